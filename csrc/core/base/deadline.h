@@ -1,0 +1,46 @@
+// Time: one monotonic clock, and the moment at which a wait gives up.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+
+namespace dscomm {
+
+// Nanoseconds of CLOCK_MONOTONIC; the same clock in every process of a host.
+inline int64_t monotonic_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// Nanoseconds since the epoch, for records that people read. Never used to wait.
+inline int64_t wall_clock_ns() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// A deadline starts when it is made. The clock is read only when somebody asks, and a start that is
+// not yet fixed is fixed by the first question, so that a call that never waits reads no clock.
+class Deadline {
+ public:
+  static Deadline after(std::chrono::milliseconds timeout) {
+    return Deadline(timeout.count() * 1'000'000);
+  }
+
+  bool expired() const { return remaining_ns() <= 0; }
+  int64_t remaining_ns() const {
+    int64_t now = monotonic_ns();
+    if (end_ns_ == 0) end_ns_ = now + timeout_ns_;
+    return end_ns_ - now;
+  }
+  int64_t timeout_ms() const { return timeout_ns_ / 1'000'000; }
+
+ private:
+  explicit Deadline(int64_t timeout_ns) : timeout_ns_(timeout_ns) {}
+  int64_t timeout_ns_;
+  mutable int64_t end_ns_ = 0;
+};
+
+}  // namespace dscomm

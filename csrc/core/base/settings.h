@@ -1,0 +1,75 @@
+// The one table of DSCOMM_* settings.
+//
+// Each row is (field, environment name, type, default, smallest, largest, unit, meaning). The
+// environment is read once, when the process first makes a Context. A value that does not parse or
+// is out of range, and a DSCOMM_* name that is not in the table, are errors that say what is
+// allowed. docs/settings.md is generated from this table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+
+// Numbers were set by measurement on 2 cores of a Zen 4 virtual machine unless the row says
+// otherwise.
+#define DSCOMM_SETTINGS(NUMBER, TEXT)                                                              \
+  NUMBER(staging_chunk_bytes, "DSCOMM_STAGING_CHUNK_BYTES", 262144, 4096, 67108864, "bytes",       \
+         "one of the four staging buffers that a group with a large operation in flight holds in " \
+         "each "                                                                                   \
+         "rank; the rank 0 of a group decides for all of it")                                      \
+  NUMBER(                                                                                          \
+      one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 16384, 0, 67108864, "bytes",                        \
+      "largest all-reduce in which every rank reads all the others' data at once instead of its "  \
+      "slice; never more than the staging chunk; the rank 0 of a group decides for all of it")     \
+  NUMBER(arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",          \
+         "address space that a process reserves for lines and staging; memory is taken as it is "  \
+         "used")                                                                                   \
+  NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 262144, 4096, 67108864, "bytes",                   \
+         "staging of one point-to-point channel, made when a rank first sends to another")         \
+  NUMBER(unexpected_bytes, "DSCOMM_UNEXPECTED_BYTES", 1073741824, 0, 1099511627776, "bytes",       \
+         "most memory that holds messages which arrived before their receive was posted")          \
+  NUMBER(spin_pauses, "DSCOMM_SPIN_PAUSES", -1, -1, 1000000, "pauses",                             \
+         "pause instructions in a wait before it yields; -1 decides by ranks and usable cores: "   \
+         "100 when the ranks of this host fit, 20 when they do not")                               \
+  NUMBER(yield_us, "DSCOMM_YIELD_US", 50, 0, 1000000, "us",                                        \
+         "time a wait yields the core before it sleeps")                                           \
+  NUMBER(sleep_slice_ms, "DSCOMM_SLEEP_SLICE_MS", 10, 0, 1000, "ms",                               \
+         "longest sleep before a wait looks at peers and deadline again; 0, for tests of "         \
+         "wake-ups alone, "                                                                        \
+         "sleeps until woken and notices neither deaths nor deadlines")                            \
+  NUMBER(recorder_entries, "DSCOMM_RECORDER_ENTRIES", 256, 0, 1000000, "operations",               \
+         "operations that the flight recorder keeps for each group")                               \
+  NUMBER(worker_idle_ms, "DSCOMM_WORKER_IDLE_MS", 10000, 0, 3600000, "ms",                         \
+         "how long an idle worker thread stays before it ends")                                    \
+  TEXT(hierarchy, "DSCOMM_HIERARCHY", "auto", "auto|flat|numa|l3",                                 \
+       "whether the ranks of one host reduce inside NUMA nodes or L3 caches first; auto does so "  \
+       "where "                                                                                    \
+       "the ranks of a group are bound to several of them")                                        \
+  TEXT(topology, "DSCOMM_TOPOLOGY", "",                                                            \
+       "empty, a path to hwloc XML, or hwloc's synthetic description",                             \
+       "the topology to believe instead of this host's own")                                       \
+  TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug", "what is logged to standard error")
+
+namespace dscomm {
+
+struct Settings {
+#define DSCOMM_FIELD_NUMBER(field, name, value, smallest, largest, unit, meaning) \
+  int64_t field = value;
+#define DSCOMM_FIELD_TEXT(field, name, value, allowed, meaning) std::string field = value;
+  DSCOMM_SETTINGS(DSCOMM_FIELD_NUMBER, DSCOMM_FIELD_TEXT)
+#undef DSCOMM_FIELD_NUMBER
+#undef DSCOMM_FIELD_TEXT
+
+  // The defaults with what the environment says; kInvalidArgument names the variable otherwise.
+  static Result<Settings> from_environment();
+};
+
+// One row of the table as text, for docs and the doctor.
+struct SettingRow {
+  std::string name, default_value, allowed, unit, meaning;
+};
+std::vector<SettingRow> setting_rows();
+
+}  // namespace dscomm

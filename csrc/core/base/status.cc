@@ -1,0 +1,59 @@
+#include "core/base/status.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+
+namespace dscomm {
+
+const char* code_name(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return "ok";
+    case Code::kInvalidArgument:
+      return "invalid argument";
+    case Code::kUnsupported:
+      return "unsupported";
+    case Code::kMismatch:
+      return "mismatch";
+    case Code::kPeerDied:
+      return "peer died";
+    case Code::kPeerLeft:
+      return "peer left";
+    case Code::kTimeout:
+      return "timeout";
+    case Code::kAborted:
+      return "aborted";
+    case Code::kResource:
+      return "resource";
+    case Code::kInternal:
+      return "internal";
+  }
+  return "unknown";
+}
+
+const std::string& Status::message() const {
+  static const std::string empty;
+  return detail_ ? detail_->message : empty;
+}
+
+Status make_status(Code code, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  va_list again;
+  va_copy(again, arguments);
+  int length = std::vsnprintf(nullptr, 0, format, arguments);
+  va_end(arguments);
+  std::string message(static_cast<size_t>(length), '\0');
+  std::vsnprintf(message.data(), message.size() + 1, format, again);
+  va_end(again);
+  return Status(code, std::move(message));
+}
+
+void check_failed(const char* condition, const char* what, const char* file, int line) {
+  std::fprintf(stderr, "dscomm: %s:%d: %s (%s does not hold); this is a defect of dscomm\n", file,
+               line, what, condition);
+  std::abort();
+}
+
+}  // namespace dscomm

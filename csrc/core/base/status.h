@@ -1,0 +1,83 @@
+// Status and Result<T>: how the core reports what went wrong.
+//
+// The core throws nothing. A function that can fail returns Status, or Result<T> where there is a
+// value; both are [[nodiscard]]. An OK status is one null pointer, so success costs nothing. The
+// glue turns a status into an exception once, at the edge.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace dscomm {
+
+enum class Code {
+  kOk,
+  kInvalidArgument,  // the caller's mistake, seen on this rank alone
+  kUnsupported,      // a legal request that dscomm does not carry
+  kMismatch,         // ranks called different things
+  kPeerDied,         // a process ended without leaving the group
+  kPeerLeft,         // a rank left the group before it published what is waited for
+  kTimeout,          // the deadline passed
+  kAborted,          // the group was aborted by its user
+  kResource,         // memory, descriptors or another limit
+  kInternal,         // an invariant of dscomm itself
+};
+
+const char* code_name(Code code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;  // OK
+  Status(Code code, std::string message)
+      : detail_(std::make_shared<const Detail>(Detail{code, std::move(message)})) {}
+
+  bool ok() const { return detail_ == nullptr; }
+  explicit operator bool() const { return ok(); }
+  Code code() const { return detail_ ? detail_->code : Code::kOk; }
+  // Empty when OK.
+  const std::string& message() const;
+
+ private:
+  struct Detail {
+    Code code;
+    std::string message;
+  };
+  std::shared_ptr<const Detail> detail_;
+};
+
+// Builds a message from printf arguments.
+Status make_status(Code code, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}
+  Result(Status status) : status_(std::move(status)) {}  // must not be OK
+
+  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
+  T& value() & { return *value_; }
+  const T& value() const& { return *value_; }
+  T&& value() && { return std::move(*value_); }
+
+ private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+// An invariant that stays checked in release builds: prints and aborts the process.
+#define DSCOMM_CHECK(condition, what)                                               \
+  do {                                                                              \
+    if (!(condition)) ::dscomm::check_failed(#condition, what, __FILE__, __LINE__); \
+  } while (0)
+
+[[noreturn]] void check_failed(const char* condition, const char* what, const char* file, int line);
+
+#define DSCOMM_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                          \
+    if (::dscomm::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (0)
+
+}  // namespace dscomm

@@ -1,0 +1,109 @@
+#include "core/engine/context.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "core/base/log.h"
+#include "core/engine/point_to_point.h"
+#include "core/engine/worker_pool.h"
+#include "core/shm/doorbell.h"
+#include "core/shm/socket_directory.h"
+
+namespace dscomm {
+namespace {
+
+// How often this process is a child's child. A Context of an earlier count belongs to an ancestor.
+// Relaxed: written in the only thread of a fresh child.
+std::atomic<int> fork_count{0};
+
+std::mutex process_mutex;
+// Never destroyed: groups, tensors and threads may outlive static destructors.
+std::shared_ptr<Context>* process_context = nullptr;
+
+}  // namespace
+
+Context::Context() = default;
+Context::~Context() {
+  // Threads first: they use the rest.
+  workers_.reset();
+  point_to_point_.reset();
+}
+
+Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
+                                                 std::unique_ptr<Directory> directory) {
+  std::shared_ptr<Context> context(new Context);
+  context->settings_ = settings;
+  context->made_in_pid_ = getpid();
+  context->made_after_forks_ = fork_count.load(std::memory_order_relaxed);
+  Result<std::unique_ptr<Topology>> topology = Topology::load(settings.topology);
+  if (!topology.ok()) return topology.status();
+  context->topology_ = std::move(topology).value();
+  Result<std::shared_ptr<Arena>> arena = Arena::create(static_cast<size_t>(settings.arena_bytes));
+  if (!arena.ok()) return arena.status();
+  context->arena_ = std::move(arena).value();
+  ArenaId doorbell_token;
+  Result<std::unique_ptr<Doorbell>> doorbell = Doorbell::create(&doorbell_token);
+  if (!doorbell.ok()) return doorbell.status();
+  context->point_to_point_ =
+      std::make_unique<PointToPoint>(context->arena_, settings, std::move(doorbell).value());
+  context->workers_ =
+      std::make_unique<WorkerPool>(std::chrono::milliseconds(settings.worker_idle_ms));
+  context->directory_ = std::move(directory);
+  Result<PeerAddress> address = context->directory_->publish(context->arena_, doorbell_token);
+  if (!address.ok()) return address.status();
+  context->address_ = address.value();
+  return context;
+}
+
+Result<std::shared_ptr<Context>> Context::process() {
+  std::lock_guard lock(process_mutex);
+  if (process_context != nullptr) return *process_context;
+  static bool handler_set = false;
+  if (!handler_set) {
+    int result = pthread_atfork([] { process_mutex.lock(); }, [] { process_mutex.unlock(); },
+                                [] { after_fork_in_child(); });
+    if (result != 0) return Status(Code::kResource, "pthread_atfork failed");
+    handler_set = true;
+  }
+  Result<Settings> settings = Settings::from_environment();
+  if (!settings.ok()) return settings.status();
+  set_log_level(settings.value().debug);
+  Result<std::shared_ptr<Context>> context =
+      create(settings.value(), std::make_unique<SocketDirectory>());
+  if (!context.ok()) return context;
+  process_context = new std::shared_ptr<Context>(context.value());
+  return context;
+}
+
+// The child has neither the parent's threads nor its arenas (they are not mapped). It leaves the
+// parent's Context alone, but for the descriptors, which would keep the parent's memory and sockets
+// alive after its death.
+void Context::after_fork_in_child() {
+  fork_count.fetch_add(1, std::memory_order_relaxed);
+  if (process_context != nullptr) {
+    Context& parents = **process_context;
+    parents.directory_->close_descriptors();
+    parents.arena_->close_descriptors();
+    parents.point_to_point_->close_descriptors();
+  }
+  process_context = nullptr;
+  process_mutex.unlock();
+}
+
+FormationParty Context::party() const {
+  return {arena_, directory_.get(), &address_, &settings_, topology_.get()};
+}
+
+Status Context::check_process() const {
+  if (made_after_forks_ == fork_count.load(std::memory_order_relaxed)) return {};
+  return make_status(
+      Code::kUnsupported,
+      "this process (pid %d) was forked from pid %d after the group was made there; the group "
+      "belongs to the parent. Make groups after the fork, or start the child with spawn",
+      static_cast<int>(getpid()), made_in_pid_);
+}
+
+}  // namespace dscomm

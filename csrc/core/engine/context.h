@@ -1,0 +1,56 @@
+// Context: what a process has once, shared by its groups: settings, its arena, the peers whose
+// arenas it maps, point-to-point, and the worker threads. No statics but the process's own Context,
+// so that tests can run ranks as threads with one Context each.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/base/settings.h"
+#include "core/base/status.h"
+#include "core/shm/formation.h"
+
+namespace dscomm {
+
+class Doorbell;
+class PointToPoint;
+class WorkerPool;
+
+class Context {
+ public:
+  // The process's Context, made at the first call (which starts its service thread) and kept to the
+  // end. A forked child makes one of its own; what the parent's groups left in it refuses to work.
+  static Result<std::shared_ptr<Context>> process();
+
+  // A Context of its own, for tests whose ranks are threads; `directory` says how arenas meet.
+  static Result<std::shared_ptr<Context>> create(const Settings& settings,
+                                                 std::unique_ptr<Directory> directory);
+  ~Context();
+
+  const Settings& settings() const { return settings_; }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  const Topology& topology() const { return *topology_; }
+  FormationParty party() const;
+  WorkerPool& workers() { return *workers_; }
+  PointToPoint& point_to_point() { return *point_to_point_; }
+
+  // OK in the process that made this Context; in a child forked from it kUnsupported with a
+  // sentence.
+  Status check_process() const;
+
+ private:
+  Context();
+  static void after_fork_in_child();
+
+  Settings settings_;
+  std::unique_ptr<Topology> topology_;
+  std::shared_ptr<Arena> arena_;
+  std::unique_ptr<Directory> directory_;
+  PeerAddress address_;
+  std::unique_ptr<WorkerPool> workers_;
+  std::unique_ptr<PointToPoint> point_to_point_;
+  int made_in_pid_ = 0;
+  int made_after_forks_ = 0;
+};
+
+}  // namespace dscomm

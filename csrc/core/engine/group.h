@@ -1,0 +1,127 @@
+// Group: the engine of one c10d group: its Team, its ordered queue, its point-to-point and its end.
+//
+// A synchronous collective runs on the calling thread when nothing is queued before it.
+// Asynchronous ones queue in order and are run by a worker of the process's pool, or by a thread
+// that waits for one and finds the queue idle. Groups progress independently. Point-to-point never
+// enters the queue.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/store.h"
+#include "core/engine/operation.h"
+#include "core/engine/recorder.h"
+#include "core/team/team.h"
+
+namespace dscomm {
+
+class Context;
+class PointToPoint;
+class ShmTeam;
+struct Formation;
+struct PointToPointGroup;
+
+struct GroupOptions {
+  std::string name;  // for messages: c10d's group name, "0" for the world
+  int rank = 0;      // of this process in the group
+  int size = 1;
+  std::vector<int> global_ranks;  // of every member, for messages; may be empty
+  std::chrono::milliseconds timeout{0};
+};
+
+class Group : public std::enable_shared_from_this<Group> {
+ public:
+  // Straight-line code over the Team. The deadline in `options` starts when the body does.
+  using Body = std::function<Status(Team& team, const CallOptions& options)>;
+
+  // Collective over the members: meets through the store, proves locality, makes the Team. Blocks
+  // until every member has done so or the timeout passes; the error then names who is missing.
+  static Result<std::shared_ptr<Group>> create(std::shared_ptr<Context> context, Store& store,
+                                               GroupOptions options);
+  // In place of create(), by a rank whose Context failed: the other members raise `cause` soon.
+  static void decline(Store& store, const GroupOptions& options, const Status& cause);
+  ~Group();
+
+  int rank() const { return options_.rank; }
+  int size() const { return options_.size; }
+  const std::string& name() const { return options_.name; }
+  std::chrono::milliseconds timeout() const;
+  void set_timeout(std::chrono::milliseconds timeout);
+  std::string describe() const;  // which Team carries it, one line
+
+  // Runs a collective and returns how it ended; after what is queued before it. timeout 0: the
+  // group's.
+  Status run(const OperationInfo& info, const Body& body, std::chrono::milliseconds timeout);
+
+  // Queues a collective. The body, and what it captures, lives until the operation is done.
+  OperationPtr start(const OperationInfo& info, Body body, std::chrono::milliseconds timeout);
+
+  // Point-to-point. `keep` owns the memory and is dropped once the operation is done. A send is
+  // done when its data has left `data`. A receive matches messages of its group and tag in the
+  // order in which they were sent; src -1 takes any member's. The bytes must be exactly the
+  // sender's (else kMismatch on both). Bad arguments come back as an operation that is already
+  // done.
+  OperationPtr send(const void* data, size_t count, DType dtype, int dst, int tag,
+                    std::shared_ptr<void> keep, std::chrono::milliseconds timeout);
+  OperationPtr receive(void* data, size_t count, DType dtype, int src, int tag,
+                       std::shared_ptr<void> keep, std::chrono::milliseconds timeout);
+
+  // How many collectives this rank has called in this group.
+  uint64_t sequence() const;
+
+  // OK while the group lives, else its first cause.
+  Status failure() const;
+
+  // Ends the group for every member, from any thread; pending operations fail with the first cause.
+  void abort(const std::string& reason);
+
+  // Leaves the group: lets what is queued finish (under its deadlines), then refuses later calls.
+  // Not collective. Idempotent. Any thread but a worker.
+  void shutdown();
+
+  std::string flight_record_json() const { return recorder_.json(); }
+
+ private:
+  class Queued;  // an Operation of the queue
+
+  Group(std::shared_ptr<Context> context, GroupOptions options);
+  Status form(Store& store);
+  void make_point_to_point(const Formation& formation, ShmTeam& flat);
+  Status refuse_locked() const;
+  void drain(const Operation* until);
+  Status execute(const Body& body, std::chrono::milliseconds timeout);
+  bool schedule_locked();
+  void end_locked(const Status& cause);
+  template <typename Start>
+  OperationPtr start_message(const OperationInfo& info, Start start,
+                             std::chrono::milliseconds timeout);
+
+  std::shared_ptr<Context> context_;
+  GroupOptions options_;
+  std::unique_ptr<Team> team_;
+  // The flat Team of all ranks where team_ is a hierarchical one: point-to-point lives by its
+  // lines.
+  std::unique_ptr<ShmTeam> flat_;
+  std::shared_ptr<PointToPointGroup> point_to_point_;
+  Recorder recorder_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;  // a runner has ended
+  std::deque<std::shared_ptr<Queued>> queue_;
+  bool running_ = false;    // some thread runs the Team
+  bool scheduled_ = false;  // a worker has been asked for
+  bool closed_ = false;
+  std::atomic<int64_t> timeout_ms_;
+  std::atomic<uint64_t> sequence_{0};
+};
+
+}  // namespace dscomm

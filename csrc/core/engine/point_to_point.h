@@ -1,0 +1,167 @@
+// PointToPoint: send and receive between the ranks of groups, through channels between processes.
+//
+// Matching: messages of one (group, source, destination, tag) match receives in the order of
+// sending; other tags may match out of order. A receive from any source takes the message that
+// arrived first. Named and any-source receives match in the order in which they were posted. A
+// message that finds no receive is moved to the heap, up to DSCOMM_UNEXPECTED_BYTES for the
+// process; past that its channel is left alone, and the sender waits.
+//
+// Progress is made by whoever waits for an operation, and by one worker thread for operations that
+// nobody waits for. All of it is straight-line code under one mutex, and none of it blocks but for
+// the sleep on the doorbell, which happens with the mutex free. Who ends that sleep: a peer that
+// publishes or consumes, the end of a slice (after which the groups' failures, the deadlines and
+// the lives of the peers that are waited for are looked at), or the first deadline.
+//
+// Callbacks of operations run with no lock of this file held.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "core/base/settings.h"
+#include "core/base/status.h"
+#include "core/engine/operation.h"
+#include "core/shm/channel.h"
+#include "core/shm/doorbell.h"
+#include "core/shm/peer.h"
+#include "core/shm/wait.h"
+#include "core/types/dtype.h"
+
+namespace dscomm {
+
+// What point-to-point must know of a group. Made once by the group, then shared and not changed.
+// The functions are called with PointToPoint's mutex held, and no more once forget() has returned:
+// they do not wait, and neither call into PointToPoint nor need a lock under which somebody does.
+struct PointToPointGroup {
+  uint64_t id = 0;
+  std::string name;
+  int rank = 0;
+  std::vector<std::shared_ptr<Peer>> peers;     // in group order, own rank included
+  std::function<Status()> failure;              // not OK once the group has failed; cheap
+  std::function<void(const Status&)> abort;     // ends the group for every member with a cause
+  std::function<bool(int)> has_left;            // a member left the group
+  std::function<std::string(int)> name_member;  // "rank 2 (pid 7 on host a)"
+  WaitPolicy wait;                              // spin_pauses and yield_ns of waits in this group
+};
+
+class PointToPoint {
+ public:
+  // One per arena, for the arena's whole life. The doorbell's token must be in the address that the
+  // process publishes.
+  PointToPoint(std::shared_ptr<Arena> arena, const Settings& settings,
+               std::unique_ptr<Doorbell> doorbell);
+  // Ends the worker; what is still pending fails with kAborted.
+  ~PointToPoint();
+
+  // Starts a send or a receive; never blocks. The operation is done when the data has left `data`
+  // (send) or stands in it (receive). `keep` owns the memory and is dropped before the operation is
+  // done. Bad arguments come back as an operation that is done; every other error ends the group.
+  // src -1 takes any member's.
+  OperationPtr send(std::shared_ptr<PointToPointGroup> group, const void* data, size_t count,
+                    DType dtype, int dst, int tag, std::shared_ptr<void> keep,
+                    std::chrono::milliseconds timeout);
+  OperationPtr receive(std::shared_ptr<PointToPointGroup> group, void* data, size_t count,
+                       DType dtype, int src, int tag, std::shared_ptr<void> keep,
+                       std::chrono::milliseconds timeout);
+
+  // The group is closing: pending operations of it fail with its first cause, or with kAborted when
+  // there is none; messages of it, come and to come, are dropped. Finishes operations, so the
+  // caller holds no lock. Idempotent.
+  void forget(uint64_t group_id);
+
+  // In a forked child: closes what it inherited. Nothing else works on this object there.
+  void close_descriptors() { doorbell_->close_descriptors(); }
+
+ private:
+  class Transfer;
+  struct Message;
+  struct Bucket;
+  struct GroupState;
+  struct Connection;
+  struct Settled;
+  using TransferPtr = std::shared_ptr<Transfer>;
+  using MessagePtr = std::shared_ptr<Message>;
+  using GroupPtr = std::shared_ptr<PointToPointGroup>;
+  using Outcome = std::vector<Settled>;  // to be finished once the mutex is free
+
+  OperationPtr submit(const TransferPtr& transfer);
+  void help(Transfer& transfer, std::chrono::milliseconds limit);
+  void deliver(Outcome outcome);
+
+  // The rest is called with mutex_ held.
+  GroupState& state_of(const GroupPtr& group);
+  Status start(GroupState& state, const TransferPtr& transfer, Outcome* outcome);
+  Status start_send(const TransferPtr& transfer);
+  Status start_receive(GroupState& state, const TransferPtr& transfer, Outcome* outcome);
+  Status attend(const TransferPtr& transfer);
+  Status start_worker();
+  void unpark_worker();
+  bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0; }
+
+  bool progress(Outcome* outcome);
+  bool progress_in(Connection& connection, Outcome* outcome);
+  bool progress_out(Connection& connection, Outcome* outcome);
+  bool take_cell(Connection& connection, const ArrivedCell& cell, Outcome* outcome);
+  MessagePtr begin_message(Connection& connection, const CellHeader& header, Outcome* outcome);
+  void end_abandoned(const MessagePtr& message, Outcome* outcome);
+  bool break_connection(Connection& connection, const Status& cause, Outcome* outcome);
+  Connection& connection_to(const PointToPointGroup& group, int peer) const;
+  Status check_match(const Transfer& transfer, const Message& message) const;
+  void refund(Message* message);
+
+  void settle(TransferPtr transfer, const Status& status, Outcome* outcome);
+  void fail_group(GroupState& state, const Status& cause, Outcome* outcome);
+  void end_group(GroupState& state, const Status& status, Outcome* outcome);
+  void ring(const Peer& peer) const { doorbell_->ring(peer.address().doorbell); }
+
+  void look_when_due(Outcome* outcome);
+  Status look_at(GroupState& state, int64_t now, bool thoroughly, Outcome* outcome);
+  Status look_for_gone(GroupState& state, bool thoroughly, Outcome* outcome);
+  std::string timeout_text(const Transfer& transfer) const;
+  void drop_dead_channels();
+
+  // Sleeps once, until end_ns at the latest: on the doorbell, or where another thread does, until
+  // that one has made progress. The mutex is free meanwhile.
+  void sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
+  void work();
+
+  const std::shared_ptr<Arena> arena_;
+  const std::unique_ptr<Doorbell> doorbell_;
+  const size_t channel_bytes_;
+  const uint64_t unexpected_bytes_;
+  const int64_t slice_ns_;  // 0: until woken
+
+  std::mutex mutex_;  // guards everything below
+  ChannelDirectory directory_;
+  std::map<ArenaId, std::unique_ptr<Connection>> connections_;
+  std::map<uint64_t, std::unique_ptr<GroupState>> groups_;
+  // Groups that were closed, so that a message of one that comes late is told from a message of one
+  // that this rank has not used yet. Some 40 bytes for each closed group.
+  std::unordered_set<uint64_t> forgotten_;
+  uint64_t unexpected_used_ = 0;
+  size_t pending_count_ = 0;
+  size_t abandoning_count_ = 0;  // connections whose peer must still hear of a message given up
+
+  std::condition_variable changed_;  // after progress by the thread that sleeps on the doorbell
+  bool polling_ = false;             // a thread has taken the doorbell
+  bool asleep_ = false;              // and sleeps on it now
+  int64_t next_deadline_ns_ = INT64_MAX;  // no pending operation's is earlier
+  int64_t last_look_ns_ = 0, last_thorough_look_ns_ = 0;
+
+  int helpers_ = 0;             // threads in help()
+  uint64_t helper_visits_ = 0;  // how often one came
+  std::thread worker_;
+  std::condition_variable worker_wake_;
+  bool worker_parked_ = false;  // it looks at nothing until it is woken
+  bool stopping_ = false;
+};
+
+}  // namespace dscomm

@@ -1,0 +1,63 @@
+#include "core/engine/worker_pool.h"
+
+#include <pthread.h>
+
+#include "core/base/thread.h"
+
+namespace dscomm {
+
+WorkerPool::~WorkerPool() {
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  tasks_.clear();
+  arrived_.notify_all();
+  ended_.wait(lock, [this] { return threads_ == 0; });  // ends: tasks are under their deadlines
+}
+
+Status WorkerPool::submit(std::function<void()> task) {
+  std::lock_guard lock(mutex_);
+  if (stopping_) return {};
+  if (tasks_.size() < idle_) {
+    tasks_.push_back(std::move(task));
+    arrived_.notify_one();
+    return {};
+  }
+  Result<std::thread> worker = start_thread("a queue of calls", [this] { work(); });
+  if (!worker.ok()) return worker.status();
+  // It cannot have looked at the pool yet: that takes the lock.
+  worker.value().detach();
+  ++threads_;
+  tasks_.push_back(std::move(task));
+  return {};
+}
+
+size_t WorkerPool::thread_count() const {
+  std::lock_guard lock(mutex_);
+  return threads_;
+}
+
+void WorkerPool::work() {
+  pthread_setname_np(pthread_self(), "dscomm-worker");
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (tasks_.empty()) {
+      ++idle_;
+      bool woken =
+          arrived_.wait_for(lock, idle_time_, [this] { return stopping_ || !tasks_.empty(); });
+      --idle_;
+      if (!woken) break;
+      continue;
+    }
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;  // what it captured goes before the lock is taken
+    lock.lock();
+  }
+  --threads_;
+  // Under the lock: the destructor may end the pool as soon as it sees no thread.
+  ended_.notify_all();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,40 @@
+// WorkerPool: threads that run the queues of busy groups.
+//
+// A task may block for as long as its group's deadline allows, and what it waits for may be in
+// another task on another rank; so every submitted task gets a thread at once: an idle one or a new
+// one. The pool grows with the number of busy groups and shrinks when threads have been idle for a
+// while.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+
+#include "core/base/status.h"
+
+namespace dscomm {
+
+class WorkerPool {
+ public:
+  explicit WorkerPool(std::chrono::milliseconds idle_time) : idle_time_(idle_time) {}
+  ~WorkerPool();  // waits for the tasks that run; those not started are dropped
+
+  // kResource when the task would need a thread that the system does not give; it is then dropped.
+  Status submit(std::function<void()> task);
+  // Threads alive now, for tests.
+  size_t thread_count() const;
+
+ private:
+  void work();
+
+  const std::chrono::milliseconds idle_time_;
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_, ended_;
+  std::deque<std::function<void()>> tasks_;
+  size_t threads_ = 0, idle_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace dscomm

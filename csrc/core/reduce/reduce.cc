@@ -1,0 +1,278 @@
+// reduce(): the vector kernels, compiled once for every instruction set and chosen at run time.
+//
+// Every destination element is computed in a register from all sources and written once, after all
+// sources of its block were read: this is why dst may be one of the sources. What is left at the
+// end is done in shorter and shorter vectors, so that nothing beyond the last element is touched.
+//
+// On x86 we build for SSE4 (2008), AVX2 (2013) and AVX-512 as Skylake has it. Older processors get
+// the scalar twin. SSSE3 and AVX3_DL are left out: the first is in no machine that trains, the
+// second adds nothing that a reduction uses. On Arm we build for NEON and all of SVE.
+//
+// What Highway offers is used where it means the same bits on every instruction set; where it does
+// not (halves, minimum and maximum of floats), lanes_inl.h and operators_inl.h spell it out.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/reduce/reduce.cc"
+// clang-format off
+// Highway comes before what uses it: foreach_target.h includes this whole file for each instruction
+// set, and lanes_inl.h is compiled for the one that is current.
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+// clang-format on
+
+#include "core/reduce/reduce.h"
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "core/base/status.h"
+#include "core/reduce/float_environment.h"
+#include "core/reduce/lanes_inl.h"
+#include "core/reduce/operands.h"
+#include "core/reduce/operators_inl.h"
+#include "core/reduce/reduce_scalar.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace dscomm {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+const char* target_name() { return hwy::TargetName(HWY_TARGET); }
+
+#if HWY_TARGET == HWY_SCALAR
+
+// No instruction set beyond the processor's baseline.
+void reduce_vectors(const Operands& operands, const Reduction& reduction, int divisor) {
+  reduce_elements(operands, reduction, divisor);
+}
+
+#else
+
+// One vector of the result, from index i on.
+template <class Lanes, class D, class Operator, typename SourceCount>
+HWY_INLINE void reduce_one_vector(D d, const Operator& op, void* dst, const void* const* sources,
+                                  SourceCount n, size_t i) {
+  const size_t start = i * Lanes::kElementBytes;
+  auto result = op.prepare(d, Lanes::load(d, static_cast<const uint8_t*>(sources[0]) + start));
+  for (int source = 1; source < n; ++source) {
+    const uint8_t* memory = static_cast<const uint8_t*>(sources[source]) + start;
+    result = op.combine(d, result, op.prepare(d, Lanes::load(d, memory)));
+  }
+  Lanes::store(d, op.finish(d, result), static_cast<uint8_t*>(dst) + start);
+}
+
+// Four vectors at a time: four chains of additions hide the latency of one, and every source is
+// visited for four vectors before the next. Named rather than an array, because vectors of unknown
+// length (SVE) cannot be in one.
+template <class Lanes, class D, class Operator, typename SourceCount>
+HWY_INLINE void reduce_four_vectors(D d, const Operator& op, void* dst, const void* const* sources,
+                                    SourceCount n, size_t i) {
+  const size_t start = i * Lanes::kElementBytes;
+  const size_t step = hn::Lanes(d) * Lanes::kElementBytes;
+  const uint8_t* memory = static_cast<const uint8_t*>(sources[0]) + start;
+  auto result0 = op.prepare(d, Lanes::load(d, memory));
+  auto result1 = op.prepare(d, Lanes::load(d, memory + step));
+  auto result2 = op.prepare(d, Lanes::load(d, memory + 2 * step));
+  auto result3 = op.prepare(d, Lanes::load(d, memory + 3 * step));
+  for (int source = 1; source < n; ++source) {
+    memory = static_cast<const uint8_t*>(sources[source]) + start;
+    result0 = op.combine(d, result0, op.prepare(d, Lanes::load(d, memory)));
+    result1 = op.combine(d, result1, op.prepare(d, Lanes::load(d, memory + step)));
+    result2 = op.combine(d, result2, op.prepare(d, Lanes::load(d, memory + 2 * step)));
+    result3 = op.combine(d, result3, op.prepare(d, Lanes::load(d, memory + 3 * step)));
+  }
+  uint8_t* written = static_cast<uint8_t*>(dst) + start;
+  Lanes::store(d, op.finish(d, result0), written);
+  Lanes::store(d, op.finish(d, result1), written + step);
+  Lanes::store(d, op.finish(d, result2), written + 2 * step);
+  Lanes::store(d, op.finish(d, result3), written + 3 * step);
+}
+
+template <class Lanes, class Operator, typename SourceCount>
+HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sources, SourceCount n,
+                           size_t count) {
+  using Accumulator = typename Lanes::Accumulator;
+  const hn::ScalableTag<Accumulator> whole;
+  const hn::CappedTag<Accumulator, 16 / sizeof(Accumulator)> short_vector;
+  const hn::CappedTag<Accumulator, 1> one;
+
+  size_t i = 0;
+  const size_t lanes = hn::Lanes(whole);
+  for (; count - i >= 4 * lanes; i += 4 * lanes) {
+    reduce_four_vectors<Lanes>(whole, op, dst, sources, n, i);
+  }
+  for (; count - i >= lanes; i += lanes) reduce_one_vector<Lanes>(whole, op, dst, sources, n, i);
+  const size_t short_lanes = hn::Lanes(short_vector);
+  for (; count - i >= short_lanes; i += short_lanes) {
+    reduce_one_vector<Lanes>(short_vector, op, dst, sources, n, i);
+  }
+  for (; i < count; ++i) reduce_one_vector<Lanes>(one, op, dst, sources, n, i);
+}
+
+// Two sources are the common case (two ranks, or one step of a tree), and get code without a loop
+// over the sources. Their pointers are copied, as for all the compiler knows dst overwrites them.
+template <class Lanes, class Operator>
+HWY_NOINLINE void reduce_with(const Operator& op, const Operands& operands) {
+  if (operands.n == 2) {
+    const void* const pair[2] = {operands.sources[0], operands.sources[1]};
+    reduce_all<Lanes>(op, operands.dst, pair, std::integral_constant<int, 2>(), operands.count);
+  } else {
+    reduce_all<Lanes>(op, operands.dst, operands.sources, operands.n, operands.count);
+  }
+}
+
+template <class Lanes>
+void reduce_floating(const Operands& operands, const Reduction& reduction, int divisor) {
+  switch (reduction.op) {
+    case ReduceOp::kSum:
+      return reduce_with<Lanes>(Sum{}, operands);
+    case ReduceOp::kProduct:
+      return reduce_with<Lanes>(Product{}, operands);
+    case ReduceOp::kMin:
+      return reduce_with<Lanes>(Minimum{}, operands);
+    case ReduceOp::kMax:
+      return reduce_with<Lanes>(Maximum{}, operands);
+    case ReduceOp::kAvg:
+      return reduce_with<Lanes>(Average{divisor}, operands);
+    case ReduceOp::kPremulSum:
+      return reduce_with<Lanes>(PremultipliedSum{reduction.factor}, operands);
+    default:
+      return reduce_elements(operands, reduction, divisor);  // which refuses it
+  }
+}
+
+template <typename T>
+void reduce_complex(const Operands& operands, const Reduction& reduction, int divisor) {
+  switch (reduction.op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+    case ReduceOp::kPremulSum:
+      return reduce_floating<PlainLanes<T> >(as_real_numbers(operands), reduction, divisor);
+    default:
+      return reduce_elements(operands, reduction, divisor);  // PRODUCT; refuses the others
+  }
+}
+
+void reduce_bool(const Operands& operands, const Reduction& reduction, int divisor) {
+  switch (bitwise_op_of_bool(reduction.op)) {
+    case ReduceOp::kBand:
+      return reduce_with<BoolLanes>(BitAnd{}, operands);
+    case ReduceOp::kBor:
+      return reduce_with<BoolLanes>(BitOr{}, operands);
+    case ReduceOp::kBxor:
+      return reduce_with<BoolLanes>(BitXor{}, operands);
+    default:
+      return reduce_elements(operands, reduction, divisor);  // which refuses it
+  }
+}
+
+// Only minimum and maximum know signs, and only they and arithmetic know the width of an element,
+// so that the other operators share their code between dtypes.
+template <typename T>
+void reduce_integers(const Operands& operands, const Reduction& reduction, int divisor) {
+  using Wrapping = PlainLanes<std::make_unsigned_t<T> >;
+  using Bytes = PlainLanes<uint8_t>;
+  Operands bytes = operands;
+  bytes.count *= sizeof(T);
+  switch (reduction.op) {
+    case ReduceOp::kSum:
+      return reduce_with<Wrapping>(Sum{}, operands);
+    case ReduceOp::kProduct:
+      // Processors multiply vectors of these widths only.
+      if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
+        return reduce_with<Wrapping>(Product{}, operands);
+      } else {
+        return reduce_elements(operands, reduction, divisor);
+      }
+    case ReduceOp::kMin:
+      return reduce_with<PlainLanes<T> >(Minimum{}, operands);
+    case ReduceOp::kMax:
+      return reduce_with<PlainLanes<T> >(Maximum{}, operands);
+    case ReduceOp::kBand:
+      return reduce_with<Bytes>(BitAnd{}, bytes);
+    case ReduceOp::kBor:
+      return reduce_with<Bytes>(BitOr{}, bytes);
+    case ReduceOp::kBxor:
+      return reduce_with<Bytes>(BitXor{}, bytes);
+    default:
+      return reduce_elements(operands, reduction, divisor);  // which refuses it
+  }
+}
+
+void reduce_vectors(const Operands& operands, const Reduction& reduction, int divisor) {
+  switch (reduction.dtype) {
+    case DType::kBool:
+      return reduce_bool(operands, reduction, divisor);
+    case DType::kUInt8:
+      return reduce_integers<uint8_t>(operands, reduction, divisor);
+    case DType::kInt8:
+      return reduce_integers<int8_t>(operands, reduction, divisor);
+    case DType::kUInt16:
+      return reduce_integers<uint16_t>(operands, reduction, divisor);
+    case DType::kInt16:
+      return reduce_integers<int16_t>(operands, reduction, divisor);
+    case DType::kUInt32:
+      return reduce_integers<uint32_t>(operands, reduction, divisor);
+    case DType::kInt32:
+      return reduce_integers<int32_t>(operands, reduction, divisor);
+    case DType::kUInt64:
+      return reduce_integers<uint64_t>(operands, reduction, divisor);
+    case DType::kInt64:
+      return reduce_integers<int64_t>(operands, reduction, divisor);
+    case DType::kFloat16:
+      return reduce_floating<Float16Lanes>(operands, reduction, divisor);
+    case DType::kBFloat16:
+      return reduce_floating<BFloat16Lanes>(operands, reduction, divisor);
+    case DType::kFloat32:
+      return reduce_floating<PlainLanes<float> >(operands, reduction, divisor);
+    case DType::kFloat64:
+      return reduce_floating<PlainLanes<double> >(operands, reduction, divisor);
+    case DType::kComplex64:
+      return reduce_complex<float>(operands, reduction, divisor);
+    case DType::kComplex128:
+      return reduce_complex<double>(operands, reduction, divisor);
+    default:
+      return reduce_elements(operands, reduction, divisor);  // which refuses it
+  }
+}
+
+#endif  // HWY_SCALAR
+
+}  // namespace HWY_NAMESPACE
+}  // namespace dscomm
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace dscomm {
+namespace {
+
+HWY_EXPORT(reduce_vectors);
+HWY_EXPORT(target_name);
+
+// With one source there is no arithmetic but AVG's and PREMUL_SUM's; bool is made 0 or 1.
+bool is_copy(const Reduction& reduction, int n) {
+  return n == 1 && reduction.op != ReduceOp::kAvg && reduction.op != ReduceOp::kPremulSum &&
+         reduction.dtype != DType::kBool;
+}
+
+}  // namespace
+
+void reduce(void* dst, const void* const* sources, int n, size_t count, const Reduction& reduction,
+            int divisor) {
+  DSCOMM_CHECK(n >= 1, "a reduction without a source");
+  if (count == 0) return;
+  if (is_copy(reduction, n)) {
+    DSCOMM_CHECK(check_reduction(reduction).ok(), "an operator that its dtype does not have");
+    if (dst != sources[0]) std::memcpy(dst, sources[0], count * dtype_bytes(reduction.dtype));
+    return;
+  }
+  ScopedFloatEnvironment environment;
+  HWY_DYNAMIC_DISPATCH(reduce_vectors)({dst, sources, n, count}, reduction, divisor);
+}
+
+const char* reduce_target_name() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
+
+}  // namespace dscomm
+#endif  // HWY_ONCE

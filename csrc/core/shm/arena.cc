@@ -1,0 +1,194 @@
+#include "core/shm/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "core/base/memory_limit.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace dscomm {
+namespace {
+
+// Lines come in pages; asking the kernel for each would cost a call a group.
+constexpr size_t kBackingStep = 256 * 1024;
+// Left to the rest of the machine when limits are checked.
+constexpr int64_t kSpareBytes = 16 << 20;
+
+size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
+
+Status system_error(const char* what) {
+  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
+}
+
+// MFD_NOEXEC_SEAL is required by some hosts and unknown to older kernels.
+int make_memfd() {
+  int fd = memfd_create("dscomm-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+  if (fd < 0 && errno == EINVAL) fd = memfd_create("dscomm-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  return fd;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes) {
+  // A file past RLIMIT_FSIZE is a signal (SIGXFSZ), not an error: read the limits first.
+  for (int which : {RLIMIT_FSIZE, RLIMIT_AS}) {
+    rlimit limit;
+    if (getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+    // Address space is needed for every peer's arena too.
+    size_t most = which == RLIMIT_AS ? limit.rlim_cur / 16 : limit.rlim_cur;
+    arena_bytes = std::min(arena_bytes, most);
+  }
+  arena_bytes = arena_bytes / kPageBytes * kPageBytes;
+  if (arena_bytes < 1 << 20)
+    return make_status(
+        Code::kResource,
+        "the limits on file size or address space (ulimit -f, ulimit -v) leave %zu bytes for "
+        "shared memory; at least 1 MiB is needed",
+        arena_bytes);
+
+  std::shared_ptr<Arena> arena(new Arena);
+  arena->fd_ = UniqueFd(make_memfd());
+  if (!arena->fd_.valid()) return system_error("memfd_create");
+  if (ftruncate(arena->fd(), static_cast<off_t>(arena_bytes)) != 0)
+    return system_error("ftruncate of the arena");
+  void* address = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd(), 0);
+  if (address == MAP_FAILED) return system_error("mmap of the arena");
+  arena->mapping_ = Mapping(address, arena_bytes);
+  // A forked child must not keep the arena alive, and a core dump must not hold every peer's.
+  madvise(address, arena_bytes, MADV_DONTFORK);
+  madvise(address, arena_bytes, MADV_DONTDUMP);
+  // Kernels before 5.1 do not know F_SEAL_FUTURE_WRITE: there peers are trusted not to map it
+  // writable.
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  if (fcntl(arena->fd(), F_ADD_SEALS, kSeals | F_SEAL_FUTURE_WRITE) != 0 &&
+      fcntl(arena->fd(), F_ADD_SEALS, kSeals) != 0)
+    return system_error("sealing the arena");
+
+  Result<uint64_t> first = arena->allocate(sizeof(ArenaHeader));
+  if (!first.ok()) return first.status();
+  auto* header = new (arena->data()) ArenaHeader{};
+  header->magic = kArenaMagic;
+  header->version = kLayoutVersion;
+  header->arena_bytes = arena_bytes;
+  if (getrandom(&header->id, sizeof header->id, 0) != static_cast<ssize_t>(sizeof header->id))
+    return system_error("getrandom");
+  return arena;
+}
+
+Arena::~Arena() = default;
+
+Status Arena::check_limits(size_t bytes, int ranks) {
+  MemoryLimit limit = memory_limit();
+  int64_t wanted = static_cast<int64_t>(bytes) * ranks;
+  if (wanted + kSpareBytes <= limit.available_bytes) return {};
+  return make_status(
+      Code::kResource,
+      "%d ranks on this host need %lld bytes of shared memory, but %s leaves %lld; give the job "
+      "more memory or lower DSCOMM_STAGING_CHUNK_BYTES",
+      ranks, static_cast<long long>(wanted), limit.source.c_str(),
+      static_cast<long long>(limit.available_bytes));
+}
+
+Result<uint64_t> Arena::allocate(size_t bytes) {
+  bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
+  std::lock_guard lock(mutex_);
+  sweep_locked();
+  std::vector<uint64_t>& reusable = free_[bytes];
+  if (!reusable.empty()) {
+    uint64_t offset = reusable.back();
+    reusable.pop_back();
+    used_ += bytes;
+    return offset;
+  }
+  if (next_ + bytes > mapping_.size())
+    return make_status(
+        Code::kResource,
+        "the arena of %zu bytes is full; raise DSCOMM_ARENA_BYTES or destroy groups that are done",
+        mapping_.size());
+  if (next_ + bytes > backed_) {
+    uint64_t end = std::min<uint64_t>(round_up(next_ + bytes, kBackingStep), mapping_.size());
+    DSCOMM_RETURN_IF_ERROR(check_limits(end - backed_, 1));
+    int result;
+    do {
+      result = fallocate(fd(), 0, static_cast<off_t>(backed_), static_cast<off_t>(end - backed_));
+    } while (result != 0 && errno == EINTR);
+    if (result != 0) return system_error("fallocate of shared memory");
+    backed_ = end;
+  }
+  uint64_t offset = next_;
+  next_ += bytes;
+  used_ += bytes;
+  return offset;
+}
+
+void Arena::release(uint64_t offset, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  release_locked(offset, bytes);
+}
+
+void Arena::release_locked(uint64_t offset, size_t bytes) {
+  bytes = round_up(bytes, kPageBytes);
+  free_[bytes].push_back(offset);
+  used_ -= bytes;
+}
+
+void Arena::release_when(std::function<bool()> is_free,
+                         std::vector<std::pair<uint64_t, size_t>> pieces) {
+  std::lock_guard lock(mutex_);
+  if (ended_) return;
+  pending_.push_back({std::move(is_free), std::move(pieces)});
+  sweep_locked();
+}
+
+void Arena::sweep_locked() {
+  auto keep = std::partition(pending_.begin(), pending_.end(),
+                             [](const Pending& p) { return !p.is_free(); });
+  for (auto freed = keep; freed != pending_.end(); ++freed)
+    for (auto [offset, bytes] : freed->pieces) release_locked(offset, bytes);
+  pending_.erase(keep, pending_.end());
+}
+
+void Arena::begin_life() {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  int result = pthread_mutex_init(&header().life, &attributes);
+  if (result == 0) result = pthread_mutex_lock(&header().life);
+  pthread_mutexattr_destroy(&attributes);
+  DSCOMM_CHECK(result == 0, "a fresh robust mutex can be locked");
+}
+
+void Arena::end_life() {
+  pthread_mutex_unlock(&header().life);
+  std::vector<Pending> dropped;  // with the lock free: a peer that goes may take its arena along
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  dropped.swap(pending_);
+}
+
+size_t Arena::resident_bytes() const {
+  std::lock_guard lock(mutex_);
+  return backed_;
+}
+
+size_t Arena::used_bytes() const {
+  std::lock_guard lock(mutex_);
+  return used_;
+}
+
+}  // namespace dscomm

@@ -1,0 +1,15 @@
+// Barrier: everyone posts and waits for everyone. Flat: P loads are cheaper than a second hand-over
+// up to the rank counts of one host.
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::barrier(const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(
+      lines_->begin(record(Collective::kBarrier, DType::kUInt8, 0, options), options.deadline));
+  lines_->post(1);
+  DSCOMM_RETURN_IF_ERROR(lines_->wait_all_posted(1));
+  return lines_->end();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,52 @@
+// Broadcast through memory: the root stages rounds, everyone else copies them out. The root runs
+// ahead of its readers by as many rounds, and calls, as there are buffers and slots.
+#include <cstring>
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
+                          const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
+  CallRecord call = record(Collective::kBroadcast, dtype, count, options);
+  call.root = root;
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  auto* data = static_cast<std::byte*>(buffer);
+  const size_t bytes = count * dtype_bytes(dtype);
+
+  if (bytes <= kTinyBytes) {
+    if (rank() == root && bytes > 0) std::memcpy(lines_->own_slot().tiny, data, bytes);
+    lines_->post(1);
+    if (rank() != root) {
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, 1));
+      if (bytes > 0) std::memcpy(data, lines_->slot(root).tiny, bytes);
+    }
+    return lines_->end();
+  }
+
+  const size_t chunk = tuning_.chunk_bytes;
+  const uint32_t rounds = rounds_of(bytes, chunk);
+  if (rank() == root) {
+    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes));
+    for (uint32_t round = 0; round < rounds; ++round) {
+      Result<std::byte*> stage = stage_->fill(round);
+      if (!stage.ok()) return stage.status();
+      std::memcpy(stage.value(), data + size_t{round} * chunk, round_bytes(bytes, chunk, round));
+      lines_->post(round + 1);
+    }
+    stage_->close(rounds);
+    return lines_->end();
+  }
+  lines_->post(1);
+  for (uint32_t round = 0; round < rounds; ++round) {
+    DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, round + 1));
+    Result<const std::byte*> stage = stage_->read(root, round);
+    if (!stage.ok()) return stage.status();
+    std::memcpy(data + size_t{round} * chunk, stage.value(), round_bytes(bytes, chunk, round));
+    lines_->acknowledge(round + 1);
+  }
+  return lines_->end();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,66 @@
+#include "core/shm/doorbell.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "core/shm/socket_directory.h"
+
+namespace dscomm {
+namespace {
+
+// A socket holds some ten datagrams (net.unix.max_dgram_qlen); more is never worth taking at once.
+constexpr int kMostTaken = 64;
+
+socklen_t fill(sockaddr_un* address, const ArenaId& token) {
+  std::string name = abstract_name(token);
+  *address = {};
+  address->sun_family = AF_UNIX;
+  std::memcpy(address->sun_path, name.data(), name.size());
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+}
+
+Status system_error(const char* what) {
+  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Doorbell>> Doorbell::create(ArenaId* token) {
+  if (getrandom(token, sizeof *token, 0) != static_cast<ssize_t>(sizeof *token))
+    return system_error("getrandom");
+  UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return system_error("making a Unix socket");
+  sockaddr_un name;
+  socklen_t length = fill(&name, *token);
+  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&name), length) != 0)
+    return system_error("binding an abstract Unix socket");
+  return std::unique_ptr<Doorbell>(new Doorbell(std::move(fd), *token));
+}
+
+void Doorbell::ring(const ArenaId& token) const {
+  sockaddr_un name;
+  socklen_t length = fill(&name, token);
+  const char byte = 1;
+  sendto(socket_.get(), &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL,
+         reinterpret_cast<sockaddr*>(&name), length);
+}
+
+void Doorbell::sleep(int64_t timeout_ns) const {
+  timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
+  pollfd entry{socket_.get(), POLLIN, 0};
+  ::ppoll(&entry, 1, timeout_ns < 0 ? nullptr : &timeout, nullptr);
+}
+
+void Doorbell::clear() const {
+  char byte;
+  for (int taken = 0; taken < kMostTaken; ++taken)
+    if (recv(socket_.get(), &byte, sizeof byte, MSG_DONTWAIT) < 0) return;
+}
+
+}  // namespace dscomm

@@ -1,0 +1,65 @@
+// Formation: how the ranks of a group meet, prove that they share memory, and agree on what all of
+// them must share.
+//
+//   1. every rank publishes its card: how its arena is found, where its lines lie, where it is
+//   bound;
+//   2. rank 0 collects the cards and publishes them as one roster, with the group's id and tuning;
+//   3. every rank attaches to every other's arena and publishes whether it could;
+//   4. rank 0 collects that and publishes the verdict, which is the same for all.
+//
+// A rank that fails publishes why, in place of its card or under a key at which all look while they
+// wait, before it raises: so all raise the first cause, soon. Keys carry how often this rank has
+// formed a group under this prefix, since a job's store outlives destroy_process_group and
+// init_process_group.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/settings.h"
+#include "core/base/store.h"
+#include "core/shm/directory.h"
+#include "core/shm/lines.h"
+#include "core/shm/shm_team.h"
+#include "core/topology/topology.h"
+
+namespace dscomm {
+
+// What one process brings to every group that it forms.
+struct FormationParty {
+  std::shared_ptr<Arena> arena;
+  Directory* directory = nullptr;
+  const PeerAddress* address = nullptr;
+  const Settings* settings = nullptr;
+  const Topology* topology = nullptr;
+};
+
+struct FormationRequest {
+  std::string prefix;  // of the keys in the store
+  std::string name;    // of the group, for messages
+  int rank = 0;
+  int size = 1;
+  std::vector<int> global_ranks;  // may be empty
+};
+
+struct Formation {
+  uint64_t group_id = 0;
+  std::vector<LinesMember> members;
+  std::vector<Place> places;  // where each member is bound
+  std::string hierarchy;      // rank 0's DSCOMM_HIERARCHY
+  ShmTuning tuning;
+  WaitPolicy wait_policy;
+};
+
+// Collective over the group; blocks until all are there or the deadline passes. The lines of this
+// rank are allocated and open when it succeeds: ShmTeam takes them over.
+Result<Formation> form_group(const FormationParty& party, Store& store,
+                             const FormationRequest& request, const Deadline& deadline);
+
+// In place of form_group(), by a rank that cannot even begin: the others raise `cause` soon.
+void decline_group(Store& store, const FormationRequest& request, const Status& cause,
+                   const Deadline& deadline);
+
+}  // namespace dscomm

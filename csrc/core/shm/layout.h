@@ -1,0 +1,197 @@
+// What lies in an arena, byte for byte: the contract between processes.
+//
+// Only the owner of an arena writes it. Everything that two processes touch is either an atomic
+// that names its partner, or plain memory that is written before such an atomic is stored and read
+// after it is loaded. kLayoutVersion is compared when arenas meet.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace dscomm {
+
+inline constexpr uint64_t kArenaMagic = 0x4d4d4f435344ull;  // "DSCOMM"
+inline constexpr uint32_t kLayoutVersion = 1;
+
+// Two 64-byte cache lines: processors fetch them in pairs.
+inline constexpr size_t kLineBytes = 128;
+inline constexpr size_t kPageBytes = 4096;
+
+// How many collectives a rank may be ahead of the slowest reader of its lines.
+inline constexpr uint64_t kSlots = 8;
+
+// Sequence and phase as one growing word, so that "at least" is the only comparison. 2^40
+// collectives in a group; 2^24 phases in one.
+inline constexpr int kPhaseBits = 24;
+inline constexpr uint32_t kLastPhase = (1u << kPhaseBits) - 1;
+constexpr uint64_t progress(uint64_t sequence, uint32_t phase) {
+  return sequence << kPhaseBits | phase;
+}
+constexpr uint64_t sequence_of(uint64_t word) { return word >> kPhaseBits; }
+
+// 128 random bits that name an arena; they travel through the store and are read back from memory.
+struct ArenaId {
+  uint64_t high = 0, low = 0;
+  bool operator==(const ArenaId&) const = default;
+  auto operator<=>(const ArenaId&) const = default;
+};
+
+// At offset 0 of every arena.
+struct ArenaHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t reserved;
+  ArenaId id;
+  uint64_t arena_bytes;
+  // Held from before the arena is published until the process ends, by a thread that lives as long.
+  // When the process dies the kernel sets FUTEX_OWNER_DIED in its first word, within a fraction of
+  // a millisecond, readable through a read-only mapping.
+  alignas(kLineBytes) pthread_mutex_t life;
+  // Not zero while a thread of the owner sleeps on its doorbell: whoever posts to a channel that
+  // the owner reads, or consumes from one that it writes, sends the doorbell a byte then. Dekker
+  // pair with ChannelLines::{published,consumed}: both sides seq_cst.
+  alignas(kLineBytes) std::atomic<uint32_t> doorbell_sleepers;
+  // How often an entry of the channel directory has changed, so that a peer that looks for its own
+  // entry scans again only then. seq_cst on both sides: the owner adds after the entry is complete
+  // and before it publishes the first cell, so the Dekker pair of doorbell_sleepers covers new
+  // channels.
+  alignas(kLineBytes) std::atomic<uint64_t> channel_changes;
+  // Offset of the first ChannelBlock; 0: none yet. Release store, acquire loads by scanning peers.
+  std::atomic<uint64_t> first_channel_block;
+};
+static_assert(sizeof(ArenaHeader) <= kPageBytes);
+
+// Point-to-point: one ring of cells for each ordered pair of processes, in the sender's arena.
+inline constexpr uint32_t kChannelCells = 8;
+
+// At the start of every cell; what the cell carries follows it. Plain memory, written before
+// ChannelLines::published and read after it.
+struct CellHeader {
+  uint64_t group;       // id
+  uint64_t sequence;    // of the message on this channel, from 1
+  uint64_t count;       // elements of the whole message
+  uint64_t bytes;       // of the whole message
+  uint32_t cell_bytes;  // of it in this cell
+  int32_t tag;
+  int32_t source;  // the sender's rank in the group
+  uint8_t dtype;
+  uint8_t flags;  // kFirstCell, kAbandoned
+  uint16_t reserved;
+  uint64_t unused[2];
+};
+static_assert(sizeof(CellHeader) == 64);
+inline constexpr uint8_t kFirstCell = 1;
+inline constexpr uint8_t kAbandoned = 2;  // the sender gave the message up; no more of it follows
+
+// A process's lines for one other process: what it says of its ring towards that one, and how far
+// it has read the ring that comes from there.
+struct alignas(kLineBytes) ChannelLines {
+  // Whom the lines are for; low 0: nobody. low is stored last, with release, and pairs with the
+  // acquire load of a peer that looks for its own id: who finds itself sees the lines reset. Ids
+  // are never used again, so an entry cannot be mistaken for an earlier one.
+  std::atomic<uint64_t> peer_high;
+  std::atomic<uint64_t> peer_low;
+  // The ring, once there is one. Plain: written before the first published, read after it.
+  uint64_t cells_offset;
+  uint32_t cell_bytes;  // header included
+  uint32_t reserved;
+  // Cells filled so far. seq_cst exchange by the owner; loads by the peer. Dekker pair with the
+  // peer's ArenaHeader::doorbell_sleepers.
+  alignas(kLineBytes) std::atomic<uint64_t> published;
+  // Cells of the peer's ring read so far. As published.
+  alignas(kLineBytes) std::atomic<uint64_t> consumed;
+};
+
+// The channel directory is a chain of blocks that only grows. A block is larger than a page so that
+// the arena never makes one of pages that were a group's lines, at which former members may still
+// look.
+inline constexpr size_t kChannelBlockBytes = 2 * kPageBytes;
+inline constexpr size_t kChannelsPerBlock =
+    (kChannelBlockBytes - kLineBytes) / sizeof(ChannelLines);
+struct ChannelBlock {
+  std::atomic<uint64_t>
+      next;  // offset; 0: the last. Release store, acquire loads by scanning peers
+  ChannelLines lines[kChannelsPerBlock];
+};
+static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);
+
+// The description of a call: what must agree on all ranks, and own_count, which need not.
+// Copied word by word with atomics, the sequence first, because the reader of an error message may
+// race with the next call; a torn copy is told by looking at the sequence again afterwards.
+struct CallRecord {
+  uint64_t sequence = 0;
+  uint64_t count = 0;      // elements, where all must agree; else 0
+  uint64_t own_count = 0;  // elements this rank puts in; not compared
+  double factor = 1.0;
+  int32_t root = -1;
+  uint8_t kind = 0;  // Collective
+  uint8_t dtype = 0;
+  uint8_t op = 0;  // ReduceOp; 255 where there is none
+  uint8_t reserved = 0;
+  uint32_t part = 0, part_count = 1;
+  uint64_t digest = 0;  // of counts that must agree but do not fit here (reduce_scatter)
+  uint64_t within = 0;  // the composed call that this one is a piece of, see CallOptions
+};
+static_assert(sizeof(CallRecord) == 64);
+
+inline constexpr size_t kTinyBytes = 48;
+
+// Where a rank's staging for one call lies, in place of tiny data.
+struct StagePlace {
+  uint64_t slab_offset;   // in the rank's arena
+  uint32_t first_buffer;  // of the slab's ring; round r is in (first_buffer + r) % kStageBuffers
+  uint32_t reserved;
+  uint64_t bytes;  // that this rank stages in all, where readers must know
+};
+static_assert(sizeof(StagePlace) <= kTinyBytes);
+
+struct alignas(kLineBytes) Slot {
+  // progress(sequence, phase). seq_cst exchange by the owner, after everything else in the slot and
+  // in staging; acquire loads by the members. progress(s, 0) marks a slot that is being rewritten.
+  std::atomic<uint64_t> posted;
+  // Rolling hash of every call up to this one. Stored with release after posted was set to
+  // progress(s, 0), so that whoever reads a new hash also sees that the slot has moved on.
+  std::atomic<uint64_t> hash;
+  union {
+    std::byte tiny[kTinyBytes];
+    StagePlace stage;
+  };
+  CallRecord call;
+};
+static_assert(sizeof(Slot) == kLineBytes);
+
+// Why a group ended, as the first rank that saw it says. Written once, before `aborted` is stored.
+struct AbortRecord {
+  uint64_t sequence;
+  int32_t rank;       // who first saw it
+  uint32_t code;      // Code
+  char message[888];  // ends with a zero
+};
+
+// A rank's lines for one group.
+struct alignas(kPageBytes) GroupLines {
+  // Of the group; another one means that the owner has reused the lines, hence left long ago.
+  // Release store when the lines are set up, acquire loads by members that look whether it left.
+  std::atomic<uint64_t> group_id;
+  // 1 after the owner left the group. Release store; acquire loads in slow waits and sweeps.
+  std::atomic<uint32_t> closed;
+  // 1 after `abort` is written. Release store; acquire loads at entry, at exit and in slow waits.
+  alignas(kLineBytes) std::atomic<uint32_t> aborted;
+  // How far the owner has read: progress(s, rounds) within s, progress(s + 1, 0) when s is done.
+  // seq_cst exchange by the owner; acquire loads by members that want memory back.
+  alignas(kLineBytes) std::atomic<uint64_t> done;
+  // Threads of the owner that sleep, or are about to, on a member's posted or done. seq_cst on both
+  // sides: the sleeper adds and then looks at the word, the publisher stores the word and then
+  // looks here, so at least one of them sees the other.
+  alignas(kLineBytes) std::atomic<uint32_t> sleepers;
+  Slot slots[kSlots];
+  alignas(kLineBytes) AbortRecord abort;
+};
+static_assert(sizeof(GroupLines) == kPageBytes);
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == 8);
+
+}  // namespace dscomm

@@ -1,0 +1,457 @@
+#include "core/shm/lines.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <new>
+
+#include "core/base/futex.h"
+#include "core/base/log.h"
+#include "core/team/call.h"
+
+namespace dscomm {
+namespace {
+
+// The finaliser of MurmurHash3: every bit of the input moves every bit of the output.
+uint64_t mix(uint64_t h) {
+  h ^= h >> 33;
+  h *= 0xff51afd7ed558ccdull;
+  h ^= h >> 33;
+  h *= 0xc4ceb9fe1a85ec53ull;
+  return h ^ h >> 33;
+}
+
+uint64_t hash_call(uint64_t before, const CallRecord& call) {
+  uint64_t kinds = uint64_t{call.kind} | uint64_t{call.dtype} << 8 | uint64_t{call.op} << 16 |
+                   uint64_t{static_cast<uint32_t>(call.root)} << 32;
+  uint64_t parts = uint64_t{call.part} | uint64_t{call.part_count} << 32;
+  uint64_t h = mix(before + call.sequence);
+  h = mix(h ^ kinds);
+  h = mix(h ^ call.count);
+  h = mix(h ^ std::bit_cast<uint64_t>(call.factor));
+  h = mix(h ^ parts);
+  h = mix(h ^ call.digest);
+  return mix(h ^ call.within);
+}
+
+constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
+
+// A copy word by word, the sequence first: a reader may race with the owner's next call. Release
+// pairs with the acquire in load_record(): who sees a later word of a record also sees its
+// sequence.
+void store_record(CallRecord* to, const CallRecord& from) {
+  auto words = std::bit_cast<std::array<uint64_t, kRecordWords>>(from);
+  auto* out = reinterpret_cast<uint64_t*>(to);
+  for (size_t i = 0; i < kRecordWords; ++i)
+    std::atomic_ref<uint64_t>(out[i]).store(words[i], std::memory_order_release);
+}
+
+// An empty record (sequence 0) when it was being rewritten meanwhile.
+CallRecord load_record(const CallRecord& from) {
+  std::array<uint64_t, kRecordWords> words;
+  auto* in = reinterpret_cast<uint64_t*>(const_cast<CallRecord*>(&from));  // loads only
+  for (size_t i = 0; i < kRecordWords; ++i)
+    words[i] = std::atomic_ref<uint64_t>(in[i]).load(
+        std::memory_order_acquire);  // pairs with store_record()
+  if (std::atomic_ref<uint64_t>(in[0]).load(std::memory_order_relaxed) != words[0]) return {};
+  return std::bit_cast<CallRecord>(words);
+}
+
+std::string count_text(uint64_t count) { return std::to_string(count); }
+
+}  // namespace
+
+std::string describe_call(const CallRecord& call) {
+  std::string text = collective_name(static_cast<Collective>(call.kind));
+  if (static_cast<Collective>(call.kind) == Collective::kBarrier) return text + "()";
+  text += "(" + std::string(dtype_name(static_cast<DType>(call.dtype))) + "[" +
+          count_text(call.count != 0 ? call.count : call.own_count) + "]";
+  if (call.op != 255) text += std::string(", ") + reduce_op_name(static_cast<ReduceOp>(call.op));
+  if (call.factor != 1.0) text += ", factor " + std::to_string(call.factor);
+  if (call.root >= 0) text += ", root " + std::to_string(call.root);
+  text += ")";
+  if (call.part_count != 1)
+    text +=
+        " as tensor " + std::to_string(call.part + 1) + " of " + std::to_string(call.part_count);
+  return text;
+}
+
+// Watches the wait for one member.
+class Lines::MemberWatch final : public Watch {
+ public:
+  MemberWatch(Lines& lines, const std::atomic<uint64_t>& word, uint64_t target, int member)
+      : lines_(lines), word_(word), target_(target), member_(member) {}
+
+  Status look() override {
+    if (lines_.own_->aborted.load(std::memory_order_acquire) != 0)
+      return lines_.failed();  // pairs with abort()
+    DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort());
+    // Not only the one that is waited for: two ranks that both believe to be the root wait for each
+    // other's acknowledgements, and neither reads the other's call. Not in begin(), where the own
+    // slot still holds an older call.
+    const bool begun = sequence_of(lines_.own_slot().posted.load(std::memory_order_relaxed)) ==
+                       lines_.sequence_;  // this thread's own store
+    for (int member = 0; begun && member < lines_.size(); ++member)
+      if (lines_.verified_[static_cast<size_t>(member)] < lines_.sequence_)
+        DSCOMM_RETURN_IF_ERROR(lines_.verify(member, lines_.sequence_));
+    const Peer& peer = lines_.peer(member_);
+    bool left = lines_.has_left(member_);
+    // The pidfd costs a system call: every eighth look is some 100 ms.
+    bool alive = peer.alive(++looks_ % 8 == 0);
+    if (!left && alive) return {};
+    // What it published before it went counts: the acquire load above came after its last store.
+    if (word_.load(std::memory_order_acquire) >= target_)
+      return {};  // pairs with the owner's exchange
+    // It may have recorded why it went.
+    DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort());
+    const GroupLines& view = *lines_.views_[static_cast<size_t>(member_)];
+    uint64_t reached = sequence_of(view.done.load(std::memory_order_acquire));  // pairs with end()
+    std::string calls =
+        reached > 1 ? "after " + std::to_string(reached - 1) + " calls" : "before its first call";
+    if (left)
+      return lines_.fail(Code::kPeerLeft,
+                         lines_.name_member(member_) + " left the group " + calls +
+                             ", before it made this call; every rank must make the same calls");
+    return lines_.fail(Code::kPeerDied,
+                       lines_.name_member(member_) + " died or exited " + calls +
+                           ", without leaving the group; look for its own error, a signal or "
+                           "the out-of-memory killer in its output and the system log");
+  }
+
+  Status timed_out() override { return lines_.timed_out(member_); }
+
+ private:
+  Lines& lines_;
+  const std::atomic<uint64_t>& word_;
+  const uint64_t target_;
+  const int member_;
+  unsigned looks_ = 0;
+};
+
+void Lines::set_up(Arena& arena, uint64_t offset) {
+  // Store by store, because members of the group that had these lines before may still look whether
+  // it was left. The rendezvous through the store orders all of it before any member's first load.
+  auto* lines = reinterpret_cast<GroupLines*>(arena.data() + offset);
+  lines->group_id.store(0, std::memory_order_release);  // pairs with has_left()
+  lines->closed.store(0, std::memory_order_relaxed);
+  lines->aborted.store(0, std::memory_order_relaxed);
+  lines->done.store(progress(1, 0), std::memory_order_relaxed);
+  lines->sleepers.store(0, std::memory_order_relaxed);
+  for (Slot& slot : lines->slots) {
+    slot.posted.store(0, std::memory_order_relaxed);
+    slot.hash.store(0, std::memory_order_relaxed);
+    store_record(&slot.call, CallRecord{});
+  }
+}
+
+void Lines::open(Arena& arena, uint64_t offset, uint64_t group_id) {
+  auto* lines = reinterpret_cast<GroupLines*>(arena.data() + offset);
+  lines->group_id.store(group_id, std::memory_order_release);  // pairs with has_left()
+}
+
+void Lines::close(Arena& arena, uint64_t offset) {
+  auto* lines = reinterpret_cast<GroupLines*>(arena.data() + offset);
+  lines->closed.store(1, std::memory_order_release);  // pairs with has_left()
+}
+
+Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
+             std::vector<LinesMember> members, const WaitPolicy& policy)
+    : arena_(std::move(arena)),
+      group_id_(group_id),
+      name_(std::move(name)),
+      rank_(rank),
+      members_(std::move(members)),
+      policy_(policy),
+      own_(reinterpret_cast<GroupLines*>(arena_->data() +
+                                         members_[static_cast<size_t>(rank)].lines_offset)),
+      known_done_(members_.size(), progress(1, 0)),
+      verified_(members_.size(), 0) {
+  for (const LinesMember& member : members_)
+    views_.push_back(reinterpret_cast<const GroupLines*>(
+        member.peer->at(member.lines_offset, sizeof(GroupLines), kPageBytes)));
+  verified_[static_cast<size_t>(rank_)] = UINT64_MAX;
+  known_done_[static_cast<size_t>(rank_)] = UINT64_MAX;
+}
+
+Lines::~Lines() { leave(); }
+
+Status Lines::begin(const CallRecord& call, const Deadline& deadline) {
+  if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
+  deadline_ = deadline;
+  uint64_t last = sequence_;
+  uint64_t hash_before =
+      last == 0 ? group_id_ : own_slot().hash.load(std::memory_order_relaxed);  // own store
+  ++sequence_;
+  DSCOMM_RETURN_IF_ERROR(adopt_abort());
+  for (int member = 0; member < size(); ++member) {
+    if (last > 0 && verified_[static_cast<size_t>(member)] < last)
+      DSCOMM_RETURN_IF_ERROR(verify(member, last));
+    // The slot was last used K calls ago: everyone must have finished that call.
+    if (sequence_ > kSlots) {
+      DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, progress(sequence_ - kSlots + 1, 0)));
+      if (verified_[static_cast<size_t>(member)] < sequence_ - kSlots)
+        DSCOMM_RETURN_IF_ERROR(verify(member, sequence_ - kSlots));
+    }
+  }
+  CallRecord record = call;
+  record.sequence = sequence_;
+  Slot& slot = own_slot();
+  slot.posted.store(progress(sequence_, 0), std::memory_order_relaxed);  // ordered by the next line
+  slot.hash.store(hash_call(hash_before, record),
+                  std::memory_order_release);  // pairs with verify()
+  store_record(&slot.call, record);
+  return {};
+}
+
+void Lines::post(uint32_t phase) {
+  Slot& slot = own_slot();
+  // seq_cst: releases the slot and staging to wait_posted(), and is the store half of the Dekker
+  // pair with the members' sleepers.
+  slot.posted.exchange(progress(sequence_, phase), std::memory_order_seq_cst);
+  wake_sleepers(slot.posted);
+}
+
+void Lines::acknowledge(uint32_t phase) {
+  own_->done.exchange(progress(sequence_, phase), std::memory_order_seq_cst);  // as in post()
+  wake_sleepers(own_->done);
+}
+
+Status Lines::end() {
+  // After the last read: a member that gave up meanwhile may have let its memory go.
+  DSCOMM_RETURN_IF_ERROR(adopt_abort());
+  own_->done.exchange(progress(sequence_ + 1, 0), std::memory_order_seq_cst);  // as in post()
+  wake_sleepers(own_->done);
+  return {};
+}
+
+void Lines::wake_sleepers(const std::atomic<uint64_t>& word) {
+  for (int member = 0; member < size(); ++member) {
+    if (member == rank_) continue;
+    // The load half of the Dekker pair with wait_slowly().
+    if (views_[static_cast<size_t>(member)]->sleepers.load(std::memory_order_seq_cst) == 0)
+      continue;
+    futex_wake_all(word);
+    return;
+  }
+}
+
+Status Lines::wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member) {
+  MemberWatch watch(*this, word, target, member);
+  return wait_at_least(word, target, own_->sleepers, policy_, deadline_, watch);
+}
+
+Status Lines::wait_posted(int member, uint32_t phase) {
+  size_t k = static_cast<size_t>(member);
+  DSCOMM_RETURN_IF_ERROR(wait_word(slot(member).posted, progress(sequence_, phase), member));
+  if (verified_[k] < sequence_) {
+    known_done_[k] = std::max(known_done_[k], progress(sequence_, 0));
+    return verify(member, sequence_);
+  }
+  return {};
+}
+
+Status Lines::wait_all_posted(uint32_t phase) {
+  for (int member = 0; member < size(); ++member)
+    if (member != rank_) DSCOMM_RETURN_IF_ERROR(wait_posted(member, phase));
+  return {};
+}
+
+Status Lines::wait_acknowledged(int member, uint64_t word) {
+  size_t k = static_cast<size_t>(member);
+  if (known_done_[k] >= word) return {};
+  DSCOMM_RETURN_IF_ERROR(wait_word(views_[k]->done, word, member));
+  known_done_[k] =
+      views_[k]->done.load(std::memory_order_acquire);  // pairs with acknowledge(), end()
+  return {};
+}
+
+Status Lines::wait_all_acknowledged(uint64_t word) {
+  for (int member = 0; member < size(); ++member)
+    DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, word));
+  return {};
+}
+
+// Compares a member's rolling hash of a call with this rank's, if the member has posted that call
+// and not yet reused its slot. Does not block.
+Status Lines::verify(int member, uint64_t sequence) {
+  size_t k = static_cast<size_t>(member);
+  const Slot& theirs = views_[k]->slots[sequence % kSlots];
+  uint64_t posted = theirs.posted.load(std::memory_order_acquire);  // pairs with post()
+  if (sequence_of(posted) != sequence || posted == progress(sequence, 0)) return {};
+  // Acquire pairs with the release in begin(): a hash of a later call brings that call's posted
+  // word.
+  uint64_t hash = theirs.hash.load(std::memory_order_acquire);
+  if (sequence_of(theirs.posted.load(std::memory_order_relaxed)) != sequence) return {};
+  if (hash != own_->slots[sequence % kSlots].hash.load(std::memory_order_relaxed))
+    return mismatch(member, sequence);
+  verified_[k] = sequence;
+  return {};
+}
+
+// The hashes of `sequence` differ: finds the first call, as far back as the slots go, in which the
+// two ranks differ, and shows both.
+Status Lines::mismatch(int member, uint64_t sequence) {
+  uint64_t first = sequence > kSlots ? sequence - kSlots + 1 : 1;
+  for (uint64_t s = first; s <= sequence; ++s) {
+    CallRecord mine = load_record(own_->slots[s % kSlots].call);
+    CallRecord theirs = load_record(views_[static_cast<size_t>(member)]->slots[s % kSlots].call);
+    if (mine.sequence != s || theirs.sequence != s) continue;
+    if (hash_call(0, mine) == hash_call(0, theirs)) continue;
+    std::string mine_text = describe_call(mine), theirs_text = describe_call(theirs);
+    if (mine_text == theirs_text) theirs_text += " with other counts for the ranks";
+    return fail(Code::kMismatch, "the ranks called different things as call #" + std::to_string(s) +
+                                     ": " + name_member(rank_) + " called " + mine_text + ", " +
+                                     name_member(member) + " called " + theirs_text +
+                                     "; every rank must make the same calls in the same order");
+  }
+  return fail(Code::kMismatch,
+              "the calls of " + name_member(rank_) + " and " + name_member(member) +
+                  " differed more than " + std::to_string(kSlots) +
+                  " calls ago; every rank must make the same calls in the same order");
+}
+
+// Takes over the first cause among the members' abort records, if there is one.
+Status Lines::adopt_abort() {
+  const AbortRecord* first = nullptr;
+  for (const GroupLines* view : views_) {
+    if (view == own_) continue;
+    if (view->aborted.load(std::memory_order_acquire) == 0)
+      continue;  // pairs with abort(): the record is whole
+    if (view->group_id.load(std::memory_order_relaxed) != group_id_) continue;
+    if (first == nullptr || view->abort.sequence < first->sequence ||
+        (view->abort.sequence == first->sequence && view->abort.rank < first->rank))
+      first = &view->abort;
+  }
+  if (first == nullptr) return {};
+  std::string cause(first->message, strnlen(first->message, sizeof first->message));
+  abort(Status(static_cast<Code>(first->code), cause));
+  return failed();
+}
+
+Status Lines::timed_out(int member) {
+  // Who is waited for may itself wait for the one at fault. Besides it, name who has not posted
+  // this call; or, where all have, who is the last to have read, all of them when they are level.
+  std::string missing;
+  std::vector<uint64_t> done(views_.size(), UINT64_MAX);
+  std::vector<bool> absent(views_.size(), false);
+  for (int other = 0; other < size(); ++other) {
+    size_t k = static_cast<size_t>(other);
+    if (other == rank_) continue;
+    absent[k] =
+        slot(other).posted.load(std::memory_order_acquire) < progress(sequence_, 1);  // post()
+    done[k] = views_[k]->done.load(std::memory_order_acquire);  // pairs with end(), acknowledge()
+  }
+  const bool any_absent = std::find(absent.begin(), absent.end(), true) != absent.end();
+  const uint64_t slowest = *std::min_element(done.begin(), done.end());
+  for (int other = 0; other < size(); ++other) {
+    size_t k = static_cast<size_t>(other);
+    if (other == rank_) continue;
+    if (other != member && !(any_absent ? absent[k] : done[k] == slowest)) continue;
+    // The newest of its slots is its last call.
+    CallRecord last;
+    for (const Slot& candidate : views_[k]->slots) {
+      CallRecord record = load_record(candidate.call);
+      if (record.sequence > last.sequence) last = record;
+    }
+    if (!missing.empty()) missing += "; ";
+    missing += name_member(other) + ", " + peer(other).state_text() + ", ";
+    missing += last.sequence == 0
+                   ? std::string("has made no call")
+                   : (last.sequence == sequence_ ? "is in call #" : "last made call #") +
+                         std::to_string(last.sequence) + ", " + describe_call(last);
+  }
+  return fail(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
+                                  " ms waiting for " + missing +
+                                  "; if that is only slow, raise the timeout");
+}
+
+Status Lines::fail(Code code, const std::string& cause) {
+  abort(Status(
+      code, cause + " (first seen by rank " + std::to_string(rank_) + " in " + name_call() + ")"));
+  return failed();
+}
+
+void Lines::abort(const Status& cause) {
+  std::lock_guard lock(failure_mutex_);
+  if (!failure_.ok()) return;
+  failure_ = cause;
+  AbortRecord& record = own_->abort;
+  // sequence_ belongs to the thread that runs the group; the posted words say as much.
+  record.sequence = 0;
+  for (const Slot& slot : own_->slots)
+    record.sequence =
+        std::max(record.sequence, sequence_of(slot.posted.load(std::memory_order_relaxed)));
+  record.rank = rank_;
+  record.code = static_cast<uint32_t>(cause.code());
+  size_t length = std::min(cause.message().size(), sizeof record.message - 1);
+  std::memcpy(record.message, cause.message().data(), length);
+  record.message[length] = '\0';
+  own_->aborted.store(1, std::memory_order_release);  // pairs with adopt_abort(), begin(), look()
+  // Members may sleep on any of this rank's words; the slot in use is not known to this thread.
+  for (const Slot& slot : own_->slots) futex_wake_all(slot.posted);
+  futex_wake_all(own_->done);
+}
+
+Status Lines::failed() const {
+  std::lock_guard lock(failure_mutex_);
+  return failure_;
+}
+
+Status Lines::failure() {
+  if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
+  return adopt_abort();
+}
+
+void Lines::leave() {
+  own_->closed.store(1, std::memory_order_release);  // pairs with has_left()
+  for (const Slot& slot : own_->slots) futex_wake_all(slot.posted);
+  futex_wake_all(own_->done);
+}
+
+bool Lines::has_left(int member) const {
+  const GroupLines& view = *views_[static_cast<size_t>(member)];
+  // Acquire pairs with leave(), and with open() when the lines have been reused since.
+  return view.closed.load(std::memory_order_acquire) != 0 ||
+         view.group_id.load(std::memory_order_acquire) != group_id_;
+}
+
+bool Lines::unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,
+                   uint64_t done_word) {
+  for (size_t k = 0; k < members.size(); ++k) {
+    if (static_cast<int>(k) == rank || !members[k].peer->alive()) continue;
+    auto* view = reinterpret_cast<const GroupLines*>(
+        members[k].peer->at(members[k].lines_offset, sizeof(GroupLines), kPageBytes));
+    // Acquire pairs with leave() and open(), as in has_left(), and with end(). The group's id is
+    // looked at last: lines that were reused meanwhile have another one, whatever the rest said.
+    if (view->closed.load(std::memory_order_acquire) == 0 &&
+        view->done.load(std::memory_order_acquire) < done_word &&
+        view->group_id.load(std::memory_order_acquire) == group_id)
+      return false;
+  }
+  return true;
+}
+
+std::function<bool()> Lines::unread_later(uint64_t done_word) const {
+  return [group_id = group_id_, rank = rank_, members = members_, done_word] {
+    return unread(group_id, rank, members, done_word);
+  };
+}
+
+std::string Lines::name_member(int member) const {
+  const LinesMember& m = members_[static_cast<size_t>(member)];
+  std::string text = "rank " + std::to_string(member) + " (";
+  if (m.global_rank >= 0 && m.global_rank != member)
+    text += "global rank " + std::to_string(m.global_rank) + ", ";
+  return text + m.peer->describe() + ")";
+}
+
+std::string Lines::name_call() const {
+  CallRecord record = load_record(own_->slots[sequence_ % kSlots].call);
+  std::string what =
+      record.sequence == sequence_ ? collective_name(static_cast<Collective>(record.kind)) : "call";
+  return what + " #" + std::to_string(sequence_) + " of group '" + name_ + "'";
+}
+
+}  // namespace dscomm

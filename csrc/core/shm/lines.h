@@ -1,0 +1,133 @@
+// Lines: what the ranks of one group tell each other, and how they wait for it.
+//
+// A collective is: begin(call), then any mix of post / wait_posted / acknowledge /
+// wait_acknowledged, then end(). post(p) says "everything up to phase p of this call is published";
+// acknowledge(p) says "I have read everything up to phase p". Both only grow. A rank posts in every
+// call, whatever its role, before it waits.
+//
+// Agreement: a slot holds a rolling hash of every call so far. Whoever waits for a rank compares;
+// what nobody waited for (the calls of a broadcast's root, say) is compared at the next call,
+// before the slot is reused, and at the end. So every rank that is in the group, or next enters it,
+// learns.
+//
+// Failure: whatever ends a wait early is written into one's own abort record before it is returned,
+// so that all name the first cause and not the messenger. A group that failed stays failed.
+//
+// One thread at a time calls into Lines, but abort(), failure() and leave(), which any thread may.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/shm/arena.h"
+#include "core/shm/layout.h"
+#include "core/shm/peer.h"
+#include "core/shm/wait.h"
+#include "core/team/team.h"
+
+namespace dscomm {
+
+struct LinesMember {
+  std::shared_ptr<Peer> peer;
+  uint64_t lines_offset = 0;
+  int global_rank = -1;  // for messages; -1 when it is not known
+};
+
+class Lines {
+ public:
+  // `members` in group order, this rank's own included. Each lines_offset has been checked to lie
+  // in its arena.
+  Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
+        std::vector<LinesMember> members, const WaitPolicy& policy);
+  ~Lines();  // leaves
+
+  // Sets up zeroed lines at `offset` of the own arena before the offset is published.
+  static void set_up(Arena& arena, uint64_t offset);
+  // Names them, before any member can wait for them.
+  static void open(Arena& arena, uint64_t offset, uint64_t group_id);
+  // For a rank that gives up before it has Lines: members that did not give up see that it left.
+  static void close(Arena& arena, uint64_t offset);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+
+  Status begin(const CallRecord& call, const Deadline& deadline);
+  void post(uint32_t phase);
+  Status wait_posted(int member, uint32_t phase);
+  Status wait_all_posted(uint32_t phase);
+  void acknowledge(uint32_t phase);
+  // Until `member` has acknowledged, or finished, at least `word` (see progress()).
+  Status wait_acknowledged(int member, uint64_t word);
+  Status wait_all_acknowledged(uint64_t word);
+  Status end();
+
+  uint64_t sequence() const { return sequence_; }
+  // The slot of the call in progress: mine to fill between begin() and post(), a member's to read
+  // after wait_posted().
+  Slot& own_slot() { return own_->slots[sequence_ % kSlots]; }
+  const Slot& slot(int member) const {
+    return views_[static_cast<size_t>(member)]->slots[sequence_ % kSlots];
+  }
+  const Peer& peer(int member) const { return *members_[static_cast<size_t>(member)].peer; }
+
+  // Ends the group with a cause found by this rank in the call in progress: `cause` says who is at
+  // fault and why. Returns the status to raise.
+  Status fail(Code code, const std::string& cause);
+  // The same from any thread; keeps an earlier cause.
+  void abort(const Status& cause);
+  // This rank's first cause; takes over a member's abort that can be seen now. Any thread.
+  Status failure();
+
+  // Says that this rank will call no more. Idempotent.
+  void leave();
+  // Whether a member has said so. Any thread.
+  bool has_left(int member) const;
+  // A question to ask later, even after the Lines are gone: whether every other member has finished
+  // `done_word`, left or died, so that nobody reads this rank's memory of that time any more.
+  std::function<bool()> unread_later(uint64_t done_word = UINT64_MAX) const;
+
+  // "rank 2 (pid 7 on host a)"
+  std::string name_member(int member) const;
+  // "all_reduce #5 of group 'world'", the call in progress.
+  std::string name_call() const;
+
+ private:
+  class MemberWatch;
+
+  static bool unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,
+                     uint64_t done_word);
+  void wake_sleepers(const std::atomic<uint64_t>& word);
+  Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member);
+  Status verify(int member, uint64_t sequence);
+  Status mismatch(int member, uint64_t sequence);
+  Status adopt_abort();
+  Status timed_out(int member);
+  Status failed() const;
+
+  std::shared_ptr<Arena> arena_;
+  const uint64_t group_id_;
+  const std::string name_;
+  const int rank_;
+  const std::vector<LinesMember> members_;
+  const WaitPolicy policy_;
+  GroupLines* own_;
+  std::vector<const GroupLines*> views_;
+
+  uint64_t sequence_ = 0;
+  Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
+  std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
+  std::vector<uint64_t> verified_;    // of each member: the last sequence whose hash was compared
+
+  mutable std::mutex failure_mutex_;
+  Status failure_;  // guarded by failure_mutex_; set before own_->aborted
+};
+
+// "all_reduce(float32[1024], SUM)"
+std::string describe_call(const CallRecord& call);
+
+}  // namespace dscomm

@@ -1,0 +1,85 @@
+#include "core/shm/peer.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+namespace dscomm {
+namespace {
+
+// The pid in our own namespace of the process behind a pidfd; 0 when it cannot be seen from here,
+// -1 when it has ended.
+int pid_of(int pidfd) {
+  std::ifstream info("/proc/self/fdinfo/" + std::to_string(pidfd));
+  std::string key;
+  int pid = 0;
+  while (info >> key) {
+    if (key == "Pid:" && info >> pid) return pid;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Peer::Peer(const PeerAddress& address, Mapping mapping, UniqueFd pidfd)
+    : address_(address),
+      mapping_(std::move(mapping)),
+      pidfd_(std::move(pidfd)),
+      data_(mapping_.data()),
+      bytes_(mapping_.size()) {}
+
+Peer::Peer(const PeerAddress& address, std::shared_ptr<Arena> arena)
+    : address_(address), arena_(std::move(arena)), data_(arena_->data()), bytes_(arena_->size()) {}
+
+Peer::~Peer() = default;
+
+bool Peer::alive(bool thoroughly) const {
+  // glibc's robust mutex keeps the futex word first; the kernel writes FUTEX_OWNER_DIED into it.
+  // Acquire pairs with the kernel's store at exit: what the owner published before is seen after.
+  auto* word = reinterpret_cast<const uint32_t*>(&header().life);
+  uint32_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  if ((value & FUTEX_OWNER_DIED) != 0 || (value & FUTEX_TID_MASK) == 0) return false;
+  if (thoroughly && pidfd_.valid()) {
+    pollfd entry{pidfd_.get(), POLLIN, 0};
+    return ::poll(&entry, 1, 0) == 0;
+  }
+  return true;
+}
+
+std::string Peer::state_text() const {
+  if (arena_ != nullptr) return "in this process";
+  if (!alive(true)) return "gone";
+  int pid = pidfd_.valid() ? pid_of(pidfd_.get()) : 0;
+  if (pid <= 0) return pid < 0 ? "gone" : "unknown";
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  // The name may hold anything; the state is the letter after the last parenthesis.
+  size_t close = line.rfind(')');
+  if (close == std::string::npos || close + 2 >= line.size()) return "unknown";
+  switch (char state = line[close + 2]) {
+    case 'T':
+      return "stopped (state T)";
+    case 't':
+      return "stopped by a debugger (state t)";
+    case 'R':
+      return "running (state R)";
+    case 'S':
+      return "sleeping (state S)";
+    case 'D':
+      return "waiting for a device (state D)";
+    case 'Z':
+      return "dead (state Z)";
+    default:
+      return std::string("in state ") + state;
+  }
+}
+
+std::string Peer::describe() const {
+  return "pid " + std::to_string(address_.pid) + " on host " + address_.host;
+}
+
+}  // namespace dscomm

@@ -1,0 +1,58 @@
+// Reduce through memory: everyone but the root stages rounds, the root reduces them in rank order.
+#include "core/reduce/reduce.h"
+
+#include <cstring>
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                       int root, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
+  CallRecord call = record(Collective::kReduce, reduction, count, options);
+  call.root = root;
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  const size_t element_bytes = dtype_bytes(reduction.dtype);
+  const size_t chunk_count = tuning_.chunk_bytes / element_bytes;
+  const uint32_t rounds = rounds_of(count, chunk_count);
+  const auto* input = static_cast<const std::byte*>(in);
+
+  if (rank() != root) {
+    DSCOMM_RETURN_IF_ERROR(stage_->open(count * element_bytes));
+    for (uint32_t round = 0; round < rounds; ++round) {
+      Result<std::byte*> stage = stage_->fill(round, root);
+      if (!stage.ok()) return stage.status();
+      size_t length = round_bytes(count, chunk_count, round);
+      if (length > 0)
+        std::memcpy(stage.value(), input + size_t{round} * chunk_count * element_bytes,
+                    length * element_bytes);
+      lines_->post(round + 1);
+    }
+    stage_->close(rounds);
+    return lines_->end();
+  }
+  lines_->post(1);
+  auto* output = static_cast<std::byte*>(out);
+  for (uint32_t round = 0; round < rounds; ++round) {
+    size_t begin = size_t{round} * chunk_count * element_bytes;
+    for (int k = 0; k < size(); ++k) {
+      if (k == rank()) {
+        sources_[static_cast<size_t>(k)] = input + begin;
+        continue;
+      }
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
+      Result<const std::byte*> theirs = stage_->read(k, round);
+      if (!theirs.ok()) return theirs.status();
+      sources_[static_cast<size_t>(k)] = theirs.value();
+    }
+    size_t length = round_bytes(count, chunk_count, round);
+    if (length > 0)
+      dscomm::reduce(output + begin, sources_.data(), size(), length, reduction, size());
+    lines_->acknowledge(round + 1);
+  }
+  return lines_->end();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,72 @@
+// Reduce-scatter through memory: a round stages a piece of every other rank's block; each rank
+// reduces its own pieces from all ranks' staging, straight into its output.
+#include <cstring>
+
+#include "core/reduce/reduce.h"
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
+                               void* out, const Reduction& reduction, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists("reduce_scatter", ins.size(), counts.size(), static_cast<size_t>(size())));
+  size_t total = 0, longest = 0;
+  uint64_t digest = 0;
+  for (size_t count : counts) {
+    total += count;
+    longest = std::max(longest, count);
+    digest = digest * 0x9e3779b97f4a7c15ull + count;  // Knuth's multiplicative hash; order matters
+  }
+  CallRecord call = record(Collective::kReduceScatter, reduction, total, options);
+  call.digest = digest;
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+
+  const size_t element_bytes = dtype_bytes(reduction.dtype);
+  const size_t piece = tuning_.chunk_bytes / (element_bytes * static_cast<size_t>(size()));
+  const size_t piece_bytes = piece * element_bytes;
+  const uint32_t rounds = rounds_of(longest, piece);
+  const size_t me = static_cast<size_t>(rank());
+  const auto* own_input = static_cast<const std::byte*>(ins[me]);
+  auto* output = static_cast<std::byte*>(out);
+  DSCOMM_RETURN_IF_ERROR(stage_->open(total * element_bytes));
+
+  auto stage_round = [&](uint32_t round) -> Status {
+    Result<std::byte*> stage = stage_->fill(round);
+    if (!stage.ok()) return stage.status();
+    for (size_t k = 0; k < counts.size(); ++k) {
+      size_t length = round_bytes(counts[k], piece, round);
+      if (k == me || length == 0) continue;
+      std::memcpy(stage.value() + k * piece_bytes,
+                  static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
+                  length * element_bytes);
+    }
+    lines_->post(round + 1);
+    return {};
+  };
+
+  DSCOMM_RETURN_IF_ERROR(stage_round(0));
+  for (uint32_t round = 0; round < rounds; ++round) {
+    if (round + 1 < rounds) DSCOMM_RETURN_IF_ERROR(stage_round(round + 1));
+    for (int k = 0; k < size(); ++k) {
+      if (k == rank()) {
+        sources_[me] = own_input + size_t{round} * piece_bytes;
+        continue;
+      }
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
+      Result<const std::byte*> theirs = stage_->read(k, round);
+      if (!theirs.ok()) return theirs.status();
+      sources_[static_cast<size_t>(k)] = theirs.value() + me * piece_bytes;
+    }
+    size_t length = round_bytes(counts[me], piece, round);
+    if (length > 0)
+      dscomm::reduce(output + size_t{round} * piece_bytes, sources_.data(), size(), length,
+                     reduction, size());
+    lines_->acknowledge(round + 1);
+  }
+  stage_->close(rounds);
+  return lines_->end();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,75 @@
+// Scatter through memory: a round stages a piece of every other rank's block on the root; each rank
+// copies its own pieces out. The root's table says how many elements each rank is to get.
+#include <cstring>
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                        void* out, size_t count, DType dtype, int root,
+                        const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
+  const size_t me = static_cast<size_t>(rank());
+  if (rank() == root) {
+    DSCOMM_RETURN_IF_ERROR(
+        check_lists("scatter", ins.size(), in_counts.size(), static_cast<size_t>(size())));
+    DSCOMM_RETURN_IF_ERROR(check_own_count("scatter", count, in_counts[me], rank()));
+  }
+  CallRecord call = record(Collective::kScatter, dtype, 0, options);
+  call.root = root;
+  call.own_count = count;
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  const size_t element_bytes = dtype_bytes(dtype);
+  const size_t piece = tuning_.chunk_bytes / (element_bytes * static_cast<size_t>(size()));
+  const size_t piece_bytes = piece * element_bytes;
+  auto* output = static_cast<std::byte*>(out);
+
+  if (rank() == root) {
+    size_t longest = 0;
+    for (size_t in_count : in_counts) longest = std::max(longest, in_count);
+    const uint32_t rounds = rounds_of(longest, piece);
+    DSCOMM_RETURN_IF_ERROR(stage_->open(longest * element_bytes));
+    Result<uint64_t*> table = stage_->fill_table();
+    if (!table.ok()) return table.status();
+    std::copy(in_counts.begin(), in_counts.end(), table.value());
+    for (uint32_t round = 0; round < rounds; ++round) {
+      Result<std::byte*> stage = stage_->fill(round);
+      if (!stage.ok()) return stage.status();
+      for (size_t k = 0; k < in_counts.size(); ++k) {
+        size_t length = round_bytes(in_counts[k], piece, round);
+        if (k == me || length == 0) continue;
+        std::memcpy(stage.value() + k * piece_bytes,
+                    static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
+                    length * element_bytes);
+      }
+      lines_->post(round + 1);
+    }
+    if (output != ins[me] && count > 0) std::memcpy(output, ins[me], count * element_bytes);
+    stage_->close(rounds, true);
+    return lines_->end();
+  }
+  lines_->post(1);
+  DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, 1));
+  Result<const uint64_t*> table = stage_->read_table(root);
+  if (!table.ok()) return table.status();
+  if (table.value()[me] != count)
+    return lines_->fail(Code::kMismatch, lines_->name_member(root) + " scatters " +
+                                             std::to_string(table.value()[me]) + " elements to " +
+                                             lines_->name_member(rank()) + ", whose output holds " +
+                                             std::to_string(count));
+  const uint32_t rounds = rounds_of(count, piece);
+  for (uint32_t round = 0; round < rounds; ++round) {
+    DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, round + 1));
+    Result<const std::byte*> theirs = stage_->read(root, round);
+    if (!theirs.ok()) return theirs.status();
+    size_t length = round_bytes(count, piece, round);
+    if (length > 0)
+      std::memcpy(output + size_t{round} * piece_bytes, theirs.value() + me * piece_bytes,
+                  length * element_bytes);
+    lines_->acknowledge(round + 1);
+  }
+  return lines_->end();
+}
+
+}  // namespace dscomm

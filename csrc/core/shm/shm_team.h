@@ -1,0 +1,94 @@
+// ShmTeam: collectives through memory, for ranks of one host. One file per collective.
+//
+// Every algorithm here is straight-line code over Lines (who is where) and Stage (the bytes). The
+// phases of a call that moves data in rounds: a rank posts r + 1 when its round r can be read, and
+// acknowledges r + 1 when it has read round r of everyone it reads. A rank with nothing to publish
+// posts phase 1.
+//
+// Reductions run in rank order on every rank, so all get the same bits.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/shm/lines.h"
+#include "core/shm/stage.h"
+#include "core/team/arguments.h"
+#include "core/team/call.h"
+#include "core/team/team.h"
+
+namespace dscomm {
+
+// What all ranks of a group share, decided by its rank 0.
+struct ShmTuning {
+  uint64_t chunk_bytes = 0;
+  uint64_t one_shot_bytes = 0;
+};
+
+class ShmTeam final : public Team {
+ public:
+  ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
+          std::vector<LinesMember> members, const WaitPolicy& policy, const ShmTuning& tuning);
+  ~ShmTeam() override;
+
+  int rank() const override { return lines_->rank(); }
+  int size() const override { return lines_->size(); }
+  std::string describe() const override;
+
+  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                    const CallOptions& options) override;
+  Status broadcast(void* buffer, size_t count, DType dtype, int root,
+                   const CallOptions& options) override;
+  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
+                const CallOptions& options) override;
+  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                    std::span<const size_t> out_counts, const CallOptions& options) override;
+  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
+                        const Reduction& reduction, const CallOptions& options) override;
+  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                std::span<const size_t> out_counts, int root, const CallOptions& options) override;
+  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
+                 size_t count, DType dtype, int root, const CallOptions& options) override;
+  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
+                    const CallOptions& options) override;
+  Status barrier(const CallOptions& options) override;
+  void abort(const Status& cause) override { lines_->abort(cause); }
+  Status failure() override { return lines_->failure(); }
+
+  bool has_left(int member) const { return lines_->has_left(member); }
+  std::string name_member(int member) const { return lines_->name_member(member); }
+
+ private:
+  Status all_reduce_tiny(const void* in, void* out, size_t count, const Reduction& reduction);
+  Status all_reduce_one_shot(const void* in, void* out, size_t count, const Reduction& reduction);
+  Status all_reduce_chunked(const void* in, void* out, size_t count, const Reduction& reduction);
+
+  static CallRecord record(Collective kind, DType dtype, size_t count, const CallOptions& options);
+  static CallRecord record(Collective kind, const Reduction& reduction, size_t count,
+                           const CallOptions& options);
+  // What a member staged in bytes must be what this rank expects of it.
+  Status check_bytes(int member, size_t expected_bytes);
+
+  std::shared_ptr<Arena> arena_;
+  const uint64_t lines_offset_;
+  const ShmTuning tuning_;
+  std::unique_ptr<Lines> lines_;
+  std::unique_ptr<Stage> stage_;
+  std::vector<const void*>
+      sources_;  // one per rank, for reductions; here to save an allocation a call
+};
+
+// Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, so that everybody
+// posts.
+inline uint32_t rounds_of(size_t bytes, size_t buffer_bytes) {
+  return static_cast<uint32_t>(bytes == 0 ? 1 : (bytes + buffer_bytes - 1) / buffer_bytes);
+}
+// The bytes of round r.
+inline size_t round_bytes(size_t bytes, size_t buffer_bytes, uint32_t round) {
+  size_t begin = size_t{round} * buffer_bytes;
+  return begin >= bytes ? 0 : std::min(buffer_bytes, bytes - begin);
+}
+
+}  // namespace dscomm

@@ -1,0 +1,280 @@
+#include "core/shm/socket_directory.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "core/base/thread.h"
+
+namespace dscomm {
+namespace {
+
+struct Request {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t reserved;
+  ArenaId arena;
+};
+struct Reply {
+  uint64_t magic;
+  uint64_t arena_bytes;
+};
+
+// A peer that accepts but does not answer is stopped; a group's deadline is longer than this.
+constexpr int kAnswerMs = 1000;
+
+Status system_error(const char* what) {
+  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
+}
+
+socklen_t fill(sockaddr_un* address, const ArenaId& token) {
+  std::string name = abstract_name(token);
+  *address = {};
+  address->sun_family = AF_UNIX;
+  std::memcpy(address->sun_path, name.data(), name.size());
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+}
+
+bool same_user(int connection) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+         credentials.uid == geteuid();
+}
+
+// Waits until the descriptor is readable, in slices of the deadline.
+bool wait_readable(int fd, int64_t timeout_ms) {
+  int64_t end = monotonic_ns() + timeout_ms * 1'000'000;
+  while (true) {
+    int64_t left_ms = (end - monotonic_ns() + 999'999) / 1'000'000;
+    if (left_ms <= 0) return false;
+    pollfd entry{fd, POLLIN, 0};
+    int ready = ::poll(&entry, 1, static_cast<int>(left_ms));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+  }
+}
+
+bool send_with_descriptors(int socket, const Reply& reply, const int* descriptors, size_t count) {
+  iovec data{const_cast<Reply*>(&reply), sizeof reply};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(count * sizeof(int));
+  std::memcpy(CMSG_DATA(header), descriptors, count * sizeof(int));
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof reply);
+}
+
+// Fills up to two descriptors; returns how many came (fewer than were sent where this process may
+// open no more), or -1 when the other end has gone.
+int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
+  iovec data{reply, sizeof *reply};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != static_cast<ssize_t>(sizeof *reply)) return -1;
+  int received = 0;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    int count = static_cast<int>((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    for (int i = 0; i < count && received < 2; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(header) + static_cast<size_t>(i) * sizeof(int), sizeof fd);
+      descriptors[received++] = UniqueFd(fd);
+    }
+  }
+  return received;
+}
+
+}  // namespace
+
+std::string abstract_name(const ArenaId& token) {
+  char text[64];
+  int length = std::snprintf(text, sizeof text, "dscomm-%016llx%016llx",
+                             static_cast<unsigned long long>(token.high),
+                             static_cast<unsigned long long>(token.low));
+  return std::string(1, '\0') + std::string(text, static_cast<size_t>(length));
+}
+
+PeerAddress describe_this_process(const Arena& arena) {
+  PeerAddress address;
+  address.uid = geteuid();
+  address.arena = arena.id();
+  address.pid = getpid();
+  if (gethostname(address.host, sizeof address.host - 1) != 0) std::strcpy(address.host, "unknown");
+  return address;
+}
+
+Result<PeerAddress> SocketDirectory::publish(std::shared_ptr<Arena> arena,
+                                             const ArenaId& doorbell) {
+  arena_ = std::move(arena);
+  address_ = describe_this_process(*arena_);
+  address_.doorbell = doorbell;
+  if (getrandom(&address_.socket, sizeof address_.socket, 0) < 0) return system_error("getrandom");
+  listener_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener_.valid()) return system_error("making a Unix socket");
+  sockaddr_un name;
+  socklen_t length = fill(&name, address_.socket);
+  if (bind(listener_.get(), reinterpret_cast<sockaddr*>(&name), length) != 0 ||
+      listen(listener_.get(), SOMAXCONN) != 0)
+    return system_error("listening on an abstract Unix socket");
+  stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC));
+  if (!stop_.valid()) return system_error("eventfd");
+#ifdef SYS_pidfd_open
+  own_pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+#endif
+  std::mutex born_mutex;
+  std::condition_variable born_condition;
+  bool born = false;
+  Result<std::thread> service = start_thread("the service of shared memory", [&, this] {
+    arena_->begin_life();
+    {
+      std::lock_guard lock(born_mutex);
+      born = true;
+      born_condition.notify_one();
+    }
+    serve();
+    arena_->end_life();
+  });
+  if (!service.ok()) return service.status();
+  service_ = std::move(service).value();
+  {
+    // Ends: the thread's first act is to lock a mutex that nobody else has seen.
+    std::unique_lock lock(born_mutex);
+    born_condition.wait(lock, [&] { return born; });
+  }
+  return address_;
+}
+
+SocketDirectory::~SocketDirectory() {
+  if (!service_.joinable()) return;
+  uint64_t one = 1;
+  [[maybe_unused]] ssize_t written = ::write(stop_.get(), &one, sizeof one);
+  service_.join();
+}
+
+void SocketDirectory::close_descriptors() {
+  listener_.reset();
+  stop_.reset();
+  own_pidfd_.reset();
+}
+
+void SocketDirectory::serve() {
+  while (true) {
+    pollfd entries[2] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
+    if (::poll(entries, 2, -1) < 0) continue;  // ends: the process ends it, or the destructor
+    if (entries[1].revents != 0) return;
+    int connection = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+    if (connection < 0) {
+      // Out of descriptors: the caller stays in the backlog; do not spin until there is one.
+      pollfd stopped{stop_.get(), POLLIN, 0};
+      if (errno != EAGAIN) ::poll(&stopped, 1, 10);
+      continue;
+    }
+    UniqueFd owner(connection);
+    answer(connection);
+  }
+}
+
+void SocketDirectory::answer(int connection) {
+  // Another user, or somebody who does not know the arena's id, gets nothing.
+  Request request{};
+  if (!same_user(connection) || !wait_readable(connection, kAnswerMs) ||
+      recv(connection, &request, sizeof request, 0) != static_cast<ssize_t>(sizeof request) ||
+      request.magic != kArenaMagic || request.version != kLayoutVersion ||
+      request.arena != arena_->id())
+    return;
+  Reply reply{kArenaMagic, arena_->size()};
+  int descriptors[2] = {arena_->fd(), own_pidfd_.get()};
+  if (!send_with_descriptors(connection, reply, descriptors, own_pidfd_.valid() ? 2 : 1))
+    log_line(LogLevel::kWarn, "handing the arena to a peer failed: %s", std::strerror(errno));
+}
+
+Directory::Attached SocketDirectory::attach(const PeerAddress& address, const Deadline& deadline) {
+  if (address.magic != kArenaMagic || address.version != kLayoutVersion)
+    return {nullptr, "it runs another version of dscomm"};
+  if (address.arena == arena_->id()) return {std::make_shared<Peer>(address, arena_), ""};
+  std::lock_guard lock(mutex_);
+  std::weak_ptr<Peer>& known = peers_[address.arena];
+  if (std::shared_ptr<Peer> peer = known.lock()) return {std::move(peer), ""};
+  std::erase_if(peers_, [&](const auto& entry) {
+    return entry.first != address.arena && entry.second.expired();
+  });
+
+  UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!connection.valid())
+    return {nullptr, std::string("no Unix socket (ulimit -n?): ") + std::strerror(errno),
+            Code::kResource};
+  sockaddr_un name;
+  socklen_t length = fill(&name, address.socket);
+  int result;
+  do {
+    result = connect(connection.get(), reinterpret_cast<sockaddr*>(&name), length);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0)
+    return {nullptr, errno == ECONNREFUSED
+                         ? "it is on another host or network namespace, or has ended"
+                         : std::string("connecting to it failed: ") + std::strerror(errno)};
+  if (!same_user(connection.get())) return {nullptr, "it runs as another user"};
+  Request request{kArenaMagic, kLayoutVersion, 0, address.arena};
+  Reply reply{};
+  UniqueFd descriptors[2];
+  bool sent = send(connection.get(), &request, sizeof request, MSG_NOSIGNAL) ==
+              static_cast<ssize_t>(sizeof request);
+  if (sent &&
+      !wait_readable(connection.get(), std::max<int64_t>(deadline.remaining_ns() / 1'000'000, 1)))
+    return {nullptr, "it did not hand over its memory in time"};
+  // A process that runs answers, since the request names the arena that it published itself.
+  int received = sent ? receive_with_descriptors(connection.get(), &reply, descriptors) : -1;
+  if (received < 0) return {nullptr, "it ended before it handed over its memory", Code::kPeerDied};
+  if (received == 0)
+    return {nullptr, "no descriptor is left for its memory (ulimit -n)", Code::kResource};
+  if (reply.magic != kArenaMagic) return {nullptr, "what it handed over is not its memory"};
+  struct stat memory;
+  int seals = fcntl(descriptors[0].get(), F_GET_SEALS);
+  if (reply.arena_bytes < kPageBytes || fstat(descriptors[0].get(), &memory) != 0 ||
+      static_cast<uint64_t>(memory.st_size) < reply.arena_bytes || seals < 0 ||
+      (seals & F_SEAL_SHRINK) == 0)
+    return {nullptr, "the memory it handed over could shrink or is too small"};
+
+  void* mapped = mmap(nullptr, reply.arena_bytes, PROT_READ, MAP_SHARED, descriptors[0].get(), 0);
+  if (mapped == MAP_FAILED)
+    return {nullptr,
+            std::string("mapping its memory failed (ulimit -v?): ") + std::strerror(errno),
+            Code::kResource};
+  Mapping mapping(mapped, reply.arena_bytes);
+  madvise(mapped, reply.arena_bytes, MADV_DONTFORK);
+  madvise(mapped, reply.arena_bytes, MADV_DONTDUMP);
+  auto* header = reinterpret_cast<const ArenaHeader*>(mapping.data());
+  // The proof of locality: the id that came through the store stands in the mapped memory.
+  if (header->magic != kArenaMagic || header->id != address.arena ||
+      header->arena_bytes != reply.arena_bytes)
+    return {nullptr, "the memory it handed over is not the arena it published"};
+  auto peer = std::make_shared<Peer>(address, std::move(mapping), std::move(descriptors[1]));
+  known = peer;
+  return {std::move(peer), ""};
+}
+
+}  // namespace dscomm

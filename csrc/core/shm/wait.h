@@ -1,0 +1,65 @@
+// The one wait: until a word that another rank writes has reached a value.
+//
+// Spins while that is likely to pay, then yields the core, then sleeps on a futex. Between the
+// slices it asks its Watch whether waiting still makes sense: the deadline, every member's abort
+// record, the life of the rank that is waited for. Who ends a wait: the rank that stores the word
+// (it wakes sleepers), or the Watch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/base/deadline.h"
+#include "core/base/settings.h"
+#include "core/base/status.h"
+
+namespace dscomm {
+
+// How long each stage of a wait lasts.
+struct WaitPolicy {
+  int spin_pauses = 100;
+  int64_t yield_ns = 50'000;
+  int64_t slice_ns = 10'000'000;  // 0: sleep until woken
+
+  // For `local_ranks` ranks that share `usable_cores` cores.
+  static WaitPolicy choose(const Settings& settings, int local_ranks, int usable_cores);
+};
+
+// What a wait asks between slices.
+class Watch {
+ public:
+  // Not OK: the wait ends with that.
+  virtual Status look() = 0;
+  // The deadline has passed: what to say about it.
+  virtual Status timed_out() = 0;
+
+ protected:
+  ~Watch() = default;
+};
+
+inline void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns OK once word >= target. `sleepers` is this rank's own counter in its lines.
+Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
+                   std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
+                   const Deadline& deadline, Watch& watch);
+
+inline Status wait_at_least(const std::atomic<uint64_t>& word, uint64_t target,
+                            std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
+                            const Deadline& deadline, Watch& watch) {
+  // Acquire pairs with the owner's seq_cst exchange of the word.
+  if (word.load(std::memory_order_acquire) >= target) return {};
+  for (int i = 0; i < policy.spin_pauses; ++i) {
+    pause_core();
+    if (word.load(std::memory_order_acquire) >= target) return {};
+  }
+  return wait_slowly(word, target, sleepers, policy, deadline, watch);
+}
+
+}  // namespace dscomm

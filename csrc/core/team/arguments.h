@@ -1,0 +1,22 @@
+// What every Team checks of its arguments before it publishes anything. All give kInvalidArgument,
+// with the collective, what was got and what is allowed.
+#pragma once
+
+#include <cstddef>
+
+#include "core/base/status.h"
+
+namespace dscomm {
+
+// 0 <= root < size.
+Status check_root(const char* collective, int root, int size);
+
+// A list of buffers and its list of counts have `expected` entries each: one for every rank, or
+// none where only the root passes lists.
+Status check_lists(const char* collective, size_t buffer_count, size_t count_count,
+                   size_t expected);
+
+// What a rank contributes is what its own list says it contributes.
+Status check_own_count(const char* collective, size_t count, size_t listed, int rank);
+
+}  // namespace dscomm

@@ -1,0 +1,35 @@
+// FirstCause: what ended a Team, kept once and for good. Any thread may set it, read it, or both.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "core/base/status.h"
+
+namespace dscomm {
+
+class FirstCause {
+ public:
+  // Keeps the cause unless there is one already; returns the one that is kept.
+  Status keep(const Status& cause) {
+    std::lock_guard lock(mutex_);
+    if (cause_.ok()) cause_ = cause;
+    // Release, with the acquire in get(): a reader that sees the flag finds the cause.
+    is_set_.store(!cause_.ok(), std::memory_order_release);
+    return cause_;
+  }
+
+  // OK while there is none; costs one load then.
+  Status get() const {
+    if (!is_set_.load(std::memory_order_acquire)) return {};
+    std::lock_guard lock(mutex_);
+    return cause_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::atomic<bool> is_set_{false};
+  Status cause_;
+};
+
+}  // namespace dscomm

@@ -1,0 +1,311 @@
+// The reductions of HierarchicalTeam: reduce inside, reduce across, deliver inside.
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/reduce/half.h"
+#include "core/reduce/reduce.h"
+#include "core/team/hierarchical_team.h"
+
+namespace dscomm {
+namespace {
+
+void widen(float* out, const std::byte* in, size_t count, DType dtype) {
+  auto convert = [&](auto float_from_half) {
+    for (size_t i = 0; i < count; ++i) {
+      uint16_t half;
+      std::memcpy(&half, in + i * sizeof half, sizeof half);
+      out[i] = float_from_half(half);
+    }
+  };
+  if (dtype == DType::kBFloat16) {
+    convert(float_from_bfloat16);
+  } else {
+    convert(float_from_float16);
+  }
+}
+
+void narrow(std::byte* out, const float* in, size_t count, DType dtype) {
+  auto convert = [&](auto half_from_float) {
+    for (size_t i = 0; i < count; ++i) {
+      uint16_t half = half_from_float(in[i]);
+      std::memcpy(out + i * sizeof half, &half, sizeof half);
+    }
+  };
+  if (dtype == DType::kBFloat16) {
+    convert(bfloat16_from_float);
+  } else {
+    convert(float16_from_float);
+  }
+}
+
+}  // namespace
+
+// One reduction as two levels: what each of them does, and in which type.
+struct HierarchicalTeam::Levels {
+  explicit Levels(const Reduction& whole_reduction) : whole(whole_reduction) {
+    bool is_half = whole.dtype == DType::kFloat16 || whole.dtype == DType::kBFloat16;
+    // MIN and MAX choose one of their sources, so there is nothing to round.
+    is_widened = is_half && whole.op != ReduceOp::kMin && whole.op != ReduceOp::kMax;
+    inner = whole;
+    if (is_widened) inner.dtype = DType::kFloat32;
+    if (is_average()) inner.op = ReduceOp::kSum;
+    outer = inner;
+    if (outer.op == ReduceOp::kPremulSum) outer = {inner.dtype, ReduceOp::kSum};
+  }
+  bool is_average() const { return whole.op == ReduceOp::kAvg; }
+  size_t sum_bytes() const { return dtype_bytes(inner.dtype); }
+  size_t element_bytes() const { return dtype_bytes(whole.dtype); }
+
+  Reduction whole, inner, outer;
+  bool is_widened;  // sums are float32, results are not
+};
+
+// The shares of the slices in a chunk. They begin at multiples of 64 bytes (of elements in place),
+// so that leaders do not write the same cache line; a chunk of a few lines is carried by a few
+// leaders.
+class HierarchicalTeam::Slicing {
+ public:
+  Slicing(size_t count, int slice_count, size_t element_bytes)
+      : count_(count), slice_count_(slice_count) {
+    size_t line = std::max<size_t>(64 / element_bytes, 1);
+    size_t share =
+        (count + static_cast<size_t>(slice_count) - 1) / static_cast<size_t>(slice_count);
+    share_ = (share + line - 1) / line * line;
+  }
+  size_t begin(int slice) const { return std::min(static_cast<size_t>(slice) * share_, count_); }
+  size_t count(int slice) const {
+    return slice < slice_count_ ? begin(slice + 1) - begin(slice) : 0;
+  }
+  // Slice 0 takes part even when it is empty, see "Agreement"; the others need not.
+  bool takes_part(int slice) const { return slice == 0 || count(slice) > 0; }
+
+ private:
+  size_t count_;
+  size_t share_;
+  int slice_count_;
+};
+
+// Reduces `values` over the domain; the sums of the slices that this rank leads go to their places
+// in `sums`, which may be `values`. One inner call for every local_count() slices.
+Status HierarchicalTeam::reduce_inside(const std::byte* values, std::byte* sums,
+                                       const Slicing& slicing, const Levels& levels,
+                                       const CallOptions& piece) {
+  std::vector<const void*> ins(members().size());
+  std::vector<size_t> counts(members().size());
+  for (int first = 0; first < slice_count_ && slicing.takes_part(first); first += local_count()) {
+    for (int local = 0; local < local_count(); ++local) {
+      ins[static_cast<size_t>(local)] = values + slicing.begin(first + local) * levels.sum_bytes();
+      counts[static_cast<size_t>(local)] = slicing.count(first + local);
+    }
+    std::byte* mine = sums + slicing.begin(first + index_) * levels.sum_bytes();
+    DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(ins, counts, mine, levels.inner, piece));
+  }
+  return {};
+}
+
+// From complete sums to results: AVG's division, and the one rounding. `results` may be `sums`
+// where they have one type.
+void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
+                              const Levels& levels) const {
+  if (count == 0) return;
+  if (levels.is_average()) {
+    const void* source = sums;
+    std::byte* quotients = levels.is_widened ? sums : results;
+    dscomm::reduce(quotients, &source, 1, count, {levels.inner.dtype, ReduceOp::kAvg}, size());
+  } else if (!levels.is_widened && results != sums) {
+    std::memcpy(results, sums, count * levels.element_bytes());
+  }
+  // Staging is aligned for float.
+  if (levels.is_widened)
+    narrow(results, reinterpret_cast<const float*>(sums), count, levels.whole.dtype);
+}
+
+// By chunks: reduce-scatter inside, all-reduce every slice across, all-gather inside. Where nothing
+// is widened, all of it happens in `out`.
+Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                                        const Reduction& reduction, const CallOptions& piece) {
+  const Levels levels(reduction);
+  const size_t element_bytes = levels.element_bytes();
+  const size_t chunk = std::max<size_t>(staging_bytes_ / levels.sum_bytes(), 1);
+  std::vector<void*> outs(members().size());
+  std::vector<size_t> counts(members().size());
+
+  size_t begin = 0;
+  do {
+    const size_t chunk_count = std::min(chunk, count - begin);
+    const Slicing slicing(chunk_count, slice_count_, element_bytes);
+    const std::byte* values = in + begin * element_bytes;
+    std::byte* results = out + begin * element_bytes;
+    std::byte* sums = results;
+    if (levels.is_widened) {
+      Result<std::byte*> wide = staging(0, chunk_count * levels.sum_bytes());
+      if (!wide.ok()) return wide.status();
+      sums = wide.value();
+      widen(reinterpret_cast<float*>(sums), values, chunk_count, reduction.dtype);
+      values = sums;
+    }
+    DSCOMM_RETURN_IF_ERROR(reduce_inside(values, sums, slicing, levels, piece));
+
+    for (Slice& slice : led_) {
+      if (!slicing.takes_part(slice.index)) continue;
+      std::byte* mine = sums + slicing.begin(slice.index) * levels.sum_bytes();
+      const size_t mine_count = slicing.count(slice.index);
+      DSCOMM_RETURN_IF_ERROR(slice.team->all_reduce(mine, mine, mine_count, levels.outer, piece));
+      settle(mine, results + slicing.begin(slice.index) * element_bytes, mine_count, levels);
+    }
+
+    for (int first = 0; first < slice_count_ && slicing.takes_part(first); first += local_count()) {
+      for (int local = 0; local < local_count(); ++local) {
+        outs[static_cast<size_t>(local)] = results + slicing.begin(first + local) * element_bytes;
+        counts[static_cast<size_t>(local)] = slicing.count(first + local);
+      }
+      const auto me = static_cast<size_t>(index_);
+      DSCOMM_RETURN_IF_ERROR(
+          inner_->all_gather(outs[me], counts[me], reduction.dtype, outs, counts, piece));
+    }
+    begin += chunk_count;
+  } while (begin < count);
+  return {};
+}
+
+// As all_reduce, but across to the root's domain alone, and there to the root.
+Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
+                                    const Reduction& reduction, int root,
+                                    const CallOptions& piece) {
+  const Levels levels(reduction);
+  const size_t element_bytes = levels.element_bytes();
+  const size_t chunk = std::max<size_t>(staging_bytes_ / levels.sum_bytes(), 1);
+  const int root_domain = domain_of(root);
+  const bool is_root = rank_ == root;
+  std::vector<void*> outs(is_root ? members().size() : 0);
+  std::vector<size_t> out_counts(outs.size());
+
+  size_t begin = 0;
+  do {
+    const size_t chunk_count = std::min(chunk, count - begin);
+    const Slicing slicing(chunk_count, slice_count_, element_bytes);
+    const std::byte* values = in + begin * element_bytes;
+    // The root works in its out, the others in staging, where results of another type than the sums
+    // have a buffer of their own.
+    std::byte* results = is_root ? out + begin * element_bytes : nullptr;
+    std::byte* sums = results;
+    if (!is_root || levels.is_widened) {
+      Result<std::byte*> buffer = staging(0, chunk_count * levels.sum_bytes());
+      if (!buffer.ok()) return buffer.status();
+      sums = buffer.value();
+    }
+    if (!is_root && levels.is_widened) {
+      Result<std::byte*> buffer = staging(1, chunk_count * element_bytes);
+      if (!buffer.ok()) return buffer.status();
+      results = buffer.value();
+    } else if (!is_root) {
+      results = sums;
+    }
+    if (levels.is_widened) {
+      widen(reinterpret_cast<float*>(sums), values, chunk_count, reduction.dtype);
+      values = sums;
+    }
+    DSCOMM_RETURN_IF_ERROR(reduce_inside(values, sums, slicing, levels, piece));
+
+    for (Slice& slice : led_) {
+      if (!slicing.takes_part(slice.index)) continue;
+      std::byte* mine = sums + slicing.begin(slice.index) * levels.sum_bytes();
+      const size_t mine_count = slicing.count(slice.index);
+      DSCOMM_RETURN_IF_ERROR(slice.team->reduce(mine, domain_ == root_domain ? mine : nullptr,
+                                                mine_count, levels.outer, root_domain, piece));
+      if (domain_ == root_domain)
+        settle(mine, results + slicing.begin(slice.index) * element_bytes, mine_count, levels);
+    }
+
+    if (domain_ == root_domain) {
+      for (int first = 0; first < slice_count_ && slicing.takes_part(first);
+           first += local_count()) {
+        for (size_t local = 0; local < outs.size(); ++local) {
+          const int slice = first + static_cast<int>(local);
+          outs[local] = results + slicing.begin(slice) * element_bytes;
+          out_counts[local] = slicing.count(slice);
+        }
+        DSCOMM_RETURN_IF_ERROR(inner_->gather(
+            results + slicing.begin(first + index_) * element_bytes, slicing.count(first + index_),
+            reduction.dtype, outs, out_counts, index_of(root), piece));
+      }
+    }
+    begin += chunk_count;
+  } while (begin < count);
+  return {};
+}
+
+// The block for a rank travels in the slice of its local number, whose leader in its domain is the
+// rank itself. By chunks of every block: packed by leader, reduce-scattered inside so that each
+// leader has its domain's sums for its slices' passengers, then reduce-scattered across.
+Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
+                                            std::span<const size_t> counts, std::byte* out,
+                                            const Reduction& reduction, const CallOptions& piece) {
+  const Levels levels(reduction);
+  const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
+  const size_t most = *std::max_element(counts.begin(), counts.end());
+  const size_t chunk = std::max<size_t>(staging_bytes_ / (sum_bytes * counts.size()), 1);
+  std::vector<std::byte*> place(counts.size());  // by rank
+  std::vector<size_t> block_count(counts.size());
+  std::vector<const void*> regions(members().size());
+  std::vector<size_t> region_counts(members().size());
+  std::vector<const void*> across(domains_.size());
+  std::vector<size_t> across_counts(domains_.size());
+
+  size_t begin = 0;
+  do {
+    size_t packed_count = 0;
+    for (size_t rank = 0; rank < counts.size(); ++rank) {
+      block_count[rank] = counts[rank] > begin ? std::min(chunk, counts[rank] - begin) : 0;
+      packed_count += block_count[rank];
+    }
+    Result<std::byte*> packed = staging(0, packed_count * sum_bytes);
+    if (!packed.ok()) return packed.status();
+    std::byte* cursor = packed.value();
+    for (size_t local = 0; local < members().size(); ++local) {
+      std::byte* region = cursor;
+      for (const Passenger& passenger : passengers_[local]) {
+        const auto rank = static_cast<size_t>(passenger.rank);
+        place[rank] = cursor;
+        if (block_count[rank] == 0) continue;
+        const auto* values = static_cast<const std::byte*>(ins[rank]) + begin * element_bytes;
+        if (levels.is_widened) {
+          widen(reinterpret_cast<float*>(cursor), values, block_count[rank], reduction.dtype);
+        } else {
+          std::memcpy(cursor, values, block_count[rank] * sum_bytes);
+        }
+        cursor += block_count[rank] * sum_bytes;
+      }
+      regions[local] = region;
+      region_counts[local] = static_cast<size_t>(cursor - region) / sum_bytes;
+    }
+    auto* mine = const_cast<void*>(regions[static_cast<size_t>(index_)]);  // ours, in staging
+    DSCOMM_RETURN_IF_ERROR(
+        inner_->reduce_scatter(regions, region_counts, mine, levels.inner, piece));
+
+    for (Slice& slice : led_) {
+      size_t slice_elements = 0;
+      for (int domain = 0; domain < domain_count(); ++domain) {
+        const int rank = member(domain, slice.index);
+        const bool exists = rank >= 0;
+        across[static_cast<size_t>(domain)] = exists ? place[static_cast<size_t>(rank)] : nullptr;
+        across_counts[static_cast<size_t>(domain)] =
+            exists ? block_count[static_cast<size_t>(rank)] : 0;
+        slice_elements += across_counts[static_cast<size_t>(domain)];
+      }
+      if (slice.index > 0 && slice_elements == 0) continue;
+      // This rank's block is in the slice of its number; from the others it gets nothing.
+      std::byte* sums = slice.index == index_ ? place[static_cast<size_t>(rank_)] : nullptr;
+      DSCOMM_RETURN_IF_ERROR(
+          slice.team->reduce_scatter(across, across_counts, sums, levels.outer, piece));
+    }
+    if (const size_t own_count = block_count[static_cast<size_t>(rank_)]; own_count > 0)
+      settle(place[static_cast<size_t>(rank_)], out + begin * element_bytes, own_count, levels);
+    begin += chunk;
+  } while (begin < most);
+  return {};
+}
+
+}  // namespace dscomm

@@ -1,0 +1,288 @@
+// Construction, the frame of every call, and failure. The algorithms are in hierarchical_reduce.cc
+// and hierarchical_move.cc.
+
+#include "core/team/hierarchical_team.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+
+#include "core/team/arguments.h"
+#include "core/team/self_team.h"
+
+namespace dscomm {
+namespace {
+
+class Digest {
+ public:
+  void add(uint64_t word) {
+    // The finaliser of SplitMix64: every bit that goes in moves every bit that comes out.
+    uint64_t h = (hash_ ^ word) + 0x9e3779b97f4a7c15ull;
+    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9ull;
+    h = (h ^ h >> 27) * 0x94d049bb133111ebull;
+    hash_ = h ^ h >> 31;
+  }
+  uint64_t value() const { return std::max<uint64_t>(hash_, 1); }  // 0 means not composed
+
+ private:
+  uint64_t hash_ = 0;
+};
+
+Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
+  size_t rank_count = 0;
+  for (const std::vector<int>& domain : domains) rank_count += domain.size();
+  std::vector<bool> seen(rank_count, false);
+  for (const std::vector<int>& domain : domains) {
+    if (domain.empty()) return make_status(Code::kInvalidArgument, "a domain has no ranks");
+    for (int member : domain) {
+      if (member < 0 || static_cast<size_t>(member) >= rank_count ||
+          seen[static_cast<size_t>(member)])
+        return make_status(Code::kInvalidArgument,
+                           "the domains must hold each of the ranks 0 to %zu once, but rank %d is "
+                           "outside or there twice",
+                           rank_count - 1, member);
+      seen[static_cast<size_t>(member)] = true;
+    }
+  }
+  return check_root("make", rank, static_cast<int>(rank_count));
+}
+
+Result<std::unique_ptr<Team>> make_team(const std::vector<int>& ranks, const TeamFactory& factory,
+                                        const std::string& name) {
+  if (ranks.size() == 1) return std::unique_ptr<Team>(std::make_unique<SelfTeam>());
+  return factory(ranks, name);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<HierarchicalTeam>> HierarchicalTeam::make(
+    int rank, std::vector<std::vector<int>> domains, const TeamFactory& make_inner,
+    const TeamFactory& make_outer, HierarchyOptions options) {
+  if (Status status = check_domains(rank, domains); !status.ok()) return status;
+  std::unique_ptr<HierarchicalTeam> team(
+      new HierarchicalTeam(rank, std::move(domains), options.staging_bytes));
+  Status status = team->make_teams(make_inner, make_outer, options.name);
+  if (!status.ok()) return team->end(status);
+  return team;
+}
+
+HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domains,
+                                   size_t staging_bytes)
+    : rank_(rank), domains_(std::move(domains)), staging_bytes_(staging_bytes) {
+  size_t rank_count = 0;
+  for (const std::vector<int>& domain : domains_) {
+    rank_count += domain.size();
+    slice_count_ = std::max(slice_count_, static_cast<int>(domain.size()));
+  }
+  domain_of_.resize(rank_count);
+  index_of_.resize(rank_count);
+  for (int domain = 0; domain < domain_count(); ++domain) {
+    for (int index = 0; member(domain, index) >= 0; ++index) {
+      domain_of_[static_cast<size_t>(member(domain, index))] = domain;
+      index_of_[static_cast<size_t>(member(domain, index))] = index;
+    }
+  }
+  domain_ = domain_of(rank_);
+  index_ = index_of(rank_);
+
+  passengers_.resize(members().size());
+  for (int slice = 0; slice < slice_count_; ++slice)
+    for (int domain = 0; domain < domain_count(); ++domain)
+      if (int passenger = member(domain, slice); passenger >= 0)
+        passengers_[static_cast<size_t>(slice % local_count())].push_back(
+            {slice, domain, passenger});
+}
+
+Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer,
+                                    const std::string& name) {
+  auto inner = make_team(members(), make_inner, name + "/domain" + std::to_string(domain_));
+  if (!inner.ok()) return inner.status();
+  inner_ = std::move(inner).value();
+  DSCOMM_CHECK(inner_->rank() == index_ && inner_->size() == local_count(),
+               "a Team numbers its ranks as they are listed");
+
+  for (int slice = index_; slice < slice_count_; slice += local_count()) {
+    std::vector<int> leaders;
+    for (const std::vector<int>& domain : domains_)
+      leaders.push_back(domain[static_cast<size_t>(slice) % domain.size()]);
+    auto across = make_team(leaders, make_outer, name + "/slice" + std::to_string(slice));
+    if (!across.ok()) return across.status();
+    led_.push_back({slice, std::move(across).value()});
+    DSCOMM_CHECK(led_.back().team->rank() == domain_ && led_.back().team->size() == domain_count(),
+                 "a Team numbers its ranks as they are listed");
+  }
+  return {};
+}
+
+std::string HierarchicalTeam::describe() const {
+  std::string sizes;
+  for (const std::vector<int>& domain : domains_)
+    sizes += (sizes.empty() ? "" : "+") + std::to_string(domain.size());
+  return "hierarchical, " + std::to_string(size()) + " ranks in domains of " + sizes +
+         ": inside (" + inner_->describe() + "), across (" + led_.front().team->describe() + ")";
+}
+
+int HierarchicalTeam::member(int domain, int index) const {
+  const std::vector<int>& ranks = domains_[static_cast<size_t>(domain)];
+  return static_cast<size_t>(index) < ranks.size() ? ranks[static_cast<size_t>(index)] : -1;
+}
+
+Team& HierarchicalTeam::outer(int slice) {
+  DSCOMM_CHECK(slice % local_count() == index_, "only a slice's leader calls its Team");
+  return *led_[static_cast<size_t>(slice / local_count())].team;
+}
+
+Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {
+  Staging& buffer = staging_[static_cast<size_t>(which)];
+  if (buffer.bytes < bytes) {
+    buffer.memory.reset(new (std::nothrow) std::byte[bytes]);
+    buffer.bytes = buffer.memory == nullptr ? 0 : bytes;
+    if (buffer.memory == nullptr)
+      return make_status(Code::kResource, "rank %d has no %zu bytes of memory left for staging",
+                         rank_, bytes);
+  }
+  return buffer.memory.get();
+}
+
+Status HierarchicalTeam::begin() {
+  Status dead = failure();
+  return dead.ok() ? dead : end(dead);
+}
+
+Status HierarchicalTeam::end(const Status& status) {
+  if (status.ok()) return status;
+  abort(status);
+  return cause_.get();
+}
+
+void HierarchicalTeam::abort(const Status& cause) {
+  Status first = cause_.keep(cause);
+  if (inner_ != nullptr) inner_->abort(first);
+  for (Slice& slice : led_) slice.team->abort(first);
+}
+
+Status HierarchicalTeam::failure() {
+  DSCOMM_RETURN_IF_ERROR(cause_.get());
+  Status first = inner_->failure();
+  for (const Slice& slice : led_)
+    if (first.ok()) first = slice.team->failure();
+  if (first.ok()) return {};
+  abort(first);
+  return cause_.get();
+}
+
+CallOptions HierarchicalTeam::piece_of(Collective kind, const Reduction& reduction, int root,
+                                       std::span<const size_t> counts, const CallOptions& options) {
+  Digest digest;
+  digest.add(static_cast<uint64_t>(kind));
+  digest.add(static_cast<uint64_t>(reduction.dtype));
+  digest.add(static_cast<uint64_t>(reduction.op));
+  // The other ops do not read the factor, so ranks need not agree on it.
+  if (reduction.op == ReduceOp::kPremulSum) digest.add(std::bit_cast<uint64_t>(reduction.factor));
+  digest.add(static_cast<uint64_t>(root));
+  for (size_t count : counts) digest.add(count);
+  digest.add(options.part);
+  digest.add(options.part_count);
+  digest.add(options.within);
+  CallOptions piece = options;
+  piece.within = digest.value();
+  return piece;
+}
+
+Status HierarchicalTeam::all_reduce(const void* in, void* out, size_t count,
+                                    const Reduction& reduction, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(begin());
+  CallOptions piece = piece_of(Collective::kAllReduce, reduction, 0, {&count, 1}, options);
+  return end(run_all_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
+                            reduction, piece));
+}
+
+Status HierarchicalTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
+                                   const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
+  DSCOMM_RETURN_IF_ERROR(begin());
+  CallOptions piece = piece_of(Collective::kBroadcast, {dtype}, root, {&count, 1}, options);
+  return end(run_broadcast(static_cast<std::byte*>(buffer), count, dtype, root, piece));
+}
+
+Status HierarchicalTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                                int root, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
+  DSCOMM_RETURN_IF_ERROR(begin());
+  CallOptions piece = piece_of(Collective::kReduce, reduction, root, {&count, 1}, options);
+  return end(run_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
+                        reduction, root, piece));
+}
+
+Status HierarchicalTeam::all_gather(const void* in, size_t count, DType dtype,
+                                    std::span<void* const> outs, std::span<const size_t> out_counts,
+                                    const CallOptions& options) {
+  const auto n = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts.size(), n));
+  DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[me], rank_));
+  DSCOMM_RETURN_IF_ERROR(begin());
+  CallOptions piece = piece_of(Collective::kAllGather, {dtype}, 0, out_counts, options);
+  return end(run_all_gather(in, dtype, outs, out_counts, piece));
+}
+
+Status HierarchicalTeam::reduce_scatter(std::span<const void* const> ins,
+                                        std::span<const size_t> counts, void* out,
+                                        const Reduction& reduction, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists("reduce_scatter", ins.size(), counts.size(), static_cast<size_t>(size())));
+  DSCOMM_RETURN_IF_ERROR(begin());
+  CallOptions piece = piece_of(Collective::kReduceScatter, reduction, 0, counts, options);
+  return end(run_reduce_scatter(ins, counts, static_cast<std::byte*>(out), reduction, piece));
+}
+
+Status HierarchicalTeam::gather(const void* in, size_t count, DType dtype,
+                                std::span<void* const> outs, std::span<const size_t> out_counts,
+                                int root, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
+  const size_t expected = rank_ == root ? static_cast<size_t>(size()) : 0;
+  DSCOMM_RETURN_IF_ERROR(check_lists("gather", outs.size(), out_counts.size(), expected));
+  if (rank_ == root)
+    DSCOMM_RETURN_IF_ERROR(
+        check_own_count("gather", count, out_counts[static_cast<size_t>(root)], root));
+  DSCOMM_RETURN_IF_ERROR(begin());
+  CallOptions piece = piece_of(Collective::kGather, {dtype}, root, {}, options);
+  return end(
+      run_gather(static_cast<const std::byte*>(in), count, dtype, outs, out_counts, root, piece));
+}
+
+Status HierarchicalTeam::scatter(std::span<const void* const> ins,
+                                 std::span<const size_t> in_counts, void* out, size_t count,
+                                 DType dtype, int root, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
+  const size_t expected = rank_ == root ? static_cast<size_t>(size()) : 0;
+  DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts.size(), expected));
+  if (rank_ == root)
+    DSCOMM_RETURN_IF_ERROR(
+        check_own_count("scatter", count, in_counts[static_cast<size_t>(root)], root));
+  DSCOMM_RETURN_IF_ERROR(begin());
+  CallOptions piece = piece_of(Collective::kScatter, {dtype}, root, {}, options);
+  return end(run_scatter(ins, in_counts, static_cast<std::byte*>(out), count, dtype, root, piece));
+}
+
+Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,
+                                    std::span<const size_t> in_counts, std::span<void* const> outs,
+                                    std::span<const size_t> out_counts, DType dtype,
+                                    const CallOptions& options) {
+  const auto n = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), n));
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", outs.size(), out_counts.size(), n));
+  DSCOMM_RETURN_IF_ERROR(check_own_count("all_to_all", in_counts[me], out_counts[me], rank_));
+  DSCOMM_RETURN_IF_ERROR(begin());
+  CallOptions piece = piece_of(Collective::kAllToAll, {dtype}, 0, {}, options);
+  return end(run_all_to_all(ins, in_counts, outs, out_counts, dtype, piece));
+}
+
+Status HierarchicalTeam::barrier(const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(begin());
+  return end(run_barrier(piece_of(Collective::kBarrier, {}, 0, {}, options)));
+}
+
+}  // namespace dscomm

@@ -1,0 +1,198 @@
+// HierarchicalTeam: a Team made of Teams. The ranks are divided into domains (the NUMA nodes of a
+// host, or hosts); an inner Team joins the ranks of one domain, and outer Teams join domains.
+//
+// Slices. L is the number of ranks in the largest domain. There are L slices, and slice k is led in
+// every domain by the local rank k mod (the domain's size); one outer Team for each slice joins its
+// leaders, in the order of the domains. So every rank carries its own share across and none is a
+// bottleneck; where domains are uneven, a rank of a small one leads several slices.
+//
+//     domain 0: ranks 0 1        slice 0: ranks 0, 2      slice 2: ranks 0, 4
+//     domain 1: ranks 2 3 4      slice 1: ranks 1, 3
+//
+// Arithmetic. Within a domain in the inner Team's order, then across in the order of the domains: a
+// property of the placement, so that a result has the same bits on every rank and in every run.
+// float16 and bfloat16 travel through both levels as float32 and are rounded once, at the end; AVG
+// divides once, by the whole size; PREMUL_SUM applies its factor at the inner level alone.
+//
+// Order. Every rank calls its Teams in one global order: by chunk of the data, then by the step of
+// the algorithm, then by slice. Each sub-call is complete once all members of its Team make it, and
+// the earliest one that is not complete has all of its members on the way, so nobody waits in a
+// circle.
+//
+// Agreement. Every piece of a call carries a hash of the whole call (CallOptions::within), which
+// the Teams below compare, so two ranks of one Team that make different calls find out in the first
+// piece that they share, however alike the pieces look. Ranks that share no Team are joined by the
+// domains and slice 0. In these every rank takes part in every call, even of no elements, and
+// before it uses another slice: first in its domain (the leader of slice 0 may begin there), so the
+// members of a domain meet, and then its leader of slice 0 meets the others. Hence some pair of
+// neighbours sees any disagreement; they end all of their Teams, and whoever waits for them, or
+// calls next, learns the cause and ends its own. A rank that waits for nobody (a broadcast's root)
+// may have returned by then and learns it in its next call, as in any Team.
+//
+// Failure. The first cause that any sub-team gives is kept, aborts all others, and is returned as
+// it is.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/team/call.h"
+#include "core/team/first_cause.h"
+#include "core/team/team.h"
+
+namespace dscomm {
+
+// Makes this rank's Team of `ranks` (at least two, this one among them), in which a rank's position
+// in the list is its number. Called on all of these ranks, with the same name.
+using TeamFactory = std::function<Result<std::unique_ptr<Team>>(std::span<const int> ranks,
+                                                                const std::string& name)>;
+
+struct HierarchyOptions {
+  std::string name;  // the Teams below are called "<name>/domain<d>" and "<name>/slice<k>"
+  // About how much of the data is in flight at once, and the size of each of the two buffers that a
+  // rank holds once it needs them. All ranks must give the same.
+  size_t staging_bytes = size_t{1} << 20;
+};
+
+class HierarchicalTeam final : public Team {
+ public:
+  // Collective. `domains` divides the ranks 0 to n-1 and is the same on all of them. Every rank
+  // makes its Teams in the same order: its domain, then the slices that it leads, ascending. A Team
+  // of one rank is a SelfTeam and needs no factory. When a factory fails, what this rank has made
+  // is aborted, so that the others fail as well instead of waiting.
+  static Result<std::unique_ptr<HierarchicalTeam>> make(int rank,
+                                                        std::vector<std::vector<int>> domains,
+                                                        const TeamFactory& make_inner,
+                                                        const TeamFactory& make_outer,
+                                                        HierarchyOptions options);
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(domain_of_.size()); }
+  std::string describe() const override;
+
+  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                    const CallOptions& options) override;
+  Status broadcast(void* buffer, size_t count, DType dtype, int root,
+                   const CallOptions& options) override;
+  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
+                const CallOptions& options) override;
+  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                    std::span<const size_t> out_counts, const CallOptions& options) override;
+  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
+                        const Reduction& reduction, const CallOptions& options) override;
+  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                std::span<const size_t> out_counts, int root, const CallOptions& options) override;
+  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
+                 size_t count, DType dtype, int root, const CallOptions& options) override;
+  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
+                    const CallOptions& options) override;
+  Status barrier(const CallOptions& options) override;
+
+  void abort(const Status& cause) override;
+  Status failure() override;
+
+ private:
+  // An outer Team that this rank belongs to.
+  struct Slice {
+    int index;
+    std::unique_ptr<Team> team;
+  };
+  // The rank `rank`, with local number `slice` in `domain`: what goes to it or comes from it across
+  // domains does so through the slice of its number.
+  struct Passenger {
+    int slice;
+    int domain;
+    int rank;
+  };
+  class Slicing;
+  struct Levels;
+
+  HierarchicalTeam(int rank, std::vector<std::vector<int>> domains, size_t staging_bytes);
+  Status make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer,
+                    const std::string& name);
+
+  // The frame of every call: begin() refuses on a dead Team, end() tells all sub-teams of a
+  // failure.
+  Status begin();
+  Status end(const Status& status);
+  // The options of every piece of a call, with the hash of what the ranks must agree on.
+  static CallOptions piece_of(Collective kind, const Reduction& reduction, int root,
+                              std::span<const size_t> counts, const CallOptions& options);
+
+  // The algorithms. `piece` is what their sub-calls are told.
+  Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                        const Reduction& reduction, const CallOptions& piece);
+  Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
+                    int root, const CallOptions& piece);
+  Status run_reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
+                            std::byte* out, const Reduction& reduction, const CallOptions& piece);
+  Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
+                       const CallOptions& piece);
+  Status run_all_gather(const void* in, DType dtype, std::span<void* const> outs,
+                        std::span<const size_t> counts, const CallOptions& piece);
+  Status run_gather(const std::byte* in, size_t count, DType dtype, std::span<void* const> outs,
+                    std::span<const size_t> out_counts, int root, const CallOptions& piece);
+  Status run_scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                     std::byte* out, size_t count, DType dtype, int root, const CallOptions& piece);
+  Status run_all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                        std::span<void* const> outs, std::span<const size_t> out_counts,
+                        DType dtype, const CallOptions& piece);
+  Status run_barrier(const CallOptions& piece);
+
+  // Steps that algorithms share; see where they are defined.
+  Status reduce_inside(const std::byte* values, std::byte* sums, const Slicing& slicing,
+                       const Levels& levels, const CallOptions& piece);
+  void settle(std::byte* sums, std::byte* results, size_t count, const Levels& levels) const;
+  Status spread_packed(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
+                       const CallOptions& piece);
+  Status spread_in_place(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
+                         const CallOptions& piece);
+  Status cross(DType dtype, std::span<void* const> blocks, std::span<const size_t> counts,
+               const CallOptions& piece);
+  Status share_counts(size_t count, std::vector<size_t>* counts, const CallOptions& piece);
+  Status exchange_counts(std::span<const size_t> in_counts, std::vector<uint64_t>* domain_counts,
+                         std::vector<uint64_t>* counts_to_me, uint64_t* largest,
+                         const CallOptions& piece);
+
+  int local_count() const { return static_cast<int>(members().size()); }
+  const std::vector<int>& members() const { return domains_[static_cast<size_t>(domain_)]; }
+  int domain_count() const { return static_cast<int>(domains_.size()); }
+  // The rank with this local number in the domain, or -1.
+  int member(int domain, int index) const;
+  int domain_of(int rank) const { return domain_of_[static_cast<size_t>(rank)]; }
+  int index_of(int rank) const { return index_of_[static_cast<size_t>(rank)]; }
+  // The outer Team of a slice that this rank leads.
+  Team& outer(int slice);
+  // One of two buffers of at least this size. Its contents last until the next call for the same.
+  Result<std::byte*> staging(int which, size_t bytes);
+
+  const int rank_;
+  const std::vector<std::vector<int>> domains_;
+  const size_t staging_bytes_;
+  std::vector<int> domain_of_;  // by rank
+  std::vector<int> index_of_;   // by rank: its local number
+  int domain_ = 0;              // of this rank
+  int index_ = 0;               // of this rank
+  int slice_count_ = 0;
+
+  // By local rank: the passengers of the slices that it leads, by slice and then by domain.
+  std::vector<std::vector<Passenger>> passengers_;
+
+  std::unique_ptr<Team> inner_;
+  std::vector<Slice> led_;  // ascending by index
+  FirstCause cause_;
+
+  struct Staging {
+    std::unique_ptr<std::byte[]> memory;
+    size_t bytes = 0;
+  };
+  std::array<Staging, 2> staging_;
+};
+
+}  // namespace dscomm

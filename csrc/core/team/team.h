@@ -1,0 +1,101 @@
+// Team: a set of ranks that can do collectives. Teams compose.
+//
+// A Team runs one collective at a time: the engine (or the Team that composes this one) calls it in
+// the group's order and never from two threads at once; abort() alone may come from any thread.
+// Every call blocks until this rank's part is done, the deadline passes, or a member is known to
+// have died, left, aborted or called something else; the status then names the rank at fault. After
+// any status that is not OK (but kInvalidArgument and kUnsupported, which are found before anything
+// is published) the Team is dead: every later call returns the first cause.
+//
+// Buffers are plain contiguous memory. Counts are elements, *_bytes are bytes; both are 64-bit and
+// may be zero. In-place is expressed by equal pointers. Nothing is written into a caller's buffer
+// after the call has returned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/types/dtype.h"
+#include "core/types/reduce_op.h"
+
+namespace dscomm {
+
+// What every collective is told besides its buffers.
+struct CallOptions {
+  Deadline deadline;
+  // Position in a coalesced list; ranks whose lists differ in length are told so.
+  uint32_t part = 0;
+  uint32_t part_count = 1;
+  // Set by a Team that composes this one: the hash of its own call, of which this call is a piece.
+  // It is part of what members must agree on, like the collective itself: pieces may look alike
+  // though the calls they belong to differ. 0: not composed.
+  uint64_t within = 0;
+};
+
+class Team {
+ public:
+  virtual ~Team() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // One line for people: "shm, 4 ranks", "hierarchical: 2 x shm(4)".
+  virtual std::string describe() const = 0;
+
+  // out[i] = reduction over the ranks of in[i], the same bits on every rank. in may equal out.
+  virtual Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                            const CallOptions& options) = 0;
+
+  // Every rank's buffer becomes the root's. count and dtype must agree on all ranks.
+  virtual Status broadcast(void* buffer, size_t count, DType dtype, int root,
+                           const CallOptions& options) = 0;
+
+  // As all_reduce, but only the root's out is written (others may pass null, and their in is kept).
+  virtual Status reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                        int root, const CallOptions& options) = 0;
+
+  // outs[k] (out_counts[k] elements) becomes rank k's in. Counts may differ from rank to rank, but
+  // a rank's count must be what the others expect of it (else kMismatch).
+  // in may equal outs[rank()].
+  virtual Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                            std::span<const size_t> out_counts, const CallOptions& options) = 0;
+
+  // out becomes the reduction over the ranks of their ins[rank()]. counts[k] elements belong to
+  // rank k and must agree on all ranks. out may equal ins[rank()].
+  virtual Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
+                                void* out, const Reduction& reduction,
+                                const CallOptions& options) = 0;
+
+  // The root's outs[k] becomes rank k's in. outs and out_counts are empty elsewhere. in may equal
+  // outs[root] on the root.
+  virtual Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                        std::span<const size_t> out_counts, int root,
+                        const CallOptions& options) = 0;
+
+  // Rank k's out becomes the root's ins[k]. ins and in_counts are empty elsewhere. out may equal
+  // ins[root] on the root.
+  virtual Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                         void* out, size_t count, DType dtype, int root,
+                         const CallOptions& options) = 0;
+
+  // outs[k] becomes rank k's ins[rank()]. in_counts[k] here must equal out_counts[rank()] on k
+  // (else kMismatch, before anything is copied between the two). ins and outs do not overlap.
+  virtual Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                            std::span<void* const> outs, std::span<const size_t> out_counts,
+                            DType dtype, const CallOptions& options) = 0;
+
+  // Returns when every member has called it.
+  virtual Status barrier(const CallOptions& options) = 0;
+
+  // Ends the Team for every member with this cause. Any thread; does not block.
+  virtual void abort(const Status& cause) = 0;
+
+  // What ended the Team, or OK while it lives. Takes over a member's abort, and then always says the
+  // same; death is not looked for. Any thread. Cheap.
+  virtual Status failure() = 0;
+};
+
+}  // namespace dscomm

@@ -1,0 +1,77 @@
+// From where ranks are bound to the domains in which they reduce first.
+
+#include <algorithm>
+#include <map>
+
+#include "core/base/status.h"
+#include "core/topology/topology.h"
+
+namespace dscomm {
+namespace {
+
+struct Level {
+  const char* name;
+  int Place::* index;
+};
+constexpr Level kNuma{"NUMA node", &Place::numa};
+constexpr Level kL3{"L3", &Place::l3};
+
+// Why the ranks cannot or should not be split at this level is in `reason`; `ranks` is then empty.
+Domains split(std::span<const Place> places, Level level, size_t least_with_two_ranks) {
+  std::map<int, std::vector<int>> by_index;
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    int index = places[rank].*level.index;
+    if (index < 0)
+      return {{},
+              "rank " + std::to_string(rank) + " of this host is bound to no single " + level.name};
+    by_index[index].push_back(static_cast<int>(rank));
+  }
+  if (by_index.size() < 2)
+    return {{}, std::string("the ranks of this host are bound to one ") + level.name};
+
+  Domains domains;
+  for (auto& [index, ranks] : by_index) domains.ranks.push_back(std::move(ranks));
+  std::sort(domains.ranks.begin(), domains.ranks.end());  // disjoint, so by their lowest rank
+
+  auto has_two = [](const std::vector<int>& ranks) { return ranks.size() >= 2; };
+  auto with_two =
+      static_cast<size_t>(std::count_if(domains.ranks.begin(), domains.ranks.end(), has_two));
+  if (with_two < least_with_two_ranks)
+    return {{},
+            "only " + std::to_string(with_two) + " of " + std::to_string(domains.ranks.size()) +
+                " " + level.name + "s hold more than one rank of this host"};
+  domains.reason =
+      std::to_string(domains.ranks.size()) + " " + level.name + "s hold the ranks of this host";
+  return domains;
+}
+
+Domains one_domain(size_t rank_count, std::string reason) {
+  std::vector<int> ranks(rank_count);
+  for (size_t rank = 0; rank < rank_count; ++rank) ranks[rank] = static_cast<int>(rank);
+  return {{std::move(ranks)}, std::move(reason)};
+}
+
+}  // namespace
+
+Domains make_domains(std::span<const Place> places, std::string_view hierarchy) {
+  if (hierarchy == "flat") return one_domain(places.size(), "DSCOMM_HIERARCHY is flat");
+
+  if (hierarchy == "numa" || hierarchy == "l3") {
+    // Asked for, so one domain with two ranks is enough for an inner level to exist.
+    Domains domains = split(places, hierarchy == "numa" ? kNuma : kL3, 1);
+    if (!domains.ranks.empty()) return domains;
+    return one_domain(places.size(),
+                      "DSCOMM_HIERARCHY is " + std::string(hierarchy) + ", but " + domains.reason);
+  }
+
+  DSCOMM_CHECK(hierarchy == "auto", "the settings allow no other hierarchy");
+  // With one domain of several ranks and others of one, little is saved: the lone ranks exchange
+  // everything anyway.
+  Domains by_numa = split(places, kNuma, 2);
+  if (!by_numa.ranks.empty()) return by_numa;
+  Domains by_l3 = split(places, kL3, 2);
+  if (!by_l3.ranks.empty()) return by_l3;
+  return one_domain(places.size(), by_numa.reason + "; " + by_l3.reason);
+}
+
+}  // namespace dscomm

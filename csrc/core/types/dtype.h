@@ -1,0 +1,45 @@
+// The element types that dscomm carries. The values are part of what ranks tell each other (the
+// fingerprint of a call), so they are fixed: append, never renumber.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dscomm {
+
+enum class DType : uint8_t {
+  kBool = 0,
+  kUInt8 = 1,
+  kInt8 = 2,
+  kUInt16 = 3,
+  kInt16 = 4,
+  kUInt32 = 5,
+  kInt32 = 6,
+  kUInt64 = 7,
+  kInt64 = 8,
+  kFloat16 = 9,
+  kBFloat16 = 10,
+  kFloat32 = 11,
+  kFloat64 = 12,
+  kComplex64 = 13,
+  kComplex128 = 14,
+  // Moved, never reduced.
+  kFloat8E4M3FN = 15,
+  kFloat8E5M2 = 16,
+  kFloat8E4M3FNUZ = 17,
+  kFloat8E5M2FNUZ = 18,
+  kFloat8E8M0FNU = 19,
+};
+inline constexpr int kDTypeCount = 20;
+
+// Bytes of one element; 0 for a value from a peer that is out of range.
+size_t dtype_bytes(DType dtype);
+// As PyTorch spells it without the prefix: "float32", "bfloat16"; "unknown(77)" for a value from a
+// peer that is out of range.
+const char* dtype_name(DType dtype);
+bool is_floating(DType dtype);  // fp16, bf16, fp32, fp64
+bool is_integral(DType dtype);  // (u)int8 to (u)int64; bool is not
+bool is_complex(DType dtype);
+bool is_float8(DType dtype);
+
+}  // namespace dscomm

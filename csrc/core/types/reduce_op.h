@@ -1,0 +1,43 @@
+// The reduction operators, and which of them has a meaning for which dtype.
+//
+//   SUM PRODUCT          all but float8; of bool: or, and
+//   MIN MAX              all but complex and float8; of bool: and, or; a NaN in any source gives
+//   NaN AVG                  floating and complex: the sum divided by the divisor; of integers
+//   refused BAND BOR BXOR        integers and bool PREMUL_SUM           floating and complex: every
+//   source is multiplied by the factor, then summed
+#pragma once
+
+#include <cstdint>
+
+#include "core/base/status.h"
+#include "core/types/dtype.h"
+
+namespace dscomm {
+
+// Values are part of a call's fingerprint: append, never renumber.
+enum class ReduceOp : uint8_t {
+  kSum = 0,
+  kProduct = 1,
+  kMin = 2,
+  kMax = 3,
+  kAvg = 4,
+  kBand = 5,
+  kBor = 6,
+  kBxor = 7,
+  kPremulSum = 8,
+};
+inline constexpr int kReduceOpCount = 9;
+
+const char* reduce_op_name(ReduceOp op);  // "SUM", "PREMUL_SUM"
+
+// What to reduce with: everything about a reduction but the data.
+struct Reduction {
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  double factor = 1.0;  // PREMUL_SUM only
+};
+
+// OK, or kUnsupported with a sentence that names the op, the dtype and what is allowed.
+Status check_reduction(const Reduction& reduction);
+
+}  // namespace dscomm
