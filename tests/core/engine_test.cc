@@ -1,0 +1,313 @@
+// The engine: queue, workers, callbacks, groups. Ranks are threads, each with a Context of its own.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "core/engine/context.h"
+#include "core/engine/group.h"
+#include "core/engine/worker_pool.h"
+#include "shm_ranks.h"
+
+namespace dscomm::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A world of threads with a Context each.
+class World {
+ public:
+  std::shared_ptr<Context> context() {
+    return Context::create(small_settings(), std::make_unique<InProcessDirectory>(registry_))
+        .value();
+  }
+  std::shared_ptr<Group> group(const std::shared_ptr<Context>& context, int rank, int size,
+                               const std::string& name = "world",
+                               milliseconds timeout = seconds(60)) {
+    Result<std::shared_ptr<Group>> group = try_group(context, rank, size, name, timeout);
+    EXPECT_TRUE(group.ok()) << group.status().message();
+    return std::move(group).value();
+  }
+  Result<std::shared_ptr<Group>> try_group(const std::shared_ptr<Context>& context, int rank,
+                                           int size, const std::string& name,
+                                           milliseconds timeout) {
+    Prefixed store(store_, name);
+    return Group::create(context, store, options(rank, size, name, timeout));
+  }
+  void decline(int rank, int size, const std::string& name, const Status& cause) {
+    Prefixed store(store_, name);
+    Group::decline(store, options(rank, size, name, seconds(60)), cause);
+  }
+
+ private:
+  static GroupOptions options(int rank, int size, const std::string& name, milliseconds timeout) {
+    GroupOptions options;
+    options.name = name;
+    options.rank = rank;
+    options.size = size;
+    options.timeout = timeout;
+    return options;
+  }
+
+  // As torch does it: every group has its own prefix.
+  class Prefixed final : public Store {
+   public:
+    Prefixed(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+    Status set(const std::string& key, std::string_view value) override {
+      return store_.set(prefix_ + key, value);
+    }
+    Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+      return store_.get(prefix_ + key, deadline);
+    }
+    Result<bool> has(const std::string& key) override { return store_.has(prefix_ + key); }
+    Result<int64_t> add(const std::string& key, int64_t amount) override {
+      return store_.add(prefix_ + key, amount);
+    }
+
+   private:
+    Store& store_;
+    std::string prefix_;
+  };
+
+  std::shared_ptr<Registry> registry_ = std::make_shared<Registry>();
+  MemoryStore store_;
+};
+
+constexpr OperationInfo kSum{"all_reduce", DType::kInt64, true, ReduceOp::kSum, 1, -1, 0, false};
+const Reduction kInt64Sum{DType::kInt64, ReduceOp::kSum};
+
+Group::Body sum_of(int64_t* value) {
+  return [value](Team& team, const CallOptions& options) {
+    return team.all_reduce(value, value, 1, kInt64Sum, options);
+  };
+}
+
+void run_world(int ranks, const std::function<void(World&, std::shared_ptr<Context>, int)>& body) {
+  World world;
+  run_ranks(ranks, [&](int rank) { body(world, world.context(), rank); });
+}
+
+TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
+  run_world(3, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 3);
+    for (int round = 0; round < 50; ++round) {
+      int64_t a = rank, b = 10 * rank, c = 100 * rank;
+      OperationPtr first = group->start(kSum, sum_of(&a), milliseconds(0));
+      OperationPtr second = group->start(kSum, sum_of(&b), milliseconds(0));
+      ASSERT_TRUE(group->run(kSum, sum_of(&c), milliseconds(0)).ok());
+      EXPECT_TRUE(first->done() && second->done());  // the queue is in order
+      ASSERT_TRUE(second->wait().ok());
+      ASSERT_TRUE(first->wait().ok());
+      ASSERT_EQ(a, 3);
+      ASSERT_EQ(b, 30);
+      ASSERT_EQ(c, 300);
+    }
+    EXPECT_EQ(group->sequence(), 150u);
+    group->shutdown();
+  });
+}
+
+// Rank 0 queues in A and then in B, rank 1 in B and then in A, and each polls the one it queued
+// last.
+TEST(Engine, GroupsProgressIndependently) {
+  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> a = world.group(context, rank, 2, "a"),
+                           b = world.group(context, rank, 2, "b");
+    for (int round = 0; round < 50; ++round) {
+      int64_t one_value = 1, two_value = 1;
+      Group& first = rank == 0 ? *a : *b;
+      Group& second = rank == 0 ? *b : *a;
+      OperationPtr one = first.start(kSum, sum_of(&one_value), milliseconds(0));
+      OperationPtr two = second.start(kSum, sum_of(&two_value), milliseconds(0));
+      while (!two->done()) std::this_thread::yield();
+      ASSERT_TRUE(one->wait().ok());
+      EXPECT_EQ(one_value, 2);
+      EXPECT_EQ(two_value, 2);
+    }
+    // One for each busy group, and one each that still calls back.
+    EXPECT_LE(context->workers().thread_count(), 4u);
+    a->shutdown();
+    b->shutdown();
+  });
+}
+
+TEST(Engine, ACallbackMayStartTheNextCall) {
+  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 2);
+    int64_t x = 1, y = 1;
+    std::promise<Status> nested;
+    OperationPtr first = group->start(kSum, sum_of(&x), milliseconds(0));
+    first->when_done([&](const Status& status) {
+      EXPECT_TRUE(status.ok());
+      nested.set_value(group->run(kSum, sum_of(&y), milliseconds(0)));
+    });
+    EXPECT_TRUE(nested.get_future().get().ok());
+    EXPECT_EQ(x + y, 4);
+    group->shutdown();
+  });
+}
+
+TEST(Engine, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
+  std::atomic<bool> go{false};
+  run_world(2, [&](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 2);
+    int64_t x = 1;
+    if (rank == 1)
+      while (!go) std::this_thread::yield();
+    OperationPtr operation = group->start(kSum, sum_of(&x), milliseconds(0));
+    if (rank == 0) {
+      EXPECT_EQ(operation->wait(milliseconds(20)).code(), Code::kTimeout);
+      EXPECT_FALSE(operation->done());
+      go = true;
+    }
+    EXPECT_TRUE(operation->wait().ok());
+    EXPECT_EQ(x, 2);
+    group->shutdown();
+  });
+}
+
+TEST(Engine, AnAbortFailsWhatIsQueuedAndWhatComes) {
+  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 2);
+    std::shared_ptr<Group> other = world.group(context, rank, 2, "other");
+    int64_t x = 1, y = 1;
+    if (rank == 0) {
+      OperationPtr one = group->start(kSum, sum_of(&x), milliseconds(0));
+      OperationPtr two = group->start(kSum, sum_of(&y), milliseconds(0));
+      group->abort("the test wants it");
+      EXPECT_EQ(one->wait().code(), Code::kAborted);
+      EXPECT_EQ(two->wait().code(), Code::kAborted);
+    }
+    // Rank 1 comes after the abort, so that nothing can have finished before it.
+    while (rank == 1 && group->failure().ok()) std::this_thread::yield();
+    Status status = group->run(kSum, sum_of(&x), milliseconds(0));
+    EXPECT_EQ(status.code(), Code::kAborted);
+    EXPECT_NE(status.message().find("aborted by rank 0: the test wants it"), std::string::npos)
+        << status.message();
+    EXPECT_EQ(group->failure().code(), Code::kAborted);
+    // Other groups live on.
+    EXPECT_TRUE(other->run(kSum, sum_of(&y), milliseconds(0)).ok());
+    group->shutdown();
+    other->shutdown();
+  });
+}
+
+TEST(Engine, ABodyThatThrowsEndsTheGroupAndNotTheProcess) {
+  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 2);
+    int64_t x = 1;
+    Status status;
+    if (rank == 0)
+      status =
+          group
+              ->start(
+                  kSum,
+                  [](Team&, const CallOptions&) -> Status { throw std::runtime_error("oops"); },
+                  milliseconds(0))
+              ->wait();
+    else
+      status = group->run(kSum, sum_of(&x), milliseconds(0));
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_NE(status.message().find("oops"), std::string::npos);
+    group->shutdown();
+  });
+}
+
+TEST(Engine, ShutdownLetsTheQueueFinishAndRefusesWhatComes) {
+  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 2);
+    std::vector<int64_t> values(100, 1);
+    std::vector<OperationPtr> operations;
+    for (int64_t& value : values)
+      operations.push_back(group->start(kSum, sum_of(&value), milliseconds(0)));
+    group->shutdown();
+    for (const OperationPtr& operation : operations)
+      EXPECT_TRUE(operation->done() && operation->status().ok());
+    EXPECT_EQ(values, std::vector<int64_t>(100, 2));
+    group->shutdown();
+    EXPECT_EQ(group->run(kSum, sum_of(&values[0]), milliseconds(0)).code(), Code::kInvalidArgument);
+  });
+}
+
+TEST(Engine, AGroupOfOneNeedsNobody) {
+  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 1);
+    int64_t x = 7;
+    EXPECT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
+    EXPECT_EQ(x, 7);
+    EXPECT_EQ(group->send(&x, 1, DType::kInt64, 0, 0, nullptr, milliseconds(0))->status().code(),
+              Code::kInvalidArgument);
+  });
+}
+
+TEST(Engine, TheRecorderKeepsTheLastOperations) {
+  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 1);
+    int64_t x = 7;
+    for (int i = 0; i < 300; ++i) ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
+    std::string json = group->flight_record_json();
+    EXPECT_NE(
+        json.find("{\"id\": 300, \"title\": \"all_reduce\", \"dtype\": \"int64\", \"op\": \"SUM\""),
+        std::string::npos)
+        << json;
+    EXPECT_NE(json.find("\"id\": 45,"), std::string::npos);
+    EXPECT_EQ(json.find("\"id\": 44,"), std::string::npos);
+    EXPECT_NE(json.find("\"state\": \"completed\""), std::string::npos);
+  });
+}
+
+TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
+  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
+    for (int64_t i = 0; i < 20; ++i) {
+      std::shared_ptr<Group> group = world.group(context, rank, 2, "default");
+      int64_t x = i;
+      ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
+      ASSERT_EQ(x, 2 * i);
+      group->shutdown();
+    }
+  });
+}
+
+// Twice, and then it works: who declines counts as one who has tried.
+TEST(Engine, ARankThatCannotBeginTellsTheOthers) {
+  run_world(3, [](World& world, std::shared_ptr<Context> context, int rank) {
+    for (int round = 0; round < 2; ++round) {
+      if (rank == 1) {
+        world.decline(rank, 3, "world", Status(Code::kResource, "no thread is left"));
+        continue;
+      }
+      Result<std::shared_ptr<Group>> group =
+          world.try_group(context, rank, 3, "world", seconds(60));
+      ASSERT_EQ(group.status().code(), Code::kResource) << group.status().message();
+      EXPECT_NE(group.status().message().find("rank 1 (pid"), std::string::npos);
+      EXPECT_NE(group.status().message().find("no thread is left"), std::string::npos);
+    }
+    std::shared_ptr<Group> group = world.group(context, rank, 3);
+    int64_t x = rank;
+    ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
+    EXPECT_EQ(x, 3);
+    group->shutdown();
+  });
+}
+
+TEST(WorkerPool, GrowsWithBlockedTasksAndShrinksWhenIdle) {
+  WorkerPool pool(milliseconds(20));
+  std::promise<void> release;
+  std::shared_future<void> released = release.get_future().share();
+  std::atomic<int> started{0};
+  for (int i = 0; i < 5; ++i)
+    ASSERT_TRUE(pool.submit([&, released] {
+                      ++started;
+                      released.wait();
+                    })
+                    .ok());
+  while (started < 5) std::this_thread::yield();
+  EXPECT_EQ(pool.thread_count(), 5u);
+  release.set_value();
+  while (pool.thread_count() > 0) std::this_thread::sleep_for(milliseconds(5));
+}
+
+}  // namespace
+}  // namespace dscomm::test

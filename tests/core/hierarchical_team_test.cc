@@ -1,0 +1,297 @@
+#include "core/team/hierarchical_team.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <thread>
+
+#include "team_reference.h"
+#include "thread_team.h"
+
+namespace dscomm::testing {
+namespace {
+
+using Domains = std::vector<std::vector<int>>;
+
+struct Placement {
+  const char* name;
+  Domains domains;
+};
+
+int rank_count(const Domains& domains) {
+  int count = 0;
+  for (const std::vector<int>& domain : domains) count += static_cast<int>(domain.size());
+  return count;
+}
+
+CallOptions within_ms(int64_t timeout_ms) {
+  return {Deadline::after(std::chrono::milliseconds(timeout_ms))};
+}
+
+// Ranks are threads, and the Teams below are ThreadTeams.
+std::unique_ptr<HierarchicalTeam> make_over_threads(ThreadBoards& boards, int rank,
+                                                    const Domains& domains, size_t staging_bytes) {
+  TeamFactory factory = [&boards, rank](std::span<const int> ranks, const std::string& name) {
+    EXPECT_GE(ranks.size(), 2u) << name;
+    return Result<std::unique_ptr<Team>>(boards.make(rank, ranks, name));
+  };
+  auto team = HierarchicalTeam::make(rank, domains, factory, factory, {"test", staging_bytes});
+  EXPECT_TRUE(team.ok()) << team.status().message();
+  return std::move(team).value();
+}
+
+RunRanks over_threads(const Domains& domains, size_t staging_bytes = size_t{1} << 20) {
+  return [domains, staging_bytes](const RankBody& body) {
+    ThreadBoards boards;
+    std::vector<std::thread> running;
+    for (int rank = 0; rank < rank_count(domains); ++rank) {
+      running.emplace_back(
+          [&, rank] { body(*make_over_threads(boards, rank, domains, staging_bytes)); });
+    }
+    for (std::thread& thread : running) thread.join();
+  };
+}
+
+class Placements : public ::testing::TestWithParam<Placement> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    HierarchicalTeam, Placements,
+    ::testing::Values(Placement{"two_and_two", {{0, 1}, {2, 3}}},
+                      Placement{"interleaved", {{0, 2}, {1, 3}}},
+                      Placement{"one_and_three", {{0}, {1, 2, 3}}},
+                      Placement{"three_and_one", {{0, 1, 2}, {3}}},
+                      Placement{"two_and_five", {{0, 1}, {2, 3, 4, 5, 6}}},
+                      Placement{"two_three_one_interleaved", {{0, 4}, {1, 3, 5}, {2}}},
+                      Placement{"two_two_five", {{0, 5}, {1, 8}, {2, 3, 4, 6, 7}}},
+                      Placement{"one_each", {{0}, {1}, {2}}}, Placement{"one_domain", {{0, 1, 2}}}),
+    [](const ::testing::TestParamInfo<Placement>& placement) { return placement.param.name; });
+
+TEST_P(Placements, EveryCollectiveInOneChunk) {
+  ReferenceOptions options;
+  options.counts = {0, 1, 4, 1000};
+  check_every_collective(rank_count(GetParam().domains), over_threads(GetParam().domains), options);
+}
+
+// 200 bytes: no count fits, none divides, and the chunks of slices end in the middle of lines.
+TEST_P(Placements, EveryCollectiveInSmallChunks) {
+  ReferenceOptions options;
+  options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kFloat8E5M2};
+  options.counts = {0, 1, 4, 333};
+  check_every_collective(rank_count(GetParam().domains), over_threads(GetParam().domains, 200),
+                         options);
+}
+
+// Less than one element: chunks of one.
+TEST_P(Placements, EveryCollectiveInChunksOfOneElement) {
+  ReferenceOptions options;
+  options.dtypes = {DType::kFloat16, DType::kInt64};
+  options.counts = {0, 5};
+  check_every_collective(rank_count(GetParam().domains), over_threads(GetParam().domains, 1),
+                         options);
+}
+
+TEST_P(Placements, SameBits) {
+  check_same_bits(rank_count(GetParam().domains), over_threads(GetParam().domains));
+}
+
+TEST_P(Placements, DisagreementsAreToldToAll) {
+  for (size_t staging_bytes : {size_t{64}, size_t{1} << 20})
+    check_disagreements(rank_count(GetParam().domains),
+                        over_threads(GetParam().domains, staging_bytes));
+}
+
+// Domain by domain, and rank by rank inside: with these values another order gives other bits.
+TEST(HierarchicalTeam, ArithmeticIsInTheOrderOfTheDomains) {
+  const float values[4] = {1e8f, 1.0f, -1e8f, 1.0f};
+  auto sum_over = [&](const Domains& domains) {
+    std::atomic<float> result = 0;
+    over_threads(domains)([&](Team& team) {
+      float value = values[team.rank()];
+      Status status =
+          team.all_reduce(&value, &value, 1, {DType::kFloat32, ReduceOp::kSum}, within_ms(60000));
+      ASSERT_TRUE(status.ok()) << status.message();
+      result = value;
+    });
+    return result.load();
+  };
+  EXPECT_EQ(sum_over({{0, 1}, {2, 3}}), 0.0f);  // (1e8 + 1) + (-1e8 + 1)
+  EXPECT_EQ(sum_over({{0, 2}, {1, 3}}), 2.0f);  // (1e8 - 1e8) + (1 + 1)
+}
+
+TEST(HierarchicalTeam, DescribesItself) {
+  over_threads({{0, 2}, {1, 3, 4}})([](Team& team) {
+    std::string expected = "hierarchical, 5 ranks in domains of 2+3: inside (threads, ";
+    EXPECT_EQ(team.describe().substr(0, expected.size()), expected);
+    EXPECT_EQ(team.size(), 5);
+  });
+}
+
+// Every rank leads the slices that the header promises, and makes its Teams in one order.
+TEST(HierarchicalTeam, TeamsAreMadeInOneOrder) {
+  const Domains domains = {{0, 1}, {2, 3, 4, 5, 6}};
+  ThreadBoards boards;
+  std::vector<std::string> made;
+  TeamFactory factory = [&](std::span<const int> ranks, const std::string& name) {
+    std::string line = name + ":";
+    for (int rank : ranks) line += " " + std::to_string(rank);
+    made.push_back(line);
+    return Result<std::unique_ptr<Team>>(boards.make(1, ranks, name));
+  };
+  ASSERT_TRUE(HierarchicalTeam::make(1, domains, factory, factory, {"g"}).ok());
+  EXPECT_EQ(made, (std::vector<std::string>{"g/domain0: 0 1", "g/slice1: 1 3", "g/slice3: 1 5"}));
+}
+
+TEST(HierarchicalTeam, DomainsMustDivideTheRanks) {
+  TeamFactory never = [](std::span<const int>, const std::string&) {
+    ADD_FAILURE() << "no Team can be made of these domains";
+    return Result<std::unique_ptr<Team>>(make_status(Code::kInternal, "unreachable"));
+  };
+  for (const Domains& domains : {Domains{{0, 1}, {1, 2}}, Domains{{0, 1}, {3}}, Domains{{0, -1}},
+                                 Domains{{0}, {}}, Domains{}}) {
+    auto team = HierarchicalTeam::make(0, domains, never, never, {"g"});
+    ASSERT_FALSE(team.ok());
+    EXPECT_EQ(team.status().code(), Code::kInvalidArgument);
+  }
+  EXPECT_EQ(HierarchicalTeam::make(4, {{0, 1}, {2, 3}}, never, never, {"g"}).status().code(),
+            Code::kInvalidArgument);
+}
+
+TEST(HierarchicalTeam, AFactoryThatFailsAbortsWhatWasMade) {
+  ThreadBoards boards;
+  TeamFactory inner = [&](std::span<const int> ranks, const std::string& name) {
+    return Result<std::unique_ptr<Team>>(boards.make(0, ranks, name));
+  };
+  TeamFactory outer = [](std::span<const int>, const std::string&) {
+    return Result<std::unique_ptr<Team>>(make_status(Code::kResource, "no wire"));
+  };
+  auto team = HierarchicalTeam::make(0, {{0, 1}, {2, 3}}, inner, outer, {"g"});
+  ASSERT_FALSE(team.ok());
+  EXPECT_EQ(team.status().message(), "no wire");
+  // The other rank of the domain, whose Team was made, is told.
+  const int pair[2] = {0, 1};
+  EXPECT_EQ(boards.make(1, pair, "g/domain0")->failure().message(), "no wire");
+}
+
+TEST(HierarchicalTeam, MistakesAreNamedAndTheTeamLives) {
+  over_threads({{0, 1}, {2}})([](Team& team) {
+    float value = 1;
+    std::vector<void*> outs(3, &value), few_outs(2, &value);
+    std::vector<const void*> ins(3, &value), no_ins;
+    std::vector<size_t> counts(3, 1), few_counts(2, 1), none;
+    std::vector<size_t> others(3, 2);
+    const DType dtype = DType::kFloat32;
+    CallOptions options = within_ms(60000);
+    for (const Status& status : {
+             team.broadcast(&value, 1, dtype, 3, options),
+             team.reduce(&value, &value, 1, {dtype}, -1, options),
+             team.all_gather(&value, 1, dtype, few_outs, few_counts, options),
+             team.all_gather(&value, 1, dtype, outs, others, options),
+             team.reduce_scatter(no_ins, none, &value, {dtype}, options),
+             team.gather(&value, 1, dtype, few_outs, few_counts, 0, options),
+             team.scatter(ins, counts, &value, 1, dtype, 7, options),
+             team.all_to_all(ins, counts, outs, others, dtype, options),
+         })
+      EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.message();
+    EXPECT_EQ(team.all_reduce(&value, &value, 1, {DType::kInt32, ReduceOp::kAvg}, options).code(),
+              Code::kUnsupported);
+    EXPECT_TRUE(team.failure().ok());
+    EXPECT_TRUE(team.barrier(options).ok());
+  });
+}
+
+// A rank that never comes: everyone is told by the deadline, in whichever Team they wait.
+TEST_P(Placements, AMissingRankIsATimeoutForAll) {
+  const int ranks = rank_count(GetParam().domains);
+  for (int missing : {0, ranks - 1}) {
+    over_threads(GetParam().domains)([missing](Team& team) {
+      if (team.rank() == missing) return;
+      std::vector<float> data(100);
+      Status status =
+          team.all_reduce(data.data(), data.data(), data.size(), {DType::kFloat32}, within_ms(100));
+      EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
+      EXPECT_EQ(team.failure().message(), status.message());
+      Status later = team.barrier(within_ms(60000));
+      EXPECT_EQ(later.message(), status.message()) << "the first cause must be kept";
+    });
+  }
+}
+
+// An abort on any rank, from another thread, ends the wait of all of them, wherever they are.
+TEST_P(Placements, AnAbortEndsEveryonesWait) {
+  const int ranks = rank_count(GetParam().domains);
+  for (int aborting = 0; aborting < ranks; ++aborting) {
+    over_threads(GetParam().domains)([aborting](Team& team) {
+      if (team.rank() == aborting) {
+        std::thread other([&] { team.abort(make_status(Code::kAborted, "enough")); });
+        other.join();
+        EXPECT_EQ(team.failure().message(), "enough");
+        return;
+      }
+      Status status = team.barrier(within_ms(60000));
+      EXPECT_EQ(status.code(), Code::kAborted) << status.message();
+      EXPECT_EQ(status.message(), "enough");
+    });
+  }
+}
+
+// What a sub-team of another rank reports is what every rank reports.
+TEST(HierarchicalTeam, TheFirstCauseGoesThroughToFarRanks) {
+  over_threads({{0, 1, 2}, {3, 4, 5}})([](Team& team) {
+    std::vector<float> data(64);
+    if (team.rank() == 5) {
+      team.abort(make_status(Code::kPeerDied, "rank 5 saw a death"));
+      team.abort(make_status(Code::kTimeout, "later"));
+    }
+    Status status =
+        team.all_reduce(data.data(), data.data(), data.size(), {DType::kFloat32}, within_ms(60000));
+    EXPECT_EQ(status.code(), Code::kPeerDied) << status.message();
+    EXPECT_EQ(status.message(), "rank 5 saw a death");
+  });
+}
+
+// A hierarchy inside a hierarchy: hosts of NUMA nodes.
+TEST(HierarchicalTeam, TeamsOfTeamsOfTeams) {
+  const Domains hosts = {{0, 1, 2, 3}, {4, 5, 6}};
+  RunRanks run_ranks = [&](const RankBody& body) {
+    ThreadBoards boards;
+    std::vector<std::thread> running;
+    for (int rank = 0; rank < 7; ++rank) {
+      running.emplace_back([&, rank] {
+        TeamFactory flat = [&](std::span<const int> ranks, const std::string& name) {
+          return Result<std::unique_ptr<Team>>(boards.make(rank, ranks, name));
+        };
+        // The ranks of a host, numbered from 0, by two nodes: even ones and odd ones.
+        TeamFactory host = [&](std::span<const int> ranks,
+                               const std::string& name) -> Result<std::unique_ptr<Team>> {
+          Domains nodes(2);
+          int local = 0;
+          for (size_t i = 0; i < ranks.size(); ++i) {
+            nodes[i % 2].push_back(static_cast<int>(i));
+            if (ranks[i] == rank) local = static_cast<int>(i);
+          }
+          TeamFactory node = [&](std::span<const int> locals, const std::string& node_name) {
+            std::vector<int> global;
+            for (int each : locals) global.push_back(ranks[static_cast<size_t>(each)]);
+            return Result<std::unique_ptr<Team>>(boards.make(rank, global, node_name));
+          };
+          auto team = HierarchicalTeam::make(local, nodes, node, node, {name, 300});
+          if (!team.ok()) return team.status();
+          return std::unique_ptr<Team>(std::move(team).value());
+        };
+        auto team = HierarchicalTeam::make(rank, hosts, host, flat, {"job", 500});
+        ASSERT_TRUE(team.ok()) << team.status().message();
+        body(*team.value());
+      });
+    }
+    for (std::thread& thread : running) thread.join();
+  };
+  ReferenceOptions options;
+  options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64};
+  options.counts = {0, 1, 200};
+  check_every_collective(7, run_ranks, options);
+  check_same_bits(7, run_ranks);
+  check_disagreements(7, run_ranks);
+}
+
+}  // namespace
+}  // namespace dscomm::testing

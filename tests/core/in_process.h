@@ -1,0 +1,132 @@
+// Ranks as threads: a store in memory, a directory that hands arenas over within the process (one
+// mapping for all ranks, so that ThreadSanitizer sees what it must), and a runner of ranks.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/store.h"
+#include "core/shm/directory.h"
+#include "core/shm/socket_directory.h"
+
+namespace dscomm::test {
+
+class MemoryStore final : public Store {
+ public:
+  Status set(const std::string& key, std::string_view value) override {
+    std::lock_guard lock(mutex_);
+    values_[key] = std::string(value);
+    changed_.notify_all();
+    return {};
+  }
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+    std::unique_lock lock(mutex_);
+    bool there = changed_.wait_for(
+        lock, std::chrono::nanoseconds(std::max<int64_t>(deadline.remaining_ns(), 0)),
+        [&] { return values_.count(key) != 0; });
+    if (!there) return Status(Code::kTimeout, "no key " + key);
+    return values_[key];
+  }
+  Result<bool> has(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    return values_.count(key) != 0;
+  }
+  Result<int64_t> add(const std::string& key, int64_t amount) override {
+    std::lock_guard lock(mutex_);
+    return counters_[key] += amount;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+  std::map<std::string, int64_t> counters_;
+};
+
+// Where the arenas of all ranks of a test are known.
+class Registry {
+ public:
+  void add(std::shared_ptr<Arena> arena) {
+    std::lock_guard lock(mutex_);
+    arenas_[arena->id()] = std::move(arena);
+  }
+  std::shared_ptr<Arena> find(const ArenaId& id) {
+    std::lock_guard lock(mutex_);
+    auto found = arenas_.find(id);
+    return found == arenas_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<ArenaId, std::shared_ptr<Arena>> arenas_;
+};
+
+class InProcessDirectory final : public Directory {
+ public:
+  explicit InProcessDirectory(std::shared_ptr<Registry> registry)
+      : registry_(std::move(registry)) {}
+  ~InProcessDirectory() override { die(); }
+
+  Result<PeerAddress> publish(std::shared_ptr<Arena> arena, const ArenaId& doorbell) override {
+    arena_ = std::move(arena);
+    std::mutex mutex;
+    std::condition_variable born;
+    bool alive = false;
+    life_ = std::thread([&, this] {
+      arena_->begin_life();
+      {
+        std::lock_guard lock(mutex);
+        alive = true;
+        born.notify_one();
+      }
+      std::unique_lock lock(end_mutex_);
+      ended_.wait(lock, [this] { return end_; });
+      arena_->end_life();
+    });
+    std::unique_lock lock(mutex);
+    born.wait(lock, [&] { return alive; });
+    registry_->add(arena_);
+    PeerAddress address = describe_this_process(*arena_);
+    address.doorbell = doorbell;
+    return address;
+  }
+  Attached attach(const PeerAddress& address, const Deadline&) override {
+    std::shared_ptr<Arena> arena = registry_->find(address.arena);
+    if (arena == nullptr) return {nullptr, "it is not in this test"};
+    return {std::make_shared<Peer>(address, std::move(arena)), ""};
+  }
+  // As if the process had ended.
+  void die() {
+    {
+      std::lock_guard lock(end_mutex_);
+      end_ = true;
+      ended_.notify_one();
+    }
+    if (life_.joinable()) life_.join();
+  }
+
+ private:
+  std::shared_ptr<Registry> registry_;
+  std::shared_ptr<Arena> arena_;
+  std::thread life_;
+  std::mutex end_mutex_;
+  std::condition_variable ended_;
+  bool end_ = false;
+};
+
+// Runs body(rank) on one thread for each rank and waits for all.
+inline void run_ranks(int ranks, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&body, rank] { body(rank); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace dscomm::test

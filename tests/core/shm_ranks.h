@@ -1,0 +1,74 @@
+// ShmTeams for ranks that are threads.
+#pragma once
+
+#include "core/shm/formation.h"
+#include "in_process.h"
+
+namespace dscomm::test {
+
+// Settings under which every path is short: buffers of a page, so that a few kilobytes take many
+// rounds.
+inline Settings small_settings() {
+  Settings settings;
+  settings.arena_bytes = 32 << 20;
+  settings.staging_chunk_bytes = 4096;
+  settings.one_shot_bytes = 512;
+  return settings;
+}
+
+// One rank's part of a world of threads: its arena and directory, from which it forms groups.
+class RankParty {
+ public:
+  RankParty(std::shared_ptr<Registry> registry, const Settings& settings) : settings_(settings) {
+    directory = std::make_unique<InProcessDirectory>(std::move(registry));
+    topology_ = std::move(Topology::load("")).value();
+    arena = Arena::create(static_cast<size_t>(settings.arena_bytes)).value();
+    address_ = directory->publish(arena, ArenaId{}).value();
+  }
+
+  Result<Formation> form(Store& store, int rank, int size, const std::string& name = "test",
+                         std::chrono::milliseconds timeout = std::chrono::seconds(60),
+                         std::vector<int> global_ranks = {}) {
+    FormationParty party{arena, directory.get(), &address_, &settings_, topology_.get()};
+    FormationRequest request;
+    request.prefix = name + "/";
+    request.name = name;
+    request.rank = rank;
+    request.size = size;
+    request.global_ranks = std::move(global_ranks);
+    return form_group(party, store, request, Deadline::after(timeout));
+  }
+  std::unique_ptr<ShmTeam> team(Store& store, int rank, int size,
+                                const std::string& name = "test") {
+    Result<Formation> formation = form(store, rank, size, name);
+    EXPECT_TRUE(formation.ok()) << formation.status().message();
+    Formation& f = formation.value();
+    return std::make_unique<ShmTeam>(arena, f.group_id, name, rank, f.members, f.wait_policy,
+                                     f.tuning);
+  }
+
+  std::shared_ptr<Arena> arena;
+  std::unique_ptr<InProcessDirectory> directory;
+
+ private:
+  Settings settings_;
+  std::unique_ptr<Topology> topology_;
+  PeerAddress address_;
+};
+
+// Runs body(team) on every rank of a fresh group of threads.
+inline void run_shm_ranks(int ranks, const std::function<void(Team&)>& body,
+                          const Settings& settings = small_settings()) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(ranks, [&](int rank) {
+    RankParty party(registry, settings);
+    std::unique_ptr<ShmTeam> team = party.team(store, rank, ranks);
+    body(*team);
+    // Nobody leaves before all are done with this test's checks of each other.
+    EXPECT_TRUE(!team->failure().ok() ||
+                team->barrier({Deadline::after(std::chrono::seconds(60))}).ok());
+  });
+}
+
+}  // namespace dscomm::test

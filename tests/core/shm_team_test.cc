@@ -1,0 +1,354 @@
+// ShmTeam: every collective against the plain reference, and what happens when things go wrong.
+// Ranks are threads over one mapping of real arenas.
+
+#include "core/shm/shm_team.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "core/team/hierarchical_team.h"
+#include "shm_ranks.h"
+#include "team_reference.h"
+
+namespace dscomm::test {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::check_disagreements;
+using testing::check_every_collective;
+using testing::check_same_bits;
+using testing::ReferenceOptions;
+using testing::RunRanks;
+
+CallOptions within(int ms) { return {Deadline::after(milliseconds(ms))}; }
+
+RunRanks shm_ranks(int ranks, const Settings& settings = small_settings()) {
+  return [ranks, settings](const testing::RankBody& body) { run_shm_ranks(ranks, body, settings); };
+}
+
+class ShmTeamRanks : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ShmTeamRanks, ::testing::Values(2, 3, 4, 7));
+
+TEST_P(ShmTeamRanks, EveryCollective) {
+  ReferenceOptions options;
+  options.counts = {0, 1, 7, 13, 200, 1100, 5000};  // tiny, one shot, one chunk, several chunks
+  if (GetParam() != 3)
+    options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kUInt8};
+  check_every_collective(GetParam(), shm_ranks(GetParam()), options);
+}
+TEST_P(ShmTeamRanks, SameBits) { check_same_bits(GetParam(), shm_ranks(GetParam())); }
+TEST_P(ShmTeamRanks, Disagreements) { check_disagreements(GetParam(), shm_ranks(GetParam())); }
+
+// ShmTeams inside and across: the composition that several NUMA nodes or L3 caches get.
+RunRanks composed_ranks(std::vector<std::vector<int>> domains) {
+  return [domains](const testing::RankBody& body) {
+    int ranks = 0;
+    for (const std::vector<int>& domain : domains) ranks += static_cast<int>(domain.size());
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    run_ranks(ranks, [&](int rank) {
+      RankParty party(registry, small_settings());
+      TeamFactory factory = [&](std::span<const int> members,
+                                const std::string& name) -> Result<std::unique_ptr<Team>> {
+        int local =
+            static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+        return std::unique_ptr<Team>(
+            party.team(store, local, static_cast<int>(members.size()), name));
+      };
+      auto team = HierarchicalTeam::make(rank, domains, factory, factory, {"composed", 4096});
+      ASSERT_TRUE(team.ok()) << team.status().message();
+      body(*team.value());
+      EXPECT_TRUE(!team.value()->failure().ok() || team.value()->barrier(within(60000)).ok());
+    });
+  };
+}
+
+TEST(ShmTeam, ComposesEveryCollective) {
+  ReferenceOptions options;
+  options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64};
+  options.counts = {0, 1, 13, 3000};
+  check_every_collective(4, composed_ranks({{0, 2}, {1, 3}}), options);
+  check_every_collective(5, composed_ranks({{0, 1}, {2, 3, 4}}), options);
+  check_same_bits(5, composed_ranks({{0, 1}, {2, 3, 4}}));
+  check_disagreements(4, composed_ranks({{0, 2}, {1, 3}}));
+}
+
+// A wake-up that is lost shows as a hang: sleeps last until somebody wakes them.
+TEST(ShmTeam, NoWakeUpIsLost) {
+  Settings settings = small_settings();
+  settings.spin_pauses = 0;
+  settings.yield_us = 0;
+  settings.sleep_slice_ms = 0;
+  for (int ranks : {2, 4}) {
+    run_shm_ranks(
+        ranks,
+        [](Team& team) {
+          std::vector<int64_t> data(3000);
+          for (int64_t i = 0; i < 300; ++i) {
+            data.assign(data.size(), i + team.rank());
+            size_t count = i % 3 == 0 ? 1 : i % 3 == 1 ? 50 : data.size();
+            ASSERT_TRUE(
+                team.all_reduce(data.data(), data.data(), count, {DType::kInt64}, within(60000))
+                    .ok());
+            int64_t ranks_sum = int64_t{team.size()} * (team.size() - 1) / 2;
+            ASSERT_EQ(data[count - 1], i * team.size() + ranks_sum);
+            int root = static_cast<int>(i % team.size());
+            ASSERT_TRUE(
+                team.broadcast(data.data(), data.size(), DType::kInt64, root, within(60000)).ok());
+          }
+        },
+        settings);
+  }
+}
+
+// Roots run ahead of their readers; nothing unread may be overwritten.
+TEST(ShmTeam, RootsRunAhead) {
+  run_shm_ranks(3, [](Team& team) {
+    std::atomic<unsigned> pause{0};
+    for (int i = 0; i < 2000; ++i) {
+      int root = (i / 20) % 3;
+      size_t count = i % 7 == 0 ? 700 : 3;  // staged and in line
+      std::vector<int32_t> data(count, team.rank() == root ? i : -1);
+      ASSERT_TRUE(team.broadcast(data.data(), count, DType::kInt32, root, within(60000)).ok());
+      for (int32_t value : data) ASSERT_EQ(value, i);
+      std::vector<int32_t> sum(count, 1);
+      if (i % 11 == 0) {
+        ASSERT_TRUE(
+            team.reduce(sum.data(), sum.data(), count, {DType::kInt32}, root, within(60000)).ok());
+        if (team.rank() == root) {
+          ASSERT_EQ(sum[0], 3);
+        }
+      }
+      for (int spin = 0; team.rank() == 2 && i % 5 == 0 && spin < 1000; ++spin)
+        ++pause;  // a slow reader
+    }
+  });
+}
+
+TEST(ShmTeam, ARankThatDiesIsNamed) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(4, [&](int rank) {
+    RankParty party(registry, small_settings());
+    std::unique_ptr<ShmTeam> team = party.team(store, rank, 4);
+    float x = 1;
+    ASSERT_TRUE(team->all_reduce(&x, &x, 1, {}, within(60000)).ok());
+    if (rank == 2) {
+      party.directory->die();
+      // The thread lives on, as the memory of a killed process does while it is mapped.
+      std::this_thread::sleep_for(milliseconds(500));
+      return;
+    }
+    Status status = team->all_reduce(&x, &x, 1, {}, within(60000));
+    EXPECT_EQ(status.code(), Code::kPeerDied);
+    EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+    EXPECT_EQ(team->barrier(within(60000)).message(), status.message());
+  });
+}
+
+TEST(ShmTeam, WhatALeaverPublishedCanStillBeRead) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  std::atomic<bool> left{false};
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, small_settings());
+    std::unique_ptr<ShmTeam> team = party.team(store, rank, 2);
+    std::vector<int32_t> data(1000, rank);
+    if (rank == 0) {
+      ASSERT_TRUE(team->broadcast(data.data(), data.size(), DType::kInt32, 0, within(60000)).ok());
+      team.reset();
+      left = true;
+      return;
+    }
+    while (!left) std::this_thread::yield();
+    data.assign(data.size(), -1);
+    ASSERT_TRUE(team->broadcast(data.data(), data.size(), DType::kInt32, 0, within(60000)).ok());
+    EXPECT_EQ(data, std::vector<int32_t>(1000, 0));
+    Status status = team->barrier(within(60000));
+    EXPECT_EQ(status.code(), Code::kPeerLeft);
+    EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
+  });
+}
+
+TEST(ShmTeam, AMissingRankIsNamedAtTheDeadline) {
+  run_shm_ranks(3, [](Team& team) {
+    if (team.rank() == 1) {
+      while (team.failure().ok()) std::this_thread::yield();
+      return;
+    }
+    Status status = team.barrier(within(200));
+    EXPECT_EQ(status.code(), Code::kTimeout);
+    EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("has made no call"), std::string::npos) << status.message();
+  });
+}
+
+TEST(ShmTeam, AnAbortEndsTheWaitsOfAll) {
+  run_shm_ranks(3, [](Team& team) {
+    if (team.rank() == 0) {
+      std::this_thread::sleep_for(milliseconds(50));
+      team.abort(Status(Code::kAborted, "enough"));
+      return;
+    }
+    Status status = team.barrier(within(60000));
+    EXPECT_EQ(status.code(), Code::kAborted);
+    EXPECT_EQ(status.message(), "enough");
+  });
+}
+
+// Rank 2 only asks, first when rank 1 has aborted and then when rank 0 has, too, with another
+// cause.
+TEST(ShmTeam, WhoAsksKeepsTheFirstCauseThatItWasTold) {
+  std::atomic<int> step{0};
+  auto wait_for = [&step](int wanted) {
+    while (step < wanted) std::this_thread::yield();
+  };
+  run_shm_ranks(3, [&](Team& team) {
+    if (team.rank() == 1) {
+      team.abort(Status(Code::kAborted, "the first"));
+      step = 1;
+      wait_for(3);
+    } else if (team.rank() == 0) {
+      wait_for(2);
+      team.abort(Status(Code::kAborted, "another"));
+      step = 3;
+    } else {
+      wait_for(1);
+      EXPECT_EQ(team.failure().message(), "the first");
+      step = 2;
+      wait_for(3);
+      EXPECT_EQ(team.failure().message(), "the first");
+      EXPECT_EQ(team.barrier(within(60000)).message(), "the first");
+    }
+  });
+}
+
+TEST(ShmTeam, ACallThatOneRankMakesTwiceIsFound) {
+  run_shm_ranks(2, [](Team& team) {
+    int32_t x = 0;
+    Status status;
+    if (team.rank() == 0) status = team.broadcast(&x, 1, DType::kInt32, 0, within(60000));
+    ASSERT_TRUE(status.ok());
+    status = team.broadcast(&x, 1, DType::kInt32, 0, within(60000));
+    if (status.ok()) status = team.barrier(within(60000));
+    EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
+    EXPECT_NE(status.message().find("barrier()"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("broadcast(int32[1], root 0)"), std::string::npos)
+        << status.message();
+  });
+}
+
+TEST(ShmTeam, ThousandsOfGroupsReuseTheirMemory) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  Settings settings = small_settings();
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, settings);
+    size_t after_first = 0;
+    for (int i = 0; i < 400; ++i) {
+      std::unique_ptr<ShmTeam> team = party.team(store, rank, 2, "group" + std::to_string(i));
+      std::vector<float> data(3000, 1.0f);
+      ASSERT_TRUE(team->all_reduce(data.data(), data.data(), data.size(), {}, within(60000)).ok());
+      ASSERT_TRUE(team->barrier(within(60000)).ok());
+      if (i == 20) after_first = party.arena->resident_bytes();
+    }
+    EXPECT_EQ(party.arena->resident_bytes(), after_first);
+  });
+}
+
+// Two ranks that both believe to be the root of a call with more rounds than buffers wait for each
+// other's acknowledgements; neither reads the other.
+TEST(ShmTeam, TwoRootsAreFound) {
+  for (int ranks : {2, 3}) {
+    run_shm_ranks(ranks, [](Team& team) {
+      std::vector<float> data(20000);
+      Status status =
+          team.broadcast(data.data(), data.size(), DType::kFloat32, team.rank() % 2, within(60000));
+      EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
+    });
+  }
+}
+
+// Memory that one group gives back is taken by another at once. Only the readers' done and closed
+// words order the old reads before the new writes: the groups are formed before, and the root reads
+// nobody.
+TEST(ShmTeam, StagingGoesFromGroupToGroup) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  constexpr int kGroups = 40;
+  Settings settings = small_settings();
+  settings.arena_bytes = 160 << 20;
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, settings);
+    // Past the amount up to which groups keep their staging between calls.
+    ASSERT_TRUE(party.arena->allocate(70 << 20).ok());
+    std::vector<std::unique_ptr<ShmTeam>> teams;
+    for (int i = 0; i < kGroups; ++i)
+      teams.push_back(party.team(store, rank, 2, "group" + std::to_string(i)));
+    auto lasting = party.team(store, rank, 2, "lasting"),
+         other = party.team(store, rank, 2, "other");
+    auto broadcast = [&](Team& team, int32_t value) {
+      std::vector<int32_t> data(2500, rank == 0 ? value : -1);
+      ASSERT_TRUE(team.broadcast(data.data(), data.size(), DType::kInt32, 0, within(60000)).ok());
+      ASSERT_EQ(data, std::vector<int32_t>(2500, value));
+      if (rank == 0)
+        std::this_thread::sleep_for(milliseconds(1));  // lets the reader finish, unasked
+    };
+    for (int i = 0; i < kGroups; ++i) {
+      broadcast(*teams[static_cast<size_t>(i)], i);
+      teams[static_cast<size_t>(i)].reset();
+      broadcast(*lasting, i);
+      broadcast(*other, -i);
+    }
+    ASSERT_TRUE(lasting->barrier(within(60000)).ok());
+    ASSERT_TRUE(other->barrier(within(60000)).ok());
+  });
+}
+
+TEST(Formation, AMissingRankIsNamed) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(3, [&](int rank) {
+    if (rank == 1) return;
+    RankParty party(registry, small_settings());
+    Result<Formation> formation = party.form(store, rank, 3, "test", milliseconds(200));
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kTimeout);
+    EXPECT_NE(formation.status().message().find("rank 1"), std::string::npos)
+        << formation.status().message();
+  });
+}
+
+// Global ranks 0 and 1 say [0, 1] and [1, 2]: both are rank 0 of what they believe is one group.
+TEST(Formation, RanksThatDisagreeOnTheMembersAreToldAtOnce) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, small_settings());
+    Result<Formation> formation =
+        party.form(store, 0, 2, "test", std::chrono::seconds(60), {rank, rank + 1});
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kMismatch);
+    EXPECT_NE(formation.status().message().find("0, 1"), std::string::npos)
+        << formation.status().message();
+    EXPECT_NE(formation.status().message().find("1, 2"), std::string::npos)
+        << formation.status().message();
+  });
+}
+
+TEST(Formation, RanksThatCannotShareMemoryAreRefusedOnAllRanks) {
+  auto here = std::make_shared<Registry>(), elsewhere = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(3, [&](int rank) {
+    RankParty party(rank == 2 ? elsewhere : here, small_settings());
+    Result<Formation> formation = party.form(store, rank, 3);
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kUnsupported);
+    EXPECT_NE(formation.status().message().find("cannot share memory"), std::string::npos)
+        << formation.status().message();
+  });
+}
+
+}  // namespace
+}  // namespace dscomm::test

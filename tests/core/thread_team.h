@@ -1,0 +1,290 @@
+// ThreadTeam: a Team whose ranks are threads that meet at a board. As plain as it can be, and
+// strict: in every collective every rank waits for every other, and all of them compare what they
+// called. It lets Teams that compose Teams be tested without any transport.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/reduce/reduce.h"
+#include "core/team/team.h"
+
+namespace dscomm::testing {
+
+using Bytes = std::vector<std::byte>;
+
+// What one rank brings to one collective: a copy of its data, so that in-place calls need no order.
+struct Post {
+  std::string description;    // must be equal on all ranks
+  std::vector<Bytes> blocks;  // to everyone, or one for each rank
+};
+
+class ThreadBoard {
+ public:
+  explicit ThreadBoard(int size) : size_(size) {}
+
+  using Posts = std::shared_ptr<const std::vector<Post>>;
+
+  // Returns everybody's posts once all are there.
+  Result<Posts> meet(uint64_t sequence, int rank, Post post, const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    std::shared_ptr<Call>& entry = calls_[sequence];
+    if (entry == nullptr) entry = std::make_shared<Call>(size_);
+    std::shared_ptr<Call> call = entry;
+    call->posts[static_cast<size_t>(rank)] = std::move(post);
+    call->present[static_cast<size_t>(rank)] = true;
+    if (++call->present_count == size_) {
+      compare(*call);
+      calls_.erase(sequence);
+      changed_.notify_all();
+    }
+    auto over = [&] { return call->present_count == size_ || !failure_.ok(); };
+    while (!over()) {
+      int64_t left_ns = deadline.remaining_ns();
+      if (left_ns <= 0) {
+        fail_locked(make_status(Code::kTimeout, "rank %d waited %lld ms for%s: %s", rank,
+                                static_cast<long long>(deadline.timeout_ms()),
+                                absent(*call).c_str(),
+                                call->posts[static_cast<size_t>(rank)].description.c_str()));
+        break;
+      }
+      changed_.wait_for(lock, std::chrono::nanoseconds(left_ns), over);
+    }
+    if (!failure_.ok()) return failure_;
+    return Posts(call, &call->posts);
+  }
+
+  void fail(const Status& cause) {
+    std::lock_guard lock(mutex_);
+    fail_locked(cause);
+  }
+
+  Status failure() const {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+ private:
+  struct Call {
+    explicit Call(int size)
+        : posts(static_cast<size_t>(size)), present(static_cast<size_t>(size)) {}
+    std::vector<Post> posts;
+    std::vector<bool> present;
+    int present_count = 0;
+  };
+
+  void compare(const Call& call) {
+    for (int rank = 1; rank < size_; ++rank) {
+      const std::string& mine = call.posts[static_cast<size_t>(rank)].description;
+      if (mine == call.posts[0].description) continue;
+      fail_locked(make_status(Code::kMismatch, "rank 0 called %s, rank %d called %s",
+                              call.posts[0].description.c_str(), rank, mine.c_str()));
+    }
+  }
+
+  std::string absent(const Call& call) const {
+    std::string names;
+    for (int rank = 0; rank < size_; ++rank)
+      if (!call.present[static_cast<size_t>(rank)]) names += " " + std::to_string(rank);
+    return names;
+  }
+
+  void fail_locked(const Status& cause) {
+    if (failure_.ok()) failure_ = cause;
+    changed_.notify_all();
+  }
+
+  const int size_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, std::shared_ptr<Call>> calls_;
+  Status failure_;
+};
+
+class ThreadTeam final : public Team {
+ public:
+  ThreadTeam(std::shared_ptr<ThreadBoard> board, int rank, int size)
+      : board_(std::move(board)), rank_(rank), size_(size) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string describe() const override { return "threads, " + std::to_string(size_) + " ranks"; }
+
+  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                    const CallOptions& options) override {
+    auto posts = meet(call_of("all_reduce", reduction) + " of " + std::to_string(count),
+                      {bytes_of(in, count, reduction.dtype)}, options);
+    if (!posts.ok()) return posts.status();
+    reduce_blocks(*posts.value(), 0, out, count, reduction);
+    return {};
+  }
+
+  Status broadcast(void* buffer, size_t count, DType dtype, int root,
+                   const CallOptions& options) override {
+    auto posts = meet(call_of("broadcast", dtype, root) + " of " + std::to_string(count),
+                      {bytes_of(buffer, count, dtype)}, options);
+    if (!posts.ok()) return posts.status();
+    copy_block(*posts.value(), root, 0, buffer);
+    return {};
+  }
+
+  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
+                const CallOptions& options) override {
+    auto posts = meet(call_of("reduce", reduction, root) + " of " + std::to_string(count),
+                      {bytes_of(in, count, reduction.dtype)}, options);
+    if (!posts.ok()) return posts.status();
+    if (rank_ == root) reduce_blocks(*posts.value(), 0, out, count, reduction);
+    return {};
+  }
+
+  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                    std::span<const size_t> out_counts, const CallOptions& options) override {
+    auto posts = meet(call_of("all_gather", dtype), {bytes_of(in, count, dtype)}, options);
+    if (!posts.ok()) return posts.status();
+    return copy_from_all(*posts.value(), 0, dtype, outs, out_counts);
+  }
+
+  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
+                        const Reduction& reduction, const CallOptions& options) override {
+    std::string call = call_of("reduce_scatter", reduction) + " of";
+    for (size_t count : counts) call += " " + std::to_string(count);
+    auto posts = meet(call, blocks_of(ins, counts, reduction.dtype), options);
+    if (!posts.ok()) return posts.status();
+    reduce_blocks(*posts.value(), rank_, out, counts[static_cast<size_t>(rank_)], reduction);
+    return {};
+  }
+
+  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                std::span<const size_t> out_counts, int root, const CallOptions& options) override {
+    auto posts = meet(call_of("gather", dtype, root), {bytes_of(in, count, dtype)}, options);
+    if (!posts.ok()) return posts.status();
+    if (rank_ != root) return {};
+    return copy_from_all(*posts.value(), 0, dtype, outs, out_counts);
+  }
+
+  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
+                 size_t count, DType dtype, int root, const CallOptions& options) override {
+    auto posts = meet(call_of("scatter", dtype, root), blocks_of(ins, in_counts, dtype), options);
+    if (!posts.ok()) return posts.status();
+    DSCOMM_RETURN_IF_ERROR(expect(*posts.value(), root, rank_, count, dtype));
+    copy_block(*posts.value(), root, rank_, out);
+    return {};
+  }
+
+  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
+                    const CallOptions& options) override {
+    auto posts = meet(call_of("all_to_all", dtype), blocks_of(ins, in_counts, dtype), options);
+    if (!posts.ok()) return posts.status();
+    return copy_from_all(*posts.value(), rank_, dtype, outs, out_counts);
+  }
+
+  Status barrier(const CallOptions& options) override {
+    return meet("barrier", {}, options).status();
+  }
+
+  void abort(const Status& cause) override { board_->fail(cause); }
+  Status failure() override { return board_->failure(); }
+
+ private:
+  static std::string call_of(const char* collective, DType dtype, int root = 0) {
+    return std::string(collective) + " " + dtype_name(dtype) + " root " + std::to_string(root);
+  }
+  static std::string call_of(const char* collective, const Reduction& reduction, int root = 0) {
+    return call_of(collective, reduction.dtype, root) + " " + reduce_op_name(reduction.op) +
+           (reduction.op == ReduceOp::kPremulSum ? " " + std::to_string(reduction.factor) : "");
+  }
+
+  static Bytes bytes_of(const void* data, size_t count, DType dtype) {
+    Bytes bytes(count * dtype_bytes(dtype));
+    if (!bytes.empty()) std::memcpy(bytes.data(), data, bytes.size());
+    return bytes;
+  }
+  static std::vector<Bytes> blocks_of(std::span<const void* const> ins,
+                                      std::span<const size_t> counts, DType dtype) {
+    std::vector<Bytes> blocks;
+    for (size_t rank = 0; rank < ins.size(); ++rank)
+      blocks.push_back(bytes_of(ins[rank], counts[rank], dtype));
+    return blocks;
+  }
+
+  Result<ThreadBoard::Posts> meet(const std::string& call, std::vector<Bytes> blocks,
+                                  const CallOptions& options) {
+    std::string description = call + ", part " + std::to_string(options.part) + " of " +
+                              std::to_string(options.part_count) + ", within " +
+                              std::to_string(options.within);
+    return board_->meet(sequence_++, rank_, {std::move(description), std::move(blocks)},
+                        options.deadline);
+  }
+
+  static const Bytes& block(const std::vector<Post>& posts, int rank, int index) {
+    return posts[static_cast<size_t>(rank)].blocks.at(static_cast<size_t>(index));
+  }
+
+  Status expect(const std::vector<Post>& posts, int rank, int index, size_t count, DType dtype) {
+    size_t sent = block(posts, rank, index).size() / dtype_bytes(dtype);
+    if (sent == count) return {};
+    Status mismatch =
+        make_status(Code::kMismatch, "rank %d expects %zu from rank %d, which sends %zu", rank_,
+                    count, rank, sent);
+    board_->fail(mismatch);
+    return mismatch;
+  }
+
+  static void copy_block(const std::vector<Post>& posts, int rank, int index, void* out) {
+    const Bytes& bytes = block(posts, rank, index);
+    if (!bytes.empty()) std::memcpy(out, bytes.data(), bytes.size());
+  }
+
+  Status copy_from_all(const std::vector<Post>& posts, int index, DType dtype,
+                       std::span<void* const> outs, std::span<const size_t> out_counts) {
+    for (int rank = 0; rank < size_; ++rank)
+      DSCOMM_RETURN_IF_ERROR(
+          expect(posts, rank, index, out_counts[static_cast<size_t>(rank)], dtype));
+    for (int rank = 0; rank < size_; ++rank)
+      copy_block(posts, rank, index, outs[static_cast<size_t>(rank)]);
+    return {};
+  }
+
+  void reduce_blocks(const std::vector<Post>& posts, int index, void* out, size_t count,
+                     const Reduction& reduction) {
+    std::vector<const void*> sources;
+    for (int rank = 0; rank < size_; ++rank) sources.push_back(block(posts, rank, index).data());
+    if (count > 0) reduce_scalar(out, sources.data(), size_, count, reduction, size_);
+  }
+
+  std::shared_ptr<ThreadBoard> board_;
+  const int rank_;
+  const int size_;
+  uint64_t sequence_ = 0;
+};
+
+// The boards of one test, found by name, so that every rank's factory finds the same.
+class ThreadBoards {
+ public:
+  // This rank's ThreadTeam of `ranks`, of which it is one.
+  std::unique_ptr<Team> make(int rank, std::span<const int> ranks, const std::string& name) {
+    int size = static_cast<int>(ranks.size());
+    size_t index = 0;
+    while (ranks[index] != rank) ++index;
+    std::lock_guard lock(mutex_);
+    std::shared_ptr<ThreadBoard>& board = boards_[name];
+    if (board == nullptr) board = std::make_shared<ThreadBoard>(size);
+    return std::make_unique<ThreadTeam>(board, static_cast<int>(index), size);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<ThreadBoard>> boards_;
+};
+
+}  // namespace dscomm::testing
