@@ -1,0 +1,310 @@
+/* Ranks that call different things learn it; ranks that call the same are never accused; nobody
+ * waits for ever because another called something else.
+ *
+ * Mirrors: csrc/core/shm/lines.cc, begin(), verify(), mismatch() as far as it reads call records,
+ * MemberWatch::look(), wait_posted(),
+ * wait_acknowledged(), end() and adopt_abort().
+ *
+ * Ranks make CALLS broadcasts and then a barrier. The first to come chooses the root, and whether
+ * the call is long: then the root waits within it until all have acknowledged, as it does when it
+ * has more rounds than buffers. With DEVIATES one rank, in one of its calls, has another root than
+ * the others.
+ *
+ * The rolling hash of call s is s itself, and one bit that is set from the call that deviates on:
+ * it is assumed that different histories have different hashes.
+ *
+ * Properties: a rank reports a mismatch only if there is one; whoever leaves the barrier with
+ * success has called what all others have; no rank is stuck; and with DESCRIBES, the call that is
+ * shown as a member's is the one that it made.
+ *
+ * Whoever waits also looks, between the slices, at the hashes of members that have posted the call
+ * meanwhile: else two ranks that both believe to be the root wait for each other's acknowledgement
+ * until their deadlines. A rank that waits in begin() must not, as its own slot still has the hash
+ * of an older call.
+ *
+ * Left out: sleeping (wake_up.pml), payload (slot_reuse.pml), death (faults.pml).
+ */
+#ifndef RANKS
+#define RANKS 2
+#endif
+#ifndef CALLS
+#define CALLS 3
+#endif
+#define SLOTS 2
+#define PENDING 4
+
+/* Addresses. Of a call record two words are kept: its sequence, and its root. */
+#define POSTED(r, slot) ((r) * SLOTS + (slot))
+#define HASH(r, slot) (RANKS * SLOTS + POSTED(r, slot))
+#define RECORD_SEQUENCE(r, slot) (2 * RANKS * SLOTS + POSTED(r, slot))
+#define RECORD_ROOT(r, slot) (3 * RANKS * SLOTS + POSTED(r, slot))
+#define DONE(r) (4 * RANKS * SLOTS + (r))
+#define ABORTED(r) (4 * RANKS * SLOTS + RANKS + (r))
+#define WORDS (4 * RANKS * SLOTS + 2 * RANKS)
+
+#define PROGRESS(call, phase) (2 * (call) + (phase))
+#define SEQUENCE_OF(word) ((word) / 2)
+
+#include "store_buffer.pml"
+
+#define NOBODY 255
+byte deviant = NOBODY, deviates_at;
+byte roots[CALLS + 2] = NOBODY;  /* of all but the deviant */
+bool is_long[CALLS + 2];
+
+#define HAS_DEVIATED(rank, call) (rank == deviant && (call) >= deviates_at)
+#ifdef MUTANT_ONLY_READERS_COMPARE_ONE_CALL
+#define HASH_OF(rank, call) (2 * (call) + (rank == deviant && (call) == deviates_at -> 1 : 0))
+#else
+#define HASH_OF(rank, call) (2 * (call) + (HAS_DEVIATED(rank, call) -> 1 : 0))
+#endif
+#define ROOT_OF(rank, call) \
+  ((rank == deviant && (call) == deviates_at -> (roots[call] + 1) % RANKS : roots[call]))
+
+#if RANKS > 2
+#define ABORT_SEEN (memory[ABORTED(0)] == 1 || memory[ABORTED(1)] == 1 || memory[ABORTED(2)] == 1)
+#else
+#define ABORT_SEEN (memory[ABORTED(0)] == 1 || memory[ABORTED(1)] == 1)
+#endif
+
+inline adopt_abort() {
+  if
+  :: ABORT_SEEN -> goto failed
+  :: else
+  fi
+}
+
+/* The call that mismatch() shows as the member's. */
+inline describe(member) {
+#ifdef DESCRIBES
+  shown = (checked > SLOTS -> checked - SLOTS + 1 : 1);
+  do
+  :: shown <= checked ->
+     seen = memory[RECORD_SEQUENCE(member, shown % SLOTS)];
+     root = memory[RECORD_ROOT(member, shown % SLOTS)];
+#ifndef MUTANT_RECORD_READ_ONCE
+     if
+     :: memory[RECORD_SEQUENCE(member, shown % SLOTS)] != shown -> seen = 0
+     :: else
+     fi;
+#endif
+     if
+     :: seen == shown && shown <= CALLS -> assert(root == ROOT_OF(member, shown))
+     :: else
+     fi;
+     shown++
+  :: else -> break
+  od;
+#endif
+  skip
+}
+
+inline verify(member, call) {
+  checked = call;
+  seen = memory[POSTED(member, checked % SLOTS)];
+  if
+  :: SEQUENCE_OF(seen) != checked || seen == PROGRESS(checked, 0)
+  :: else ->
+     seen = memory[HASH(member, checked % SLOTS)];
+     if
+#ifndef MUTANT_POSTED_LOOKED_AT_ONCE
+     :: SEQUENCE_OF(memory[POSTED(member, checked % SLOTS)]) != checked
+#endif
+     :: else ->
+        if
+        :: seen != own_hash[checked % SLOTS] ->
+           assert(HAS_DEVIATED(member, checked) || HAS_DEVIATED(me, checked));
+           describe(member);
+           goto failed
+        :: else -> verified[member] = checked
+        fi
+     fi
+  fi;
+  seen = 0;
+  checked = 0
+}
+
+/* Whether the member has something that a watch would compare. */
+#if defined(MUTANT_NOBODY_COMPARES_WHILE_IT_WAITS)
+#define UNCOMPARED(member) false
+#elif defined(MUTANT_COMPARED_IN_BEGIN)
+#define UNCOMPARED(member) \
+  ((member) != me && verified[member] < sequence && \
+   memory[POSTED(member, slot)] == PROGRESS(sequence, 1))
+#else
+#define UNCOMPARED(member) \
+  ((member) != me && verified[member] < sequence && own_hash[slot] / 2 == sequence && \
+   memory[POSTED(member, slot)] == PROGRESS(sequence, 1))
+#endif
+
+inline wait(word, target) {
+  do
+  :: memory[word] >= target -> break
+  /* The word may have come since it was looked at. */
+  :: ABORT_SEEN -> goto failed
+  :: UNCOMPARED(0) -> verify(0, sequence)
+  :: UNCOMPARED(1) -> verify(1, sequence)
+#if RANKS > 2
+  :: UNCOMPARED(2) -> verify(2, sequence)
+#endif
+  od
+}
+
+inline wait_posted(member) {
+  wait(POSTED(member, slot), PROGRESS(sequence, 1));
+  if
+  :: verified[member] < sequence -> verify(member, sequence)
+  :: else
+  fi
+}
+
+inline wait_all_posted() {
+  for (member : 0 .. RANKS - 1) {
+    if
+    :: member != me -> wait_posted(member)
+    :: else
+    fi
+  }
+  member = 0
+}
+
+inline begin() {
+  adopt_abort();
+  for (member : 0 .. RANKS - 1) {
+    if
+    :: member != me ->
+       if
+#ifndef MUTANT_ONLY_READERS_COMPARE_ONE_CALL
+       :: sequence > 1 && verified[member] < sequence - 1 -> verify(member, sequence - 1)
+#endif
+       :: else
+       fi;
+       if
+       :: sequence > SLOTS ->
+          wait(DONE(member), PROGRESS(sequence - SLOTS + 1, 0));
+          if
+#ifndef MUTANT_ONLY_READERS_COMPARE_ONE_CALL
+          :: verified[member] < sequence - SLOTS -> verify(member, sequence - SLOTS)
+#endif
+          :: else
+          fi
+       :: else
+       fi
+    :: else
+    fi
+  }
+  member = 0;
+  d_step {
+    if
+    :: roots[sequence] == NOBODY && sequence <= CALLS ->
+       roots[sequence] = first_choice;
+       is_long[sequence] = first_is_long
+    :: else
+    fi;
+    own_hash[slot] = HASH_OF(me, sequence)
+  }
+#ifdef MUTANT_HASH_BEFORE_MARK
+  store(HASH(me, slot), HASH_OF(me, sequence));
+  store(POSTED(me, slot), PROGRESS(sequence, 0));
+#else
+#ifndef MUTANT_NO_MARK
+  store(POSTED(me, slot), PROGRESS(sequence, 0));
+#endif
+  store(HASH(me, slot), HASH_OF(me, sequence));
+#endif
+#ifdef DESCRIBES
+  store(RECORD_SEQUENCE(me, slot), sequence);
+  root = ROOT_OF(me, sequence);
+  store(RECORD_ROOT(me, slot), root);
+#endif
+  root = 0
+}
+
+inline post() {
+  exchange(POSTED(me, slot), PROGRESS(sequence, 1))
+}
+
+inline end() {
+  adopt_abort();
+  exchange(DONE(me), PROGRESS(sequence + 1, 0))
+}
+
+proctype rank(byte me) {
+  byte sequence = 0, slot = 0, member = 0, checked = 0, seen = 0, shown = 0, root = 0, source = 0;
+  byte first_choice = 0;
+  bool first_is_long = false;
+  byte verified[RANKS];
+  byte own_hash[SLOTS];
+  do
+  :: sequence < CALLS ->
+     sequence++;
+     slot = sequence % SLOTS;
+     if
+     :: first_choice = 0
+     :: first_choice = RANKS - 1
+     fi;
+     if
+#ifndef ONLY_SHORT
+     :: first_is_long = true
+#endif
+     :: first_is_long = false
+     fi;
+     begin();
+     first_choice = 0;
+     first_is_long = false;
+     post();
+     if
+     :: ROOT_OF(me, sequence) == me ->
+        for (member : 0 .. RANKS - 1) {
+          if
+          :: member != me && is_long[sequence] -> wait(DONE(member), PROGRESS(sequence, 1))
+          :: else
+          fi
+        }
+        member = 0
+     :: else ->
+        source = ROOT_OF(me, sequence);
+        wait_posted(source);
+        source = 0;
+        exchange(DONE(me), PROGRESS(sequence, 1))
+     fi;
+     end()
+  :: else -> break
+  od;
+  sequence++;
+  slot = sequence % SLOTS;
+  begin();
+  post();
+  wait_all_posted();
+  end();
+  assert(deviant == NOBODY);
+  goto finished;
+
+failed:
+  assert(deviant != NOBODY);
+  store(ABORTED(me), 1);
+
+finished:
+  skip
+}
+
+init {
+  byte r;
+  atomic {
+#ifdef DEVIATES
+    if
+    :: deviant = 0
+    :: deviant = RANKS - 1
+    fi;
+    deviates_at = 1;
+    do
+    :: deviates_at < CALLS -> deviates_at++
+    :: break
+    od;
+#endif
+    for (r : 0 .. RANKS - 1) { memory[DONE(r)] = PROGRESS(1, 0) }
+    r = 0;
+    for (r : 0 .. RANKS - 1) { run rank(r) }
+    run drain()
+  }
+}
