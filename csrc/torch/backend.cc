@@ -1,0 +1,218 @@
+#include "torch/backend.h"
+
+#include <Python.h>
+
+#include <algorithm>
+
+#include "core/engine/context.h"
+#include "torch/exit.h"
+#include "torch/store_adapter.h"
+
+namespace dscomm {
+namespace {
+
+// Drops the GIL, where this thread holds it, for as long as it lives: what is waited for may be run
+// by a thread that needs it. Destructors can be entered with it or without it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+[[noreturn]] void raise_creation_error(const Status& status, const GroupOptions& options) {
+  std::rethrow_exception(to_exception(status, "making group '" + options.name + "' (rank " +
+                                                  std::to_string(options.rank) + " of " +
+                                                  std::to_string(options.size) + ")"));
+}
+
+}  // namespace
+
+c10::intrusive_ptr<DscommBackend> DscommBackend::create(c10::intrusive_ptr<c10d::Store> store,
+                                                        GroupOptions options) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
+    raise_value_error("rank: got " + std::to_string(options.rank) + " of " +
+                      std::to_string(options.size) + ", expected 0 to size - 1");
+  if (options.timeout.count() <= 0)
+    raise_value_error("timeout: got " + std::to_string(options.timeout.count()) +
+                      " ms, expected more than 0");
+  Result<std::shared_ptr<Context>> context = Context::process();
+  StoreAdapter adapter(std::move(store));
+  if (!context.ok()) {
+    Group::decline(adapter, options, context.status());
+    raise_creation_error(context.status(), options);
+  }
+  Result<std::shared_ptr<Group>> group = Group::create(context.value(), adapter, options);
+  if (!group.ok()) raise_creation_error(group.status(), options);
+  remember_group(group.value());
+  return c10::intrusive_ptr<DscommBackend>::make(group.value(), std::move(options));
+}
+
+DscommBackend::DscommBackend(std::shared_ptr<Group> group, GroupOptions options)
+    : BackendBase(options.rank, options.size),
+      group_(std::move(group)),
+      options_(std::move(options)) {
+  init();
+}
+
+// torch destroys a group by shutdown() alone, or, in 1.13 and when a program simply ends, by
+// dropping it. A Work may outlive the backend and then holds the Group.
+DscommBackend::~DscommBackend() {
+  WithoutGil without_gil;
+  group_->shutdown();
+  group_.reset();
+}
+
+void DscommBackend::shutdown() {
+  WithoutGil without_gil;
+  group_->shutdown();
+}
+
+void DscommBackend::abort() {
+  WithoutGil without_gil;
+  group_->abort("its user called abort()");
+}
+
+// Every member starts to count at its first collective, so there is nothing to agree on.
+void DscommBackend::setSequenceNumberForGroup() {}
+
+uint64_t DscommBackend::getSequenceNumberForGroup() { return group_->sequence(); }
+
+void DscommBackend::setTimeout(std::chrono::milliseconds timeout) {
+  if (timeout.count() <= 0)
+    raise_value_error("timeout: got " + std::to_string(timeout.count()) +
+                      " ms, expected more than 0");
+  group_->set_timeout(timeout);
+}
+
+c10::intrusive_ptr<BackendBase::Options> DscommBackend::getBackendOptions() {
+  auto options = c10::make_intrusive<Options>(group_->timeout());
+#if DSCOMM_TORCH_2
+  options->group_name = options_.name;
+  options->global_ranks_in_group.assign(options_.global_ranks.begin(), options_.global_ranks.end());
+#endif
+  return options;
+}
+
+#if DSCOMM_TORCH_2
+
+c10::intrusive_ptr<c10d::Backend> DscommBackend::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  for (int rank : ranks) check_rank(rank, "ranks");
+  auto position = std::find(ranks.begin(), ranks.end(), getRank());
+  if (position == ranks.end()) return {};
+  GroupOptions split_options;
+  split_options.name = options ? options->group_name : options_.name + ":split";
+  split_options.rank = static_cast<int>(position - ranks.begin());
+  split_options.size = static_cast<int>(ranks.size());
+  split_options.timeout = options ? options->timeout : group_->timeout();
+  for (int rank : ranks)
+    split_options.global_ranks.push_back(
+        options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<size_t>(rank)]);
+  // The store is that of the new ProcessGroup, which the backends of other devices use as well.
+  return create(c10::make_intrusive<c10d::PrefixStore>(kBackendName, store),
+                std::move(split_options));
+}
+
+c10::intrusive_ptr<c10d::Backend> DscommBackend::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options, const int& rank, const int& size) {
+  GroupOptions merged;
+  merged.name = options ? options->group_name : options_.name + ":merge";
+  merged.rank = rank;
+  merged.size = size;
+  merged.timeout = options ? options->timeout : group_->timeout();
+  return create(c10::make_intrusive<c10d::PrefixStore>(kBackendName, store), std::move(merged));
+}
+
+c10d::ErrorType DscommBackend::getError() {
+  switch (group_->failure().code()) {
+    case Code::kOk:
+      return c10d::ErrorType::SUCCESS;
+    case Code::kTimeout:
+      return c10d::ErrorType::TIMEOUT;
+    case Code::kPeerDied:
+    case Code::kPeerLeft:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void DscommBackend::startCoalescing() {
+  std::thread::id nobody;
+  if (!coalescing_thread_.compare_exchange_strong(nobody, std::this_thread::get_id()))
+    raise_value_error("startCoalescing: calls of group '" + group_->name() +
+                      "' are being coalesced already; end that first");
+  coalesced_.clear();
+}
+
+c10::intrusive_ptr<c10d::Work> DscommBackend::endCoalescing() {
+  if (!coalescing())
+    raise_value_error("endCoalescing: this thread has not started to coalesce calls of group '" +
+                      group_->name() + "'");
+  auto work = c10::make_intrusive<CoalescedWork>(getRank(), std::move(coalesced_));
+  coalesced_.clear();
+  coalescing_thread_ = std::thread::id();
+  return work;
+}
+
+#endif
+
+GroupIdentity DscommBackend::identity() const {
+  GroupIdentity identity;
+  identity.name = group_->name();
+#if DSCOMM_TORCH_2
+  identity.description = getGroupDesc();
+#endif
+  identity.rank = getRank();
+  identity.size = getSize();
+  identity.global_ranks = options_.global_ranks;
+  return identity;
+}
+
+int DscommBackend::check_rank(int64_t rank, const char* argument) const {
+  if (rank < 0 || rank >= getSize())
+    raise_value_error(std::string(argument) + ": got rank " + std::to_string(rank) +
+                      ", expected 0 to " + std::to_string(getSize() - 1) +
+                      ", a rank of this group");
+  return static_cast<int>(rank);
+}
+
+void DscommBackend::check_alive(const char* title) const {
+  if (Status status = group_->failure(); !status.ok())
+    std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
+}
+
+c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group::Body body,
+                                                    const std::vector<at::Tensor>& inputs,
+                                                    const std::vector<at::Tensor>& outputs) {
+  check_alive(call.info.title);
+  std::optional<ProfiledParameters> parameters;
+  if (profiled()) parameters.emplace(call, identity(), group_->sequence() + 1, inputs, outputs);
+  auto work = c10::make_intrusive<DscommWork>(call, group_, inputs, outputs);
+  return follow(call, group_->start(call.info, std::move(body), call.timeout), std::move(work),
+                nullptr);
+}
+
+c10::intrusive_ptr<c10d::Work> DscommBackend::follow(const CallInfo& call, OperationPtr operation,
+                                                     c10::intrusive_ptr<DscommWork> work,
+                                                     DscommWork::Epilogue epilogue) {
+  const bool refused = operation->done() && (operation->status().code() == Code::kInvalidArgument ||
+                                             operation->status().code() == Code::kUnsupported);
+  if (refused)
+    std::rethrow_exception(
+        to_exception(operation->status(), describe_call(call.info.title, *group_)));
+  DscommWork::follow(work, std::move(operation), group_->sequence(), std::move(epilogue));
+  if (coalescing()) coalesced_.push_back(work);
+  return work;
+}
+
+}  // namespace dscomm

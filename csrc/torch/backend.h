@@ -1,0 +1,166 @@
+// DscommBackend: c10d's face of one dscomm Group.
+//
+// Each override checks its arguments on the calling thread, before anything is published, builds
+// the buffers of the call and submits a body: the straight-line code that loads the inputs, calls
+// the Team and stores the outputs. A synchronous call runs its body inline and returns a null Work;
+// an asynchronous one is queued together with all that it needs, the tensors included.
+//
+// Lists of several calls ("coalesced") are one body, so that nothing comes between their parts.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/engine/group.h"
+#include "torch/compat.h"
+#include "torch/convert.h"
+#include "torch/profiling.h"
+#include "torch/work.h"
+
+namespace dscomm {
+
+inline constexpr const char* kBackendName = "dscomm";
+
+// What one call is, besides its tensors.
+struct CallInfo {
+  // `title` is the profiler's, "dscomm:all_reduce"; the rest of dscomm says "all_reduce".
+  CallInfo(c10d::OpType op_type, const char* title, bool is_async,
+           std::chrono::milliseconds call_limit)
+      : type(op_type), profiling_title(title), asynchronous(is_async), timeout(call_limit) {
+    info.title = title + std::char_traits<char>::length("dscomm:");
+    info.asynchronous = is_async;
+  }
+
+  c10d::OpType type;
+  const char* profiling_title;
+  bool asynchronous;
+  std::chrono::milliseconds timeout;  // 0: the group's
+  OperationInfo info;
+};
+
+class DscommBackend : public BackendBase {
+ public:
+  struct Options : BackendBase::Options {
+    explicit Options(std::chrono::milliseconds limit) : BackendBase::Options(kBackendName, limit) {}
+  };
+
+  // Collective over the members; blocks until they have met. Call it without the GIL.
+  static c10::intrusive_ptr<DscommBackend> create(c10::intrusive_ptr<c10d::Store> store,
+                                                  GroupOptions options);
+  ~DscommBackend() override;
+
+  // backend.cc
+  const std::string getBackendName() const override { return kBackendName; }
+  void setSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override;
+  void setTimeout(std::chrono::milliseconds timeout) DSCOMM_OVERRIDE_2;
+  void abort() DSCOMM_OVERRIDE_2;
+  void shutdown() DSCOMM_OVERRIDE_2;
+  // A copy: split and merge change what they are given.
+  c10::intrusive_ptr<BackendBase::Options> getBackendOptions() DSCOMM_OVERRIDE_2;
+#if DSCOMM_TORCH_2
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& options,
+                                          const int& rank, const int& size) override;
+  c10d::ErrorType getError() override;
+  // Between the two, calls of this thread are started and not waited for; the Work of all of them
+  // together comes from endCoalescing(). Nothing is fused, and batch_isend_irecv is better served
+  // by a Work for each message, so supportsCoalescing() stays false.
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+#endif
+  std::string describe() const { return group_->describe(); }
+  std::string flight_record() const { return group_->flight_record_json(); }
+
+  // collectives.cc
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors,
+                                        const c10d::ReduceOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(
+      std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options) DSCOMM_OVERRIDE_2;
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                        std::vector<at::Tensor>& inputs,
+                                        const c10d::GatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs,
+                                         std::vector<std::vector<at::Tensor>>& inputs,
+                                         const c10d::ScatterOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>& outputs,
+                                                std::vector<std::vector<at::Tensor>>& inputs,
+                                                const c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& options) DSCOMM_OVERRIDE_2;
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs,
+                                          std::vector<at::Tensor>& inputs,
+                                          const c10d::AllToAllOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_splits,
+                                               std::vector<int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
+
+  // point_to_point.cc
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int src, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  // Rank 0 hears from every other rank before it lets any of them go. At the timeout it names all
+  // that were not heard from, whether or not wait_all_ranks asks for more than the first.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  DscommBackend(std::shared_ptr<Group> group, GroupOptions options);
+  friend class c10::intrusive_ptr<DscommBackend>;
+
+  // Runs or queues a body: any copyable `Status(Team&, const CallOptions&)` that owns its buffers.
+  // Defined in submit.h.
+  template <typename Body>
+  c10::intrusive_ptr<c10d::Work> submit(const CallInfo& call, Body body,
+                                        const std::vector<at::Tensor>& inputs,
+                                        const std::vector<at::Tensor>& outputs);
+
+  // Raises the group's first cause if it has ended.
+  void check_alive(const char* title) const;
+  c10::intrusive_ptr<c10d::Work> start(const CallInfo& call, Group::Body body,
+                                       const std::vector<at::Tensor>& inputs,
+                                       const std::vector<at::Tensor>& outputs);
+  c10::intrusive_ptr<c10d::Work> follow(const CallInfo& call, OperationPtr operation,
+                                        c10::intrusive_ptr<DscommWork> work,
+                                        DscommWork::Epilogue epilogue);
+  c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, const CallInfo& call,
+                                         int src, int tag);
+  bool coalescing() const { return coalescing_thread_.load() == std::this_thread::get_id(); }
+  GroupIdentity identity() const;
+  int check_rank(int64_t rank, const char* argument) const;
+  size_t group_size() const { return static_cast<size_t>(getSize()); }
+
+  std::shared_ptr<Group> group_;
+  GroupOptions options_;
+  std::atomic<std::thread::id> coalescing_thread_{};  // the one between start- and endCoalescing()
+  std::vector<c10::intrusive_ptr<DscommWork>> coalesced_;  // used by that thread alone
+};
+
+}  // namespace dscomm

@@ -1,0 +1,88 @@
+// The Python module deepspeed_comm._C.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cmath>
+
+#include "core/base/settings.h"
+#include "core/reduce/reduce.h"
+#include "torch/backend.h"
+#include "torch/exit.h"
+
+#ifndef TORCH_EXTENSION_NAME
+#define TORCH_EXTENSION_NAME _C
+#endif
+
+namespace py = pybind11;
+
+namespace dscomm {
+namespace {
+
+// The creator that torch calls for each process group of this backend.
+c10::intrusive_ptr<DscommBackend> create_backend(const c10d::DistributedBackendOptions& options,
+                                                 const py::object& pg_options) {
+  // Options made for another backend come here too when a group has one for each device; ours carry
+  // nothing that the first argument does not.
+  if (!pg_options.is_none() && !py::isinstance<BackendBase::Options>(pg_options))
+    throw py::type_error("dscomm: pg_options: got " +
+                         py::str(py::type::of(pg_options)).cast<std::string>() +
+                         ", expected None or an Options object of a c10d backend");
+  GroupOptions group;
+  group.name = options.group_id;
+  group.rank = options.group_rank;
+  group.size = options.group_size;
+  group.global_ranks.assign(options.global_ranks_in_group.begin(),
+                            options.global_ranks_in_group.end());
+  group.timeout = std::chrono::milliseconds(std::llround(double{options.timeout.count()} * 1000));
+  auto store = options.store;
+  py::gil_scoped_release without_gil;
+  return DscommBackend::create(std::move(store), std::move(group));
+}
+
+py::list settings() {
+  py::list rows;
+  for (const SettingRow& row : setting_rows()) {
+    py::dict entry;
+    entry["name"] = row.name;
+    entry["default"] = row.default_value;
+    entry["allowed"] = row.allowed;
+    entry["unit"] = row.unit;
+    entry["meaning"] = row.meaning;
+    rows.append(entry);
+  }
+  return rows;
+}
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  py::module_::import("torch.distributed");  // declares the base classes
+
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function(&end_groups, py::call_guard<py::gil_scoped_release>()));
+
+  module.attr("torch_version") = TORCH_VERSION;
+  module.def("create_backend", &create_backend, py::arg("distributed_backend_options"),
+             py::arg("pg_options") = py::none());
+  module.def("settings", &settings, "The table of DSCOMM_* settings: a dict for each.");
+  module.def("reduce_target", &reduce_target_name,
+             "The instruction set that reductions run on here.");
+
+  using Options = DscommBackend::Options;
+  py::class_<DscommBackend, BackendBase, c10::intrusive_ptr<DscommBackend>> backend(
+      module, "DscommBackend");
+  py::class_<Options, BackendBase::Options, c10::intrusive_ptr<Options>>(backend, "Options")
+      .def(py::init([](std::chrono::milliseconds timeout) {
+             return c10::make_intrusive<Options>(timeout);
+           }),
+           py::arg("timeout") = std::chrono::milliseconds(30 * 60 * 1000))
+      // split_group copies the options of the parent before it changes them.
+      .def("__deepcopy__",
+           [](const Options& self, const py::dict&) { return c10::make_intrusive<Options>(self); });
+  backend.def_property_readonly("options", &DscommBackend::getBackendOptions)
+      .def("describe", &DscommBackend::describe, "Which team carries the group, in one line.")
+      .def("flight_record", &DscommBackend::flight_record,
+           "The last operations of the group, oldest first, as JSON.");
+}
+
+}  // namespace
+}  // namespace dscomm

@@ -1,0 +1,593 @@
+// The collectives of DscommBackend: what each takes, what it checks, and its body.
+//
+// An argument is named in messages as the function of torch.distributed calls it, since that is
+// what the user wrote.
+#include <algorithm>
+#include <numeric>
+
+#include "torch/backend.h"
+#include "torch/sparse.h"
+#include "torch/submit.h"
+#include "torch/tensors.h"
+
+namespace dscomm {
+namespace {
+
+using c10d::OpType;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
+
+// c10d passes lists where other backends have one tensor per device; a rank of ours has one.
+template <typename Item>
+Item& only_one(std::vector<Item>& items, const char* argument) {
+  if (items.size() != 1)
+    raise_value_error(std::string(argument) + ": got a list of " + std::to_string(items.size()) +
+                      ", expected exactly one for each rank");
+  return items[0];
+}
+
+void check_list_length(const char* argument, size_t got, size_t expected,
+                       const char* expected_what) {
+  if (got != expected)
+    raise_value_error(std::string(argument) + ": got a list of " + std::to_string(got) +
+                      ", expected " + std::to_string(expected) + ", " + expected_what);
+}
+
+void check_count(const Buffer& buffer, size_t expected, const std::string& expected_what) {
+  if (buffer.count() != expected)
+    raise_value_error(buffer.argument().text() + ": got " + std::to_string(buffer.count()) +
+                      " elements, expected " + std::to_string(expected) + ", " + expected_what);
+}
+
+void check_root_tensor(int64_t root_tensor) {
+  if (root_tensor != 0)
+    raise_value_error("root_tensor: got " + std::to_string(root_tensor) +
+                      ", expected 0: a rank has one tensor");
+}
+
+void describe_data(CallInfo& call, DType dtype, size_t count) {
+  call.info.dtype = dtype;
+  call.info.count = static_cast<int64_t>(count);
+}
+
+void describe_reduction(CallInfo& call, const Reduction& reduction) {
+  call.info.has_op = true;
+  call.info.op = reduction.op;
+}
+
+// The parts of a coalesced call. They have one deadline, which starts with the first: copies of a
+// deadline that nobody has looked at would each start their own.
+template <typename Part>
+Status run_parts(size_t count, const CallOptions& options, Part part) {
+  (void)options.deadline.remaining_ns();
+  for (size_t k = 0; k < count; ++k) {
+    CallOptions part_options = options;
+    part_options.part = static_cast<uint32_t>(k);
+    part_options.part_count = static_cast<uint32_t>(count);
+    DSCOMM_RETURN_IF_ERROR(part(k, part_options));
+  }
+  return {};
+}
+
+// Equal slices of one buffer, one for each rank.
+template <typename Pointer>
+std::vector<Pointer> slices_of(const Buffer& buffer, size_t ranks) {
+  const size_t slice_bytes = buffer.size_bytes() / ranks;
+  std::vector<Pointer> slices(ranks);
+  for (size_t k = 0; k < ranks; ++k) slices[k] = buffer.bytes() + k * slice_bytes;
+  return slices;
+}
+
+// Slices of one buffer that lie one behind the other.
+template <typename Pointer>
+std::vector<Pointer> slices_of(const Buffer& buffer, const std::vector<size_t>& counts) {
+  std::vector<Pointer> slices(counts.size());
+  size_t offset_bytes = 0;
+  for (size_t k = 0; k < counts.size(); ++k) {
+    slices[k] = buffer.bytes() + offset_bytes;
+    offset_bytes += counts[k] * dtype_bytes(buffer.dtype());
+  }
+  return slices;
+}
+
+bool overlaps_any(const Buffer& buffer, const std::vector<Buffer>& others) {
+  return std::any_of(others.begin(), others.end(),
+                     [&](const Buffer& other) { return buffer.overlaps(other); });
+}
+
+struct AllReduceBody {
+  Buffer buffer;
+  Reduction reduction;
+
+  AllReduceBody(const at::Tensor& tensor, const c10d::ReduceOp& op, const Argument& argument)
+      : buffer(tensor, Use::kReadWrite, argument), reduction(to_reduction(op, buffer.dtype())) {}
+
+  Status operator()(Team& team, const CallOptions& options) const {
+    buffer.load();
+    DSCOMM_RETURN_IF_ERROR(
+        team.all_reduce(buffer.data(), buffer.data(), buffer.count(), reduction, options));
+    return store_all({&buffer, 1});
+  }
+};
+
+// All gathering into a list of tensors or into slices of one.
+struct AllGatherBody {
+  Buffer in;
+  std::vector<Buffer> outs;
+  std::vector<void*> pointers;
+  std::vector<size_t> counts;
+
+  static AllGatherBody into_list(Tensors& outputs, const at::Tensor& input,
+                                 const Argument& input_argument, const char* outputs_argument,
+                                 int rank, size_t ranks) {
+    check_list_length(outputs_argument, outputs.size(), ranks, "one for each rank of the group");
+    AllGatherBody body;
+    body.in = Buffer(input, Use::kRead, input_argument);
+    body.outs = make_buffers(outputs, Use::kWrite, outputs_argument);
+    check_outputs(body.outs);
+    body.pointers = write_pointers(body.outs);
+    body.counts = counts_of(body.outs);
+    check_same_dtype(body.in, body.outs[0]);
+    check_count(body.outs[static_cast<size_t>(rank)], body.in.count(),
+                "as many as this rank's input");
+    body.separate(rank);
+    return body;
+  }
+
+  static AllGatherBody into_one(const at::Tensor& output, const at::Tensor& input,
+                                const Argument& output_argument, const Argument& input_argument,
+                                int rank, size_t ranks) {
+    AllGatherBody body;
+    body.in = Buffer(input, Use::kRead, input_argument);
+    body.outs.emplace_back(output, Use::kWrite, output_argument);
+    check_same_dtype(body.in, body.outs[0]);
+    check_count(body.outs[0], body.in.count() * ranks,
+                "the size of the group times those of the input");
+    body.pointers = slices_of<void*>(body.outs[0], ranks);
+    body.counts.assign(ranks, body.in.count());
+    body.separate(rank);
+    return body;
+  }
+
+  // A Team takes the input in place of this rank's output, and nowhere else among the outputs.
+  void separate(int rank) {
+    if (in.data() != pointers[static_cast<size_t>(rank)] && overlaps_any(in, outs)) in.stage();
+  }
+
+  Status operator()(Team& team, const CallOptions& options) const {
+    in.load();
+    DSCOMM_RETURN_IF_ERROR(
+        team.all_gather(in.data(), in.count(), in.dtype(), pointers, counts, options));
+    return store_all(outs);
+  }
+};
+
+struct ReduceScatterBody {
+  std::vector<Buffer> ins;
+  std::vector<const void*> pointers;
+  std::vector<size_t> counts;
+  Buffer out;
+  Reduction reduction;
+
+  static ReduceScatterBody from_list(const at::Tensor& output, Tensors& inputs,
+                                     const c10d::ReduceOp& op, int rank, size_t ranks) {
+    check_list_length("input_list", inputs.size(), ranks, "one for each rank of the group");
+    ReduceScatterBody body;
+    body.out = Buffer(output, Use::kWrite, {"output"});
+    body.ins = make_buffers(inputs, Use::kRead, "input_list");
+    body.pointers = read_pointers(body.ins);
+    body.counts = counts_of(body.ins);
+    check_count(body.out, body.counts[static_cast<size_t>(rank)],
+                "as many as input_list has for this rank");
+    body.finish(op, rank);
+    return body;
+  }
+
+  static ReduceScatterBody from_one(const at::Tensor& output, const at::Tensor& input,
+                                    const c10d::ReduceOp& op, const Argument& output_argument,
+                                    const Argument& input_argument, int rank, size_t ranks) {
+    ReduceScatterBody body;
+    body.out = Buffer(output, Use::kWrite, output_argument);
+    body.ins.emplace_back(input, Use::kRead, input_argument);
+    check_count(body.ins[0], body.out.count() * ranks,
+                "the size of the group times those of the output");
+    body.pointers = slices_of<const void*>(body.ins[0], ranks);
+    body.counts.assign(ranks, body.out.count());
+    body.finish(op, rank);
+    return body;
+  }
+
+  void finish(const c10d::ReduceOp& op, int rank) {
+    check_same_dtype(ins[0], out);
+    reduction = to_reduction(op, out.dtype());
+    // A Team takes the output in place of this rank's input, and nowhere else among the inputs.
+    if (out.data() != pointers[static_cast<size_t>(rank)] && overlaps_any(out, ins)) out.stage();
+  }
+
+  Status operator()(Team& team, const CallOptions& options) const {
+    load_all(ins);
+    DSCOMM_RETURN_IF_ERROR(team.reduce_scatter(pointers, counts, out.data(), reduction, options));
+    return store_all({&out, 1});
+  }
+};
+
+struct AllToAllBody {
+  std::vector<Buffer> ins, outs;
+  std::vector<const void*> in_pointers;
+  std::vector<void*> out_pointers;
+  std::vector<size_t> in_counts, out_counts;
+
+  Status operator()(Team& team, const CallOptions& options) const {
+    load_all(ins);
+    DSCOMM_RETURN_IF_ERROR(team.all_to_all(in_pointers, in_counts, out_pointers, out_counts,
+                                           outs[0].dtype(), options));
+    return store_all(outs);
+  }
+};
+
+// Elements for each rank from splits along dimension 0; equal ones where there are none.
+std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t>& splits,
+                                 const char* argument, size_t ranks) {
+  const at::Tensor& tensor = buffer.tensor();
+  const std::string name = buffer.argument().text();
+  if (tensor.dim() == 0)
+    raise_value_error(name +
+                      ": got a tensor without dimensions, expected at least one to split along");
+  const int64_t rows = tensor.size(0);
+  if (splits.empty()) {
+    if (rows % static_cast<int64_t>(ranks) != 0)
+      raise_value_error(name + ": dimension 0 has size " + std::to_string(rows) +
+                        ", expected a multiple of " + std::to_string(ranks) +
+                        ", the size of the group (or pass " + argument + ")");
+    return std::vector<size_t>(ranks, buffer.count() / ranks);
+  }
+  check_list_length(argument, splits.size(), ranks, "one for each rank of the group");
+  for (int64_t split : splits)
+    if (split < 0)
+      raise_value_error(std::string(argument) + ": got " + std::to_string(split) +
+                        ", expected no negative split");
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  if (sum != rows)
+    raise_value_error(std::string(argument) + ": the splits add up to " + std::to_string(sum) +
+                      ", expected " + std::to_string(rows) + ", the size of dimension 0 of " +
+                      name);
+  const size_t row_elements = rows == 0 ? 0 : buffer.count() / static_cast<size_t>(rows);
+  std::vector<size_t> counts;
+  for (int64_t split : splits) counts.push_back(static_cast<size_t>(split) * row_elements);
+  return counts;
+}
+
+}  // namespace
+
+WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const int root = check_rank(options.rootRank, "src");
+  check_root_tensor(options.rootTensor);
+  const bool is_root = root == getRank();
+  Buffer buffer(only_one(tensors, "tensor"), is_root ? Use::kRead : Use::kWrite, {"tensor"});
+  CallInfo call(OpType::BROADCAST, "dscomm:broadcast", is_asynchronous(options),
+                call_timeout(options));
+  describe_data(call, buffer.dtype(), buffer.count());
+  call.info.peer = root;
+  auto body = [buffer, root](Team& team, const CallOptions& call_options) -> Status {
+    buffer.load();
+    DSCOMM_RETURN_IF_ERROR(
+        team.broadcast(buffer.data(), buffer.count(), buffer.dtype(), root, call_options));
+    return store_all({&buffer, 1});
+  };
+  return submit(call, std::move(body), tensors, tensors);
+}
+
+WorkPtr DscommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const at::Tensor& tensor = only_one(tensors, "tensor");
+  CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce", is_asynchronous(options),
+                call_timeout(options));
+  if (tensor.defined() && tensor.layout() == at::kSparse) {
+    SparseAllReduceBody body(tensor, options.reduceOp);
+    describe_data(call, body.reduction.dtype, static_cast<size_t>(tensor._values().numel()));
+    describe_reduction(call, body.reduction);
+    return submit(call, std::move(body), tensors, tensors);
+  }
+  AllReduceBody body(tensor, options.reduceOp, {"tensor"});
+  describe_data(call, body.buffer.dtype(), body.buffer.count());
+  describe_reduction(call, body.reduction);
+  return submit(call, std::move(body), tensors, tensors);
+}
+
+WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,
+                                           const c10d::AllreduceCoalescedOptions& options) {
+  if (tensors.empty())
+    raise_value_error("tensors: got an empty list, expected at least one tensor");
+  CallInfo call(OpType::ALLREDUCE_COALESCED, "dscomm:all_reduce_coalesced",
+                is_asynchronous(options), call_timeout(options));
+  std::vector<AllReduceBody> parts;
+  size_t count = 0;
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    parts.emplace_back(tensors[k], options.reduceOp, Argument{"tensors", static_cast<int64_t>(k)});
+    count += parts.back().buffer.count();
+  }
+  describe_data(call, parts[0].buffer.dtype(), count);
+  describe_reduction(call, parts[0].reduction);
+  auto body = [parts = std::move(parts)](Team& team, const CallOptions& call_options) {
+    return run_parts(parts.size(), call_options, [&](size_t k, const CallOptions& part_options) {
+      return parts[k](team, part_options);
+    });
+  };
+  return submit(call, std::move(body), tensors, tensors);
+}
+
+WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const int root = check_rank(options.rootRank, "dst");
+  check_root_tensor(options.rootTensor);
+  const bool is_root = root == getRank();
+  Buffer buffer(only_one(tensors, "tensor"), is_root ? Use::kReadWrite : Use::kRead, {"tensor"});
+  const Reduction reduction = to_reduction(options.reduceOp, buffer.dtype());
+  CallInfo call(OpType::REDUCE, "dscomm:reduce", is_asynchronous(options), call_timeout(options));
+  describe_data(call, buffer.dtype(), buffer.count());
+  describe_reduction(call, reduction);
+  call.info.peer = root;
+  auto body = [buffer, reduction, root, is_root](Team& team,
+                                                 const CallOptions& call_options) -> Status {
+    buffer.load();
+    DSCOMM_RETURN_IF_ERROR(team.reduce(buffer.data(), is_root ? buffer.data() : nullptr,
+                                       buffer.count(), reduction, root, call_options));
+    return store_all({&buffer, 1});
+  };
+  return submit(call, std::move(body), tensors, tensors);
+}
+
+WorkPtr DscommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                 const c10d::AllgatherOptions& options) {
+  Tensors& output_list = only_one(outputs, "tensor_list");
+  auto body = AllGatherBody::into_list(output_list, only_one(inputs, "tensor"), {"tensor"},
+                                       "tensor_list", getRank(), group_size());
+  CallInfo call(OpType::ALLGATHER, "dscomm:all_gather", is_asynchronous(options),
+                call_timeout(options));
+  describe_data(call, body.in.dtype(), body.in.count());
+  return submit(call, std::move(body), inputs, output_list);
+}
+
+WorkPtr DscommBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                       const c10d::AllgatherOptions& options) {
+  auto body = AllGatherBody::into_one(output, input, {"output_tensor"}, {"input_tensor"}, getRank(),
+                                      group_size());
+  CallInfo call(OpType::_ALLGATHER_BASE, "dscomm:all_gather_into_tensor", is_asynchronous(options),
+                call_timeout(options));
+  describe_data(call, body.in.dtype(), body.in.count());
+  return submit(call, std::move(body), {input}, {output});
+}
+
+WorkPtr DscommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                           const c10d::AllgatherOptions& options) {
+  if (inputs.empty())
+    raise_value_error("input_tensor_list: got an empty list, expected at least one tensor");
+  check_list_length("output_tensor_lists", outputs.size(), group_size(),
+                    "one for each rank of the group");
+  Tensors flat_outputs;
+  for (Tensors& of_rank : outputs) {
+    check_list_length("output_tensor_lists[k]", of_rank.size(), inputs.size(),
+                      "as many as there are inputs");
+    flat_outputs.insert(flat_outputs.end(), of_rank.begin(), of_rank.end());
+  }
+  CallInfo call(OpType::ALLGATHER_COALESCED, "dscomm:all_gather_coalesced",
+                is_asynchronous(options), call_timeout(options));
+  std::vector<AllGatherBody> parts;
+  size_t count = 0;
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    Tensors of_part;  // part k of every rank
+    for (Tensors& of_rank : outputs) of_part.push_back(of_rank[k]);
+    parts.push_back(AllGatherBody::into_list(of_part, inputs[k],
+                                             Argument{"input_tensor_list", static_cast<int64_t>(k)},
+                                             "output_tensor_lists", getRank(), group_size()));
+    count += parts.back().in.count();
+  }
+  describe_data(call, parts[0].in.dtype(), count);
+  auto body = [parts = std::move(parts)](Team& team, const CallOptions& call_options) {
+    return run_parts(parts.size(), call_options, [&](size_t k, const CallOptions& part_options) {
+      return parts[k](team, part_options);
+    });
+  };
+  return submit(call, std::move(body), inputs, flat_outputs);
+}
+
+WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::AllgatherOptions& options) {
+  if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
+  check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");
+  CallInfo call(OpType::ALLGATHER_COALESCED, "dscomm:all_gather_into_tensor_coalesced",
+                is_asynchronous(options), call_timeout(options));
+  std::vector<AllGatherBody> parts;
+  size_t count = 0;
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    const auto index = static_cast<int64_t>(k);
+    parts.push_back(AllGatherBody::into_one(outputs[k], inputs[k], Argument{"outputs", index},
+                                            Argument{"inputs", index}, getRank(), group_size()));
+    count += parts.back().in.count();
+  }
+  describe_data(call, parts[0].in.dtype(), count);
+  auto body = [parts = std::move(parts)](Team& team, const CallOptions& call_options) {
+    return run_parts(parts.size(), call_options, [&](size_t k, const CallOptions& part_options) {
+      return parts[k](team, part_options);
+    });
+  };
+  return submit(call, std::move(body), inputs, outputs);
+}
+
+WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::GatherOptions& options) {
+  const int root = check_rank(options.rootRank, "dst");
+  const bool is_root = root == getRank();
+  Buffer in(only_one(inputs, "tensor"), Use::kRead, {"tensor"});
+  Tensors output_list;
+  if (is_root) {
+    output_list = only_one(outputs, "gather_list");
+    check_list_length("gather_list", output_list.size(), group_size(),
+                      "one for each rank of the group");
+  } else if (!outputs.empty() && !outputs[0].empty()) {
+    raise_value_error("gather_list: got " + std::to_string(outputs[0].size()) +
+                      " tensors, expected none on a rank that is not dst");
+  }
+  std::vector<Buffer> outs = make_buffers(output_list, Use::kWrite, "gather_list");
+  check_outputs(outs);
+  if (is_root) {
+    const Buffer& mine = outs[static_cast<size_t>(root)];
+    check_same_dtype(in, outs[0]);
+    check_count(mine, in.count(), "as many as this rank's tensor");
+    // A Team takes the input in place of this rank's output, and nowhere else among the outputs.
+    if (in.data() != mine.data() && overlaps_any(in, outs)) in.stage();
+  }
+  CallInfo call(OpType::GATHER, "dscomm:gather", is_asynchronous(options), call_timeout(options));
+  describe_data(call, in.dtype(), in.count());
+  call.info.peer = root;
+  auto body = [in, outs, pointers = write_pointers(outs), counts = counts_of(outs), root](
+                  Team& team, const CallOptions& call_options) -> Status {
+    in.load();
+    DSCOMM_RETURN_IF_ERROR(
+        team.gather(in.data(), in.count(), in.dtype(), pointers, counts, root, call_options));
+    return store_all(outs);
+  };
+  return submit(call, std::move(body), inputs, output_list);
+}
+
+WorkPtr DscommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                               const c10d::ScatterOptions& options) {
+  const int root = check_rank(options.rootRank, "src");
+  const bool is_root = root == getRank();
+  Buffer out(only_one(outputs, "tensor"), Use::kWrite, {"tensor"});
+  Tensors input_list;
+  if (is_root) {
+    input_list = only_one(inputs, "scatter_list");
+    check_list_length("scatter_list", input_list.size(), group_size(),
+                      "one for each rank of the group");
+  } else if (!inputs.empty() && !inputs[0].empty()) {
+    raise_value_error("scatter_list: got " + std::to_string(inputs[0].size()) +
+                      " tensors, expected none on a rank that is not src");
+  }
+  std::vector<Buffer> ins = make_buffers(input_list, Use::kRead, "scatter_list");
+  if (is_root) {
+    const Buffer& mine = ins[static_cast<size_t>(root)];
+    check_same_dtype(out, ins[0]);
+    check_count(mine, out.count(), "as many as this rank's tensor");
+    // A Team takes the output in place of this rank's input, and nowhere else among the inputs.
+    if (out.data() != mine.data() && overlaps_any(out, ins)) out.stage();
+  }
+  CallInfo call(OpType::SCATTER, "dscomm:scatter", is_asynchronous(options), call_timeout(options));
+  describe_data(call, out.dtype(), out.count());
+  call.info.peer = root;
+  auto body = [out, ins, pointers = read_pointers(ins), counts = counts_of(ins), root](
+                  Team& team, const CallOptions& call_options) -> Status {
+    load_all(ins);
+    DSCOMM_RETURN_IF_ERROR(
+        team.scatter(pointers, counts, out.data(), out.count(), out.dtype(), root, call_options));
+    return store_all({&out, 1});
+  };
+  return submit(call, std::move(body), input_list, outputs);
+}
+
+WorkPtr DscommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                      const c10d::ReduceScatterOptions& options) {
+  Tensors& input_list = only_one(inputs, "input_list");
+  auto body = ReduceScatterBody::from_list(only_one(outputs, "output"), input_list,
+                                           options.reduceOp, getRank(), group_size());
+  CallInfo call(OpType::REDUCE_SCATTER, "dscomm:reduce_scatter", is_asynchronous(options),
+                call_timeout(options));
+  describe_data(call, body.out.dtype(),
+                std::accumulate(body.counts.begin(), body.counts.end(), size_t{0}));
+  describe_reduction(call, body.reduction);
+  return submit(call, std::move(body), input_list, outputs);
+}
+
+WorkPtr DscommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                            const c10d::ReduceScatterOptions& options) {
+  auto body = ReduceScatterBody::from_one(output, input, options.reduceOp, {"output"}, {"input"},
+                                          getRank(), group_size());
+  CallInfo call(OpType::_REDUCE_SCATTER_BASE, "dscomm:reduce_scatter_tensor",
+                is_asynchronous(options), call_timeout(options));
+  describe_data(call, body.out.dtype(), body.ins[0].count());
+  describe_reduction(call, body.reduction);
+  return submit(call, std::move(body), {input}, {output});
+}
+
+WorkPtr DscommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::ReduceScatterOptions& options) {
+  if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
+  check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");
+  CallInfo call(OpType::_REDUCE_SCATTER_BASE, "dscomm:reduce_scatter_tensor_coalesced",
+                is_asynchronous(options), call_timeout(options));
+  std::vector<ReduceScatterBody> parts;
+  size_t count = 0;
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    const auto index = static_cast<int64_t>(k);
+    parts.push_back(ReduceScatterBody::from_one(
+        outputs[k], inputs[k], options.reduceOp, Argument{"outputs", index},
+        Argument{"inputs", index}, getRank(), group_size()));
+    count += parts.back().ins[0].count();
+  }
+  describe_data(call, parts[0].out.dtype(), count);
+  describe_reduction(call, parts[0].reduction);
+  auto body = [parts = std::move(parts)](Team& team, const CallOptions& call_options) {
+    return run_parts(parts.size(), call_options, [&](size_t k, const CallOptions& part_options) {
+      return parts[k](team, part_options);
+    });
+  };
+  return submit(call, std::move(body), inputs, outputs);
+}
+
+WorkPtr DscommBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                const c10d::AllToAllOptions& options) {
+  check_list_length("input_tensor_list", inputs.size(), group_size(),
+                    "one for each rank of the group");
+  check_list_length("output_tensor_list", outputs.size(), group_size(),
+                    "one for each rank of the group");
+  AllToAllBody body;
+  body.ins = make_buffers(inputs, Use::kRead, "input_tensor_list");
+  body.outs = make_buffers(outputs, Use::kWrite, "output_tensor_list");
+  check_same_dtype(body.ins[0], body.outs[0]);
+  check_outputs(body.outs);
+  const auto mine = static_cast<size_t>(getRank());
+  check_count(body.outs[mine], body.ins[mine].count(), "as many as this rank sends to itself");
+  for (Buffer& in : body.ins)
+    if (overlaps_any(in, body.outs)) in.stage();
+  body.in_pointers = read_pointers(body.ins);
+  body.out_pointers = write_pointers(body.outs);
+  body.in_counts = counts_of(body.ins);
+  body.out_counts = counts_of(body.outs);
+  CallInfo call(OpType::ALLTOALL, "dscomm:all_to_all", is_asynchronous(options),
+                call_timeout(options));
+  describe_data(call, body.ins[0].dtype(),
+                std::accumulate(body.in_counts.begin(), body.in_counts.end(), size_t{0}));
+  return submit(call, std::move(body), inputs, outputs);
+}
+
+WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                     std::vector<int64_t>& output_splits,
+                                     std::vector<int64_t>& input_splits,
+                                     const c10d::AllToAllOptions& options) {
+  AllToAllBody body;
+  body.ins.emplace_back(input, Use::kRead, Argument{"input"});
+  body.outs.emplace_back(output, Use::kWrite, Argument{"output"});
+  check_same_dtype(body.ins[0], body.outs[0]);
+  body.in_counts = split_counts(body.ins[0], input_splits, "input_split_sizes", group_size());
+  body.out_counts = split_counts(body.outs[0], output_splits, "output_split_sizes", group_size());
+  const auto mine = static_cast<size_t>(getRank());
+  if (body.in_counts[mine] != body.out_counts[mine])
+    raise_value_error("output_split_sizes: expects " + std::to_string(body.out_counts[mine]) +
+                      " elements from this rank itself, and input_split_sizes sends it " +
+                      std::to_string(body.in_counts[mine]));
+  if (body.ins[0].overlaps(body.outs[0])) body.ins[0].stage();
+  body.in_pointers = slices_of<const void*>(body.ins[0], body.in_counts);
+  body.out_pointers = slices_of<void*>(body.outs[0], body.out_counts);
+  CallInfo call(OpType::ALLTOALL_BASE, "dscomm:all_to_all_single", is_asynchronous(options),
+                call_timeout(options));
+  describe_data(call, body.ins[0].dtype(), body.ins[0].count());
+  return submit(call, std::move(body), {input}, {output});
+}
+
+WorkPtr DscommBackend::barrier(const c10d::BarrierOptions& options) {
+  CallInfo call(OpType::BARRIER, "dscomm:barrier", is_asynchronous(options), call_timeout(options));
+  auto body = [](Team& team, const CallOptions& call_options) {
+    return team.barrier(call_options);
+  };
+  return submit(call, std::move(body), {}, {});
+}
+
+}  // namespace dscomm

@@ -1,0 +1,65 @@
+// All that differs between the two torches dscomm builds for: PyPI's 2.13, where a backend derives
+// from c10d::Backend, and Debian's 1.13.1, where it derives from c10d::ProcessGroup.
+#pragma once
+
+#include <torch/version.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#if TORCH_VERSION_MAJOR >= 2
+#define DSCOMM_TORCH_2 1
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#else
+#define DSCOMM_TORCH_2 0
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#endif
+
+// Marks a method that overrides one of torch 2's and is an ordinary one with torch 1.13.
+#if DSCOMM_TORCH_2
+#define DSCOMM_OVERRIDE_2 override
+#else
+#define DSCOMM_OVERRIDE_2
+#endif
+
+namespace dscomm {
+
+#if DSCOMM_TORCH_2
+using BackendBase = c10d::Backend;
+using DistBackendError = c10::DistBackendError;
+#else
+using BackendBase = c10d::ProcessGroup;
+using DistBackendError = c10::Error;  // arrives in Python as RuntimeError
+#endif
+
+// Whether the caller takes a null Work for a call that has finished. torch 1.13 has no such option
+// and waits for the Work it is given.
+template <typename Options>
+bool is_asynchronous(const Options& options) {
+  if constexpr (requires { options.asyncOp; })
+    return options.asyncOp;
+  else
+    return true;
+}
+
+// The timeout of one call; 0, the group's, where the caller set none (c10d says -1).
+template <typename Options>
+std::chrono::milliseconds call_timeout(const Options& options) {
+  return options.timeout.count() > 0 ? options.timeout : std::chrono::milliseconds(0);
+}
+
+// The tensors that hold the factor of PREMUL_SUM; empty where it is a plain number.
+inline std::vector<at::Tensor> premul_tensors(const c10d::NCCLPreMulSumSupplement& supplement) {
+#if DSCOMM_TORCH_2
+  if (!supplement.tensor_factor.defined()) return {};
+  return {supplement.tensor_factor};
+#else
+  return supplement.tensor_factors;
+#endif
+}
+
+}  // namespace dscomm

@@ -1,0 +1,76 @@
+// Lets views with a conjugate or negative bit reach the backend as they are.
+//
+// Such a view is the original memory plus a note "conjugate me" (t.conj()) or "negate me"
+// (t.conj().imag). For operators that do not know the notes, torch's dispatcher calls them with a
+// materialised copy. The schemas of c10d's operators do not say which tensors they write, so the
+// result lands in the copy and the caller sees nothing. For groups of this backend, which reads and
+// writes such views itself, the dispatcher therefore hands them on untouched; for every other group
+// the kernels below do what torch would have done.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/clone.h>
+#include <torch/library.h>
+
+#if __has_include(<torch/csrc/distributed/c10d/ProcessGroup.hpp>)
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#endif
+
+#include "torch/backend.h"
+
+namespace dscomm {
+namespace {
+
+bool carried_by_dscomm(const c10::IValue& value) {
+  if (!value.isObject()) return false;
+  static const auto type = c10::getCustomClassType<c10::intrusive_ptr<c10d::ProcessGroup>>();
+  if (value.type() != type) return false;
+  auto group = value.toCustomClass<c10d::ProcessGroup>();
+#if DSCOMM_TORCH_2
+  if (!group->hasBackendForDeviceType(c10::DeviceType::CPU)) return false;
+  return group->getBackend(c10::DeviceType::CPU)->getBackendName() == kBackendName;
+#else
+  return group->getBackendName() == kBackendName;
+#endif
+}
+
+template <c10::DispatchKey key>
+bool has_bit(const at::Tensor& tensor) {
+  if (!tensor.defined()) return false;
+  return key == c10::DispatchKey::Conjugate ? tensor.is_conj() : tensor.is_neg();
+}
+
+template <c10::DispatchKey key>
+void pass_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  bool is_ours = false;
+  for (const c10::IValue& argument : arguments) is_ours = is_ours || carried_by_dscomm(argument);
+  const size_t first = stack->size() - arguments.size();
+  for (size_t i = first; !is_ours && i < stack->size(); ++i) {
+    c10::IValue& argument = (*stack)[i];
+    if (argument.isTensor()) {
+      if (has_bit<key>(argument.toTensor())) argument = at::clone(argument.toTensor());
+    } else if (argument.isTensorList()) {
+      auto tensors = argument.toTensorList().copy();
+      for (size_t k = 0; k < tensors.size(); ++k)
+        if (has_bit<key>(tensors.get(k))) tensors.set(k, at::clone(tensors.get(k)));
+      argument = std::move(tensors);
+    }
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
+}
+
+template <c10::DispatchKey key>
+void register_for_all(torch::Library& library) {
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
+    if (name.name.rfind("c10d::", 0) == 0)
+      library.impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&pass_on<key>>());
+}
+
+TORCH_LIBRARY_IMPL(c10d, Conjugate, library) {
+  register_for_all<c10::DispatchKey::Conjugate>(library);
+}
+TORCH_LIBRARY_IMPL(c10d, Negative, library) {
+  register_for_all<c10::DispatchKey::Negative>(library);
+}
+
+}  // namespace
+}  // namespace dscomm

@@ -1,0 +1,166 @@
+// Messages between two ranks, and the monitored barrier that is made of them.
+#include <cstring>
+
+#include "torch/backend.h"
+#include "torch/tensors.h"
+
+namespace dscomm {
+namespace {
+
+using c10d::OpType;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// c10d's tags start at 0; below are ours.
+constexpr int kArriveTag = -2;
+constexpr int kReleaseTag = -3;
+
+// The receives of a monitored barrier go on for this much longer than the barrier waits for them:
+// a receive that reaches its own deadline ends the group, with a message that names one rank.
+constexpr std::chrono::milliseconds kGrace{10000};
+
+const at::Tensor& only_tensor(const std::vector<at::Tensor>& tensors) {
+  if (tensors.size() != 1)
+    raise_value_error("tensor: got a list of " + std::to_string(tensors.size()) +
+                      ", expected exactly one tensor");
+  return tensors[0];
+}
+
+void check_tag(int tag) {
+  if (tag < 0) raise_value_error("tag: got " + std::to_string(tag) + ", expected 0 or more");
+}
+
+// Begins with gloo's words, which programs look for: they name the first rank that is missing, or
+// all when asked to wait for all. Then come all of them in any case.
+std::string describe_missing(const std::vector<int>& missing, std::chrono::milliseconds limit,
+                             bool all) {
+  std::string ranks;
+  for (int rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  const std::string within = std::to_string(limit.count()) + " ms";
+  std::string text;
+  if (limit.count() == 0) {
+    text = "Rank 0 timed out in monitoredBarrier after " + within;
+  } else if (all) {
+    text = "Ranks " + ranks + " failed to pass monitoredBarrier in " + within;
+  } else {
+    text = "Rank " + std::to_string(missing[0]) + " failed to pass monitoredBarrier in " + within;
+  }
+  return text + ": rank 0 heard nothing from these ranks: " + ranks;
+}
+
+CallInfo message_call(OpType type, const char* title, const Buffer& buffer, int peer, int tag) {
+  CallInfo call(type, title, true, std::chrono::milliseconds(0));
+  call.info.dtype = buffer.dtype();
+  call.info.count = static_cast<int64_t>(buffer.count());
+  call.info.peer = peer;
+  call.info.tag = tag;
+  return call;
+}
+
+}  // namespace
+
+WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) {
+  check_rank(dst, "dst");
+  check_tag(tag);
+  auto buffer = std::make_shared<Buffer>(only_tensor(tensors), Use::kRead, Argument{"tensor"});
+  const CallInfo call = message_call(OpType::SEND, "dscomm:send", *buffer, dst, tag);
+  check_alive(call.info.title);
+  buffer->load();
+  std::optional<ProfiledParameters> parameters;
+  if (profiled()) parameters.emplace(call, identity(), group_->sequence(), tensors, tensors);
+  auto work = c10::make_intrusive<DscommWork>(call, group_, tensors, tensors);
+  OperationPtr operation = group_->send(buffer->data(), buffer->count(), buffer->dtype(), dst, tag,
+                                        buffer, call.timeout);
+  return follow(call, std::move(operation), std::move(work), nullptr);
+}
+
+WorkPtr DscommBackend::recv(std::vector<at::Tensor>& tensors, int src, int tag) {
+  check_rank(src, "src");
+  check_tag(tag);
+  const Buffer described(only_tensor(tensors), Use::kRead, Argument{"tensor"});
+  return receive(tensors, message_call(OpType::RECV, "dscomm:recv", described, src, tag), src, tag);
+}
+
+WorkPtr DscommBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
+  check_tag(tag);
+  const Buffer described(only_tensor(tensors), Use::kRead, Argument{"tensor"});
+  return receive(tensors,
+                 message_call(OpType::RECVANYSOURCE, "dscomm:recvAnySource", described, -1, tag),
+                 -1, tag);
+}
+
+WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, const CallInfo& call, int src,
+                               int tag) {
+  check_alive(call.info.title);
+  auto buffer = std::make_shared<Buffer>(tensors[0], Use::kWrite, Argument{"tensor"});
+  std::optional<ProfiledParameters> parameters;
+  if (profiled()) parameters.emplace(call, identity(), group_->sequence(), tensors, tensors);
+  auto work = c10::make_intrusive<DscommWork>(call, group_, tensors, tensors);
+  OperationPtr operation = group_->receive(buffer->data(), buffer->count(), buffer->dtype(), src,
+                                           tag, buffer, call.timeout);
+  DscommWork::Epilogue store;
+  if (buffer->staged()) store = [buffer] { return store_all({buffer.get(), 1}); };
+  return follow(call, std::move(operation), std::move(work), std::move(store));
+}
+
+void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const char* title = "monitored_barrier";
+  check_alive(title);
+  // A timeout of 0 asks who is there already; only a negative one is not set.
+  const auto limit = options.timeout.count() < 0 ? group_->timeout() : options.timeout;
+  auto byte = std::make_shared<char>(0);
+
+  if (getRank() != 0) {
+    OperationPtr arrive =
+        group_->send(byte.get(), 1, DType::kUInt8, 0, kArriveTag, byte, limit + kGrace);
+    Status status = arrive->wait();
+    auto answer = std::make_shared<char>(0);
+    // Rank 0 speaks at its own deadline, which may lie up to one limit after ours.
+    if (status.ok())
+      status =
+          group_->receive(answer.get(), 1, DType::kUInt8, 0, kReleaseTag, answer, limit + kGrace)
+              ->wait();
+    if (!status.ok()) {
+      // Worded as gloo does, since programs look for it.
+      const std::string cause = "Rank " + std::to_string(getRank()) +
+                                " successfully reached monitoredBarrier, but received errors while "
+                                "waiting for send/recv from rank 0: " +
+                                status.message();
+      std::rethrow_exception(
+          to_exception(Status(status.code(), cause), describe_call(title, *group_)));
+    }
+    return;
+  }
+
+  // All receives are under way at once, so that the wait for one rank does not hide another.
+  auto arrivals = std::make_shared<std::vector<char>>(group_size());
+  std::vector<OperationPtr> receives;
+  for (int rank = 1; rank < getSize(); ++rank)
+    receives.push_back(group_->receive(&(*arrivals)[static_cast<size_t>(rank)], 1, DType::kUInt8,
+                                       rank, kArriveTag, arrivals, limit + kGrace));
+  const Deadline deadline = Deadline::after(limit);
+  std::vector<int> missing;
+  for (int rank = 1; rank < getSize(); ++rank) {
+    OperationPtr& receive = receives[static_cast<size_t>(rank - 1)];
+    // 0 would mean no limit.
+    const auto remaining =
+        std::chrono::milliseconds(std::max<int64_t>(deadline.remaining_ns() / 1'000'000, 1));
+    Status status = receive->wait(remaining);
+    if (status.ok()) continue;
+    if (receive->done())  // the group ended, or this rank died
+      std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
+    missing.push_back(rank);
+  }
+  if (!missing.empty()) {
+    const std::string cause = describe_missing(missing, limit, wait_all_ranks);
+    group_->abort(std::string(title) + ": " + cause);  // so that those who did arrive learn it too
+    std::rethrow_exception(
+        to_exception(Status(Code::kTimeout, cause), describe_call(title, *group_)));
+  }
+  for (int rank = 1; rank < getSize(); ++rank) {
+    Status status =
+        group_->send(byte.get(), 1, DType::kUInt8, rank, kReleaseTag, byte, limit + kGrace)->wait();
+    if (!status.ok()) std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
+  }
+}
+
+}  // namespace dscomm

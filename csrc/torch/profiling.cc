@@ -1,0 +1,85 @@
+#include "torch/profiling.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+
+#include "torch/backend.h"
+
+namespace dscomm {
+namespace {
+
+std::vector<c10::IValue> to_values(const std::vector<at::Tensor>& tensors) {
+  return std::vector<c10::IValue>(tensors.begin(), tensors.end());
+}
+
+#if DSCOMM_TORCH_2
+int64_t elements_of(const std::vector<at::Tensor>& tensors) {
+  int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+  return elements;
+}
+#endif
+
+}  // namespace
+
+ProfiledCall::ProfiledCall(const CallInfo& call, const std::vector<at::Tensor>& inputs)
+    : record_(at::RecordScope::USER_SCOPE) {
+  if (!record_.isActive()) return;
+  // As for every other backend, whose events may end on another thread; tools look for the mark.
+  record_._setAsync();
+  std::vector<c10::IValue> values = to_values(inputs);
+  record_.before(call.profiling_title,
+                 c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+}
+
+#if DSCOMM_TORCH_2
+
+ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity& group,
+                                       uint64_t sequence, const std::vector<at::Tensor>& inputs,
+                                       const std::vector<at::Tensor>& outputs) {
+  const std::tuple<std::string, std::string> name(group.name, group.description);
+  const std::vector<int64_t> no_splits;
+  // Start and stride say which ranks are members where these are evenly spaced.
+  int first = 0, stride = 1;
+  if (!group.global_ranks.empty()) first = group.global_ranks[0];
+  if (group.global_ranks.size() > 1) stride = group.global_ranks[1] - first;
+  auto info = std::make_shared<torch::ParamCommsDebugInfo>(
+      name, group.rank, std::string(call.info.title), elements_of(inputs), elements_of(outputs),
+      inputs.empty() ? at::kByte : inputs[0].scalar_type(), no_splits, no_splits, first, stride,
+      group.size, call.asynchronous);
+  info->setSequenceInfo(static_cast<int64_t>(sequence), c10d::isP2POp(call.type));
+  debug_info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO, info);
+
+  record_.emplace(at::RecordScope::FUNCTION);
+  if (!record_->isActive()) return;
+  const auto number = std::make_tuple(static_cast<int64_t>(sequence), c10d::isP2POp(call.type));
+  std::vector<c10::IValue> values{c10::IValue(inputs),
+                                  c10::IValue(number),
+                                  c10::IValue(name),
+                                  c10::IValue(static_cast<int64_t>(group.rank)),
+                                  c10::IValue(std::string(call.info.title)),
+                                  c10::IValue(no_splits),
+                                  c10::IValue(no_splits),
+                                  c10::IValue(static_cast<int64_t>(first)),
+                                  c10::IValue(static_cast<int64_t>(stride)),
+                                  c10::IValue(static_cast<int64_t>(group.size)),
+                                  c10::IValue(call.asynchronous)};
+  record_->before(at::kParamCommsCallName,
+                  c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
+  if (record_->needsOutputs())
+    record_->setOutputs(std::vector<c10::IValue>(1, c10::IValue(outputs)));
+}
+
+#else
+
+ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity& group,
+                                       uint64_t sequence, const std::vector<at::Tensor>& inputs,
+                                       const std::vector<at::Tensor>& outputs) {
+  // torch 1.13 reads these from NCCL alone.
+  (void)call, (void)group, (void)sequence, (void)inputs, (void)outputs;
+}
+
+#endif
+
+}  // namespace dscomm

@@ -1,0 +1,130 @@
+#include "torch/sparse.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+namespace dscomm {
+namespace {
+
+constexpr size_t kMostDimensions = 12;  // so that a header fits two cache lines
+
+// What a rank tells the others ahead of its data.
+struct Header {
+  int64_t entries = 0;
+  int64_t sparse_dimensions = 0;
+  int64_t dimensions = 0;
+  int64_t sizes[kMostDimensions] = {};
+
+  bool same_shape(const Header& other) const {
+    return sparse_dimensions == other.sparse_dimensions && dimensions == other.dimensions &&
+           std::equal(sizes, sizes + kMostDimensions, other.sizes);
+  }
+  std::string text() const {
+    std::string text = "[";
+    for (int64_t i = 0; i < dimensions && i < static_cast<int64_t>(kMostDimensions); ++i)
+      text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
+    return text + "] with " + std::to_string(sparse_dimensions) + " sparse dimensions";
+  }
+};
+constexpr size_t kHeaderElements = sizeof(Header) / sizeof(int64_t);
+
+CallOptions part_of(const CallOptions& options, uint32_t part) {
+  CallOptions part_options = options;
+  part_options.part = part;
+  part_options.part_count = 3;
+  return part_options;
+}
+
+// Everybody's piece of one kind, each of its own number of elements.
+struct Gathered {
+  std::vector<at::Tensor> pieces;
+
+  Status fill(Team& team, const at::Tensor& mine, DType dtype, const CallOptions& options) {
+    std::vector<void*> pointers;
+    std::vector<size_t> counts;
+    for (at::Tensor& piece : pieces) {
+      pointers.push_back(piece.data_ptr());
+      counts.push_back(static_cast<size_t>(piece.numel()));
+    }
+    return team.all_gather(mine.data_ptr(), static_cast<size_t>(mine.numel()), dtype, pointers,
+                           counts, options);
+  }
+};
+
+}  // namespace
+
+SparseAllReduceBody::SparseAllReduceBody(const at::Tensor& sparse, const c10d::ReduceOp& op)
+    : tensor(sparse) {
+  if (!sparse.device().is_cpu())
+    raise_value_error("tensor: got a sparse tensor on " + sparse.device().str() +
+                      ", expected one on the CPU");
+  if (sparse.dim() > static_cast<int64_t>(kMostDimensions))
+    raise_value_error("tensor: got a sparse tensor of " + std::to_string(sparse.dim()) +
+                      " dimensions, expected at most " + std::to_string(kMostDimensions));
+  reduction = to_reduction(op, to_dtype(sparse.scalar_type(), {"tensor"}));
+  // Entries that a rank lacks are zeros, which only a sum can leave out.
+  if (reduction.op != ReduceOp::kSum)
+    raise_value_error(std::string("op: got ") + reduce_op_name(reduction.op) +
+                      " for a sparse tensor, expected SUM");
+}
+
+Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) const {
+  at::AutoDispatchBelowADInplaceOrView
+      plain;                              // the graph of the caller's tensor is not ours to extend
+  (void)options.deadline.remaining_ns();  // starts it, for the three parts together
+  const auto ranks = static_cast<size_t>(team.size());
+  const at::Tensor mine = tensor.coalesce();
+  const at::Tensor indices = mine._indices().contiguous(), values = mine._values().contiguous();
+
+  std::vector<Header> headers(ranks);
+  Header& header = headers[static_cast<size_t>(team.rank())];
+  header.entries = values.size(0);
+  header.sparse_dimensions = mine.sparse_dim();
+  header.dimensions = mine.dim();
+  std::copy(mine.sizes().begin(), mine.sizes().end(), header.sizes);
+  std::vector<void*> pointers;
+  for (Header& one : headers) pointers.push_back(&one);
+  const std::vector<size_t> counts(ranks, kHeaderElements);
+  DSCOMM_RETURN_IF_ERROR(team.all_gather(&header, kHeaderElements, DType::kInt64, pointers, counts,
+                                         part_of(options, 0)));
+  for (size_t k = 0; k < ranks; ++k) {
+    if (headers[k].same_shape(header) && headers[k].entries >= 0) continue;
+    // Everybody has the same headers, so everybody comes to this conclusion.
+    return make_status(Code::kMismatch,
+                       "rank %zu has a sparse tensor of shape %s, this rank (%d) one of shape %s",
+                       k, headers[k].text().c_str(), team.rank(), header.text().c_str());
+  }
+
+  Gathered all_indices, all_values;
+  for (const Header& one : headers) {
+    all_indices.pieces.push_back(
+        at::empty({header.sparse_dimensions, one.entries}, indices.options()));
+    std::vector<int64_t> shape = values.sizes().vec();
+    shape[0] = one.entries;
+    all_values.pieces.push_back(at::empty(shape, values.options()));
+  }
+  DSCOMM_RETURN_IF_ERROR(all_indices.fill(team, indices, DType::kInt64, part_of(options, 1)));
+  DSCOMM_RETURN_IF_ERROR(all_values.fill(team, values, reduction.dtype, part_of(options, 2)));
+
+  // fp16 and bf16 add up in fp32 and are rounded once, like dense ones.
+  const at::ScalarType type = values.scalar_type();
+  const bool is_short = type == at::kHalf || type == at::kBFloat16;
+  const at::ScalarType sum_type = is_short ? at::kFloat : type;
+  at::Tensor sum;
+  for (size_t k = 0; k < ranks; ++k) {
+    at::Tensor one =
+        at::sparse_coo_tensor(all_indices.pieces[k], all_values.pieces[k].to(sum_type),
+                              mine.sizes(), values.options().dtype(sum_type).layout(at::kSparse));
+    one._coalesced_(true);  // its owner did
+    sum = k == 0 ? one : sum.add(one).coalesce();
+  }
+  tensor.copy_(sum);
+  return {};
+}
+
+}  // namespace dscomm

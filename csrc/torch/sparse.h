@@ -1,0 +1,23 @@
+// All-reduce of sparse COO tensors.
+//
+// Members hold different positions, so nothing can be reduced in place: all gather everybody's
+// number of entries, then indices and values, and each adds them up in rank order, which gives the
+// same bits everywhere. The three gathers are the parts of one call.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "core/team/team.h"
+#include "torch/convert.h"
+
+namespace dscomm {
+
+struct SparseAllReduceBody {
+  at::Tensor tensor;
+  Reduction reduction;
+
+  SparseAllReduceBody(const at::Tensor& sparse, const c10d::ReduceOp& op);
+  Status operator()(Team& team, const CallOptions& options) const;
+};
+
+}  // namespace dscomm

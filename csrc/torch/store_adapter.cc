@@ -1,0 +1,72 @@
+#include "torch/store_adapter.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace dscomm {
+namespace {
+
+// Polling a store costs its server a request, so the pauses grow; ranks that start together still
+// find each other's keys within the first few.
+constexpr std::chrono::milliseconds kFirstPause{1};
+constexpr std::chrono::milliseconds kLongestPause{50};
+
+Status store_failed(const char* what, const std::string& key, const std::exception& error) {
+  // The first line says it; c10's errors go on with a C++ backtrace.
+  std::string reason = error.what();
+  if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error))
+    reason = c10_error->what_without_backtrace();
+  return make_status(Code::kResource,
+                     "the store through which ranks meet failed to %s key '%s': %s", what,
+                     key.c_str(), reason.c_str());
+}
+
+}  // namespace
+
+Status StoreAdapter::set(const std::string& key, std::string_view value) {
+  try {
+    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+    return {};
+  } catch (const std::exception& error) {
+    return store_failed("set", key, error);
+  }
+}
+
+// c10d's own get() and wait() hold on to the store's timeout, and some stores (FileStore) poll just
+// as this does; asking check() keeps the deadline ours, and a TCPStore that two threads share free
+// for the other one.
+Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& deadline) {
+  try {
+    for (auto pause = kFirstPause; !store_->check({key});
+         pause = std::min(pause * 2, kLongestPause)) {
+      int64_t remaining_ns = deadline.remaining_ns();
+      if (remaining_ns <= 0)
+        return make_status(Code::kTimeout, "key '%s' did not appear in the store within %lld ms",
+                           key.c_str(), static_cast<long long>(deadline.timeout_ms()));
+      std::this_thread::sleep_for(
+          std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns)));
+    }
+    std::vector<uint8_t> value = store_->get(key);
+    return std::string(value.begin(), value.end());
+  } catch (const std::exception& error) {
+    return store_failed("get", key, error);
+  }
+}
+
+Result<bool> StoreAdapter::has(const std::string& key) {
+  try {
+    return store_->check({key});
+  } catch (const std::exception& error) {
+    return store_failed("look for", key, error);
+  }
+}
+
+Result<int64_t> StoreAdapter::add(const std::string& key, int64_t amount) {
+  try {
+    return store_->add(key, amount);
+  } catch (const std::exception& error) {
+    return store_failed("add to", key, error);
+  }
+}
+
+}  // namespace dscomm

@@ -1,0 +1,22 @@
+// c10d's key-value store behind the core's Store.
+#pragma once
+
+#include "core/base/store.h"
+#include "torch/compat.h"
+
+namespace dscomm {
+
+class StoreAdapter : public Store {
+ public:
+  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  Status set(const std::string& key, std::string_view value) override;
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override;
+  Result<bool> has(const std::string& key) override;
+  Result<int64_t> add(const std::string& key, int64_t amount) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace dscomm

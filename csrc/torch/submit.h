@@ -1,0 +1,55 @@
+// How a DscommBackend runs a body; apart from backend.h because only the calls need it.
+#pragma once
+
+#include <stdexcept>
+#include <utility>
+
+#include "torch/backend.h"
+
+namespace dscomm {
+
+// What torch throws inside a body ends the group: the engine catches it and aborts, so that the
+// other ranks are told. Without the C++ backtrace that c10's errors carry, the reason fits one
+// line.
+template <typename Body>
+Status run_body(Body& body, Team& team, const CallOptions& options) {
+  try {
+    return body(team, options);
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(error.what_without_backtrace());
+  }
+}
+
+template <typename Body>
+c10::intrusive_ptr<c10d::Work> DscommBackend::submit(const CallInfo& call, Body body,
+                                                     const std::vector<at::Tensor>& inputs,
+                                                     const std::vector<at::Tensor>& outputs) {
+  if (call.asynchronous || coalescing()) {
+    // std::function copies what it holds; the buffers are to exist once.
+    auto shared = std::make_shared<Body>(std::move(body));
+    auto work = start(
+        call,
+        [shared](Team& team, const CallOptions& options) {
+          return run_body(*shared, team, options);
+        },
+        inputs, outputs);
+    if (!call.asynchronous) return {};
+    return work;
+  }
+  std::optional<ProfiledParameters> parameters;
+  std::optional<ProfiledCall> event;
+  if (profiled()) {
+    parameters.emplace(call, identity(), group_->sequence() + 1, inputs, outputs);
+    event.emplace(call, inputs);
+  }
+  // One captured reference fits std::function's own storage: nothing is allocated.
+  Status status = group_->run(
+      call.info,
+      [&body](Team& team, const CallOptions& options) { return run_body(body, team, options); },
+      call.timeout);
+  if (!status.ok())
+    std::rethrow_exception(to_exception(status, describe_call(call.info.title, *group_)));
+  return {};
+}
+
+}  // namespace dscomm

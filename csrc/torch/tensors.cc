@@ -1,0 +1,275 @@
+#include "torch/tensors.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/neg.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <sstream>
+
+namespace dscomm {
+namespace {
+
+struct Dimension {
+  int64_t size;
+  int64_t stride_bytes;
+};
+
+// The dimensions of more than one element, outermost first, neighbours merged where they are walked
+// with one stride.
+c10::SmallVector<Dimension, 6> merged_dimensions(const at::Tensor& tensor) {
+  c10::SmallVector<Dimension, 6> dimensions;
+  const int64_t element_bytes = static_cast<int64_t>(tensor.element_size());
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    const int64_t size = tensor.size(i), stride_bytes = tensor.stride(i) * element_bytes;
+    if (size == 1) continue;
+    if (!dimensions.empty() && dimensions.back().stride_bytes == size * stride_bytes) {
+      dimensions.back() = {dimensions.back().size * size, stride_bytes};
+    } else {
+      dimensions.push_back({size, stride_bytes});
+    }
+  }
+  return dimensions;
+}
+
+// Calls visit(strided, dense, bytes) for every element of the tensor in row-major order, or for
+// whole rows where these are contiguous. ATen's own copies are not used here because they would
+// give every worker thread an OpenMP team of its own, and ask about grad and inference modes.
+template <typename Visit>
+void walk(const at::Tensor& tensor, char* dense, Visit visit) {
+  if (tensor.numel() == 0) return;
+  auto dimensions = merged_dimensions(tensor);
+  int64_t run_bytes = static_cast<int64_t>(tensor.element_size());
+  if (!dimensions.empty() && dimensions.back().stride_bytes == run_bytes) {
+    run_bytes *= dimensions.back().size;
+    dimensions.pop_back();
+  }
+  Dimension inner = dimensions.empty() ? Dimension{1, 0} : dimensions.back();
+  if (!dimensions.empty()) dimensions.pop_back();
+
+  c10::SmallVector<int64_t, 6> index(dimensions.size(), 0);
+  char* row = static_cast<char*>(tensor.data_ptr());
+  for (;;) {
+    char* strided = row;
+    for (int64_t i = 0; i < inner.size; ++i, strided += inner.stride_bytes, dense += run_bytes)
+      visit(strided, dense, run_bytes);
+    int64_t d = static_cast<int64_t>(dimensions.size()) - 1;
+    for (; d >= 0; --d) {
+      row += dimensions[d].stride_bytes;
+      if (++index[d] < dimensions[d].size) break;
+      row -= dimensions[d].stride_bytes * dimensions[d].size;
+      index[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+// A memcpy whose size the compiler knows for single elements.
+template <typename To, typename From>
+void copy_run(To* to, From* from, int64_t bytes) {
+  switch (bytes) {
+    case 1:
+      std::memcpy(to, from, 1);
+      return;
+    case 2:
+      std::memcpy(to, from, 2);
+      return;
+    case 4:
+      std::memcpy(to, from, 4);
+      return;
+    case 8:
+      std::memcpy(to, from, 8);
+      return;
+    default:
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+}
+
+// False if every element has a place of its own; true if not or if that is not obvious.
+bool may_overlap_itself(const at::Tensor& tensor) {
+  if (tensor.numel() <= 1) return false;
+  auto dimensions = merged_dimensions(tensor);
+  std::sort(dimensions.begin(), dimensions.end(),
+            [](const Dimension& a, const Dimension& b) { return a.stride_bytes < b.stride_bytes; });
+  int64_t reach =
+      static_cast<int64_t>(tensor.element_size());  // bytes that the dimensions so far span
+  for (const Dimension& dimension : dimensions) {
+    if (dimension.stride_bytes < reach) return true;
+    reach += (dimension.size - 1) * dimension.stride_bytes;
+  }
+  return false;
+}
+
+struct Range {
+  const char* begin;
+  const char* end;
+  bool intersects(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+
+Range range_of(const at::Tensor& tensor) {
+  const char* begin = static_cast<const char*>(tensor.data_ptr());
+  if (tensor.numel() == 0) return {begin, begin};
+  int64_t elements = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
+  return {begin, begin + elements * static_cast<int64_t>(tensor.element_size())};
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+// Applies the lazy bits of a tensor to a dense copy of its memory; its own inverse.
+void apply_bits(const at::Tensor& tensor, at::Tensor staging) {
+  if (!tensor.is_conj() && !tensor.is_neg()) return;
+  at::AutoDispatchBelowADInplaceOrView plain;  // staging is no variable of anybody's graph
+  if (tensor.is_conj()) staging.conj_physical_();
+  if (tensor.is_neg()) staging.neg_();
+}
+
+}  // namespace
+
+Buffer::Buffer(const at::Tensor& tensor, Use use, const Argument& argument)
+    : use_(use), argument_(argument) {
+  if (!tensor.defined()) raise_value_error(argument.text() + ": got an undefined tensor");
+  if (!tensor.device().is_cpu())
+    raise_value_error(argument.text() + ": got a tensor on " + tensor.device().str() +
+                      ", expected one on the CPU");
+  if (tensor.layout() != at::kStrided) {
+    std::ostringstream layout;
+    layout << tensor.layout();
+    raise_type_error(argument.text() + ": got a tensor of layout " + layout.str() +
+                     ", expected a dense one");
+  }
+  dtype_ = to_dtype(tensor.scalar_type(), argument);
+  tensor_ = tensor;
+  count_ = static_cast<size_t>(tensor.numel());
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
+    data_ = tensor.data_ptr();
+  } else {
+    stage();
+    verify_ = use != Use::kRead && may_overlap_itself(tensor);
+  }
+}
+
+void Buffer::stage() {
+  if (staged()) return;
+  staging_ = at::empty({static_cast<int64_t>(count_)}, at::TensorOptions(tensor_.scalar_type()));
+  data_ = staging_.data_ptr();
+}
+
+bool Buffer::overlaps(const Buffer& other) const {
+  const Range mine{bytes(), bytes() + size_bytes()},
+      theirs{other.bytes(), other.bytes() + other.size_bytes()};
+  return mine.intersects(theirs);
+}
+
+void Buffer::load() const {
+  if (!staged() || use_ == Use::kWrite) return;
+  walk(tensor_, bytes(),
+       [](char* strided, char* dense, int64_t run) { copy_run(dense, strided, run); });
+  apply_bits(tensor_, staging_);
+}
+
+Status Buffer::store() const {
+  if (!staged() || use_ == Use::kRead) return {};
+  apply_bits(tensor_, staging_);
+  walk(tensor_, bytes(),
+       [](char* strided, char* dense, int64_t run) { copy_run(strided, dense, run); });
+  return {};
+}
+
+Status Buffer::verify() const {
+  if (!verify_ || use_ == Use::kRead || count_ == 0) return {};
+  bool equal = true;
+  walk(tensor_, bytes(), [&equal](char* strided, char* dense, int64_t run) {
+    equal = equal && std::memcmp(strided, dense, static_cast<size_t>(run)) == 0;
+  });
+  if (equal) return {};
+  return make_status(
+      Code::kInvalidArgument,
+      "%s: elements of this tensor of shape %s share memory (an expanded tensor, or tensors that "
+      "overlap) and were to receive different values; pass tensors whose elements are distinct",
+      argument_.text().c_str(), shape_text(tensor_).c_str());
+}
+
+std::vector<Buffer> make_buffers(const std::vector<at::Tensor>& tensors, Use use,
+                                 const char* argument) {
+  std::vector<Buffer> buffers;
+  buffers.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    buffers.emplace_back(tensors[i], use, Argument{argument, static_cast<int64_t>(i)});
+    check_same_dtype(buffers.front(), buffers.back());
+  }
+  return buffers;
+}
+
+void check_outputs(std::vector<Buffer>& outputs) {
+  std::vector<std::pair<Range, Buffer*>> ranges;
+  ranges.reserve(outputs.size());
+  for (Buffer& output : outputs)
+    if (output.count() > 0) ranges.emplace_back(range_of(output.tensor()), &output);
+  std::sort(ranges.begin(), ranges.end(),
+            [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
+  // The output that reaches farthest so far is the only one that the next can intersect first.
+  for (size_t i = 1, farthest = 0; i < ranges.size(); ++i) {
+    if (ranges[i].first.begin < ranges[farthest].first.end) {
+      Buffer &a = *ranges[farthest].second, &b = *ranges[i].second;
+      auto status = at::get_overlap_status(a.tensor(), b.tensor());
+      if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
+        raise_value_error(b.argument().text() + " shares memory with " + a.argument().text() +
+                          "; expected output tensors that do not overlap");
+      // Columns of one matrix interleave without touching; only the values can tell.
+      for (Buffer& output : outputs) {
+        output.stage();
+        output.verify_when_stored();
+      }
+      return;
+    }
+    if (ranges[i].first.end > ranges[farthest].first.end) farthest = i;
+  }
+}
+
+void check_same_dtype(const Buffer& a, const Buffer& b) {
+  if (a.dtype() == b.dtype()) return;
+  raise_type_error(b.argument().text() + ": got dtype " + dtype_name(b.dtype()) + ", expected " +
+                   dtype_name(a.dtype()) + " as in " + a.argument().text());
+}
+
+std::vector<const void*> read_pointers(std::span<const Buffer> buffers) {
+  std::vector<const void*> pointers;
+  pointers.reserve(buffers.size());
+  for (const Buffer& buffer : buffers) pointers.push_back(buffer.data());
+  return pointers;
+}
+
+std::vector<void*> write_pointers(std::span<const Buffer> buffers) {
+  std::vector<void*> pointers;
+  pointers.reserve(buffers.size());
+  for (const Buffer& buffer : buffers) pointers.push_back(buffer.data());
+  return pointers;
+}
+
+std::vector<size_t> counts_of(std::span<const Buffer> buffers) {
+  std::vector<size_t> counts;
+  counts.reserve(buffers.size());
+  for (const Buffer& buffer : buffers) counts.push_back(buffer.count());
+  return counts;
+}
+
+void load_all(std::span<const Buffer> buffers) {
+  for (const Buffer& buffer : buffers) buffer.load();
+}
+
+Status store_all(std::span<const Buffer> buffers) {
+  for (const Buffer& buffer : buffers) DSCOMM_RETURN_IF_ERROR(buffer.store());
+  for (const Buffer& buffer : buffers) DSCOMM_RETURN_IF_ERROR(buffer.verify());
+  return {};
+}
+
+}  // namespace dscomm

@@ -1,0 +1,209 @@
+#include "torch/work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/ivalue_inl.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "core/base/log.h"
+#include "torch/backend.h"
+#include "torch/convert.h"
+#include "torch/exit.h"
+#include "torch/profiling.h"
+
+namespace dscomm {
+
+std::string describe_call(const char* title, const Group& group) {
+  return std::string(title) + " in group '" + group.name() + "'";
+}
+
+DscommWork::DscommWork(const CallInfo& call, std::shared_ptr<Group> group,
+                       const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs)
+    : c10d::Work(group->rank(), call.type, profiled() ? call.profiling_title : nullptr,
+                 profiled() ? c10::optional<std::vector<at::Tensor>>(inputs) : c10::nullopt),
+      title_(call.info.title),
+      group_(std::move(group)),
+      outputs_(std::move(outputs)),
+      started_(std::chrono::steady_clock::now()) {}
+
+void DscommWork::follow(const c10::intrusive_ptr<DscommWork>& work, OperationPtr operation,
+                        uint64_t sequence, Epilogue epilogue) {
+  work->operation_ = std::move(operation);
+  work->sequence_ = sequence;
+  work->epilogue_ = std::move(epilogue);
+  // The callback keeps the Work alive until the operation is done, so that a future is completed
+  // and a profiler event ended even if the caller dropped the Work.
+  call_begins();
+  work->operation_->when_done([held = work](const Status&) mutable {
+    held->complete();
+    held.reset();  // may be the last reference to tensors, which is to be gone before the call is
+    call_ends();
+  });
+}
+
+void DscommWork::complete() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard lock(completing_);
+    if (ended_) return;
+    Status status = operation_->status();
+    if (status.ok() && epilogue_) status = epilogue_();
+    epilogue_ = nullptr;
+    finished_ = std::chrono::steady_clock::now();
+    finish(status.ok() ? nullptr : to_exception(status, describe_call(title_, *group_)));
+    ended_ = true;
+    future = future_;
+  }
+  if (future) mark(*future);
+}
+
+void DscommWork::mark(c10::ivalue::Future& future) {
+  // Callbacks of the future run in here. What one of them throws must not end the thread that
+  // happens to run this call.
+  try {
+    if (std::exception_ptr error = c10d::Work::exception()) {
+      future.setError(error);
+    } else {
+      future.markCompleted(c10::IValue(outputs_));
+    }
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kError, "a callback of the future of %s raised: %s", title_, error.what());
+  }
+}
+
+bool DscommWork::isCompleted() {
+  if (!operation_->done()) return false;
+  complete();
+  return true;
+}
+
+bool DscommWork::isSuccess() const {
+  auto* self = const_cast<DscommWork*>(this);
+  return self->isCompleted() && c10d::Work::exception() == nullptr;
+}
+
+std::exception_ptr DscommWork::exception() const {
+  auto* self = const_cast<DscommWork*>(this);
+  return self->isCompleted() ? c10d::Work::exception() : nullptr;
+}
+
+int DscommWork::sourceRank() const {
+  if (opType_ != c10d::OpType::RECV && opType_ != c10d::OpType::RECVANYSOURCE)
+    raise_value_error(std::string(title_) + " has no source rank; only a receive has");
+  return operation_->source();
+}
+
+std::vector<at::Tensor> DscommWork::result() {
+  if (!isCompleted())
+    raise_value_error(std::string(title_) + " has no result yet; wait() for it first");
+  if (std::exception_ptr error = c10d::Work::exception()) std::rethrow_exception(error);
+  return outputs_;
+}
+
+bool DscommWork::wait(std::chrono::milliseconds timeout) {
+  Status status = operation_->wait(timeout);
+  if (!operation_->done())
+    std::rethrow_exception(to_exception(status, describe_call(title_, *group_)));
+  complete();
+  if (std::exception_ptr error = c10d::Work::exception()) std::rethrow_exception(error);
+  synchronize();
+  return true;
+}
+
+void DscommWork::abort() {
+  group_->abort(std::string("its user called abort() on the Work of its ") + title_);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DscommWork::getFuture() {
+  bool ended = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard lock(completing_);
+    if (future_) return future_;
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future = future_;
+    ended = ended_;
+  }
+  if (ended) mark(*future);
+  return future;
+}
+
+float DscommWork::getDuration() const {
+  auto* self = const_cast<DscommWork*>(this);
+  if (!self->isCompleted())
+    raise_value_error(std::string(title_) + " has no duration yet; wait() for it first");
+  return std::chrono::duration<float, std::milli>(finished_ - started_).count();
+}
+
+uint64_t DscommWork::getSequencenumber() const { return sequence_; }
+
+#if DSCOMM_TORCH_2
+
+bool CoalescedWork::isCompleted() {
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [](const auto& part) { return part->isCompleted(); });
+}
+
+bool CoalescedWork::isSuccess() const {
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [](const auto& part) { return part->isSuccess(); });
+}
+
+std::exception_ptr CoalescedWork::exception() const {
+  for (const auto& part : parts_)
+    if (std::exception_ptr error = part->exception()) return error;
+  return nullptr;
+}
+
+std::vector<at::Tensor> CoalescedWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& part : parts_) {
+    std::vector<at::Tensor> some = part->result();
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  for (const auto& part : parts_) {
+    // 0 would mean no limit.
+    const bool limited = timeout.count() > 0;
+    const int64_t remaining_ms =
+        limited ? std::max<int64_t>(deadline.remaining_ns() / 1'000'000, 1) : 0;
+    part->wait(std::chrono::milliseconds(remaining_ms));
+  }
+  synchronize();
+  return true;
+}
+
+void CoalescedWork::abort() {
+  if (!parts_.empty()) parts_.front()->abort();  // they are of one group
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  auto future =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  // The last part to end completes it, whichever that is; one more holds it open until every part
+  // has its callback.
+  auto pending = std::make_shared<std::atomic<size_t>>(parts_.size() + 1);
+  auto self = c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this);
+  auto one_less = [self, future, pending] {
+    if (pending->fetch_sub(1) != 1) return;
+    if (std::exception_ptr error = self->exception())
+      future->setError(error);
+    else
+      future->markCompleted(c10::IValue(self->result()));
+  };
+  for (const auto& part : parts_)
+    part->getFuture()->addCallback([one_less](c10::ivalue::Future&) { one_less(); });
+  one_less();
+  return future;
+}
+
+#endif
+
+}  // namespace dscomm
