@@ -1,0 +1,63 @@
+# `make help` lists what there is. The work is done by setup.py, CMake and the scripts in tools/.
+#
+#   TORCH=debian   use Debian's torch 1.13.1 and .venv-debian instead of torch 2.13 and .venv
+#   PYTHON=        the interpreter to make .venv from
+#   TORCH_INDEX=   a package index to take torch from
+#   ARGS=          further options of the demo
+#   RANKS=         processes of the demo
+
+TORCH ?= pypi
+RANKS ?= 2
+ARGS ?=
+
+export TORCH
+ifdef PYTHON
+export PYTHON
+endif
+ifdef TORCH_INDEX
+export TORCH_INDEX
+endif
+
+environment := $(if $(filter debian,$(TORCH)),.venv-debian,.venv)
+python := $(environment)/bin/python
+
+.PHONY: help setup demo check test drill lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup    packages, $(environment) and the editable install"
+	@echo "make demo     train on digits under torchrun, beside gloo (RANKS=2 ARGS=...)"
+	@echo "make check    the quick loop: build, core tests, each collective on two ranks"
+	@echo "make test     everything, on torch 2.13 and then on Debian's torch"
+	@echo "make drill    the long form: all kill counts, mutations, soak"
+	@echo "make lint     formatting and lint (make format: apply the formatting)"
+	@echo "make clean    remove what was built; the environments stay"
+	@echo "TORCH=debian  with any of them: Debian's torch 1.13.1 instead of 2.13"
+
+setup:
+	@tools/setup
+
+# torchrun gives each rank one OpenMP thread and says so at length; setting it says it shorter.
+demo: setup
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(python) -m torch.distributed.run --standalone \
+	  --nproc_per_node=$(RANKS) -m deepspeed_comm.demo $(ARGS)
+
+check: setup
+	@tools/run_stages check
+
+test: setup
+	@tools/run_stages test
+
+drill: setup
+	@tools/run_stages drill
+
+lint:
+	@tools/lint
+
+format:
+	@tools/lint --fix
+
+clean:
+	rm -rf build dist deepspeed_comm.egg-info deepspeed_comm/_native .pytest_cache .hypothesis \
+	  .ruff_cache
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

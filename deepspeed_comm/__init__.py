@@ -1,0 +1,22 @@
+"""deepspeed_comm: the torch.distributed backend "dscomm" for CPU tensors.
+
+Importing this package makes the backend known to torch where torch does not do so by itself: old
+torch has no plugins, and newer torch may be told to load none. The native code is loaded with the
+first process group. torch imports this package in every program of its environment, so whatever
+is added here must be imported when it is asked for (__getattr__ of PEP 562), not at the top.
+
+The extension fits one torch, so each build of it lies in a folder named after its torch, and an
+editable install can serve several environments. The folder for the torch at hand joins the
+package's search path here, which is what makes `deepspeed_comm._C` importable.
+"""
+
+from __future__ import annotations
+
+from deepspeed_comm import _backend
+
+__version__ = "0.1.0"
+
+_torch_version = _backend.torch_version()
+if _torch_version is not None:
+    __path__.append(_backend.native_folder(_torch_version))
+    _backend._autoload()

@@ -1,0 +1,127 @@
+"""The hook through which torch learns of the backend "dscomm".
+
+torch calls _autoload() at the end of every `import torch` in this environment, whatever the program
+is about, and an exception from it would make that import fail. So this module imports no torch at
+its top, loads no native code, starts no thread, and the hook raises nothing. What is wrong with an
+installation is said when the backend is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+import warnings
+from types import ModuleType
+from typing import Any
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_NATIVE = os.path.join(_PACKAGE, "_native")
+
+
+def _autoload() -> None:
+    """Makes "dscomm" known to torch. The entry point in the group torch.backends; never raises."""
+    try:
+        _register()
+    except Exception as error:  # An exception would break `import torch` for all.
+        try:
+            warnings.warn(f"the backend dscomm could not be registered: {error!r}", stacklevel=2)
+        except Exception:  # Warnings may have been turned into errors.
+            pass
+
+
+def _register() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available() or hasattr(dist.Backend, "DSCOMM"):
+        return
+    register_backend = dist.Backend.register_backend
+    # Torch 1.13 knows no devices there, and its backends serve all of them.
+    takes_devices = "devices" in inspect.signature(register_backend).parameters
+    # A list: torch walks through a plain "cpu" letter by letter.
+    devices = {"devices": ["cpu"]} if takes_devices else {}
+    register_backend("dscomm", _create_backend, extended_api=True, **devices)
+
+
+def _create_backend(distributed_backend_options: Any, pg_options: Any = None) -> Any:
+    """Called by torch for each process group of this backend."""
+    return load_extension().create_backend(distributed_backend_options, pg_options)
+
+
+def load_extension() -> ModuleType:
+    """The native module, or a RuntimeError that says which torch it fits and how to rebuild it."""
+    loaded = sys.modules.get("deepspeed_comm._C")
+    if loaded is not None:
+        return loaded
+    version = torch_version()
+    if version is None:
+        raise RuntimeError(
+            "deepspeed_comm needs torch, which this Python cannot import: "
+            "run `pip install torch==2.13.0`, then build deepspeed_comm again."
+        )
+    try:
+        built_against = _torch_of_build(native_folder(version))
+    except OSError as error:
+        raise RuntimeError(f"the native code of deepspeed_comm cannot be read: {error}") from error
+    if built_against != version:
+        builds = [built_against] if built_against else _torches_of_all_builds()
+        was_built = (
+            "was built against " + " and ".join(f"torch {build}" for build in builds)
+            if builds
+            else "has no native code here"
+        )
+        raise RuntimeError(
+            f"deepspeed_comm {was_built}, and this is torch {version}: "
+            f"rebuild it with `{_rebuild_command()}`."
+        )
+    try:
+        return importlib.import_module("deepspeed_comm._C")
+    except ImportError as error:
+        raise RuntimeError(
+            f"the native code of deepspeed_comm, built against torch {version}, cannot be loaded "
+            f"({error}): rebuild it with `{_rebuild_command()}`."
+        ) from error
+
+
+def torch_version() -> str | None:
+    """The version of the torch that this Python imports, or None where it imports none."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return str(torch.__version__)
+
+
+def native_folder(version: str) -> str:
+    """Where a build against this torch lies; setup.py spells it the same way."""
+    return os.path.join(_NATIVE, "torch_" + re.sub(r"\W", "_", version))
+
+
+def _torch_of_build(folder: str) -> str | None:
+    """The torch named in a build's record, or None where the folder holds no build."""
+    try:
+        with open(os.path.join(folder, "_build_info.py")) as record:
+            found = re.search(r'^torch_version = "(.*)"$', record.read(), re.MULTILINE)
+    except (FileNotFoundError, NotADirectoryError):
+        # Another error (no descriptor left, say) is not the absence of a build.
+        return None
+    return found.group(1) if found else None
+
+
+def _torches_of_all_builds() -> list[str]:
+    try:
+        folders = sorted(os.listdir(_NATIVE))
+    except OSError:
+        return []
+    versions = (_torch_of_build(os.path.join(_NATIVE, folder)) for folder in folders)
+    return [version for version in versions if version is not None]
+
+
+def _rebuild_command() -> str:
+    source_tree = os.path.dirname(_PACKAGE)
+    pip = f"{sys.executable} -m pip install --no-build-isolation --no-deps --force-reinstall"
+    if os.path.exists(os.path.join(source_tree, "setup.py")):
+        return f"{pip} -e {source_tree}"
+    return f"{pip} SOURCE_TREE_OF_DEEPSPEED_COMM"

@@ -1,0 +1,331 @@
+"""The demo: trains on handwritten digits over dscomm, then times it beside gloo.
+
+    torchrun --nproc-per-node=2 -m deepspeed_comm.demo [options]
+
+DistributedDataParallel trains a small network on the digits that come with scikit-learn, over the
+backend named by --backend. Every batch is divided among the ranks, so the losses hardly depend on
+how many there are. Then every size of all-reduce is timed on dscomm and on gloo in turn, in this
+one run, and each result is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+BACKENDS = ("dscomm", "gloo")
+BATCH = 64  # of all ranks together
+HELD_OUT = 360  # of the 1797 digits
+# One sample of the timing runs as many calls as take about this long, so that the clock and the
+# start of the sample do not show in it.
+SAMPLE_S = 0.005
+# Of the flight record, unless the environment says otherwise; more than the demo makes.
+RECORDER_ENTRIES = 100_000
+
+
+def main() -> None:
+    options = parse_options()
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        sys.exit(
+            "The demo trains with several processes, and torchrun starts them:\n"
+            "  torchrun --nproc-per-node=2 -m deepspeed_comm.demo"
+        )
+    os.environ.setdefault("DSCOMM_RECORDER_ENTRIES", str(RECORDER_ENTRIES))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
+
+    dist.init_process_group(options.backend)
+    try:
+        introduce()
+        train(options)
+        report_communication()
+        compare(options.sizes, options.rounds)
+    finally:
+        dist.destroy_process_group()
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node=2 -m deepspeed_comm.demo",
+        description="Train on handwritten digits over dscomm, then time all-reduces beside gloo.",
+    )
+    parser.add_argument("--backend", choices=BACKENDS, default="dscomm", help="what trains")
+    parser.add_argument("--epochs", type=positive, default=12)
+    parser.add_argument(
+        "--sizes",
+        type=byte_size,
+        nargs="+",
+        default=[8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20],
+        metavar="BYTES",
+        help="of the all-reduces, such as 8 64K 16M",
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=15, help="samples of each time; the median is shown"
+    )
+    return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return value
+
+
+def byte_size(text: str) -> int:
+    """8, 64K or 16M as bytes; the elements are float32."""
+    found = re.fullmatch(r"(\d+)([KMG]?)i?B?", text, re.IGNORECASE)
+    size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()] if found else 0
+    if size < 4 or size % 4:
+        raise argparse.ArgumentTypeError(f"expected a multiple of 4 bytes, got {text}")
+    return size
+
+
+def say(text: str = "") -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def introduce() -> None:
+    """One line for each rank: where it runs, and what carries its group."""
+    say(f"{dist.get_world_size()} ranks, torch {torch.__version__}, {processor_name()}")
+    lines: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(lines, f"pid {os.getpid()} on {describe_place()}: {describe_group()}")
+    for rank, line in enumerate(lines):
+        say(f"  rank {rank}: {line}")
+
+
+def processor_name() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+        if found:
+            return found[1]
+    return platform.machine()
+
+
+def describe_place() -> str:
+    """The cpus that this process may run on, and the packages, NUMA nodes and L3s they span."""
+    cpus = sorted(os.sched_getaffinity(0))
+    root = Path("/sys/devices/system/cpu")
+
+    def count(what: str, marks: Callable[[Path], list[str]]) -> str:
+        places = {mark for cpu in cpus for mark in marks(root / f"cpu{cpu}")}
+        return f"{len(places)} {what}{'' if len(places) == 1 else 's'}" if places else ""
+
+    def text_of(name: str) -> Callable[[Path], list[str]]:
+        return lambda cpu: [(cpu / name).read_text()] if (cpu / name).exists() else []
+
+    parts = (
+        count("package", text_of("topology/physical_package_id")),
+        count("NUMA node", lambda cpu: [node.name for node in cpu.glob("node[0-9]*")]),
+        count("L3", text_of("cache/index3/shared_cpu_list")),
+    )
+    return f"{platform.node()}, cpus {ranges(cpus)} ({', '.join(filter(None, parts))})"
+
+
+def ranges(numbers: list[int]) -> str:
+    """Ascending numbers as the kernel writes them: 0-3,8."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def backend_object() -> Any:
+    """What carries the CPU tensors of the default group; with torch 1.13 that is the group."""
+    group = dist.distributed_c10d._get_default_group()
+    if hasattr(group, "_get_backend"):
+        group = group._get_backend(torch.device("cpu"))
+    return getattr(group, "wrapped_pg", group)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it
+
+
+def describe_group() -> str:
+    carrier = backend_object()
+    if not hasattr(carrier, "describe"):
+        return dist.get_backend()
+    from deepspeed_comm._backend import load_extension
+
+    return f"dscomm, {carrier.describe()}, reductions on {load_extension().reduce_target()}"
+
+
+def load_digits(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Images and labels to train on, then images and labels held out; the same on every rank."""
+    import sklearn.datasets
+
+    images, labels = sklearn.datasets.load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=generator)
+    x = torch.tensor(images, dtype=torch.float32)[order] / 16
+    y = torch.tensor(labels, dtype=torch.int64)[order]
+    return x[HELD_OUT:], y[HELD_OUT:], x[:HELD_OUT], y[:HELD_OUT]
+
+
+def train(options: argparse.Namespace) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    x, y, x_held_out, y_held_out = load_digits(generator)
+    network = torch.nn.Sequential(
+        torch.nn.Linear(64, 512),
+        torch.nn.ReLU(),
+        torch.nn.Linear(512, 512),
+        torch.nn.ReLU(),
+        torch.nn.Linear(512, 10),
+    )
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    share = max(1, BATCH // world)
+    steps = len(y) // (share * world)
+
+    say(
+        f"\ntraining on {len(y)} digits over {options.backend}: {parameters} parameters, "
+        f"{steps} steps an epoch of {share} digits a rank"
+    )
+    with progress(options.epochs * steps) as (step_done, tell):
+        for epoch in range(1, options.epochs + 1):
+            began = time.perf_counter()
+            order = torch.randperm(len(y), generator=generator)
+            loss_sum = torch.zeros(())
+            for step in range(steps):
+                first = (step * world + rank) * share
+                mine = order[first : first + share]
+                loss = torch.nn.functional.cross_entropy(model(x[mine]), y[mine])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                loss_sum += loss.detach()
+                step_done()
+            dist.all_reduce(loss_sum)
+            loss_mean = loss_sum.item() / (steps * world)
+            seconds = time.perf_counter() - began
+            tell(f"  epoch {epoch:2d}  loss {loss_mean:.4f}  {seconds:.2f} s")
+
+    # Every rank answers for its share of what was held out.
+    with torch.no_grad():
+        answers = network(x_held_out[rank::world]).argmax(1)
+    right = (answers == y_held_out[rank::world]).sum()
+    dist.all_reduce(right)
+    say(f"  held-out accuracy {right.item() / len(y_held_out):.4f} on {len(y_held_out)} digits")
+
+
+@contextlib.contextmanager
+def progress(steps: int) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
+    """(call after each step, print a line): with a bar on rank 0 where it writes to a terminal."""
+    if dist.get_rank() != 0 or not sys.stdout.isatty():
+        yield (lambda: None), say
+        return
+    from rich.progress import Progress
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("training", total=steps)
+        yield (lambda: bar.advance(task)), lambda line: bar.console.print(line, highlight=False)
+
+
+def report_communication() -> None:
+    """What the training communicated, from the group's own record of its calls."""
+    carrier = backend_object()
+    if not hasattr(carrier, "flight_record"):
+        say(
+            f"\nwhat was communicated is not known: {dist.get_backend()} keeps no record of it here"
+        )
+        return
+    calls = json.loads(carrier.flight_record())
+    totals: dict[str, list[float]] = {}
+    for call in calls:
+        total = totals.setdefault(call["title"], [0, 0, 0])
+        total[0] += 1
+        total[1] += call["count"] * element_bytes(call["dtype"])
+        total[2] += (call["finished_ns"] - call["started_ns"]) / 1e9
+    which = f"{len(calls)} calls"
+    if calls and calls[-1]["id"] > len(calls):
+        which = f"the last {len(calls)} of {calls[-1]['id']} calls"
+    say(f"\nrank 0 communicated, by the flight record ({which}; time includes waiting):")
+    for title, (count, byte_count, seconds) in totals.items():
+        say(f"  {title:<24} {count:6d} calls {byte_count / 1e6:10.3f} MB {seconds:8.3f} s")
+
+
+def element_bytes(dtype: str) -> int:
+    return torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+
+
+def compare(sizes: list[int], rounds: int) -> None:
+    """All-reduce times of both backends, in samples that take turns; the slowest rank counts."""
+    carried_by = dist.get_backend()
+    groups = {
+        name: dist.group.WORLD if name == carried_by else dist.new_group(backend=name)
+        for name in BACKENDS
+    }
+    say(f"\nall-reduce of float32, SUM: medians of {rounds} samples taken in turns, in us")
+    say(f"  {'bytes':>10} {'dscomm':>10} {'gloo':>10} {'gloo/dscomm':>12}")
+    for size in sizes:
+        medians = dict(zip(BACKENDS, time_size(groups, size, rounds), strict=True))
+        say(
+            f"  {size:>10} {medians['dscomm']:>10.1f} {medians['gloo']:>10.1f} "
+            f"{medians['gloo'] / medians['dscomm']:>12.2f}"
+        )
+    say("  every result was checked")
+
+
+def time_size(groups: dict[str, Any], size: int, rounds: int) -> list[float]:
+    """The median time of one call, in us, for each group."""
+    zeros = torch.zeros(size // 4)  # their sum stays what it is, however often it is taken
+    tensors = {name: zeros.clone() for name in groups}
+    calls = {}
+    for name, group in groups.items():
+        check_all_reduce(name, group, size)
+        # The second of two calls: the first may set something up.
+        sample(group, tensors[name], 1)
+        pilot = torch.tensor(sample(group, tensors[name], 1))
+        dist.all_reduce(pilot, dist.ReduceOp.MAX)
+        calls[name] = min(1000, max(1, int(SAMPLE_S / pilot.item())))
+    times = torch.zeros(len(groups), rounds, dtype=torch.float64)
+    for k in range(rounds):
+        for row, (name, group) in enumerate(groups.items()):
+            times[row, k] = sample(group, tensors[name], calls[name])
+    for name, group in groups.items():
+        if not torch.equal(tensors[name], zeros):
+            raise RuntimeError(f"{name}: an all-reduce of {size} bytes of zeros gave other values")
+        check_all_reduce(name, group, size)
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    return [1e6 * statistics.median(row) for row in times.tolist()]
+
+
+def sample(group: Any, tensor: torch.Tensor, calls: int) -> float:
+    """Seconds that a call takes."""
+    dist.barrier(group)
+    began = time.perf_counter()
+    for _ in range(calls):
+        dist.all_reduce(tensor, group=group)
+    return (time.perf_counter() - began) / calls
+
+
+def check_all_reduce(name: str, group: Any, size: int) -> None:
+    """Integers of different ranks, whose sum float32 holds exactly, against the sum by hand."""
+    ramp = torch.arange(size // 4) % 1000
+    world = dist.get_world_size()
+    tensor = (ramp + dist.get_rank()).float()
+    dist.all_reduce(tensor, group=group)
+    expected = (ramp * world + world * (world - 1) // 2).float()
+    if not torch.equal(tensor, expected):
+        raise RuntimeError(f"{name}: an all-reduce of {size} bytes gave a wrong result")
+
+
+if __name__ == "__main__":
+    main()
