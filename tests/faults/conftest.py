@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+# Before torch: ranks are forked, and an OpenMP pool of the parent would not survive that.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+_CLONE_NEWNS = 0x00020000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # TEST_DRILL=1 runs the long forms too, where no other choice was made.
+    if os.environ.get("TEST_DRILL") == "1" and config.option.markexpr == "not drill":
+        config.option.markexpr = ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_dev_shm() -> Iterator[None]:
+    """Root gets a /dev/shm of its own, so that other jobs of the host do not leave files in it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() == 0 and libc.unshare(_CLONE_NEWNS) == 0:
+        libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+        libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None)
+    yield

@@ -1,0 +1,102 @@
+"""Kills ranks at random times during collectives and messages, and measures how the others hear.
+
+    python tests/faults/kill_drill.py --count 300 --ranks 4 --seed 1
+
+Every kill is a job of its own: ranks are forked, work (small and chunked, synchronous and not, with
+messages), and one of them (in one of ten jobs two, in one of ten the first rank) gets SIGKILL. The
+time counts from just before the kill, by the killer's clock, to the raise, by the survivor's; both
+read CLOCK_MONOTONIC. A kill passes when every survivor raises within a second, its error names a
+rank that was killed with its pid and host, its group can be destroyed, and nothing is left: no
+process, no abstract socket, no memory, no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import random
+import statistics
+import sys
+import time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from rank_processes import SOON_S, Belongings, Job  # noqa: E402
+from workloads import WORKLOADS, check_survivors, work_until_raised  # noqa: E402
+
+
+@dataclasses.dataclass
+class Outcome:
+    times_s: list[float]  # from kill to raise, of every survivor of the kills that passed
+    passed: int
+    failures: list[str]
+
+    def summary(self) -> str:
+        text = f"{self.passed} passed, {len(self.failures)} failed"
+        if not self.times_s:
+            return text
+        ordered = sorted(self.times_s)
+        p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+        return (
+            f"{text}; kill to raise, {len(ordered)} survivors: median "
+            f"{statistics.median(ordered) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, "
+            f"max {ordered[-1] * 1e3:.1f} ms"
+        )
+
+
+def kill_once(ranks: int, generator: random.Random) -> list[float]:
+    step = generator.choice(WORKLOADS)
+    dead = generator.sample(range(ranks), 2 if ranks > 2 and generator.random() < 0.1 else 1)
+    if generator.random() < 0.1:
+        dead = [0]
+    delay_s = generator.uniform(0.0, 0.1)
+    with Job(ranks, work_until_raised, step) as job:
+        job.wait_for("working")
+        belongings = Belongings(job.pids)
+        time.sleep(delay_s)
+        at_s = [job.kill(rank) for rank in dead][0]
+        times_s = check_survivors(job, dead, at_s)
+        job.finish()
+        if left := belongings.left_behind():
+            raise AssertionError(f"left behind: {left}\n{job.report()}")
+    return times_s
+
+
+def run(count: int, ranks: int, seed: int, progress: bool = False) -> Outcome:
+    outcome = Outcome([], 0, [])
+    for number in range(count):
+        try:
+            # A generator for each kill: a failure can be repeated alone.
+            outcome.times_s += kill_once(ranks, random.Random(f"{seed}/{ranks}/{number}"))
+            outcome.passed += 1
+        except AssertionError as failure:
+            outcome.failures.append(f"kill {number} of seed {seed}: {failure}")
+        if progress and (number + 1) % 25 == 0:
+            print(f"{number + 1} of {count}: {outcome.summary()}", flush=True)
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=25)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(
+        f"{options.count} kills among {options.ranks} ranks, seed {options.seed}; limit {SOON_S} s"
+    )
+    outcome = run(options.count, options.ranks, options.seed, progress=True)
+    for failure in outcome.failures:
+        print(failure)
+    print(outcome.summary())
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

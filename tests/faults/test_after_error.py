@@ -1,0 +1,185 @@
+"""After an error: it stays, nothing is written, other groups live on, a new start works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import SOON_S, Job, World, names_rank
+from workloads import cause
+
+RANKS = 4
+CANARY = 41.0
+
+
+def _raises(call: Any) -> str:
+    began_s = time.monotonic()
+    try:
+        call()
+    except RuntimeError as error:
+        assert time.monotonic() - began_s < SOON_S
+        return cause(str(error))
+    raise AssertionError("nothing raised")
+
+
+def _every_call_after(world: World) -> list[str]:
+    """One rank dies; what the others call afterwards raises at once with the first cause."""
+    world.init()
+    group = dist.new_group()
+    pair = dist.new_group([0, 1])
+    dist.barrier()
+    if world.rank == 3:
+        os._exit(1)
+    canary = torch.full((world.size * 1000,), CANARY)
+    parts = [torch.full((1000,), CANARY) for _ in range(world.size)]
+    peer = (world.rank + 1) % 3
+    calls = [
+        lambda: dist.all_reduce(canary, group=group),
+        lambda: dist.all_reduce(canary, group=group),
+        lambda: dist.all_reduce(canary, group=group, async_op=True).wait(),
+        lambda: dist.broadcast(canary, 1, group=group),
+        lambda: dist.reduce(canary, 1, group=group),
+        lambda: dist.all_gather(parts, torch.ones(1000), group=group),
+        lambda: dist.all_to_all_single(canary, torch.ones_like(canary), group=group),
+        lambda: dist.reduce_scatter(parts[0], [torch.ones(1000)] * world.size, group=group),
+        lambda: dist.barrier(group=group),
+        lambda: dist.send(canary, peer, group=group),
+        lambda: dist.recv(canary, peer, group=group),
+    ]
+    texts = [_raises(call) for call in calls]
+    assert len(set(texts)) == 1, texts
+    assert canary.eq(CANARY).all() and all(part.eq(CANARY).all() for part in parts)
+    # A group without the dead rank is not concerned.
+    if world.rank < 2:
+        total = torch.ones(5000)
+        dist.all_reduce(total, group=pair)
+        assert total.eq(2).all()
+    return texts
+
+
+def test_later_calls_raise_the_first_cause_at_once() -> None:
+    with Job(RANKS, _every_call_after) as job:
+        job.finish()
+        for rank in range(3):
+            event = job.first(rank, "returned")
+            assert event is not None, job.report()
+            assert names_rank(event.facts["value"][0], 3, job.pids[3]), job.report()
+
+
+def _writes_late(world: World, asynchronous: bool) -> float:
+    """Rank 1 stops in the middle of large calls; what the others then hold must not change."""
+    world.init(timeout_s=1.5)
+    source = torch.ones(3_000_000)
+    dist.barrier()
+    world.say("working")
+    number = 0
+    while True:
+        tensor = source.clone()
+        try:
+            if asynchronous:
+                dist.all_reduce(tensor, async_op=True).wait()
+            else:
+                dist.all_reduce(tensor)
+        except RuntimeError as error:
+            # From here on the tensor is the user's.
+            tensor.fill_(CANARY)
+            world.say_raised(error)
+            world.hear()
+            time.sleep(0.5)
+            assert tensor.eq(CANARY).all()
+            return CANARY
+        assert tensor.eq(world.size).all(), number
+        number += 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_nothing_is_written_after_the_error(asynchronous: bool) -> None:
+    with Job(RANKS, _writes_late, asynchronous) as job:
+        job.wait_for("working")
+        time.sleep(0.03)
+        job.kill(1, signal.SIGSTOP)
+        job.wait_for("raised", [0, 2, 3])
+        # Now it goes on, and finds out.
+        job.kill(1, signal.SIGCONT)
+        job.wait_for("raised", [1])
+        job.tell("look")
+        assert job.results() == [CANARY] * RANKS
+
+
+def _starts_again(world: World, rounds: int) -> int:
+    """An error ends each round (a mismatch, a member that leaves); the next has a new start."""
+    for number in range(rounds):
+        world.init(name=f"world{number}")
+        total = torch.ones(70_000)
+        dist.all_reduce(total)
+        assert total.eq(world.size).all()
+        # The error ends calls that are still under way too.
+        world.say(f"done {number}")
+        world.hear()
+        odd = world.rank == number % world.size
+        _raises(lambda odd=odd: [dist.all_reduce(torch.ones(6 if odd else 5)) for _ in range(2)])
+        dist.destroy_process_group()
+    return rounds
+
+
+def test_a_fresh_start_in_the_same_processes() -> None:
+    with Job(RANKS, _starts_again, 10) as job:
+        for number in range(10):
+            job.wait_for(f"done {number}")
+            job.tell("go")
+        assert job.results() == [10] * RANKS
+
+
+def _goes_on_without(world: World) -> float:
+    """The survivors of a death make a smaller world in the same processes."""
+    world.init()
+    world.say("ready")
+    world.hear()
+    if world.rank == 2:
+        os._exit(1)
+    _raises(lambda: dist.all_reduce(torch.ones(3)))
+    dist.destroy_process_group()
+    survivors = [0, 1, 3]
+    world.rank, world.size = survivors.index(world.rank), 3
+    world.init(name="smaller")
+    total = torch.ones(70_000)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total[-1].item()
+
+
+def test_survivors_make_a_smaller_world() -> None:
+    with Job(RANKS, _goes_on_without) as job:
+        job.wait_for("ready")
+        job.tell("go")
+        job.finish()
+        for rank in (0, 1, 3):
+            event = job.first(rank, "returned")
+            assert event is not None and event.facts["value"] == 3.0, job.report()
+
+
+def _abort(world: World) -> str:
+    world.init()
+    world.say("ready")
+    world.hear()
+    if world.rank == 0:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        backend.abort()
+        return _raises(lambda: dist.all_reduce(torch.ones(3)))
+    return _raises(lambda: dist.all_reduce(torch.ones(3)))
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "_get_backend"), reason="torch 1.13 has no abort"
+)
+def test_abort() -> None:
+    with Job(RANKS, _abort) as job:
+        job.wait_for("ready")
+        job.tell("go")
+        texts = job.results()
+    assert len(set(texts)) == 1 and "aborted by rank 0" in texts[0], texts

@@ -1,0 +1,302 @@
+"""Nothing is left behind, nothing is open to others, and jobs of one host do not meet."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import (
+    TORCH_2,
+    Belongings,
+    Job,
+    World,
+    arena_mappings,
+    process_state,
+    processes_of_session,
+    sockets_of,
+)
+
+RANKS = 3
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+
+
+def _works_forever(world: World) -> None:
+    world.init()
+    world.say("working")
+    while True:
+        dist.all_reduce(torch.ones(100_000))
+        dist.all_reduce(torch.ones(3), async_op=True).wait()
+        right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+        work = dist.isend(torch.ones(20), right)
+        dist.recv(torch.empty(20), left)
+        work.wait()
+
+
+@pytest.mark.parametrize("attempt", range(8))
+def test_all_ranks_killed(attempt: int) -> None:
+    """At any time of a job's life, from before the first socket is made."""
+    with Job(RANKS, _works_forever) as job:
+        if attempt >= 4:
+            job.wait_for("working")
+        time.sleep(random.Random(attempt).uniform(0.0, 0.1))
+        belongings = Belongings(job.pids)
+        for rank in range(RANKS):
+            job.kill(rank)
+        job.finish()
+        if attempt >= 4:
+            assert len(belongings.arenas) == RANKS
+            assert len(belongings.sockets) == 2 * RANKS  # one listens, one is the doorbell
+        assert belongings.left_behind() == ""
+
+
+TORCHRUN_SCRIPT = """
+import os
+import torch, torch.distributed as dist
+import deepspeed_comm
+dist.init_process_group("dscomm")
+dist.barrier()
+os.write(1, b"working\\n")
+while True:
+    dist.all_reduce(torch.ones(20000))
+"""
+
+
+@pytest.mark.parametrize("whom", ["torchrun and ranks", "torchrun alone"])
+def test_torchrun_killed(whom: str, tmp_path: Path) -> None:
+    """torchrun's ranks outlive it when only it is killed; then its store's end is their end."""
+    script = tmp_path / "job.py"
+    script.write_text(TORCHRUN_SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    if not TORCH_2:
+        # torch 1.13 with Python 3.11 cannot take its own default, which is to redirect nothing.
+        command += ["--redirects=1", "--tee=1"]
+    agent = subprocess.Popen(
+        [*command, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    )
+    ranks: list[int] = []
+    try:
+        assert agent.stdout is not None
+        for _ in range(2):
+            assert agent.stdout.readline().rstrip().endswith("working")
+        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        ranks = [int(pid) for pid in children if sockets_of(int(pid))]
+        assert len(ranks) == 2, children
+        belongings = Belongings([agent.pid, *ranks])
+        assert len(belongings.arenas) == 2
+        agent.kill()
+        agent.wait(10)
+        if whom == "torchrun and ranks":
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            # They were started in sessions or groups of their own, so they work on; nothing of them
+            # depends on the agent. Then one is killed, and the other ends by itself with an error.
+            time.sleep(0.3)
+            os.kill(ranks[0], signal.SIGKILL)
+        assert belongings.left_behind(limit_s=15) == ""
+    finally:
+        agent.kill()
+        agent.wait(10)
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        agent.stdout and agent.stdout.close()
+
+
+# --- others
+
+
+def _waits(world: World) -> float:
+    """A job that lives until it is told to end, and works then."""
+    world.init()
+    dist.barrier()
+    world.say("ready")
+    world.hear()
+    total = torch.full((50_000,), 1.0)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total[0].item()
+
+
+def _arena_path(pid: int) -> str:
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(entry).startswith("/memfd:dscomm-arena"):
+            return str(entry)
+    raise AssertionError(f"process {pid} has no arena")
+
+
+def _as_nobody(paths: list[str], names: list[str]) -> dict[str, str]:
+    """Run in a child of its own: what another user gets when it tries."""
+    os.setgid(65534)
+    os.setuid(65534)
+    got = {}
+    for path in paths:
+        for flags in (os.O_RDONLY, os.O_RDWR):
+            try:
+                os.close(os.open(path, flags))
+                got[path] = "opened"
+            except OSError as error:
+                got.setdefault(path, error.strerror)
+    for name in names:
+        for kind in (socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+            with socket.socket(socket.AF_UNIX, kind) as endpoint:
+                endpoint.settimeout(2)
+                try:
+                    endpoint.connect("\0" + name[1:])
+                except OSError as error:
+                    got.setdefault(name, error.strerror)
+                    continue
+                if kind == socket.SOCK_DGRAM:
+                    # The doorbell takes a byte from anyone: a false alarm, nothing else.
+                    got[name] = "doorbell"
+                    endpoint.send(b"x")
+                    continue
+                try:
+                    endpoint.send(b"x" * 32)
+                    message, descriptors, _, _ = socket.recv_fds(endpoint, 100, 4)
+                    got[name] = f"got {len(message)} bytes and {len(descriptors)} descriptors"
+                except OSError as error:
+                    got[name] = error.strerror
+    return got
+
+
+def _tries_as_nobody(world: World, paths: list[str], names: list[str]) -> dict[str, str]:
+    return _as_nobody(paths, names)
+
+
+@needs_root
+def test_another_user() -> None:
+    with Job(RANKS, _waits) as job:
+        job.wait_for("ready")
+        paths = [_arena_path(pid) for pid in job.pids]
+        names = [name for pid in job.pids for name in sockets_of(pid)]
+        with Job(1, _tries_as_nobody, paths, names) as stranger:
+            got = stranger.results()[0]
+        assert [got[path] for path in paths] == ["Permission denied"] * RANKS, got
+        listeners = [name for name in names if got[name] != "doorbell"]
+        assert len(listeners) == RANKS, got
+        for name in listeners:
+            assert got[name] in (
+                "got 0 bytes and 0 descriptors",
+                "Connection reset by peer",
+                "Broken pipe",
+            ), got
+        job.tell("go")
+        assert job.results() == [float(RANKS)] * RANKS
+
+
+def _joins(world: World, folder: str) -> str:
+    """The last rank becomes another user before it makes its group."""
+    world.folder = folder
+    if world.rank == world.size - 1:
+        os.setgid(65534)
+        os.setuid(65534)
+    try:
+        world.init(timeout_s=5)
+        dist.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@needs_root
+def test_another_user_cannot_join() -> None:
+    with tempfile.TemporaryDirectory(prefix="dscomm-test-") as folder:
+        os.chmod(folder, 0o777)
+        (Path(folder) / "world").touch()
+        os.chmod(Path(folder) / "world", 0o666)
+        with Job(RANKS, _joins, folder) as job:
+            texts = job.results()
+    for text in texts:
+        assert "it runs as another user" in text, texts
+
+
+def test_another_job() -> None:
+    """Jobs with the same group names, at the same time: the one's deaths are not the other's."""
+    with Job(2, _waits) as first, Job(RANKS, _works_forever) as second, Job(2, _waits) as third:
+        for job, word in ((first, "ready"), (second, "working"), (third, "ready")):
+            job.wait_for(word)
+        names = [
+            name for job in (first, second, third) for pid in job.pids for name in sockets_of(pid)
+        ]
+        assert len(set(names)) == len(names) == 2 * (2 + RANKS + 2)
+        for rank in range(RANKS):
+            second.kill(rank)
+        second.finish()
+        for job in (first, third):
+            job.tell("go")
+            assert job.results() == [2.0, 2.0]
+
+
+F_ADD_SEALS, F_GET_SEALS = 1033, 1034
+
+
+def test_the_memory_is_sealed() -> None:
+    """A process of the same user that opens the memory cannot shrink it or write it."""
+    with Job(2, _waits) as job:
+        job.wait_for("ready")
+        for pid in job.pids:
+            descriptor = os.open(_arena_path(pid), os.O_RDWR)
+            try:
+                size = os.fstat(descriptor).st_size
+                for length in (0, size // 2, size + 4096):
+                    with pytest.raises(PermissionError):
+                        os.ftruncate(descriptor, length)
+                with pytest.raises(PermissionError):
+                    os.pwrite(descriptor, b"x", 0)
+                with pytest.raises(PermissionError):
+                    mmap.mmap(descriptor, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+                with pytest.raises(PermissionError):
+                    fcntl.fcntl(descriptor, F_ADD_SEALS, 0x8)
+                with mmap.mmap(descriptor, 4096, mmap.MAP_SHARED, mmap.PROT_READ) as page:
+                    assert len(page[:64]) == 64
+            finally:
+                os.close(descriptor)
+            # What a rank maps of its peers it cannot write; its own arena it can.
+            writable = [
+                line
+                for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+                if "dscomm-arena" in line and re.search(r" rw", line)
+            ]
+            assert len({line.split()[4] for line in writable}) == 1
+            assert len(arena_mappings(pid)) == 2
+        job.tell("go")
+        assert job.results() == [2.0, 2.0]
+
+
+def test_processes_are_counted() -> None:
+    """The search for leftovers finds what is there."""
+    with Job(1, _waits_alone) as job:
+        job.wait_for("ready")
+        belongings = Belongings(job.pids)
+        assert f"process {job.pids[0]}" in belongings.left_behind(limit_s=0)
+        assert process_state(job.pids[0]) in "RSD"
+        assert processes_of_session(job.pids[0]) == job.pids
+        file = Path("/dev/shm/dscomm-left-behind")
+        file.touch()
+        assert str(file) in belongings.left_behind(limit_s=0)
+        file.unlink()
+
+
+def _waits_alone(world: World) -> None:
+    world.say("ready")
+    world.hear()

@@ -1,0 +1,326 @@
+"""Memory that is short: a small or missing /dev/shm, cgroups, and what ulimit limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import Job, World
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and cgroups need root")
+
+
+def _works(world: World) -> None:
+    """Sizes below and above every threshold, messages, and several groups."""
+    world.init()
+    size = world.size
+    for count in (5, 4000, 700_000):
+        tensor = torch.full((count,), float(world.rank))
+        dist.all_reduce(tensor)
+        assert tensor.eq(sum(range(size))).all()
+        gathered = [torch.empty(count) for _ in range(size)]
+        dist.all_gather(gathered, torch.full((count,), float(world.rank)))
+        assert [part[-1].item() for part in gathered] == list(range(size))
+        if world.rank == 0:
+            dist.send(tensor, 1)
+        elif world.rank == 1:
+            dist.recv(tensor, 0)
+    groups = [dist.new_group() for _ in range(20)]
+    for group in groups:
+        dist.all_reduce(torch.ones(100_000), group=group)
+    dist.destroy_process_group()
+
+
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+import torch
+torch.set_num_threads(1)
+from rank_processes import Job
+from test_memory import _works
+with Job(3, _works) as job:
+    job.results()
+print("passed")
+"""
+
+MOUNTS = {
+    "64 MB": "mount -t tmpfs -o size=64m tmpfs /dev/shm",
+    # A tmpfs of size=0 is one without a limit; one page is the least there is, and it is taken.
+    "0": "mount -t tmpfs -o size=4k tmpfs /dev/shm && head -c 4096 /dev/zero > /dev/shm/full",
+    "read-only": "mount -t tmpfs -o ro tmpfs /dev/shm",
+}
+
+
+@needs_root
+@pytest.mark.parametrize("what", MOUNTS)
+def test_dev_shm(what: str) -> None:
+    finished = subprocess.run(
+        [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            MOUNTS[what] + ' && exec "$@"',
+            "sh",
+            sys.executable,
+            "-c",
+            SCRIPT,
+        ],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "passed" in finished.stdout
+
+
+# --- memory cgroups
+
+# Room for the ranks themselves (their private memory is counted too) and none for staging.
+ROOM = 64 << 20
+
+
+def _cgroup_root() -> tuple[Path, str] | None:
+    """Where a memory cgroup can be made, and the file of its limit."""
+    unified = Path("/sys/fs/cgroup")
+    if (unified / "cgroup.controllers").exists():
+        if "memory" in (unified / "cgroup.subtree_control").read_text().split():
+            return unified, "memory.max"
+        return None
+    if (unified / "memory" / "memory.limit_in_bytes").exists():
+        return unified / "memory", "memory.limit_in_bytes"
+    return None
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A memory cgroup with a limit of ROOM; its limit's file is in the folder."""
+    found = _cgroup_root()
+    if found is None:
+        pytest.skip("no memory controller to make a cgroup of")
+    root, limit = found
+    folder = root / f"dscomm-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    try:
+        (folder / limit).write_text(str(ROOM))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def _enter_and_init(world: World, folder: str, chunk_bytes: int) -> str:
+    (Path(folder) / "cgroup.procs").write_text(str(os.getpid()))
+    os.environ["DSCOMM_STAGING_CHUNK_BYTES"] = str(chunk_bytes)
+    try:
+        world.init()
+    except RuntimeError as error:
+        return str(error)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(100_000))
+    dist.destroy_process_group()
+    return ""
+
+
+@needs_root
+def test_cgroup_too_small(cgroup: Path) -> None:
+    """Refused when the group is made, with both numbers; never a SIGBUS or the OOM killer."""
+    chunk_bytes = 32 << 20
+    with Job(2, _enter_and_init, str(cgroup), chunk_bytes) as job:
+        texts = job.results()
+    for text in texts:
+        match = re.search(r"2 ranks on this host need (\d+) bytes .* leaves (\d+)", text)
+        assert match is not None and cgroup.name in text, texts
+        # Four staging buffers and a page of lines for each rank.
+        assert int(match.group(1)) == 2 * (4 * chunk_bytes + 4096), texts
+        assert 0 <= int(match.group(2)) <= ROOM, texts
+
+
+@needs_root
+def test_cgroup_large_enough(cgroup: Path) -> None:
+    with Job(2, _enter_and_init, str(cgroup), 256 << 10) as job:
+        assert job.results() == ["", ""]
+
+
+def _exhaust(world: World, folder: str) -> str:
+    """Groups with staging of their own until the limit is reached, which is an error."""
+    world.init()
+    dist.barrier()
+    (Path(folder) / "cgroup.procs").write_text(str(os.getpid()))
+    groups = []
+    try:
+        for _ in range(400):
+            groups.append(dist.new_group())
+            dist.all_reduce(torch.ones(1_000_000), group=groups[-1])
+            work = dist.isend(torch.ones(2), 1 - world.rank, group=groups[-1])
+            dist.recv(torch.ones(2), 1 - world.rank, group=groups[-1])
+            work.wait()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@needs_root
+def test_cgroup_filled_later(cgroup: Path) -> None:
+    """Groups one after the other: works, or raises with numbers; nobody is killed."""
+    with Job(2, _exhaust, str(cgroup)) as job:
+        texts = job.results()
+    assert all(text == "" or "leaves" in text for text in texts), texts
+
+
+# --- ulimit
+
+LIMITS = {
+    "file size 512 KiB": (resource.RLIMIT_FSIZE, 512 << 10),
+    "file size 2 MiB": (resource.RLIMIT_FSIZE, 2 << 20),
+    "file size 32 MiB": (resource.RLIMIT_FSIZE, 32 << 20),
+    "address space 8 MiB": (resource.RLIMIT_AS, 8 << 20),
+    "address space 64 MiB": (resource.RLIMIT_AS, 64 << 20),
+    "address space 3 GiB": (resource.RLIMIT_AS, 3 << 30),
+}
+
+
+def _try(world: World, name: str, store: dist.Store | None) -> str:
+    try:
+        world.init(name=name, timeout_s=3, store=store)
+        for count in (5, 4000, 300_000):
+            tensor = torch.ones(count)
+            dist.all_reduce(tensor)
+            assert tensor.eq(world.size).all()
+        dist.send(torch.ones(3), 1) if world.rank == 0 else dist.recv(torch.ones(3), 0)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return ""
+
+
+def _init_under_limit(world: World, which: int, value: int) -> str:
+    store = world.tcp_store()
+    if which == resource.RLIMIT_AS:
+        # Beyond what the process has mapped already.
+        value += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (value, hard))
+    try:
+        return _try(world, "world", store)
+    finally:
+        resource.setrlimit(which, (hard, hard))
+        # The first rank holds the store until all are done.
+        world.say("tried")
+        world.hear()
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_ulimit(what: str) -> None:
+    """Works, or says in a sentence which limit it was; never a signal."""
+    which, value = LIMITS[what]
+    with Job(2, _init_under_limit, which, value) as job:
+        job.wait_for("tried")
+        job.tell("go")
+        texts = job.results()
+    words = {
+        resource.RLIMIT_FSIZE: ("ulimit -f", "is full; raise DSCOMM_ARENA_BYTES"),
+        resource.RLIMIT_AS: ("ulimit -v", "Cannot allocate memory"),
+    }[which]
+    print(what, texts)
+    for text in texts:
+        assert text == "" or any(word in text for word in words), texts
+    assert len({bool(text) for text in texts}) == 1, texts
+    if what in ("file size 32 MiB", "address space 3 GiB"):
+        assert texts == ["", ""]
+    if what in ("file size 512 KiB", "address space 8 MiB"):
+        assert "" not in texts
+
+
+def _queue_without_threads(world: World) -> list[str]:
+    """Rank 0 queues calls in many groups, each of which needs a thread, when none can be had."""
+    world.init()
+    groups = [dist.new_group() for _ in range(16)]
+    dist.barrier()
+    if world.rank == 1:
+        world.hear()
+        return [_text_of(lambda group=group: dist.barrier(group=group)) for group in groups]
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    # The C library keeps the stacks of some threads that have ended: a few may start all the same.
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + (2 << 20), hard))
+    works = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for group in groups]
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    world.say("queued")
+    return [_text_of(work.wait) for work in works]
+
+
+def _text_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_no_thread_for_a_queue() -> None:
+    """The group ends on every rank, naming the limit; nothing waits for what can never run."""
+    with Job(2, _queue_without_threads) as job:
+        job.wait_for("queued", ranks=[0])
+        job.tell("go")
+        starter, other = job.results()
+    without = [text for text in starter if "could not start its thread" in text]
+    assert without, starter
+    for text, answer in zip(starter, other, strict=True):
+        if text in without:
+            assert "could not start its thread" in answer and "ulimit -v" in answer, answer
+
+
+def _open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) - 1  # one lists them
+
+
+def _one_descriptor_more(world: World) -> list[str]:
+    """Tries with no descriptor left, with one, two and so on, in one process, until it works."""
+    store = world.tcp_store()
+    # What torch opens once must be open: it is not what is tested.
+    world.init(name="first", store=store, backend="gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = _open_descriptors()
+    texts = []
+    for more in range(40):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+        texts.append(_try(world, f"with {more}", store))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        if not texts[-1]:
+            break
+    # The process's own: arena, listening socket, doorbell, and what ends the thread that listens.
+    assert _open_descriptors() <= before + 8
+    return texts
+
+
+@pytest.mark.timeout(200)
+def test_ulimit_of_descriptors() -> None:
+    with Job(2, _one_descriptor_more, limit_s=150) as job:
+        answers = job.results()
+    print(answers)
+    for texts in answers:
+        assert texts[-1] == "" and len(texts) > 3, answers
+        for text in texts[:-1]:
+            # A rank whose peer could not even begin hears nothing from it.
+            assert any(
+                part in text
+                for part in ("Too many open files", "ulimit -n", "waiting for rank", "in time")
+            ), answers

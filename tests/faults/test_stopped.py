@@ -1,0 +1,104 @@
+"""Ranks that are stopped: named with their state at the timeout, and no fault before it."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_processes import Job, World, names_rank
+
+RANKS = 3
+TIMEOUT_S = 2.0
+
+
+def _works(world: World, kind: str, with_messages: bool) -> None:
+    world.init(timeout_s=TIMEOUT_S)
+    dist.barrier()
+    world.say("working")
+
+    def step(number: int) -> None:
+        if with_messages:
+            # Everyone waits for rank 1 itself: in a ring some would wait for those who wait.
+            peers = [0, 2] if world.rank == 1 else [1]
+            works = [dist.isend(torch.ones(20), peer) for peer in peers]
+            for peer in peers:
+                dist.recv(torch.empty(20), peer)
+            for work in works:
+                work.wait()
+        elif kind == "asynchronous":
+            dist.all_reduce(torch.ones(1000), async_op=True).wait()
+        else:
+            dist.all_reduce(torch.ones(1000))
+
+    world.until_raised(step)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "messages"])
+def test_stopped_past_the_timeout(kind: str) -> None:
+    stopped = 1
+    with Job(RANKS, _works, kind, kind == "messages") as job:
+        job.wait_for("working")
+        time.sleep(0.05)
+        at_s = job.kill(stopped, signal.SIGSTOP)
+        for event in job.wait_for("raised", [0, 2]):
+            text = event.facts["text"]
+            assert names_rank(text, stopped, job.pids[stopped]), job.report()
+            assert "stopped (state T)" in text, job.report()
+            assert "timed out after 2000 ms" in text, job.report()
+            # The wait may have begun just before the stop.
+            assert TIMEOUT_S - 0.5 < event.at_s - at_s < TIMEOUT_S + 1.0, job.report()
+        job.finish([0, 2])
+        # Once it runs again it hears of the same.
+        job.kill(stopped, signal.SIGCONT)
+        event = job.wait_for("raised", [stopped])[0]
+        assert "timed out" in event.facts["text"], job.report()
+        job.finish()
+        assert list(job.exit_codes.values()) == [0] * RANKS, job.report()
+
+
+def _counts(world: World, seconds: float) -> int:
+    """Checks every result of many calls, of all kinds of sizes, for a while."""
+    world.init()
+    dist.barrier()
+    world.say("working")
+    end_s = time.monotonic() + seconds
+    number = 0
+    running = torch.ones(1)
+    while running.item() > 0:
+        count = (3, 4000, 200_000)[number % 3]
+        base = torch.arange(count, dtype=torch.float32) % 1000
+        tensor = base * (world.rank + 1) + number
+        dist.all_reduce(tensor)
+        total = world.size * (world.size + 1) // 2
+        assert torch.equal(tensor, base * total + number * world.size), number
+        peer = torch.full((50,), float(number))
+        dist.broadcast(peer, number % world.size)
+        if world.rank == 0:
+            dist.send(peer, 1)
+        elif world.rank == 1:
+            got = torch.zeros(50)
+            dist.recv(got, 0)
+            assert torch.equal(got, peer)
+        number += 1
+        # All stop after the same call.
+        running = torch.tensor([1.0 if time.monotonic() < end_s else 0.0])
+        dist.all_reduce(running, dist.ReduceOp.MIN)
+    dist.destroy_process_group()
+    return number
+
+
+def test_stopped_and_continued() -> None:
+    with Job(RANKS, _counts, 3.0) as job:
+        job.wait_for("working")
+        for round_number in range(20):
+            rank = round_number % RANKS
+            job.kill(rank, signal.SIGSTOP)
+            time.sleep(0.05)
+            job.kill(rank, signal.SIGCONT)
+            time.sleep(0.03)
+        counts = job.results()
+        assert len(set(counts)) == 1 and counts[0] > 0

@@ -1,0 +1,108 @@
+"""What ranks do when a fault comes, and what must then be true of those that live on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from rank_processes import SOON_S, Job, World, arena_descriptors, names_rank
+
+# More than a group's staging: a rank can be killed between two chunks.
+LARGE = 600_000
+
+
+Step = Callable[[World, int], None]
+
+
+def small_all_reduce(world: World, number: int) -> None:
+    dist.all_reduce(torch.ones(8))
+
+
+def chunked_all_reduce(world: World, number: int) -> None:
+    dist.all_reduce(torch.ones(LARGE))
+
+
+def asynchronous(world: World, number: int) -> None:
+    works = [dist.all_reduce(torch.ones(2000), async_op=True) for _ in range(6)]
+    for work in works:
+        work.wait()
+
+
+def asynchronous_large(world: World, number: int) -> None:
+    works = [dist.all_reduce(torch.ones(LARGE), async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+
+
+def mixed(world: World, number: int) -> None:
+    size = world.size
+    dist.barrier()
+    dist.broadcast(torch.ones(3000), number % size)
+    dist.all_gather([torch.empty(500) for _ in range(size)], torch.ones(500))
+    dist.reduce(torch.ones(700), number % size)
+    dist.all_to_all_single(torch.empty(40 * size), torch.ones(40 * size))
+
+
+def ring(world: World, number: int) -> None:
+    """Point-to-point around a ring: every rank waits for a neighbour."""
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    count = LARGE if number % 5 == 4 else 50
+    work = dist.isend(torch.ones(count), right)
+    dist.recv(torch.empty(count), left)
+    work.wait()
+
+
+WORKLOADS: list[Step] = [
+    small_all_reduce,
+    chunked_all_reduce,
+    asynchronous,
+    asynchronous_large,
+    mixed,
+    ring,
+]
+
+
+def work_until_raised(world: World, step: Step) -> None:
+    world.init()
+    dist.barrier()
+    world.say("working")
+    world.until_raised(lambda number: step(world, number))
+    # The first cause stays, and the process can end its group and make another.
+    canary = torch.full((9,), 5.0)
+    try:
+        dist.all_reduce(canary)
+    except RuntimeError as error:
+        world.say("raised again", text=str(error))
+    assert canary.tolist() == [5.0] * 9
+    dist.destroy_process_group()
+    # Of arenas only its own is open: those of peers are closed once they are mapped.
+    world.say("destroyed", descriptors=len(arena_descriptors()))
+
+
+def check_survivors(job: Job, dead: list[int], at_s: float, limit_s: float = SOON_S) -> list[float]:
+    """Every survivor has raised soon, named a dead rank, and ended in peace: how long each took."""
+    survivors = [rank for rank in range(job.size) if rank not in dead]
+    took = []
+    for event in job.wait_for("raised", survivors, limit_s=20):
+        text = event.facts["text"]
+        assert event.facts["is_fault"], job.report()
+        assert any(names_rank(text, r, job.pids[r]) for r in dead), f"{text}\n{job.report()}"
+        took.append(event.at_s - at_s)
+    job.finish(survivors)
+    for rank in survivors:
+        assert job.exit_codes[rank] == 0, job.report()
+        again = job.first(rank, "raised again")
+        first = job.first(rank, "raised")
+        assert again is not None and first is not None, job.report()
+        destroyed = job.first(rank, "destroyed")
+        assert destroyed is not None, job.report()
+        assert destroyed.facts == {"descriptors": 1}, job.report()
+        assert cause(again.facts["text"]) == cause(first.facts["text"]), job.report()
+    assert max(took) < limit_s, f"{took}\n{job.report()}"
+    return took
+
+
+def cause(text: str) -> str:
+    """A message without its first words, which name the call that raised it."""
+    return text.split(": ", 2)[-1]

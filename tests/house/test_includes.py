@@ -1,0 +1,93 @@
+"""Data goes one way: base, types, reduce and topology, team, shm, engine, torch. So do includes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT, name_of, native_sources, without_comments
+
+# Each layer with all that it may include besides itself.
+LAYERS = {
+    "core/base": set(),
+    "core/types": {"core/base"},
+    "core/reduce": {"core/base", "core/types"},
+    "core/topology": {"core/base"},
+    "core/team": {"core/base", "core/types", "core/reduce", "core/topology"},
+    "core/shm": {"core/base", "core/types", "core/reduce", "core/topology", "core/team"},
+    "core/engine": {
+        "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
+    },
+    "torch": {
+        "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
+        "core/engine",
+    },
+}  # fmt: skip
+
+# What the core is free of, so that it builds, runs and is tested without any of them.
+FOREIGN = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|Python\.h|numpy|mpi|mpi\.h|pmix)\b")
+
+SOURCES = native_sources()
+
+
+def includes(text: str) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*["<]([^">]+)[">]', without_comments(text), re.M)
+
+
+def layer_of(path: str) -> str | None:
+    """The layer of a path relative to csrc."""
+    return next((layer for layer in LAYERS if path.startswith(layer + "/")), None)
+
+
+def complaints(layer: str, text: str) -> list[str]:
+    found = []
+    for included in includes(text):
+        target = layer_of(included)
+        # torch's own headers lie below torch/csrc; ours is the folder csrc/torch.
+        if target == "torch" and not (ROOT / "csrc" / included).exists():
+            target = None
+        if target is not None and target != layer and target not in LAYERS[layer]:
+            found.append(f"{included}: {layer} must know nothing of {target}")
+        if layer != "torch" and FOREIGN.match(included):
+            found.append(f"{included}: the core includes no torch, MPI or Python")
+    return found
+
+
+def test_every_source_has_a_layer() -> None:
+    assert SOURCES
+    lost = [
+        name_of(file) for file in SOURCES if layer_of(str(file.relative_to(ROOT / "csrc"))) is None
+    ]
+    assert not lost, "give these folders a place in LAYERS"
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=name_of)
+def test_includes_point_one_way(file: Path) -> None:
+    layer = layer_of(str(file.relative_to(ROOT / "csrc")))
+    assert layer is not None
+    assert not complaints(layer, file.read_text())
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=name_of)
+def test_includes_of_ours_are_written_from_csrc(file: Path) -> None:
+    for included in includes(file.read_text()):
+        beside = file.parent / included
+        assert not beside.exists() or (ROOT / "csrc" / included).exists(), included
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        ("core/base", '#include "core/types/dtype.h"'),
+        ("core/team", '#include "core/shm/lines.h"'),
+        ("core/shm", '#include "core/engine/group.h"'),
+        ("core/engine", '#include "torch/backend.h"'),
+        ("core/engine", "#include <torch/extension.h>"),
+        ("core/shm", "#include <mpi.h>"),
+        ("core/base", "#  include <Python.h>"),
+    ],
+)
+def test_a_wrong_include_is_seen(layer: str, line: str) -> None:
+    assert complaints(layer, f"// {line}\n") == []
+    assert complaints(layer, line)

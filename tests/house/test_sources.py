@@ -1,0 +1,140 @@
+"""Small things that would rot in silence: head comments, settings, names of places, links."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT, name_of, native_sources, tracked_files, without_comments
+
+from deepspeed_comm._backend import load_extension
+
+TEXTS = [file for file in tracked_files() if b"\0" not in file.read_bytes()[:4096]]
+PAGES = [file for file in TEXTS if file.suffix == ".md"]
+
+
+def starts_with_a_comment(file: Path) -> bool:
+    return file.read_text().startswith("// ")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [*native_sources("csrc"), *native_sources("tests"), *native_sources("benchmarks")],
+    ids=name_of,
+)
+def test_every_source_says_what_it_is(file: Path) -> None:
+    twin = file.with_suffix(".h")
+    told_by_twin = file.suffix == ".cc" and twin.exists() and starts_with_a_comment(twin)
+    # The test of a header is told by the header that it names first.
+    subject = re.match(r'#include "(core/\S+\.h)"', file.read_text())
+    told_by_subject = file.name.endswith("_test.cc") and subject is not None
+    assert starts_with_a_comment(file) or told_by_twin or told_by_subject
+
+
+# What runs or helps others; the name of a test module may be enough.
+MODULES = [
+    file
+    for file in TEXTS
+    if file.suffix == ".py" and not file.name.startswith(("test_", "conftest", "__init__"))
+]
+
+
+@pytest.mark.parametrize("file", MODULES, ids=name_of)
+def test_every_module_says_what_it_is(file: Path) -> None:
+    assert re.match(r'(#!.*\n)?(r?"""|# )', file.read_text())
+
+
+def test_no_file_names_the_machine_it_was_written_on() -> None:
+    place = re.compile(r"(?<![\w./])/(?:root|home/\w+|Users/\w+)/[\w.]")
+    assert place.search("built in /home/someone/project")
+    named = [
+        f"{name_of(file)}: {line.strip()}"
+        for file in TEXTS
+        if file != Path(__file__)
+        for line in file.read_text(errors="replace").splitlines()
+        if place.search(line)
+    ]
+    assert not named
+
+
+def setting_names() -> set[str]:
+    return {row["name"] for row in load_extension().settings()}
+
+
+def test_the_page_of_settings_is_what_the_extension_knows() -> None:
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "settings_doc"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert set(re.findall(r"^\| `(DSCOMM_\w+)`", page, re.M)) == setting_names()
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    readers = [
+        name_of(file)
+        for file in native_sources()
+        if re.search(r"\b(secure_)?getenv\s*\(|\benviron\b", without_comments(file.read_text()))
+    ]
+    assert readers == ["csrc/core/base/settings.cc"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_name_settings_that_exist(page: Path) -> None:
+    build_options = set(re.findall(r"DSCOMM_\w+", (ROOT / "CMakeLists.txt").read_text()))
+    # A page may show the error about a name that does not exist.
+    text = re.sub(r"DSCOMM_\w+ is not a setting", "", page.read_text())
+    named = set(re.findall(r"\bDSCOMM_[A-Z0-9_]+\b", text))
+    assert named <= setting_names() | build_options
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_name_files_that_exist(page: Path) -> None:
+    """`csrc/core/shm/wait.h` and the like, in backquotes, from the root of the tree."""
+    folders = "csrc|deepspeed_comm|docs|tests|tools|benchmarks|cmake"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text())
+    dead = [name for name in named if not (ROOT / name).exists()]
+    assert not dead
+
+
+def literals() -> str:
+    """All texts in the sources, those that stand side by side as one."""
+    found = []
+    for file in [*native_sources(), ROOT / "deepspeed_comm" / "_backend.py"]:
+        text = file.read_text()
+        # Half a sentence may continue in the next literal of the same call.
+        found += re.findall(r'"((?:[^"\\\n]|\\.)*)"', re.sub(r'(?<=[^\\])"\s*\+?\s*f?"', "", text))
+    return "\n".join(found)
+
+
+def share_of_words_known(message: str, known: str) -> float:
+    """How much of a message stands in the sources; the rest are the names and numbers filled in."""
+    words = message.split()
+    seen = set()
+    for start in range(len(words) - 2):
+        if " ".join(words[start : start + 3]) in known:
+            seen |= {start, start + 1, start + 2}
+    return len(seen) / len(words)
+
+
+def test_messages_on_the_page_of_errors_are_in_the_sources() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    messages = [text for text in re.findall(r"`([^`\n]+)`", page) if len(text.split()) > 5]
+    known = literals()
+    assert len(messages) > 15
+    shares = {message: share_of_words_known(message, known) for message in messages}
+    assert {message: share for message, share in shares.items() if share < 0.4} == {}
+    assert share_of_words_known("this sentence is in none of the sources", known) == 0

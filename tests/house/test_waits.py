@@ -1,0 +1,107 @@
+"""Nothing in csrc waits outside the one wait, but for the places listed here, each with its reason.
+
+A wait that does not look at deadlines, aborts and deaths is where a job hangs. Whoever adds one
+answers here who ends it, and what happens if they die.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT, name_of, native_sources, without_comments
+
+# What a thread can wait with.
+PRIMITIVES = {
+    "futex": r"\b(futex_sleep|FUTEX_WAIT\w*|FUTEX_LOCK_PI\w*)\b",
+    "poll": r"\b(poll|ppoll|epoll_p?wait|select|pselect)\s*\(",
+    # Methods of ours and of c10d are called recv, accept and sleep too.
+    "socket": r"\b(accept4|recvfrom|recvmsg)\s*\(|(?<![\w.>:])(::)?(recv|connect)\s*\((?!std::)",
+    "sleep": r"\b(sleep_for|sleep_until|usleep|nanosleep|clock_nanosleep)\s*\(|(?<!\w)::sleep\s*\(",
+    "spin": r"\b(sched_yield|pause_core|_mm_pause|__builtin_ia32_pause)\s*\(|this_thread::yield",
+    "condition": r"(\.|->)\s*(wait|wait_for|wait_until)\s*\(|\bpthread_cond_\w*wait\s*\(",
+    "semaphore": r"\b(sem_wait|sem_timedwait)\s*\(|\bstd::(latch|barrier|counting_semaphore)\b",
+    "thread": r"(\.|->)\s*join\s*\(|\bpthread_join\s*\(|\b(waitpid|waitid)\s*\(",
+}
+
+ALLOWED = {
+    ("csrc/core/base/futex.h", "futex"): "the system call that the one wait sleeps with",
+    ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
+    ("csrc/core/shm/wait.cc", "spin"): "the one wait: it yields before it sleeps",
+    ("csrc/core/shm/wait.cc", "futex"): "the one wait: it sleeps, in slices",
+    ("csrc/core/shm/doorbell.cc", "poll"): "point-to-point waits for several peers at once; slices",
+    ("csrc/core/shm/doorbell.cc", "socket"): "empties the doorbell's socket, which never blocks",
+    ("csrc/core/shm/peer.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
+    (
+        "csrc/core/shm/socket_directory.cc",
+        "poll",
+    ): "arenas meet, under the deadline of the formation; "
+    "the service thread serves until the process ends",
+    ("csrc/core/shm/socket_directory.cc", "socket"): "the sockets through which arenas meet",
+    ("csrc/core/shm/socket_directory.cc", "condition"): "the service thread has started",
+    ("csrc/core/shm/socket_directory.cc", "thread"): "the service thread, told to end, ends",
+    ("csrc/core/engine/operation.cc", "condition"): "the operation's runner is under its deadline",
+    ("csrc/core/engine/group.cc", "condition"): "what is queued runs under its deadlines",
+    (
+        "csrc/core/engine/worker_pool.cc",
+        "condition",
+    ): "idle workers; tasks are under their deadlines",
+    ("csrc/core/engine/point_to_point.cc", "spin"): "as the one wait, over all channels at once",
+    ("csrc/core/engine/point_to_point.cc", "condition"): "one thread sleeps on the doorbell, the "
+    "others until it has looked; the worker parks",
+    ("csrc/core/engine/point_to_point.cc", "thread"): "the worker, told to end, ends",
+    ("csrc/torch/exit.cc", "condition"): "calls under way at exit get some seconds, then an abort",
+    ("csrc/torch/exit.cc", "sleep"): "once, 2 ms at exit: other backends' workers get the GIL",
+    ("csrc/torch/store_adapter.cc", "sleep"): "pauses between questions to the store; deadline",
+    ("csrc/torch/point_to_point.cc", "condition"): "waits for operations, which have deadlines",
+    ("csrc/torch/work.cc", "condition"): "waits for operations, which have deadlines",
+}
+
+
+def waits_in(text: str) -> dict[str, list[str]]:
+    """The lines that use each primitive."""
+    lines = without_comments(text).splitlines()
+    found = {
+        name: [line.strip() for line in lines if re.search(pattern, line)]
+        for name, pattern in PRIMITIVES.items()
+    }
+    return {name: lines for name, lines in found.items() if lines}
+
+
+@pytest.mark.parametrize("file", native_sources(), ids=name_of)
+def test_waits_are_known(file: Path) -> None:
+    unknown = {
+        name: lines
+        for name, lines in waits_in(file.read_text()).items()
+        if (name_of(file), name) not in ALLOWED
+    }
+    assert not unknown, "use wait_at_least(), or say in ALLOWED who ends this wait"
+
+
+def test_the_list_is_no_longer_than_needed() -> None:
+    stale = [
+        (name, primitive)
+        for name, primitive in ALLOWED
+        if not (ROOT / name).exists() or primitive not in waits_in((ROOT / name).read_text())
+    ]
+    assert not stale
+
+
+@pytest.mark.parametrize(
+    ("line", "primitive"),
+    [
+        ("futex_sleep(word, seen, 0);", "futex"),
+        ("::poll(&entry, 1, -1);", "poll"),
+        ("std::this_thread::sleep_for(1ms);", "sleep"),
+        ("std::this_thread::yield();", "spin"),
+        ("ready_.wait(lock);", "condition"),
+        ("future->wait();", "condition"),
+        ("thread_.join();", "thread"),
+        ("::recvmsg(fd, &message, 0);", "socket"),
+        ("std::latch started(2);", "semaphore"),
+    ],
+)
+def test_a_wait_is_seen(line: str, primitive: str) -> None:
+    assert list(waits_in(line)) == [primitive]
+    assert waits_in(f"// {line}") == {}

@@ -1,0 +1,168 @@
+"""Throw-away environments for the packaging tests.
+
+torch is never installed again: each environment sees the packages of the one that runs pytest
+through a folder of links, in which everything is found except deepspeed_comm itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD_PIP = "23.2.1"
+NEW_PIP = "26.3"
+
+# Two ranks add 1 and 2; run with the path of the store's file and the rank.
+ALL_REDUCE = """
+import sys, torch, torch.distributed as dist
+store_path, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("dscomm", init_method="file://" + store_path, rank=rank, world_size=2)
+tensor = torch.full((1000,), rank + 1.0)
+dist.all_reduce(tensor)
+assert bool((tensor == 3.0).all()), tensor
+dist.destroy_process_group()
+"""
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """The variables for a process that shall know nothing of the environment pytest runs in."""
+    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    variables = {name: value for name, value in os.environ.items() if name not in foreign}
+    return dict(variables, PIP_DISABLE_PIP_VERSION_CHECK="1", **changes)
+
+
+@dataclass
+class Environment:
+    """A virtual environment with the torch of the running one, or without any."""
+
+    path: Path
+    working_directory: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.path / "bin" / "python")
+
+    def run(
+        self, *arguments: str, check: bool = True, timeout_s: int = 120, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [self.python, *arguments],
+            cwd=self.working_directory,
+            env=clean_environment(**variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        if check and result.returncode != 0:
+            pytest.fail(f"{arguments} ended with {result.returncode}:\n{result.stdout[-6000:]}\n"
+                        f"{result.stderr[-6000:]}")  # fmt: skip
+        return result
+
+    def pip(self, *arguments: str, check: bool = True, **variables: str):
+        return self.run("-m", "pip", *arguments, check=check, timeout_s=590, **variables)
+
+    def use_pip(self, version: str) -> None:
+        """Installs this pip; where no index offers it, the test is skipped and says so."""
+        if self.pip("--version").stdout.split()[1] == version:
+            return
+        result = self.pip("install", "-q", f"pip=={version}", check=False)
+        if result.returncode != 0:
+            pytest.skip(f"pip {version} could not be installed: {result.stderr.strip()[-200:]}")
+
+    def all_reduce_works(self, store_path: Path) -> None:
+        """Two ranks do a real all-reduce, far from the source tree."""
+        ranks = [
+            subprocess.Popen(
+                [self.python, "-c", ALL_REDUCE, str(store_path), str(rank)],
+                cwd=self.working_directory,
+                env=clean_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+
+
+@pytest.fixture(scope="session")
+def outer_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of links to every installed package except deepspeed_comm."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("outer_packages")
+    site_packages = {
+        Path(sysconfig.get_path("purelib")),
+        Path(sysconfig.get_path("platlib")),
+        Path(torch.__file__).parents[1],
+    }
+    ours = ("deepspeed_comm", "__editable__", "__pycache__", "pip", "setuptools", "wheel")
+    for site in site_packages:
+        for entry in site.iterdir():
+            link = folder / entry.name
+            if not entry.name.startswith(ours) and entry.suffix != ".pth" and not link.exists():
+                link.symlink_to(entry)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_environment(
+    tmp_path_factory: pytest.TempPathFactory, outer_packages: Path
+) -> Callable[..., Environment]:
+    def make(with_torch: bool = True) -> Environment:
+        folder = tmp_path_factory.mktemp("environment")
+        subprocess.run(
+            [sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=120
+        )
+        (folder / "elsewhere").mkdir()
+        environment = Environment(folder / "venv", folder / "elsewhere")
+        if with_torch:
+            site_packages = environment.run(
+                "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
+            ).stdout.strip()
+            (Path(site_packages) / "outer_packages.pth").write_text(f"{outer_packages}\n")
+        return environment
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def environment(make_environment: Callable[..., Environment]) -> Environment:
+    """An environment with torch and without deepspeed_comm, which no test installs into."""
+    return make_environment()
+
+
+@pytest.fixture(scope="session")
+def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources with nothing built, for builds that are not to leave a trace."""
+    copy = tmp_path_factory.mktemp("sources") / "deepspeed_comm"
+
+    def built(folder: str, names: list[str]) -> set[str]:
+        unwanted = {name for name in names if name in ("_native", "__pycache__")}
+        if Path(folder) == ROOT:
+            unwanted |= {
+                name
+                for name in names
+                if name.startswith((".git", ".venv", "build", "dist", "tests", "benchmarks"))
+                or name.endswith(("cache", ".egg-info"))
+            }
+        return unwanted
+
+    shutil.copytree(ROOT, copy, ignore=built, symlinks=True)
+    return copy

@@ -1,0 +1,259 @@
+"""The hook that torch calls at every import: it never raises, costs little, and says what is wrong
+with an installation only when the backend is used."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Environment
+
+ENTRY_POINTS = "[torch.backends]\ndscomm = deepspeed_comm._backend:_autoload\n"
+
+# Creates a group of one rank and prints the error that comes of it.
+USE_BACKEND = """
+import torch.distributed as dist
+try:
+    dist.init_process_group("dscomm", rank=0, world_size=1, store=dist.HashStore())
+except RuntimeError as error:
+    print("error:", error)
+else:
+    print("no error")
+"""
+
+IS_REGISTERED = 'print("registered", hasattr(dist.Backend, "DSCOMM"))'
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> Path:
+    """A folder as pip leaves it, with the package's Python files and no native code."""
+    shutil.copytree(
+        ROOT / "deepspeed_comm",
+        tmp_path / "deepspeed_comm",
+        ignore=shutil.ignore_patterns("_native", "__pycache__", "*.so"),
+    )
+    information = tmp_path / "deepspeed_comm-0.1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed_comm\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
+    return tmp_path
+
+
+def torch_version(environment: Environment) -> str:
+    return environment.run("-c", "import torch; print(torch.__version__)").stdout.strip()
+
+
+def native_folder(installation: Path, version: str) -> Path:
+    name = "torch_" + "".join(letter if letter.isalnum() else "_" for letter in version)
+    folder = installation / "deepspeed_comm" / "_native" / name
+    folder.mkdir(parents=True)
+    return folder
+
+
+def add_build(folder: Path, built_against: str, native_code: bytes) -> None:
+    (folder / "_build_info.py").write_text(f'torch_version = "{built_against}"\n')
+    (folder / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(native_code)
+
+
+def run(
+    environment: Environment, installation: Path, program: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return environment.run("-c", program, PYTHONPATH=str(installation), **variables)
+
+
+@pytest.mark.parametrize(
+    "imports, autoload, expected",
+    [
+        ("import torch", "1", True),
+        ("import torch, deepspeed_comm", "1", True),
+        ("import deepspeed_comm, torch", "1", True),
+        ("import deepspeed_comm", "1", True),
+        ("import torch", "0", False),
+        ("import torch, deepspeed_comm", "0", True),
+        ("import deepspeed_comm, torch", "0", True),
+        ("import deepspeed_comm._backend, torch, deepspeed_comm", "0", True),
+    ],
+)
+def test_import_orders(
+    environment: Environment, installation: Path, imports: str, autoload: str, expected: bool
+) -> None:
+    result = run(
+        environment,
+        installation,
+        f"{imports}\nimport torch.distributed as dist\n{IS_REGISTERED}",
+        TORCH_DEVICE_BACKEND_AUTOLOAD=autoload,
+    )
+    assert result.stdout == f"registered {expected}\n"
+    assert result.stderr == ""
+
+
+def test_without_native_code_torch_imports_and_use_names_the_remedy(
+    environment: Environment, installation: Path
+) -> None:
+    output = run(environment, installation, USE_BACKEND).stdout
+    assert "error: deepspeed_comm has no native code here" in output
+    assert "pip install --no-build-isolation" in output
+
+
+def test_native_code_for_another_torch_only(environment: Environment, installation: Path) -> None:
+    add_build(native_folder(installation, "1.12.9"), "1.12.9", b"")
+    output = run(environment, installation, USE_BACKEND).stdout
+    version = torch_version(environment)
+    assert f"was built against torch 1.12.9, and this is torch {version}: rebuild it" in output
+    assert "pip install --no-build-isolation" in output
+
+
+def test_build_record_that_names_another_torch(
+    environment: Environment, installation: Path
+) -> None:
+    version = torch_version(environment)
+    add_build(native_folder(installation, version), "9.9.9", b"")
+    output = run(environment, installation, USE_BACKEND).stdout
+    assert f"was built against torch 9.9.9, and this is torch {version}: rebuild it" in output
+
+
+def test_broken_native_code(environment: Environment, installation: Path) -> None:
+    version = torch_version(environment)
+    add_build(native_folder(installation, version), version, b"no shared library")
+    output = run(environment, installation, USE_BACKEND).stdout
+    assert f"built against torch {version}, cannot be loaded" in output
+    assert "rebuild it with" in output
+
+
+def test_native_code_of_another_python(environment: Environment, installation: Path) -> None:
+    version = torch_version(environment)
+    folder = native_folder(installation, version)
+    (folder / "_build_info.py").write_text(f'torch_version = "{version}"\n')
+    (folder / "_C.cpython-27-other.so").write_bytes(b"")
+    output = run(environment, installation, USE_BACKEND).stdout
+    assert "cannot be loaded" in output
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        'dist.Backend.register_backend = None',
+        'dist.is_available = lambda: 1 / 0',
+        'sys.modules["torch.distributed"] = None',
+        'sys.modules["torch"] = None',
+        'del dist.Backend',
+    ],
+)  # fmt: skip
+def test_the_hook_never_raises(environment: Environment, installation: Path, fault: str) -> None:
+    program = f"""
+import sys, torch, torch.distributed as dist
+from importlib.metadata import entry_points
+[hook] = entry_points(group="torch.backends")
+hook = hook.load()
+if hasattr(dist.Backend, "DSCOMM"):
+    del dist.Backend.DSCOMM
+{fault}
+hook()
+print("alive")
+"""
+    for arguments in ((), ("-W", "error")):
+        result = environment.run(
+            *arguments,
+            "-c",
+            program,
+            PYTHONPATH=str(installation),
+            TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        )
+        assert result.stdout == "alive\n"
+
+
+def test_a_registration_that_fails_is_said(environment: Environment, installation: Path) -> None:
+    program = """
+import torch, torch.distributed as dist
+dist.Backend.register_backend = None
+import deepspeed_comm
+"""
+    result = run(environment, installation, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "the backend dscomm could not be registered" in result.stderr
+
+
+def test_torch_without_distributed_is_left_alone(
+    environment: Environment, installation: Path
+) -> None:
+    program = f"""
+import torch, torch.distributed as dist
+dist.is_available = lambda: False
+import deepspeed_comm
+{IS_REGISTERED}
+"""
+    result = run(environment, installation, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert (result.stdout, result.stderr) == ("registered False\n", "")
+
+
+def test_torch_1_13_takes_no_devices(environment: Environment, installation: Path) -> None:
+    program = """
+import torch, torch.distributed as dist
+def register_backend(name, func, extended_api=False):
+    print(name, callable(func), extended_api)
+dist.Backend.register_backend = register_backend
+import deepspeed_comm
+"""
+    result = run(environment, installation, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert (result.stdout, result.stderr) == ("dscomm True True\n", "")
+
+
+def test_the_backend_serves_cpu_and_takes_no_default_away(
+    environment: Environment, installation: Path
+) -> None:
+    program = """
+import torch.distributed as dist
+print(dist.Backend.backend_capability["dscomm"], dist.Backend.default_device_backend_map["cpu"])
+"""
+    assert run(environment, installation, program).stdout == "['cpu'] gloo\n"
+
+
+def test_the_hook_loads_no_native_code_and_starts_no_thread(
+    environment: Environment, installation: Path
+) -> None:
+    version = torch_version(environment)
+    add_build(native_folder(installation, version), version, b"would fail if it were loaded")
+    program = """
+import os, sys, torch, torch.distributed
+threads = len(os.listdir("/proc/self/task"))
+from deepspeed_comm import _backend
+_backend._autoload()
+print(len(os.listdir("/proc/self/task")) - threads, "deepspeed_comm._C" in sys.modules)
+"""
+    result = run(environment, installation, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.stdout == "0 False\n"
+
+
+def test_the_hook_costs_a_few_milliseconds(environment: Environment, installation: Path) -> None:
+    # CPU time and the best of five, so that other work on the machine does not count.
+    program = """
+import torch, time
+began = time.process_time()
+from deepspeed_comm import _backend
+_backend._autoload()
+print(time.process_time() - began)
+"""
+    seconds = [
+        float(run(environment, installation, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout)
+        for _ in range(5)
+    ]
+    assert min(seconds) < 0.005, seconds
+
+
+def test_without_torch_the_package_imports_and_says_what_to_install(
+    make_environment, installation: Path
+) -> None:
+    program = """
+import deepspeed_comm
+from deepspeed_comm import _backend
+try:
+    _backend.load_extension()
+except RuntimeError as error:
+    print(error)
+"""
+    bare = make_environment(with_torch=False)
+    output = run(bare, installation, program).stdout
+    assert output.count("\n") == 1
+    assert "pip install torch==2.13.0" in output

@@ -1,0 +1,195 @@
+"""Wrong arguments: an exception at once, on the rank that made the call, naming the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import needs_torch_2
+from harness import TORCH_2, RankSets, World, run_fresh
+
+# torch 1.13 has no Python TypeError for its C++ counterpart in some bindings.
+WRONG = (ValueError, TypeError, RuntimeError)
+
+
+def _refuses(call: Callable[[], object], *words: str) -> None:
+    with pytest.raises(WRONG) as caught:
+        call()
+    text = str(caught.value)
+    for word in words:
+        assert word in text, f"{word!r} is missing in: {text}"
+    if TORCH_2:
+        assert isinstance(caught.value, (ValueError, TypeError)), type(caught.value)
+
+
+def _arguments_case() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD
+    t = torch.zeros(4)
+
+    def zeros(count: int) -> list[torch.Tensor]:
+        return [torch.zeros(4) for _ in range(count)]
+
+    _refuses(lambda: dist.all_gather(zeros(size + 1), t), "tensor_list", str(size + 1), str(size))
+    _refuses(
+        lambda: dist.all_gather([torch.zeros(5)] + zeros(size - 1), torch.zeros(4)),
+        "tensor_list[0]",
+        "5",
+        "4",
+    ) if (rank == 0) else None
+    _refuses(
+        lambda: world.allgather([zeros(size - 1) + [torch.zeros(4, dtype=torch.int32)]], [t]),
+        f"tensor_list[{size - 1}]",
+        "int32",
+        "float32",
+    )
+    _refuses(lambda: world.allreduce([t, t]), "tensor", "2", "one")
+    _refuses(
+        lambda: world.allreduce([torch.zeros(2, dtype=torch.complex32)]),
+        "tensor",
+        "ComplexHalf",
+        "complex64",
+    )
+    _refuses(lambda: world.broadcast(t, size), "src", str(size), f"0 to {size - 1}")
+    _refuses(lambda: world.reduce(t, -1), "dst", "-1")
+    _refuses(lambda: world.gather([], t, rank), "gather_list", "0")
+    _refuses(lambda: world.gather(zeros(size), t, (rank + 1) % size), "gather_list", "not dst")
+    _refuses(
+        lambda: world.scatter(t, zeros(size - 1), rank),
+        "scatter_list",
+        str(size - 1),
+        str(size),
+    )
+    _refuses(lambda: world.scatter(t, zeros(size), (rank + 1) % size), "scatter_list", "not src")
+    _refuses(lambda: world.reduce_scatter([t], [zeros(size + 1)]), "input_list", str(size + 1))
+    _refuses(lambda: dist.reduce_scatter(torch.zeros(3), zeros(size)), "output", "3", "4")
+    _refuses(
+        lambda: dist.all_to_all(zeros(size), zeros(size + 1)), "input_tensor_list", str(size + 1)
+    )
+    _refuses(
+        lambda: dist.all_to_all(zeros(size - 1), zeros(size)), "output_tensor_list", str(size - 1)
+    )
+    _refuses(
+        lambda: dist.all_to_all_single(torch.zeros(size * 2 + 1), torch.zeros(size * 2)),
+        "output",
+        "multiple",
+    )
+    _refuses(
+        lambda: dist.all_to_all_single(
+            torch.zeros(6), torch.zeros(6), None, [6] + [1] * (size - 1)
+        ),
+        "input_split_sizes",
+        "add up",
+        "6",
+    )
+    _refuses(
+        lambda: dist.all_to_all_single(torch.zeros(6), torch.zeros(6), [7, -1] + [0] * (size - 2)),
+        "output_split_sizes",
+        "-1",
+    )
+    _refuses(lambda: dist.all_to_all_single(torch.tensor(1.0), torch.tensor(1.0)), "dimension")
+    _refuses(lambda: dist.isend(t, (rank + 1) % size, tag=-5), "tag", "-5")
+    _refuses(lambda: world.recv([t], size + 3, 0), "src", str(size + 3))
+    _refuses(lambda: world.send([t, t], (rank + 1) % size, 0), "tensor", "2")
+    # After all of which the group is as good as new.
+    dist.all_reduce(t)
+    dist.barrier()
+
+
+def test_arguments(ranks: RankSets) -> None:
+    ranks(3).run(_arguments_case)
+
+
+def _torch_2_arguments_case() -> None:
+    size = dist.get_world_size()
+    world = dist.group.WORLD
+    t = torch.zeros(4)
+    _refuses(
+        lambda: dist.all_gather_into_tensor(torch.zeros(size * 4 + 1), t),
+        "output_tensor",
+        str(size * 4),
+    )
+    _refuses(
+        lambda: dist.all_gather_into_tensor(torch.zeros(size * 4, dtype=torch.int64), t),
+        "output_tensor",
+        "int64",
+    )
+    _refuses(
+        lambda: dist.reduce_scatter_tensor(t, torch.zeros(size * 4 - 1)), "input", str(size * 4)
+    )
+    _refuses(lambda: world.allgather_into_tensor_coalesced([t], [t, t]), "outputs", "1", "2")
+    _refuses(
+        lambda: world.allgather_into_tensor_coalesced(
+            [torch.zeros(size * 4), torch.zeros(1)], [t, t]
+        ),
+        "outputs[1]",
+    )
+    _refuses(
+        lambda: world._get_backend(torch.device("cpu")).set_timeout(-torch_seconds(1)), "timeout"
+    )
+    dist.barrier()
+
+
+def torch_seconds(seconds: int) -> object:
+    from datetime import timedelta
+
+    return timedelta(seconds=seconds)
+
+
+@needs_torch_2
+def test_arguments_of_newer_calls(ranks: RankSets) -> None:
+    ranks(2).run(_torch_2_arguments_case)
+
+
+def _backend_case() -> None:
+    """Straight to the backend, where no dispatcher looks at devices first."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    options = dist.AllreduceOptions()
+    with pytest.raises(ValueError, match=r"tensor: got a tensor on meta, expected one on the CPU"):
+        backend.allreduce([torch.zeros(3, device="meta")], options)
+    with pytest.raises(TypeError, match=r"tensor: got a tensor of layout SparseCsr"):
+        backend.allreduce([torch.eye(2).to_sparse_csr()], options)
+    dist.barrier()
+
+
+@needs_torch_2
+def test_device_and_layout(ranks: RankSets) -> None:
+    ranks(2).run(_backend_case)
+
+
+def _creation_case(world: World) -> None:
+    from torch._C._distributed_c10d import _DistributedBackendOptions
+
+    from deepspeed_comm import _C
+
+    options = _DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = dist.HashStore(), 3, 2
+    with pytest.raises(ValueError, match="rank: got 3 of 2"):
+        _C.create_backend(options)
+    with pytest.raises(TypeError, match="pg_options: got .*str"):
+        _C.create_backend(options, "fast")
+
+
+@needs_torch_2
+def test_creation() -> None:
+    run_fresh(1, _creation_case)
+
+
+def _settings_case(world: World) -> None:
+    import os
+
+    os.environ["DSCOMM_SPIN_PAUSE"] = "5"
+    with pytest.raises((ValueError, RuntimeError), match="did you mean DSCOMM_SPIN_PAUSES"):
+        world.init()
+    del os.environ["DSCOMM_SPIN_PAUSE"]
+    os.environ["DSCOMM_YIELD_US"] = "soon"
+    with pytest.raises(
+        (ValueError, RuntimeError), match="DSCOMM_YIELD_US=soon: expected a whole number"
+    ):
+        world.init(name="again")
+
+
+def test_settings_of_the_environment() -> None:
+    run_fresh(1, _settings_case)

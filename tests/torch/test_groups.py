@@ -1,0 +1,450 @@
+"""Groups: subgroups, orders, threads, lifetimes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import needs_torch_2
+from harness import TORCH_2, RankSets, World, run_fresh
+
+
+def _total(group: Any = None, value: float | None = None) -> float:
+    tensor = torch.full((3,), float(dist.get_rank()) if value is None else value)
+    dist.all_reduce(tensor, group=group)
+    return tensor[0].item()
+
+
+def _subgroups_case() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = {
+        ranks: dist.new_group(list(ranks))
+        for ranks in [(0, 1), (1, 3), (2,), (0, 2, 3), (0, 1, 2, 3)]
+    }
+    for members, group in groups.items():
+        if rank in members:
+            assert _total(group) == sum(members)
+            # Roots are named by their global rank.
+            tensor = torch.tensor([float(rank)])
+            dist.broadcast(tensor, members[-1], group=group)
+            assert tensor.item() == members[-1]
+            assert dist.get_group_rank(group, rank) == members.index(rank) if TORCH_2 else True
+    assert _total() == sum(range(size))
+    for members, group in groups.items():
+        if rank in members:
+            dist.destroy_process_group(group)
+            if TORCH_2:  # torch 1.13 only forgets a group, which lives on where somebody holds it
+                with pytest.raises((ValueError, RuntimeError)):
+                    _total(group)
+    assert _total() == sum(range(size))
+
+
+def test_subgroups(ranks: RankSets) -> None:
+    ranks(4).run(_subgroups_case)
+
+
+def _orders_case() -> None:
+    """Asynchronous calls in two groups, queued in opposite orders on two ranks, both finish."""
+    rank = dist.get_rank()
+    groups = [dist.new_group(), dist.new_group()]
+    for _ in range(20):
+        tensors = [torch.full((2000,), float(rank)) for _ in groups]
+        works = {}
+        for i in (0, 1) if rank == 0 else (1, 0):
+            works[i] = dist.all_reduce(tensors[i], group=groups[i], async_op=True)
+        for i in (1, 0) if rank == 0 else (0, 1):
+            works[i].wait()
+        assert [tensor[0].item() for tensor in tensors] == [1.0, 1.0]
+    # Polled, not waited for: a worker of each group brings them to their end.
+    tensors = [torch.full((10,), float(rank)) for _ in groups]
+    order = (0, 1) if rank == 0 else (1, 0)
+    works = {i: dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order}
+    deadline = time.monotonic() + 20
+    while not all(work.is_completed() for work in works.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert [tensor[0].item() for tensor in tensors] == [1.0, 1.0]
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def test_opposite_orders_in_two_groups(ranks: RankSets) -> None:
+    ranks(2).run(_orders_case)
+
+
+def _threads_case() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group() for _ in range(3)]
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(60):
+                tensor = torch.full((i * 7 + 1,), float(rank + number))
+                dist.all_reduce(tensor, group=groups[number])
+                assert tensor[0].item() == sum(k + number for k in range(size))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def test_threads_on_groups_of_their_own(ranks: RankSets) -> None:
+    ranks(3).run(_threads_case)
+
+
+def _other_thread_runs_case() -> None:
+    """A call that waits for its peers holds no GIL."""
+    rank = dist.get_rank()
+    ticks = 0
+    stop = threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    if rank == 0:
+        time.sleep(0.3)
+    else:
+        before = ticks
+        dist.barrier()
+        assert ticks > before + 20
+    if rank == 0:
+        dist.barrier()
+    stop.set()
+    thread.join()
+
+
+def test_waiting_without_the_gil(ranks: RankSets) -> None:
+    ranks(2).run(_other_thread_runs_case)
+
+
+def _many_groups_case(count: int, kept: int) -> None:
+    size = dist.get_world_size()
+    groups = []
+    for i in range(count):
+        group = dist.new_group()
+        assert _total(group, float(i)) == i * size
+        groups.append(group)
+        if len(groups) > kept:
+            dist.destroy_process_group(groups.pop(0))
+    for i, group in enumerate(groups):
+        assert _total(group, float(i)) == i * size
+        dist.destroy_process_group(group)
+
+
+def test_many_groups(ranks: RankSets) -> None:
+    before = ranks(2).run(_open_files)
+    ranks(2).run(_many_groups_case, 300, 40)
+    after = ranks(2).run(_open_files)
+    assert all(b - a <= 2 for a, b in zip(before, after, strict=True)), (before, after)
+
+
+def _open_files() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.drill
+def test_thousands_of_groups(ranks: RankSets) -> None:
+    ranks(2).run(_many_groups_case, 5000, 1000, limit_s=550.0)
+
+
+def _reinit_case(world: World) -> None:
+    for generation in range(5):
+        world.init(name=f"generation{generation}")
+        assert _total() == sum(range(world.size))
+        if generation % 2:
+            dist.new_group()  # left for destroy_process_group() to find
+        dist.destroy_process_group()
+    if not TORCH_2:
+        return  # torch 1.13's own barrier cannot be passed twice in one store.
+    # The same store a second time, as torchrun's outlives a destroyed group.
+    store = dist.FileStore(os.path.join(world.folder, "shared"), world.size)
+    for _ in range(3):
+        dist.init_process_group(
+            "dscomm",
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=20),
+        )
+        assert _total() == sum(range(world.size))
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_init_after_destroy(size: int) -> None:
+    run_fresh(size, _reinit_case)
+
+
+def _stores_case(world: World, kind: str, port: int) -> None:
+    if kind == "tcp":
+        store: Any = dist.TCPStore(
+            "127.0.0.1", port, world.size, world.rank == 0, timedelta(seconds=20)
+        )
+    else:
+        store = dist.HashStore()
+    dist.init_process_group("dscomm", store=store, rank=world.rank, world_size=world.size)
+    assert _total() == sum(range(world.size))
+    if world.rank == 0:
+        dist.barrier()
+        time.sleep(0.5)  # keeps the server of the store up while the others leave
+    else:
+        dist.barrier()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_tcp_store() -> None:
+    run_fresh(2, _stores_case, "tcp", _free_port())
+
+
+def test_hash_store() -> None:
+    run_fresh(1, _stores_case, "hash", 0)
+
+
+def _by_device_case(world: World) -> None:
+    world.init("cpu:dscomm")
+    assert _total() == sum(range(world.size))
+    assert dist.group.WORLD._get_backend(torch.device("cpu")).name() == "dscomm"
+
+
+@needs_torch_2
+def test_backend_named_by_device() -> None:
+    run_fresh(2, _by_device_case)
+
+
+def _beside_gloo_case(world: World) -> None:
+    world.init("gloo")
+    group = dist.new_group(backend="dscomm")
+    assert _total(group) == _total() == sum(range(world.size))
+    both = torch.zeros(5) + world.rank
+    works = [dist.all_reduce(both.clone(), group=g, async_op=True) for g in (group, None)]
+    for work in works:
+        work.wait()
+
+
+def test_dscomm_group_beside_gloo() -> None:
+    run_fresh(3, _beside_gloo_case)
+
+
+def _split_case() -> None:
+    rank = dist.get_rank()
+    world = dist.group.WORLD
+    half = [0, 2] if rank % 2 == 0 else [1, 3]
+    group = world.split_group(half, timedelta(seconds=20), group_name=f"half{rank % 2}")
+    assert group.rank() == half.index(rank) and group.size() == 2
+    tensor = torch.full((3,), float(rank))
+    group.allreduce([tensor]).wait()
+    assert tensor.tolist() == [float(sum(half))] * 3
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend.options.global_ranks_in_group == half
+    assert world.split_group([0], timedelta(seconds=20), group_name="alone") is None or rank == 0
+    group.shutdown()
+    merge = getattr(world, "merge_remote_group", None)
+    if merge is None:
+        return
+    store = dist.PrefixStore("merge", dist.distributed_c10d._get_default_store())
+    merged = merge(store, 4, timedelta(seconds=20), "merged")
+    tensor = torch.ones(1)
+    merged.allreduce([tensor]).wait()
+    assert tensor.item() == 4.0 and merged.size() == 4
+    merged.shutdown()
+
+
+@needs_torch_2
+def test_split_and_merge(ranks: RankSets) -> None:
+    ranks(4).run(_split_case)
+
+
+def _mesh_case() -> None:
+    rank = dist.get_rank()
+    mesh = torch.distributed.device_mesh.init_device_mesh(
+        "cpu", (2, 2), mesh_dim_names=("rows", "columns")
+    )
+    row, column = mesh.get_group("rows"), mesh.get_group("columns")
+    assert _total(column) == sum([0, 1] if rank < 2 else [2, 3])
+    assert _total(row) == sum([0, 2] if rank % 2 == 0 else [1, 3])
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    whole = torch.arange(24.0).reshape(6, 4)
+    sharded = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+    assert torch.equal(sharded.full_tensor(), whole)
+    product = distribute_tensor(whole, mesh, [Shard(0), Replicate()]) @ distribute_tensor(
+        whole.t().contiguous(), mesh, [Replicate(), Shard(1)]
+    )
+    assert torch.equal(product.full_tensor(), whole @ whole.t())
+
+
+@needs_torch_2
+def test_device_mesh_and_dtensor(ranks: RankSets) -> None:
+    ranks(4).run(_mesh_case)
+
+
+def _detail_case(world: World) -> None:
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    if TORCH_2:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+    else:
+        dist.set_debug_level_from_env()
+    world.init()
+    assert _total() == sum(range(world.size))
+    outputs = [torch.zeros(3) for _ in range(world.size)]
+    dist.all_gather(outputs, torch.full((3,), float(world.rank)), async_op=True).wait()
+    assert [output[0].item() for output in outputs] == list(range(world.size))
+    group = dist.new_group()
+    assert _total(group) == sum(range(world.size))
+    # A view whose negative bit is set passes the wrapper of this mode as well.
+    view = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
+    dist.all_reduce(view)
+    assert view.tolist() == [-float(world.size)] * 3
+    dist.barrier()
+    with pytest.raises(RuntimeError):
+        # torch itself finds this one, through the sequence numbers and shapes of its wrapper.
+        dist.all_reduce(torch.ones(3 + world.rank))
+
+
+def test_detail_debug_mode() -> None:
+    run_fresh(2, _detail_case)
+
+
+def _fork_case() -> None:
+    """A child that a rank forks, as DataLoader does, cannot use the group; the rank still can."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        try:
+            dist.all_reduce(torch.ones(1))
+            os.write(writing, b"no error")
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    assert "Error" in said and "fork" in said, said
+    assert _total() == sum(range(size)), rank
+
+
+def test_fork_after_init(ranks: RankSets) -> None:
+    ranks(2).run(_fork_case)
+
+
+# One process imports torch and forks all the ranks, which is most of what this costs; each of them
+# then ends as a program does, with all that the interpreter does at its end.
+_EXIT_PROGRAM = """
+import os, sys, torch, torch.distributed as dist
+import deepspeed_comm
+
+folder, size = sys.argv[1], 2
+torch.set_num_threads(1)
+children = []
+for how in ["waited", "unwaited", "unmet", "raises", "destroyed"]:
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            break
+        children.append((how, rank, pid))
+    else:
+        continue
+    break
+else:
+    for how, rank, pid in children:
+        print(how, rank, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    sys.exit()
+
+errors = os.open(f"{folder}/{how}{rank}.txt", os.O_CREAT | os.O_WRONLY)
+os.dup2(errors, 2)
+store = dist.FileStore(f"{folder}/store-{how}", size)
+dist.init_process_group("dscomm", store=store, rank=rank, world_size=size)
+group = dist.new_group()
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+work = dist.all_reduce(tensor, group=group, async_op=True)
+if how == "unwaited":
+    dist.all_reduce(torch.ones(100000), async_op=True)
+    dist.isend(torch.ones(100), 1 - rank)
+elif how == "unmet" and rank == 0:
+    dist.all_reduce(torch.ones(100), async_op=True)
+elif how == "raises":
+    work.wait()
+    raise SystemExit(7)
+else:
+    work.wait()
+if how == "destroyed":
+    dist.destroy_process_group()
+"""
+
+
+def test_exit(tmp_path: Any) -> None:
+    """A program may end without destroy_process_group(), with calls under way, or by raising."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EXIT_PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10, done.stdout
+    for line in lines:
+        how, rank, code = line.split()
+        errors = (tmp_path / f"{how}{rank}.txt").read_text()
+        assert int(code) == (7 if how == "raises" else 0), (line, errors)
+        assert "terminate called" not in errors and "Traceback" not in errors, (line, errors)
+
+
+def _monitored_case(world: World, absent: list[int]) -> None:
+    world.init()
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("cpu")) if TORCH_2 else group
+    if world.rank in absent:
+        time.sleep(2.5)
+        return
+    if not absent:
+        for _ in range(3):
+            backend.monitored_barrier(timedelta(seconds=20))
+        return
+    with pytest.raises(RuntimeError) as caught:
+        backend.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True)
+    text = str(caught.value)
+    named = text[text.index("heard nothing") :] if "heard nothing" in text else text
+    assert all(f"{rank}" in named.split(":")[-1] for rank in absent), text
+    if world.rank == 0:
+        assert named.split(":")[-1].split("\n")[0].strip() == ", ".join(map(str, absent)), text
+
+
+@pytest.mark.parametrize("absent", [[], [1], [1, 3]])
+def test_monitored_barrier(absent: list[int]) -> None:
+    run_fresh(4, _monitored_case, absent)

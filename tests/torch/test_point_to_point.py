@@ -1,0 +1,198 @@
+"""Messages: tags, order, any source, sizes, batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import RankSets
+from reference import MOVED, assert_same_bits, make_input
+
+
+def _every_dtype_case() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for number, (dtype, count) in enumerate(itertools.product(MOVED, (0, 1, 300))):
+        sender = dist.isend(make_input(dtype, (count,), rank, seed=number), right)
+        received = torch.zeros(count).to(dtype)
+        dist.recv(received, left)
+        sender.wait()
+        assert_same_bits(received, make_input(dtype, (count,), left, seed=number), (dtype, count))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_dtype(ranks: RankSets, size: int) -> None:
+    ranks(size).run(_every_dtype_case)
+
+
+def _blocking_case() -> None:
+    """A message larger than any channel's staging, sent and received by blocking calls."""
+    rank = dist.get_rank()
+    for count in (1, 100_000, 3_000_000):
+        tensor = torch.arange(count, dtype=torch.float32)
+        if rank == 0:
+            dist.send(tensor, 1)
+            back = torch.zeros(count)
+            dist.recv(back, 1)
+            assert torch.equal(back, tensor + 1)
+        else:
+            got = torch.zeros(count)
+            assert dist.recv(got, 0) == 0
+            dist.send(got + 1, 0)
+
+
+def test_blocking_send_and_receive(ranks: RankSets) -> None:
+    ranks(2).run(_blocking_case)
+
+
+def _tags_case() -> None:
+    rank = dist.get_rank()
+    tags = [7, 0, 3, 2_000_000_000]
+    if rank == 0:
+        works = [dist.isend(torch.full((5,), float(tag)), 1, tag=tag) for tag in tags]
+        for work in works:
+            work.wait()
+    else:
+        for tag in reversed(tags):
+            tensor = torch.zeros(5)
+            dist.recv(tensor, 0, tag=tag)
+            assert tensor.unique().tolist() == [float(tag)]
+
+
+def test_tags_out_of_order(ranks: RankSets) -> None:
+    ranks(2).run(_tags_case)
+
+
+def _order_case() -> None:
+    """Messages of one tag arrive in the order in which they were sent."""
+    rank = dist.get_rank()
+    if rank == 0:
+        for i in range(50):
+            dist.send(torch.full((i % 9,), float(i)), 1)
+    else:
+        receives = []
+        for i in range(50):
+            tensor = torch.zeros(i % 9)
+            receives.append((i, tensor, dist.irecv(tensor, 0)))
+        for i, tensor, work in reversed(receives):
+            work.wait()
+            assert tensor.tolist() == [float(i)] * (i % 9)
+
+
+def test_order_of_one_tag(ranks: RankSets) -> None:
+    ranks(2).run(_order_case)
+
+
+def _any_source_case() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        seen = []
+        for _ in range(2 * (size - 1)):
+            tensor = torch.zeros(3)
+            source = dist.recv(tensor)
+            assert tensor.unique().tolist() == [float(source)]
+            seen.append(source)
+        assert sorted(seen) == sorted(2 * list(range(1, size)))
+    else:
+        for _ in range(2):
+            dist.send(torch.full((3,), float(rank)), 0)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_receive_from_any_source(ranks: RankSets, size: int) -> None:
+    ranks(size).run(_any_source_case)
+
+
+def _source_of_subgroup_case() -> None:
+    """dist.recv names the global rank of who sent within a subgroup."""
+    rank = dist.get_rank()
+    group = dist.new_group([1, 3])
+    if rank == 3:
+        dist.send(torch.ones(2), 1, group=group)
+    elif rank == 1:
+        tensor = torch.zeros(2)
+        assert dist.recv(tensor, group=group) == 3
+        assert tensor.tolist() == [1.0, 1.0]
+
+
+def test_source_in_a_subgroup(ranks: RankSets) -> None:
+    ranks(4).run(_source_of_subgroup_case)
+
+
+def _batch_case() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sent = [torch.full((10,), float(rank * 10 + k)) for k in range(size)]
+    received = [torch.zeros(10) for _ in range(size)]
+    operations = []
+    for k in range(size):
+        if k != rank:
+            operations.append(dist.P2POp(dist.irecv, received[k], k))
+            operations.append(dist.P2POp(dist.isend, sent[k], k))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    for k in range(size):
+        if k != rank:
+            assert received[k].unique().tolist() == [float(k * 10 + rank)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_batch_isend_irecv(ranks: RankSets, size: int) -> None:
+    ranks(size).run(_batch_case)
+
+
+def _crossing_case() -> None:
+    """Both send 4 MiB before either receives: messages are taken in while nobody waits for them."""
+    rank = dist.get_rank()
+    tensor = torch.full((1 << 20,), float(rank))
+    sender = dist.isend(tensor, 1 - rank)
+    received = torch.zeros(1 << 20)
+    dist.recv(received, 1 - rank)
+    sender.wait()
+    assert received.unique().tolist() == [float(1 - rank)]
+
+
+def test_crossing_messages(ranks: RankSets) -> None:
+    ranks(2).run(_crossing_case)
+
+
+def _beside_collectives_case() -> None:
+    """A message that waits does not hold up collectives, nor they the message."""
+    rank = dist.get_rank()
+    tensor = torch.zeros(4)
+    if rank == 0:
+        receive = dist.irecv(tensor, 1)
+    reduced = torch.ones(3)
+    works = [dist.all_reduce(reduced, async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    dist.barrier()
+    if rank == 1:
+        dist.send(torch.full((4,), 5.0), 0)
+    else:
+        receive.wait()
+        assert tensor.tolist() == [5.0] * 4
+    assert reduced.tolist() == [8.0] * 3
+
+
+def test_messages_beside_collectives(ranks: RankSets) -> None:
+    ranks(2).run(_beside_collectives_case)
+
+
+def _size_mismatch_case() -> None:
+    rank = dist.get_rank()
+    group = dist.new_group()
+    with pytest.raises(RuntimeError, match="dscomm"):
+        if rank == 0:
+            dist.send(torch.ones(8), 1, group=group)
+            dist.recv(
+                torch.zeros(1), 1, group=group
+            )  # the sender may have left before it could hear
+        else:
+            dist.recv(torch.zeros(4), 0, group=group)
+    dist.barrier()
+
+
+def test_receive_smaller_than_send(ranks: RankSets) -> None:
+    ranks(2).run(_size_mismatch_case)

@@ -1,0 +1,132 @@
+"""torch's own users of a backend: DDP, functional collectives, torch.compile, FSDP2."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import needs_torch_2
+from harness import TORCH_2, RankSets
+from torch.nn.parallel import DistributedDataParallel
+
+
+def _model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 5)
+    )
+
+
+def _train(group: Any, hook: Any) -> list[torch.Tensor]:
+    """Weights and losses after some steps of DDP over a group."""
+    rank = dist.get_rank()
+    model = DistributedDataParallel(_model(), process_group=group, bucket_cap_mb=0.01)
+    if hook is not None:
+        model.register_comm_hook(group, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(6):
+        inputs = torch.randn(16, 20, generator=generator)
+        targets = torch.randint(0, 5, (16,), generator=generator)
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [torch.stack(losses), *(parameter.detach().clone() for parameter in model.parameters())]
+
+
+def _ddp_case(hook_name: str | None) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hook = getattr(default_hooks, hook_name) if hook_name else None
+    results = {}
+    for backend in ("gloo", "dscomm"):
+        group = dist.new_group(backend=backend)
+        results[backend] = _train(group, hook)
+        dist.destroy_process_group(group)
+    # Two addends, so there is one order: gloo must give the same bits where both sum in fp32.
+    for theirs, ours in zip(results["gloo"], results["dscomm"], strict=True):
+        assert torch.equal(theirs, ours), (theirs - ours).abs().max()
+
+
+@pytest.mark.parametrize("hook", [None, "allreduce_hook", "fp16_compress_hook"])
+def test_ddp_equals_gloo(ranks: RankSets, hook: str | None) -> None:
+    ranks(2).run(_ddp_case, hook)
+
+
+def _functional_case() -> None:
+    import torch.distributed._functional_collectives as functional
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    tensor = torch.full((4, 2), float(rank))
+    assert (
+        functional.all_reduce(tensor, "sum", group).tolist() == [[float(sum(range(size)))] * 2] * 4
+    )
+    gathered = functional.all_gather_tensor(tensor, 0, group)
+    assert gathered.shape == (4 * size, 2) and gathered[-1, 0].item() == size - 1
+    scattered = functional.reduce_scatter_tensor(torch.ones(2 * size, 3), "sum", 0, group)
+    assert scattered.tolist() == [[float(size)] * 3] * 2
+    assert functional.broadcast(tensor, size - 1, group)[0, 0].item() == size - 1
+    exchanged = functional.all_to_all_single(torch.full((size,), float(rank)), None, None, group)
+    assert exchanged.tolist() == [float(k) for k in range(size)]
+    several = functional.all_reduce_coalesced([tensor, torch.ones(3)], "max", group)
+    assert several[0][0, 0].item() == size - 1 and several[1].tolist() == [1.0] * 3
+    lists = functional.all_gather_into_tensor_coalesced([tensor, torch.ones(3)], group)
+    assert lists[0].shape == (4 * size, 2) and lists[1].shape == (3 * size,)
+    # Works that were waited for have left the registry, or torch warns of them at exit.
+    registry_size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    for result in (gathered, scattered, exchanged, *several, *lists):
+        result.clone()
+    if registry_size is not None:
+        assert registry_size() == 0
+
+
+@needs_torch_2
+def test_functional_collectives(ranks: RankSets) -> None:
+    ranks(3).run(_functional_case)
+
+
+def _compiled_case() -> None:
+    import torch.distributed._functional_collectives as functional
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def step(tensor: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(tensor * 2, "sum", dist.group.WORLD)
+        return functional.all_gather_tensor(total + 1, 0, dist.group.WORLD)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        result = compiled(torch.full((3,), float(rank)))
+        assert result.tolist() == [2.0 * sum(range(size)) + 1] * (3 * size)
+
+
+@needs_torch_2
+def test_torch_compile(ranks: RankSets) -> None:
+    ranks(2).run(_compiled_case, limit_s=240.0)
+
+
+def _fsdp_case() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    plain = _model()[:2]
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size,))
+    sharded = copy.deepcopy(plain)
+    fully_shard(sharded, mesh=mesh)
+    inputs = torch.randn(4 * size, 20, generator=torch.Generator().manual_seed(1))
+    (plain(inputs).sum() / size).backward()
+    sharded(inputs[4 * rank : 4 * rank + 4]).sum().backward()
+    for expected, parameter in zip(plain.parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad)
+
+
+@pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no fully_shard")
+def test_fsdp2(ranks: RankSets) -> None:
+    ranks(2).run(_fsdp_case)
