@@ -37,10 +37,14 @@ help:
 setup:
 	@tools/setup
 
+# Debian's torchrun on Python 3.11 stumbles over its own defaults of these two; what they name here,
+# a tenth rank's output going nowhere special, is the default too.
+launcher_options := $(if $(filter debian,$(TORCH)),--redirects 9:0 --tee 9:0)
+
 # torchrun gives each rank one OpenMP thread and says so at length; setting it says it shorter.
 demo: setup
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(python) -m torch.distributed.run --standalone \
-	  --nproc_per_node=$(RANKS) -m deepspeed_comm.demo $(ARGS)
+	  --nproc_per_node=$(RANKS) $(launcher_options) -m deepspeed_comm.demo $(ARGS)
 
 check: setup
 	@tools/run_stages check

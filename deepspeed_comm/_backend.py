@@ -81,7 +81,8 @@ def load_extension() -> ModuleType:
     except ImportError as error:
         raise RuntimeError(
             f"the native code of deepspeed_comm, built against torch {version}, cannot be loaded "
-            f"({error}): rebuild it with `{_rebuild_command()}`."
+            f"({error}). Where no limit on this process explains that (ulimit -n, ulimit -v), "
+            f"rebuild it with `{_rebuild_command()}`."
         ) from error
 
 

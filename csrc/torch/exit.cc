@@ -12,7 +12,8 @@ namespace {
 
 // Long enough for what all ranks have called; a call that a peer has yet to make may never come.
 constexpr std::chrono::seconds kExitGrace{5};
-// One exit in three with a gloo group beside dscomm ended in SIGABRT without it, none of 24 with it.
+// One exit in three with a gloo group beside dscomm ended in SIGABRT without it, none of 24 with
+// it.
 constexpr std::chrono::milliseconds kOthersGrace{2};
 
 struct State {

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from rank_processes import Job, World
 
+from deepspeed_comm._backend import load_extension
+
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and cgroups need root")
 
@@ -211,6 +213,7 @@ def _try(world: World, name: str, store: dist.Store | None) -> str:
 
 def _init_under_limit(world: World, which: int, value: int) -> str:
     store = world.tcp_store()
+    load_extension()  # the limit is for what making a group takes
     if which == resource.RLIMIT_AS:
         # Beyond what the process has mapped already.
         value += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -9,8 +9,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/base/thread.h"
 #include "core/base/deadline.h"
+#include "core/base/thread.h"
 
 namespace dscomm {
 namespace {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <new>
 
 #include "core/base/memory_limit.h"
@@ -41,6 +42,14 @@ int make_memfd() {
   return fd;
 }
 
+// What this process has mapped; 0 where /proc does not tell.
+size_t mapped_bytes() {
+  std::ifstream file("/proc/self/statm");
+  size_t pages = 0;
+  file >> pages;
+  return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes) {
@@ -48,8 +57,9 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes) {
   for (int which : {RLIMIT_FSIZE, RLIMIT_AS}) {
     rlimit limit;
     if (getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
-    // Address space is needed for every peer's arena too.
-    size_t most = which == RLIMIT_AS ? limit.rlim_cur / 16 : limit.rlim_cur;
+    size_t most = limit.rlim_cur;
+    // Address space is needed for every peer's arena too, and for threads.
+    if (which == RLIMIT_AS) most = (most - std::min(most, mapped_bytes())) / 16;
     arena_bytes = std::min(arena_bytes, most);
   }
   arena_bytes = arena_bytes / kPageBytes * kPageBytes;

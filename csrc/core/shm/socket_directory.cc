@@ -261,8 +261,7 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
 
   void* mapped = mmap(nullptr, reply.arena_bytes, PROT_READ, MAP_SHARED, descriptors[0].get(), 0);
   if (mapped == MAP_FAILED)
-    return {nullptr,
-            std::string("mapping its memory failed (ulimit -v?): ") + std::strerror(errno),
+    return {nullptr, std::string("mapping its memory failed (ulimit -v?): ") + std::strerror(errno),
             Code::kResource};
   Mapping mapping(mapped, reply.arena_bytes);
   madvise(mapped, reply.arena_bytes, MADV_DONTFORK);

@@ -3,8 +3,8 @@
 // A process listens on a socket whose name is 128 random bits. A peer that learned the name through
 // the store connects, shows the arena's id, and gets two descriptors: the arena's memfd and a pidfd
 // of its owner (its own, because a peer in another PID namespace could not make one). Both sides
-// check that the other runs as the same user. Nothing has a name in a file system, so nothing can be
-// left behind, guessed or collide, and two hosts (network namespaces) never meet.
+// check that the other runs as the same user. Nothing has a name in a file system, so nothing can
+// be left behind, guessed or collide, and two hosts (network namespaces) never meet.
 //
 // One service thread per process answers and holds the arena's life mutex.
 #pragma once
@@ -40,7 +40,8 @@ class SocketDirectory : public Directory {
 // What a process says of itself, but for its sockets.
 PeerAddress describe_this_process(const Arena& arena);
 
-// The abstract socket name of a token: a leading zero byte, then "dscomm-" and 32 hexadecimal digits.
+// The abstract socket name of a token: a leading zero byte, then "dscomm-" and 32 hexadecimal
+// digits.
 std::string abstract_name(const ArenaId& token);
 
 }  // namespace dscomm

@@ -93,8 +93,8 @@ class Team {
   // Ends the Team for every member with this cause. Any thread; does not block.
   virtual void abort(const Status& cause) = 0;
 
-  // What ended the Team, or OK while it lives. Takes over a member's abort, and then always says the
-  // same; death is not looked for. Any thread. Cheap.
+  // What ended the Team, or OK while it lives. Takes over a member's abort, and then always says
+  // the same; death is not looked for. Any thread. Cheap.
   virtual Status failure() = 0;
 };
 
