@@ -129,12 +129,16 @@ TEST(ShmTeam, RootsRunAhead) {
 TEST(ShmTeam, ARankThatDiesIsNamed) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
+  std::atomic<int> reduced{0};
   run_ranks(4, [&](int rank) {
     RankParty party(registry, small_settings());
     std::unique_ptr<ShmTeam> team = party.team(store, rank, 4);
     float x = 1;
     ASSERT_TRUE(team->all_reduce(&x, &x, 1, {}, within(60000)).ok());
+    ++reduced;
     if (rank == 2) {
+      // Who is fast ends the group for who is still in the first call.
+      while (reduced < 4) std::this_thread::yield();
       party.directory->die();
       // The thread lives on, as the memory of a killed process does while it is mapped.
       std::this_thread::sleep_for(milliseconds(500));
