@@ -234,9 +234,8 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
     result = connect(connection.get(), reinterpret_cast<sockaddr*>(&name), length);
   } while (result != 0 && errno == EINTR);
   if (result != 0)
-    return {nullptr, errno == ECONNREFUSED
-                         ? "it is on another host or network namespace, or has ended"
-                         : std::string("connecting to it failed: ") + std::strerror(errno)};
+    return {nullptr, std::string("connecting to it failed: ") + std::strerror(errno),
+            errno == ECONNREFUSED ? Code::kPeerDied : Code::kUnsupported};
   if (!same_user(connection.get())) return {nullptr, "it runs as another user"};
   Request request{kArenaMagic, kLayoutVersion, 0, address.arena};
   Reply reply{};

@@ -15,6 +15,7 @@
 #include "core/base/settings.h"
 #include "core/base/status.h"
 #include "core/base/store.h"
+#include "core/shm/endpoint.h"
 #include "core/shm/layout.h"
 #include "core/team/team.h"
 
@@ -22,12 +23,12 @@ namespace dscomm {
 
 // A process that takes part, as the group that brings the transport up learned of it.
 struct TransportMember {
-  ArenaId id;              // names the process
-  int host = 0;            // which host: members with the same number share memory
-  int local_rank = 0;      // position among the members of its host, ascending by rank
-  int global_rank = -1;    // in the job, for messages; -1 when not known
-  int64_t pid = 0;         // as its own PID namespace numbers it
-  std::string host_name;   // for messages
+  ArenaId id;             // names the process
+  int host = 0;           // which host: members with the same number share memory
+  int local_rank = 0;     // position among the members of its host, ascending by rank
+  int global_rank = -1;   // in the job, for messages; -1 when not known
+  int64_t pid = 0;        // as its own PID namespace numbers it
+  std::string host_name;  // for messages
   // IPv4 networks of its interfaces that are up, loopback left out, as "address/prefix": what it
   // can be reached at.
   std::vector<std::string> networks;
@@ -54,6 +55,17 @@ class Transport {
   virtual Result<std::unique_ptr<Team>> make_team(std::span<const int> ranks, uint64_t id,
                                                   const std::string& name,
                                                   const Deadline& deadline) = 0;
+
+  // A process on another host as point-to-point sees it.
+  virtual std::shared_ptr<Endpoint> endpoint(int rank) = 0;
+  // Whether a process has ended in order.
+  virtual bool has_left(int rank) const = 0;
+
+  // The process ends in order: says so to the others. Idempotent; bounded by a few seconds.
+  virtual void leave() = 0;
+
+  // In a forked child: closes what it inherited. Nothing else works on this object there.
+  virtual void close_descriptors() = 0;
 };
 
 // Collective over the members. kUnsupported when what it needs is not installed, with what to
