@@ -17,13 +17,6 @@ namespace {
 
 constexpr const char* kStorePrefix = "dscomm/";
 
-// An operation that ended before it began.
-OperationPtr finished(const Status& status) {
-  auto operation = std::make_shared<Operation>();
-  operation->finish(status);
-  return operation;
-}
-
 }  // namespace
 
 // An operation of the queue. A thread that waits for it may run the queue up to it.
@@ -108,6 +101,7 @@ Status Group::form(Store& store) {
     request.size = static_cast<int>(ranks.size());
     request.rank =
         static_cast<int>(std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin());
+    if (flat_) request.watch = [this] { return watch_flat(); };
     for (int rank : ranks)
       if (!options_.global_ranks.empty())
         request.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(rank)]);
@@ -122,13 +116,16 @@ Status Group::form(Store& store) {
   if (!whole.ok()) return whole.status();
   const Formation& formation = whole.value();
   auto flat = make_team(formation, options_.name, options_.rank);
-  make_point_to_point(formation, *flat);
 
   Domains domains = make_domains(formation.places, formation.hierarchy);
   if (domains.ranks.size() == 1) {
+    ShmTeam& lines = *flat;
     team_ = std::move(flat);
+    make_point_to_point(formation, lines);
     return {};
   }
+  flat_ = std::move(flat);
+  for (const LinesMember& member : formation.members) flat_peers_.push_back(member.peer);
   TeamFactory factory = [&](std::span<const int> ranks,
                             const std::string& name) -> Result<std::unique_ptr<Team>> {
     Result<Formation> part =
@@ -140,9 +137,22 @@ Status Group::form(Store& store) {
   };
   Result<std::unique_ptr<HierarchicalTeam>> composed =
       HierarchicalTeam::make(options_.rank, domains.ranks, factory, factory, {"hierarchy"});
-  if (!composed.ok()) return composed.status();
-  flat_ = std::move(flat);
+  if (!composed.ok()) {
+    flat_->abort(composed.status());  // whoever waits in another domain sees it there
+    return composed.status();
+  }
   team_ = std::move(composed).value();
+  make_point_to_point(formation, *flat_);
+  return {};
+}
+
+// While the parts of a hierarchical Team are formed: whether a member of the whole gave up or died.
+Status Group::watch_flat() {
+  DSCOMM_RETURN_IF_ERROR(flat_->failure());
+  for (size_t rank = 0; rank < flat_peers_.size(); ++rank)
+    if (!flat_peers_[rank]->alive())
+      return Status(Code::kPeerDied,
+                    flat_->name_member(static_cast<int>(rank)) + " died or exited");
   return {};
 }
 
@@ -154,8 +164,14 @@ void Group::make_point_to_point(const Formation& formation, ShmTeam& flat) {
   known->name = options_.name;
   known->rank = options_.rank;
   for (const LinesMember& member : formation.members) known->peers.push_back(member.peer);
-  known->failure = [&flat] { return flat.failure(); };
-  known->abort = [&flat](const Status& cause) { flat.abort(cause); };
+  known->failure = [&flat, team = team_.get()] {
+    DSCOMM_RETURN_IF_ERROR(flat.failure());
+    return team == &flat ? Status() : team->failure();
+  };
+  known->abort = [&flat, team = team_.get()](const Status& cause) {
+    flat.abort(cause);
+    if (team != &flat) team->abort(cause);
+  };
   known->has_left = [&flat](int member) { return flat.has_left(member); };
   known->name_member = [&flat](int member) { return flat.name_member(member); };
   known->wait = formation.wait_policy;
@@ -202,10 +218,16 @@ Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
   CallOptions options{Deadline::after(timeout.count() > 0 ? timeout : this->timeout())};
   // The body is the glue's: what it throws must not cross a thread.
   try {
-    return body(*team_, options);
+    Status status = body(*team_, options);
+    // Messages live by the lines of flat_, and end with the group.
+    if (flat_ && !status.ok())
+      if (Status cause = team_->failure(); !cause.ok()) flat_->abort(cause);
+    return status;
   } catch (const std::exception& error) {
-    Status status(Code::kInternal, error.what());
+    Status status(Code::kInternal, "rank " + std::to_string(options_.rank) + " of group '" +
+                                       options_.name + "': " + error.what());
     team_->abort(status);
+    if (flat_) flat_->abort(status);
     return status;
   }
 }
@@ -223,53 +245,51 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   uint64_t ticket = recorder_.started(info);
   Status status = execute(body, timeout);
   recorder_.finished(ticket, status.ok());
-  bool scheduled;
+  Status scheduled;
   {
     std::lock_guard lock(mutex_);
     running_ = false;
     scheduled = schedule_locked();
+    if (!scheduled.ok()) end_locked(scheduled);
     idle_.notify_all();
   }
-  if (!scheduled) drain(nullptr);
+  if (!scheduled.ok()) drain(nullptr);
   return status;
 }
 
 OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::milliseconds timeout) {
   std::shared_ptr<Queued> operation;
-  bool scheduled;
+  Status scheduled;
   {
     std::lock_guard lock(mutex_);
-    if (Status refused = refuse_locked(); !refused.ok()) return finished(refused);
+    if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);
     sequence_.fetch_add(1, std::memory_order_relaxed);  // orders nothing
     operation = std::make_shared<Queued>(shared_from_this(), std::move(body), timeout,
                                          recorder_.queued(info));
     queue_.push_back(operation);
     scheduled = schedule_locked();
+    if (!scheduled.ok()) end_locked(scheduled);
   }
-  if (!scheduled) drain(nullptr);
+  if (!scheduled.ok()) drain(nullptr);  // fails them all, now that the group has ended
   return operation;
 }
 
-// Asks for a worker when there is something to run and nobody runs it; under mutex_. Where no
-// thread can be had the group ends: false then, and the caller drains the queue itself, once it has
-// let go of mutex_, which no longer blocks.
-bool Group::schedule_locked() {
-  if (queue_.empty() || running_ || scheduled_) return true;
-  Status submitted = context_->workers().submit([self = shared_from_this()] {
-    {
-      std::lock_guard lock(self->mutex_);
-      self->scheduled_ = false;
-    }
-    self->drain(nullptr);
-  });
+// Asks for a worker when there is something to run and nobody runs it; under mutex_. kResource when
+// no thread can be had: the caller, who may be a worker and can go on himself, decides.
+Status Group::schedule_locked() {
+  if (queue_.empty() || running_ || scheduled_) return {};
+  Status submitted =
+      context_->workers().submit([self = shared_from_this()] { self->drain(nullptr, true); });
   scheduled_ = submitted.ok();
-  if (!submitted.ok()) end_locked(submitted);
-  return submitted.ok();
+  if (submitted.ok()) return {};
+  return Status(submitted.code(), "rank " + std::to_string(options_.rank) + " of group '" +
+                                      options_.name + "': " + submitted.message());
 }
 
 // Runs the queue until `until` is done (null: until it is empty), or somebody else runs it.
-void Group::drain(const Operation* until) {
+void Group::drain(const Operation* until, bool was_scheduled) {
   std::unique_lock lock(mutex_);
+  if (was_scheduled) scheduled_ = false;
   while (!running_ && !queue_.empty() && (until == nullptr || !until->done())) {
     std::shared_ptr<Queued> operation = queue_.front();
     queue_.pop_front();
@@ -282,7 +302,12 @@ void Group::drain(const Operation* until) {
     // of it, since its callbacks may start the next call.
     std::vector<Operation::Callback> callbacks = operation->complete(status);
     idle_.notify_all();
-    if (!schedule_locked()) until = nullptr;
+    // A worker runs what is left while the callbacks do; where none can be had, who runs the queue
+    // to its end does it after them.
+    if (Status scheduled = schedule_locked(); !scheduled.ok() && until != nullptr) {
+      end_locked(scheduled);
+      until = nullptr;
+    }
     lock.unlock();
     Operation::call_back(callbacks, status);
     callbacks.clear();
@@ -317,11 +342,11 @@ OperationPtr Group::start_message(const OperationInfo& info, Start start,
                                   std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);
-    if (Status refused = refuse_locked(); !refused.ok()) return finished(refused);
+    if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);
     if (point_to_point_ == nullptr)
-      return finished(Status(Code::kInvalidArgument, std::string(info.title) + ": group '" +
-                                                         options_.name +
-                                                         "' has no other rank to talk to"));
+      return Operation::refuse(
+          Status(Code::kInvalidArgument, std::string(info.title) + ": group '" + options_.name +
+                                             "' has no other rank to talk to"));
   }
   uint64_t ticket = recorder_.started(info);
   OperationPtr operation =
@@ -330,6 +355,13 @@ OperationPtr Group::start_message(const OperationInfo& info, Start start,
     self->recorder_.finished(ticket, status.ok());
   });
   return operation;
+}
+
+Status Group::check_process() const { return context_->check_process(); }
+
+bool Group::idle_within(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  return idle_.wait_for(lock, limit, [this] { return queue_.empty() && !running_; });
 }
 
 Status Group::failure() const {

@@ -43,7 +43,7 @@ class Peer {
   // only when `thoroughly`, for a kernel that could not walk the owner's robust list.
   bool alive(bool thoroughly = false) const;
 
-  // "pid 123 on host a"; with what the process is doing when it can be seen: ", stopped".
+  // "pid 123 on host a"
   std::string describe() const;
   std::string state_text() const;  // "stopped (T)", "running (R)", "gone", "unknown"
 
