@@ -205,9 +205,7 @@ c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group:
 c10::intrusive_ptr<c10d::Work> DscommBackend::follow(const CallInfo& call, OperationPtr operation,
                                                      c10::intrusive_ptr<DscommWork> work,
                                                      DscommWork::Epilogue epilogue) {
-  const bool refused = operation->done() && (operation->status().code() == Code::kInvalidArgument ||
-                                             operation->status().code() == Code::kUnsupported);
-  if (refused)
+  if (operation->refused())
     std::rethrow_exception(
         to_exception(operation->status(), describe_call(call.info.title, *group_)));
   DscommWork::follow(work, std::move(operation), group_->sequence(), std::move(epilogue));

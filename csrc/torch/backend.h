@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -152,6 +153,24 @@ class DscommBackend : public BackendBase {
                                         DscommWork::Epilogue epilogue);
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, const CallInfo& call,
                                          int src, int tag);
+  // Ends the coalescing of calls when one of them throws: torch does not, and the thread's later
+  // synchronous calls would return before they are done.
+  class EndsCoalescing {
+   public:
+    explicit EndsCoalescing(DscommBackend& backend)
+        : backend_(backend), exceptions_(std::uncaught_exceptions()) {}
+    ~EndsCoalescing() {
+      if (std::uncaught_exceptions() == exceptions_ || !backend_.coalescing()) return;
+      backend_.coalesced_.clear();
+      backend_.coalescing_thread_ = std::thread::id();
+    }
+    EndsCoalescing(const EndsCoalescing&) = delete;
+    EndsCoalescing& operator=(const EndsCoalescing&) = delete;
+
+   private:
+    DscommBackend& backend_;
+    const int exceptions_;
+  };
   bool coalescing() const { return coalescing_thread_.load() == std::this_thread::get_id(); }
   GroupIdentity identity() const;
   int check_rank(int64_t rank, const char* argument) const;

@@ -22,8 +22,8 @@ namespace {
 // The creator that torch calls for each process group of this backend.
 c10::intrusive_ptr<DscommBackend> create_backend(const c10d::DistributedBackendOptions& options,
                                                  const py::object& pg_options) {
-  // Options made for another backend come here too when a group has one for each device; ours carry
-  // nothing that the first argument does not.
+  // Options made for another backend come here too when a group has one for each device. Of ours
+  // only the timeout means anything, and as with torch's own backends the argument goes before it.
   if (!pg_options.is_none() && !py::isinstance<BackendBase::Options>(pg_options))
     throw py::type_error("dscomm: pg_options: got " +
                          py::str(py::type::of(pg_options)).cast<std::string>() +
@@ -35,6 +35,13 @@ c10::intrusive_ptr<DscommBackend> create_backend(const c10d::DistributedBackendO
   group.global_ranks.assign(options.global_ranks_in_group.begin(),
                             options.global_ranks_in_group.end());
   group.timeout = std::chrono::milliseconds(std::llround(double{options.timeout.count()} * 1000));
+  if (py::isinstance<DscommBackend::Options>(pg_options) &&
+      pg_options.cast<c10::intrusive_ptr<DscommBackend::Options>>()->timeout != group.timeout &&
+      PyErr_WarnEx(PyExc_UserWarning,
+                   "dscomm: pg_options: its timeout is not used; pass timeout= to "
+                   "init_process_group() or new_group()",
+                   1) != 0)
+    throw py::error_already_set();
   auto store = options.store;
   py::gil_scoped_release without_gil;
   return DscommBackend::create(std::move(store), std::move(group));

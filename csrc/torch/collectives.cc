@@ -17,6 +17,12 @@ using c10d::OpType;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 
+#if DSCOMM_TORCH_2
+constexpr OpType kReduceScatterTensorCoalesced = OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+#else
+constexpr OpType kReduceScatterTensorCoalesced = OpType::_REDUCE_SCATTER_BASE;
+#endif
+
 // c10d passes lists where other backends have one tensor per device; a rank of ours has one.
 template <typename Item>
 Item& only_one(std::vector<Item>& items, const char* argument) {
@@ -55,19 +61,28 @@ void describe_reduction(CallInfo& call, const Reduction& reduction) {
   call.info.op = reduction.op;
 }
 
-// The parts of a coalesced call. They have one deadline, which starts with the first: copies of a
-// deadline that nobody has looked at would each start their own.
+// The body of a coalesced call: one after the other. They have one deadline, which starts with the
+// first: copies of a deadline that nobody has looked at would each start their own.
 template <typename Part>
-Status run_parts(size_t count, const CallOptions& options, Part part) {
-  (void)options.deadline.remaining_ns();
-  for (size_t k = 0; k < count; ++k) {
-    CallOptions part_options = options;
-    part_options.part = static_cast<uint32_t>(k);
-    part_options.part_count = static_cast<uint32_t>(count);
-    DSCOMM_RETURN_IF_ERROR(part(k, part_options));
+struct CoalescedBody {
+  std::vector<Part> parts;
+
+  Status operator()(Team& team, const CallOptions& options) const {
+    (void)options.deadline.remaining_ns();
+    Status first_mistake;
+    for (size_t k = 0; k < parts.size(); ++k) {
+      CallOptions part_options = options;
+      part_options.part = static_cast<uint32_t>(k);
+      part_options.part_count = static_cast<uint32_t>(parts.size());
+      Status status = parts[k](team, part_options);
+      // A mistake of this rank alone, seen when its result was written: the others go on, and wait
+      // for this rank in the parts that follow.
+      if (!status.ok() && status.code() != Code::kInvalidArgument) return status;
+      if (!status.ok() && first_mistake.ok()) first_mistake = status;
+    }
+    return first_mistake;
   }
-  return {};
-}
+};
 
 // Equal slices of one buffer, one for each rank.
 template <typename Pointer>
@@ -201,7 +216,14 @@ struct ReduceScatterBody {
     check_same_dtype(ins[0], out);
     reduction = to_reduction(op, out.dtype());
     // A Team takes the output in place of this rank's input, and nowhere else among the inputs.
-    if (out.data() != pointers[static_cast<size_t>(rank)] && overlaps_any(out, ins)) out.stage();
+    const auto mine = static_cast<size_t>(rank);
+    const bool in_place = out.data() == pointers[mine];
+    bool elsewhere = false;
+    for (size_t k = 0; k < ins.size(); ++k) {
+      const bool is_its_place = in_place && (ins.size() == 1 || k == mine);
+      elsewhere |= !is_its_place && out.overlaps(ins[k]);
+    }
+    if (elsewhere) out.stage();
   }
 
   Status operator()(Team& team, const CallOptions& options) const {
@@ -246,7 +268,9 @@ std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t
     if (split < 0)
       raise_value_error(std::string(argument) + ": got " + std::to_string(split) +
                         ", expected no negative split");
-  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  int64_t sum = 0;
+  for (int64_t split : splits)
+    if (__builtin_add_overflow(sum, split, &sum)) sum = -1;  // no number of rows
   if (sum != rows)
     raise_value_error(std::string(argument) + ": the splits add up to " + std::to_string(sum) +
                       ", expected " + std::to_string(rows) + ", the size of dimension 0 of " +
@@ -260,6 +284,7 @@ std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t
 }  // namespace
 
 WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const EndsCoalescing on_error(*this);
   const int root = check_rank(options.rootRank, "src");
   check_root_tensor(options.rootTensor);
   const bool is_root = root == getRank();
@@ -278,6 +303,7 @@ WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
 }
 
 WorkPtr DscommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const EndsCoalescing on_error(*this);
   const at::Tensor& tensor = only_one(tensors, "tensor");
   CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce", is_asynchronous(options),
                 call_timeout(options));
@@ -295,6 +321,7 @@ WorkPtr DscommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
 
 WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,
                                            const c10d::AllreduceCoalescedOptions& options) {
+  const EndsCoalescing on_error(*this);
   if (tensors.empty())
     raise_value_error("tensors: got an empty list, expected at least one tensor");
   CallInfo call(OpType::ALLREDUCE_COALESCED, "dscomm:all_reduce_coalesced",
@@ -307,15 +334,11 @@ WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,
   }
   describe_data(call, parts[0].buffer.dtype(), count);
   describe_reduction(call, parts[0].reduction);
-  auto body = [parts = std::move(parts)](Team& team, const CallOptions& call_options) {
-    return run_parts(parts.size(), call_options, [&](size_t k, const CallOptions& part_options) {
-      return parts[k](team, part_options);
-    });
-  };
-  return submit(call, std::move(body), tensors, tensors);
+  return submit(call, CoalescedBody{std::move(parts)}, tensors, tensors);
 }
 
 WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const EndsCoalescing on_error(*this);
   const int root = check_rank(options.rootRank, "dst");
   check_root_tensor(options.rootTensor);
   const bool is_root = root == getRank();
@@ -337,6 +360,7 @@ WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
 
 WorkPtr DscommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::AllgatherOptions& options) {
+  const EndsCoalescing on_error(*this);
   Tensors& output_list = only_one(outputs, "tensor_list");
   auto body = AllGatherBody::into_list(output_list, only_one(inputs, "tensor"), {"tensor"},
                                        "tensor_list", getRank(), group_size());
@@ -348,6 +372,7 @@ WorkPtr DscommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPtr DscommBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                        const c10d::AllgatherOptions& options) {
+  const EndsCoalescing on_error(*this);
   auto body = AllGatherBody::into_one(output, input, {"output_tensor"}, {"input_tensor"}, getRank(),
                                       group_size());
   CallInfo call(OpType::_ALLGATHER_BASE, "dscomm:all_gather_into_tensor", is_asynchronous(options),
@@ -358,6 +383,7 @@ WorkPtr DscommBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr DscommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                            const c10d::AllgatherOptions& options) {
+  const EndsCoalescing on_error(*this);
   if (inputs.empty())
     raise_value_error("input_tensor_list: got an empty list, expected at least one tensor");
   check_list_length("output_tensor_lists", outputs.size(), group_size(),
@@ -381,16 +407,12 @@ WorkPtr DscommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
     count += parts.back().in.count();
   }
   describe_data(call, parts[0].in.dtype(), count);
-  auto body = [parts = std::move(parts)](Team& team, const CallOptions& call_options) {
-    return run_parts(parts.size(), call_options, [&](size_t k, const CallOptions& part_options) {
-      return parts[k](team, part_options);
-    });
-  };
-  return submit(call, std::move(body), inputs, flat_outputs);
+  return submit(call, CoalescedBody{std::move(parts)}, inputs, flat_outputs);
 }
 
 WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                        const c10d::AllgatherOptions& options) {
+  const EndsCoalescing on_error(*this);
   if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
   check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");
   CallInfo call(OpType::ALLGATHER_COALESCED, "dscomm:all_gather_into_tensor_coalesced",
@@ -404,16 +426,12 @@ WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
     count += parts.back().in.count();
   }
   describe_data(call, parts[0].in.dtype(), count);
-  auto body = [parts = std::move(parts)](Team& team, const CallOptions& call_options) {
-    return run_parts(parts.size(), call_options, [&](size_t k, const CallOptions& part_options) {
-      return parts[k](team, part_options);
-    });
-  };
-  return submit(call, std::move(body), inputs, outputs);
+  return submit(call, CoalescedBody{std::move(parts)}, inputs, outputs);
 }
 
 WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::GatherOptions& options) {
+  const EndsCoalescing on_error(*this);
   const int root = check_rank(options.rootRank, "dst");
   const bool is_root = root == getRank();
   Buffer in(only_one(inputs, "tensor"), Use::kRead, {"tensor"});
@@ -450,6 +468,7 @@ WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPtr DscommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                const c10d::ScatterOptions& options) {
+  const EndsCoalescing on_error(*this);
   const int root = check_rank(options.rootRank, "src");
   const bool is_root = root == getRank();
   Buffer out(only_one(outputs, "tensor"), Use::kWrite, {"tensor"});
@@ -485,6 +504,7 @@ WorkPtr DscommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
 
 WorkPtr DscommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                       const c10d::ReduceScatterOptions& options) {
+  const EndsCoalescing on_error(*this);
   Tensors& input_list = only_one(inputs, "input_list");
   auto body = ReduceScatterBody::from_list(only_one(outputs, "output"), input_list,
                                            options.reduceOp, getRank(), group_size());
@@ -498,6 +518,7 @@ WorkPtr DscommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
 
 WorkPtr DscommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                             const c10d::ReduceScatterOptions& options) {
+  const EndsCoalescing on_error(*this);
   auto body = ReduceScatterBody::from_one(output, input, options.reduceOp, {"output"}, {"input"},
                                           getRank(), group_size());
   CallInfo call(OpType::_REDUCE_SCATTER_BASE, "dscomm:reduce_scatter_tensor",
@@ -509,9 +530,10 @@ WorkPtr DscommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inpu
 
 WorkPtr DscommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                        const c10d::ReduceScatterOptions& options) {
+  const EndsCoalescing on_error(*this);
   if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
   check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");
-  CallInfo call(OpType::_REDUCE_SCATTER_BASE, "dscomm:reduce_scatter_tensor_coalesced",
+  CallInfo call(kReduceScatterTensorCoalesced, "dscomm:reduce_scatter_tensor_coalesced",
                 is_asynchronous(options), call_timeout(options));
   std::vector<ReduceScatterBody> parts;
   size_t count = 0;
@@ -524,16 +546,12 @@ WorkPtr DscommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
   }
   describe_data(call, parts[0].out.dtype(), count);
   describe_reduction(call, parts[0].reduction);
-  auto body = [parts = std::move(parts)](Team& team, const CallOptions& call_options) {
-    return run_parts(parts.size(), call_options, [&](size_t k, const CallOptions& part_options) {
-      return parts[k](team, part_options);
-    });
-  };
-  return submit(call, std::move(body), inputs, outputs);
+  return submit(call, CoalescedBody{std::move(parts)}, inputs, outputs);
 }
 
 WorkPtr DscommBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                 const c10d::AllToAllOptions& options) {
+  const EndsCoalescing on_error(*this);
   check_list_length("input_tensor_list", inputs.size(), group_size(),
                     "one for each rank of the group");
   check_list_length("output_tensor_list", outputs.size(), group_size(),
@@ -562,6 +580,7 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                      std::vector<int64_t>& output_splits,
                                      std::vector<int64_t>& input_splits,
                                      const c10d::AllToAllOptions& options) {
+  const EndsCoalescing on_error(*this);
   AllToAllBody body;
   body.ins.emplace_back(input, Use::kRead, Argument{"input"});
   body.outs.emplace_back(output, Use::kWrite, Argument{"output"});
@@ -583,6 +602,7 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
 }
 
 WorkPtr DscommBackend::barrier(const c10d::BarrierOptions& options) {
+  const EndsCoalescing on_error(*this);
   CallInfo call(OpType::BARRIER, "dscomm:barrier", is_asynchronous(options), call_timeout(options));
   auto body = [](Team& team, const CallOptions& call_options) {
     return team.barrier(call_options);

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -61,14 +62,18 @@ void end_groups() {
   std::vector<std::shared_ptr<Group>> groups;
   std::unique_lock lock(state().mutex);
   const auto no_calls = [] { return state().calls == 0; };
-  const bool finished = state().none_left.wait_for(lock, kExitGrace, no_calls);
+  const Deadline grace = Deadline::after(kExitGrace);
+  (void)grace.remaining_ns();  // starts it
+  state().none_left.wait_for(lock, kExitGrace, no_calls);
   for (const std::weak_ptr<Group>& known : state().groups)
     if (std::shared_ptr<Group> group = known.lock()) groups.push_back(std::move(group));
   lock.unlock();
   for (const std::shared_ptr<Group>& group : groups) {
-    if (!finished)
+    // A synchronous call may be under way too, on a daemon thread.
+    const std::chrono::milliseconds left(std::max<int64_t>(grace.remaining_ns() / 1'000'000, 0));
+    if (!group->idle_within(left))
       group->abort("the process of rank " + std::to_string(group->rank()) +
-                   " ended with asynchronous calls under way");
+                   " ended with calls under way");
     group->shutdown();
   }
   lock.lock();

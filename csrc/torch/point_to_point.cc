@@ -59,6 +59,7 @@ CallInfo message_call(OpType type, const char* title, const Buffer& buffer, int 
 }  // namespace
 
 WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) {
+  const EndsCoalescing on_error(*this);
   check_rank(dst, "dst");
   check_tag(tag);
   auto buffer = std::make_shared<Buffer>(only_tensor(tensors), Use::kRead, Argument{"tensor"});
@@ -74,6 +75,7 @@ WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) 
 }
 
 WorkPtr DscommBackend::recv(std::vector<at::Tensor>& tensors, int src, int tag) {
+  const EndsCoalescing on_error(*this);
   check_rank(src, "src");
   check_tag(tag);
   const Buffer described(only_tensor(tensors), Use::kRead, Argument{"tensor"});
@@ -81,6 +83,7 @@ WorkPtr DscommBackend::recv(std::vector<at::Tensor>& tensors, int src, int tag) 
 }
 
 WorkPtr DscommBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
+  const EndsCoalescing on_error(*this);
   check_tag(tag);
   const Buffer described(only_tensor(tensors), Use::kRead, Argument{"tensor"});
   return receive(tensors,
@@ -90,6 +93,7 @@ WorkPtr DscommBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) 
 
 WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, const CallInfo& call, int src,
                                int tag) {
+  const EndsCoalescing on_error(*this);
   check_alive(call.info.title);
   auto buffer = std::make_shared<Buffer>(tensors[0], Use::kWrite, Argument{"tensor"});
   std::optional<ProfiledParameters> parameters;

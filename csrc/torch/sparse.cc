@@ -18,14 +18,15 @@ struct Header {
   int64_t entries = 0;
   int64_t sparse_dimensions = 0;
   int64_t dimensions = 0;
+  int64_t dtype = 0;
   int64_t sizes[kMostDimensions] = {};
 
   bool same_shape(const Header& other) const {
     return sparse_dimensions == other.sparse_dimensions && dimensions == other.dimensions &&
-           std::equal(sizes, sizes + kMostDimensions, other.sizes);
+           dtype == other.dtype && std::equal(sizes, sizes + kMostDimensions, other.sizes);
   }
   std::string text() const {
-    std::string text = "[";
+    std::string text = std::string(dtype_name(static_cast<DType>(dtype))) + "[";
     for (int64_t i = 0; i < dimensions && i < static_cast<int64_t>(kMostDimensions); ++i)
       text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
     return text + "] with " + std::to_string(sparse_dimensions) + " sparse dimensions";
@@ -78,7 +79,12 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
       plain;                              // the graph of the caller's tensor is not ours to extend
   (void)options.deadline.remaining_ns();  // starts it, for the three parts together
   const auto ranks = static_cast<size_t>(team.size());
-  const at::Tensor mine = tensor.coalesce();
+  // fp16 and bf16 add up in fp32, entries of one index on this rank too, and are rounded once, like
+  // dense ones.
+  const at::ScalarType type = tensor.scalar_type();
+  const bool is_short = type == at::kHalf || type == at::kBFloat16;
+  const DType sum_dtype = is_short ? DType::kFloat32 : reduction.dtype;
+  const at::Tensor mine = (is_short ? tensor.to(at::kFloat) : tensor).coalesce();
   const at::Tensor indices = mine._indices().contiguous(), values = mine._values().contiguous();
 
   std::vector<Header> headers(ranks);
@@ -86,6 +92,7 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
   header.entries = values.size(0);
   header.sparse_dimensions = mine.sparse_dim();
   header.dimensions = mine.dim();
+  header.dtype = static_cast<int64_t>(reduction.dtype);
   std::copy(mine.sizes().begin(), mine.sizes().end(), header.sizes);
   std::vector<void*> pointers;
   for (Header& one : headers) pointers.push_back(&one);
@@ -94,10 +101,12 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
                                          part_of(options, 0)));
   for (size_t k = 0; k < ranks; ++k) {
     if (headers[k].same_shape(header) && headers[k].entries >= 0) continue;
-    // Everybody has the same headers, so everybody comes to this conclusion.
-    return make_status(Code::kMismatch,
-                       "rank %zu has a sparse tensor of shape %s, this rank (%d) one of shape %s",
-                       k, headers[k].text().c_str(), team.rank(), header.text().c_str());
+    // Everybody has the same headers, so everybody comes to this conclusion, and the group ends.
+    Status status =
+        make_status(Code::kMismatch, "rank %zu has a sparse tensor of %s, this rank (%d) one of %s",
+                    k, headers[k].text().c_str(), team.rank(), header.text().c_str());
+    team.abort(status);
+    return team.failure();
   }
 
   Gathered all_indices, all_values;
@@ -109,17 +118,12 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
     all_values.pieces.push_back(at::empty(shape, values.options()));
   }
   DSCOMM_RETURN_IF_ERROR(all_indices.fill(team, indices, DType::kInt64, part_of(options, 1)));
-  DSCOMM_RETURN_IF_ERROR(all_values.fill(team, values, reduction.dtype, part_of(options, 2)));
+  DSCOMM_RETURN_IF_ERROR(all_values.fill(team, values, sum_dtype, part_of(options, 2)));
 
-  // fp16 and bf16 add up in fp32 and are rounded once, like dense ones.
-  const at::ScalarType type = values.scalar_type();
-  const bool is_short = type == at::kHalf || type == at::kBFloat16;
-  const at::ScalarType sum_type = is_short ? at::kFloat : type;
   at::Tensor sum;
   for (size_t k = 0; k < ranks; ++k) {
-    at::Tensor one =
-        at::sparse_coo_tensor(all_indices.pieces[k], all_values.pieces[k].to(sum_type),
-                              mine.sizes(), values.options().dtype(sum_type).layout(at::kSparse));
+    at::Tensor one = at::sparse_coo_tensor(all_indices.pieces[k], all_values.pieces[k],
+                                           mine.sizes(), values.options().layout(at::kSparse));
     one._coalesced_(true);  // its owner did
     sum = k == 0 ? one : sum.add(one).coalesce();
   }

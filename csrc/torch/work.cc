@@ -74,9 +74,18 @@ void DscommWork::mark(c10::ivalue::Future& future) {
 }
 
 bool DscommWork::isCompleted() {
-  if (!operation_->done()) return false;
+  if (!operation_->done()) {
+    check_process();
+    return false;
+  }
   complete();
   return true;
+}
+
+// Nothing goes on in a forked child: what its parent had under way never ends there.
+void DscommWork::check_process() const {
+  if (Status status = group_->check_process(); !status.ok())
+    std::rethrow_exception(to_exception(status, describe_call(title_, *group_)));
 }
 
 bool DscommWork::isSuccess() const {
@@ -103,6 +112,7 @@ std::vector<at::Tensor> DscommWork::result() {
 }
 
 bool DscommWork::wait(std::chrono::milliseconds timeout) {
+  if (!operation_->done()) check_process();
   Status status = operation_->wait(timeout);
   if (!operation_->done())
     std::rethrow_exception(to_exception(status, describe_call(title_, *group_)));

@@ -40,6 +40,7 @@ class DscommWork : public c10d::Work {
   uint64_t getSequencenumber() const DSCOMM_OVERRIDE_2;
 
  private:
+  void check_process() const;
   // Brings the Work to its end once the operation is done; the first caller does it, the others
   // wait for it.
   void complete();

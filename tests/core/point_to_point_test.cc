@@ -479,6 +479,25 @@ TEST(PointToPoint, TheWorkerFinishesWhatNobodyWaitsFor) {
   EXPECT_EQ(answer, 42);
 }
 
+// Both arrive in one look; the callback of the first waits for the second.
+TEST(PointToPoint, ACallbackWaitsForAnotherOperationOfItsBatch) {
+  World world(2);
+  End zero(world, 0), one(world, 1);
+  int64_t first = 0, second = 0, eight = 8, nine = 9;
+  OperationPtr one_of_two = zero.receive_number(&first, 1, 1);
+  OperationPtr other = zero.receive_number(&second, 1, 2);
+  std::promise<Status> heard;
+  one_of_two->when_done([&](const Status&) { heard.set_value(other->wait()); });
+  std::promise<Status> heard_too;
+  other->when_done([&](const Status&) { heard_too.set_value(one_of_two->wait()); });
+  EXPECT_OK(one.send_number(eight, 0, 1));
+  EXPECT_OK(one.send_number(nine, 0, 2));
+  EXPECT_OK(one_of_two);
+  EXPECT_TRUE(heard.get_future().get().ok());
+  EXPECT_TRUE(heard_too.get_future().get().ok());
+  EXPECT_EQ(first + second, 17);
+}
+
 TEST(PointToPoint, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
   World world(2);
   End zero(world, 0), one(world, 1);

@@ -60,10 +60,17 @@ def _calls_in_child(world: World) -> list[str]:
     said = [_in_child(call) for call in calls]
     # Garbage and destruction in the child touch nothing of the parent's.
     said.append(_in_child(lambda: dist.destroy_process_group()))
-    # While a call is under way in the parent.
+    # While a call is under way in the parent, and what the parent has under way.
     work = dist.all_reduce(torch.ones(500_000), async_op=True)
     said.append(_in_child(calls[0]))
     work.wait()
+    received = torch.zeros(3)
+    message = dist.irecv(received, (world.rank + 1) % world.size)
+    said.append(_in_child(message.wait))
+    dist.barrier()  # nobody sends before all have asked their child
+    dist.send(torch.ones(3), (world.rank - 1) % world.size)
+    message.wait()
+    assert received.tolist() == [1.0] * 3
     for number in range(20):
         total = torch.full((20_000,), float(number))
         dist.all_reduce(total)
@@ -75,8 +82,8 @@ def _calls_in_child(world: World) -> list[str]:
 def test_a_call_in_a_forked_child_raises() -> None:
     with Job(RANKS, _calls_in_child) as job:
         for rank, said in enumerate(job.results()):
-            *calls, destroyed, amid = said
-            for text in [*calls, amid]:
+            *calls, destroyed, amid, waited = said
+            for text in [*calls, amid, waited]:
                 assert f"was forked from pid {job.pids[rank]} after the group was made" in text, (
                     said
                 )

@@ -11,7 +11,7 @@ def test_random_kills(ranks: int, count: int) -> None:
     outcome = run(count, ranks, seed=11)
     print(outcome.summary())
     assert not outcome.failures, "\n".join(outcome.failures)
-    assert len(outcome.times_s) >= count * (ranks - 2)
+    assert len(outcome.times_s) >= count * max(1, ranks - 2)
 
 
 @pytest.mark.drill

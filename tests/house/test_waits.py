@@ -39,6 +39,7 @@ ALLOWED = {
     ): "arenas meet, under the deadline of the formation; "
     "the service thread serves until the process ends",
     ("csrc/core/shm/socket_directory.cc", "socket"): "the sockets through which arenas meet",
+    ("csrc/core/shm/socket_directory.cc", "sleep"): "before it asks again, under the deadline",
     ("csrc/core/shm/socket_directory.cc", "condition"): "the service thread has started",
     ("csrc/core/shm/socket_directory.cc", "thread"): "the service thread, told to end, ends",
     ("csrc/core/engine/operation.cc", "condition"): "the operation's runner is under its deadline",

@@ -141,7 +141,10 @@ class Ranks:
         deadline = time.monotonic() + 20
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
+        codes = [process.exitcode for process in self._processes]
         self._kill()
+        if any(code != 0 for code in codes):
+            raise RankFailure(f"exit codes of the ranks (None: it had to be killed): {codes}")
 
     def _start(self) -> None:
         folder = tempfile.mkdtemp(dir=self._folder.name)

@@ -250,21 +250,16 @@ def test_gather_and_scatter(ranks: RankSets, size: int) -> None:
 def _reduce_scatter_case() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     for number, (dtype, op) in enumerate(_reductions()):
-        if dtype.is_complex and not TORCH_2:
-            continue  # torch 1.13 does not view complex tensors as real ones here.
         count, is_async = COUNTS[number % len(COUNTS)], number % 2 == 0
         whole = [make_input(dtype, (size, count), k, seed=number) for k in range(size)]
         expected = reduce_reference([tensor[rank] for tensor in whole], op)
-        if not dtype.is_complex:
-            output = torch.zeros(count).to(dtype)
-            pieces = list(whole[rank].unbind(0))
-            _finish(dist.reduce_scatter(output, pieces, OPS[op], async_op=is_async), is_async)
-            assert_same_bits(output, expected, (dtype, op, count))
-            output = torch.zeros(count).to(dtype)
-            _finish(
-                _from_tensor(output, whole[rank].reshape(-1), OPS[op], async_op=is_async), is_async
-            )
-            assert_same_bits(output, expected, (dtype, op, count, "tensor"))
+        output = torch.zeros(count).to(dtype)
+        pieces = list(whole[rank].unbind(0))
+        _finish(dist.reduce_scatter(output, pieces, OPS[op], async_op=is_async), is_async)
+        assert_same_bits(output, expected, (dtype, op, count))
+        output = torch.zeros(count).to(dtype)
+        _finish(_from_tensor(output, whole[rank].reshape(-1), OPS[op], async_op=is_async), is_async)
+        assert_same_bits(output, expected, (dtype, op, count, "tensor"))
     # Uneven, and in place.
     shapes = [(k + 1, 2) for k in range(size)]
     inputs = [
@@ -274,6 +269,25 @@ def _reduce_scatter_case() -> None:
     output = inputs[rank][rank]
     dist.reduce_scatter(output, inputs[rank])
     assert_same_bits(output, expected, "uneven")
+
+
+def _complex_product_case() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.complex64, torch.complex128):
+        # Whole numbers, so that the product does not depend on how it is rounded.
+        inputs = [torch.tensor([1 + 1j, 2 - 1j, k + 2j]).to(dtype) for k in range(size)]
+        product = torch.stack(inputs).prod(0)
+        tensor = inputs[rank].clone()
+        dist.reduce(tensor, 0, dist.ReduceOp.PRODUCT)
+        assert torch.equal(tensor, product if rank == 0 else inputs[rank]), (dtype, "reduce")
+        output = torch.zeros(3, dtype=dtype)
+        dist.reduce_scatter(output, [inputs[rank]] * size, dist.ReduceOp.PRODUCT)
+        assert torch.equal(output, product), (dtype, "reduce_scatter")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_complex_products(ranks: RankSets, size: int) -> None:
+    ranks(size).run(_complex_product_case)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -409,6 +423,17 @@ def _coalescing_by_device_case() -> None:
     assert received.unique().tolist() == [float((rank - 1) % size)]
     with pytest.raises(ValueError, match="has not started"):
         backend._end_coalescing()
+
+    # A call that raises inside the block ends the block, which torch leaves open: later calls are
+    # done when they return. (torch's own all_reduce stays in its list of coalesced calls.)
+    group = dist.new_group()
+    with pytest.raises(ValueError, match="expected"):
+        with dist._coalescing_manager(group, device=device):
+            dist.all_gather(outputs, torch.zeros(4), group=group)
+    for number in range(20):
+        tensor = torch.full((100_000,), float(number if rank == 0 else -1))
+        dist.broadcast(tensor, 0, group=group)
+        assert tensor[-1].item() == number
 
 
 @needs_torch_2

@@ -364,13 +364,13 @@ def test_fork_after_init(ranks: RankSets) -> None:
 # One process imports torch and forks all the ranks, which is most of what this costs; each of them
 # then ends as a program does, with all that the interpreter does at its end.
 _EXIT_PROGRAM = """
-import os, sys, torch, torch.distributed as dist
+import atexit, os, sys, threading, time, torch, torch.distributed as dist
 import deepspeed_comm
 
 folder, size = sys.argv[1], 2
 torch.set_num_threads(1)
 children = []
-for how in ["waited", "unwaited", "unmet", "raises", "destroyed"]:
+for how in ["waited", "unwaited", "unmet", "daemon", "raises", "destroyed"]:
     for rank in range(size):
         pid = os.fork()
         if pid == 0:
@@ -386,6 +386,9 @@ else:
 
 errors = os.open(f"{folder}/{how}{rank}.txt", os.O_CREAT | os.O_WRONLY)
 os.dup2(errors, 2)
+ended = f"{folder}/ended-{how}"
+if rank == 0:
+    atexit.register(lambda: open(ended, "w").close())  # after what dscomm does at exit
 store = dist.FileStore(f"{folder}/store-{how}", size)
 dist.init_process_group("dscomm", store=store, rank=rank, world_size=size)
 group = dist.new_group()
@@ -397,6 +400,18 @@ if how == "unwaited":
     dist.isend(torch.ones(100), 1 - rank)
 elif how == "unmet" and rank == 0:
     dist.all_reduce(torch.ones(100), async_op=True)
+elif how == "daemon":
+    # Rank 1 lives until rank 0 has ended, and never makes the call.
+    if rank == 0:
+        call = lambda: dist.barrier(group=group)
+        threading.Thread(target=call, daemon=True).start()
+        time.sleep(0.2)
+    else:
+        until = time.monotonic() + 30
+        while not os.path.exists(ended) and time.monotonic() < until:
+            time.sleep(0.02)
+        if not os.path.exists(ended):
+            os._exit(3)
 elif how == "raises":
     work.wait()
     raise SystemExit(7)
@@ -417,12 +432,13 @@ def test_exit(tmp_path: Any) -> None:
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 10, done.stdout
+    assert len(lines) == 12, done.stdout
     for line in lines:
         how, rank, code = line.split()
         errors = (tmp_path / f"{how}{rank}.txt").read_text()
         assert int(code) == (7 if how == "raises" else 0), (line, errors)
-        assert "terminate called" not in errors and "Traceback" not in errors, (line, errors)
+        assert "terminate called" not in errors, (line, errors)
+        assert "Traceback" not in errors or (how, rank) == ("daemon", "0"), (line, errors)
 
 
 def _monitored_case(world: World, absent: list[int]) -> None:

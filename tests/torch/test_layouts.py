@@ -129,11 +129,10 @@ def _layout_case(layout: str, is_async: bool) -> None:
             assert_same_bits(got, _fill(layout, dtype, k * size + rank)[1], (layout, dtype))
             assert _untouched_around(got)
 
-        if not dtype.is_complex:
-            output = LAYOUTS[layout](dtype)
-            finish(dist.reduce_scatter(output, pieces, async_op=is_async))
-            expected = [_fill(layout, dtype, k * size + rank)[1] for k in range(size)]
-            assert_same_bits(output, reduce_reference(expected, "SUM"), (layout, dtype))
+        output = LAYOUTS[layout](dtype)
+        finish(dist.reduce_scatter(output, pieces, async_op=is_async))
+        expected = [_fill(layout, dtype, k * size + rank)[1] for k in range(size)]
+        assert_same_bits(output, reduce_reference(expected, "SUM"), (layout, dtype))
 
         tensor, _ = _fill(layout, dtype, rank)
         received = LAYOUTS[layout](dtype)
@@ -210,6 +209,17 @@ def _expanded_case() -> None:
     else:
         dist.all_reduce(tensor)
         assert tensor.tolist() == [(size - 1) * value for value in (0.0, 1.0, 2.0)]
+    # As a part of a coalesced call: the parts after it are made all the same.
+    tensors = [torch.zeros(1).expand(3) if rank == 0 else torch.arange(3.0), torch.ones(2)]
+    options = dist.AllreduceCoalescedOptions()
+    coalesced = dist.group.WORLD.allreduce_coalesced(tensors, options)
+    if rank == 0:
+        with pytest.raises((ValueError, RuntimeError), match="share memory"):
+            coalesced.wait()
+    else:
+        coalesced.wait()
+        assert tensors[0].tolist() == [(size - 1) * value for value in (0.0, 1.0, 2.0)]
+    assert tensors[1].tolist() == [float(size)] * 2
     dist.barrier()
 
 
@@ -242,6 +252,23 @@ def _overlapping_outputs_case() -> None:
 
 def test_overlapping_outputs(ranks: RankSets) -> None:
     ranks(3).run(_overlapping_outputs_case)
+
+
+def _overlapping_reduce_scatter_case() -> None:
+    """Rank 1's output is the place of its own input and part of another input, over many chunks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chunk = 32768
+    length = 4 * chunk
+    memory = [torch.arange(6.0 * chunk) % 1000 + k for k in range(size)]
+    first, second = memory[rank][:length], memory[rank][2 * chunk :]
+    expected = sum(one[2 * chunk * rank :][:length] for one in [m.clone() for m in memory])
+    output = second if rank == 1 else torch.empty(length)
+    dist.reduce_scatter(output, [first, second])
+    assert torch.equal(output, expected)
+
+
+def test_reduce_scatter_into_overlapping_inputs(ranks: RankSets) -> None:
+    ranks(2).run(_overlapping_reduce_scatter_case)
 
 
 def _small_shapes_case() -> None:

@@ -47,6 +47,12 @@ def _one_rounding_case() -> None:
         tensor = torch.sparse_coo_tensor(torch.arange(50).unsqueeze(0), inputs[rank], (50,))
         dist.all_reduce(tensor)
         assert_same_bits(tensor.to_dense(), reduce_reference(inputs, "SUM"), dtype)
+        # Entries of one index on one rank are added before anything is rounded, too.
+        values = torch.tensor([1.0, 2.0**-7, 2.0**-7, 2.0**-11]).to(dtype)
+        tensor = torch.sparse_coo_tensor(torch.zeros(1, 4, dtype=torch.int64), values, (1,))
+        dist.all_reduce(tensor)
+        expected = (values.to(torch.float32).sum() * size).to(dtype)
+        assert_same_bits(tensor.to_dense(), expected.reshape(1), (dtype, "duplicates"))
 
 
 def test_short_floats_are_rounded_once(ranks: RankSets) -> None:
@@ -86,6 +92,9 @@ def _different_shapes_case() -> None:
     shape = (3, 4) if dist.get_rank() == 0 else (3, 5)
     with pytest.raises(RuntimeError, match=r"\[3, 4\].*\[3, 5\]|\[3, 5\].*\[3, 4\]"):
         dist.all_reduce(torch.sparse_coo_tensor([[0], [1]], [1.0], shape), group=group)
+    # It ended the group.
+    with pytest.raises(RuntimeError, match=r"\[3, 4\].*\[3, 5\]|\[3, 5\].*\[3, 4\]"):
+        dist.barrier(group=group)
 
 
 def test_different_shapes_are_named_on_both_sides(ranks: RankSets) -> None:

@@ -1,6 +1,7 @@
 // Time: one monotonic clock, and the moment at which a wait gives up.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <ctime>
@@ -21,12 +22,12 @@ inline int64_t wall_clock_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// A deadline starts when it is made. The clock is read only when somebody asks, and a start that is
-// not yet fixed is fixed by the first question, so that a call that never waits reads no clock.
+// A deadline starts with the first question, so that a call that never waits reads no clock. Copies
+// that are made before it start with their own.
 class Deadline {
  public:
   static Deadline after(std::chrono::milliseconds timeout) {
-    return Deadline(timeout.count() * 1'000'000);
+    return Deadline(std::min(timeout.count(), kLongestMs) * 1'000'000);
   }
 
   bool expired() const { return remaining_ns() <= 0; }
@@ -38,6 +39,8 @@ class Deadline {
   int64_t timeout_ms() const { return timeout_ns_ / 1'000'000; }
 
  private:
+  static constexpr int64_t kLongestMs = int64_t{1} << 42;  // some 139 years; in range as ns
+
   explicit Deadline(int64_t timeout_ns) : timeout_ns_(timeout_ns) {}
   int64_t timeout_ns_;
   mutable int64_t end_ns_ = 0;

@@ -19,13 +19,6 @@ namespace {
 
 const std::string kStorePrefix = "dscomm/";
 
-// An operation that ended before it began.
-OperationPtr finished(const Status& status) {
-  auto operation = std::make_shared<Operation>();
-  operation->finish(status);
-  return operation;
-}
-
 }  // namespace
 
 // An operation of the queue. A thread that waits for it may run the queue up to it.
@@ -133,6 +126,7 @@ class Group::Builder {
     request.name = name;
     request.size = static_cast<int>(ranks.size());
     request.rank = position(ranks, options_.rank);
+    if (group_.flat_) request.watch = [this] { return watch(); };
     for (int rank : ranks)
       if (!options_.global_ranks.empty())
         request.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(rank)]);
@@ -184,8 +178,20 @@ class Group::Builder {
     };
     Result<std::unique_ptr<HierarchicalTeam>> composed =
         HierarchicalTeam::make(rank_here, domains.ranks, factory, factory, {"hierarchy"});
-    if (!composed.ok()) return composed.status();
-    return std::unique_ptr<Team>(std::move(composed).value());
+    if (composed.ok()) return std::unique_ptr<Team>(std::move(composed).value());
+    group_.flat_->abort(composed.status());  // whoever waits in another domain sees it there
+    return composed.status();
+  }
+
+  // While the parts of a hierarchical Team are formed: whether a member of this host gave up or
+  // died.
+  Status watch() const {
+    DSCOMM_RETURN_IF_ERROR(group_.flat_->failure());
+    for (size_t k = 0; k < here_.size(); ++k)
+      if (!whole_.members[static_cast<size_t>(here_[k])].peer->alive())
+        return Status(Code::kPeerDied,
+                      group_.flat_->name_member(static_cast<int>(k)) + " died or exited");
+    return {};
   }
 
   // The Team of the whole group, from that of this host and what carries data between hosts.
@@ -377,10 +383,16 @@ Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
   CallOptions options{Deadline::after(timeout.count() > 0 ? timeout : this->timeout())};
   // The body is the glue's: what it throws must not cross a thread.
   try {
-    return body(*team_, options);
+    Status status = body(*team_, options);
+    // Messages live by the lines of flat_, and end with the group.
+    if (flat_ && !status.ok())
+      if (Status cause = team_->failure(); !cause.ok()) flat_->abort(cause);
+    return status;
   } catch (const std::exception& error) {
-    Status status(Code::kInternal, error.what());
+    Status status(Code::kInternal, "rank " + std::to_string(options_.rank) + " of group '" +
+                                       options_.name + "': " + error.what());
     team_->abort(status);
+    if (flat_) flat_->abort(status);
     return status;
   }
 }
@@ -398,53 +410,51 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   uint64_t ticket = recorder_.started(info);
   Status status = execute(body, timeout);
   recorder_.finished(ticket, status.ok());
-  bool scheduled;
+  Status scheduled;
   {
     std::lock_guard lock(mutex_);
     running_ = false;
     scheduled = schedule_locked();
+    if (!scheduled.ok()) end_locked(scheduled);
     idle_.notify_all();
   }
-  if (!scheduled) drain(nullptr);
+  if (!scheduled.ok()) drain(nullptr);
   return status;
 }
 
 OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::milliseconds timeout) {
   std::shared_ptr<Queued> operation;
-  bool scheduled;
+  Status scheduled;
   {
     std::lock_guard lock(mutex_);
-    if (Status refused = refuse_locked(); !refused.ok()) return finished(refused);
+    if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);
     sequence_.fetch_add(1, std::memory_order_relaxed);  // orders nothing
     operation = std::make_shared<Queued>(shared_from_this(), std::move(body), timeout,
                                          recorder_.queued(info));
     queue_.push_back(operation);
     scheduled = schedule_locked();
+    if (!scheduled.ok()) end_locked(scheduled);
   }
-  if (!scheduled) drain(nullptr);
+  if (!scheduled.ok()) drain(nullptr);  // fails them all, now that the group has ended
   return operation;
 }
 
-// Asks for a worker when there is something to run and nobody runs it; under mutex_. Where no
-// thread can be had the group ends: false then, and the caller drains the queue itself, once it has
-// let go of mutex_, which no longer blocks.
-bool Group::schedule_locked() {
-  if (queue_.empty() || running_ || scheduled_) return true;
-  Status submitted = context_->workers().submit([self = shared_from_this()] {
-    {
-      std::lock_guard lock(self->mutex_);
-      self->scheduled_ = false;
-    }
-    self->drain(nullptr);
-  });
+// Asks for a worker when there is something to run and nobody runs it; under mutex_. kResource when
+// no thread can be had: the caller, who may be a worker and can go on himself, decides.
+Status Group::schedule_locked() {
+  if (queue_.empty() || running_ || scheduled_) return {};
+  Status submitted =
+      context_->workers().submit([self = shared_from_this()] { self->drain(nullptr, true); });
   scheduled_ = submitted.ok();
-  if (!submitted.ok()) end_locked(submitted);
-  return submitted.ok();
+  if (submitted.ok()) return {};
+  return Status(submitted.code(), "rank " + std::to_string(options_.rank) + " of group '" +
+                                      options_.name + "': " + submitted.message());
 }
 
 // Runs the queue until `until` is done (null: until it is empty), or somebody else runs it.
-void Group::drain(const Operation* until) {
+void Group::drain(const Operation* until, bool was_scheduled) {
   std::unique_lock lock(mutex_);
+  if (was_scheduled) scheduled_ = false;
   while (!running_ && !queue_.empty() && (until == nullptr || !until->done())) {
     std::shared_ptr<Queued> operation = queue_.front();
     queue_.pop_front();
@@ -457,7 +467,12 @@ void Group::drain(const Operation* until) {
     // of it, since its callbacks may start the next call.
     std::vector<Operation::Callback> callbacks = operation->complete(status);
     idle_.notify_all();
-    if (!schedule_locked()) until = nullptr;
+    // A worker runs what is left while the callbacks do; where none can be had, who runs the queue
+    // to its end does it after them.
+    if (Status scheduled = schedule_locked(); !scheduled.ok() && until != nullptr) {
+      end_locked(scheduled);
+      until = nullptr;
+    }
     lock.unlock();
     Operation::call_back(callbacks, status);
     callbacks.clear();
@@ -492,11 +507,11 @@ OperationPtr Group::start_message(const OperationInfo& info, Start start,
                                   std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);
-    if (Status refused = refuse_locked(); !refused.ok()) return finished(refused);
+    if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);
     if (point_to_point_ == nullptr)
-      return finished(Status(Code::kInvalidArgument, std::string(info.title) + ": group '" +
-                                                         options_.name +
-                                                         "' has no other rank to talk to"));
+      return Operation::refuse(
+          Status(Code::kInvalidArgument, std::string(info.title) + ": group '" + options_.name +
+                                             "' has no other rank to talk to"));
   }
   uint64_t ticket = recorder_.started(info);
   OperationPtr operation =
@@ -505,6 +520,13 @@ OperationPtr Group::start_message(const OperationInfo& info, Start start,
     self->recorder_.finished(ticket, status.ok());
   });
   return operation;
+}
+
+Status Group::check_process() const { return context_->check_process(); }
+
+bool Group::idle_within(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  return idle_.wait_for(lock, limit, [this] { return queue_.empty() && !running_; });
 }
 
 Status Group::failure() const {

@@ -25,6 +25,7 @@
 namespace dscomm {
 
 class Context;
+class Peer;
 class PointToPoint;
 class ShmTeam;
 class Transport;
@@ -82,11 +83,17 @@ class Group : public std::enable_shared_from_this<Group> {
   // OK while the group lives, else its first cause.
   Status failure() const;
 
+  // OK in the process that made the group; in a child forked from it kUnsupported with a sentence.
+  Status check_process() const;
+
+  // Waits, for no longer than the limit, until no call is queued or runs.
+  bool idle_within(std::chrono::milliseconds limit);
+
   // Ends the group for every member, from any thread; pending operations fail with the first cause.
   void abort(const std::string& reason);
 
   // Leaves the group: lets what is queued finish (under its deadlines), then refuses later calls.
-  // Not collective. Idempotent. Any thread but a worker.
+  // Not collective. Idempotent. Any thread but one that runs a call of this group.
   void shutdown();
 
   std::string flight_record_json() const { return recorder_.json(); }
@@ -99,9 +106,9 @@ class Group : public std::enable_shared_from_this<Group> {
   Status form(std::shared_ptr<Store> store);
   void make_point_to_point(const Formation& formation);
   Status refuse_locked() const;
-  void drain(const Operation* until);
+  void drain(const Operation* until, bool was_scheduled = false);
   Status execute(const Body& body, std::chrono::milliseconds timeout);
-  bool schedule_locked();
+  Status schedule_locked();
   void end_locked(const Status& cause);
   template <typename Start>
   OperationPtr start_message(const OperationInfo& info, Start start,

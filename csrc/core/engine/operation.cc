@@ -1,6 +1,15 @@
 #include "core/engine/operation.h"
 
+#include <algorithm>
+
 namespace dscomm {
+
+std::shared_ptr<Operation> Operation::refuse(const Status& status) {
+  auto operation = std::make_shared<Operation>();
+  operation->refused_ = true;
+  operation->finish(status);
+  return operation;
+}
 
 Status Operation::status() const {
   if (!done()) return {};
@@ -8,6 +17,7 @@ Status Operation::status() const {
 }
 
 Status Operation::wait(std::chrono::milliseconds limit) {
+  limit = std::min(limit, std::chrono::milliseconds(int64_t{1} << 42));  // some 139 years
   const auto limit_end = std::chrono::steady_clock::now() + limit;
   if (!done()) help(limit);
   if (!done()) {

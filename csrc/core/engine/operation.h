@@ -22,6 +22,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   virtual ~Operation() = default;
 
+  // One that ended before it began: nothing of it was published.
+  static std::shared_ptr<Operation> refuse(const Status& status);
+  bool refused() const { return refused_; }
+
   bool done() const { return done_.load(std::memory_order_acquire); }  // pairs with finish()
   // How it ended; OK while it is still pending.
   Status status() const;
@@ -50,6 +54,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   virtual void help(std::chrono::milliseconds limit) { (void)limit; }
 
  private:
+  bool refused_ = false;           // set before anyone else has it
   std::atomic<bool> done_{false};  // released by finish(), acquired by done()
   int source_ = -1;
   Status status_;

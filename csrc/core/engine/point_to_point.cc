@@ -78,12 +78,6 @@ Status check_source(const PointToPointGroup& group, const ArenaId& from, int sou
                      group.name.c_str(), source);
 }
 
-OperationPtr finished(const Status& status) {
-  auto operation = std::make_shared<Operation>();
-  operation->finish(status);
-  return operation;
-}
-
 }  // namespace
 
 // A send or a receive. Everything but the constants is guarded by PointToPoint's mutex.
@@ -213,7 +207,7 @@ OperationPtr PointToPoint::send(GroupPtr group, const void* data, size_t count, 
                                 int dst, int tag, std::shared_ptr<void> keep,
                                 std::chrono::milliseconds timeout) {
   Status status = check_arguments(*group, "send", data, count, dtype, dst, false);
-  if (!status.ok()) return finished(status);
+  if (!status.ok()) return Operation::refuse(status);
   static constexpr std::byte kNothing{};  // an empty tensor may have no address
   return submit(std::make_shared<Transfer>(this, std::move(group), count > 0 ? data : &kNothing,
                                            nullptr, count, dtype, dst, tag, std::move(keep),
@@ -224,7 +218,7 @@ OperationPtr PointToPoint::receive(GroupPtr group, void* data, size_t count, DTy
                                    int tag, std::shared_ptr<void> keep,
                                    std::chrono::milliseconds timeout) {
   Status status = check_arguments(*group, "receive", data, count, dtype, src, true);
-  if (!status.ok()) return finished(status);
+  if (!status.ok()) return Operation::refuse(status);
   return submit(std::make_shared<Transfer>(this, std::move(group), nullptr, data, count, dtype, src,
                                            tag, std::move(keep), timeout));
 }
@@ -277,11 +271,14 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
 
 // Finishes what was settled, on a thread that holds no lock.
 void PointToPoint::deliver(Outcome outcome) {
+  // All are done before any calls back: a callback may wait for another one of them.
+  std::vector<std::vector<Operation::Callback>> callbacks;
   for (Settled& settled : outcome) {
     settled.transfer->keep.reset();
-    settled.transfer->finish(settled.status,
-                             settled.status.ok() ? settled.transfer->came_from : -1);
+    callbacks.push_back(settled.transfer->complete(
+        settled.status, settled.status.ok() ? settled.transfer->came_from : -1));
   }
+  for (size_t k = 0; k < outcome.size(); ++k) Operation::call_back(callbacks[k], outcome[k].status);
 }
 
 PointToPoint::GroupState& PointToPoint::state_of(const GroupPtr& group) {
@@ -368,15 +365,17 @@ Status PointToPoint::attend(const TransferPtr& transfer) {
   next_deadline_ns_ = std::min(next_deadline_ns_, transfer->end_ns);
   // Without slices the sleeper would not learn of an earlier deadline.
   if (asleep_ && slice_ns_ == 0) doorbell_->ring(doorbell_->token());
-  DSCOMM_RETURN_IF_ERROR(start_worker());
+  DSCOMM_RETURN_IF_ERROR(start_worker(*transfer->group));
   if (helpers_ == 0) unpark_worker();
   return {};
 }
 
-Status PointToPoint::start_worker() {
+Status PointToPoint::start_worker(const PointToPointGroup& group) {
   if (worker_.joinable()) return {};
   Result<std::thread> worker = start_thread("point-to-point", [this] { work(); });
-  if (!worker.ok()) return worker.status();
+  if (!worker.ok())
+    return Status(worker.status().code(), "rank " + std::to_string(group.rank) + " of group '" +
+                                              group.name + "': " + worker.status().message());
   worker_ = std::move(worker).value();
   return {};
 }
@@ -811,8 +810,8 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
     bool moved = progress(&outcome);
     if (moved) look_when_due(&outcome);
     bool settled = transfer.settled;
+    deliver_as_helper(lock, std::move(outcome));
     lock.unlock();
-    deliver(std::move(outcome));
     if (moved || settled) {
       pauses = 0;
       yield_end_ns = 0;
@@ -828,7 +827,10 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
         sched_yield();
       } else {
         lock.lock();
-        if (!transfer.settled) sleep_once(lock, end_ns);
+        if (!transfer.settled) {
+          Outcome after = sleep_once(lock, end_ns);
+          deliver_as_helper(lock, std::move(after));
+        }
         continue;
       }
     }
@@ -840,7 +842,19 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
   if (helpers_ == 0 && has_work()) unpark_worker();
 }
 
-void PointToPoint::sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns) {
+// With the mutex free. What calls back may take its time: meanwhile this thread helps nobody.
+void PointToPoint::deliver_as_helper(std::unique_lock<std::mutex>& lock, Outcome outcome) {
+  if (outcome.empty()) return;
+  --helpers_;
+  if (helpers_ == 0 && has_work()) unpark_worker();
+  lock.unlock();
+  deliver(std::move(outcome));
+  lock.lock();
+  ++helpers_;
+  ++helper_visits_;
+}
+
+PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns) {
   Outcome outcome;
   auto timeout_ns = [&] {
     int64_t now = monotonic_ns();
@@ -877,9 +891,7 @@ void PointToPoint::sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns
     changed_.notify_all();
   }
   look_when_due(&outcome);
-  lock.unlock();
-  deliver(std::move(outcome));
-  lock.lock();
+  return outcome;
 }
 
 // The worker: attends to what is pending while no thread waits for anything. A thread that calls
@@ -895,7 +907,10 @@ void PointToPoint::work() {
     seen_visits = helper_visits_;
     if (has_work() && !attended) {
       idle_ticks = 0;
-      sleep_once(lock, INT64_MAX);
+      Outcome outcome = sleep_once(lock, INT64_MAX);
+      lock.unlock();
+      deliver(std::move(outcome));
+      lock.lock();
       continue;
     }
     if (++idle_ticks < kTicksBeforeParking || (has_work() && helpers_ == 0)) {

@@ -13,7 +13,8 @@
 // rings no doorbell) (after which the groups' failures, the deadlines and the lives of the peers
 // that are waited for are looked at), or the first deadline.
 //
-// Callbacks of operations run with no lock of this file held.
+// Callbacks of operations run with no lock of this file held. One that blocks on the worker thread
+// holds up what nobody waits for until it returns.
 #pragma once
 
 #include <chrono>
@@ -103,7 +104,7 @@ class PointToPoint {
   Status start_send(const TransferPtr& transfer);
   Status start_receive(GroupState& state, const TransferPtr& transfer, Outcome* outcome);
   Status attend(const TransferPtr& transfer);
-  Status start_worker();
+  Status start_worker(const PointToPointGroup& group);
   void unpark_worker();
   bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0 || in_flight_; }
 
@@ -132,8 +133,9 @@ class PointToPoint {
   void drop_dead_channels();
 
   // Sleeps once, until end_ns at the latest: on the doorbell, or where another thread does, until
-  // that one has made progress. The mutex is free meanwhile.
-  void sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
+  // that one has made progress. The mutex is free meanwhile. Returns what is to be delivered.
+  Outcome sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
+  void deliver_as_helper(std::unique_lock<std::mutex>& lock, Outcome outcome);
   void work();
 
   const std::shared_ptr<Arena> arena_;

@@ -24,7 +24,8 @@ class Directory {
   struct Attached {
     std::shared_ptr<Peer> peer;
     std::string why_not;
-    // kPeerDied: it was reached, and ended before it answered. kResource: a limit of this process.
+    // kPeerDied: it was reached, and ended before it answered. kTimeout: it did not answer.
+    // kResource: a limit of this process.
     Code code = Code::kUnsupported;
   };
   virtual Attached attach(const PeerAddress& address, const Deadline& deadline) = 0;

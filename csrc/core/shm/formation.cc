@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <optional>
 #include <sstream>
 
 namespace dscomm {
@@ -88,11 +87,10 @@ class Former {
       : party_(party), store_(store), request_(request), deadline_(deadline) {}
   ~Former() {
     if (lines_offset_ == 0) return;
-    // A member may have seen a good verdict all the same, where this rank gave up just before: it
-    // learns at its first call that this rank has left, by closed or, once the lines are used
-    // again, by the id of another group.
+    // A member may have seen a good verdict all the same, where this rank gave up after its report:
+    // it learns at its first call that this rank has left. So these lines are never used again.
     Lines::close(*party_.arena, lines_offset_);
-    party_.arena->release(lines_offset_, sizeof(GroupLines));
+    if (!reported_) party_.arena->release(lines_offset_, sizeof(GroupLines));
   }
 
   Result<Formation> run() {
@@ -190,7 +188,10 @@ class Former {
     set_text(card->host_identity, party_.host_identity);
     set_text(card->networks, join(party_.networks));
     card->transport_id = party_.transport_id;
-    card->tuning = {static_cast<uint64_t>(settings.staging_chunk_bytes) / kPageBytes * kPageBytes,
+    // Room for an element of the largest dtype from every rank, however many there are.
+    uint64_t least = (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
+    uint64_t pages = static_cast<uint64_t>(settings.staging_chunk_bytes) / kPageBytes;
+    card->tuning = {std::max(pages, least) * kPageBytes,
                     static_cast<uint64_t>(settings.one_shot_bytes)};
     // All ranks reserve at once, so each looks whether there is room for all.
     DSCOMM_RETURN_IF_ERROR(Arena::check_limits(
@@ -257,10 +258,15 @@ class Former {
     return {};
   }
 
+  // Rank 0 gives up at the deadline and then says so: leave it the time to.
+  Deadline a_little_longer() const {
+    std::chrono::nanoseconds left(std::max<int64_t>(deadline_.remaining_ns(), 0));
+    return Deadline::after(std::chrono::duration_cast<std::chrono::milliseconds>(left) +
+                           std::chrono::milliseconds(2000));
+  }
+
   Status fetch_roster() {
-    // Rank 0 gives up at the deadline and then says so: leave it the time to.
-    Deadline longer = Deadline::after(std::chrono::milliseconds(deadline_.timeout_ms() + 2000));
-    Result<std::string> bytes = get_watching("roster", longer);
+    Result<std::string> bytes = get_watching("roster", a_little_longer());
     if (!bytes.ok()) {
       if (bytes.status().code() != Code::kTimeout)
         return error(bytes.status().code(), bytes.status().message());
@@ -339,7 +345,7 @@ class Former {
 
   Status attach_all() {
     Lines::open(*party_.arena, lines_offset_, formation_.group_id);
-    std::string unreachable, ended, limited;
+    std::string unreachable, ended, limited, late;
     for (int rank = 0; rank < request_.size; ++rank) {
       const Card& card = cards_[static_cast<size_t>(rank)];
       if (!is_here(rank)) {
@@ -353,12 +359,15 @@ class Former {
       if (attached.peer == nullptr) {
         std::string why_not = name_rank(rank) + ": " + attached.why_not;
         if (attached.code == Code::kPeerDied && ended.empty()) ended = name_rank(rank);
+        if (attached.code == Code::kTimeout && late.empty()) late = why_not;
         if (attached.code == Code::kResource && limited.empty()) limited = why_not;
         unreachable += (unreachable.empty() ? "" : "; ") + why_not;
       }
       formation_.members.push_back({attached.peer, card.lines_offset, card.global_rank});
     }
     if (unreachable.empty()) return {};
+    if (!late.empty())
+      return Status(Code::kTimeout, name_rank(request_.rank) + " waited for the memory of " + late);
     if (!limited.empty())
       return Status(Code::kResource,
                     name_rank(request_.rank) + " could not attach the memory of " + limited);
@@ -377,17 +386,20 @@ class Former {
   }
 
   Status publish_report() {
+    reported_ = true;
     return store_.set(key("report/" + std::to_string(request_.rank)), to_bytes(Report()));
   }
 
   // Says why the group cannot be formed to all who still wait, before this rank raises it: who sees
-  // this rank end afterwards must not take it for the cause. The first cause stays and is returned.
+  // this rank end afterwards must not take it for the cause. A cause that is there already stays
+  // and is returned; of two that come at once either may stay.
   Status refuse(const Status& cause) {
     if (Status first = refused(); !first.ok()) return first;
     Report refusal;
     refusal.failed_code = static_cast<uint32_t>(cause.code());
     set_text(refusal.failed_text, cause.message());
-    DSCOMM_RETURN_IF_ERROR(store_.set(key("refused"), to_bytes(refusal)));
+    // Where the store is gone too (rank 0 may have held it), the cause is what this rank raises.
+    static_cast<void>(store_.set(key("refused"), to_bytes(refusal)));
     return cause;
   }
 
@@ -407,6 +419,8 @@ class Former {
       Result<std::string> bytes = store_.get(key(name), slice());
       if (bytes.ok() || bytes.status().code() != Code::kTimeout) return bytes;
       DSCOMM_RETURN_IF_ERROR(refused());
+      if (request_.watch)
+        if (Status cause = request_.watch(); !cause.ok()) return refuse(cause);
       for (size_t rank = 0; rank < formation_.members.size(); ++rank) {
         const std::shared_ptr<Peer>& peer = formation_.members[rank].peer;
         if (peer == nullptr || peer->alive()) continue;
@@ -451,8 +465,7 @@ class Former {
   }
 
   Status fetch_verdict() {
-    Deadline longer = Deadline::after(std::chrono::milliseconds(deadline_.timeout_ms() + 2000));
-    Result<std::string> bytes = get_watching("verdict", longer);
+    Result<std::string> bytes = get_watching("verdict", a_little_longer());
     if (!bytes.ok())
       return error(bytes.status().code(), bytes.status().code() == Code::kTimeout
                                               ? "timed out waiting for rank 0"
@@ -474,6 +487,7 @@ class Former {
   const Deadline& deadline_;
   std::string prefix_;
   uint64_t lines_offset_ = 0;
+  bool reported_ = false;
   std::vector<Card> cards_;
   Formation formation_;
 };

@@ -14,6 +14,7 @@
 // init_process_group.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,6 +47,9 @@ struct FormationRequest {
   int rank = 0;
   int size = 1;
   std::vector<int> global_ranks;  // may be empty
+  // Asked while this rank waits, where the members know of each other already: not OK once one has
+  // died or given up. May be empty.
+  std::function<Status()> watch;
 };
 
 // By member where it is a list.

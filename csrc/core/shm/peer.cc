@@ -44,7 +44,7 @@ bool Peer::alive(bool thoroughly) const {
   if ((value & FUTEX_OWNER_DIED) != 0 || (value & FUTEX_TID_MASK) == 0) return false;
   if (thoroughly && pidfd_.valid()) {
     pollfd entry{pidfd_.get(), POLLIN, 0};
-    return ::poll(&entry, 1, 0) == 0;
+    return ::poll(&entry, 1, 0) <= 0;  // a signal may interrupt it
   }
   return true;
 }

@@ -44,7 +44,7 @@ class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
   // only when `thoroughly`, for a kernel that could not walk the owner's robust list.
   bool alive(bool thoroughly = false) const override;
 
-  // "pid 123 on host a"; with what the process is doing when it can be seen: ", stopped".
+  // "pid 123 on host a"
   std::string describe() const override;
   std::string state_text() const override;  // "stopped (T)", "running (R)", "gone", "unknown"
 

@@ -15,9 +15,11 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
 }
 
 ShmTeam::~ShmTeam() {
-  lines_->leave();
+  // Leaves first: from release_when() on the lines may be another group's.
+  std::function<bool()> unread = lines_->unread_later();
   stage_.reset();
-  arena_->release_when(lines_->unread_later(), {{lines_offset_, sizeof(GroupLines)}});
+  lines_.reset();
+  arena_->release_when(std::move(unread), {{lines_offset_, sizeof(GroupLines)}});
 }
 
 std::string ShmTeam::describe() const {

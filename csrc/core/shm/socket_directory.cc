@@ -32,7 +32,11 @@ struct Reply {
   uint64_t arena_bytes;
 };
 
-// A peer that accepts but does not answer is stopped; a group's deadline is longer than this.
+Directory::Attached too_late() {
+  return {nullptr, "it did not hand over its memory in time", Code::kTimeout};
+}
+
+// How long the service waits for the request of one that has connected: the others wait meanwhile.
 constexpr int kAnswerMs = 1000;
 
 Status system_error(const char* what) {
@@ -106,6 +110,41 @@ int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
     }
   }
   return received;
+}
+
+// One try. why_not is empty where it may have succeeded: *received then says how many descriptors
+// came, or is -1 when the other side hung up.
+Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Reply* reply,
+                        UniqueFd* descriptors, int* received) {
+  UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!connection.valid())
+    return {nullptr, std::string("no Unix socket (ulimit -n?): ") + std::strerror(errno),
+            Code::kResource};
+  // The backlog of a stopped process fills up, and then connect() blocks.
+  const int64_t left_us = std::max<int64_t>(deadline.remaining_ns() / 1000, 1000);
+  timeval left{static_cast<time_t>(left_us / 1'000'000),
+               static_cast<suseconds_t>(left_us % 1'000'000)};
+  setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left);
+  sockaddr_un name;
+  socklen_t length = fill(&name, address.socket);
+  int result;
+  do {
+    result = connect(connection.get(), reinterpret_cast<sockaddr*>(&name), length);
+  } while (result != 0 && errno == EINTR && !deadline.expired());
+  if (result != 0) {
+    if (errno == EAGAIN || errno == EINTR) return too_late();
+    if (errno == ECONNREFUSED) return {nullptr, "it has ended", Code::kPeerDied};
+    return {nullptr, std::string("connecting to it failed: ") + std::strerror(errno)};
+  }
+  if (!same_user(connection.get())) return {nullptr, "it runs as another user"};
+  Request request{kArenaMagic, kLayoutVersion, 0, address.arena};
+  if (send(connection.get(), &request, sizeof request, MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(sizeof request))
+    return {};
+  if (!wait_readable(connection.get(), std::max<int64_t>(deadline.remaining_ns() / 1'000'000, 1)))
+    return too_late();
+  *received = receive_with_descriptors(connection.get(), reply, descriptors);
+  return {};
 }
 
 }  // namespace
@@ -216,38 +255,34 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
   if (address.magic != kArenaMagic || address.version != kLayoutVersion)
     return {nullptr, "it runs another version of dscomm"};
   if (address.arena == arena_->id()) return {std::make_shared<Peer>(address, arena_), ""};
+  {
+    std::lock_guard lock(mutex_);
+    if (std::shared_ptr<Peer> peer = peers_[address.arena].lock()) return {std::move(peer), ""};
+  }
+  // With the mutex free: another group's formation must not wait for this one's peers.
+  Attached attached = fetch(address, deadline);
+  if (attached.peer == nullptr) return attached;
   std::lock_guard lock(mutex_);
+  std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<Peer>& known = peers_[address.arena];
+  // Of two threads that fetched it, the second takes the first one's.
   if (std::shared_ptr<Peer> peer = known.lock()) return {std::move(peer), ""};
-  std::erase_if(peers_, [&](const auto& entry) {
-    return entry.first != address.arena && entry.second.expired();
-  });
+  known = attached.peer;
+  return attached;
+}
 
-  UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!connection.valid())
-    return {nullptr, std::string("no Unix socket (ulimit -n?): ") + std::strerror(errno),
-            Code::kResource};
-  sockaddr_un name;
-  socklen_t length = fill(&name, address.socket);
-  int result;
-  do {
-    result = connect(connection.get(), reinterpret_cast<sockaddr*>(&name), length);
-  } while (result != 0 && errno == EINTR);
-  if (result != 0)
-    return {nullptr, std::string("connecting to it failed: ") + std::strerror(errno),
-            errno == ECONNREFUSED ? Code::kPeerDied : Code::kUnsupported};
-  if (!same_user(connection.get())) return {nullptr, "it runs as another user"};
-  Request request{kArenaMagic, kLayoutVersion, 0, address.arena};
+Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Deadline& deadline) {
   Reply reply{};
   UniqueFd descriptors[2];
-  bool sent = send(connection.get(), &request, sizeof request, MSG_NOSIGNAL) ==
-              static_cast<ssize_t>(sizeof request);
-  if (sent &&
-      !wait_readable(connection.get(), std::max<int64_t>(deadline.remaining_ns() / 1'000'000, 1)))
-    return {nullptr, "it did not hand over its memory in time"};
-  // A process that runs answers, since the request names the arena that it published itself.
-  int received = sent ? receive_with_descriptors(connection.get(), &reply, descriptors) : -1;
-  if (received < 0) return {nullptr, "it ended before it handed over its memory", Code::kPeerDied};
+  // A process that runs answers, since the request names the arena that it published itself; but it
+  // hangs up on who is slow to ask. One that ended refuses the next connection.
+  int received = -1;
+  while (received < 0) {
+    Attached refusal = ask(address, deadline, &reply, descriptors, &received);
+    if (!refusal.why_not.empty()) return refusal;
+    if (received < 0 && deadline.expired()) return too_late();
+    if (received < 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   if (received == 0)
     return {nullptr, "no descriptor is left for its memory (ulimit -n)", Code::kResource};
   if (reply.magic != kArenaMagic) return {nullptr, "what it handed over is not its memory"};
@@ -270,9 +305,7 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
   if (header->magic != kArenaMagic || header->id != address.arena ||
       header->arena_bytes != reply.arena_bytes)
     return {nullptr, "the memory it handed over is not the arena it published"};
-  auto peer = std::make_shared<Peer>(address, std::move(mapping), std::move(descriptors[1]));
-  known = peer;
-  return {std::move(peer), ""};
+  return {std::make_shared<Peer>(address, std::move(mapping), std::move(descriptors[1])), ""};
 }
 
 }  // namespace dscomm

@@ -27,6 +27,7 @@ class SocketDirectory : public Directory {
  private:
   void serve();
   void answer(int connection);
+  static Attached fetch(const PeerAddress& address, const Deadline& deadline);
 
   std::shared_ptr<Arena> arena_;
   PeerAddress address_;

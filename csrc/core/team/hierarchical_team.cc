@@ -184,6 +184,7 @@ CallOptions HierarchicalTeam::piece_of(Collective kind, const Reduction& reducti
   digest.add(options.part);
   digest.add(options.part_count);
   digest.add(options.within);
+  options.deadline.expired();  // starts the clock that all pieces share
   CallOptions piece = options;
   piece.within = digest.value();
   return piece;
