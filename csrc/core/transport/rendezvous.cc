@@ -436,14 +436,14 @@ Status Guest::connect_to_host() {
   size_t next = 0;            // of the endpoints, in this round
   int64_t start_next_ns = 0;  // when it is tried
   while (true) {
-    if (Status failure = look_for_failure(); !failure.ok()) {
-      told_ = true;
-      return failure;
-    }
+    Status failure = look_for_failure();
+    told_ = !failure.ok();
     const int64_t left_ns = deadline_.remaining_ns();
-    if (left_ns <= 0)
+    // Where the others have given up waiting, it was for this one: what it tried says more.
+    if (failure.code() == Code::kTimeout || left_ns <= 0)
       return unreachable(Code::kTimeout, "could not connect within " +
                                              std::to_string(deadline_.timeout_ms()) + " ms");
+    if (!failure.ok()) return failure;
     int64_t now = monotonic_ns();
     while (next < endpoints_.size() && is_tried(next)) ++next;
     if (next < endpoints_.size() && now >= start_next_ns) {
