@@ -135,7 +135,7 @@ class CMakeBuild(build_ext):
             fcntl.flock(lock, fcntl.LOCK_EX)  # Two builds at once would corrupt each other.
             self.configure(directory)
             run_tool(
-                ["cmake", "--build", str(directory), "--target", "package", "-j", str(cpu_count())],
+                ["cmake", "--build", str(directory), "--target", "python_package", "-j", str(cpu_count())],
                 "Compiling deepspeed_comm",
             )
             for source, destination in self.built_files(self.inplace):

@@ -251,6 +251,7 @@ class Group::Builder {
     request.rank = options_.rank;
     request.prefix = kStorePrefix + ("transport/" + std::to_string(whole_.group_id) + "/");
     request.settings = context_.settings();
+    request.usable_cores = context_.topology().usable_cores();
     std::vector<int> count_on_host(static_cast<size_t>(whole_.host_count));
     for (size_t rank = 0; rank < whole_.members.size(); ++rank) {
       const PeerAddress& address = whole_.addresses[rank];

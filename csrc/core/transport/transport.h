@@ -41,6 +41,7 @@ struct TransportRequest {
   std::vector<TransportMember> members;  // by rank
   std::string prefix;                    // of the keys in the store
   Settings settings;
+  int usable_cores = 1;  // of this host
 };
 
 class Transport {
