@@ -23,7 +23,15 @@
 namespace dscomm {
 namespace {
 
+using namespace std::chrono_literals;
+
 constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{50};
+
+// A key that is there can be read at once, unless the store has gone.
+constexpr std::chrono::seconds kReadLimit{10};
+
+// How long a rank whose deadline has passed waits for another's reason.
+constexpr std::chrono::milliseconds kBetterReason{300};
 
 // How often a waiting rank asks the store whether another has failed: a thousand ranks that wait
 // for one ask ten thousand times a second.
@@ -249,6 +257,10 @@ class BringUp {
   // passed on as it is.
   Status own(const Status& status) {
     if (status.ok() || passed_on_) return status;
+    if (status.code() == Code::kTimeout && request_.rank != 0) {
+      Status better = better_reason();
+      if (!better.ok()) return better;
+    }
     Status told(status.code(),
                 std::string(step_) + " failed on " + name(request_.rank) + ": " + status.message());
     // Where the store fails too, the others' deadlines remain.
@@ -257,6 +269,16 @@ class BringUp {
           prefix_ + "failed",
           Packer().number(static_cast<uint64_t>(told.code())).text(told.message()).take());
     return told;
+  }
+
+  // Deadlines pass at the same time everywhere, and rank 0 knows best who is missing.
+  Status better_reason() {
+    for (auto waited = 0ms; waited < kBetterReason; waited += kLongestPause) {
+      Status status = failure_of_another();
+      if (!status.ok()) return status;
+      std::this_thread::sleep_for(kLongestPause);
+    }
+    return {};
   }
 
   // A reason to give up waiting.
@@ -273,7 +295,7 @@ class BringUp {
     Result<bool> there = store_->has(prefix_ + "failed");
     if (!there.ok()) return there.status();
     if (!there.value()) return {};
-    Result<std::string> text = store_->get(prefix_ + "failed", deadline_);
+    Result<std::string> text = store_->get(prefix_ + "failed", Deadline::after(kReadLimit));
     if (!text.ok()) return text.status();
     Unpacker unpacker(text.value());
     uint64_t code = unpacker.number();
@@ -295,7 +317,7 @@ class BringUp {
       Result<bool> there = store_->has(prefix_ + key);
       if (!there.ok()) return own(there.status());
       if (there.value()) {
-        Result<std::string> value = store_->get(prefix_ + key, deadline_);
+        Result<std::string> value = store_->get(prefix_ + key, Deadline::after(kReadLimit));
         if (!value.ok()) return own(value.status());
         return value;
       }

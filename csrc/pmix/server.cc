@@ -88,6 +88,7 @@ std::string PmixServer::start(const PmixDescription& description, const std::str
   module.abort = on_abort;
   module.fence_nb = on_fence;
   module.direct_modex = on_direct_modex;
+  module.job_control = on_job_control;
   InfoList infos;
   infos.text(PMIX_SERVER_TMPDIR, directory);
   infos.text(PMIX_SYSTEM_TMPDIR, directory);
@@ -181,7 +182,8 @@ std::string PmixServer::register_clients() {
 }
 
 PmixServer::~PmixServer() {
-  if (initialised_) (void)PMIx_server_finalize();
+  if (!initialised_) return;
+  (void)PMIx_server_finalize();
 }
 
 pmix_status_t PmixServer::on_connected(const pmix_proc_t*, void*, pmix_op_cbfunc_t, void*) {
@@ -203,6 +205,13 @@ pmix_status_t PmixServer::on_abort(const pmix_proc_t*, void*, int, const char*, 
 pmix_status_t PmixServer::on_direct_modex(const pmix_proc_t*, const pmix_info_t*, size_t,
                                           pmix_modex_cbfunc_t, void*) {
   return PMIX_ERR_NOT_FOUND;
+}
+
+// libpmix itself takes note of the files that a rank wants removed when it is gone, but only for a
+// server that could be asked for more.
+pmix_status_t PmixServer::on_job_control(const pmix_proc_t*, const pmix_proc_t*, size_t,
+                                         const pmix_info_t*, size_t, pmix_info_cbfunc_t, void*) {
+  return PMIX_ERR_NOT_SUPPORTED;
 }
 
 pmix_status_t PmixServer::on_fence(const pmix_proc_t* ranks, size_t rank_count, const pmix_info_t*,

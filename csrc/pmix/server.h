@@ -56,6 +56,8 @@ class PmixServer {
                                 void* context);
   static pmix_status_t on_direct_modex(const pmix_proc_t*, const pmix_info_t*, size_t,
                                        pmix_modex_cbfunc_t, void*);
+  static pmix_status_t on_job_control(const pmix_proc_t*, const pmix_proc_t*, size_t,
+                                      const pmix_info_t*, size_t, pmix_info_cbfunc_t, void*);
   pmix_status_t begin_fence(const pmix_proc_t* ranks, size_t rank_count, std::string data,
                             Waiting waiting);
 
