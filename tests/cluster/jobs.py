@@ -7,6 +7,7 @@ must, fails and shows what every rank said and printed.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import dataclasses
 import functools
@@ -80,13 +81,15 @@ def _python_path() -> dict[str, str]:
 @functools.cache
 def _rank_starter() -> subprocess.Popen[str]:
     """One for all jobs; it ends with this process."""
-    return subprocess.Popen(
+    starter = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("rank_starter.py"))],
         stdin=subprocess.PIPE,
         text=True,
         env=base_environment() | _python_path(),
         start_new_session=True,
     )
+    atexit.register(starter.communicate)  # which closes its input
+    return starter
 
 
 def fork_rank(
