@@ -131,7 +131,7 @@ class Helper {
   // Empty, or why not.
   std::string prepare() {
     const char* wish = std::getenv("TMPDIR");
-    const std::string temporary = wish == nullptr || *wish == '\0' ? "/tmp" : wish;
+    const std::string temporary = wish == nullptr || *wish != '/' ? "/tmp" : wish;
     remove_abandoned_directories(temporary);
     remove_abandoned_directories(kSharedMemory);
     std::string error;
@@ -179,7 +179,7 @@ class Helper {
   void wait() {
     std::vector<pollfd> entries = {{server_->fd(), POLLIN, 0}};
     if (leader_.open()) entries.push_back({leader_.fd(), leader_.events(), 0});
-    int timeout_ms = quit_by_ns_ != 0 ? kLookMs : -1;
+    int timeout_ms = quit_by_ns_ != 0 && !server_->has_been_used() ? kLookMs : -1;
     for (const OtherProcess& process : processes_) {
       if (process.fd() < 0) timeout_ms = kLookMs;
       entries.push_back({process.fd(), POLLIN, 0});

@@ -69,8 +69,13 @@ std::unique_ptr<OwnDirectory> OwnDirectory::make(const std::string& parent, std:
     }
     UniqueFd lock = lock_file(path + kLock, O_RDWR | O_CREAT | O_EXCL);
     struct stat status{};
-    if (lock.valid() && ::fstat(lock.get(), &status) == 0 && status.st_nlink > 0)
-      return std::unique_ptr<OwnDirectory>(new OwnDirectory(std::move(path), std::move(lock)));
+    if (lock.valid() && ::fstat(lock.get(), &status) == 0 && status.st_nlink > 0) {
+      // Where old files in /tmp are removed (systemd-tmpfiles), a locked directory is spared.
+      UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      if (directory.valid()) (void)::flock(directory.get(), LOCK_SH | LOCK_NB);
+      return std::unique_ptr<OwnDirectory>(
+          new OwnDirectory(std::move(path), std::move(lock), std::move(directory)));
+    }
     *error = "locking a file in " + path + " failed: " + std::strerror(errno);
     remove_tree(path);
   }

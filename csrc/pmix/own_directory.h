@@ -22,9 +22,10 @@ class OwnDirectory {
   const std::string& path() const { return path_; }
 
  private:
-  OwnDirectory(std::string path, UniqueFd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+  OwnDirectory(std::string path, UniqueFd lock, UniqueFd directory)
+      : path_(std::move(path)), lock_(std::move(lock)), directory_(std::move(directory)) {}
   std::string path_;
-  UniqueFd lock_;
+  UniqueFd lock_, directory_;
 };
 
 // Removes what dead processes of this user have left in `parent`.

@@ -9,7 +9,7 @@
 //   name=TEXT        of all hosts, which are otherwise called host0, host1, ...
 //   initialise=N     calls MPI_Init_thread with that level first
 //   ifname=TEXT      as DSCOMM_IFNAME would say
-//   network=TEXT     what every rank says that it can be reached at
+//   network=TEXT     at which "address/prefix" its host can be reached: N in it stands for the host
 //   late=FILE        waits for that file in STORE before the bring-up
 //   stall=FILE       waits for that file in STORE where dscomm-pmix is to be started
 //   hold=FILE        stays in all-reduces until that file is in STORE
@@ -167,7 +167,10 @@ class Rank {
       member.pid = getpid();
       member.host_name =
           option("name").empty() ? "host" + std::to_string(member.host) : option("name");
-      if (!option("network").empty()) member.networks = {option("network")};
+      std::string network = option("network");
+      if (size_t place = network.find('N'); place != std::string::npos)
+        network.replace(place, 1, std::to_string(member.host + 1));
+      if (!network.empty()) member.networks = {network};
       request_.members.push_back(member);
     }
   }
