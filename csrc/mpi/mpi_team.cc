@@ -5,9 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <cstdio>
-#include <cstdlib>
-#include <unistd.h>
 #include <utility>
 
 #include "core/base/log.h"
@@ -45,7 +42,6 @@ class MpiTeam::Watch final : public MpiWatch {
     DSCOMM_RETURN_IF_ERROR(team_.cause_.get());
     DSCOMM_RETURN_IF_ERROR(team_.hear_news());
     DSCOMM_RETURN_IF_ERROR(team_.look_for_the_gone(place_));
-    static thread_local bool dbg=false; if (waited_ns > 8'000'000'000 && !dbg) { dbg=true; fprintf(stderr,"HANG pid %d %s in %s place %d longest %lu root %d count %lu\n", (int)getpid(), team_.name_of(team_.rank_).c_str(), team_.name_call().c_str(), (int)place_, (unsigned long)team_.lead_.longest, team_.call_.root, (unsigned long)team_.call_.own_count); }
     if (waited_ns >= next_listen_ns_ && team_.notices_ != nullptr) {
       next_listen_ns_ = waited_ns + kListenEveryNs;
       exchange_notices(waited_ns);
@@ -220,7 +216,6 @@ Status MpiTeam::run(const Rounds& rounds) {
     }
     if (round >= round_count) continue;
     if (round > 0) rounds.stage(round, staging.data());
-    if (getenv("DBG_LOG")) { fprintf(stderr, "OP %s rank %d: %s round %lu of %lu piece %lu\n", options_.name.c_str(), rank_, name_call().c_str(), (unsigned long)round, (unsigned long)round_count, (unsigned long)rounds.piece); }
     DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.start(round, staging)));
   }
   return {};
@@ -290,8 +285,9 @@ Status MpiTeam::timed_out(Place place) {
   });
   if (silent.empty())
     return fail(Code::kTimeout, after +
-                                    "messages: every rank is in this call and waits as well; "
-                                    "look at the network between the hosts");
+                                    "messages, though every rank has made this call; look at "
+                                    "the network between the hosts" +
+                                    advice);
   if (place == Place::kEntering)
     return fail(Code::kTimeout, after + silent + ", not heard of in this call" + advice);
   return fail(Code::kTimeout, after + "data; nothing was heard of " + silent +

@@ -166,10 +166,10 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
       staging.places()[k] = static_cast<int>(k * place_bytes);
     }
     const auto sent = is_root ? 0 : static_cast<int>(pieces.bytes_of(count, round));
-    // The root sends nothing, from memory that is not what it receives into.
-    return MPI_Igatherv(is_root ? nullptr : staging.data(), sent, MPI_BYTE, staging.data(),
-                        staging.counts(), staging.places(), MPI_BYTE, root, data_,
-                        &staging.request);
+    // Open MPI takes equal buffers for MPI_IN_PLACE, even where one of them has no meaning.
+    return MPI_Igatherv(is_root ? nullptr : staging.data(), sent, MPI_BYTE,
+                        is_root ? staging.data() : nullptr, staging.counts(), staging.places(),
+                        MPI_BYTE, root, data_, &staging.request);
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     for (size_t k = 0; is_root && k < ranks; ++k) {
@@ -217,9 +217,10 @@ Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t
       staging.places()[k] = static_cast<int>(k * place_bytes);
     }
     const auto received = is_root ? 0 : static_cast<int>(pieces.bytes_of(count, round));
-    return MPI_Iscatterv(staging.data(), staging.counts(), staging.places(), MPI_BYTE,
-                         is_root ? nullptr : staging.data(), received, MPI_BYTE, root, data_,
-                         &staging.request);
+    // As in gather.
+    return MPI_Iscatterv(is_root ? staging.data() : nullptr, staging.counts(), staging.places(),
+                         MPI_BYTE, is_root ? nullptr : staging.data(), received, MPI_BYTE, root,
+                         data_, &staging.request);
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     if (is_root) {
@@ -249,7 +250,9 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   const Pieces pieces{std::max<size_t>(options_.chunk_bytes / (element_bytes * ranks), 1),
                       element_bytes};
   // Places of as many bytes as the longest piece here needs; first what is sent, then what comes.
-  const size_t place_bytes = pieces.bytes_of(splits_.longest(), 0);
+  // Not none: Open MPI takes equal buffers for MPI_IN_PLACE, and a rank that has nothing to do then
+  // loses count of the collectives.
+  const size_t place_bytes = std::max<size_t>(pieces.bytes_of(splits_.longest(), 0), 1);
   Rounds rounds;
   rounds.piece = pieces.piece;
   rounds.bytes = 2 * ranks * place_bytes;

@@ -19,8 +19,10 @@ namespace dscomm {
 struct MpiWaitPolicy {
   // A poll that finds nothing is some 0.2 to 1 us, so this is about the round trip of a fast wire.
   int spin_polls = 100;
-  // Transfers of one chunk end within this; where ranks outnumber cores, a yield lets others run.
-  int64_t yield_ns = 20'000'000;
+  // Longer is a little faster where every rank has a core, and much slower where it has not: then a
+  // yield hands the core to whoever computes, for a whole time slice (8 bytes, 2 ranks beside 2
+  // busy processes on 2 cores: 20 ms of yields 25 ms, 0.2 ms of them 7 ms).
+  int64_t yield_ns = 1'000'000;
   // A nap is a two-hundredth of the time waited: it delays by half a percent and frees the core.
   int64_t nap_divisor = 200;
   int64_t longest_nap_ns = 1'000'000;
