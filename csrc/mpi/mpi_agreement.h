@@ -1,7 +1,7 @@
 // How the ranks of an MpiTeam find out that they make the same call before any result is handed
 // out, and what they say when they do not.
 //
-// Every call begins with its Lead: 256 bytes that are reduced over all ranks. It holds the hash of
+// Every call begins with its Lead: 1 KiB that are reduced over all ranks. It holds the hash of
 // the call and the hash's complement, both to be minimised: all hashes are equal if and only if one
 // minimum is the complement of the other. What ranks must not agree on but fit together (the
 // elements that one sends and another expects) is balanced: each sender adds a hash of the pair and
@@ -30,7 +30,8 @@
 
 namespace dscomm {
 
-inline constexpr size_t kRideBytes = 216;
+// As much as makes a Lead of 1 KiB, which MPI sends like a word: whole, at once, without asking.
+inline constexpr size_t kRideBytes = 984;
 
 struct Lead {
   uint64_t hash = 0;        // the least
@@ -46,7 +47,7 @@ struct Lead {
 
   bool ranks_agree() const { return hash == ~complement && balance == 0; }
 };
-static_assert(sizeof(Lead) == 256);
+static_assert(sizeof(Lead) == 1024);
 
 // The Lead as MPI sees it: one indivisible element, and how two become one. Made when first asked
 // for, and kept as long as MPI lives. Any thread.

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/base/log.h"
 #include "mpi/mpi_error.h"
 
 namespace dscomm {
@@ -20,6 +19,11 @@ constexpr int64_t kListenEveryNs = 5'000'000;
 
 // Notices that came while this rank never waited long are taken in now and then all the same.
 constexpr uint64_t kCallsBetweenListening = 64;
+
+MpiTeamOptions bounded(MpiTeamOptions options) {
+  options.chunk_bytes = std::min(options.chunk_bytes, MpiTeam::kMostChunkBytes);
+  return options;
+}
 
 // What a rank sent before it died may still be on its way to us, through other ranks.
 constexpr int64_t kGraceOfTheDeadNs = 200'000'000;
@@ -79,7 +83,11 @@ class MpiTeam::Watch final : public MpiWatch {
 
 MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices,
                  MpiTeamOptions options)
-    : data_(data), check_(check), news_(news), notices_(notices), options_(std::move(options)) {
+    : data_(data),
+      check_(check),
+      news_(news),
+      notices_(notices),
+      options_(bounded(std::move(options))) {
   int size_in_mpi = 0;
   // Neither communicates.
   MPI_Comm_rank(check_, &rank_);

@@ -5,7 +5,7 @@
 // flight, so that copying and the wire overlap, and memory stays bounded whatever the size of the
 // data; a piece is small enough for the counts of MPI, which are int.
 //
-// Every call begins with a round of 256 bytes, the Lead, in which the ranks make sure that they
+// Every call begins with a round of 1 KiB, the Lead, in which the ranks make sure that they
 // mean the same (see mpi_agreement.h); data that fits rides in it. It has a communicator of its
 // own, so that it never meets data.
 //
@@ -47,7 +47,7 @@ struct MpiTeamOptions {
   std::string name;                    // of the group, for messages
   std::vector<MpiTeamMember> members;  // by rank
   // Staging of one round; two rounds, each with what it sends and what it gets, are held at most.
-  // All members must give the same.
+  // All members must give the same; at most kMostChunkBytes is used.
   size_t chunk_bytes = size_t{4} << 20;
   // Whether halves travel as float32 and are rounded once, instead of once a hop. The same on all.
   bool halves_as_float32 = false;
@@ -56,6 +56,9 @@ struct MpiTeamOptions {
 
 class MpiTeam final : public Team {
  public:
+  // Every count and offset of MPI is an int.
+  static constexpr size_t kMostChunkBytes = size_t{1} << 30;
+
   // `data` and `check` join the members in their order and become the Team's: nothing else uses
   // them. `news` and `notices` outlive the Team; without notices a timeout cannot name who is
   // missing. Does not communicate.
