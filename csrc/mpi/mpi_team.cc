@@ -203,9 +203,11 @@ Status MpiTeam::disagree() {
 }
 
 // Round r uses staging r mod 2. While MPI works on one, the other is delivered and staged again.
+// All ranks start the collectives in one order, which MPI asks for: round 0, round 1, the second of
+// round 0, round 2, the second of round 1, and so on.
 Status MpiTeam::run(const Rounds& rounds) {
   constexpr size_t kInFlight = std::tuple_size_v<decltype(staging_)>;
-  const auto table_entries = 2 * static_cast<size_t>(size());
+  const auto table_entries = 2 * static_cast<size_t>(size());  // to send, and to receive
   // A block that is one piece here may be several for others, which make all of us go on.
   for (MpiStaging& staging : staging_)
     if (Status reserved = staging.reserve(rounds.bytes, table_entries); !reserved.ok())
@@ -222,9 +224,15 @@ Status MpiTeam::run(const Rounds& rounds) {
       DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
       rounds.deliver(round - kInFlight, staging.data());
     }
-    if (round >= round_count) continue;
-    if (round > 0) rounds.stage(round, staging.data());
-    DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.start(round, staging)));
+    if (round < round_count) {
+      if (round > 0) rounds.stage(round, staging.data());
+      DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.start(round, staging)));
+    }
+    if (rounds.go_on != nullptr && round >= 1 && round - 1 < round_count) {
+      MpiStaging& before = staging_[(round - 1) % kInFlight];
+      DSCOMM_RETURN_IF_ERROR(wait(before, Place::kMoving));
+      DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.go_on(round - 1, before)));
+    }
   }
   return {};
 }

@@ -105,6 +105,8 @@ class MpiTeam final : public Team {
     std::function<void(size_t round, std::byte* staging)> stage;
     // Starts MPI's collective on staging.data(); returns MPI's code.
     std::function<int(size_t round, MpiStaging& staging)> start;
+    // Where a round takes two collectives: starts the second when the first is complete.
+    std::function<int(size_t round, MpiStaging& staging)> go_on;
     // Copies results out.
     std::function<void(size_t round, std::byte* staging)> deliver;
   };
@@ -119,8 +121,14 @@ class MpiTeam final : public Team {
   // The same for a call whose counts differ between ranks: splits_ holds those that this rank
   // knows.
   Status begin_splits(const CallRecord& call, const CallOptions& options);
+  // The reductions, once the call has begun.
   static constexpr int kEveryRank = -1;
-  Status reduce_to(const void* in, void* out, size_t count, const Reduction& reduction, int root);
+  Status reduce_small(const void* in, void* out, size_t count, const WireReduction& wire, int root);
+  Status reduce_by_mpi(const void* in, void* out, size_t count, const WireReduction& wire,
+                       int root);
+  Status reduce_by_exchange(const void* in, void* out, size_t count, const Reduction& reduction);
+  void reduce_received(std::byte* results, const std::byte* own, const std::byte* received,
+                       size_t count, const Reduction& reduction);
 
   // Lets `count` elements of lead_.data ride along, to be reduced.
   void ride(DType dtype, ReduceOp op, size_t count);
@@ -166,6 +174,7 @@ class MpiTeam final : public Team {
   Lead lead_;
   MpiStaging lead_staging_;
   std::array<MpiStaging, 2> staging_;
+  std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
 
   // What News said when it was last asked by the thread that waits.
   uint64_t news_count_ = 0;

@@ -1,5 +1,6 @@
 #include "mpi/mpi_transport.h"
 
+#include <thread>
 #include <utility>
 
 #include "mpi/abandonable.h"
@@ -11,6 +12,7 @@ namespace dscomm {
 namespace {
 
 constexpr std::chrono::seconds kLeaveLimit{5};
+constexpr std::chrono::milliseconds kFlushLimit{1000};
 
 // What a thread that may be left behind writes its results to.
 struct Communicators {
@@ -110,7 +112,8 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
       deadline, look));
   if (made->code != MPI_SUCCESS) return mpi_error("MPI_Comm_create_group", made->code);
   cells_ = made->data;
-  notices_ = std::make_unique<MpiNotices>(made->check);
+  shared_ = made->check;
+  notices_ = std::make_unique<MpiNotices>(shared_);
   return {};
 }
 
@@ -172,9 +175,31 @@ bool MpiTransport::has_left(int rank) const {
   return lifeline_->gone(rank).code() == Code::kPeerLeft;
 }
 
+Status MpiTransport::death_among(std::span<const int> ranks) const {
+  if (lifeline_->count() == 0) return {};
+  for (int rank : ranks)
+    if (Status gone = lifeline_->gone(rank); gone.code() == Code::kPeerDied) return gone;
+  return {};
+}
+
 void MpiTransport::leave() {
+  flush();
   lifeline_->leave();
   world_->leave(Deadline::after(kLeaveLimit));
+}
+
+// A collective that is complete here may still have data on its way out, which only calls of MPI
+// move. So they go on for as long as the others have not come here as well, or for a moment.
+void MpiTransport::flush() {
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (flushed_.exchange(true) || lifeline_->count() != 0 ||
+      MPI_Ibarrier(shared_, &request) != MPI_SUCCESS)
+    return;
+  const Deadline deadline = Deadline::after(kFlushLimit);
+  int done = 0;
+  while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done &&
+         !deadline.expired() && lifeline_->count() == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 void MpiTransport::close_descriptors() {

@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,6 +32,7 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
                                           const Deadline& deadline) override;
   std::shared_ptr<Endpoint> endpoint(int rank) override;
   bool has_left(int rank) const override;
+  Status death_among(std::span<const int> ranks) const override;
   void leave() override;
   void close_descriptors() override;
 
@@ -42,13 +44,16 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
                       const std::string& folder);
   Status look_for_the_gone(std::span<const int> ranks) const;
   std::string name_of(int rank) const;
+  void flush();
 
   const TransportRequest request_;
   std::map<ArenaId, int> ranks_;
   std::unique_ptr<Lifeline> lifeline_;
   std::unique_ptr<MpiWorld> world_;
   std::unique_ptr<MpiNotices> notices_;
-  MPI_Comm cells_ = MPI_COMM_NULL;  // of point-to-point
+  MPI_Comm cells_ = MPI_COMM_NULL;   // of point-to-point
+  MPI_Comm shared_ = MPI_COMM_NULL;  // of notices, and of flush()
+  std::atomic<bool> flushed_{false};
   MpiWaitPolicy wait_policy_;
 };
 

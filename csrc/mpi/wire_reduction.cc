@@ -19,7 +19,8 @@ bool is_rounded(const Reduction& reduction) {
 WireReduction::WireReduction(const Reduction& whole, int ranks, bool halves_as_float32)
     : whole_(whole),
       ranks_(ranks),
-      is_widened_(halves_as_float32 && is_rounded(whole)),
+      // A factor or a division would be a rounding of its own.
+      is_widened_(is_rounded(whole) && (halves_as_float32 || is_sum(whole.op))),
       dtype_(is_widened_ ? DType::kFloat32 : whole.dtype),
       op_(is_sum(whole.op) ? ReduceOp::kSum : whole.op) {}
 

@@ -3,7 +3,8 @@
 //   PREMUL_SUM   every value is multiplied before it travels; then it is SUM
 //   AVG          is SUM; every rank then divides the same bits by the same number
 //   bool         travels as 0 or 1
-//   halves       travel as they are, rounded once a hop, or as float32 and rounded once, at the end
+//   halves       travel as they are, rounded once a hop; or as float32, rounded once, at the end:
+//                where that is asked for, and with PREMUL_SUM and AVG
 #pragma once
 
 #include <cstddef>

@@ -22,10 +22,11 @@ LAYERS = {
         "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
         "core/transport",
     },
-    "mpi": {"core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
-        "core/transport",
-    },
     "pmix": {"core/base"},
+    "mpi": {
+        "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
+        "core/transport", "pmix",
+    },
     "torch": {
         "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
         "core/transport", "core/engine",
@@ -33,13 +34,13 @@ LAYERS = {
 }  # fmt: skip
 
 # What the core is free of, so that it builds, runs and is tested without any of them.
-FOREIGN = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|Python\.h|numpy|mpi|mpi\.h|pmix)\b")
+FOREIGN = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|numpy)\b|^(Python|mpi|mpi-ext|pmix\w*)\.h$")
 
 # And who is there for it.
 OWN_FOREIGN = {
     "torch": re.compile(""),
-    "mpi": re.compile(r"^mpi"),
-    "pmix": re.compile(r"^pmix"),
+    "mpi": re.compile(r"^mpi(-ext)?\.h$"),
+    "pmix": re.compile(r"^pmix\w*\.h$"),
 }
 
 SOURCES = native_sources()

@@ -21,6 +21,9 @@ namespace {
 // Relaxed: written in the only thread of a fresh child.
 std::atomic<int> fork_count{0};
 
+// For messages that were sent and are not through when the process ends.
+constexpr std::chrono::milliseconds kFlushLimit{1000};
+
 std::mutex process_mutex;
 // Never destroyed: groups, tensors and threads may outlive static destructors.
 std::shared_ptr<Context>* process_context = nullptr;
@@ -126,14 +129,18 @@ Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& re
 }
 
 void Context::end_transport() {
+  std::shared_ptr<Context> context;
   std::shared_ptr<Transport> transport;
   {
     std::lock_guard lock(process_mutex);
     if (process_context == nullptr) return;
-    std::lock_guard transport_lock((*process_context)->transport_mutex_);
-    transport = (*process_context)->transport_;
+    context = *process_context;
+    std::lock_guard transport_lock(context->transport_mutex_);
+    transport = context->transport_;
   }
-  if (transport != nullptr) transport->leave();
+  if (transport == nullptr) return;
+  context->point_to_point().flush(kFlushLimit);
+  transport->leave();
 }
 
 Status Context::check_process() const {

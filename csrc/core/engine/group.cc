@@ -274,14 +274,11 @@ class Group::Builder {
 
   // MPI's world is made once, so a process that was not in it cannot join.
   Status outside(int one, int other) const {
-    auto what = [this](int rank) {
-      return "rank " + std::to_string(rank) +
-             (whole_.transport_ids[static_cast<size_t>(rank)] != 0 ? " was" : " was not");
-    };
     return Status(Code::kUnsupported,
-                  "forming group '" + options_.name + "': it spans hosts, and " + what(one) +
-                      " in the first group that did, or in another than " + what(other) +
-                      "; make a group of all ranks that will talk between hosts first");
+                  "forming group '" + options_.name + "': it spans hosts, and rank " +
+                      std::to_string(one) + " and rank " + std::to_string(other) +
+                      " were not together in the first group that did; let the first such group "
+                      "have all ranks that will ever talk between hosts");
   }
 
   Group& group_;
@@ -328,9 +325,14 @@ void Group::make_point_to_point(const Formation& formation) {
   }
   // The closures are called only while the Teams live: shutdown() has point-to-point forget the
   // group first.
-  known->failure = [team = team_.get(), flat = flat_.get()] {
+  std::vector<int> elsewhere;
+  for (int rank : there)
+    if (rank >= 0) elsewhere.push_back(rank);
+  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, elsewhere] {
     DSCOMM_RETURN_IF_ERROR(team->failure());
-    return flat != nullptr ? flat->failure() : Status();
+    if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
+    // A member that waits for the dead one ends the group for all, but its news may not get here.
+    return transport != nullptr ? transport->death_among(elsewhere) : Status();
   };
   known->abort = [team = team_.get(), flat = flat_.get()](const Status& cause) {
     team->abort(cause);

@@ -248,6 +248,20 @@ void PointToPoint::forget(uint64_t group_id) {
   deliver(std::move(outcome));
 }
 
+void PointToPoint::flush(std::chrono::milliseconds limit) {
+  const Deadline deadline = Deadline::after(limit);
+  std::unique_lock lock(mutex_);
+  Outcome outcome;
+  while (in_flight_ && !deadline.expired()) {
+    progress(&outcome);
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kPolledSliceNs));
+    lock.lock();
+  }
+  lock.unlock();
+  deliver(std::move(outcome));
+}
+
 OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
   Outcome outcome;
   {
@@ -262,6 +276,11 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
       ++pending_count_;
       Status status = start(state, transfer, &outcome);
       if (status.ok() && !transfer->settled) status = attend(transfer);
+      // Sent, but not through: nobody will wait for it, so the worker sees to it.
+      if (transfer->settled && in_flight_) {
+        status = start_worker(*transfer->group);
+        if (status.ok() && helpers_ == 0) unpark_worker();
+      }
       if (!transfer->settled && !status.ok()) fail_group(state, status, &outcome);
     }
   }

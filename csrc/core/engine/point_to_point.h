@@ -79,6 +79,9 @@ class PointToPoint {
   // caller holds no lock. Idempotent.
   void forget(uint64_t group_id);
 
+  // Until what was sent needs this process no more, or the limit has passed.
+  void flush(std::chrono::milliseconds limit);
+
   // In a forked child: closes what it inherited. Nothing else works on this object there.
   void close_descriptors() { doorbell_->close_descriptors(); }
 

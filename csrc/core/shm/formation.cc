@@ -58,9 +58,13 @@ std::string get_text(const char (&field)[N]) {
   return std::string(field, strnlen(field, N));
 }
 
-std::string join(const std::vector<std::string>& words) {
+// As many of the words as fit.
+std::string join(const std::vector<std::string>& words, size_t most) {
   std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  for (const std::string& word : words) {
+    if (text.size() + 1 + word.size() > most) break;
+    text += (text.empty() ? "" : " ") + word;
+  }
   return text;
 }
 std::vector<std::string> split(const std::string& text) {
@@ -186,7 +190,7 @@ class Former {
     set_text(card->hierarchy, settings.hierarchy);
     set_text(card->members, members_text());
     set_text(card->host_identity, party_.host_identity);
-    set_text(card->networks, join(party_.networks));
+    set_text(card->networks, join(party_.networks, sizeof card->networks - 1));
     card->transport_id = party_.transport_id;
     // Room for an element of the largest dtype from every rank, however many there are.
     uint64_t least = (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;

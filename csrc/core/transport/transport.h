@@ -61,6 +61,8 @@ class Transport {
   virtual std::shared_ptr<Endpoint> endpoint(int rank) = 0;
   // Whether a process has ended in order.
   virtual bool has_left(int rank) const = 0;
+  // kPeerDied, with the rank that has died, where one of `ranks` has. Cheap while none has.
+  virtual Status death_among(std::span<const int> ranks) const = 0;
 
   // The process ends in order: says so to the others. Idempotent; bounded by a few seconds.
   virtual void leave() = 0;
