@@ -1,9 +1,10 @@
 // How the ranks of an MpiTeam find out that they make the same call before any result is handed
 // out, and what they say when they do not.
 //
-// Every call begins with its Lead: 1 KiB that are reduced over all ranks. It holds the hash of
-// the call and the hash's complement, both to be minimised: all hashes are equal if and only if one
-// minimum is the complement of the other. What ranks must not agree on but fit together (the
+// Every call begins with its Lead: 1 KiB that is reduced over all ranks. It holds the hash of the
+// call and the hash's complement, both to be minimised: all hashes are equal if and only if one
+// minimum is the complement of the other. Calls are compared one by one, each before its results,
+// so the hash need not cover those before. What ranks must not agree on but fit together (the
 // elements that one sends and another expects) is balanced: each sender adds a hash of the pair and
 // the count, each receiver subtracts it, and the sum over the ranks is zero if all fit. So every
 // rank learns of any mismatch, at the same time, from one message of one size, which cannot be

@@ -5,9 +5,9 @@
 // flight, so that copying and the wire overlap, and memory stays bounded whatever the size of the
 // data; a piece is small enough for the counts of MPI, which are int.
 //
-// Every call begins with a round of 1 KiB, the Lead, in which the ranks make sure that they
-// mean the same (see mpi_agreement.h); data that fits rides in it. It has a communicator of its
-// own, so that it never meets data.
+// Every call begins with a round of 1 KiB, the Lead, in which the ranks make sure that they mean
+// the same (see mpi_agreement.h); data that fits rides in it. It has a communicator of its own, so
+// that it never meets data.
 //
 // MPI tells of no death and of no abort: a rank whose peer is gone waits for ever. So every wait
 // looks at News, and ends at the deadline. What MPI then still works on is kept for ever (see
@@ -51,7 +51,8 @@ struct MpiTeamOptions {
   // between 2 hosts at 1 Gbit/s takes 171, 185 and 199 ms in chunks of 0.5, 1 and 4 MiB; among 4
   // ranks smaller ones gain nothing more.
   size_t chunk_bytes = size_t{1} << 20;
-  // Whether halves travel as float32 and are rounded once, instead of once a hop. The same on all.
+  // Where MPI reduces: whether halves travel as float32 and are rounded once, instead of once a
+  // hop. The same on all.
   bool halves_as_float32 = false;
   MpiWaitPolicy wait_policy;
 };

@@ -1,4 +1,5 @@
-// WireReduction: what of a reduction travels, and what is done on each side of the wire.
+// WireReduction: what of a reduction travels where MPI reduces, and what is done on each side of
+// the wire.
 //
 //   PREMUL_SUM   every value is multiplied before it travels; then it is SUM
 //   AVG          is SUM; every rank then divides the same bits by the same number
