@@ -441,10 +441,15 @@ std::function<bool()> Lines::unread_later(uint64_t done_word) const {
 
 std::string Lines::name_member(int member) const {
   const LinesMember& m = members_[static_cast<size_t>(member)];
-  std::string text = "rank " + std::to_string(member) + " (";
-  if (m.global_rank >= 0 && m.global_rank != member)
-    text += "global rank " + std::to_string(m.global_rank) + ", ";
-  return text + m.peer->describe() + ")";
+  return LinesMember::name(m.group_rank >= 0 ? m.group_rank : member, m.global_rank,
+                           m.peer->describe());
+}
+
+std::string LinesMember::name(int rank, int global_rank, const std::string& process) {
+  std::string text = "rank " + std::to_string(rank) + " (";
+  if (global_rank >= 0 && global_rank != rank)
+    text += "global rank " + std::to_string(global_rank) + ", ";
+  return text + process + ")";
 }
 
 std::string Lines::name_call() const {

@@ -36,6 +36,10 @@ struct LinesMember {
   std::shared_ptr<Peer> peer;
   uint64_t lines_offset = 0;
   int global_rank = -1;  // for messages; -1 when it is not known
+  int group_rank = -1;   // for messages, where the Lines join some of a group's ranks; -1: position
+
+  // "rank 2 (global rank 5, pid 7 on host a)"
+  static std::string name(int rank, int global_rank, const std::string& process);
 };
 
 class Lines {

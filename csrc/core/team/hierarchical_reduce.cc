@@ -4,43 +4,11 @@
 #include <bit>
 #include <cstring>
 
-#include "core/reduce/half.h"
 #include "core/reduce/reduce.h"
 #include "core/team/hierarchical_team.h"
+#include "core/team/widen.h"
 
 namespace dscomm {
-namespace {
-
-void widen(float* out, const std::byte* in, size_t count, DType dtype) {
-  auto convert = [&](auto float_from_half) {
-    for (size_t i = 0; i < count; ++i) {
-      uint16_t half;
-      std::memcpy(&half, in + i * sizeof half, sizeof half);
-      out[i] = float_from_half(half);
-    }
-  };
-  if (dtype == DType::kBFloat16) {
-    convert(float_from_bfloat16);
-  } else {
-    convert(float_from_float16);
-  }
-}
-
-void narrow(std::byte* out, const float* in, size_t count, DType dtype) {
-  auto convert = [&](auto half_from_float) {
-    for (size_t i = 0; i < count; ++i) {
-      uint16_t half = half_from_float(in[i]);
-      std::memcpy(out + i * sizeof half, &half, sizeof half);
-    }
-  };
-  if (dtype == DType::kBFloat16) {
-    convert(bfloat16_from_float);
-  } else {
-    convert(float16_from_float);
-  }
-}
-
-}  // namespace
 
 // One reduction as two levels: what each of them does, and in which type.
 struct HierarchicalTeam::Levels {
