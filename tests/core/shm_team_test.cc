@@ -126,6 +126,20 @@ TEST(ShmTeam, RootsRunAhead) {
   });
 }
 
+// Every call fills all buffers, so a root that did not wait for its readers would write what they
+// have yet to read. They begin late, so that nothing else orders the two.
+TEST(ShmTeam, RootsWaitForSlowReaders) {
+  run_shm_ranks(3, [](Team& team) {
+    for (int i = 0; i < 20; ++i) {
+      if (team.rank() > 0) std::this_thread::sleep_for(milliseconds(2));
+      std::vector<int32_t> data(4 * small_settings().staging_chunk_bytes / sizeof(int32_t),
+                                team.rank() == 0 ? i : -1);
+      ASSERT_TRUE(team.broadcast(data.data(), data.size(), DType::kInt32, 0, within(60000)).ok());
+      ASSERT_EQ(data, std::vector<int32_t>(data.size(), i));
+    }
+  });
+}
+
 TEST(ShmTeam, ARankThatDiesIsNamed) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -307,6 +321,42 @@ TEST(ShmTeam, StagingGoesFromGroupToGroup) {
     }
     ASSERT_TRUE(lasting->barrier(within(60000)).ok());
     ASSERT_TRUE(other->barrier(within(60000)).ok());
+  });
+}
+
+// A reader whose call has failed says no more that it has read, only that it left.
+TEST(ShmTeam, StagingIsKeptUntilItsReadersLeave) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  const size_t chunk_bytes = small_settings().staging_chunk_bytes;
+  const size_t slab_bytes = kPageBytes + kStageBuffers * chunk_bytes;
+  run_ranks(3, [&](int rank) {
+    RankParty party(registry, small_settings());
+    std::unique_ptr<ShmTeam> team = party.team(store, rank, 3);
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(50));  // the reader has read what there is by then
+      team.reset();
+      std::this_thread::sleep_for(milliseconds(300));  // alive
+      return;
+    }
+    std::vector<std::byte> data(2 * kStageBuffers * chunk_bytes);
+    // The root waits for rank 1, and never looks at how far the reader is.
+    Status status = team->broadcast(data.data(), data.size(), DType::kUInt8, 0, within(60000));
+    EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
+    if (rank == 2) std::this_thread::sleep_for(milliseconds(50));
+    const size_t used_bytes = party.arena->used_bytes();
+    team.reset();
+    if (rank == 2) {
+      std::this_thread::sleep_for(milliseconds(300));
+      return;
+    }
+    do {
+      std::this_thread::sleep_for(milliseconds(5));
+      party.arena->release_when([] { return true; }, {});
+    } while (party.arena->used_bytes() == used_bytes);
+    Result<uint64_t> slab = party.arena->allocate(slab_bytes);
+    ASSERT_TRUE(slab.ok());
+    std::memset(party.arena->data() + slab.value(), 1, slab_bytes);
   });
 }
 
