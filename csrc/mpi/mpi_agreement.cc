@@ -1,31 +1,19 @@
 #include "mpi/mpi_agreement.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <mutex>
 
 #include "core/reduce/reduce.h"
-#include "core/shm/lines.h"
-#include "core/team/call.h"
 #include "mpi/mpi_error.h"
 
 namespace dscomm {
 namespace {
 
-// The finaliser of MurmurHash3: every bit of the input moves every bit of the output.
-uint64_t mix(uint64_t h) {
-  h ^= h >> 33;
-  h *= 0xff51afd7ed558ccdull;
-  h ^= h >> 33;
-  h *= 0xc4ceb9fe1a85ec53ull;
-  return h ^ h >> 33;
-}
-
 // Pairs that carry nothing count nothing, so that they need not be listed.
 uint64_t weigh(uint64_t from, uint64_t to, uint64_t count) {
   if (count == 0) return 0;
-  return mix(mix(mix(from + 1) + to) + count);
+  return mix_hash(mix_hash(mix_hash(0, from), to), count);
 }
 
 // second = first and second. MPI may pass memory of any alignment.
@@ -101,17 +89,6 @@ Result<LeadType> lead_type() {
   return made;
 }
 
-uint64_t hash_call(uint64_t team_id, const CallRecord& call) {
-  const uint64_t kinds = uint64_t{call.kind} | uint64_t{call.dtype} << 8 | uint64_t{call.op} << 16 |
-                         uint64_t{static_cast<uint32_t>(call.root)} << 32;
-  const uint64_t parts = uint64_t{call.part} | uint64_t{call.part_count} << 32;
-  uint64_t h = mix(team_id + call.sequence);
-  for (uint64_t word :
-       {kinds, call.count, std::bit_cast<uint64_t>(call.factor), parts, call.digest, call.within})
-    h = mix(h ^ word);
-  return h;
-}
-
 uint64_t Splits::balance(int rank) const {
   uint64_t sum = 0;
   for (size_t k = 0; k < sends.size(); ++k)
@@ -144,14 +121,7 @@ std::string explain_mismatch(std::span<const std::byte> bytes,
   for (size_t k = 1; k < sides.size(); ++k) {
     const CallRecord& other = sides[k].call;
     if (hash_call(0, other) == hash_call(0, first)) continue;
-    const std::string text = describe_call(first);
-    std::string other_text = describe_call(other);
-    if (text == other_text)
-      other_text += first.within != other.within ? " as a piece of another call"
-                                                 : " with other counts for the ranks";
-    return "the ranks called different things as call #" + std::to_string(first.sequence) + ": " +
-           names[0] + " called " + text + ", " + names[k] + " called " + other_text +
-           "; every rank must make the same calls in the same order";
+    return describe_mismatch(first, names[0], other, names[k]);
   }
   for (size_t from = 0; from < sides.size(); ++from)
     for (size_t to = 0; to < sides.size(); ++to)
@@ -159,7 +129,7 @@ std::string explain_mismatch(std::span<const std::byte> bytes,
           sent != expected)
         return explain_split(static_cast<Collective>(first.kind), names[from], sent, names[to],
                              expected);
-  return "the ranks called different things as call #" + std::to_string(first.sequence) +
+  return "the ranks called different things as call #" + std::to_string(first.number()) +
          ", though what they say of it is the same; this is a defect of dscomm";
 }
 

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/shm/layout.h"
+#include "core/team/call_record.h"
 #include "core/types/reduce_op.h"
 
 namespace dscomm {
@@ -57,9 +57,6 @@ struct LeadType {
   MPI_Op op;
 };
 Result<LeadType> lead_type();
-
-// Of everything that ranks must agree on, including which Team and which of its calls it is.
-uint64_t hash_call(uint64_t team_id, const CallRecord& call);
 
 // What one rank sends to each and expects of each, in elements, for the calls in which ranks need
 // not know all counts. Zero where the call has no such pair.

@@ -109,26 +109,6 @@ MpiTeam::~MpiTeam() {
   MPI_Comm_free(&check_);
 }
 
-CallRecord MpiTeam::record(Collective kind, DType dtype, size_t count, const CallOptions& options) {
-  CallRecord call;
-  call.kind = static_cast<uint8_t>(kind);
-  call.dtype = static_cast<uint8_t>(dtype);
-  call.op = 255;
-  call.count = count;
-  call.part = options.part;
-  call.part_count = options.part_count;
-  call.within = options.within;
-  return call;
-}
-
-CallRecord MpiTeam::record(Collective kind, const Reduction& reduction, size_t count,
-                           const CallOptions& options) {
-  CallRecord call = record(kind, reduction.dtype, count, options);
-  call.op = static_cast<uint8_t>(reduction.op);
-  call.factor = reduction.factor;
-  return call;
-}
-
 Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options) {
   splits_.clear(0);
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
@@ -139,7 +119,7 @@ Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions&
 Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(failure());
   deadline_ = &options.deadline;
-  call_ = call;
+  call_ = as_piece(call, options);
   call_.sequence = ++sequence_;
   DSCOMM_RETURN_IF_ERROR(hear_news());
   // A rank that is gone cannot make this call: there is nothing to give it time for.
@@ -342,7 +322,7 @@ Status MpiTeam::failure() {
 
 std::string MpiTeam::name_call() const {
   return std::string(collective_name(static_cast<Collective>(call_.kind))) + " #" +
-         std::to_string(sequence_) + " of group '" + options_.name + "'";
+         std::to_string(call_.number()) + " of group '" + options_.name + "'";
 }
 
 }  // namespace dscomm

@@ -114,10 +114,6 @@ class MpiTeam final : public Team {
     std::function<void(size_t round, std::byte* staging)> deliver;
   };
 
-  static CallRecord record(Collective kind, DType dtype, size_t count, const CallOptions& options);
-  static CallRecord record(Collective kind, const Reduction& reduction, size_t count,
-                           const CallOptions& options);
-
   // Refuses on a dead Team, and prepares the Lead of the next call, in which the ranks' longest
   // block has `longest` elements.
   Status begin(const CallRecord& call, size_t longest, const CallOptions& options);

@@ -40,7 +40,7 @@ struct Pieces {
 Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
                           const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
-  CallRecord call = record(Collective::kBroadcast, dtype, count, options);
+  CallRecord call = make_record(Collective::kBroadcast, dtype, count, options);
   call.root = root;
   DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
@@ -77,7 +77,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts.size(), ranks));
   DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[me], rank_));
-  CallRecord call = record(Collective::kAllGather, dtype, 0, options);
+  CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
   call.own_count = count;
   splits_.clear(ranks);
   size_t total = 0, longest = 0;
@@ -141,7 +141,7 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
   DSCOMM_RETURN_IF_ERROR(
       check_lists("gather", outs.size(), out_counts.size(), is_root ? ranks : 0));
   if (is_root) DSCOMM_RETURN_IF_ERROR(check_own_count("gather", count, out_counts[me], rank_));
-  CallRecord call = record(Collective::kGather, dtype, 0, options);
+  CallRecord call = make_record(Collective::kGather, dtype, 0, options);
   call.root = root;
   call.own_count = count;
   splits_.clear(ranks);
@@ -191,7 +191,7 @@ Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   const bool is_root = rank_ == root;
   DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts.size(), is_root ? ranks : 0));
   if (is_root) DSCOMM_RETURN_IF_ERROR(check_own_count("scatter", count, in_counts[me], rank_));
-  CallRecord call = record(Collective::kScatter, dtype, 0, options);
+  CallRecord call = make_record(Collective::kScatter, dtype, 0, options);
   call.root = root;
   call.own_count = count;
   splits_.clear(ranks);
@@ -239,7 +239,7 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), ranks));
   DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", outs.size(), out_counts.size(), ranks));
   DSCOMM_RETURN_IF_ERROR(check_own_count("all_to_all", in_counts[me], out_counts[me], rank_));
-  CallRecord call = record(Collective::kAllToAll, dtype, 0, options);
+  CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
   splits_.clear(ranks);
   std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
   std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
@@ -286,7 +286,7 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
 
 // The ranks' agreement is what a barrier is: nobody has it before all have come.
 Status MpiTeam::barrier(const CallOptions& options) {
-  CallRecord call = record(Collective::kBarrier, DType::kUInt8, 0, options);
+  CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
   DSCOMM_RETURN_IF_ERROR(begin(call, 0, options));
   return agree();
 }

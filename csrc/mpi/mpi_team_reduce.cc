@@ -32,7 +32,7 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
                            const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(
-      begin(record(Collective::kAllReduce, reduction, count, options), count, options));
+      begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
   const WireReduction wire(reduction, size(), options_.halves_as_float32);
   if (count * wire.wire_bytes() <= kRideBytes)
     return reduce_small(in, out, count, wire, kEveryRank);
@@ -44,7 +44,7 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
                        int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
-  CallRecord call = record(Collective::kReduce, reduction, count, options);
+  CallRecord call = make_record(Collective::kReduce, reduction, count, options);
   call.root = root;
   DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
   const WireReduction wire(reduction, size(), options_.halves_as_float32);
@@ -167,14 +167,12 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   DSCOMM_RETURN_IF_ERROR(check_lists("reduce_scatter", ins.size(), counts.size(), ranks));
   size_t total = 0, longest = 0;
-  uint64_t digest = 0;
   for (size_t count : counts) {
     total += count;
     longest = std::max(longest, count);
-    digest = digest * 0x9e3779b97f4a7c15ull + count;  // Knuth's multiplicative hash; order matters
   }
-  CallRecord call = record(Collective::kReduceScatter, reduction, total, options);
-  call.digest = digest;
+  CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
+  call.digest = hash_counts(counts);
   DSCOMM_RETURN_IF_ERROR(begin(call, longest, options));
 
   const WireReduction wire(reduction, size(), options_.halves_as_float32);

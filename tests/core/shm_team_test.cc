@@ -325,14 +325,19 @@ TEST(ShmTeam, StagingGoesFromGroupToGroup) {
 }
 
 // A reader whose call has failed says no more that it has read, only that it left.
-TEST(ShmTeam, StagingIsKeptUntilItsReadersLeave) {
+TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   const size_t chunk_bytes = small_settings().staging_chunk_bytes;
   const size_t slab_bytes = kPageBytes + kStageBuffers * chunk_bytes;
   run_ranks(3, [&](int rank) {
     RankParty party(registry, small_settings());
-    std::unique_ptr<ShmTeam> team = party.team(store, rank, 3);
+    // Kept, because letting a peer go would order a reader's reads as well.
+    Result<Formation> formation = party.form(store, rank, 3);
+    ASSERT_TRUE(formation.ok()) << formation.status().message();
+    const Formation& f = formation.value();
+    auto team = std::make_unique<ShmTeam>(party.arena, f.group_id, "test", rank, f.members,
+                                          f.wait_policy, f.tuning);
     if (rank == 1) {
       std::this_thread::sleep_for(milliseconds(50));  // the reader has read what there is by then
       team.reset();
@@ -343,17 +348,19 @@ TEST(ShmTeam, StagingIsKeptUntilItsReadersLeave) {
     // The root waits for rank 1, and never looks at how far the reader is.
     Status status = team->broadcast(data.data(), data.size(), DType::kUInt8, 0, within(60000));
     EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
-    if (rank == 2) std::this_thread::sleep_for(milliseconds(50));
+    // The root looks for the first time when the reader has left: what the reader says before that
+    // would order its reads as well.
+    if (rank == 0) std::this_thread::sleep_for(milliseconds(100));
     const size_t used_bytes = party.arena->used_bytes();
     team.reset();
     if (rank == 2) {
       std::this_thread::sleep_for(milliseconds(300));
       return;
     }
-    do {
+    while (party.arena->used_bytes() == used_bytes) {
       std::this_thread::sleep_for(milliseconds(5));
-      party.arena->release_when([] { return true; }, {});
-    } while (party.arena->used_bytes() == used_bytes);
+      party.arena->release_when([] { return true; }, {});  // makes it look
+    }
     Result<uint64_t> slab = party.arena->allocate(slab_bytes);
     ASSERT_TRUE(slab.ok());
     std::memset(party.arena->data() + slab.value(), 1, slab_bytes);

@@ -135,8 +135,7 @@ class Group::Builder {
 
   // The ShmTeam of the members of a formation that are on this host; ranks[k] is member k's rank in
   // the group.
-  std::unique_ptr<ShmTeam> make_shm_team(const Formation& formation, const std::string& name,
-                                         std::span<const int> ranks) {
+  std::unique_ptr<ShmTeam> make_shm_team(const Formation& formation, std::span<const int> ranks) {
     std::vector<LinesMember> members;
     int position_here = 0;
     for (size_t k = 0; k < formation.members.size(); ++k) {
@@ -145,8 +144,9 @@ class Group::Builder {
       members.push_back(formation.members[k]);
       members.back().group_rank = ranks[k];
     }
-    return std::make_unique<ShmTeam>(context_.arena(), formation.group_id, name, position_here,
-                                     std::move(members), formation.wait_policy, formation.tuning);
+    return std::make_unique<ShmTeam>(context_.arena(), formation.group_id, options_.name,
+                                     position_here, std::move(members), formation.wait_policy,
+                                     formation.tuning);
   }
 
   // Of the members on this host: one ShmTeam, or ShmTeams inside a ShmTeam where they are bound to
@@ -160,7 +160,7 @@ class Group::Builder {
       here_.push_back(rank);
       places.push_back(whole_.places[static_cast<size_t>(rank)]);
     }
-    std::unique_ptr<ShmTeam> flat = make_shm_team(whole_, options_.name, everyone);
+    std::unique_ptr<ShmTeam> flat = make_shm_team(whole_, everyone);
     group_.lines_ = flat.get();
     Domains domains = make_domains(places, whole_.hierarchy);
     if (domains.ranks.size() == 1) return std::unique_ptr<Team>(std::move(flat));
@@ -174,7 +174,7 @@ class Group::Builder {
       std::string full_name = options_.name + ": " + name;
       Result<Formation> part = meet(group_ranks, prefix, full_name);
       if (!part.ok()) return part.status();
-      return std::unique_ptr<Team>(make_shm_team(part.value(), full_name, group_ranks));
+      return std::unique_ptr<Team>(make_shm_team(part.value(), group_ranks));
     };
     Result<std::unique_ptr<HierarchicalTeam>> composed =
         HierarchicalTeam::make(rank_here, domains.ranks, factory, factory, {"hierarchy"});
@@ -212,8 +212,7 @@ class Group::Builder {
     TeamFactory outer = [this](std::span<const int> ranks, const std::string& name) {
       std::vector<int> transport_ranks;
       for (int rank : ranks) transport_ranks.push_back(transport_rank(rank));
-      return group_.transport_->make_team(transport_ranks, team_id(name),
-                                          options_.name + ": " + name, deadline_);
+      return group_.transport_->make_team(transport_ranks, team_id(name), options_.name, deadline_);
     };
     if (hosts.size() == static_cast<size_t>(options_.size)) {
       std::vector<int> everyone(hosts.size());

@@ -28,6 +28,7 @@
 #include "core/shm/layout.h"
 #include "core/shm/peer.h"
 #include "core/shm/wait.h"
+#include "core/team/call_record.h"
 #include "core/team/team.h"
 
 namespace dscomm {
@@ -60,7 +61,7 @@ class Lines {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
 
-  Status begin(const CallRecord& call, const Deadline& deadline);
+  Status begin(const CallRecord& call, const CallOptions& options);
   void post(uint32_t phase);
   Status wait_posted(int member, uint32_t phase);
   Status wait_all_posted(uint32_t phase);
@@ -130,8 +131,5 @@ class Lines {
   mutable std::mutex failure_mutex_;
   Status failure_;  // guarded by failure_mutex_; set before own_->aborted
 };
-
-// "all_reduce(float32[1024], SUM)"
-std::string describe_call(const CallRecord& call);
 
 }  // namespace dscomm

@@ -19,15 +19,15 @@
 // the earliest one that is not complete has all of its members on the way, so nobody waits in a
 // circle.
 //
-// Agreement. Every piece of a call carries a hash of the whole call (CallOptions::within), which
-// the Teams below compare, so two ranks of one Team that make different calls find out in the first
-// piece that they share, however alike the pieces look. Ranks that share no Team are joined by the
-// domains and slice 0. In these every rank takes part in every call, even of no elements, and
-// before it uses another slice: first in its domain (the leader of slice 0 may begin there), so the
-// members of a domain meet, and then its leader of slice 0 meets the others. Hence some pair of
-// neighbours sees any disagreement; they end all of their Teams, and whoever waits for them, or
-// calls next, learns the cause and ends its own. A rank that waits for nobody (a broadcast's root)
-// may have returned by then and learns it in its next call, as in any Team.
+// Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole),
+// which the Teams below compare and show, so two ranks of one Team that make different calls find
+// out in the first piece that they share, however alike the pieces look. Ranks that share no Team
+// are joined by the domains and slice 0. In these every rank takes part in every call, even of no
+// elements, and before it uses another slice: first in its domain (the leader of slice 0 may begin
+// there), so the members of a domain meet, and then its leader of slice 0 meets the others. Hence
+// some pair of neighbours sees any disagreement; they end all of their Teams, and whoever waits for
+// them, or calls next, learns the cause and ends its own. A rank that waits for nobody (a
+// broadcast's root) may have returned by then and learns it in its next call, as in any Team.
 //
 // Failure. The first cause that any sub-team gives is kept, aborts all others, and is returned as
 // it is.
@@ -41,7 +41,7 @@
 #include <string>
 #include <vector>
 
-#include "core/team/call.h"
+#include "core/team/call_record.h"
 #include "core/team/first_cause.h"
 #include "core/team/team.h"
 
@@ -121,9 +121,8 @@ class HierarchicalTeam final : public Team {
   // failure.
   Status begin();
   Status end(const Status& status);
-  // The options of every piece of a call, with the hash of what the ranks must agree on.
-  static CallOptions piece_of(Collective kind, const Reduction& reduction, int root,
-                              std::span<const size_t> counts, const CallOptions& options);
+  // The options of every piece of a call, which hold until the next one begins.
+  CallOptions pieces_of(const CallRecord& call, const CallOptions& options);
 
   // The algorithms. `piece` is what their sub-calls are told.
   Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
@@ -183,6 +182,9 @@ class HierarchicalTeam final : public Team {
 
   // By local rank: the passengers of the slices that it leads, by slice and then by domain.
   std::vector<std::vector<Passenger>> passengers_;
+
+  CallRecord whole_;  // the call in progress
+  uint64_t sequence_ = 0;
 
   std::unique_ptr<Team> inner_;
   std::vector<Slice> led_;  // ascending by index
