@@ -177,7 +177,8 @@ class Group::Builder {
       return std::unique_ptr<Team>(make_shm_team(part.value(), group_ranks));
     };
     Result<std::unique_ptr<HierarchicalTeam>> composed =
-        HierarchicalTeam::make(rank_here, domains.ranks, factory, factory, {"hierarchy"});
+        HierarchicalTeam::make(rank_here, domains.ranks, factory, factory,
+                               {.name = "hierarchy", .names = names_of(here_)});
     if (composed.ok()) return std::unique_ptr<Team>(std::move(composed).value());
     group_.flat_->abort(composed.status());  // whoever waits in another domain sees it there
     return composed.status();
@@ -214,19 +215,30 @@ class Group::Builder {
       for (int rank : ranks) transport_ranks.push_back(transport_rank(rank));
       return group_.transport_->make_team(transport_ranks, team_id(name), options_.name, deadline_);
     };
-    if (hosts.size() == static_cast<size_t>(options_.size)) {
-      std::vector<int> everyone(hosts.size());
-      std::iota(everyone.begin(), everyone.end(), 0);
+    std::vector<int> everyone(static_cast<size_t>(options_.size));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    if (hosts.size() == everyone.size()) {
       Result<std::unique_ptr<Team>> team = outer(everyone, "hosts");
       if (!team.ok()) return team.status();
       group_.team_ = std::move(team).value();
       return {};
     }
     Result<std::unique_ptr<HierarchicalTeam>> composed =
-        HierarchicalTeam::make(options_.rank, hosts, inner, outer, {"hosts"});
+        HierarchicalTeam::make(options_.rank, hosts, inner, outer,
+                               {.name = "hosts", .names = names_of(everyone)});
     if (!composed.ok()) return composed.status();
     group_.team_ = std::move(composed).value();
     return {};
+  }
+
+  std::vector<std::string> names_of(std::span<const int> ranks) const {
+    std::vector<std::string> names;
+    for (int rank : ranks) {
+      const auto k = static_cast<size_t>(rank);
+      const PeerAddress& address = whole_.addresses[k];
+      names.push_back(LinesMember::name(rank, whole_.members[k].global_rank, address.describe()));
+    }
+    return names;
   }
 
   int transport_rank(int rank) const {

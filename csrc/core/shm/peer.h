@@ -21,6 +21,8 @@ struct PeerAddress {
   ArenaId doorbell;  // names the abstract datagram socket that wakes the owner's point-to-point
   int64_t pid = 0;   // in the owner's own namespace; for messages
   char host[64] = {};
+
+  std::string describe() const;  // "pid 123 on host a"
 };
 
 class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {

@@ -30,7 +30,7 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
                                        const CallOptions& piece) {
   const int root_domain = domain_of(root);
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
-  const size_t chunk = std::max<size_t>(staging_bytes_ / dtype_bytes(dtype), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / dtype_bytes(dtype), 1);
   size_t begin = 0;
   do {
     const size_t chunk_count = std::min(chunk, count - begin);
@@ -62,7 +62,7 @@ Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<v
                                             inner_outs, inner_counts, piece));
   size_t total = 0;
   for (size_t count : counts) total += count;
-  return total * dtype_bytes(dtype) <= staging_bytes_ ? spread_packed(dtype, outs, counts, piece)
+  return total * dtype_bytes(dtype) <= options_.staging_bytes ? spread_packed(dtype, outs, counts, piece)
                                                       : spread_in_place(dtype, outs, counts, piece);
 }
 
@@ -167,12 +167,11 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
   DSCOMM_RETURN_IF_ERROR(share_counts(count, &counts, piece));
   for (size_t rank = 0; rank < out_counts.size(); ++rank)
     if (counts[rank] != out_counts[rank])
-      return make_status(Code::kMismatch,
-                         "gather: rank %zu sends %zu elements, but the root, rank %d, expects %zu",
-                         rank, counts[rank], root, out_counts[rank]);
+      return misfit(static_cast<int>(rank), counts[rank], root, out_counts[rank],
+                    "the counts of the ranks do not fit");
 
   const size_t element_bytes = dtype_bytes(dtype);
-  const size_t chunk = std::max<size_t>(staging_bytes_ / (element_bytes * counts.size()), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / (element_bytes * counts.size()), 1);
   const size_t most = *std::max_element(counts.begin(), counts.end());
   const int slice = index_of(root);
   const int leader = slice % local_count();  // the root itself in its own domain
@@ -246,12 +245,11 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(share_counts(count, &counts, piece));
   for (size_t rank = 0; rank < in_counts.size(); ++rank)
     if (counts[rank] != in_counts[rank])
-      return make_status(Code::kMismatch,
-                         "scatter: rank %zu expects %zu elements, but the root, rank %d, sends %zu",
-                         rank, counts[rank], root, in_counts[rank]);
+      return misfit(root, in_counts[rank], static_cast<int>(rank), counts[rank],
+                    "the counts of the ranks do not fit");
 
   const size_t element_bytes = dtype_bytes(dtype);
-  const size_t chunk = std::max<size_t>(staging_bytes_ / (element_bytes * counts.size()), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / (element_bytes * counts.size()), 1);
   const size_t most = *std::max_element(counts.begin(), counts.end());
   const int slice = index_of(root);
   const int leader = slice % local_count();  // the root itself in its own domain
@@ -378,15 +376,14 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       exchange_counts(in_counts, &domain_counts, &counts_to_me, &largest, piece));
   for (size_t source = 0; source < out_counts.size(); ++source)
     if (counts_to_me[source] != out_counts[source])
-      return make_status(
-          Code::kMismatch, "all_to_all: rank %zu sends %zu elements to rank %d, which expects %zu",
-          source, static_cast<size_t>(counts_to_me[source]), rank_, out_counts[source]);
+      return misfit(static_cast<int>(source), counts_to_me[source], rank_, out_counts[source],
+                    "the split sizes do not fit");
 
   const size_t n = in_counts.size(), local_ranks = members().size();
   const size_t element_bytes = dtype_bytes(dtype);
   // A leader holds at most this many blocks at once.
   const size_t blocks = n + static_cast<size_t>(slice_count_) * domains_.size();
-  const size_t chunk = std::max<size_t>(staging_bytes_ / (element_bytes * blocks), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / (element_bytes * blocks), 1);
   const std::vector<Passenger>& mine = passengers_[static_cast<size_t>(index_)];
   std::vector<const void*> sends(local_ranks), across(domains_.size());
   std::vector<void*> receives(local_ranks), arrivals(domains_.size());

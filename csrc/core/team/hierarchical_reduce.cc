@@ -96,7 +96,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
                                         const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction);
   const size_t element_bytes = levels.element_bytes();
-  const size_t chunk = std::max<size_t>(staging_bytes_ / levels.sum_bytes(), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   std::vector<void*> outs(members().size());
   std::vector<size_t> counts(members().size());
 
@@ -144,7 +144,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
                                     const CallOptions& piece) {
   const Levels levels(reduction);
   const size_t element_bytes = levels.element_bytes();
-  const size_t chunk = std::max<size_t>(staging_bytes_ / levels.sum_bytes(), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   const int root_domain = domain_of(root);
   const bool is_root = rank_ == root;
   std::vector<void*> outs(is_root ? members().size() : 0);
@@ -214,7 +214,7 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
   const Levels levels(reduction);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t most = *std::max_element(counts.begin(), counts.end());
-  const size_t chunk = std::max<size_t>(staging_bytes_ / (sum_bytes * counts.size()), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / (sum_bytes * counts.size()), 1);
   std::vector<std::byte*> place(counts.size());  // by rank
   std::vector<size_t> block_count(counts.size());
   std::vector<const void*> regions(members().size());

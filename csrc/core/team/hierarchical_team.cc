@@ -44,15 +44,17 @@ Result<std::unique_ptr<HierarchicalTeam>> HierarchicalTeam::make(
     const TeamFactory& make_outer, HierarchyOptions options) {
   if (Status status = check_domains(rank, domains); !status.ok()) return status;
   std::unique_ptr<HierarchicalTeam> team(
-      new HierarchicalTeam(rank, std::move(domains), options.staging_bytes));
-  Status status = team->make_teams(make_inner, make_outer, options.name);
+      new HierarchicalTeam(rank, std::move(domains), std::move(options)));
+  Status status = team->make_teams(make_inner, make_outer);
   if (!status.ok()) return team->end(status);
   return team;
 }
 
 HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domains,
-                                   size_t staging_bytes)
-    : rank_(rank), domains_(std::move(domains)), staging_bytes_(staging_bytes) {
+                                   HierarchyOptions options)
+    : rank_(rank),
+      domains_(std::move(domains)),
+      options_(std::move(options)) {
   size_t rank_count = 0;
   for (const std::vector<int>& domain : domains_) {
     rank_count += domain.size();
@@ -77,8 +79,8 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
             {slice, domain, passenger});
 }
 
-Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer,
-                                    const std::string& name) {
+Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer) {
+  const std::string& name = options_.name;
   auto inner = make_team(members(), make_inner, name + "/domain" + std::to_string(domain_));
   if (!inner.ok()) return inner.status();
   inner_ = std::move(inner).value();
@@ -153,6 +155,20 @@ Status HierarchicalTeam::failure() {
   if (first.ok()) return {};
   abort(first);
   return cause_.get();
+}
+
+Status HierarchicalTeam::misfit(int sender, size_t sent, int receiver, size_t expected,
+                                const char* hint) const {
+  auto name = [this](int rank) {
+    return options_.names.empty() ? "rank " + std::to_string(rank)
+                                  : options_.names[static_cast<size_t>(rank)];
+  };
+  return Status(Code::kMismatch,
+                name(sender) + " sends " + std::to_string(sent) + " elements to " +
+                    name(receiver) + ", which expects " + std::to_string(expected) + "; " + hint +
+                    " (first seen by rank " + std::to_string(rank_) + " in " +
+                    collective_name(static_cast<Collective>(whole_.kind)) + " #" +
+                    std::to_string(whole_.number()) + ")");
 }
 
 CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOptions& options) {

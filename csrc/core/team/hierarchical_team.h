@@ -57,6 +57,7 @@ struct HierarchyOptions {
   // About how much of the data is in flight at once, and the size of each of the two buffers that a
   // rank holds once it needs them. All ranks must give the same.
   size_t staging_bytes = size_t{1} << 20;
+  std::vector<std::string> names;  // of the ranks, for messages; empty: "rank 3"
 };
 
 class HierarchicalTeam final : public Team {
@@ -113,14 +114,15 @@ class HierarchicalTeam final : public Team {
   class Slicing;
   struct Levels;
 
-  HierarchicalTeam(int rank, std::vector<std::vector<int>> domains, size_t staging_bytes);
-  Status make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer,
-                    const std::string& name);
+  HierarchicalTeam(int rank, std::vector<std::vector<int>> domains, HierarchyOptions options);
+  Status make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer);
 
   // The frame of every call: begin() refuses on a dead Team, end() tells all sub-teams of a
   // failure.
   Status begin();
   Status end(const Status& status);
+  // kMismatch: what one rank sends is not what another one expects.
+  Status misfit(int sender, size_t sent, int receiver, size_t expected, const char* hint) const;
   // The options of every piece of a call, which hold until the next one begins.
   CallOptions pieces_of(const CallRecord& call, const CallOptions& options);
 
@@ -173,7 +175,7 @@ class HierarchicalTeam final : public Team {
 
   const int rank_;
   const std::vector<std::vector<int>> domains_;
-  const size_t staging_bytes_;
+  const HierarchyOptions options_;
   std::vector<int> domain_of_;  // by rank
   std::vector<int> index_of_;   // by rank: its local number
   int domain_ = 0;              // of this rank
