@@ -24,13 +24,13 @@ def program() -> Path:
     folders = [Path(wish)] if wish else sorted((ROOT / "build").glob("*"))
     built = [folder / "mpi_tests" for folder in folders if (folder / "mpi_tests").exists()]
     if not built:
-        pytest.skip("mpi_tests is not built: cmake --preset release; cmake --build ...")
+        pytest.fail("mpi_tests is not built: cmake --preset release; cmake --build ...")
     return max(built, key=lambda path: path.stat().st_mtime)
 
 
 def run(ranks: int, *, mpi: list[str] | None = None, tests: str = "*") -> tuple[int, str]:
     if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed: apt-get install openmpi-bin")
+        pytest.fail("mpirun is not installed: apt-get install openmpi-bin")
     command = ["mpirun", "--oversubscribe", "-np", str(ranks)]
     if os.geteuid() == 0:
         command += ["--allow-run-as-root"]

@@ -223,9 +223,8 @@ class Group::Builder {
       group_.team_ = std::move(team).value();
       return {};
     }
-    Result<std::unique_ptr<HierarchicalTeam>> composed =
-        HierarchicalTeam::make(options_.rank, hosts, inner, outer,
-                               {.name = "hosts", .names = names_of(everyone)});
+    Result<std::unique_ptr<HierarchicalTeam>> composed = HierarchicalTeam::make(
+        options_.rank, hosts, inner, outer, {.name = "hosts", .names = names_of(everyone)});
     if (!composed.ok()) return composed.status();
     group_.team_ = std::move(composed).value();
     return {};

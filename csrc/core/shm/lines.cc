@@ -325,8 +325,10 @@ Status Lines::timed_out(int member) {
 }
 
 Status Lines::fail(Code code, const std::string& cause) {
-  abort(Status(
-      code, cause + " (first seen by rank " + std::to_string(rank_) + " in " + name_call() + ")"));
+  const int group_rank = members_[static_cast<size_t>(rank_)].group_rank;
+  abort(Status(code, cause + " (first seen by rank " +
+                         std::to_string(group_rank >= 0 ? group_rank : rank_) + " in " +
+                         name_call() + ")"));
   return failed();
 }
 

@@ -154,7 +154,8 @@ std::string abstract_name(const ArenaId& token) {
   int length = std::snprintf(text, sizeof text, "dscomm-%016llx%016llx",
                              static_cast<unsigned long long>(token.high),
                              static_cast<unsigned long long>(token.low));
-  return std::string(1, '\0') + std::string(text, static_cast<size_t>(length));
+  std::string name(1, '\0');
+  return name.append(text, static_cast<size_t>(length));
 }
 
 PeerAddress describe_this_process(const Arena& arena) {

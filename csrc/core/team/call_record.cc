@@ -65,8 +65,11 @@ uint64_t hash_call(uint64_t before, const CallRecord& call) {
 std::string describe_call(const CallRecord& call) {
   std::string text = collective_name(static_cast<Collective>(call.kind));
   if (static_cast<Collective>(call.kind) == Collective::kBarrier) return text + "()";
-  text += "(" + std::string(dtype_name(static_cast<DType>(call.dtype))) + "[" +
-          std::to_string(call.count != 0 ? call.count : call.own_count) + "]";
+  text += '(';
+  text += dtype_name(static_cast<DType>(call.dtype));
+  text += '[';
+  text += std::to_string(call.count != 0 ? call.count : call.own_count);
+  text += ']';
   if (call.op != 255) text += std::string(", ") + reduce_op_name(static_cast<ReduceOp>(call.op));
   if (call.factor != 1.0) text += ", factor " + std::to_string(call.factor);
   if (call.root >= 0) text += ", root " + std::to_string(call.root);

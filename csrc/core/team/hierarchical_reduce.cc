@@ -95,6 +95,7 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
 Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                                         const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction);
+  const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   std::vector<void*> outs(members().size());
@@ -120,7 +121,8 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
       if (!slicing.takes_part(slice.index)) continue;
       std::byte* mine = sums + slicing.begin(slice.index) * levels.sum_bytes();
       const size_t mine_count = slicing.count(slice.index);
-      DSCOMM_RETURN_IF_ERROR(slice.team->all_reduce(mine, mine, mine_count, levels.outer, piece));
+      DSCOMM_RETURN_IF_ERROR(
+          slice.team->all_reduce(mine, mine, mine_count, levels.outer, across_piece));
       settle(mine, results + slicing.begin(slice.index) * element_bytes, mine_count, levels);
     }
 
@@ -131,7 +133,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
       }
       const auto me = static_cast<size_t>(index_);
       DSCOMM_RETURN_IF_ERROR(
-          inner_->all_gather(outs[me], counts[me], reduction.dtype, outs, counts, piece));
+          inner_->all_gather(outs[me], counts[me], reduction.dtype, outs, counts, last_piece));
     }
     begin += chunk_count;
   } while (begin < count);
@@ -143,6 +145,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
                                     const Reduction& reduction, int root,
                                     const CallOptions& piece) {
   const Levels levels(reduction);
+  const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   const int root_domain = domain_of(root);
@@ -182,7 +185,8 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
       std::byte* mine = sums + slicing.begin(slice.index) * levels.sum_bytes();
       const size_t mine_count = slicing.count(slice.index);
       DSCOMM_RETURN_IF_ERROR(slice.team->reduce(mine, domain_ == root_domain ? mine : nullptr,
-                                                mine_count, levels.outer, root_domain, piece));
+                                                mine_count, levels.outer, root_domain,
+                                                across_piece));
       if (domain_ == root_domain)
         settle(mine, results + slicing.begin(slice.index) * element_bytes, mine_count, levels);
     }
@@ -197,7 +201,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
         }
         DSCOMM_RETURN_IF_ERROR(inner_->gather(
             results + slicing.begin(first + index_) * element_bytes, slicing.count(first + index_),
-            reduction.dtype, outs, out_counts, index_of(root), piece));
+            reduction.dtype, outs, out_counts, index_of(root), last_piece));
       }
     }
     begin += chunk_count;
@@ -267,7 +271,7 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
       // This rank's block is in the slice of its number; from the others it gets nothing.
       std::byte* sums = slice.index == index_ ? place[static_cast<size_t>(rank_)] : nullptr;
       DSCOMM_RETURN_IF_ERROR(
-          slice.team->reduce_scatter(across, across_counts, sums, levels.outer, piece));
+          slice.team->reduce_scatter(across, across_counts, sums, levels.outer, later(piece, 1)));
     }
     if (const size_t own_count = block_count[static_cast<size_t>(rank_)]; own_count > 0)
       settle(place[static_cast<size_t>(rank_)], out + begin * element_bytes, own_count, levels);

@@ -52,9 +52,7 @@ Result<std::unique_ptr<HierarchicalTeam>> HierarchicalTeam::make(
 
 HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domains,
                                    HierarchyOptions options)
-    : rank_(rank),
-      domains_(std::move(domains)),
-      options_(std::move(options)) {
+    : rank_(rank), domains_(std::move(domains)), options_(std::move(options)) {
   size_t rank_count = 0;
   for (const std::vector<int>& domain : domains_) {
     rank_count += domain.size();
@@ -102,8 +100,10 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
 
 std::string HierarchicalTeam::describe() const {
   std::string sizes;
-  for (const std::vector<int>& domain : domains_)
-    sizes += (sizes.empty() ? "" : "+") + std::to_string(domain.size());
+  for (const std::vector<int>& domain : domains_) {
+    if (!sizes.empty()) sizes += '+';
+    sizes += std::to_string(domain.size());
+  }
   return "hierarchical, " + std::to_string(size()) + " ranks in domains of " + sizes +
          ": inside (" + inner_->describe() + "), across (" + led_.front().team->describe() + ")";
 }
@@ -163,12 +163,12 @@ Status HierarchicalTeam::misfit(int sender, size_t sent, int receiver, size_t ex
     return options_.names.empty() ? "rank " + std::to_string(rank)
                                   : options_.names[static_cast<size_t>(rank)];
   };
-  return Status(Code::kMismatch,
-                name(sender) + " sends " + std::to_string(sent) + " elements to " +
-                    name(receiver) + ", which expects " + std::to_string(expected) + "; " + hint +
-                    " (first seen by rank " + std::to_string(rank_) + " in " +
-                    collective_name(static_cast<Collective>(whole_.kind)) + " #" +
-                    std::to_string(whole_.number()) + ")");
+  return Status(Code::kMismatch, name(sender) + " sends " + std::to_string(sent) + " elements to " +
+                                     name(receiver) + ", which expects " +
+                                     std::to_string(expected) + "; " + hint +
+                                     " (first seen by rank " + std::to_string(rank_) + " in " +
+                                     collective_name(static_cast<Collective>(whole_.kind)) + " #" +
+                                     std::to_string(whole_.number()) + ")");
 }
 
 CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOptions& options) {
@@ -178,6 +178,14 @@ CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOption
   CallOptions piece = options;
   piece.whole = &whole_;
   return piece;
+}
+
+CallOptions HierarchicalTeam::later(const CallOptions& piece, int steps) {
+  // More than it takes to tell the others, and little beside the timeout.
+  const int64_t step_ns = std::min<int64_t>(100, piece.deadline.timeout_ms() / 40) * 1'000'000;
+  CallOptions next = piece;
+  next.deadline = piece.deadline.later(steps * step_ns);
+  return next;
 }
 
 Status HierarchicalTeam::all_reduce(const void* in, void* out, size_t count,

@@ -29,6 +29,10 @@
 // them, or calls next, learns the cause and ends its own. A rank that waits for nobody (a
 // broadcast's root) may have returned by then and learns it in its next call, as in any Team.
 //
+// Time. Who waits in a later step of a call may wait for a rank that waits in an earlier one, and
+// that one knows better who is at fault. So every step gives up a little after the one before it:
+// the first timeout is that of a rank that waits for the rank at fault, and the others hear of it.
+//
 // Failure. The first cause that any sub-team gives is kept, aborts all others, and is returned as
 // it is.
 #pragma once
@@ -125,6 +129,8 @@ class HierarchicalTeam final : public Team {
   Status misfit(int sender, size_t sent, int receiver, size_t expected, const char* hint) const;
   // The options of every piece of a call, which hold until the next one begins.
   CallOptions pieces_of(const CallRecord& call, const CallOptions& options);
+  // As `piece`, for a sub-call that comes `steps` steps later; see "Time".
+  static CallOptions later(const CallOptions& piece, int steps);
 
   // The algorithms. `piece` is what their sub-calls are told.
   Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
