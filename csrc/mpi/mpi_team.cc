@@ -16,6 +16,8 @@ namespace {
 // sooner), and how often it looks for their notices. A wait as long as the first is no fast path.
 constexpr int64_t kNoticeAfterNs = 200'000'000;
 constexpr int64_t kListenEveryNs = 5'000'000;
+// How often it asks the Team that it is a part of.
+constexpr int64_t kAskEveryNs = 1'000'000;
 
 // Notices that came while this rank never waited long are taken in now and then all the same.
 constexpr uint64_t kCallsBetweenListening = 64;
@@ -45,6 +47,13 @@ class MpiTeam::Watch final : public MpiWatch {
   Status look(int64_t waited_ns) override {
     DSCOMM_RETURN_IF_ERROR(team_.cause_.get());
     DSCOMM_RETURN_IF_ERROR(team_.hear_news());
+    if (team_.composer_ != nullptr && waited_ns >= next_ask_ns_) {
+      next_ask_ns_ = waited_ns + kAskEveryNs;
+      if (Status whole = team_.composer_->failure(); !whole.ok()) {
+        team_.abort(whole);
+        return team_.cause_.get();
+      }
+    }
     DSCOMM_RETURN_IF_ERROR(team_.look_for_the_gone(place_));
     if (waited_ns >= next_listen_ns_ && team_.notices_ != nullptr) {
       next_listen_ns_ = waited_ns + kListenEveryNs;
@@ -78,7 +87,7 @@ class MpiTeam::Watch final : public MpiWatch {
   MpiTeam& team_;
   const Place place_;
   const int64_t notice_after_ns_;
-  int64_t next_listen_ns_ = kListenEveryNs;
+  int64_t next_listen_ns_ = kListenEveryNs, next_ask_ns_ = kAskEveryNs;
 };
 
 MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices,
@@ -119,6 +128,7 @@ Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions&
 Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(failure());
   deadline_ = &options.deadline;
+  composer_ = options.composer;
   call_ = as_piece(call, options);
   call_.sequence = ++sequence_;
   DSCOMM_RETURN_IF_ERROR(hear_news());

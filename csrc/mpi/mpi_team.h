@@ -168,6 +168,7 @@ class MpiTeam final : public Team {
 
   uint64_t sequence_ = 0;
   CallRecord call_;                     // in progress
+  Team* composer_ = nullptr;            // see CallOptions
   const Deadline* deadline_ = nullptr;  // of the call in progress
   Splits splits_;
   Lead lead_;

@@ -49,6 +49,13 @@ class Lines::MemberWatch final : public Watch {
     if (lines_.own_->aborted.load(std::memory_order_acquire) != 0)
       return lines_.failed();  // pairs with abort()
     DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort());
+    if (lines_.composer_ != nullptr) {
+      Status whole = lines_.composer_->failure();
+      if (!whole.ok()) {
+        lines_.abort(whole);
+        return lines_.failed();
+      }
+    }
     // Not only the one that is waited for: two ranks that both believe to be the root wait for each
     // other's acknowledgements, and neither reads the other's call. Not in begin(), where the own
     // slot still holds an older call.
@@ -141,6 +148,7 @@ Lines::~Lines() { leave(); }
 Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
   deadline_ = options.deadline;
+  composer_ = options.composer;
   uint64_t last = sequence_;
   uint64_t hash_before =
       last == 0 ? group_id_ : own_slot().hash.load(std::memory_order_relaxed);  // own store

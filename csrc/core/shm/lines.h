@@ -124,6 +124,7 @@ class Lines {
   std::vector<const GroupLines*> views_;
 
   uint64_t sequence_ = 0;
+  Team* composer_ = nullptr;  // of the call in progress, see CallOptions
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
   std::vector<uint64_t> verified_;    // of each member: the last sequence whose hash was compared

@@ -177,6 +177,7 @@ CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOption
   options.deadline.expired();  // starts the clock that all pieces share
   CallOptions piece = options;
   piece.whole = &whole_;
+  if (piece.composer == nullptr) piece.composer = this;  // the outermost, which asks all below
   return piece;
 }
 

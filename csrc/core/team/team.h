@@ -25,6 +25,7 @@
 namespace dscomm {
 
 struct CallRecord;
+class Team;
 
 // What every collective is told besides its buffers.
 struct CallOptions {
@@ -36,6 +37,9 @@ struct CallOptions {
   // of what members must agree on, because pieces may look alike though the calls they belong to
   // differ, and what errors show.
   const CallRecord* whole = nullptr;
+  // And itself: what ends it ends this call, whose waits look at failure() now and then. Who waits
+  // in one of its Teams may hear of a fault only through another one.
+  Team* composer = nullptr;
 };
 
 class Team {
