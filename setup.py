@@ -135,7 +135,15 @@ class CMakeBuild(build_ext):
             fcntl.flock(lock, fcntl.LOCK_EX)  # Two builds at once would corrupt each other.
             self.configure(directory)
             run_tool(
-                ["cmake", "--build", str(directory), "--target", "_C", "-j", str(cpu_count())],
+                [
+                    "cmake",
+                    "--build",
+                    str(directory),
+                    "--target",
+                    "python_package",
+                    "-j",
+                    str(cpu_count()),
+                ],
                 "Compiling deepspeed_comm",
             )
             for source, destination in self.built_files(self.inplace):
@@ -163,6 +171,8 @@ class CMakeBuild(build_ext):
         package = build_directory() / "package"
         target = (ROOT if in_place else Path(self.build_lib)) / "deepspeed_comm" / "_native"
         names = [f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", "_build_info.py"]
+        # What carries groups between hosts is built where Open MPI and PMIx are found.
+        names += [name for name in ("libdscomm_mpi.so", "dscomm-pmix") if (package / name).exists()]
         return [(package / name, target / torch_tag() / name) for name in names]
 
     def get_outputs(self) -> list[str]:

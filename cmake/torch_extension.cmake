@@ -71,3 +71,9 @@ set_target_properties(_C PROPERTIES
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package)
 
 configure_file(cmake/build_info.py.in package/_build_info.py @ONLY)
+
+# All that setup.py installs.
+add_custom_target(python_package DEPENDS _C)
+if(TARGET transport_files)
+  add_dependencies(python_package transport_files)
+endif()

@@ -43,9 +43,9 @@ c10::intrusive_ptr<DscommBackend> DscommBackend::create(c10::intrusive_ptr<c10d:
     raise_value_error("timeout: got " + std::to_string(options.timeout.count()) +
                       " ms, expected more than 0");
   Result<std::shared_ptr<Context>> context = Context::process();
-  StoreAdapter adapter(std::move(store));
+  auto adapter = std::make_shared<StoreAdapter>(std::move(store));
   if (!context.ok()) {
-    Group::decline(adapter, options, context.status());
+    Group::decline(*adapter, options, context.status());
     raise_creation_error(context.status(), options);
   }
   Result<std::shared_ptr<Group>> group = Group::create(context.value(), adapter, options);

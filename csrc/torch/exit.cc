@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/engine/context.h"
+
 namespace dscomm {
 namespace {
 
@@ -77,6 +79,7 @@ void end_groups() {
   lock.lock();
   state().none_left.wait_for(lock, kExitGrace, no_calls);
   lock.unlock();
+  Context::end_transport();
   // Another backend's worker may be waiting for the GIL in order to drop a tensor (gloo's does so
   // after the call has returned to its caller): it gets the GIL now, or takes the process down.
   std::this_thread::sleep_for(kOthersGrace);

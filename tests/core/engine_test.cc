@@ -33,8 +33,8 @@ class World {
   Result<std::shared_ptr<Group>> try_group(const std::shared_ptr<Context>& context, int rank,
                                            int size, const std::string& name,
                                            milliseconds timeout) {
-    Prefixed store(store_, name);
-    return Group::create(context, store, options(rank, size, name, timeout));
+    return Group::create(context, std::make_shared<Prefixed>(store_, name),
+                         options(rank, size, name, timeout));
   }
   void decline(int rank, int size, const std::string& name, const Status& cause) {
     Prefixed store(store_, name);

@@ -140,6 +140,30 @@ TEST(ShmTeam, RootsWaitForSlowReaders) {
   });
 }
 
+// Rank 1 waits for rank 3, in a Team of these two alone, and rank 3 does nothing. That the group
+// has ended it can only see in its other Team.
+TEST(ShmTeam, APartOfAComposedTeamHearsOfTheOthers) {
+  std::atomic<int> ended{0};
+  composed_ranks({{0, 1}, {2, 3}})([&](Team& team) {
+    if (team.rank() == 3) {
+      while (ended < 3) std::this_thread::sleep_for(milliseconds(1));
+      return;
+    }
+    std::thread aborts;
+    if (team.rank() == 2)
+      aborts = std::thread([&] {
+        std::this_thread::sleep_for(milliseconds(50));
+        team.abort(Status(Code::kAborted, "enough"));
+      });
+    std::vector<float> data(5000, 1);
+    Status status =
+        team.all_reduce(data.data(), data.data(), data.size(), {DType::kFloat32}, within(60000));
+    EXPECT_EQ(status.message(), "enough");
+    ++ended;
+    if (aborts.joinable()) aborts.join();
+  });
+}
+
 TEST(ShmTeam, ARankThatDiesIsNamed) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;

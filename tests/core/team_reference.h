@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "core/reduce/reduce.h"
+#include "core/team/call_record.h"
 #include "core/team/team.h"
 
 namespace dscomm::testing {
@@ -608,8 +609,10 @@ inline std::vector<Disagreement> disagreements() {
        }},
       {"a piece of another call",
        [=](Team& team, bool odd, const CallOptions& options) {
+         CallRecord whole =
+             make_record(Collective::kBarrier, DType::kUInt8, odd ? 77 : 78, options);
          CallOptions piece = options;
-         piece.within = odd ? 77 : 78;
+         piece.whole = &whole;
          return all_reduce(team, 100, sum, piece);
        }},
       {"broadcast against all_reduce",

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/reduce/reduce.h"
+#include "core/team/call_record.h"
 #include "core/team/team.h"
 
 namespace dscomm::testing {
@@ -220,8 +221,10 @@ class ThreadTeam final : public Team {
   Result<ThreadBoard::Posts> meet(const std::string& call, std::vector<Bytes> blocks,
                                   const CallOptions& options) {
     std::string description = call + ", part " + std::to_string(options.part) + " of " +
-                              std::to_string(options.part_count) + ", within " +
-                              std::to_string(options.within);
+                              std::to_string(options.part_count);
+    // What it is a piece of is compared as a whole.
+    if (options.whole != nullptr)
+      description += ", a piece of " + std::to_string(hash_call(0, *options.whole));
     return board_->meet(sequence_++, rank_, {std::move(description), std::move(blocks)},
                         options.deadline);
   }

@@ -1,4 +1,5 @@
-"""Data goes one way: base, types, reduce and topology, team, shm, engine, torch. So do includes."""
+"""Data goes one way: base, types, reduce and topology, team, shm, transport, engine, torch; mpi
+implements what transport declares. So do includes."""
 
 from __future__ import annotations
 
@@ -16,17 +17,31 @@ LAYERS = {
     "core/topology": {"core/base"},
     "core/team": {"core/base", "core/types", "core/reduce", "core/topology"},
     "core/shm": {"core/base", "core/types", "core/reduce", "core/topology", "core/team"},
+    "core/transport": {"core/base", "core/types", "core/team", "core/shm"},
     "core/engine": {
         "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
+        "core/transport",
+    },
+    "pmix": {"core/base"},
+    "mpi": {
+        "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
+        "core/transport", "pmix",
     },
     "torch": {
         "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
-        "core/engine",
+        "core/transport", "core/engine",
     },
 }  # fmt: skip
 
 # What the core is free of, so that it builds, runs and is tested without any of them.
-FOREIGN = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|Python\.h|numpy|mpi|mpi\.h|pmix)\b")
+FOREIGN = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|numpy)\b|^(Python|mpi|mpi-ext|pmix\w*)\.h$")
+
+# And who is there for it.
+OWN_FOREIGN = {
+    "torch": re.compile(""),
+    "mpi": re.compile(r"^mpi(-ext)?\.h$"),
+    "pmix": re.compile(r"^pmix\w*\.h$"),
+}
 
 SOURCES = native_sources()
 
@@ -49,8 +64,9 @@ def complaints(layer: str, text: str) -> list[str]:
             target = None
         if target is not None and target != layer and target not in LAYERS[layer]:
             found.append(f"{included}: {layer} must know nothing of {target}")
-        if layer != "torch" and FOREIGN.match(included):
-            found.append(f"{included}: the core includes no torch, MPI or Python")
+        allowed = OWN_FOREIGN.get(layer)
+        if FOREIGN.match(included) and not (allowed and allowed.match(included)):
+            found.append(f"{included}: {layer} includes no torch, MPI, PMIx or Python")
     return found
 
 

@@ -82,7 +82,12 @@ def test_the_environment_is_read_in_one_place() -> None:
         for file in native_sources()
         if re.search(r"\b(secure_)?getenv\s*\(|\benviron\b", without_comments(file.read_text()))
     ]
-    assert readers == ["csrc/core/base/settings.cc"]
+    # Besides the settings: what MPI and PMIx are told, and where a helper's files go.
+    assert readers == [
+        "csrc/core/base/settings.cc",
+        "csrc/mpi/environment.cc",
+        "csrc/pmix/main.cc",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

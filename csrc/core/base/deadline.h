@@ -36,7 +36,15 @@ class Deadline {
     if (end_ns_ == 0) end_ns_ = now + timeout_ns_;
     return end_ns_ - now;
   }
+  // Of the whole, for messages.
   int64_t timeout_ms() const { return timeout_ns_ / 1'000'000; }
+  // The same, ending so much later. Starts it.
+  Deadline later(int64_t ns) const {
+    remaining_ns();
+    Deadline copy = *this;
+    copy.end_ns_ += ns;
+    return copy;
+  }
 
  private:
   static constexpr int64_t kLongestMs = int64_t{1} << 42;  // some 139 years; in range as ns

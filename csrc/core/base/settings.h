@@ -50,6 +50,9 @@
   TEXT(topology, "DSCOMM_TOPOLOGY", "",                                                            \
        "empty, a path to hwloc XML, or hwloc's synthetic description",                             \
        "the topology to believe instead of this host's own")                                       \
+  TEXT(ifname, "DSCOMM_IFNAME", "",                                                                \
+       "empty, or interfaces and networks (address/prefix), separated by commas",                  \
+       "what joins the hosts; empty takes the networks that all of them are in")                   \
   TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug", "what is logged to standard error")
 
 namespace dscomm {

@@ -10,7 +10,9 @@
 #include "core/engine/point_to_point.h"
 #include "core/engine/worker_pool.h"
 #include "core/shm/doorbell.h"
+#include "core/shm/host_identity.h"
 #include "core/shm/socket_directory.h"
+#include "core/transport/networks.h"
 
 namespace dscomm {
 namespace {
@@ -18,6 +20,9 @@ namespace {
 // How often this process is a child's child. A Context of an earlier count belongs to an ancestor.
 // Relaxed: written in the only thread of a fresh child.
 std::atomic<int> fork_count{0};
+
+// For messages that were sent and are not through when the process ends.
+constexpr std::chrono::milliseconds kFlushLimit{1000};
 
 std::mutex process_mutex;
 // Never destroyed: groups, tensors and threads may outlive static destructors.
@@ -33,7 +38,9 @@ Context::~Context() {
 }
 
 Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
-                                                 std::unique_ptr<Directory> directory) {
+                                                 std::unique_ptr<Directory> directory,
+                                                 TransportFactory make_transport,
+                                                 const std::string& host) {
   std::shared_ptr<Context> context(new Context);
   context->settings_ = settings;
   context->made_in_pid_ = getpid();
@@ -51,6 +58,9 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
       std::make_unique<PointToPoint>(context->arena_, settings, std::move(doorbell).value());
   context->workers_ =
       std::make_unique<WorkerPool>(std::chrono::milliseconds(settings.worker_idle_ms));
+  context->host_identity_ = host.empty() ? host_identity() : host;
+  context->networks_ = own_networks();
+  context->make_transport_ = std::move(make_transport);
   context->directory_ = std::move(directory);
   Result<PeerAddress> address = context->directory_->publish(context->arena_, doorbell_token);
   if (!address.ok()) return address.status();
@@ -88,13 +98,49 @@ void Context::after_fork_in_child() {
     parents.directory_->close_descriptors();
     parents.arena_->close_descriptors();
     parents.point_to_point_->close_descriptors();
+    if (parents.transport_ != nullptr) parents.transport_->close_descriptors();
   }
   process_context = nullptr;
   process_mutex.unlock();
 }
 
 FormationParty Context::party() const {
-  return {arena_, directory_.get(), &address_, &settings_, topology_.get()};
+  std::lock_guard lock(transport_mutex_);
+  return {arena_,          directory_.get(), &address_, &settings_,
+          topology_.get(), host_identity_,   networks_, transport_id_};
+}
+
+Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& request,
+                                                      std::shared_ptr<Store> store,
+                                                      const Deadline& deadline) {
+  // Held while it is brought up: another group that spans hosts waits for it, for no longer than
+  // the deadline, and then finds that it was not asked to take part.
+  std::lock_guard lock(transport_mutex_);
+  if (transport_id_ == request.id) return transport_;
+  if (transport_id_ != 0)
+    return Status(Code::kUnsupported,
+                  "two groups that span hosts were made at the same time, and each would be the "
+                  "first; make one after the other");
+  Result<std::shared_ptr<Transport>> made = make_transport_(request, std::move(store), deadline);
+  if (!made.ok()) return made;
+  transport_ = made.value();
+  transport_id_ = request.id;
+  return made;
+}
+
+void Context::end_transport() {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<Transport> transport;
+  {
+    std::lock_guard lock(process_mutex);
+    if (process_context == nullptr) return;
+    context = *process_context;
+    std::lock_guard transport_lock(context->transport_mutex_);
+    transport = context->transport_;
+  }
+  if (transport == nullptr) return;
+  context->point_to_point().flush(kFlushLimit);
+  transport->leave();
 }
 
 Status Context::check_process() const {

@@ -4,11 +4,15 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "core/base/settings.h"
 #include "core/base/status.h"
 #include "core/shm/formation.h"
+#include "core/transport/load.h"
+#include "core/transport/transport.h"
 
 namespace dscomm {
 
@@ -22,9 +26,12 @@ class Context {
   // end. A forked child makes one of its own; what the parent's groups left in it refuses to work.
   static Result<std::shared_ptr<Context>> process();
 
-  // A Context of its own, for tests whose ranks are threads; `directory` says how arenas meet.
+  // A Context of its own, for tests whose ranks are threads; `directory` says how arenas meet,
+  // `make_transport` how hosts do, and on which host this one pretends to be ("": the real one).
   static Result<std::shared_ptr<Context>> create(const Settings& settings,
-                                                 std::unique_ptr<Directory> directory);
+                                                 std::unique_ptr<Directory> directory,
+                                                 TransportFactory make_transport = load_transport,
+                                                 const std::string& host = "");
   ~Context();
 
   const Settings& settings() const { return settings_; }
@@ -33,6 +40,16 @@ class Context {
   FormationParty party() const;
   WorkerPool& workers() { return *workers_; }
   PointToPoint& point_to_point() { return *point_to_point_; }
+
+  // What carries groups between hosts: made at the first call, which is collective over the
+  // members of the request. Later requests get the same, whose id they must have.
+  Result<std::shared_ptr<Transport>> transport(const TransportRequest& request,
+                                               std::shared_ptr<Store> store,
+                                               const Deadline& deadline);
+
+  // When the process ends in order: takes leave of the other hosts. Groups that span hosts do not
+  // work afterwards.
+  static void end_transport();
 
   // OK in the process that made this Context; in a child forked from it kUnsupported with a
   // sentence.
@@ -49,6 +66,12 @@ class Context {
   PeerAddress address_;
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<PointToPoint> point_to_point_;
+  std::string host_identity_;
+  std::vector<std::string> networks_;
+  TransportFactory make_transport_;
+  mutable std::mutex transport_mutex_;
+  uint64_t transport_id_ = 0;  // 0: there is none
+  std::shared_ptr<Transport> transport_;
   int made_in_pid_ = 0;
   int made_after_forks_ = 0;
 };

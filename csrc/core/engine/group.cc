@@ -1,7 +1,9 @@
 #include "core/engine/group.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
+#include <numeric>
 
 #include "core/base/log.h"
 #include "core/engine/context.h"
@@ -15,7 +17,7 @@
 namespace dscomm {
 namespace {
 
-constexpr const char* kStorePrefix = "dscomm/";
+const std::string kStorePrefix = "dscomm/";
 
 }  // namespace
 
@@ -53,8 +55,8 @@ Group::Group(std::shared_ptr<Context> context, GroupOptions options)
       recorder_(static_cast<size_t>(context_->settings().recorder_entries)),
       timeout_ms_(options_.timeout.count()) {}
 
-Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Context> context, Store& store,
-                                             GroupOptions options) {
+Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Context> context,
+                                             std::shared_ptr<Store> store, GroupOptions options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
     return make_status(Code::kInvalidArgument, "rank %d is not in a group of %d", options.rank,
                        options.size);
@@ -63,7 +65,7 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Context> context, S
   const GroupOptions& known = group->options_;
   set_log_rank(known.global_ranks.empty() ? known.rank
                                           : known.global_ranks[static_cast<size_t>(known.rank)]);
-  DSCOMM_RETURN_IF_ERROR(group->form(store));
+  DSCOMM_RETURN_IF_ERROR(group->form(std::move(store)));
   log_line(LogLevel::kInfo, "group '%s' of %d ranks: %s; %s", group->name().c_str(), group->size(),
            group->team_->describe().c_str(), group->context_->topology().describe().c_str());
   return group;
@@ -80,101 +82,277 @@ void Group::decline(Store& store, const GroupOptions& options, const Status& cau
   decline_group(store, request, cause, Deadline::after(options.timeout));
 }
 
-// Makes the Team: this rank alone, one ShmTeam, or ShmTeams inside a ShmTeam where the ranks are
-// bound to several NUMA nodes or L3 caches.
-Status Group::form(Store& store) {
-  if (options_.size == 1) {
-    team_ = std::make_unique<SelfTeam>();
+// What forms the Teams of one group. Everything is collective over their members.
+class Group::Builder {
+ public:
+  Builder(Group& group, std::shared_ptr<Store> store)
+      : group_(group),
+        options_(group.options_),
+        context_(*group.context_),
+        store_(std::move(store)),
+        deadline_(Deadline::after(options_.timeout)),
+        party_(context_.party()) {
+    deadline_.expired();  // starts the clock
+  }
+
+  Status run() {
+    std::vector<int> everyone(static_cast<size_t>(options_.size));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    Result<Formation> whole = meet(everyone, kStorePrefix, options_.name);
+    if (!whole.ok()) return whole.status();
+    whole_ = std::move(whole).value();
+    Result<std::unique_ptr<Team>> here = make_team_of_host(everyone);
+    if (!here.ok()) return here.status();
+    if (whole_.host_count == 1) {
+      group_.team_ = std::move(here).value();
+    } else {
+      Status across = join_hosts(std::move(here).value());
+      if (!across.ok()) return across;
+    }
+    group_.make_point_to_point(whole_);
     return {};
   }
-  Deadline deadline = Deadline::after(options_.timeout);
-  deadline.expired();  // starts the clock
-  std::vector<int> everyone(static_cast<size_t>(options_.size));
-  for (size_t k = 0; k < everyone.size(); ++k) everyone[k] = static_cast<int>(k);
-  FormationParty party = context_->party();
 
-  auto form_subset = [&](std::span<const int> ranks, const std::string& prefix,
-                         const std::string& name) -> Result<Formation> {
+ private:
+  static int position(std::span<const int> ranks, int rank) {
+    return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  }
+
+  // Formation among some ranks of the group, this one among them.
+  Result<Formation> meet(std::span<const int> ranks, const std::string& prefix,
+                         const std::string& name) {
     FormationRequest request;
     request.prefix = prefix;
     request.name = name;
     request.size = static_cast<int>(ranks.size());
-    request.rank =
-        static_cast<int>(std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin());
-    if (flat_) request.watch = [this] { return watch_flat(); };
+    request.rank = position(ranks, options_.rank);
+    if (group_.flat_) request.watch = [this] { return watch(); };
     for (int rank : ranks)
       if (!options_.global_ranks.empty())
         request.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(rank)]);
-    return form_group(party, store, request, deadline);
-  };
-  auto make_team = [&](const Formation& formation, const std::string& name, int rank) {
-    return std::make_unique<ShmTeam>(context_->arena(), formation.group_id, name, rank,
-                                     formation.members, formation.wait_policy, formation.tuning);
-  };
-
-  Result<Formation> whole = form_subset(everyone, kStorePrefix, options_.name);
-  if (!whole.ok()) return whole.status();
-  const Formation& formation = whole.value();
-  auto flat = make_team(formation, options_.name, options_.rank);
-
-  Domains domains = make_domains(formation.places, formation.hierarchy);
-  if (domains.ranks.size() == 1) {
-    ShmTeam& lines = *flat;
-    team_ = std::move(flat);
-    make_point_to_point(formation, lines);
-    return {};
+    return form_group(party_, *store_, request, deadline_);
   }
-  flat_ = std::move(flat);
-  for (const LinesMember& member : formation.members) flat_peers_.push_back(member.peer);
-  TeamFactory factory = [&](std::span<const int> ranks,
-                            const std::string& name) -> Result<std::unique_ptr<Team>> {
-    Result<Formation> part =
-        form_subset(ranks, kStorePrefix + name + "/", options_.name + ": " + name);
-    if (!part.ok()) return part.status();
-    int rank =
-        static_cast<int>(std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin());
-    return std::unique_ptr<Team>(make_team(part.value(), options_.name + ": " + name, rank));
-  };
-  Result<std::unique_ptr<HierarchicalTeam>> composed =
-      HierarchicalTeam::make(options_.rank, domains.ranks, factory, factory, {"hierarchy"});
-  if (!composed.ok()) {
-    flat_->abort(composed.status());  // whoever waits in another domain sees it there
+
+  // The ShmTeam of the members of a formation that are on this host; ranks[k] is member k's rank in
+  // the group.
+  std::unique_ptr<ShmTeam> make_shm_team(const Formation& formation, std::span<const int> ranks) {
+    std::vector<LinesMember> members;
+    int position_here = 0;
+    for (size_t k = 0; k < formation.members.size(); ++k) {
+      if (formation.members[k].peer == nullptr) continue;
+      if (ranks[k] == options_.rank) position_here = static_cast<int>(members.size());
+      members.push_back(formation.members[k]);
+      members.back().group_rank = ranks[k];
+    }
+    return std::make_unique<ShmTeam>(context_.arena(), formation.group_id, options_.name,
+                                     position_here, std::move(members), formation.wait_policy,
+                                     formation.tuning);
+  }
+
+  // Of the members on this host: one ShmTeam, or ShmTeams inside a ShmTeam where they are bound to
+  // several NUMA nodes or L3 caches. Its ranks are the positions among them.
+  Result<std::unique_ptr<Team>> make_team_of_host(std::span<const int> everyone) {
+    std::vector<Place> places;
+    int rank_here = 0;
+    for (int rank = 0; rank < options_.size; ++rank) {
+      if (whole_.members[static_cast<size_t>(rank)].peer == nullptr) continue;
+      if (rank == options_.rank) rank_here = static_cast<int>(here_.size());
+      here_.push_back(rank);
+      places.push_back(whole_.places[static_cast<size_t>(rank)]);
+    }
+    std::unique_ptr<ShmTeam> flat = make_shm_team(whole_, everyone);
+    group_.lines_ = flat.get();
+    Domains domains = make_domains(places, whole_.hierarchy);
+    if (domains.ranks.size() == 1) return std::unique_ptr<Team>(std::move(flat));
+    group_.flat_ = std::move(flat);
+    TeamFactory factory = [this](std::span<const int> ranks,
+                                 const std::string& name) -> Result<std::unique_ptr<Team>> {
+      std::vector<int> group_ranks;
+      for (int rank : ranks) group_ranks.push_back(here_[static_cast<size_t>(rank)]);
+      // Domains of several hosts have the same names.
+      std::string prefix = kStorePrefix + name + "/" + std::to_string(here_.front()) + "/";
+      std::string full_name = options_.name + ": " + name;
+      Result<Formation> part = meet(group_ranks, prefix, full_name);
+      if (!part.ok()) return part.status();
+      return std::unique_ptr<Team>(make_shm_team(part.value(), group_ranks));
+    };
+    Result<std::unique_ptr<HierarchicalTeam>> composed =
+        HierarchicalTeam::make(rank_here, domains.ranks, factory, factory,
+                               {.name = "hierarchy", .names = names_of(here_)});
+    if (composed.ok()) return std::unique_ptr<Team>(std::move(composed).value());
+    group_.flat_->abort(composed.status());  // whoever waits in another domain sees it there
     return composed.status();
   }
-  team_ = std::move(composed).value();
-  make_point_to_point(formation, *flat_);
-  return {};
+
+  // While the parts of a hierarchical Team are formed: whether a member of this host gave up or
+  // died.
+  Status watch() const {
+    DSCOMM_RETURN_IF_ERROR(group_.flat_->failure());
+    for (size_t k = 0; k < here_.size(); ++k)
+      if (!whole_.members[static_cast<size_t>(here_[k])].peer->alive())
+        return Status(Code::kPeerDied,
+                      group_.flat_->name_member(static_cast<int>(k)) + " died or exited");
+    return {};
+  }
+
+  // The Team of the whole group, from that of this host and what carries data between hosts.
+  Status join_hosts(std::unique_ptr<Team> here) {
+    Result<std::shared_ptr<Transport>> found = find_transport();
+    if (!found.ok()) {
+      here->abort(found.status());
+      return found.status();
+    }
+    group_.transport_ = found.value();
+    std::vector<std::vector<int>> hosts(static_cast<size_t>(whole_.host_count));
+    for (int rank = 0; rank < options_.size; ++rank)
+      hosts[static_cast<size_t>(whole_.hosts[static_cast<size_t>(rank)])].push_back(rank);
+
+    TeamFactory inner = [&here](std::span<const int>, const std::string&) {
+      return Result<std::unique_ptr<Team>>(std::move(here));
+    };
+    TeamFactory outer = [this](std::span<const int> ranks, const std::string& name) {
+      std::vector<int> transport_ranks;
+      for (int rank : ranks) transport_ranks.push_back(transport_rank(rank));
+      return group_.transport_->make_team(transport_ranks, team_id(name), options_.name, deadline_);
+    };
+    std::vector<int> everyone(static_cast<size_t>(options_.size));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    if (hosts.size() == everyone.size()) {
+      Result<std::unique_ptr<Team>> team = outer(everyone, "hosts");
+      if (!team.ok()) return team.status();
+      group_.team_ = std::move(team).value();
+      return {};
+    }
+    Result<std::unique_ptr<HierarchicalTeam>> composed = HierarchicalTeam::make(
+        options_.rank, hosts, inner, outer, {.name = "hosts", .names = names_of(everyone)});
+    if (!composed.ok()) return composed.status();
+    group_.team_ = std::move(composed).value();
+    return {};
+  }
+
+  std::vector<std::string> names_of(std::span<const int> ranks) const {
+    std::vector<std::string> names;
+    for (int rank : ranks) {
+      const auto k = static_cast<size_t>(rank);
+      const PeerAddress& address = whole_.addresses[k];
+      names.push_back(LinesMember::name(rank, whole_.members[k].global_rank, address.describe()));
+    }
+    return names;
+  }
+
+  int transport_rank(int rank) const {
+    return group_.transport_->rank_of(whole_.addresses[static_cast<size_t>(rank)].arena);
+  }
+
+  uint64_t team_id(const std::string& name) const {
+    uint64_t id = whole_.group_id;
+    for (char letter : name) id = (id ^ static_cast<unsigned char>(letter)) * 0x100000001b3ull;
+    return id;
+  }
+
+  // The process's transport, which the first group that spans hosts brings up among its members.
+  Result<std::shared_ptr<Transport>> find_transport() {
+    uint64_t known = whole_.transport_ids.front();
+    for (size_t rank = 1; rank < whole_.transport_ids.size(); ++rank)
+      if (whole_.transport_ids[rank] != known) return outside(0, static_cast<int>(rank));
+    TransportRequest request;
+    request.id = known != 0 ? known : whole_.group_id;
+    request.name = options_.name;
+    request.rank = options_.rank;
+    request.prefix = kStorePrefix + ("transport/" + std::to_string(whole_.group_id) + "/");
+    request.settings = context_.settings();
+    request.usable_cores = context_.topology().usable_cores();
+    std::vector<int> count_on_host(static_cast<size_t>(whole_.host_count));
+    for (size_t rank = 0; rank < whole_.members.size(); ++rank) {
+      const PeerAddress& address = whole_.addresses[rank];
+      TransportMember member;
+      member.id = address.arena;
+      member.host = whole_.hosts[rank];
+      member.local_rank = count_on_host[static_cast<size_t>(member.host)]++;
+      member.global_rank = whole_.members[rank].global_rank;
+      member.pid = address.pid;
+      member.host_name = std::string(address.host, strnlen(address.host, sizeof address.host));
+      member.networks = whole_.networks[rank];
+      request.members.push_back(std::move(member));
+    }
+    Result<std::shared_ptr<Transport>> transport = context_.transport(request, store_, deadline_);
+    if (!transport.ok())
+      return Status(transport.status().code(),
+                    "forming group '" + options_.name + "': " + transport.status().message());
+    return transport;
+  }
+
+  // MPI's world is made once, so a process that was not in it cannot join.
+  Status outside(int one, int other) const {
+    return Status(Code::kUnsupported,
+                  "forming group '" + options_.name + "': it spans hosts, and rank " +
+                      std::to_string(one) + " and rank " + std::to_string(other) +
+                      " were not together in the first group that did; let the first such group "
+                      "have all ranks that will ever talk between hosts");
+  }
+
+  Group& group_;
+  const GroupOptions& options_;
+  Context& context_;
+  std::shared_ptr<Store> store_;
+  Deadline deadline_;
+  FormationParty party_;
+  Formation whole_;
+  std::vector<int> here_;  // the ranks of the group on this host
+};
+
+Status Group::form(std::shared_ptr<Store> store) {
+  if (options_.size == 1) {
+    team_ = std::make_unique<SelfTeam>();
+    return {};
+  }
+  return Builder(*this, std::move(store)).run();
 }
 
-// While the parts of a hierarchical Team are formed: whether a member of the whole gave up or died.
-Status Group::watch_flat() {
-  DSCOMM_RETURN_IF_ERROR(flat_->failure());
-  for (size_t rank = 0; rank < flat_peers_.size(); ++rank)
-    if (!flat_peers_[rank]->alive())
-      return Status(Code::kPeerDied,
-                    flat_->name_member(static_cast<int>(rank)) + " died or exited");
-  return {};
-}
-
-void Group::make_point_to_point(const Formation& formation, ShmTeam& flat) {
-  // The closures are called only while the group lives: shutdown() has point-to-point forget it
-  // first.
+void Group::make_point_to_point(const Formation& formation) {
   auto known = std::make_shared<PointToPointGroup>();
   known->id = formation.group_id;
   known->name = options_.name;
   known->rank = options_.rank;
-  for (const LinesMember& member : formation.members) known->peers.push_back(member.peer);
-  known->failure = [&flat, team = team_.get()] {
-    DSCOMM_RETURN_IF_ERROR(flat.failure());
-    return team == &flat ? Status() : team->failure();
-  };
-  known->abort = [&flat, team = team_.get()](const Status& cause) {
-    flat.abort(cause);
-    if (team != &flat) team->abort(cause);
-  };
-  known->has_left = [&flat](int member) { return flat.has_left(member); };
-  known->name_member = [&flat](int member) { return flat.name_member(member); };
   known->wait = formation.wait_policy;
+  // By member: its rank in lines_, or -1, and in the transport.
+  std::vector<int> here, there;
+  std::vector<std::string> names;
+  int here_count = 0;
+  for (size_t k = 0; k < formation.members.size(); ++k) {
+    const LinesMember& member = formation.members[k];
+    if (member.peer != nullptr) {
+      here.push_back(here_count++);
+      there.push_back(-1);
+      known->peers.push_back(member.peer);
+    } else {
+      here.push_back(-1);
+      there.push_back(transport_->rank_of(formation.addresses[k].arena));
+      known->peers.push_back(transport_->endpoint(there.back()));
+    }
+    names.push_back(LinesMember::name(static_cast<int>(k), member.global_rank,
+                                      known->peers.back()->describe()));
+  }
+  // The closures are called only while the Teams live: shutdown() has point-to-point forget the
+  // group first.
+  std::vector<int> elsewhere;
+  for (int rank : there)
+    if (rank >= 0) elsewhere.push_back(rank);
+  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, elsewhere] {
+    DSCOMM_RETURN_IF_ERROR(team->failure());
+    if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
+    // A member that waits for the dead one ends the group for all, but its news may not get here.
+    return transport != nullptr ? transport->death_among(elsewhere) : Status();
+  };
+  known->abort = [team = team_.get(), flat = flat_.get()](const Status& cause) {
+    team->abort(cause);
+    if (flat != nullptr) flat->abort(cause);
+  };
+  known->has_left = [lines = lines_, transport = transport_, here, there](int member) {
+    const auto k = static_cast<size_t>(member);
+    return here[k] >= 0 ? lines->has_left(here[k]) : transport->has_left(there[k]);
+  };
+  known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
   point_to_point_ = std::move(known);
 }
 

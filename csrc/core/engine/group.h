@@ -28,6 +28,7 @@ class Context;
 class Peer;
 class PointToPoint;
 class ShmTeam;
+class Transport;
 struct Formation;
 struct PointToPointGroup;
 
@@ -46,8 +47,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // Collective over the members: meets through the store, proves locality, makes the Team. Blocks
   // until every member has done so or the timeout passes; the error then names who is missing.
-  static Result<std::shared_ptr<Group>> create(std::shared_ptr<Context> context, Store& store,
-                                               GroupOptions options);
+  static Result<std::shared_ptr<Group>> create(std::shared_ptr<Context> context,
+                                               std::shared_ptr<Store> store, GroupOptions options);
   // In place of create(), by a rank whose Context failed: the other members raise `cause` soon.
   static void decline(Store& store, const GroupOptions& options, const Status& cause);
   ~Group();
@@ -98,12 +99,12 @@ class Group : public std::enable_shared_from_this<Group> {
   std::string flight_record_json() const { return recorder_.json(); }
 
  private:
-  class Queued;  // an Operation of the queue
+  class Queued;   // an Operation of the queue
+  class Builder;  // makes the Teams
 
   Group(std::shared_ptr<Context> context, GroupOptions options);
-  Status form(Store& store);
-  void make_point_to_point(const Formation& formation, ShmTeam& flat);
-  Status watch_flat();
+  Status form(std::shared_ptr<Store> store);
+  void make_point_to_point(const Formation& formation);
   Status refuse_locked() const;
   void drain(const Operation* until, bool was_scheduled = false);
   Status execute(const Body& body, std::chrono::milliseconds timeout);
@@ -116,10 +117,11 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Context> context_;
   GroupOptions options_;
   std::unique_ptr<Team> team_;
-  // The flat Team of all ranks where team_ is a hierarchical one: point-to-point lives by its
-  // lines.
+  // Of the members on this host: point-to-point lives by its lines. Part of team_, or flat_ where
+  // the Team of this host is a hierarchical one.
+  ShmTeam* lines_ = nullptr;
   std::unique_ptr<ShmTeam> flat_;
-  std::vector<std::shared_ptr<Peer>> flat_peers_;
+  std::shared_ptr<Transport> transport_;  // null where all members are on one host
   std::shared_ptr<PointToPointGroup> point_to_point_;
   Recorder recorder_;
 

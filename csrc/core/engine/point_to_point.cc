@@ -28,6 +28,9 @@ constexpr int64_t kLookNs = 1'000'000;
 // A thorough look costs a system call for each member.
 constexpr int64_t kThoroughLookNs = 100'000'000;
 
+// How long a wait sleeps where a peer rings no doorbell: short beside what the wire takes.
+constexpr int64_t kPolledSliceNs = 50'000;
+
 // The worker looks this often whether somebody waits himself; it takes over when nobody did for one
 // tick, and parks after this many in which it had nothing to do.
 constexpr std::chrono::milliseconds kWorkerTick{1};
@@ -68,7 +71,7 @@ Status check_arguments(const PointToPointGroup& group, const char* what, const v
 // Whether a message that came from a process is from the rank that it names.
 Status check_source(const PointToPointGroup& group, const ArenaId& from, int source) {
   if (source >= 0 && source < static_cast<int>(group.peers.size()) &&
-      group.peers[static_cast<size_t>(source)]->address().arena == from)
+      group.peers[static_cast<size_t>(source)]->id() == from)
     return {};
   return make_status(Code::kInternal,
                      "a message in group '%s' says that it is from rank %d, but it is not",
@@ -152,10 +155,12 @@ struct PointToPoint::GroupState {
 
 // Everything between this process and another one, whatever the group.
 struct PointToPoint::Connection {
-  Connection(std::shared_ptr<Arena> arena, ChannelDirectory& directory, std::shared_ptr<Peer> peer)
-      : channel(std::move(arena), directory, std::move(peer)) {}
+  Connection(const std::shared_ptr<Arena>& arena, ChannelDirectory& directory,
+             std::shared_ptr<Endpoint> endpoint)
+      : peer(std::move(endpoint)), channel(peer->make_channel(arena, directory)) {}
 
-  Channel channel;
+  const std::shared_ptr<Endpoint> peer;
+  const std::unique_ptr<CellChannel> channel;
   Status broken;  // why nothing that comes from there can be believed, or read
 
   std::deque<TransferPtr> outgoing;
@@ -243,6 +248,20 @@ void PointToPoint::forget(uint64_t group_id) {
   deliver(std::move(outcome));
 }
 
+void PointToPoint::flush(std::chrono::milliseconds limit) {
+  const Deadline deadline = Deadline::after(limit);
+  std::unique_lock lock(mutex_);
+  Outcome outcome;
+  while (in_flight_ && !deadline.expired()) {
+    progress(&outcome);
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kPolledSliceNs));
+    lock.lock();
+  }
+  lock.unlock();
+  deliver(std::move(outcome));
+}
+
 OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
   Outcome outcome;
   {
@@ -257,6 +276,11 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
       ++pending_count_;
       Status status = start(state, transfer, &outcome);
       if (status.ok() && !transfer->settled) status = attend(transfer);
+      // Sent, but not through: nobody will wait for it, so the worker sees to it.
+      if (transfer->settled && in_flight_) {
+        status = start_worker(*transfer->group);
+        if (status.ok() && helpers_ == 0) unpark_worker();
+      }
       if (!transfer->settled && !status.ok()) fail_group(state, status, &outcome);
     }
   }
@@ -284,16 +308,17 @@ PointToPoint::GroupState& PointToPoint::state_of(const GroupPtr& group) {
   state->group = group;
   for (size_t k = 0; k < group->peers.size(); ++k) {
     if (static_cast<int>(k) == group->rank) continue;
-    std::unique_ptr<Connection>& connection = connections_[group->peers[k]->address().arena];
-    if (connection == nullptr)
-      connection = std::make_unique<Connection>(arena_, directory_, group->peers[k]);
+    std::unique_ptr<Connection>& connection = connections_[group->peers[k]->id()];
+    if (connection != nullptr) continue;
+    connection = std::make_unique<Connection>(arena_, directory_, group->peers[k]);
+    if (connection->peer->doorbell() == nullptr) ++polled_count_;
   }
   return *state;
 }
 
 PointToPoint::Connection& PointToPoint::connection_to(const PointToPointGroup& group,
                                                       int peer) const {
-  return *connections_.at(group.peers[static_cast<size_t>(peer)]->address().arena);
+  return *connections_.at(group.peers[static_cast<size_t>(peer)]->id());
 }
 
 // An error ends the group.
@@ -321,7 +346,7 @@ Status PointToPoint::start_send(const TransferPtr& transfer) {
                                        " died or exited without leaving the group");
   Connection& connection = connection_to(group, transfer->peer);
   DSCOMM_RETURN_IF_ERROR(connection.broken);
-  DSCOMM_RETURN_IF_ERROR(connection.channel.open(channel_bytes_));
+  DSCOMM_RETURN_IF_ERROR(connection.channel->open(channel_bytes_));
   connection.outgoing.push_back(transfer);
   return {};
 }
@@ -383,9 +408,11 @@ void PointToPoint::unpark_worker() {
 // Moves what can be moved now. Does not block.
 bool PointToPoint::progress(Outcome* outcome) {
   bool moved = false;
+  in_flight_ = false;
   for (auto& [id, connection] : connections_) {
     moved |= progress_in(*connection, outcome);
     moved |= progress_out(*connection, outcome);
+    in_flight_ |= connection->channel->in_flight();
   }
   return moved;
 }
@@ -394,14 +421,14 @@ bool PointToPoint::progress_in(Connection& connection, Outcome* outcome) {
   connection.unread = false;
   if (!connection.broken.ok()) return false;
   for (int taken = 0;; ++taken) {
-    Result<std::optional<ArrivedCell>> cell = connection.channel.next_cell();
+    Result<std::optional<ArrivedCell>> cell = connection.channel->next_cell();
     if (!cell.ok()) return break_connection(connection, cell.status(), outcome);
     if (!cell.value().has_value()) return taken > 0;
     if (taken == kMostCellsInTurn || !take_cell(connection, *cell.value(), outcome)) {
       connection.unread = true;
       return taken > 0;
     }
-    if (connection.channel.consume()) ring(*connection.channel.peer());
+    if (connection.channel->consume()) ring(*connection.peer);
   }
 }
 
@@ -445,7 +472,7 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
                                                      const CellHeader& header, Outcome* outcome) {
   auto make_message = [&] {
     auto message = std::make_shared<Message>();
-    message->from = connection.channel.peer()->address().arena;
+    message->from = connection.peer->id();
     message->group = header.group;
     message->source = header.source;
     message->tag = header.tag;
@@ -462,7 +489,7 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
     return message;
   }
   if (state != nullptr && state->group != nullptr) {
-    const ArenaId& from = connection.channel.peer()->address().arena;
+    const ArenaId& from = connection.peer->id();
     if (Status status = check_source(*state->group, from, header.source); !status.ok()) {
       fail_group(*state, status, outcome);
       MessagePtr message = make_message();
@@ -533,13 +560,12 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
 // Nothing more is read from there; the groups that talk to it end. Returns false, for nothing was
 // taken.
 bool PointToPoint::break_connection(Connection& connection, const Status& cause, Outcome* outcome) {
-  const Peer& peer = *connection.channel.peer();
+  const Endpoint& peer = *connection.peer;
   connection.broken = Status(cause.code(), cause.message() + " (from " + peer.describe() + ")");
   for (auto& [id, state] : groups_) {
     if (state->group == nullptr || !state->failure.ok()) continue;
-    bool member = std::any_of(
-        state->group->peers.begin(), state->group->peers.end(),
-        [&](const auto& other) { return other->address().arena == peer.address().arena; });
+    bool member = std::any_of(state->group->peers.begin(), state->group->peers.end(),
+                              [&](const auto& other) { return other->id() == peer.id(); });
     if (member) fail_group(*state, connection.broken, outcome);
   }
   return false;
@@ -549,7 +575,7 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
   int filled = 0;
   for (; filled < kMostCellsInTurn; ++filled) {
     if (connection.outgoing.empty() && !connection.abandoning) break;
-    std::byte* cell = connection.channel.vacant_cell();
+    std::byte* cell = connection.channel->vacant_cell();
     if (cell == nullptr) break;
     CellHeader header{};
     header.sequence = connection.sent_messages + 1;
@@ -562,8 +588,8 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
       ++connection.sent_messages;
     } else {
       const TransferPtr& transfer = connection.outgoing.front();
-      size_t bytes =
-          std::min<uint64_t>(connection.channel.capacity(), transfer->bytes - transfer->sent_bytes);
+      size_t bytes = std::min<uint64_t>(connection.channel->capacity(),
+                                        transfer->bytes - transfer->sent_bytes);
       header.group = transfer->group->id;
       header.count = transfer->count;
       header.bytes = transfer->bytes;
@@ -583,7 +609,7 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
       }
     }
     std::memcpy(cell, &header, sizeof header);
-    if (connection.channel.publish()) ring(*connection.channel.peer());
+    if (connection.channel->publish()) ring(*connection.peer);
     if (done != nullptr) settle(done, {}, outcome);
   }
   return filled > 0;
@@ -632,8 +658,8 @@ void PointToPoint::fail_group(GroupState& state, const Status& cause, Outcome* o
   state.failure = first;
   end_group(state, first, outcome);
   // Members that sleep on their doorbell need not wait for the end of a slice.
-  for (const std::shared_ptr<Peer>& peer : state.group->peers)
-    if (peer->header().doorbell_sleepers.load(std::memory_order_relaxed) != 0) ring(*peer);
+  for (const std::shared_ptr<Endpoint>& peer : state.group->peers)
+    if (peer->sleeps()) ring(*peer);
 }
 
 // Nothing of the group is pending or kept afterwards, and nothing is written to its users' memory.
@@ -771,11 +797,11 @@ std::string PointToPoint::timeout_text(const Transfer& transfer) const {
 void PointToPoint::drop_dead_channels() {
   std::erase_if(connections_, [this](auto& entry) {
     Connection& connection = *entry.second;
-    if (connection.channel.peer()->alive()) return false;
+    if (connection.peer->alive()) return false;
     for (const auto& [id, state] : groups_) {
       if (state->group == nullptr) continue;
-      for (const std::shared_ptr<Peer>& peer : state->group->peers)
-        if (peer->address().arena == entry.first) return false;
+      for (const std::shared_ptr<Endpoint>& peer : state->group->peers)
+        if (peer->id() == entry.first) return false;
     }
     // No group names it, so what was on its way in belongs to a group that this rank never used.
     if (MessagePtr message = std::move(connection.incoming)) {
@@ -783,7 +809,8 @@ void PointToPoint::drop_dead_channels() {
       end_abandoned(message, &none);
     }
     if (connection.abandoning) --abandoning_count_;
-    connection.channel.drop();
+    if (connection.peer->doorbell() == nullptr) --polled_count_;
+    connection.channel->drop();
     return true;
   });
 }
@@ -852,6 +879,7 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
     int64_t now = monotonic_ns();
     int64_t end = std::min(end_ns, next_deadline_ns_);
     if (slice_ns_ > 0) end = std::min(end, now + slice_ns_);
+    if (polled_count_ > 0) end = std::min(end, now + kPolledSliceNs);
     return end == INT64_MAX ? int64_t{-1} : std::max<int64_t>(end - now, 0);
   };
   if (polling_) {

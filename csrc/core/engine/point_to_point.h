@@ -9,8 +9,9 @@
 // Progress is made by whoever waits for an operation, and by one worker thread for operations that
 // nobody waits for. All of it is straight-line code under one mutex, and none of it blocks but for
 // the sleep on the doorbell, which happens with the mutex free. Who ends that sleep: a peer that
-// publishes or consumes, the end of a slice (after which the groups' failures, the deadlines and
-// the lives of the peers that are waited for are looked at), or the first deadline.
+// publishes or consumes, the end of a slice (a short one where a peer is on another host, which
+// rings no doorbell) (after which the groups' failures, the deadlines and the lives of the peers
+// that are waited for are looked at), or the first deadline.
 //
 // Callbacks of operations run with no lock of this file held. One that blocks on the worker thread
 // holds up what nobody waits for until it returns.
@@ -32,7 +33,7 @@
 #include "core/engine/operation.h"
 #include "core/shm/channel.h"
 #include "core/shm/doorbell.h"
-#include "core/shm/peer.h"
+#include "core/shm/endpoint.h"
 #include "core/shm/wait.h"
 #include "core/types/dtype.h"
 
@@ -45,12 +46,12 @@ struct PointToPointGroup {
   uint64_t id = 0;
   std::string name;
   int rank = 0;
-  std::vector<std::shared_ptr<Peer>> peers;     // in group order, own rank included
-  std::function<Status()> failure;              // not OK once the group has failed; cheap
-  std::function<void(const Status&)> abort;     // ends the group for every member with a cause
-  std::function<bool(int)> has_left;            // a member left the group
-  std::function<std::string(int)> name_member;  // "rank 2 (pid 7 on host a)"
-  WaitPolicy wait;                              // spin_pauses and yield_ns of waits in this group
+  std::vector<std::shared_ptr<Endpoint>> peers;  // in group order, own rank included
+  std::function<Status()> failure;               // not OK once the group has failed; cheap
+  std::function<void(const Status&)> abort;      // ends the group for every member with a cause
+  std::function<bool(int)> has_left;             // a member left the group
+  std::function<std::string(int)> name_member;   // "rank 2 (pid 7 on host a)"
+  WaitPolicy wait;                               // spin_pauses and yield_ns of waits in this group
 };
 
 class PointToPoint {
@@ -77,6 +78,9 @@ class PointToPoint {
   // there is none; messages of it, come and to come, are dropped. Finishes operations, so the
   // caller holds no lock. Idempotent.
   void forget(uint64_t group_id);
+
+  // Until what was sent needs this process no more, or the limit has passed.
+  void flush(std::chrono::milliseconds limit);
 
   // In a forked child: closes what it inherited. Nothing else works on this object there.
   void close_descriptors() { doorbell_->close_descriptors(); }
@@ -105,7 +109,7 @@ class PointToPoint {
   Status attend(const TransferPtr& transfer);
   Status start_worker(const PointToPointGroup& group);
   void unpark_worker();
-  bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0; }
+  bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0 || in_flight_; }
 
   bool progress(Outcome* outcome);
   bool progress_in(Connection& connection, Outcome* outcome);
@@ -121,7 +125,9 @@ class PointToPoint {
   void settle(TransferPtr transfer, const Status& status, Outcome* outcome);
   void fail_group(GroupState& state, const Status& cause, Outcome* outcome);
   void end_group(GroupState& state, const Status& status, Outcome* outcome);
-  void ring(const Peer& peer) const { doorbell_->ring(peer.address().doorbell); }
+  void ring(const Endpoint& peer) const {
+    if (peer.doorbell() != nullptr) doorbell_->ring(*peer.doorbell());
+  }
 
   void look_when_due(Outcome* outcome);
   Status look_at(GroupState& state, int64_t now, bool thoroughly, Outcome* outcome);
@@ -151,6 +157,8 @@ class PointToPoint {
   uint64_t unexpected_used_ = 0;
   size_t pending_count_ = 0;
   size_t abandoning_count_ = 0;  // connections whose peer must still hear of a message given up
+  size_t polled_count_ = 0;      // connections to peers that ring no doorbell
+  bool in_flight_ = false;       // what was sent needs this process to get through; see progress()
 
   std::condition_variable changed_;  // after progress by the thread that sleeps on the doorbell
   bool polling_ = false;             // a thread has taken the doorbell

@@ -13,9 +13,9 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
       check_lists("all_gather", outs.size(), out_counts.size(), static_cast<size_t>(size())));
   const size_t me = static_cast<size_t>(rank());
   DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[me], rank()));
-  CallRecord call = record(Collective::kAllGather, dtype, 0, options);
+  CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
   call.own_count = count;
-  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t chunk = tuning_.chunk_bytes;
   const size_t bytes = count * element_bytes;

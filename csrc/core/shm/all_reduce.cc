@@ -43,7 +43,7 @@ Status ShmTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
                            const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(
-      lines_->begin(record(Collective::kAllReduce, reduction, count, options), options.deadline));
+      lines_->begin(make_record(Collective::kAllReduce, reduction, count, options), options));
   size_t bytes = count * dtype_bytes(reduction.dtype);
   if (bytes <= kTinyBytes) return all_reduce_tiny(in, out, count, reduction);
   if (bytes <= std::min(tuning_.one_shot_bytes, tuning_.chunk_bytes))

@@ -17,14 +17,14 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
       check_lists("all_to_all", outs.size(), out_counts.size(), static_cast<size_t>(size())));
   const size_t me = static_cast<size_t>(rank());
   DSCOMM_RETURN_IF_ERROR(check_own_count("all_to_all", in_counts[me], out_counts[me], rank()));
-  CallRecord call = record(Collective::kAllToAll, dtype, 0, options);
+  CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
   size_t longest_in = 0, longest_out = 0;
   for (size_t k = 0; k < in_counts.size(); ++k) {
     call.own_count += in_counts[k];
     longest_in = std::max(longest_in, in_counts[k]);
     longest_out = std::max(longest_out, out_counts[k]);
   }
-  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t piece = tuning_.chunk_bytes / (element_bytes * static_cast<size_t>(size()));
   const size_t piece_bytes = piece * element_bytes;

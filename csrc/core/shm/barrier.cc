@@ -6,7 +6,7 @@ namespace dscomm {
 
 Status ShmTeam::barrier(const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(
-      lines_->begin(record(Collective::kBarrier, DType::kUInt8, 0, options), options.deadline));
+      lines_->begin(make_record(Collective::kBarrier, DType::kUInt8, 0, options), options));
   lines_->post(1);
   DSCOMM_RETURN_IF_ERROR(lines_->wait_all_posted(1));
   return lines_->end();

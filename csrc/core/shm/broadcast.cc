@@ -9,9 +9,9 @@ namespace dscomm {
 Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
                           const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
-  CallRecord call = record(Collective::kBroadcast, dtype, count, options);
+  CallRecord call = make_record(Collective::kBroadcast, dtype, count, options);
   call.root = root;
-  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   auto* data = static_cast<std::byte*>(buffer);
   const size_t bytes = count * dtype_bytes(dtype);
 

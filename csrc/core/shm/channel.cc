@@ -73,6 +73,11 @@ const ChannelLines* find_channel_lines(const Peer& peer, const ArenaId& own_id) 
   return nullptr;
 }
 
+std::unique_ptr<CellChannel> Peer::make_channel(const std::shared_ptr<Arena>& arena,
+                                                ChannelDirectory& directory) {
+  return std::make_unique<Channel>(arena, directory, shared_from_this());
+}
+
 Channel::Channel(std::shared_ptr<Arena> arena, ChannelDirectory& directory,
                  std::shared_ptr<Peer> peer)
     : arena_(std::move(arena)), directory_(directory), peer_(std::move(peer)) {}

@@ -17,6 +17,7 @@
 
 #include "core/base/status.h"
 #include "core/shm/arena.h"
+#include "core/shm/endpoint.h"
 #include "core/shm/layout.h"
 #include "core/shm/peer.h"
 
@@ -44,39 +45,20 @@ class ChannelDirectory {
 // its directory makes no sense.
 const ChannelLines* find_channel_lines(const Peer& peer, const ArenaId& own_id);
 
-// A cell that has arrived: a copy of its header, which the peer can no longer change, and its
-// bytes.
-struct ArrivedCell {
-  CellHeader header;
-  const std::byte* data;
-};
-
-class Channel {
+class Channel final : public CellChannel {
  public:
   Channel(std::shared_ptr<Arena> arena, ChannelDirectory& directory, std::shared_ptr<Peer> peer);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  const std::shared_ptr<Peer>& peer() const { return peer_; }
-
-  // Makes the outbound ring, of about channel_bytes, unless it is there. kResource when the arena
-  // or the machine cannot hold it.
-  Status open(size_t channel_bytes);
-  // What a cell of the outbound ring carries.
-  size_t capacity() const { return cell_bytes_ - sizeof(CellHeader); }
-  // The next cell to fill, its header first; null while the ring is full.
-  std::byte* vacant_cell();
-  // Hands the filled cell over. True when the peer sleeps and its doorbell is to be rung.
-  bool publish();
-
-  // The oldest cell that has arrived, if any. An error when the peer's memory makes no sense, or
-  // there is no memory for this side's lines.
-  Result<std::optional<ArrivedCell>> next_cell();
-  // Gives that cell back to the peer. True when the peer sleeps and its doorbell is to be rung.
-  bool consume();
-
-  // After the peer's death: returns the memory of the channel to the arena.
-  void drop();
+  Status open(size_t channel_bytes) override;
+  size_t capacity() const override { return cell_bytes_ - sizeof(CellHeader); }
+  std::byte* vacant_cell() override;
+  bool publish() override;
+  Result<std::optional<ArrivedCell>> next_cell() override;
+  bool consume() override;
+  bool in_flight() override { return false; }  // what is in memory is there
+  void drop() override;
 
  private:
   Status make_lines();

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <sstream>
 
 namespace dscomm {
 namespace {
@@ -23,6 +25,9 @@ struct Card {
   char hierarchy[16] = {};
   char members[256] = {};  // the global ranks of the group, as this rank was told
   char cpu_list[256] = {};
+  char host_identity[96] = {};
+  char networks[512] = {};  // "address/prefix", space-separated
+  uint64_t transport_id = 0;
   char failed_text[kTextBytes] = {};
 };
 
@@ -51,6 +56,20 @@ void set_text(char (&field)[N], const std::string& text) {
 template <size_t N>
 std::string get_text(const char (&field)[N]) {
   return std::string(field, strnlen(field, N));
+}
+
+// As many of the words as fit.
+std::string join(const std::vector<std::string>& words, size_t most) {
+  std::string text;
+  for (const std::string& word : words) {
+    if (text.size() + 1 + word.size() > most) break;
+    text += (text.empty() ? "" : " ") + word;
+  }
+  return text;
+}
+std::vector<std::string> split(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>()};
 }
 
 template <typename T>
@@ -170,6 +189,9 @@ class Former {
     set_text(card->cpu_list, party_.topology->cpu_list());
     set_text(card->hierarchy, settings.hierarchy);
     set_text(card->members, members_text());
+    set_text(card->host_identity, party_.host_identity);
+    set_text(card->networks, join(party_.networks, sizeof card->networks - 1));
+    card->transport_id = party_.transport_id;
     // Room for an element of the largest dtype from every rank, however many there are.
     uint64_t least = (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
     uint64_t pages = static_cast<uint64_t>(settings.staging_chunk_bytes) / kPageBytes;
@@ -281,13 +303,19 @@ class Former {
     const Card& first = cards_.front();
     formation_.tuning = first.tuning;
     formation_.hierarchy = get_text(first.hierarchy);
-    std::vector<std::string> cpu_lists;
+    std::vector<std::string> identities;  // by host number
     for (const Card& card : cards_) {
       formation_.places.push_back({card.numa, card.l3});
-      cpu_lists.push_back(get_text(card.cpu_list));
+      formation_.addresses.push_back(card.address);
+      formation_.networks.push_back(split(get_text(card.networks)));
+      formation_.transport_ids.push_back(card.transport_id);
+      std::string identity = get_text(card.host_identity);
+      auto known = std::find(identities.begin(), identities.end(), identity);
+      formation_.hosts.push_back(static_cast<int>(known - identities.begin()));
+      if (known == identities.end()) identities.push_back(std::move(identity));
     }
-    formation_.wait_policy = WaitPolicy::choose(*party_.settings, request_.size,
-                                                usable_cores(cpu_lists, cards_.front().cpu_quota));
+    formation_.host_count = static_cast<int>(identities.size());
+    choose_wait_policy();
     // Each rank of a job whose global ranks are known must see the same members.
     for (size_t rank = 0; rank < request_.global_ranks.size() && rank < cards_.size(); ++rank)
       if (cards_[rank].global_rank != request_.global_ranks[rank])
@@ -300,11 +328,34 @@ class Former {
     return {};
   }
 
+  bool is_here(int rank) const {
+    return formation_.hosts[static_cast<size_t>(rank)] ==
+           formation_.hosts[static_cast<size_t>(request_.rank)];
+  }
+
+  // By the ranks of this host, which compete for its cores.
+  void choose_wait_policy() {
+    std::vector<std::string> cpu_lists;
+    double quota = 0;
+    for (int rank = 0; rank < request_.size; ++rank) {
+      if (!is_here(rank)) continue;
+      const Card& card = cards_[static_cast<size_t>(rank)];
+      if (cpu_lists.empty()) quota = card.cpu_quota;
+      cpu_lists.push_back(get_text(card.cpu_list));
+    }
+    formation_.wait_policy = WaitPolicy::choose(
+        *party_.settings, static_cast<int>(cpu_lists.size()), usable_cores(cpu_lists, quota));
+  }
+
   Status attach_all() {
     Lines::open(*party_.arena, lines_offset_, formation_.group_id);
     std::string unreachable, ended, limited, late;
     for (int rank = 0; rank < request_.size; ++rank) {
       const Card& card = cards_[static_cast<size_t>(rank)];
+      if (!is_here(rank)) {
+        formation_.members.push_back({nullptr, 0, card.global_rank});
+        continue;
+      }
       Directory::Attached attached = party_.directory->attach(card.address, deadline_);
       if (attached.peer != nullptr &&
           attached.peer->at(card.lines_offset, sizeof(GroupLines), kPageBytes) == nullptr)
@@ -327,8 +378,8 @@ class Former {
     if (!ended.empty()) return Status(Code::kPeerDied, ended + " died or exited");
     return Status(Code::kUnsupported,
                   name_rank(request_.rank) + " cannot share memory with " + unreachable +
-                      ". dscomm carries groups whose ranks are all on one host; put the group's "
-                      "ranks on one host, or use gloo for this group");
+                      ", which is on the same host; run all ranks of a host as one user, in one "
+                      "job");
   }
 
   // A rank that cannot go on says so, so that nobody waits for it. Another's cause comes first: who

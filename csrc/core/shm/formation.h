@@ -4,7 +4,8 @@
 //   1. every rank publishes its card: how its arena is found, where its lines lie, where it is
 //   bound;
 //   2. rank 0 collects the cards and publishes them as one roster, with the group's id and tuning;
-//   3. every rank attaches to every other's arena and publishes whether it could;
+//   3. every rank attaches to the arena of every other rank of its host and publishes whether it
+//   could;
 //   4. rank 0 collects that and publishes the verdict, which is the same for all.
 //
 // A rank that fails publishes why, in place of its card or under a key at which all look while they
@@ -35,6 +36,9 @@ struct FormationParty {
   const PeerAddress* address = nullptr;
   const Settings* settings = nullptr;
   const Topology* topology = nullptr;
+  std::string host_identity;          // see host_identity()
+  std::vector<std::string> networks;  // at which other hosts may reach it: "address/prefix"
+  uint64_t transport_id = 0;          // of the transport that the process has; 0: none yet
 };
 
 struct FormationRequest {
@@ -48,11 +52,17 @@ struct FormationRequest {
   std::function<Status()> watch;
 };
 
+// By member where it is a list.
 struct Formation {
   uint64_t group_id = 0;
-  std::vector<LinesMember> members;
-  std::vector<Place> places;  // where each member is bound
-  std::string hierarchy;      // rank 0's DSCOMM_HIERARCHY
+  std::vector<int> hosts;  // which host it is on, numbered in the order in which they first appear
+  int host_count = 1;
+  std::vector<PeerAddress> addresses;
+  std::vector<LinesMember> members;                // peer is null where it is on another host
+  std::vector<Place> places;                       // where it is bound
+  std::vector<std::vector<std::string>> networks;  // as its party has them
+  std::vector<uint64_t> transport_ids;             // of the transport it has; 0: none
+  std::string hierarchy;                           // rank 0's DSCOMM_HIERARCHY
   ShmTuning tuning;
   WaitPolicy wait_policy;
 };

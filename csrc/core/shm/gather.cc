@@ -14,10 +14,10 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
         check_lists("gather", outs.size(), out_counts.size(), static_cast<size_t>(size())));
     DSCOMM_RETURN_IF_ERROR(check_own_count("gather", count, out_counts[me], rank()));
   }
-  CallRecord call = record(Collective::kGather, dtype, 0, options);
+  CallRecord call = make_record(Collective::kGather, dtype, 0, options);
   call.root = root;
   call.own_count = count;
-  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t chunk = tuning_.chunk_bytes;
   const size_t bytes = count * element_bytes;

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/team/call_record.h"
+
 namespace dscomm {
 
 inline constexpr uint64_t kArenaMagic = 0x4d4d4f435344ull;  // "DSCOMM"
@@ -118,25 +120,6 @@ struct ChannelBlock {
 };
 static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);
 
-// The description of a call: what must agree on all ranks, and own_count, which need not.
-// Copied word by word with atomics, the sequence first, because the reader of an error message may
-// race with the next call; a torn copy is told by looking at the sequence again afterwards.
-struct CallRecord {
-  uint64_t sequence = 0;
-  uint64_t count = 0;      // elements, where all must agree; else 0
-  uint64_t own_count = 0;  // elements this rank puts in; not compared
-  double factor = 1.0;
-  int32_t root = -1;
-  uint8_t kind = 0;  // Collective
-  uint8_t dtype = 0;
-  uint8_t op = 0;  // ReduceOp; 255 where there is none
-  uint8_t reserved = 0;
-  uint32_t part = 0, part_count = 1;
-  uint64_t digest = 0;  // of counts that must agree but do not fit here (reduce_scatter)
-  uint64_t within = 0;  // the composed call that this one is a piece of, see CallOptions
-};
-static_assert(sizeof(CallRecord) == 64);
-
 inline constexpr size_t kTinyBytes = 48;
 
 // Where a rank's staging for one call lies, in place of tiny data.
@@ -159,6 +142,8 @@ struct alignas(kLineBytes) Slot {
     std::byte tiny[kTinyBytes];
     StagePlace stage;
   };
+  // Copied word by word with atomics, the sequence first, because the reader of an error message
+  // may race with the next call; a torn copy is told by looking at the sequence again afterwards.
   CallRecord call;
 };
 static_assert(sizeof(Slot) == kLineBytes);

@@ -14,28 +14,6 @@
 namespace dscomm {
 namespace {
 
-// The finaliser of MurmurHash3: every bit of the input moves every bit of the output.
-uint64_t mix(uint64_t h) {
-  h ^= h >> 33;
-  h *= 0xff51afd7ed558ccdull;
-  h ^= h >> 33;
-  h *= 0xc4ceb9fe1a85ec53ull;
-  return h ^ h >> 33;
-}
-
-uint64_t hash_call(uint64_t before, const CallRecord& call) {
-  uint64_t kinds = uint64_t{call.kind} | uint64_t{call.dtype} << 8 | uint64_t{call.op} << 16 |
-                   uint64_t{static_cast<uint32_t>(call.root)} << 32;
-  uint64_t parts = uint64_t{call.part} | uint64_t{call.part_count} << 32;
-  uint64_t h = mix(before + call.sequence);
-  h = mix(h ^ kinds);
-  h = mix(h ^ call.count);
-  h = mix(h ^ std::bit_cast<uint64_t>(call.factor));
-  h = mix(h ^ parts);
-  h = mix(h ^ call.digest);
-  return mix(h ^ call.within);
-}
-
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
 // A copy word by word, the sequence first: a reader may race with the owner's next call. Release
@@ -59,24 +37,7 @@ CallRecord load_record(const CallRecord& from) {
   return std::bit_cast<CallRecord>(words);
 }
 
-std::string count_text(uint64_t count) { return std::to_string(count); }
-
 }  // namespace
-
-std::string describe_call(const CallRecord& call) {
-  std::string text = collective_name(static_cast<Collective>(call.kind));
-  if (static_cast<Collective>(call.kind) == Collective::kBarrier) return text + "()";
-  text += "(" + std::string(dtype_name(static_cast<DType>(call.dtype))) + "[" +
-          count_text(call.count != 0 ? call.count : call.own_count) + "]";
-  if (call.op != 255) text += std::string(", ") + reduce_op_name(static_cast<ReduceOp>(call.op));
-  if (call.factor != 1.0) text += ", factor " + std::to_string(call.factor);
-  if (call.root >= 0) text += ", root " + std::to_string(call.root);
-  text += ")";
-  if (call.part_count != 1)
-    text +=
-        " as tensor " + std::to_string(call.part + 1) + " of " + std::to_string(call.part_count);
-  return text;
-}
 
 // Watches the wait for one member.
 class Lines::MemberWatch final : public Watch {
@@ -88,6 +49,13 @@ class Lines::MemberWatch final : public Watch {
     if (lines_.own_->aborted.load(std::memory_order_acquire) != 0)
       return lines_.failed();  // pairs with abort()
     DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort());
+    if (lines_.composer_ != nullptr) {
+      Status whole = lines_.composer_->failure();
+      if (!whole.ok()) {
+        lines_.abort(whole);
+        return lines_.failed();
+      }
+    }
     // Not only the one that is waited for: two ranks that both believe to be the root wait for each
     // other's acknowledgements, and neither reads the other's call. Not in begin(), where the own
     // slot still holds an older call.
@@ -177,9 +145,10 @@ Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, 
 
 Lines::~Lines() { leave(); }
 
-Status Lines::begin(const CallRecord& call, const Deadline& deadline) {
+Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
-  deadline_ = deadline;
+  deadline_ = options.deadline;
+  composer_ = options.composer;
   uint64_t last = sequence_;
   uint64_t hash_before =
       last == 0 ? group_id_ : own_slot().hash.load(std::memory_order_relaxed);  // own store
@@ -195,7 +164,7 @@ Status Lines::begin(const CallRecord& call, const Deadline& deadline) {
         DSCOMM_RETURN_IF_ERROR(verify(member, sequence_ - kSlots));
     }
   }
-  CallRecord record = call;
+  CallRecord record = as_piece(call, options);
   record.sequence = sequence_;
   Slot& slot = own_slot();
   slot.posted.store(progress(sequence_, 0), std::memory_order_relaxed);  // ordered by the next line
@@ -299,12 +268,8 @@ Status Lines::mismatch(int member, uint64_t sequence) {
     CallRecord theirs = load_record(views_[static_cast<size_t>(member)]->slots[s % kSlots].call);
     if (mine.sequence != s || theirs.sequence != s) continue;
     if (hash_call(0, mine) == hash_call(0, theirs)) continue;
-    std::string mine_text = describe_call(mine), theirs_text = describe_call(theirs);
-    if (mine_text == theirs_text) theirs_text += " with other counts for the ranks";
-    return fail(Code::kMismatch, "the ranks called different things as call #" + std::to_string(s) +
-                                     ": " + name_member(rank_) + " called " + mine_text + ", " +
-                                     name_member(member) + " called " + theirs_text +
-                                     "; every rank must make the same calls in the same order");
+    return fail(Code::kMismatch,
+                describe_mismatch(mine, name_member(rank_), theirs, name_member(member)));
   }
   return fail(Code::kMismatch,
               "the calls of " + name_member(rank_) + " and " + name_member(member) +
@@ -360,7 +325,7 @@ Status Lines::timed_out(int member) {
     missing += last.sequence == 0
                    ? std::string("has made no call")
                    : (last.sequence == sequence_ ? "is in call #" : "last made call #") +
-                         std::to_string(last.sequence) + ", " + describe_call(last);
+                         std::to_string(last.number()) + ", " + describe_call(last);
   }
   return fail(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
                                   " ms waiting for " + missing +
@@ -368,8 +333,10 @@ Status Lines::timed_out(int member) {
 }
 
 Status Lines::fail(Code code, const std::string& cause) {
-  abort(Status(
-      code, cause + " (first seen by rank " + std::to_string(rank_) + " in " + name_call() + ")"));
+  const int group_rank = members_[static_cast<size_t>(rank_)].group_rank;
+  abort(Status(code, cause + " (first seen by rank " +
+                         std::to_string(group_rank >= 0 ? group_rank : rank_) + " in " +
+                         name_call() + ")"));
   return failed();
 }
 
@@ -441,17 +408,23 @@ std::function<bool()> Lines::unread_later(uint64_t done_word) const {
 
 std::string Lines::name_member(int member) const {
   const LinesMember& m = members_[static_cast<size_t>(member)];
-  std::string text = "rank " + std::to_string(member) + " (";
-  if (m.global_rank >= 0 && m.global_rank != member)
-    text += "global rank " + std::to_string(m.global_rank) + ", ";
-  return text + m.peer->describe() + ")";
+  return LinesMember::name(m.group_rank >= 0 ? m.group_rank : member, m.global_rank,
+                           m.peer->describe());
+}
+
+std::string LinesMember::name(int rank, int global_rank, const std::string& process) {
+  std::string text = "rank " + std::to_string(rank) + " (";
+  if (global_rank >= 0 && global_rank != rank)
+    text += "global rank " + std::to_string(global_rank) + ", ";
+  return text + process + ")";
 }
 
 std::string Lines::name_call() const {
   CallRecord record = load_record(own_->slots[sequence_ % kSlots].call);
-  std::string what =
-      record.sequence == sequence_ ? collective_name(static_cast<Collective>(record.kind)) : "call";
-  return what + " #" + std::to_string(sequence_) + " of group '" + name_ + "'";
+  if (record.sequence != sequence_)
+    return "call #" + std::to_string(sequence_) + " of group '" + name_ + "'";
+  return std::string(collective_name(static_cast<Collective>(record.kind))) + " #" +
+         std::to_string(record.number()) + " of group '" + name_ + "'";
 }
 
 }  // namespace dscomm

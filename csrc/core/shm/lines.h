@@ -28,6 +28,7 @@
 #include "core/shm/layout.h"
 #include "core/shm/peer.h"
 #include "core/shm/wait.h"
+#include "core/team/call_record.h"
 #include "core/team/team.h"
 
 namespace dscomm {
@@ -36,6 +37,10 @@ struct LinesMember {
   std::shared_ptr<Peer> peer;
   uint64_t lines_offset = 0;
   int global_rank = -1;  // for messages; -1 when it is not known
+  int group_rank = -1;   // for messages, where the Lines join some of a group's ranks; -1: position
+
+  // "rank 2 (global rank 5, pid 7 on host a)"
+  static std::string name(int rank, int global_rank, const std::string& process);
 };
 
 class Lines {
@@ -56,7 +61,7 @@ class Lines {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
 
-  Status begin(const CallRecord& call, const Deadline& deadline);
+  Status begin(const CallRecord& call, const CallOptions& options);
   void post(uint32_t phase);
   Status wait_posted(int member, uint32_t phase);
   Status wait_all_posted(uint32_t phase);
@@ -119,6 +124,7 @@ class Lines {
   std::vector<const GroupLines*> views_;
 
   uint64_t sequence_ = 0;
+  Team* composer_ = nullptr;  // of the call in progress, see CallOptions
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
   std::vector<uint64_t> verified_;    // of each member: the last sequence whose hash was compared
@@ -126,8 +132,5 @@ class Lines {
   mutable std::mutex failure_mutex_;
   Status failure_;  // guarded by failure_mutex_; set before own_->aborted
 };
-
-// "all_reduce(float32[1024], SUM)"
-std::string describe_call(const CallRecord& call);
 
 }  // namespace dscomm

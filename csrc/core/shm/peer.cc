@@ -78,8 +78,10 @@ std::string Peer::state_text() const {
   }
 }
 
-std::string Peer::describe() const {
-  return "pid " + std::to_string(address_.pid) + " on host " + address_.host;
+std::string PeerAddress::describe() const {
+  return "pid " + std::to_string(pid) + " on host " + host;
 }
+
+std::string Peer::describe() const { return address_.describe(); }
 
 }  // namespace dscomm

@@ -6,6 +6,7 @@
 
 #include "core/base/owned.h"
 #include "core/shm/arena.h"
+#include "core/shm/endpoint.h"
 #include "core/shm/layout.h"
 
 namespace dscomm {
@@ -20,15 +21,17 @@ struct PeerAddress {
   ArenaId doorbell;  // names the abstract datagram socket that wakes the owner's point-to-point
   int64_t pid = 0;   // in the owner's own namespace; for messages
   char host[64] = {};
+
+  std::string describe() const;  // "pid 123 on host a"
 };
 
-class Peer {
+class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
  public:
   // A mapping of another process's memfd, with a pidfd of it where it could send one.
   Peer(const PeerAddress& address, Mapping mapping, UniqueFd pidfd);
   // An arena of this very process: its own, or in tests that of a rank on another thread.
   Peer(const PeerAddress& address, std::shared_ptr<Arena> arena);
-  ~Peer();
+  ~Peer() override;
 
   const PeerAddress& address() const { return address_; }
   const ArenaHeader& header() const { return *reinterpret_cast<const ArenaHeader*>(data_); }
@@ -41,11 +44,19 @@ class Peer {
 
   // Whether the owner's process still runs. The robust mutex says so at once; the pidfd is asked
   // only when `thoroughly`, for a kernel that could not walk the owner's robust list.
-  bool alive(bool thoroughly = false) const;
+  bool alive(bool thoroughly = false) const override;
 
   // "pid 123 on host a"
-  std::string describe() const;
-  std::string state_text() const;  // "stopped (T)", "running (R)", "gone", "unknown"
+  std::string describe() const override;
+  std::string state_text() const override;  // "stopped (T)", "running (R)", "gone", "unknown"
+
+  const ArenaId& id() const override { return address_.arena; }
+  const ArenaId* doorbell() const override { return &address_.doorbell; }
+  bool sleeps() const override {
+    return header().doorbell_sleepers.load(std::memory_order_relaxed) != 0;  // only a hint
+  }
+  std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>& arena,
+                                            ChannelDirectory& directory) override;
 
  private:
   PeerAddress address_;

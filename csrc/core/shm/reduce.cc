@@ -11,9 +11,9 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
                        int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
-  CallRecord call = record(Collective::kReduce, reduction, count, options);
+  CallRecord call = make_record(Collective::kReduce, reduction, count, options);
   call.root = root;
-  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const size_t chunk_count = tuning_.chunk_bytes / element_bytes;
   const uint32_t rounds = rounds_of(count, chunk_count);

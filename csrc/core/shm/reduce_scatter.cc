@@ -13,15 +13,13 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   DSCOMM_RETURN_IF_ERROR(
       check_lists("reduce_scatter", ins.size(), counts.size(), static_cast<size_t>(size())));
   size_t total = 0, longest = 0;
-  uint64_t digest = 0;
   for (size_t count : counts) {
     total += count;
     longest = std::max(longest, count);
-    digest = digest * 0x9e3779b97f4a7c15ull + count;  // Knuth's multiplicative hash; order matters
   }
-  CallRecord call = record(Collective::kReduceScatter, reduction, total, options);
-  call.digest = digest;
-  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
+  call.digest = hash_counts(counts);
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const size_t piece = tuning_.chunk_bytes / (element_bytes * static_cast<size_t>(size()));

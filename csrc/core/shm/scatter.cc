@@ -16,10 +16,10 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
         check_lists("scatter", ins.size(), in_counts.size(), static_cast<size_t>(size())));
     DSCOMM_RETURN_IF_ERROR(check_own_count("scatter", count, in_counts[me], rank()));
   }
-  CallRecord call = record(Collective::kScatter, dtype, 0, options);
+  CallRecord call = make_record(Collective::kScatter, dtype, 0, options);
   call.root = root;
   call.own_count = count;
-  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options.deadline));
+  DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t piece = tuning_.chunk_bytes / (element_bytes * static_cast<size_t>(size()));
   const size_t piece_bytes = piece * element_bytes;

@@ -26,26 +26,6 @@ std::string ShmTeam::describe() const {
   return "shared memory, " + std::to_string(size()) + " ranks";
 }
 
-CallRecord ShmTeam::record(Collective kind, DType dtype, size_t count, const CallOptions& options) {
-  CallRecord call;
-  call.kind = static_cast<uint8_t>(kind);
-  call.dtype = static_cast<uint8_t>(dtype);
-  call.op = 255;
-  call.count = count;
-  call.part = options.part;
-  call.part_count = options.part_count;
-  call.within = options.within;
-  return call;
-}
-
-CallRecord ShmTeam::record(Collective kind, const Reduction& reduction, size_t count,
-                           const CallOptions& options) {
-  CallRecord call = record(kind, reduction.dtype, count, options);
-  call.op = static_cast<uint8_t>(reduction.op);
-  call.factor = reduction.factor;
-  return call;
-}
-
 Status ShmTeam::check_bytes(int member, size_t expected_bytes) {
   uint64_t staged = lines_->slot(member).stage.bytes;
   if (staged == expected_bytes) return {};

@@ -65,9 +65,6 @@ class ShmTeam final : public Team {
   Status all_reduce_one_shot(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_chunked(const void* in, void* out, size_t count, const Reduction& reduction);
 
-  static CallRecord record(Collective kind, DType dtype, size_t count, const CallOptions& options);
-  static CallRecord record(Collective kind, const Reduction& reduction, size_t count,
-                           const CallOptions& options);
   // What a member staged in bytes must be what this rank expects of it.
   Status check_bytes(int member, size_t expected_bytes);
 

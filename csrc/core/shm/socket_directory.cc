@@ -114,8 +114,8 @@ int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
 
 // One try. why_not is empty where it may have succeeded: *received then says how many descriptors
 // came, or is -1 when the other side hung up.
-Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, bool reached_before,
-                        Reply* reply, UniqueFd* descriptors, int* received) {
+Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Reply* reply,
+                        UniqueFd* descriptors, int* received) {
   UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!connection.valid())
     return {nullptr, std::string("no Unix socket (ulimit -n?): ") + std::strerror(errno),
@@ -133,10 +133,7 @@ Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, bo
   } while (result != 0 && errno == EINTR && !deadline.expired());
   if (result != 0) {
     if (errno == EAGAIN || errno == EINTR) return too_late();
-    if (errno == ECONNREFUSED && reached_before)
-      return {nullptr, "it ended before it handed over its memory", Code::kPeerDied};
-    if (errno == ECONNREFUSED)
-      return {nullptr, "it is on another host or network namespace, or has ended"};
+    if (errno == ECONNREFUSED) return {nullptr, "it has ended", Code::kPeerDied};
     return {nullptr, std::string("connecting to it failed: ") + std::strerror(errno)};
   }
   if (!same_user(connection.get())) return {nullptr, "it runs as another user"};
@@ -157,7 +154,8 @@ std::string abstract_name(const ArenaId& token) {
   int length = std::snprintf(text, sizeof text, "dscomm-%016llx%016llx",
                              static_cast<unsigned long long>(token.high),
                              static_cast<unsigned long long>(token.low));
-  return std::string(1, '\0') + std::string(text, static_cast<size_t>(length));
+  std::string name(1, '\0');
+  return name.append(text, static_cast<size_t>(length));
 }
 
 PeerAddress describe_this_process(const Arena& arena) {
@@ -279,12 +277,10 @@ Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Dea
   UniqueFd descriptors[2];
   // A process that runs answers, since the request names the arena that it published itself; but it
   // hangs up on who is slow to ask. One that ended refuses the next connection.
-  bool reached = false;
   int received = -1;
   while (received < 0) {
-    Attached refusal = ask(address, deadline, reached, &reply, descriptors, &received);
+    Attached refusal = ask(address, deadline, &reply, descriptors, &received);
     if (!refusal.why_not.empty()) return refusal;
-    reached = true;
     if (received < 0 && deadline.expired()) return too_late();
     if (received < 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

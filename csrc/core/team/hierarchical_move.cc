@@ -30,7 +30,7 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
                                        const CallOptions& piece) {
   const int root_domain = domain_of(root);
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
-  const size_t chunk = std::max<size_t>(staging_bytes_ / dtype_bytes(dtype), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / dtype_bytes(dtype), 1);
   size_t begin = 0;
   do {
     const size_t chunk_count = std::min(chunk, count - begin);
@@ -38,9 +38,10 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
     if (root_is_beside)
       DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, index_of(root), piece));
     if (index_ == 0)
-      DSCOMM_RETURN_IF_ERROR(outer(0).broadcast(data, chunk_count, dtype, root_domain, piece));
+      DSCOMM_RETURN_IF_ERROR(
+          outer(0).broadcast(data, chunk_count, dtype, root_domain, later(piece, 1)));
     if (!root_is_beside)
-      DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, 0, piece));
+      DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, 0, later(piece, 2)));
     begin += chunk_count;
   } while (begin < count);
   return {};
@@ -62,8 +63,9 @@ Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<v
                                             inner_outs, inner_counts, piece));
   size_t total = 0;
   for (size_t count : counts) total += count;
-  return total * dtype_bytes(dtype) <= staging_bytes_ ? spread_packed(dtype, outs, counts, piece)
-                                                      : spread_in_place(dtype, outs, counts, piece);
+  return total * dtype_bytes(dtype) <= options_.staging_bytes
+             ? spread_packed(dtype, outs, counts, piece)
+             : spread_in_place(dtype, outs, counts, piece);
 }
 
 // All-gathers, in every slice that this rank leads, the blocks of its passengers into `blocks` (by
@@ -83,8 +85,8 @@ Status HierarchicalTeam::cross(DType dtype, std::span<void* const> blocks,
     }
     if (slice.index > 0 && slice_elements == 0) continue;
     const auto mine = static_cast<size_t>(domain_);
-    DSCOMM_RETURN_IF_ERROR(
-        slice.team->all_gather(outs[mine], out_counts[mine], dtype, outs, out_counts, piece));
+    DSCOMM_RETURN_IF_ERROR(slice.team->all_gather(outs[mine], out_counts[mine], dtype, outs,
+                                                  out_counts, later(piece, 1)));
   }
   return {};
 }
@@ -116,8 +118,8 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
   DSCOMM_RETURN_IF_ERROR(cross(dtype, blocks, counts, piece));
   if (foreign_count == 0) return {};
   const auto me = static_cast<size_t>(index_);
-  DSCOMM_RETURN_IF_ERROR(
-      inner_->all_gather(regions[me], region_counts[me], dtype, regions, region_counts, piece));
+  DSCOMM_RETURN_IF_ERROR(inner_->all_gather(regions[me], region_counts[me], dtype, regions,
+                                            region_counts, later(piece, 2)));
   for (size_t rank = 0; rank < counts.size(); ++rank)
     if (domain_of_[rank] != domain_) copy(outs[rank], blocks[rank], counts[rank] * element_bytes);
   return {};
@@ -139,7 +141,7 @@ Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> out
       }
       const auto me = static_cast<size_t>(index_);
       DSCOMM_RETURN_IF_ERROR(inner_->all_gather(round_outs[me], round_counts[me], dtype, round_outs,
-                                                round_counts, piece));
+                                                round_counts, later(piece, 2)));
     }
   }
   return {};
@@ -167,12 +169,12 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
   DSCOMM_RETURN_IF_ERROR(share_counts(count, &counts, piece));
   for (size_t rank = 0; rank < out_counts.size(); ++rank)
     if (counts[rank] != out_counts[rank])
-      return make_status(Code::kMismatch,
-                         "gather: rank %zu sends %zu elements, but the root, rank %d, expects %zu",
-                         rank, counts[rank], root, out_counts[rank]);
+      return misfit(static_cast<int>(rank), counts[rank], root, out_counts[rank],
+                    "the counts of the ranks do not fit");
 
   const size_t element_bytes = dtype_bytes(dtype);
-  const size_t chunk = std::max<size_t>(staging_bytes_ / (element_bytes * counts.size()), 1);
+  const size_t chunk =
+      std::max<size_t>(options_.staging_bytes / (element_bytes * counts.size()), 1);
   const size_t most = *std::max_element(counts.begin(), counts.end());
   const int slice = index_of(root);
   const int leader = slice % local_count();  // the root itself in its own domain
@@ -204,13 +206,13 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
     const size_t own_count = count_of(rank_);
     const std::byte* own = own_count > 0 ? in + begin * element_bytes : nullptr;
     DSCOMM_RETURN_IF_ERROR(
-        inner_->gather(own, own_count, dtype, blocks, block_counts, leader, piece));
+        inner_->gather(own, own_count, dtype, blocks, block_counts, leader, later(piece, 3)));
     if (index_ != leader) continue;
 
     if (!is_root) {
       const auto packed_count = static_cast<size_t>(cursor - packed.value()) / element_bytes;
       DSCOMM_RETURN_IF_ERROR(outer(slice).gather(packed.value(), packed_count, dtype, regions,
-                                                 region_counts, domain_of(root), piece));
+                                                 region_counts, domain_of(root), later(piece, 4)));
       continue;
     }
     for (int domain = 0; domain < domain_count(); ++domain) {
@@ -222,7 +224,7 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
       cursor += region_counts[d] * element_bytes;
     }
     DSCOMM_RETURN_IF_ERROR(
-        outer(slice).gather(nullptr, 0, dtype, regions, region_counts, domain_, piece));
+        outer(slice).gather(nullptr, 0, dtype, regions, region_counts, domain_, later(piece, 4)));
     const std::byte* arrived = packed.value();
     for (int domain = 0; domain < domain_count(); ++domain) {
       if (domain == domain_) continue;
@@ -246,12 +248,12 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(share_counts(count, &counts, piece));
   for (size_t rank = 0; rank < in_counts.size(); ++rank)
     if (counts[rank] != in_counts[rank])
-      return make_status(Code::kMismatch,
-                         "scatter: rank %zu expects %zu elements, but the root, rank %d, sends %zu",
-                         rank, counts[rank], root, in_counts[rank]);
+      return misfit(root, in_counts[rank], static_cast<int>(rank), counts[rank],
+                    "the counts of the ranks do not fit");
 
   const size_t element_bytes = dtype_bytes(dtype);
-  const size_t chunk = std::max<size_t>(staging_bytes_ / (element_bytes * counts.size()), 1);
+  const size_t chunk =
+      std::max<size_t>(options_.staging_bytes / (element_bytes * counts.size()), 1);
   const size_t most = *std::max_element(counts.begin(), counts.end());
   const int slice = index_of(root);
   const int leader = slice % local_count();  // the root itself in its own domain
@@ -284,13 +286,14 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
           cursor += block_count * element_bytes;
         }
       }
-      DSCOMM_RETURN_IF_ERROR(
-          outer(slice).scatter(regions, region_counts, nullptr, 0, dtype, domain_, piece));
+      DSCOMM_RETURN_IF_ERROR(outer(slice).scatter(regions, region_counts, nullptr, 0, dtype,
+                                                  domain_, later(piece, 3)));
     } else if (index_ == leader) {
       size_t packed_count = 0;
       for (int rank : members()) packed_count += count_of(rank);
       DSCOMM_RETURN_IF_ERROR(outer(slice).scatter(regions, region_counts, packed.value(),
-                                                  packed_count, dtype, domain_of(root), piece));
+                                                  packed_count, dtype, domain_of(root),
+                                                  later(piece, 3)));
     }
 
     const std::byte* cursor = packed.value();
@@ -307,7 +310,7 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
     const size_t own_count = count_of(rank_);
     std::byte* own = own_count > 0 ? out + begin * element_bytes : nullptr;
     DSCOMM_RETURN_IF_ERROR(
-        inner_->scatter(blocks, block_counts, own, own_count, dtype, leader, piece));
+        inner_->scatter(blocks, block_counts, own, own_count, dtype, leader, later(piece, 4)));
   }
   return {};
 }
@@ -351,8 +354,8 @@ Status HierarchicalTeam::exchange_counts(std::span<const size_t> in_counts,
       sent_counts[domain] = sent[domain].size();
       received_counts[domain] = received[domain].size();
     }
-    DSCOMM_RETURN_IF_ERROR(
-        slice.team->all_to_all(ins, sent_counts, outs, received_counts, DType::kUInt64, piece));
+    DSCOMM_RETURN_IF_ERROR(slice.team->all_to_all(ins, sent_counts, outs, received_counts,
+                                                  DType::kUInt64, later(piece, 1)));
     if (!carries_me) continue;
     *largest = 0;
     for (size_t domain = 0; domain < domains_.size(); ++domain) {
@@ -378,15 +381,14 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       exchange_counts(in_counts, &domain_counts, &counts_to_me, &largest, piece));
   for (size_t source = 0; source < out_counts.size(); ++source)
     if (counts_to_me[source] != out_counts[source])
-      return make_status(
-          Code::kMismatch, "all_to_all: rank %zu sends %zu elements to rank %d, which expects %zu",
-          source, static_cast<size_t>(counts_to_me[source]), rank_, out_counts[source]);
+      return misfit(static_cast<int>(source), counts_to_me[source], rank_, out_counts[source],
+                    "the split sizes do not fit");
 
   const size_t n = in_counts.size(), local_ranks = members().size();
   const size_t element_bytes = dtype_bytes(dtype);
   // A leader holds at most this many blocks at once.
   const size_t blocks = n + static_cast<size_t>(slice_count_) * domains_.size();
-  const size_t chunk = std::max<size_t>(staging_bytes_ / (element_bytes * blocks), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / (element_bytes * blocks), 1);
   const std::vector<Passenger>& mine = passengers_[static_cast<size_t>(index_)];
   std::vector<const void*> sends(local_ranks), across(domains_.size());
   std::vector<void*> receives(local_ranks), arrivals(domains_.size());
@@ -432,7 +434,7 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       cursor += receive_counts[local] * element_bytes;
     }
     DSCOMM_RETURN_IF_ERROR(
-        inner_->all_to_all(sends, send_counts, receives, receive_counts, dtype, piece));
+        inner_->all_to_all(sends, send_counts, receives, receive_counts, dtype, later(piece, 2)));
 
     for (size_t local = 0; local < local_ranks; ++local) {
       unread[local] = static_cast<std::byte*>(receives[local]);
@@ -478,8 +480,8 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
         for (int rank : domains_[d]) arrival_counts[d] += sent_to_me(rank);
         arriving += arrival_counts[d] * element_bytes;
       }
-      DSCOMM_RETURN_IF_ERROR(
-          slice.team->all_to_all(across, across_counts, arrivals, arrival_counts, dtype, piece));
+      DSCOMM_RETURN_IF_ERROR(slice.team->all_to_all(across, across_counts, arrivals, arrival_counts,
+                                                    dtype, later(piece, 3)));
       if (slice.index != index_) continue;
       const std::byte* arrived = second.value();
       for (int domain = 0; domain < domain_count(); ++domain) {
@@ -498,8 +500,8 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
 
 Status HierarchicalTeam::run_barrier(const CallOptions& piece) {
   DSCOMM_RETURN_IF_ERROR(inner_->barrier(piece));
-  if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).barrier(piece));
-  return inner_->barrier(piece);
+  if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).barrier(later(piece, 1)));
+  return inner_->barrier(later(piece, 2));
 }
 
 }  // namespace dscomm

@@ -4,43 +4,11 @@
 #include <bit>
 #include <cstring>
 
-#include "core/reduce/half.h"
 #include "core/reduce/reduce.h"
 #include "core/team/hierarchical_team.h"
+#include "core/team/widen.h"
 
 namespace dscomm {
-namespace {
-
-void widen(float* out, const std::byte* in, size_t count, DType dtype) {
-  auto convert = [&](auto float_from_half) {
-    for (size_t i = 0; i < count; ++i) {
-      uint16_t half;
-      std::memcpy(&half, in + i * sizeof half, sizeof half);
-      out[i] = float_from_half(half);
-    }
-  };
-  if (dtype == DType::kBFloat16) {
-    convert(float_from_bfloat16);
-  } else {
-    convert(float_from_float16);
-  }
-}
-
-void narrow(std::byte* out, const float* in, size_t count, DType dtype) {
-  auto convert = [&](auto half_from_float) {
-    for (size_t i = 0; i < count; ++i) {
-      uint16_t half = half_from_float(in[i]);
-      std::memcpy(out + i * sizeof half, &half, sizeof half);
-    }
-  };
-  if (dtype == DType::kBFloat16) {
-    convert(bfloat16_from_float);
-  } else {
-    convert(float16_from_float);
-  }
-}
-
-}  // namespace
 
 // One reduction as two levels: what each of them does, and in which type.
 struct HierarchicalTeam::Levels {
@@ -127,8 +95,9 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
 Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                                         const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction);
+  const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
-  const size_t chunk = std::max<size_t>(staging_bytes_ / levels.sum_bytes(), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   std::vector<void*> outs(members().size());
   std::vector<size_t> counts(members().size());
 
@@ -152,7 +121,8 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
       if (!slicing.takes_part(slice.index)) continue;
       std::byte* mine = sums + slicing.begin(slice.index) * levels.sum_bytes();
       const size_t mine_count = slicing.count(slice.index);
-      DSCOMM_RETURN_IF_ERROR(slice.team->all_reduce(mine, mine, mine_count, levels.outer, piece));
+      DSCOMM_RETURN_IF_ERROR(
+          slice.team->all_reduce(mine, mine, mine_count, levels.outer, across_piece));
       settle(mine, results + slicing.begin(slice.index) * element_bytes, mine_count, levels);
     }
 
@@ -163,7 +133,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
       }
       const auto me = static_cast<size_t>(index_);
       DSCOMM_RETURN_IF_ERROR(
-          inner_->all_gather(outs[me], counts[me], reduction.dtype, outs, counts, piece));
+          inner_->all_gather(outs[me], counts[me], reduction.dtype, outs, counts, last_piece));
     }
     begin += chunk_count;
   } while (begin < count);
@@ -175,8 +145,9 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
                                     const Reduction& reduction, int root,
                                     const CallOptions& piece) {
   const Levels levels(reduction);
+  const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
-  const size_t chunk = std::max<size_t>(staging_bytes_ / levels.sum_bytes(), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   const int root_domain = domain_of(root);
   const bool is_root = rank_ == root;
   std::vector<void*> outs(is_root ? members().size() : 0);
@@ -214,7 +185,8 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
       std::byte* mine = sums + slicing.begin(slice.index) * levels.sum_bytes();
       const size_t mine_count = slicing.count(slice.index);
       DSCOMM_RETURN_IF_ERROR(slice.team->reduce(mine, domain_ == root_domain ? mine : nullptr,
-                                                mine_count, levels.outer, root_domain, piece));
+                                                mine_count, levels.outer, root_domain,
+                                                across_piece));
       if (domain_ == root_domain)
         settle(mine, results + slicing.begin(slice.index) * element_bytes, mine_count, levels);
     }
@@ -229,7 +201,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
         }
         DSCOMM_RETURN_IF_ERROR(inner_->gather(
             results + slicing.begin(first + index_) * element_bytes, slicing.count(first + index_),
-            reduction.dtype, outs, out_counts, index_of(root), piece));
+            reduction.dtype, outs, out_counts, index_of(root), last_piece));
       }
     }
     begin += chunk_count;
@@ -246,7 +218,7 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
   const Levels levels(reduction);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t most = *std::max_element(counts.begin(), counts.end());
-  const size_t chunk = std::max<size_t>(staging_bytes_ / (sum_bytes * counts.size()), 1);
+  const size_t chunk = std::max<size_t>(options_.staging_bytes / (sum_bytes * counts.size()), 1);
   std::vector<std::byte*> place(counts.size());  // by rank
   std::vector<size_t> block_count(counts.size());
   std::vector<const void*> regions(members().size());
@@ -299,7 +271,7 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
       // This rank's block is in the slice of its number; from the others it gets nothing.
       std::byte* sums = slice.index == index_ ? place[static_cast<size_t>(rank_)] : nullptr;
       DSCOMM_RETURN_IF_ERROR(
-          slice.team->reduce_scatter(across, across_counts, sums, levels.outer, piece));
+          slice.team->reduce_scatter(across, across_counts, sums, levels.outer, later(piece, 1)));
     }
     if (const size_t own_count = block_count[static_cast<size_t>(rank_)]; own_count > 0)
       settle(place[static_cast<size_t>(rank_)], out + begin * element_bytes, own_count, levels);

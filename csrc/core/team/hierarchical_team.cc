@@ -4,7 +4,6 @@
 #include "core/team/hierarchical_team.h"
 
 #include <algorithm>
-#include <bit>
 #include <new>
 
 #include "core/team/arguments.h"
@@ -12,21 +11,6 @@
 
 namespace dscomm {
 namespace {
-
-class Digest {
- public:
-  void add(uint64_t word) {
-    // The finaliser of SplitMix64: every bit that goes in moves every bit that comes out.
-    uint64_t h = (hash_ ^ word) + 0x9e3779b97f4a7c15ull;
-    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9ull;
-    h = (h ^ h >> 27) * 0x94d049bb133111ebull;
-    hash_ = h ^ h >> 31;
-  }
-  uint64_t value() const { return std::max<uint64_t>(hash_, 1); }  // 0 means not composed
-
- private:
-  uint64_t hash_ = 0;
-};
 
 Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
   size_t rank_count = 0;
@@ -60,15 +44,15 @@ Result<std::unique_ptr<HierarchicalTeam>> HierarchicalTeam::make(
     const TeamFactory& make_outer, HierarchyOptions options) {
   if (Status status = check_domains(rank, domains); !status.ok()) return status;
   std::unique_ptr<HierarchicalTeam> team(
-      new HierarchicalTeam(rank, std::move(domains), options.staging_bytes));
-  Status status = team->make_teams(make_inner, make_outer, options.name);
+      new HierarchicalTeam(rank, std::move(domains), std::move(options)));
+  Status status = team->make_teams(make_inner, make_outer);
   if (!status.ok()) return team->end(status);
   return team;
 }
 
 HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domains,
-                                   size_t staging_bytes)
-    : rank_(rank), domains_(std::move(domains)), staging_bytes_(staging_bytes) {
+                                   HierarchyOptions options)
+    : rank_(rank), domains_(std::move(domains)), options_(std::move(options)) {
   size_t rank_count = 0;
   for (const std::vector<int>& domain : domains_) {
     rank_count += domain.size();
@@ -93,8 +77,8 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
             {slice, domain, passenger});
 }
 
-Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer,
-                                    const std::string& name) {
+Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer) {
+  const std::string& name = options_.name;
   auto inner = make_team(members(), make_inner, name + "/domain" + std::to_string(domain_));
   if (!inner.ok()) return inner.status();
   inner_ = std::move(inner).value();
@@ -116,8 +100,10 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
 
 std::string HierarchicalTeam::describe() const {
   std::string sizes;
-  for (const std::vector<int>& domain : domains_)
-    sizes += (sizes.empty() ? "" : "+") + std::to_string(domain.size());
+  for (const std::vector<int>& domain : domains_) {
+    if (!sizes.empty()) sizes += '+';
+    sizes += std::to_string(domain.size());
+  }
   return "hierarchical, " + std::to_string(size()) + " ranks in domains of " + sizes +
          ": inside (" + inner_->describe() + "), across (" + led_.front().team->describe() + ")";
 }
@@ -171,30 +157,44 @@ Status HierarchicalTeam::failure() {
   return cause_.get();
 }
 
-CallOptions HierarchicalTeam::piece_of(Collective kind, const Reduction& reduction, int root,
-                                       std::span<const size_t> counts, const CallOptions& options) {
-  Digest digest;
-  digest.add(static_cast<uint64_t>(kind));
-  digest.add(static_cast<uint64_t>(reduction.dtype));
-  digest.add(static_cast<uint64_t>(reduction.op));
-  // The other ops do not read the factor, so ranks need not agree on it.
-  if (reduction.op == ReduceOp::kPremulSum) digest.add(std::bit_cast<uint64_t>(reduction.factor));
-  digest.add(static_cast<uint64_t>(root));
-  for (size_t count : counts) digest.add(count);
-  digest.add(options.part);
-  digest.add(options.part_count);
-  digest.add(options.within);
+Status HierarchicalTeam::misfit(int sender, size_t sent, int receiver, size_t expected,
+                                const char* hint) const {
+  auto name = [this](int rank) {
+    return options_.names.empty() ? "rank " + std::to_string(rank)
+                                  : options_.names[static_cast<size_t>(rank)];
+  };
+  return Status(Code::kMismatch, name(sender) + " sends " + std::to_string(sent) + " elements to " +
+                                     name(receiver) + ", which expects " +
+                                     std::to_string(expected) + "; " + hint +
+                                     " (first seen by rank " + std::to_string(rank_) + " in " +
+                                     collective_name(static_cast<Collective>(whole_.kind)) + " #" +
+                                     std::to_string(whole_.number()) + ")");
+}
+
+CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOptions& options) {
+  whole_ = as_piece(call, options);
+  whole_.sequence = ++sequence_;
   options.deadline.expired();  // starts the clock that all pieces share
   CallOptions piece = options;
-  piece.within = digest.value();
+  piece.whole = &whole_;
+  if (piece.composer == nullptr) piece.composer = this;  // the outermost, which asks all below
   return piece;
+}
+
+CallOptions HierarchicalTeam::later(const CallOptions& piece, int steps) {
+  // More than it takes to tell the others, and little beside the timeout.
+  const int64_t step_ns = std::min<int64_t>(100, piece.deadline.timeout_ms() / 40) * 1'000'000;
+  CallOptions next = piece;
+  next.deadline = piece.deadline.later(steps * step_ns);
+  return next;
 }
 
 Status HierarchicalTeam::all_reduce(const void* in, void* out, size_t count,
                                     const Reduction& reduction, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(begin());
-  CallOptions piece = piece_of(Collective::kAllReduce, reduction, 0, {&count, 1}, options);
+  CallOptions piece =
+      pieces_of(make_record(Collective::kAllReduce, reduction, count, options), options);
   return end(run_all_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
                             reduction, piece));
 }
@@ -203,7 +203,9 @@ Status HierarchicalTeam::broadcast(void* buffer, size_t count, DType dtype, int 
                                    const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
   DSCOMM_RETURN_IF_ERROR(begin());
-  CallOptions piece = piece_of(Collective::kBroadcast, {dtype}, root, {&count, 1}, options);
+  CallRecord call = make_record(Collective::kBroadcast, dtype, count, options);
+  call.root = root;
+  CallOptions piece = pieces_of(call, options);
   return end(run_broadcast(static_cast<std::byte*>(buffer), count, dtype, root, piece));
 }
 
@@ -212,7 +214,9 @@ Status HierarchicalTeam::reduce(const void* in, void* out, size_t count, const R
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
   DSCOMM_RETURN_IF_ERROR(begin());
-  CallOptions piece = piece_of(Collective::kReduce, reduction, root, {&count, 1}, options);
+  CallRecord call = make_record(Collective::kReduce, reduction, count, options);
+  call.root = root;
+  CallOptions piece = pieces_of(call, options);
   return end(run_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
                         reduction, root, piece));
 }
@@ -224,7 +228,10 @@ Status HierarchicalTeam::all_gather(const void* in, size_t count, DType dtype,
   DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts.size(), n));
   DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[me], rank_));
   DSCOMM_RETURN_IF_ERROR(begin());
-  CallOptions piece = piece_of(Collective::kAllGather, {dtype}, 0, out_counts, options);
+  CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
+  call.own_count = count;
+  call.digest = hash_counts(out_counts);
+  CallOptions piece = pieces_of(call, options);
   return end(run_all_gather(in, dtype, outs, out_counts, piece));
 }
 
@@ -235,7 +242,11 @@ Status HierarchicalTeam::reduce_scatter(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(
       check_lists("reduce_scatter", ins.size(), counts.size(), static_cast<size_t>(size())));
   DSCOMM_RETURN_IF_ERROR(begin());
-  CallOptions piece = piece_of(Collective::kReduceScatter, reduction, 0, counts, options);
+  size_t total = 0;
+  for (size_t count : counts) total += count;
+  CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
+  call.digest = hash_counts(counts);
+  CallOptions piece = pieces_of(call, options);
   return end(run_reduce_scatter(ins, counts, static_cast<std::byte*>(out), reduction, piece));
 }
 
@@ -249,7 +260,10 @@ Status HierarchicalTeam::gather(const void* in, size_t count, DType dtype,
     DSCOMM_RETURN_IF_ERROR(
         check_own_count("gather", count, out_counts[static_cast<size_t>(root)], root));
   DSCOMM_RETURN_IF_ERROR(begin());
-  CallOptions piece = piece_of(Collective::kGather, {dtype}, root, {}, options);
+  CallRecord call = make_record(Collective::kGather, dtype, 0, options);
+  call.root = root;
+  call.own_count = count;
+  CallOptions piece = pieces_of(call, options);
   return end(
       run_gather(static_cast<const std::byte*>(in), count, dtype, outs, out_counts, root, piece));
 }
@@ -264,7 +278,10 @@ Status HierarchicalTeam::scatter(std::span<const void* const> ins,
     DSCOMM_RETURN_IF_ERROR(
         check_own_count("scatter", count, in_counts[static_cast<size_t>(root)], root));
   DSCOMM_RETURN_IF_ERROR(begin());
-  CallOptions piece = piece_of(Collective::kScatter, {dtype}, root, {}, options);
+  CallRecord call = make_record(Collective::kScatter, dtype, 0, options);
+  call.root = root;
+  call.own_count = count;
+  CallOptions piece = pieces_of(call, options);
   return end(run_scatter(ins, in_counts, static_cast<std::byte*>(out), count, dtype, root, piece));
 }
 
@@ -277,13 +294,16 @@ Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", outs.size(), out_counts.size(), n));
   DSCOMM_RETURN_IF_ERROR(check_own_count("all_to_all", in_counts[me], out_counts[me], rank_));
   DSCOMM_RETURN_IF_ERROR(begin());
-  CallOptions piece = piece_of(Collective::kAllToAll, {dtype}, 0, {}, options);
+  CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
+  for (size_t count : in_counts) call.own_count += count;
+  CallOptions piece = pieces_of(call, options);
   return end(run_all_to_all(ins, in_counts, outs, out_counts, dtype, piece));
 }
 
 Status HierarchicalTeam::barrier(const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(begin());
-  return end(run_barrier(piece_of(Collective::kBarrier, {}, 0, {}, options)));
+  CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
+  return end(run_barrier(pieces_of(call, options)));
 }
 
 }  // namespace dscomm

@@ -19,15 +19,19 @@
 // the earliest one that is not complete has all of its members on the way, so nobody waits in a
 // circle.
 //
-// Agreement. Every piece of a call carries a hash of the whole call (CallOptions::within), which
-// the Teams below compare, so two ranks of one Team that make different calls find out in the first
-// piece that they share, however alike the pieces look. Ranks that share no Team are joined by the
-// domains and slice 0. In these every rank takes part in every call, even of no elements, and
-// before it uses another slice: first in its domain (the leader of slice 0 may begin there), so the
-// members of a domain meet, and then its leader of slice 0 meets the others. Hence some pair of
-// neighbours sees any disagreement; they end all of their Teams, and whoever waits for them, or
-// calls next, learns the cause and ends its own. A rank that waits for nobody (a broadcast's root)
-// may have returned by then and learns it in its next call, as in any Team.
+// Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole),
+// which the Teams below compare and show, so two ranks of one Team that make different calls find
+// out in the first piece that they share, however alike the pieces look. Ranks that share no Team
+// are joined by the domains and slice 0. In these every rank takes part in every call, even of no
+// elements, and before it uses another slice: first in its domain (the leader of slice 0 may begin
+// there), so the members of a domain meet, and then its leader of slice 0 meets the others. Hence
+// some pair of neighbours sees any disagreement; they end all of their Teams, and whoever waits for
+// them, or calls next, learns the cause and ends its own. A rank that waits for nobody (a
+// broadcast's root) may have returned by then and learns it in its next call, as in any Team.
+//
+// Time. Who waits in a later step of a call may wait for a rank that waits in an earlier one, and
+// that one knows better who is at fault. So every step gives up a little after the one before it:
+// the first timeout is that of a rank that waits for the rank at fault, and the others hear of it.
 //
 // Failure. The first cause that any sub-team gives is kept, aborts all others, and is returned as
 // it is.
@@ -41,7 +45,7 @@
 #include <string>
 #include <vector>
 
-#include "core/team/call.h"
+#include "core/team/call_record.h"
 #include "core/team/first_cause.h"
 #include "core/team/team.h"
 
@@ -57,6 +61,7 @@ struct HierarchyOptions {
   // About how much of the data is in flight at once, and the size of each of the two buffers that a
   // rank holds once it needs them. All ranks must give the same.
   size_t staging_bytes = size_t{1} << 20;
+  std::vector<std::string> names;  // of the ranks, for messages; empty: "rank 3"
 };
 
 class HierarchicalTeam final : public Team {
@@ -113,17 +118,19 @@ class HierarchicalTeam final : public Team {
   class Slicing;
   struct Levels;
 
-  HierarchicalTeam(int rank, std::vector<std::vector<int>> domains, size_t staging_bytes);
-  Status make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer,
-                    const std::string& name);
+  HierarchicalTeam(int rank, std::vector<std::vector<int>> domains, HierarchyOptions options);
+  Status make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer);
 
   // The frame of every call: begin() refuses on a dead Team, end() tells all sub-teams of a
   // failure.
   Status begin();
   Status end(const Status& status);
-  // The options of every piece of a call, with the hash of what the ranks must agree on.
-  static CallOptions piece_of(Collective kind, const Reduction& reduction, int root,
-                              std::span<const size_t> counts, const CallOptions& options);
+  // kMismatch: what one rank sends is not what another one expects.
+  Status misfit(int sender, size_t sent, int receiver, size_t expected, const char* hint) const;
+  // The options of every piece of a call, which hold until the next one begins.
+  CallOptions pieces_of(const CallRecord& call, const CallOptions& options);
+  // As `piece`, for a sub-call that comes `steps` steps later; see "Time".
+  static CallOptions later(const CallOptions& piece, int steps);
 
   // The algorithms. `piece` is what their sub-calls are told.
   Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
@@ -174,7 +181,7 @@ class HierarchicalTeam final : public Team {
 
   const int rank_;
   const std::vector<std::vector<int>> domains_;
-  const size_t staging_bytes_;
+  const HierarchyOptions options_;
   std::vector<int> domain_of_;  // by rank
   std::vector<int> index_of_;   // by rank: its local number
   int domain_ = 0;              // of this rank
@@ -183,6 +190,9 @@ class HierarchicalTeam final : public Team {
 
   // By local rank: the passengers of the slices that it leads, by slice and then by domain.
   std::vector<std::vector<Passenger>> passengers_;
+
+  CallRecord whole_;  // the call in progress
+  uint64_t sequence_ = 0;
 
   std::unique_ptr<Team> inner_;
   std::vector<Slice> led_;  // ascending by index

@@ -24,16 +24,22 @@
 
 namespace dscomm {
 
+struct CallRecord;
+class Team;
+
 // What every collective is told besides its buffers.
 struct CallOptions {
   Deadline deadline;
   // Position in a coalesced list; ranks whose lists differ in length are told so.
   uint32_t part = 0;
   uint32_t part_count = 1;
-  // Set by a Team that composes this one: the hash of its own call, of which this call is a piece.
-  // It is part of what members must agree on, like the collective itself: pieces may look alike
-  // though the calls they belong to differ. 0: not composed.
-  uint64_t within = 0;
+  // Set by a Team that composes this one: its own call, of which this call is a piece. It is part
+  // of what members must agree on, because pieces may look alike though the calls they belong to
+  // differ, and what errors show.
+  const CallRecord* whole = nullptr;
+  // And itself: what ends it ends this call, whose waits look at failure() now and then. Who waits
+  // in one of its Teams may hear of a fault only through another one.
+  Team* composer = nullptr;
 };
 
 class Team {

@@ -1,0 +1,56 @@
+# What carries groups between hosts, built where both Open MPI (see open_mpi.cmake) and PMIx are
+# found: the library dscomm_mpi, csrc/mpi, for its tests and for the module that the extension
+# loads; and dscomm-pmix, the helper that lets ranks call MPI_Init without an MPI launcher.
+# DSCOMM_HAVE_PMIX is 1 or 0.
+
+set(DSCOMM_HAVE_PMIX 0)
+if(DSCOMM_HAVE_MPI)
+  pkg_check_modules(PMIX QUIET IMPORTED_TARGET pmix)
+  if(PMIX_FOUND)
+    set(DSCOMM_HAVE_PMIX 1)
+    message(STATUS "PMIx ${PMIX_VERSION}: found")
+  elseif(DSCOMM_MPI STREQUAL "ON")
+    message(FATAL_ERROR "PMIx's headers were not found (pkg-config pmix): "
+      "install libpmix-dev, or configure with -DDSCOMM_MPI=AUTO")
+  else()
+    message(STATUS "PMIx: not found, groups stay on one host; install libpmix-dev")
+  endif()
+endif()
+
+if(DSCOMM_HAVE_PMIX)
+  file(GLOB mpi_sources CONFIGURE_DEPENDS csrc/mpi/*.cc)
+  list(FILTER mpi_sources EXCLUDE REGEX "/module\\.cc$")
+  add_library(dscomm_mpi STATIC ${mpi_sources} csrc/pmix/messages.cc csrc/pmix/process.cc)
+  target_compile_options(dscomm_mpi PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off
+    -fvisibility=hidden)
+  # mpi.h brings C++ bindings of its own, long deprecated, which need another library.
+  target_compile_definitions(dscomm_mpi PUBLIC OMPI_SKIP_MPICXX)
+  target_link_libraries(dscomm_mpi PUBLIC dscomm_core PkgConfig::OPEN_MPI)
+
+  # Nothing of dscomm_core's library: it starts in a few milliseconds, once for each host.
+  file(GLOB pmix_sources CONFIGURE_DEPENDS csrc/pmix/*.cc)
+  add_executable(dscomm-pmix ${pmix_sources})
+  target_include_directories(dscomm-pmix PRIVATE csrc)
+  target_compile_options(dscomm-pmix PRIVATE -Wall -Wextra -Wshadow)
+  target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX)
+  # Debian keeps libpmix where the loader does not look; beside the extension, nothing else is ours.
+  set_target_properties(dscomm-pmix PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package
+    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${PMIX_LIBRARY_DIRS}")
+
+  # The module that is loaded when a group first spans hosts; beside the extension, like the helper.
+  add_library(dscomm_mpi_module MODULE csrc/mpi/module.cc)
+  target_compile_options(dscomm_mpi_module PRIVATE -Wall -Wextra -fvisibility=hidden)
+  target_link_libraries(dscomm_mpi_module PRIVATE dscomm_mpi)
+  set_target_properties(dscomm_mpi_module PROPERTIES OUTPUT_NAME dscomm_mpi
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package)
+  add_custom_target(transport_files DEPENDS dscomm_mpi_module dscomm-pmix)
+
+  if(DSCOMM_TESTS)
+    add_executable(mpi_bring_up_rank tests/mpi/bring_up_rank.cc)
+    target_link_libraries(mpi_bring_up_rank PRIVATE dscomm_mpi)
+    add_dependencies(mpi_bring_up_rank dscomm-pmix)
+    add_subdirectory(tests/mpi)
+    add_custom_target(mpi_test_files DEPENDS mpi_bring_up_rank mpi_tests)
+  endif()
+endif()

@@ -1,0 +1,72 @@
+// Endpoint: another process as point-to-point sees it, whatever lies between; and CellChannel: the
+// cells that go to it and come from it, in order.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/base/status.h"
+#include "core/shm/layout.h"
+
+namespace dscomm {
+
+class Arena;
+class ChannelDirectory;
+
+// A cell that has arrived: a copy of its header, which the peer can no longer change, and its
+// bytes.
+struct ArrivedCell {
+  CellHeader header;
+  const std::byte* data;
+};
+
+// Nothing here blocks, and one thread at a time calls in (PointToPoint's mutex).
+class CellChannel {
+ public:
+  virtual ~CellChannel() = default;
+
+  // Makes the outbound ring, of about channel_bytes, unless it is there. kResource when there is no
+  // memory for it.
+  virtual Status open(size_t channel_bytes) = 0;
+  // What a cell of the outbound ring carries.
+  virtual size_t capacity() const = 0;
+  // The next cell to fill, its header first; null while the ring is full.
+  virtual std::byte* vacant_cell() = 0;
+  // Hands the filled cell over. True when the peer sleeps and its doorbell is to be rung.
+  virtual bool publish() = 0;
+
+  // The oldest cell that has arrived, if any. An error when what the peer says makes no sense, or
+  // there is no memory for this side's part.
+  virtual Result<std::optional<ArrivedCell>> next_cell() = 0;
+  // Gives that cell back to the peer. True when the peer sleeps and its doorbell is to be rung.
+  virtual bool consume() = 0;
+
+  // Whether a cell that was handed over still needs this process to get through.
+  virtual bool in_flight() = 0;
+
+  // After the peer's death: returns the memory of the channel.
+  virtual void drop() = 0;
+};
+
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+
+  virtual const ArenaId& id() const = 0;
+  // Whether the process still runs, as far as is known. `thoroughly` may cost a system call.
+  virtual bool alive(bool thoroughly = false) const = 0;
+  virtual std::string describe() const = 0;    // "pid 123 on host a"
+  virtual std::string state_text() const = 0;  // what it is doing, as far as can be seen
+
+  // What wakes it; null where nobody rings: it polls, and so must who waits for it.
+  virtual const ArenaId* doorbell() const = 0;
+  // Whether a thread of it sleeps on its doorbell now.
+  virtual bool sleeps() const = 0;
+
+  virtual std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>& arena,
+                                                    ChannelDirectory& directory) = 0;
+};
+
+}  // namespace dscomm

@@ -1,0 +1,95 @@
+#include "core/team/call_record.h"
+
+#include <bit>
+
+namespace dscomm {
+namespace {
+
+// The finaliser of MurmurHash3: every bit of the input moves every bit of the output.
+uint64_t mix(uint64_t h) {
+  h ^= h >> 33;
+  h *= 0xff51afd7ed558ccdull;
+  h ^= h >> 33;
+  h *= 0xc4ceb9fe1a85ec53ull;
+  return h ^ h >> 33;
+}
+
+}  // namespace
+
+uint64_t mix_hash(uint64_t hash, uint64_t word) { return mix(mix(hash + 1) ^ word); }
+
+uint64_t hash_counts(std::span<const size_t> counts) {
+  uint64_t hash = 0;
+  for (size_t count : counts) hash = mix_hash(hash, count);
+  return hash;
+}
+
+CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOptions& options) {
+  CallRecord call;
+  call.kind = static_cast<uint8_t>(kind);
+  call.dtype = static_cast<uint8_t>(dtype);
+  call.count = count;
+  call.part = options.part;
+  call.part_count = options.part_count;
+  return call;
+}
+
+CallRecord make_record(Collective kind, const Reduction& reduction, size_t count,
+                       const CallOptions& options) {
+  CallRecord call = make_record(kind, reduction.dtype, count, options);
+  call.op = static_cast<uint8_t>(reduction.op);
+  // The other ops do not read it, so ranks need not agree on it.
+  if (reduction.op == ReduceOp::kPremulSum) call.factor = reduction.factor;
+  return call;
+}
+
+CallRecord as_piece(const CallRecord& call, const CallOptions& options) {
+  if (options.whole == nullptr) return call;
+  CallRecord piece = *options.whole;
+  piece.whole = options.whole->number();
+  piece.digest = mix_hash(options.whole->digest, hash_call(0, call));
+  return piece;
+}
+
+uint64_t hash_call(uint64_t before, const CallRecord& call) {
+  const uint64_t kinds = uint64_t{call.kind} | uint64_t{call.dtype} << 8 | uint64_t{call.op} << 16 |
+                         uint64_t{static_cast<uint32_t>(call.root)} << 32;
+  const uint64_t parts = uint64_t{call.part} | uint64_t{call.part_count} << 32;
+  uint64_t h = mix(before + call.sequence);
+  for (uint64_t word :
+       {kinds, call.count, std::bit_cast<uint64_t>(call.factor), parts, call.digest, call.whole})
+    h = mix(h ^ word);
+  return h;
+}
+
+std::string describe_call(const CallRecord& call) {
+  std::string text = collective_name(static_cast<Collective>(call.kind));
+  if (static_cast<Collective>(call.kind) == Collective::kBarrier) return text + "()";
+  text += '(';
+  text += dtype_name(static_cast<DType>(call.dtype));
+  text += '[';
+  text += std::to_string(call.count != 0 ? call.count : call.own_count);
+  text += ']';
+  if (call.op != 255) text += std::string(", ") + reduce_op_name(static_cast<ReduceOp>(call.op));
+  if (call.factor != 1.0) text += ", factor " + std::to_string(call.factor);
+  if (call.root >= 0) text += ", root " + std::to_string(call.root);
+  text += ")";
+  if (call.part_count != 1)
+    text +=
+        " as tensor " + std::to_string(call.part + 1) + " of " + std::to_string(call.part_count);
+  return text;
+}
+
+std::string describe_mismatch(const CallRecord& mine, const std::string& my_name,
+                              const CallRecord& theirs, const std::string& their_name) {
+  const std::string my_text = describe_call(mine);
+  std::string their_text = describe_call(theirs);
+  if (my_text == their_text)
+    their_text += mine.number() == theirs.number() ? " with other counts for the ranks"
+                                                   : " as call #" + std::to_string(theirs.number());
+  return "the ranks called different things as call #" + std::to_string(mine.number()) + ": " +
+         my_name + " called " + my_text + ", " + their_name + " called " + their_text +
+         "; every rank must make the same calls in the same order";
+}
+
+}  // namespace dscomm

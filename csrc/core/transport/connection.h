@@ -1,0 +1,92 @@
+// What the processes of a transport say to each other beside the data, and the TCP connection that
+// carries it without ever blocking.
+//
+// A message is a header of fixed size and a text of at most 2 KiB. What arrives is checked before
+// it is used: whoever finds the port can connect to it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/base/owned.h"
+#include "core/base/status.h"
+
+namespace dscomm {
+
+inline constexpr size_t kMessageTextBytes = 2048;
+
+// Values travel between processes: append.
+enum class MessageKind : uint16_t {
+  kInvitation = 1,  // member 0, in the store: the text is its token and addresses
+  kHello,           // member to member 0: who it is; the text is the token
+  kWelcome,         // member 0 to member: the token was right, and this connection is the one
+  kMissing,         // member 0 to member: the text is whom it still waits for
+  kStart,           // member 0 to member: all are connected
+  kFail,            // either way, before kStart: all give up, for this cause
+  kEnd,             // either way: the Team `id` has ended, for this cause
+  kGone,            // member 0 to member: `rank` has died or left
+  kGoodbye,         // either way: the sender ends in order, and nothing follows
+};
+
+struct Message {
+  MessageKind kind = MessageKind::kFail;
+  int rank = -1;          // whom it is about
+  uint64_t id = 0;        // of the Team; before kStart, of the transport
+  Code code = Code::kOk;  // with the text: a cause
+  std::string text;
+
+  static Message about(MessageKind kind, int rank, uint64_t id, const Status& cause = {}) {
+    return {kind, rank, id, cause.code(), cause.message()};
+  }
+  Status status() const { return code == Code::kOk ? Status() : Status(code, text); }
+};
+
+// The text is cut to what a message can carry, between characters of UTF-8.
+std::string bounded_text(const std::string& text);
+std::string encode(const Message& message);
+// False unless `bytes` are one message, whole.
+bool decode(std::string_view bytes, Message* message);
+
+class Connection {
+ public:
+  Connection() = default;
+  // Takes a connected, or connecting, non-blocking TCP socket.
+  explicit Connection(UniqueFd socket);
+
+  bool open() const { return socket_.valid(); }
+  int fd() const { return socket_.get(); }
+
+  void queue(const Message& message) { outgoing_ += encode(message); }
+  // An encoded message.
+  void queue(std::string_view bytes) { outgoing_ += bytes; }
+  bool has_queued() const { return sent_ < outgoing_.size(); }
+  // Sends what the socket takes now. An error shows in receive().
+  void flush();
+
+  // Takes in what has come, at most some 64 KiB; the kernel keeps the rest.
+  void receive();
+  // The next whole message. False when there is none, or what came is no message.
+  bool next(Message* message);
+  // Whether nothing more will come. What has come is still there.
+  bool ended() const { return ended_; }
+  // Why it ended: 0 when the other end closed it, EPROTO when what came is no message, or an errno.
+  int error() const { return error_; }
+
+  // Nothing more will be sent: the other end sees the end once it has read the rest.
+  void finish();
+  bool finished() const { return finished_; }
+  // Ends the connection, also for whoever has inherited its descriptor.
+  void hang_up();
+  // In a forked child: the connection stays the parent's.
+  void close_descriptors() { socket_.reset(); }
+
+ private:
+  UniqueFd socket_;
+  std::string incoming_, outgoing_;
+  size_t sent_ = 0;  // of outgoing_
+  bool ended_ = false, finished_ = false;
+  int error_ = 0;
+};
+
+}  // namespace dscomm

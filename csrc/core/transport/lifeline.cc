@@ -1,0 +1,303 @@
+#include "core/transport/lifeline.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "core/base/thread.h"
+#include "core/transport/rendezvous.h"
+
+namespace dscomm {
+namespace {
+
+// For the goodbye to get through where the other end is busy, or stopped.
+constexpr int64_t kLeaveNs = 1'000'000'000;
+
+// What a connection that ended without a goodbye says of the process at its other end.
+Status describe_loss(const std::string& name, int error) {
+  switch (error) {
+    case 0:
+    case EPIPE:
+    case ECONNRESET:
+      return Status(Code::kPeerDied,
+                    name +
+                        " died or exited without leaving; look for its own error, a signal or "
+                        "the out-of-memory killer in its output and the system log");
+    case EPROTO:
+      return Status(Code::kPeerDied, name +
+                                         " sent what is no message of dscomm, so that its "
+                                         "connection was closed; this is a defect of dscomm");
+    default:
+      return Status(Code::kPeerDied,
+                    name + " cannot be reached any more (" + std::strerror(error) +
+                        "); see whether its host is down or the network between the hosts is cut");
+  }
+}
+
+Status describe_leave(const std::string& name) {
+  return Status(Code::kPeerLeft,
+                name + " has left: it ended in order; every rank must make the same calls");
+}
+
+}  // namespace
+
+Lifeline::Lifeline(const TransportRequest& request)
+    : rank_(request.rank),
+      members_(request.members),
+      made_in_pid_(getpid()),
+      gone_(request.members.size()) {}
+
+Result<std::unique_ptr<Lifeline>> Lifeline::connect(const TransportRequest& request, Store& store,
+                                                    const Deadline& deadline) {
+  std::unique_ptr<Lifeline> lifeline(new Lifeline(request));
+  // The thread first: once the others count on this process, nothing is left that can fail.
+  Status begun = lifeline->begin();
+  if (!begun.ok()) {
+    begun =
+        Status(begun.code(), name_member(request.members, request.rank) + ": " + begun.message());
+    decline_to_meet(request, store, begun);
+    return begun;
+  }
+  Result<std::vector<Connection>> connections = meet(request, store, deadline);
+  if (!connections.ok()) return connections.status();
+  lifeline->start(std::move(connections).value());
+  return lifeline;
+}
+
+Status Lifeline::begin() {
+  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid())
+    return make_status(Code::kResource, "eventfd failed: %s", std::strerror(errno));
+  Result<std::thread> service = start_thread("the news between hosts", [this] { serve(); });
+  if (!service.ok()) return service.status();
+  service_ = std::move(service).value();
+  return {};
+}
+
+void Lifeline::start(std::vector<Connection> connections) {
+  {
+    std::lock_guard lock(mutex_);
+    connections_ = std::move(connections);
+    started_ = true;
+  }
+  wake();
+}
+
+void Lifeline::wake() {
+  uint64_t one = 1;
+  // Fails only when it has been written 2^64 times: then the thread is awake.
+  [[maybe_unused]] ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+Lifeline::~Lifeline() {
+  if (getpid() == made_in_pid_) {
+    leave();
+  } else if (service_.joinable()) {
+    service_.detach();  // a forked child has none of its parent's threads
+  }
+}
+
+void Lifeline::leave() {
+  std::lock_guard one_at_a_time(leave_mutex_);
+  if (!service_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  wake();
+  service_.join();
+}
+
+void Lifeline::close_descriptors() {
+  wake_.reset();
+  for (Connection& connection : connections_) connection.close_descriptors();
+}
+
+Status Lifeline::gone(int rank) const {
+  std::lock_guard lock(mutex_);
+  return gone_[static_cast<size_t>(rank)];
+}
+
+Status Lifeline::ended(uint64_t team_id) const {
+  std::lock_guard lock(mutex_);
+  auto found = ended_.find(team_id);
+  return found == ended_.end() ? Status() : found->second;
+}
+
+void Lifeline::end(uint64_t team_id, const Status& cause) {
+  const Status known = cause.ok() ? Status(Code::kInternal, "it was ended without a cause") : cause;
+  if (!note_ended(team_id, known)) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (leaving_) return;
+    outgoing_.push_back(encode(Message::about(MessageKind::kEnd, rank_, team_id, known)));
+  }
+  wake();
+}
+
+// The first thing that is heard stays. True when this was it.
+bool Lifeline::note_gone(int rank, const Status& status) {
+  std::lock_guard lock(mutex_);
+  Status& known = gone_[static_cast<size_t>(rank)];
+  if (!known.ok()) return false;
+  known = status;
+  note_news();
+  return true;
+}
+
+bool Lifeline::note_ended(uint64_t team_id, const Status& cause) {
+  std::lock_guard lock(mutex_);
+  // As it travels, so that all have the same text.
+  if (!ended_.try_emplace(team_id, cause.code(), bounded_text(cause.message())).second)
+    return false;
+  note_news();
+  return true;
+}
+
+void Lifeline::note_news() {
+  // One thread at a time: under mutex_. Release pairs with the acquire in count().
+  count_.store(count_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+// The thread.
+void Lifeline::serve() {
+  if (!await_start()) return;
+  // What came together with the start.
+  for (size_t rank = 0; rank < connections_.size(); ++rank)
+    if (connections_[rank].open()) listen_to(static_cast<int>(rank));
+  std::vector<pollfd> entries;
+  std::vector<int> ranks;
+  while (true) {
+    take_orders();
+    flush_all();
+    entries.assign(1, {wake_.get(), POLLIN, 0});
+    ranks.clear();
+    for (size_t rank = 0; rank < connections_.size(); ++rank) {
+      const Connection& connection = connections_[rank];
+      if (!connection.open()) continue;
+      const bool sends = connection.has_queued();
+      entries.push_back(
+          {connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
+      ranks.push_back(static_cast<int>(rank));
+    }
+    int timeout_ms = -1;  // ends: leave() wakes it, or the process ends it
+    if (leave_by_ns_ != 0) {
+      const int64_t left_ns = leave_by_ns_ - monotonic_ns();
+      if (left_ns <= 0 || ranks.empty()) break;
+      timeout_ms = static_cast<int>(left_ns / 1'000'000 + 1);
+    }
+    if (::poll(entries.data(), entries.size(), timeout_ms) < 0) continue;
+    if (entries[0].revents != 0) sleep_again();
+    for (size_t i = 0; i < ranks.size(); ++i)
+      if (entries[i + 1].revents != 0) listen_to(ranks[i]);
+  }
+  for (Connection& connection : connections_) connection.hang_up();
+}
+
+// False when there will be no start.
+bool Lifeline::await_start() {
+  while (true) {
+    {
+      std::lock_guard lock(mutex_);
+      // First: who leaves at once has a goodbye to say all the same.
+      if (started_) return true;
+      if (leaving_) return false;
+    }
+    // Ends: start() or leave() wakes it; connect() calls one of them soon after its deadline.
+    pollfd entry{wake_.get(), POLLIN, 0};
+    if (::poll(&entry, 1, -1) > 0) sleep_again();
+  }
+}
+
+void Lifeline::sleep_again() {
+  uint64_t times;
+  [[maybe_unused]] ssize_t count = ::read(wake_.get(), &times, sizeof times);
+}
+
+// What other threads want.
+void Lifeline::take_orders() {
+  std::vector<std::string> messages;
+  bool leaving;
+  {
+    std::lock_guard lock(mutex_);
+    messages.swap(outgoing_);
+    leaving = leaving_;
+  }
+  for (const std::string& message : messages) tell_all_but(rank_, message);
+  if (!leaving || leave_by_ns_ != 0) return;
+  tell_all_but(rank_, encode(Message::about(MessageKind::kGoodbye, rank_, 0)));
+  leave_by_ns_ = monotonic_ns() + kLeaveNs;
+}
+
+void Lifeline::flush_all() {
+  for (Connection& connection : connections_) {
+    if (!connection.open()) continue;
+    connection.flush();
+    // After the goodbye: the other end reads it, closes, and by that ends this one.
+    if (leave_by_ns_ != 0 && !connection.has_queued()) connection.finish();
+  }
+}
+
+// To those that are connected: all others on member 0, and member 0 on all others.
+void Lifeline::tell_all_but(int rank, const std::string& message) {
+  if (leave_by_ns_ != 0) return;  // the goodbye was the last
+  for (size_t other = 0; other < connections_.size(); ++other)
+    if (connections_[other].open() && static_cast<int>(other) != rank)
+      connections_[other].queue(message);
+}
+
+void Lifeline::listen_to(int rank) {
+  Connection& connection = connections_[static_cast<size_t>(rank)];
+  connection.receive();
+  Message message;
+  while (connection.open() && connection.next(&message))
+    if (!take(rank, message)) lose(rank, EPROTO);
+  if (connection.open() && connection.ended()) lose(rank, connection.error());
+}
+
+// False when it cannot be meant.
+bool Lifeline::take(int from, const Message& message) {
+  switch (message.kind) {
+    case MessageKind::kEnd:
+      if (message.code == Code::kOk) return false;
+      if (note_ended(message.id, message.status()) && rank_ == 0)
+        tell_all_but(from, encode(message));
+      return true;
+    case MessageKind::kGone:
+      if (rank_ == 0 || message.rank < 0 || message.rank >= static_cast<int>(members_.size()) ||
+          message.code == Code::kOk)
+        return false;
+      note_gone(message.rank, message.status());
+      return true;
+    case MessageKind::kGoodbye:
+      let_go(from, describe_leave(name_member(members_, from)));
+      return true;
+    default:
+      return false;
+  }
+}
+
+// A connection has ended without a goodbye.
+void Lifeline::lose(int rank, int error) {
+  if (leave_by_ns_ == 0) return let_go(rank, describe_loss(name_member(members_, rank), error));
+  connections_[static_cast<size_t>(rank)].hang_up();  // it answers the own goodbye: no news
+}
+
+void Lifeline::let_go(int rank, const Status& status) {
+  connections_[static_cast<size_t>(rank)].hang_up();
+  if (!note_gone(rank, status)) return;
+  if (rank_ == 0)
+    tell_all_but(rank, encode(Message::about(MessageKind::kGone, rank, 0, status)));
+  else
+    log_line(LogLevel::kInfo,
+             "%s; it passed on the news of the others, which are noticed at deadlines from now on",
+             status.message().c_str());
+}
+
+}  // namespace dscomm

@@ -1,0 +1,96 @@
+// Lifeline: News over TCP connections that live as long as the processes of a transport.
+//
+// The connections are a star: every member is connected to member 0. The kernel closes a connection
+// when its process dies, so member 0 learns at once of every death, and tells all; if it dies
+// itself, all see it. Causes for which Teams end go the same way: to member 0, and from there to
+// all. Who ends in order says goodbye first.
+//
+// When member 0 has died or left, the others go on without news: they learn that it is gone, but
+// nothing of each other any more, and fall back on their deadlines. So they do when the network
+// between hosts is cut, which closes no connection for some minutes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/owned.h"
+#include "core/base/store.h"
+#include "core/transport/connection.h"
+#include "core/transport/news.h"
+#include "core/transport/transport.h"
+
+namespace dscomm {
+
+class Lifeline final : public News {
+ public:
+  // Collective over the members of the request. When it fails, it does so on all of them, and the
+  // status names the rank and host at fault. Starts a thread.
+  static Result<std::unique_ptr<Lifeline>> connect(const TransportRequest& request, Store& store,
+                                                   const Deadline& deadline);
+  ~Lifeline() override;  // leaves
+
+  uint64_t count() const override { return count_.load(std::memory_order_acquire); }  // note_news()
+  Status gone(int rank) const override;
+  Status ended(uint64_t team_id) const override;
+  void end(uint64_t team_id, const Status& cause) override;
+
+  // Says goodbye, so that the others hear that this process left rather than died, and ends the
+  // thread. Takes a second where the others do not answer. What was heard stays; what end() is
+  // told afterwards stays here. Idempotent.
+  void leave();
+
+  // In a forked child: closes what it inherited, so that the connections end with the parent.
+  // Nothing else works on this object there, but its destructor.
+  void close_descriptors();
+
+ private:
+  explicit Lifeline(const TransportRequest& request);
+  Status begin();
+  void start(std::vector<Connection> connections);
+  void wake();
+
+  void serve();
+  bool await_start();
+  void sleep_again();
+  void take_orders();
+  void flush_all();
+  void tell_all_but(int rank, const std::string& message);
+  void listen_to(int rank);
+  bool take(int from, const Message& message);
+  void lose(int rank, int error);
+  void let_go(int rank, const Status& status);
+
+  bool note_gone(int rank, const Status& status);
+  bool note_ended(uint64_t team_id, const Status& cause);
+  void note_news();
+
+  const int rank_;
+  const std::vector<TransportMember> members_;
+  const int made_in_pid_;
+  UniqueFd wake_;
+  std::thread service_;
+  std::mutex leave_mutex_;  // held while the thread is joined
+
+  // Grows by one with each entry of gone_ and ended_, after the entry: release store in
+  // note_news(), acquire load in count().
+  std::atomic<uint64_t> count_{0};
+  mutable std::mutex mutex_;
+  std::vector<Status> gone_;           // by rank; OK while it is there
+  std::map<uint64_t, Status> ended_;   // by Team: only what ended with a cause
+  std::vector<std::string> outgoing_;  // encoded messages that the thread shall send to all
+  bool started_ = false;               // connections_ belong to the thread
+  bool leaving_ = false;
+
+  // Of the thread, once started_. Never grows or moves, so that a forked child can close them.
+  std::vector<Connection> connections_;
+  int64_t leave_by_ns_ = 0;  // 0: not leaving
+};
+
+}  // namespace dscomm

@@ -1,0 +1,29 @@
+// Finds and loads the module that carries groups between hosts.
+#pragma once
+
+#include <memory>
+
+#include "core/transport/transport.h"
+
+namespace dscomm {
+
+// A TransportFactory: loads the module that lies beside the code that calls this, once, and lets it
+// make the transport. kUnsupported when there is none or what it needs is missing, with what to
+// install.
+Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& request,
+                                                  std::shared_ptr<Store> store,
+                                                  const Deadline& deadline);
+
+// What the module exports under the name below. Both sides are built from one source at one time;
+// the version is compared all the same.
+struct TransportModule {
+  const char* version;
+  Result<std::shared_ptr<Transport>> (*make)(const TransportRequest& request,
+                                             std::shared_ptr<Store> store, const Deadline& deadline,
+                                             const std::string& folder);
+};
+inline constexpr const char* kTransportFile = "libdscomm_mpi.so";
+inline constexpr const char* kTransportSymbol = "dscomm_transport_module";
+inline constexpr const char* kTransportVersion = "1";
+
+}  // namespace dscomm

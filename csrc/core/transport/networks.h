@@ -1,0 +1,43 @@
+// At which addresses a process can be reached, and which networks all hosts of a transport share.
+// IPv4 only: what a member says of itself is "address/prefix", and nothing here reads IPv6.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/transport/transport.h"
+
+namespace dscomm {
+
+// An interface of this network namespace with one of its addresses.
+struct Interface {
+  std::string name;     // "eth0"
+  std::string network;  // "10.0.0.7/24"
+};
+
+// Those that are up and connected, loopback left out, in the kernel's order.
+std::vector<Interface> own_interfaces();
+
+// Their networks alone: "address/prefix".
+std::vector<std::string> own_networks();
+
+// What a user allows: `wanted` names interfaces ("eth0") and networks ("10.0.0.0/16"), separated by
+// commas; empty allows all. The networks of `interfaces` that are named, in the order of
+// `interfaces`. kInvalidArgument says what there is when a name matches none.
+Result<std::vector<std::string>> select_networks(const std::vector<Interface>& interfaces,
+                                                 const std::string& wanted);
+
+// The networks, as "network/prefix", in which every host has an address and no two hosts have the
+// same one: a bridge of containers has the same address on every host and leads nowhere. The most
+// specific first, then by number, and link-local ones (169.254.0.0/16) after all others. Members
+// must agree on it, so it depends on nothing but `members`.
+std::vector<std::string> common_networks(const std::vector<TransportMember>& members);
+
+// Where member `from` may try to reach member `to`, the most promising first: addresses in networks
+// that all hosts share, then in those that these two share, then the rest. Addresses that both have
+// are left out, unless the two are on one host. 127.0.0.1 where all members are on one host.
+std::vector<std::string> reachable_addresses(const std::vector<TransportMember>& members, int from,
+                                             int to);
+
+}  // namespace dscomm

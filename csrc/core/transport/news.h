@@ -1,0 +1,32 @@
+// News: what the ranks of a transport hear of each other beside the data: who died or left, and
+// which Teams have ended, and why.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/base/status.h"
+
+namespace dscomm {
+
+// Thread-safe. Ranks are those of the transport.
+class News {
+ public:
+  virtual ~News() = default;
+
+  // Grows with every piece of news. Cheap enough for every turn of a wait: one atomic load.
+  virtual uint64_t count() const = 0;
+
+  // kPeerDied ("rank 3 (pid 7 on host b) died or exited without leaving") when a rank has died,
+  // kPeerLeft when it ended in order, OK while neither is known.
+  virtual Status gone(int rank) const = 0;
+
+  // The first cause for which somebody ended the Team, or OK.
+  virtual Status ended(uint64_t team_id) const = 0;
+
+  // Tells everybody that the Team has ended and why. Does not block. The first cause that a process
+  // hears of stays.
+  virtual void end(uint64_t team_id, const Status& cause) = 0;
+};
+
+}  // namespace dscomm

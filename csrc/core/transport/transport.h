@@ -1,0 +1,79 @@
+// Transport: carries collectives and messages between hosts. A process has one, made when one of
+// its groups first spans hosts; the members of that group are its ranks. The core knows no MPI: the
+// implementation is a module of its own (csrc/mpi), loaded then.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/settings.h"
+#include "core/base/status.h"
+#include "core/base/store.h"
+#include "core/shm/endpoint.h"
+#include "core/shm/layout.h"
+#include "core/team/team.h"
+
+namespace dscomm {
+
+// A process that takes part, as the group that brings the transport up learned of it.
+struct TransportMember {
+  ArenaId id;             // names the process
+  int host = 0;           // which host: members with the same number share memory
+  int local_rank = 0;     // position among the members of its host, ascending by rank
+  int global_rank = -1;   // in the job, for messages; -1 when not known
+  int64_t pid = 0;        // as its own PID namespace numbers it
+  std::string host_name;  // for messages
+  // IPv4 networks of its interfaces that are up, loopback left out, as "address/prefix": what it
+  // can be reached at.
+  std::vector<std::string> networks;
+};
+
+struct TransportRequest {
+  uint64_t id = 0;                       // random, the same on all members: names this transport
+  std::string name;                      // of the group that brings it up, for messages
+  int rank = 0;                          // this process's, in `members`
+  std::vector<TransportMember> members;  // by rank
+  std::string prefix;                    // of the keys in the store
+  Settings settings;
+  int usable_cores = 1;  // of this host
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // The rank of a process, or -1 when it is not one of the members.
+  virtual int rank_of(const ArenaId& id) const = 0;
+
+  // Collective over `ranks` (at least two, this one among them): a Team in which a rank's number is
+  // its position in the list. `id` names the Team, is the same on all and no other Team's.
+  virtual Result<std::unique_ptr<Team>> make_team(std::span<const int> ranks, uint64_t id,
+                                                  const std::string& name,
+                                                  const Deadline& deadline) = 0;
+
+  // A process on another host as point-to-point sees it.
+  virtual std::shared_ptr<Endpoint> endpoint(int rank) = 0;
+  // Whether a process has ended in order.
+  virtual bool has_left(int rank) const = 0;
+  // kPeerDied, with the rank that has died, where one of `ranks` has. Cheap while none has.
+  virtual Status death_among(std::span<const int> ranks) const = 0;
+
+  // The process ends in order: says so to the others. Idempotent; bounded by a few seconds.
+  virtual void leave() = 0;
+
+  // In a forked child: closes what it inherited. Nothing else works on this object there.
+  virtual void close_descriptors() = 0;
+};
+
+// Collective over the members. kUnsupported when what it needs is not installed, with what to
+// install; otherwise the status names the step, the host and the rank.
+using TransportFactory = std::function<Result<std::shared_ptr<Transport>>(
+    const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline)>;
+
+}  // namespace dscomm

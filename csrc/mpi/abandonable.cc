@@ -1,0 +1,51 @@
+#include "mpi/abandonable.h"
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "core/base/thread.h"
+
+namespace dscomm {
+namespace {
+
+constexpr std::chrono::milliseconds kSlice{5};
+
+struct Returned {
+  std::mutex mutex;
+  std::condition_variable condition;
+  bool value = false;
+};
+
+}  // namespace
+
+Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
+                       const Look& look) {
+  auto returned = std::make_shared<Returned>();
+  Result<std::thread> thread = start_thread(what, [returned, body = std::move(body)] {
+    body();
+    std::lock_guard lock(returned->mutex);
+    returned->value = true;
+    returned->condition.notify_one();
+  });
+  if (!thread.ok()) return thread.status();
+  std::unique_lock lock(returned->mutex);
+  while (!returned->condition.wait_for(lock, kSlice, [&] { return returned->value; })) {
+    lock.unlock();
+    Status status = look();
+    if (status.ok() && deadline.expired())
+      status = make_status(Code::kTimeout, "%s did not return within %lld ms", what,
+                           static_cast<long long>(deadline.timeout_ms()));
+    if (!status.ok()) {
+      thread.value().detach();
+      return status;
+    }
+    lock.lock();
+  }
+  lock.unlock();
+  thread.value().join();
+  return {};
+}
+
+}  // namespace dscomm

@@ -1,0 +1,21 @@
+// A call into a library that may never return.
+#pragma once
+
+#include <functional>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+
+namespace dscomm {
+
+// Asked every few milliseconds while something is waited for: a reason to give up, or OK.
+using Look = std::function<Status()>;
+
+// Runs `body` on a thread of its own and waits for it. At the deadline, or when `look` has a
+// reason, the thread is left behind: what `body` touches must live as long as it does, so it
+// captures by value. OK once `body` has returned; kTimeout ("MPI_Init_thread did not return within
+// 1000 ms").
+Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
+                       const Look& look);
+
+}  // namespace dscomm

@@ -1,0 +1,735 @@
+#include "mpi/bring_up.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <span>
+#include <thread>
+
+#include "core/base/log.h"
+#include "core/topology/topology.h"
+#include "core/transport/networks.h"
+#include "core/transport/rendezvous.h"
+#include "mpi/environment.h"
+#include "mpi/mpi_error.h"
+#include "pmix/process.h"
+
+namespace dscomm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{50};
+
+// A key that is there can be read at once, unless the store has gone.
+constexpr std::chrono::seconds kReadLimit{10};
+
+// How long a rank whose deadline has passed waits for another's reason.
+constexpr std::chrono::milliseconds kBetterReason{300};
+
+// How often a waiting rank asks the store whether another has failed: a thousand ranks that wait
+// for one ask ten thousand times a second.
+constexpr int64_t kLookForFailureNs = 100'000'000;
+
+constexpr int kGroupTag = 0x6473;
+
+// MPI_Init_thread did not return, once: nobody knows what it has done.
+std::atomic<bool> initialisation_left_behind{false};
+
+// What one rank says of itself.
+struct Card {
+  std::string place;  // equal where a PMIx server and Open MPI's shared memory work for both
+  int64_t pid = 0;
+  uint64_t start_time = 0;
+  uint32_t uid = 0, gid = 0;
+  std::string cpu_list;
+  uint64_t quota_millicpus = 0;  // 0: none
+  std::string mpi_version;
+  bool initialised = false;
+  // What a launcher has said; empty without one.
+  std::string name_space, launcher_rank;
+  uint64_t launcher_size = 0;  // 0: not known
+};
+
+struct PlannedHost {
+  PmixHost host;
+  std::vector<PmixClient> clients;  // by entry of host.ranks; the first is the leader
+  bool crowded = false;             // more ranks than cores
+};
+
+struct Plan {
+  MpiOrigin origin = MpiOrigin::kHelper;
+  std::vector<PlannedHost> hosts;
+};
+
+// What one rank is in MPI_COMM_WORLD.
+struct WorldPlace {
+  uint64_t rank = 0, size = 0;
+};
+
+std::string name_space_inode(const char* name) {
+  struct stat status{};
+  if (stat((std::string("/proc/self/ns/") + name).c_str(), &status) != 0) return "?";
+  return std::to_string(status.st_ino);
+}
+
+std::string own_place() {
+  std::string place = std::to_string(geteuid());
+  for (const char* name : {"net", "pid", "mnt", "ipc", "user"})
+    place.append(" ").append(name_space_inode(name));
+  return place;
+}
+
+// "Open MPI v4.1.4": what follows says who built it.
+std::string mpi_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  std::string version(text);
+  return version.substr(0, version.find(','));
+}
+
+uint64_t launcher_size() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "FLUX_JOB_SIZE"})
+    if (uint64_t size = std::strtoull(environment_value(name).c_str(), nullptr, 10)) return size;
+  return 0;
+}
+
+Card own_card() {
+  Card card;
+  card.place = own_place();
+  card.pid = getpid();
+  card.start_time = process_start_time(getpid());
+  card.uid = geteuid();
+  card.gid = getegid();
+  card.cpu_list = process_cpu_list();
+  double quota = cgroup_cpu_quota();
+  if (quota < 1e6) card.quota_millicpus = static_cast<uint64_t>(std::max(quota * 1000, 1.0));
+  card.mpi_version = mpi_version();
+  int initialised = 0;
+  MPI_Initialized(&initialised);
+  card.initialised = initialised != 0;
+  card.name_space = environment_value("PMIX_NAMESPACE");
+  card.launcher_rank = environment_value("PMIX_RANK");
+  card.launcher_size = launcher_size();
+  return card;
+}
+
+std::string pack(const Card& card) {
+  return Packer()
+      .text(card.place)
+      .number(static_cast<uint64_t>(card.pid))
+      .number(card.start_time)
+      .number(card.uid)
+      .number(card.gid)
+      .text(card.cpu_list)
+      .number(card.quota_millicpus)
+      .text(card.mpi_version)
+      .number(card.initialised)
+      .text(card.name_space)
+      .text(card.launcher_rank)
+      .number(card.launcher_size)
+      .take();
+}
+
+bool unpack(std::string_view text, Card* card) {
+  Unpacker unpacker(text);
+  card->place = unpacker.text();
+  card->pid = static_cast<int64_t>(unpacker.number());
+  card->start_time = unpacker.number();
+  card->uid = static_cast<uint32_t>(unpacker.number());
+  card->gid = static_cast<uint32_t>(unpacker.number());
+  card->cpu_list = unpacker.text();
+  card->quota_millicpus = unpacker.number();
+  card->mpi_version = unpacker.text();
+  card->initialised = unpacker.number() != 0;
+  card->name_space = unpacker.text();
+  card->launcher_rank = unpacker.text();
+  card->launcher_size = unpacker.number();
+  return unpacker.whole();
+}
+
+std::string pack(const Plan& plan) {
+  Packer packer;
+  packer.number(static_cast<uint64_t>(plan.origin)).number(plan.hosts.size());
+  for (const PlannedHost& host : plan.hosts) {
+    packer.text(host.host.name).number(host.crowded).number(host.clients.size());
+    for (const PmixClient& client : host.clients)
+      packer.number(client.rank)
+          .number(static_cast<uint64_t>(client.pid))
+          .number(client.start_time)
+          .number(client.uid)
+          .number(client.gid);
+  }
+  return packer.take();
+}
+
+bool unpack(std::string_view text, Plan* plan) {
+  Unpacker unpacker(text);
+  uint64_t origin = unpacker.number();
+  plan->origin = static_cast<MpiOrigin>(origin);
+  plan->hosts.resize(unpacker.count());
+  for (PlannedHost& host : plan->hosts) {
+    host.host.name = unpacker.text();
+    host.crowded = unpacker.number() != 0;
+    host.clients.resize(unpacker.count());
+    for (PmixClient& client : host.clients) {
+      client.rank = static_cast<uint32_t>(unpacker.number());
+      client.pid = static_cast<int64_t>(unpacker.number());
+      client.start_time = unpacker.number();
+      client.uid = static_cast<uint32_t>(unpacker.number());
+      client.gid = static_cast<uint32_t>(unpacker.number());
+      host.host.ranks.push_back(client.rank);
+    }
+  }
+  return unpacker.whole() && origin <= static_cast<uint64_t>(MpiOrigin::kProgram);
+}
+
+// What libpmix's lists of hosts can carry: letters, digits, points and dashes.
+std::string plain_name(const std::string& name) {
+  std::string plain;
+  for (char letter : name)
+    plain += std::isalnum(static_cast<unsigned char>(letter)) || letter == '.' ? letter : '-';
+  return plain.empty() ? "host" : plain;
+}
+
+std::string join(const std::vector<std::string>& texts) {
+  std::string joined;
+  for (const std::string& text : texts) joined += (joined.empty() ? "" : ",") + text;
+  return joined;
+}
+
+}  // namespace
+
+const char* origin_name(MpiOrigin origin) {
+  switch (origin) {
+    case MpiOrigin::kHelper:
+      return "dscomm-pmix";
+    case MpiOrigin::kLauncher:
+      return "the launcher";
+    case MpiOrigin::kProgram:
+      return "the program";
+  }
+  return "?";
+}
+
+class BringUp {
+ public:
+  BringUp(const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline,
+          const std::string& helper_path, const Look& look)
+      : request_(request),
+        store_(std::move(store)),
+        deadline_(deadline),
+        helper_path_(helper_path),
+        outside_look_(look),
+        prefix_(request.prefix + "mpi/") {}
+
+  Result<std::unique_ptr<MpiWorld>> run() {
+    Status status = steps();
+    if (status.ok()) return std::move(world_);
+    return Status(status.code(), "MPI between hosts could not be started: " + status.message());
+  }
+
+ private:
+  Status steps() {
+    step_ = "agreeing on how to start MPI";
+    DSCOMM_RETURN_IF_ERROR(own(check_own_mpi()));
+    DSCOMM_RETURN_IF_ERROR(agree_on_plan());
+    world_ = std::make_unique<MpiWorld>(plan_.origin, nullptr);
+    if (plan_.origin == MpiOrigin::kHelper) DSCOMM_RETURN_IF_ERROR(get_environment());
+    if (plan_.origin != MpiOrigin::kProgram) DSCOMM_RETURN_IF_ERROR(initialise());
+    DSCOMM_RETURN_IF_ERROR(agree_on_world());
+    return make_communicator();
+  }
+
+  // --- what goes wrong
+
+  int size() const { return static_cast<int>(request_.members.size()); }
+  std::string name(int rank) const { return name_member(request_.members, rank); }
+
+  // A status of this rank's own step: the others raise it too. One that came from another rank is
+  // passed on as it is.
+  Status own(const Status& status) {
+    if (status.ok() || passed_on_) return status;
+    if (status.code() == Code::kTimeout && request_.rank != 0) {
+      Status better = better_reason();
+      if (!better.ok()) return better;
+    }
+    Status told(status.code(),
+                std::string(step_) + " failed on " + name(request_.rank) + ": " + status.message());
+    // Where the store fails too, the others' deadlines remain.
+    if (Result<bool> there = store_->has(prefix_ + "failed"); there.ok() && !there.value())
+      (void)store_->set(
+          prefix_ + "failed",
+          Packer().number(static_cast<uint64_t>(told.code())).text(told.message()).take());
+    return told;
+  }
+
+  // Deadlines pass at the same time everywhere, and rank 0 knows best who is missing.
+  Status better_reason() {
+    for (auto waited = 0ms; waited < kBetterReason; waited += kLongestPause) {
+      Status status = failure_of_another();
+      if (!status.ok()) return status;
+      std::this_thread::sleep_for(kLongestPause);
+    }
+    return {};
+  }
+
+  // A reason to give up waiting.
+  Status look() {
+    DSCOMM_RETURN_IF_ERROR(outside_look_());
+    if (monotonic_ns() < look_again_ns_) return {};
+    look_again_ns_ = monotonic_ns() + kLookForFailureNs;
+    Status status = failure_of_another();
+    passed_on_ = !status.ok();
+    return status;
+  }
+
+  Status failure_of_another() {
+    Result<bool> there = store_->has(prefix_ + "failed");
+    if (!there.ok()) return there.status();
+    if (!there.value()) return {};
+    Result<std::string> text = store_->get(prefix_ + "failed", Deadline::after(kReadLimit));
+    if (!text.ok()) return text.status();
+    Unpacker unpacker(text.value());
+    uint64_t code = unpacker.number();
+    std::string message = unpacker.text();
+    if (!unpacker.whole() || code == 0 || code > static_cast<uint64_t>(Code::kInternal))
+      return Status(Code::kInternal, "another rank has failed and does not say why");
+    return Status(static_cast<Code>(code), message);
+  }
+
+  // --- the store
+
+  Status publish(const std::string& key, std::string_view value) {
+    return own(store_->set(prefix_ + key, value));
+  }
+
+  // What `rank` publishes under `key`.
+  Result<std::string> await(const std::string& key, int rank) {
+    for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+      Result<bool> there = store_->has(prefix_ + key);
+      if (!there.ok()) return own(there.status());
+      if (there.value()) {
+        Result<std::string> value = store_->get(prefix_ + key, Deadline::after(kReadLimit));
+        if (!value.ok()) return own(value.status());
+        return value;
+      }
+      DSCOMM_RETURN_IF_ERROR(own(look()));
+      if (deadline_.expired())
+        return own(make_status(Code::kTimeout, "nothing was heard from %s within %lld ms",
+                               name(rank).c_str(), static_cast<long long>(deadline_.timeout_ms())));
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  Status garbled(int rank) {
+    return own(Status(Code::kInternal, "what " + name(rank) +
+                                           " said is not understood; do all ranks run one build "
+                                           "of dscomm?"));
+  }
+
+  // --- how to start MPI
+
+  // What this process alone can say.
+  Status check_own_mpi() {
+    if (initialisation_left_behind.load())
+      return Status(Code::kUnsupported,
+                    "an earlier attempt to start MPI in this process has not returned; start the "
+                    "process again");
+    int initialised = 0, finalised = 0, level = 0;
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalised);
+    if (finalised != 0)
+      return Status(Code::kUnsupported,
+                    "MPI has been finalised in this process and cannot be started twice; make the "
+                    "group before MPI_Finalize");
+    if (initialised == 0) return {};
+    MPI_Query_thread(&level);
+    return check_thread_level(level);
+  }
+
+  static Status check_thread_level(int level) {
+    if (level >= MPI_THREAD_MULTIPLE) return {};
+    return Status(Code::kUnsupported,
+                  "MPI was initialised without MPI_THREAD_MULTIPLE, which dscomm needs because it "
+                  "calls MPI from threads of its own; ask MPI_Init_thread for it (in mpi4py: "
+                  "mpi4py.rc.thread_level = 'multiple' before MPI is imported), or let dscomm "
+                  "initialise MPI");
+  }
+
+  Status agree_on_plan() {
+    DSCOMM_RETURN_IF_ERROR(publish("card/" + std::to_string(request_.rank), pack(own_card())));
+    if (request_.rank == 0) {
+      std::vector<Card> cards(request_.members.size());
+      for (int rank = 0; rank < size(); ++rank) {
+        Result<std::string> card = await("card/" + std::to_string(rank), rank);
+        if (!card.ok()) return card.status();
+        if (!unpack(card.value(), &cards[static_cast<size_t>(rank)])) return garbled(rank);
+      }
+      Result<Plan> plan = make_plan(cards);
+      if (!plan.ok()) return own(plan.status());
+      DSCOMM_RETURN_IF_ERROR(publish("plan", pack(plan.value())));
+    }
+    Result<std::string> plan = await("plan", 0);
+    if (!plan.ok()) return plan.status();
+    if (!unpack(plan.value(), &plan_)) return garbled(0);
+    for (size_t host = 0; host < plan_.hosts.size(); ++host)
+      for (uint32_t rank : plan_.hosts[host].host.ranks)
+        if (rank == static_cast<uint32_t>(request_.rank)) own_host_ = host;
+    return {};
+  }
+
+  Result<Plan> make_plan(const std::vector<Card>& cards) const {
+    for (int rank = 1; rank < size(); ++rank) {
+      const Card& one = cards[0];
+      const Card& other = cards[static_cast<size_t>(rank)];
+      if (one.mpi_version != other.mpi_version)
+        return Status(Code::kUnsupported, name(0) + " has " + one.mpi_version + " and " +
+                                              name(rank) + " has " + other.mpi_version +
+                                              "; install the same MPI on all hosts");
+      if (one.initialised != other.initialised)
+        return Status(Code::kUnsupported,
+                      "MPI has been initialised already in " + name(one.initialised ? 0 : rank) +
+                          " but not in " + name(one.initialised ? rank : 0) +
+                          "; initialise it in all ranks before the first group that spans hosts, "
+                          "or in none");
+    }
+    Plan plan;
+    plan.origin = cards[0].initialised       ? MpiOrigin::kProgram
+                  : launcher_made_job(cards) ? MpiOrigin::kLauncher
+                                             : MpiOrigin::kHelper;
+    plan.hosts = place(cards);
+    return plan;
+  }
+
+  // Whether one launcher has made exactly the members an MPI job. Workers of a torchrun that a
+  // launcher started once per host have all inherited one rank; and MPI_Init_thread waits for all
+  // ranks of a launcher's job, so it must not have others.
+  static bool launcher_made_job(const std::vector<Card>& cards) {
+    std::set<std::string> ranks;
+    for (const Card& card : cards) {
+      if (card.name_space.empty() || card.name_space != cards[0].name_space) return false;
+      if (card.launcher_size != 0 && card.launcher_size != cards.size()) return false;
+      ranks.insert(card.launcher_rank);
+    }
+    return ranks.size() == cards.size();
+  }
+
+  // The hosts as MPI shall see them: ranks of a host in different containers are on different ones.
+  std::vector<PlannedHost> place(const std::vector<Card>& cards) const {
+    std::vector<PlannedHost> hosts;
+    std::map<std::pair<int, std::string>, size_t> known;
+    std::map<int, std::vector<size_t>> ranks_by_host;
+    std::set<std::string> names;
+    for (size_t rank = 0; rank < cards.size(); ++rank) {
+      const Card& card = cards[rank];
+      const TransportMember& member = request_.members[rank];
+      ranks_by_host[member.host].push_back(rank);
+      auto [found, is_new] = known.try_emplace({member.host, card.place}, hosts.size());
+      if (is_new) {
+        std::string plain = plain_name(member.host_name), unique = plain;
+        for (int count = 2; !names.insert(unique).second; ++count)
+          unique = plain + "-" + std::to_string(count);
+        hosts.emplace_back().host.name = unique;
+      }
+      hosts[found->second].clients.push_back(
+          {static_cast<uint32_t>(rank), card.pid, card.start_time, card.uid, card.gid});
+    }
+    for (PlannedHost& host : hosts) {
+      const size_t leader = host.clients.front().rank;
+      host.crowded = crowded(cards, ranks_by_host[request_.members[leader].host]);
+    }
+    return hosts;
+  }
+
+  static bool crowded(const std::vector<Card>& cards, const std::vector<size_t>& ranks) {
+    std::vector<std::string> cpu_lists;
+    double quota = 1e9;
+    for (size_t rank : ranks) {
+      cpu_lists.push_back(cards[rank].cpu_list);
+      if (cards[rank].quota_millicpus != 0)
+        quota = std::min(quota, static_cast<double>(cards[rank].quota_millicpus) / 1000);
+    }
+    return static_cast<int>(ranks.size()) > usable_cores(cpu_lists, quota);
+  }
+
+  // --- a job of our own
+
+  Status get_environment() {
+    step_ = "starting dscomm-pmix";
+    const std::vector<PmixClient>& clients = plan_.hosts[own_host_].clients;
+    const int leader = static_cast<int>(clients.front().rank);
+    if (leader == request_.rank) DSCOMM_RETURN_IF_ERROR(start_helper(clients));
+    Result<std::string> text = await("environment/" + std::to_string(request_.rank), leader);
+    if (!text.ok()) return text.status();
+    Unpacker unpacker(text.value());
+    own_variables_ = unpacker.texts();
+    defaults_ = unpacker.texts();
+    return unpacker.whole() ? Status() : garbled(leader);
+  }
+
+  Status start_helper(const std::vector<PmixClient>& clients) {
+    PmixDescription description;
+    char text[32];
+    std::snprintf(text, sizeof text, "dscomm-%016llx",
+                  static_cast<unsigned long long>(request_.id));
+    description.name_space = text;
+    description.own_host = static_cast<uint32_t>(own_host_);
+    for (const PlannedHost& host : plan_.hosts) {
+      description.hosts.push_back(host.host);
+      description.hosts.back().ranks.clear();
+      for (const PmixClient& client : host.clients)
+        description.hosts.back().ranks.push_back(client.rank);
+    }
+    description.clients = clients;
+    description.verbose = log_enabled(LogLevel::kDebug);
+    Result<std::unique_ptr<PmixHelper>> helper =
+        PmixHelper::start(helper_path_, description, deadline_, [this] { return look(); });
+    if (!helper.ok()) return own(helper.status());
+    world_->helper_ = std::move(helper).value();
+    DSCOMM_RETURN_IF_ERROR(own(world_->helper_->serve(store_, prefix_ + "fence/")));
+    const PmixEnvironments& environments = world_->helper_->environments();
+    for (size_t i = 0; i < clients.size(); ++i)
+      DSCOMM_RETURN_IF_ERROR(
+          publish("environment/" + std::to_string(clients[i].rank),
+                  Packer().texts(environments.own[i]).texts(environments.defaults).take()));
+    return {};
+  }
+
+  // What MPI_Init_thread shall find in the environment.
+  void prepare(EnvironmentForStart& environment) const {
+    if (plan_.origin == MpiOrigin::kHelper) {
+      environment.put_launcher_aside();
+      for (const std::string& variable : own_variables_) environment.set(variable);
+      for (const std::string& variable : defaults_) environment.set_default(variable);
+      // Open MPI takes a process that no daemon of its own started for a job of one, unless a
+      // launcher that it knows did. IBM's jsrun is one that leaves everything to PMIx.
+      environment.set_default("JSM_JSRUN_PORT=0");
+      environment.set_default("OMPI_MCA_schizo=jsm");
+      // Waiting ranks burn the cores of others, unless they are told that there are too few.
+      if (plan_.hosts[own_host_].crowded) environment.set_default("OMPI_MCA_mpi_yield_when_idle=1");
+    }
+    const std::string networks = networks_for_mpi();
+    if (!networks.empty()) environment.set_default("OMPI_MCA_btl_tcp_if_include=" + networks);
+  }
+
+  // Open MPI tries all interfaces, also a bridge of containers that has the same address on every
+  // host and leads nowhere: then the first message never arrives. Launchers are configured by their
+  // administrators, so only a user's wish is told to those.
+  std::string networks_for_mpi() const {
+    if (!environment_value("OMPI_MCA_btl_tcp_if_exclude").empty()) return "";
+    if (!request_.settings.ifname.empty()) return request_.settings.ifname;
+    if (plan_.origin != MpiOrigin::kHelper) return "";
+    return join(common_networks(request_.members));
+  }
+
+  // --- MPI
+
+  Status initialise() {
+    step_ = "MPI_Init_thread";
+    struct Answer {
+      int code = MPI_SUCCESS, level = 0;
+    };
+    auto answer = std::make_shared<Answer>();
+    Status status;
+    {
+      EnvironmentForStart environment;
+      prepare(environment);
+      initialisation_left_behind.store(true);
+      status = run_abandonable(
+          step_,
+          [answer] {
+            answer->code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &answer->level);
+          },
+          deadline_, [this] { return look_at_start(); });
+    }
+    if (!status.ok()) return own(explain_timeout(status));
+    initialisation_left_behind.store(false);
+    if (answer->code != MPI_SUCCESS) return own(mpi_error("MPI_Init_thread", answer->code));
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    return own(check_thread_level(answer->level));
+  }
+
+  Status look_at_start() {
+    if (world_->helper_ != nullptr) DSCOMM_RETURN_IF_ERROR(world_->helper_->fault());
+    return look();
+  }
+
+  Status explain_timeout(const Status& status) const {
+    if (status.code() != Code::kTimeout || passed_on_) return status;
+    std::string reason;
+    if (plan_.origin == MpiOrigin::kLauncher)
+      reason =
+          "; it waits for all ranks of the launcher's job, so all of them must be in the first "
+          "group that spans hosts";
+    else if (world_->helper_ != nullptr && !world_->helper_->waiting_for().empty())
+      reason = "; it waits for the ranks of " + world_->helper_->waiting_for();
+    return Status(status.code(), status.message() + reason);
+  }
+
+  Status agree_on_world() {
+    step_ = "agreeing on MPI's ranks";
+    int rank = 0, world_size = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+    DSCOMM_RETURN_IF_ERROR(publish("up/" + std::to_string(request_.rank),
+                                   Packer()
+                                       .number(static_cast<uint64_t>(rank))
+                                       .number(static_cast<uint64_t>(world_size))
+                                       .take()));
+    if (request_.rank == 0) {
+      Packer all;
+      std::vector<WorldPlace> places(request_.members.size());
+      for (int member = 0; member < size(); ++member) {
+        Result<std::string> text = await("up/" + std::to_string(member), member);
+        if (!text.ok()) return text.status();
+        Unpacker unpacker(text.value());
+        WorldPlace& place = places[static_cast<size_t>(member)];
+        place.rank = unpacker.number();
+        place.size = unpacker.number();
+        if (!unpacker.whole()) return garbled(member);
+        all.number(place.rank);
+      }
+      DSCOMM_RETURN_IF_ERROR(own(check_world(places)));
+      DSCOMM_RETURN_IF_ERROR(publish("world", all.take()));
+    }
+    Result<std::string> text = await("world", 0);
+    if (!text.ok()) return text.status();
+    Unpacker unpacker(text.value());
+    for (int member = 0; member < size(); ++member)
+      world_->world_ranks_.push_back(static_cast<int>(unpacker.number()));
+    return unpacker.whole() ? Status() : garbled(0);
+  }
+
+  Status check_world(const std::vector<WorldPlace>& places) const {
+    std::set<uint64_t> ranks;
+    for (int member = 0; member < size(); ++member) {
+      const WorldPlace& place = places[static_cast<size_t>(member)];
+      const bool fits =
+          ranks.insert(place.rank).second && place.rank < place.size &&
+          place.size == places[0].size && place.size >= places.size() &&
+          (plan_.origin != MpiOrigin::kHelper || place.rank == static_cast<uint64_t>(member));
+      if (fits) continue;
+      const char* advice =
+          plan_.origin == MpiOrigin::kProgram
+              ? "MPI was initialised before dscomm was asked to: let dscomm do it (in mpi4py: "
+                "mpi4py.rc.initialize = False before MPI is imported), or start all ranks with one "
+                "mpirun"
+              : "is there another Open MPI on the library path, or a setting for it in the "
+                "environment?";
+      return make_status(Code::kUnsupported,
+                         "%s came up as rank %llu of %llu in MPI_COMM_WORLD, which is not one "
+                         "world of the %d ranks; %s",
+                         name(member).c_str(), static_cast<unsigned long long>(place.rank),
+                         static_cast<unsigned long long>(place.size), size(), advice);
+    }
+    return {};
+  }
+
+  Status make_communicator() {
+    step_ = "MPI_Comm_create_group";
+    struct Answer {
+      int code = MPI_SUCCESS;
+      MPI_Comm comm = MPI_COMM_NULL;
+    };
+    auto answer = std::make_shared<Answer>();
+    const bool ours = plan_.origin != MpiOrigin::kProgram;
+    Status status = run_abandonable(
+        step_,
+        [answer, ours, ranks = world_->world_ranks_] {
+          answer->code = create(ranks, ours, &answer->comm);
+        },
+        deadline_, [this] { return look(); });
+    if (status.code() == Code::kTimeout && !passed_on_)
+      status = Status(status.code(), status.message() +
+                                         ": the first messages between the hosts do not arrive; " +
+                                         networks_used());
+    if (!status.ok()) return own(status);
+    if (answer->code != MPI_SUCCESS) return own(mpi_error(step_, answer->code));
+    world_->comm_ = answer->comm;
+    log_line(LogLevel::kInfo,
+             "MPI between hosts is up: %s, started by way of %s; rank %d of %d; %s",
+             mpi_version().c_str(), origin_name(plan_.origin), request_.rank, size(),
+             networks_used().c_str());
+    return {};
+  }
+
+  static int create(const std::vector<int>& ranks, bool ours, MPI_Comm* comm) {
+    // The program's own handler stays the program's.
+    MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+    if (!ours) {
+      MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
+      MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    }
+    MPI_Group all = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
+    int code = MPI_Comm_group(MPI_COMM_WORLD, &all);
+    if (code == MPI_SUCCESS)
+      code = MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &members);
+    if (code == MPI_SUCCESS) code = MPI_Comm_create_group(MPI_COMM_WORLD, members, kGroupTag, comm);
+    if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
+    if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
+    if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
+    if (!ours) {
+      MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
+      MPI_Errhandler_free(&handler);
+    }
+    return code;
+  }
+
+  std::string networks_used() const {
+    std::string chosen = environment_value("OMPI_MCA_btl_tcp_if_include");
+    if (chosen.empty()) chosen = networks_for_mpi();
+    if (chosen.empty())
+      return "MPI chooses the networks by itself; DSCOMM_IFNAME can name the interface that joins "
+             "the hosts";
+    return "over TCP MPI uses " + chosen + "; DSCOMM_IFNAME can name another interface";
+  }
+
+  const TransportRequest& request_;
+  std::shared_ptr<Store> store_;
+  const Deadline& deadline_;
+  const std::string& helper_path_;
+  const Look& outside_look_;
+  const std::string prefix_;
+
+  const char* step_ = "";
+  bool passed_on_ = false;  // the status in hand is another's
+  int64_t look_again_ns_ = 0;
+  Plan plan_;
+  size_t own_host_ = 0;  // in plan_.hosts
+  std::vector<std::string> own_variables_, defaults_;
+  std::unique_ptr<MpiWorld> world_;
+};
+
+void MpiWorld::leave(const Deadline& deadline) {
+  if (left_.exchange(true)) return;
+  if (helper_ != nullptr) helper_->quit();
+  if (origin_ != MpiOrigin::kLauncher || failed_.load()) return;
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  if (finalised != 0) return;
+  Status status = run_abandonable(
+      "MPI_Finalize", [] { (void)MPI_Finalize(); }, deadline, [] { return Status(); });
+  if (!status.ok()) log_line(LogLevel::kWarn, "%s", status.message().c_str());
+}
+
+void MpiWorld::close_descriptors() {
+  left_.store(true);
+  if (helper_ != nullptr) helper_->close_descriptors();
+}
+
+Result<std::unique_ptr<MpiWorld>> bring_up(const TransportRequest& request,
+                                           std::shared_ptr<Store> store, const Deadline& deadline,
+                                           const std::string& helper_path, const Look& look) {
+  return BringUp(request, std::move(store), deadline, helper_path, look).run();
+}
+
+}  // namespace dscomm

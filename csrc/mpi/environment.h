@@ -1,0 +1,33 @@
+// The environment as Open MPI reads it: what a launcher or the user has said there, and what is put
+// there while MPI starts.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace dscomm {
+
+// Empty where there is none.
+std::string environment_value(const std::string& name);
+// All of it, as a new program takes it.
+char** whole_environment();
+
+// What is set through this is gone again when it ends, and so is what MPI itself has set meanwhile:
+// a child process that came up with it would take itself for a rank. Not safe against threads that
+// read the environment at the same time; nothing is.
+class EnvironmentForStart {
+ public:
+  EnvironmentForStart();
+  ~EnvironmentForStart();
+
+  void set(const std::string& assignment);          // "NAME=VALUE"
+  void set_default(const std::string& assignment);  // unless the user has set it
+  // Puts aside what a launcher further up has told this process about its place in another job.
+  void put_launcher_aside();
+
+ private:
+  std::map<std::string, std::string> before_;  // of what belongs to MPI and its launchers
+};
+
+}  // namespace dscomm

@@ -1,0 +1,83 @@
+// How the ranks of an MpiTeam find out that they make the same call before any result is handed
+// out, and what they say when they do not.
+//
+// Every call begins with its Lead: 1 KiB that is reduced over all ranks. It holds the hash of the
+// call and the hash's complement, both to be minimised: all hashes are equal if and only if one
+// minimum is the complement of the other. Calls are compared one by one, each before its results,
+// so the hash need not cover those before. What ranks must not agree on but fit together (the
+// elements that one sends and another expects) is balanced: each sender adds a hash of the pair and
+// the count, each receiver subtracts it, and the sum over the ranks is zero if all fit. So every
+// rank learns of any mismatch, at the same time, from one message of one size, which cannot be
+// truncated whatever the ranks believe.
+//
+// The Lead goes ahead of the data instead of beside it: a collective of MPI whose arguments do not
+// fit may write past what was meant for it, or end the job. Meanwhile the first chunk is copied
+// into staging, so most of its time is hidden. Data of at most kRideBytes travels in the Lead
+// itself, so that a small call is one round.
+#pragma once
+
+#include <mpi.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/team/call_record.h"
+#include "core/types/reduce_op.h"
+
+namespace dscomm {
+
+// As much as makes a Lead of 1 KiB, which MPI sends like a word: whole, at once, without asking.
+inline constexpr size_t kRideBytes = 984;
+
+struct Lead {
+  uint64_t hash = 0;        // the least
+  uint64_t complement = 0;  // the least
+  uint64_t balance = 0;     // the sum, modulo 2^64
+  uint64_t longest = 0;     // the greatest: elements of the longest block that a rank knows of
+  // What rides along: `count` elements to reduce, or none.
+  uint32_t count = 0;
+  uint8_t dtype = 0;
+  uint8_t op = 0;
+  uint16_t reserved = 0;
+  alignas(8) std::array<std::byte, kRideBytes> data{};
+
+  bool ranks_agree() const { return hash == ~complement && balance == 0; }
+};
+static_assert(sizeof(Lead) == 1024);
+
+// The Lead as MPI sees it: one indivisible element, and how two become one. Made when first asked
+// for, and kept as long as MPI lives. Any thread.
+struct LeadType {
+  MPI_Datatype type;
+  MPI_Op op;
+};
+Result<LeadType> lead_type();
+
+// What one rank sends to each and expects of each, in elements, for the calls in which ranks need
+// not know all counts. Zero where the call has no such pair.
+struct Splits {
+  std::vector<uint64_t> sends, expects;  // by rank; empty: the call has none
+
+  void clear(size_t ranks) {
+    sends.assign(ranks, 0);
+    expects.assign(ranks, 0);
+  }
+  uint64_t balance(int rank) const;
+  uint64_t longest() const;
+};
+
+// One rank's side of a disagreement, of the same length on all ranks.
+std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits, size_t ranks);
+inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks * sizeof(uint64_t); }
+
+// From the sides of all ranks, one after the other: who differs from whom, and in what. `names` are
+// the members', by rank.
+std::string explain_mismatch(std::span<const std::byte> sides,
+                             const std::vector<std::string>& names);
+
+}  // namespace dscomm

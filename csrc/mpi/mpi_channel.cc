@@ -1,0 +1,123 @@
+#include "mpi/mpi_channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "mpi/quarantine.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int kTag = 0;
+constexpr size_t kSmallestCell = 4096, kLargestCell = 1 << 20;
+
+}  // namespace
+
+MpiChannel::MpiChannel(MPI_Comm comm, int rank, std::string peer)
+    : comm_(comm), rank_(rank), peer_(std::move(peer)), sends_(kChannelCells, MPI_REQUEST_NULL) {}
+
+Status MpiChannel::failed(const char* what, int code) const {
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return make_status(Code::kInternal, "MPI's %s failed for the channel to %s: %s", what,
+                     peer_.c_str(), text);
+}
+
+Status MpiChannel::open(size_t channel_bytes) {
+  DSCOMM_RETURN_IF_ERROR(send_failure_);
+  if (cells_ != nullptr) return {};
+  size_t cell_bytes = std::clamp(channel_bytes / kChannelCells, kSmallestCell, kLargestCell);
+  cells_.reset(new (std::nothrow) std::byte[kChannelCells * cell_bytes]);
+  if (cells_ == nullptr)
+    return make_status(Code::kResource, "no memory is left for a channel to %s", peer_.c_str());
+  cell_bytes_ = cell_bytes;
+  return {};
+}
+
+std::byte* MpiChannel::vacant_cell() {
+  if (published_ - sent_ == kChannelCells) in_flight();
+  return send_failure_.ok() && published_ - sent_ < kChannelCells ? cell(published_) : nullptr;
+}
+
+bool MpiChannel::publish() {
+  std::byte* filled = cell(published_);
+  CellHeader header;
+  std::memcpy(&header, filled, sizeof header);
+  int code = MPI_Isend(filled, static_cast<int>(sizeof header + header.cell_bytes), MPI_BYTE, rank_,
+                       kTag, comm_, &sends_[published_ % kChannelCells]);
+  if (code != MPI_SUCCESS) send_failure_ = failed("MPI_Isend", code);
+  ++published_;
+  return false;
+}
+
+bool MpiChannel::in_flight() {
+  while (sent_ < published_) {
+    int done = 0;
+    int code = MPI_Test(&sends_[sent_ % kChannelCells], &done, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) send_failure_ = failed("MPI_Test", code);
+    if (!done) return send_failure_.ok();
+    ++sent_;
+  }
+  return false;
+}
+
+Status MpiChannel::start_receive() {
+  int there = 0;
+  MPI_Message message = MPI_MESSAGE_NULL;
+  MPI_Status status;
+  int code = MPI_Improbe(rank_, kTag, comm_, &there, &message, &status);
+  if (code != MPI_SUCCESS) return failed("MPI_Improbe", code);
+  if (!there) return {};
+  int bytes = 0;
+  MPI_Get_count(&status, MPI_BYTE, &bytes);
+  arriving_bytes_ = static_cast<size_t>(std::max(bytes, 0));
+  if (arriving_bytes_ > arriving_room_) {
+    arriving_.reset(new (std::nothrow) std::byte[arriving_bytes_]);
+    arriving_room_ = arriving_ == nullptr ? 0 : arriving_bytes_;
+    if (arriving_ == nullptr)
+      return make_status(Code::kResource, "no memory is left for a cell of %zu bytes from %s",
+                         arriving_bytes_, peer_.c_str());
+  }
+  code = MPI_Imrecv(arriving_.get(), bytes, MPI_BYTE, &message, &receive_);
+  return code == MPI_SUCCESS ? Status() : failed("MPI_Imrecv", code);
+}
+
+Result<std::optional<ArrivedCell>> MpiChannel::next_cell() {
+  DSCOMM_RETURN_IF_ERROR(send_failure_);
+  if (!arrived_) {
+    if (receive_ == MPI_REQUEST_NULL) DSCOMM_RETURN_IF_ERROR(start_receive());
+    if (receive_ == MPI_REQUEST_NULL) return std::optional<ArrivedCell>();
+    int done = 0;
+    int code = MPI_Test(&receive_, &done, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) return failed("MPI_Test", code);
+    if (!done) return std::optional<ArrivedCell>();
+    arrived_ = true;
+  }
+  ArrivedCell found{};
+  if (arriving_bytes_ >= sizeof found.header)
+    std::memcpy(&found.header, arriving_.get(), sizeof found.header);
+  if (arriving_bytes_ != sizeof found.header + found.header.cell_bytes)
+    return make_status(Code::kInternal, "a cell from %s has the wrong length", peer_.c_str());
+  found.data = arriving_.get() + sizeof found.header;
+  return std::optional<ArrivedCell>(found);
+}
+
+bool MpiChannel::consume() {
+  arrived_ = false;
+  return false;
+}
+
+void MpiChannel::drop() {
+  if (cells_ != nullptr && in_flight()) quarantine(std::move(cells_));
+  if (receive_ != MPI_REQUEST_NULL) quarantine(std::move(arriving_));
+  cells_.reset();
+  published_ = sent_ = 0;
+  receive_ = MPI_REQUEST_NULL;
+  arrived_ = false;
+  arriving_room_ = 0;
+}
+
+}  // namespace dscomm

@@ -1,0 +1,61 @@
+// MpiChannel: the cells of point-to-point as messages of MPI between two processes.
+//
+// Every cell is one non-blocking send from a ring of our own memory. A receiver matches one cell at
+// a time, when it has consumed the one before: so what is not read yet stays with its sender, as in
+// shared memory. A request of MPI cannot be taken back, so memory that one still uses when the
+// channel goes is kept for ever.
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/shm/endpoint.h"
+
+namespace dscomm {
+
+class MpiChannel final : public CellChannel {
+ public:
+  // `comm` is for cells alone and outlives the channel; `rank` is the peer's in it, `peer` its
+  // description for messages.
+  MpiChannel(MPI_Comm comm, int rank, std::string peer);
+  ~MpiChannel() override { drop(); }
+  MpiChannel(const MpiChannel&) = delete;
+  MpiChannel& operator=(const MpiChannel&) = delete;
+
+  Status open(size_t channel_bytes) override;
+  size_t capacity() const override { return cell_bytes_ - sizeof(CellHeader); }
+  std::byte* vacant_cell() override;
+  bool publish() override;
+  Result<std::optional<ArrivedCell>> next_cell() override;
+  bool consume() override;
+  bool in_flight() override;
+  void drop() override;
+
+ private:
+  std::byte* cell(uint64_t number) { return cells_.get() + number % kChannelCells * cell_bytes_; }
+  Status start_receive();
+  Status failed(const char* what, int code) const;
+
+  const MPI_Comm comm_;
+  const int rank_;
+  const std::string peer_;
+
+  // Cells [sent_, published_) are with MPI.
+  std::unique_ptr<std::byte[]> cells_;
+  size_t cell_bytes_ = 0;
+  uint64_t published_ = 0, sent_ = 0;
+  std::vector<MPI_Request> sends_;
+  Status send_failure_;
+
+  std::unique_ptr<std::byte[]> arriving_;
+  size_t arriving_room_ = 0;
+  size_t arriving_bytes_ = 0;
+  MPI_Request receive_ = MPI_REQUEST_NULL;
+  bool arrived_ = false;
+};
+
+}  // namespace dscomm

@@ -1,0 +1,67 @@
+#include "mpi/mpi_notices.h"
+
+#include <algorithm>
+
+namespace dscomm {
+
+MpiNotices::MpiNotices(MPI_Comm comm) : comm_(comm) {
+  broken_ = MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN) != MPI_SUCCESS;
+}
+
+MpiNotices::~MpiNotices() {
+  // MPI may still read what is being sent, so that is never freed.
+  if (!sending_.empty()) static_cast<void>(new std::list<Sending>(std::move(sending_)));
+}
+
+void MpiNotices::say(uint64_t team_id, uint64_t position, std::span<const int> ranks) {
+  std::lock_guard lock(mutex_);
+  reap();
+  for (int rank : ranks) {
+    if (broken_) return;
+    Sending& sending = sending_.emplace_back(Sending{{team_id, position}, MPI_REQUEST_NULL});
+    broken_ = MPI_Isend(&sending.notice, sizeof sending.notice, MPI_BYTE, rank, kTag, comm_,
+                        &sending.request) != MPI_SUCCESS;
+  }
+}
+
+void MpiNotices::listen() {
+  std::lock_guard lock(mutex_);
+  reap();
+  while (!broken_) {
+    int there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    broken_ = MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &there, &message, &status) != MPI_SUCCESS;
+    if (broken_ || !there) return;
+    // A message of this size is there whole once it is matched, so this does not wait.
+    Notice notice{};
+    broken_ =
+        MPI_Mrecv(&notice, sizeof notice, MPI_BYTE, &message, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+    if (broken_) return;
+    uint64_t& furthest = heard_[{notice.team_id, status.MPI_SOURCE}];
+    furthest = std::max(furthest, notice.position);
+  }
+}
+
+uint64_t MpiNotices::heard(uint64_t team_id, int rank) {
+  std::lock_guard lock(mutex_);
+  auto found = heard_.find({team_id, rank});
+  return found == heard_.end() ? 0 : found->second;
+}
+
+void MpiNotices::forget(uint64_t team_id) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(heard_, [team_id](const auto& entry) { return entry.first.first == team_id; });
+}
+
+// Lets go of what has been sent.
+void MpiNotices::reap() {
+  while (!broken_ && !sending_.empty()) {
+    int sent = 0;
+    broken_ = MPI_Test(&sending_.front().request, &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+    if (!sent) return;
+    sending_.pop_front();
+  }
+}
+
+}  // namespace dscomm

@@ -1,0 +1,38 @@
+#include "mpi/mpi_staging.h"
+
+#include <cstdint>
+#include <new>
+#include <utility>
+
+#include "mpi/quarantine.h"
+
+namespace dscomm {
+namespace {
+
+constexpr size_t kLine = 64;
+
+}  // namespace
+
+MpiStaging::~MpiStaging() {
+  if (pending()) quarantine(std::move(memory_));
+}
+
+Status MpiStaging::reserve(size_t bytes, size_t table_entries) {
+  DSCOMM_CHECK(!pending(), "staging is in use until its request is complete");
+  if (memory_ != nullptr && bytes <= data_bytes_ && table_entries <= table_entries_) return {};
+  const size_t table_bytes = (2 * table_entries * sizeof(int) + kLine - 1) / kLine * kLine;
+  memory_.reset(new (std::nothrow) std::byte[kLine + table_bytes + bytes]);
+  if (memory_ == nullptr) {
+    data_bytes_ = table_entries_ = 0;
+    return make_status(Code::kResource, "no %zu bytes of memory are left for staging", bytes);
+  }
+  const auto address = reinterpret_cast<uintptr_t>(memory_.get());
+  std::byte* line = memory_.get() + (kLine - address % kLine) % kLine;
+  tables_ = reinterpret_cast<int*>(line);
+  data_ = line + table_bytes;
+  data_bytes_ = bytes;
+  table_entries_ = table_entries;
+  return {};
+}
+
+}  // namespace dscomm

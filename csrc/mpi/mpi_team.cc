@@ -1,0 +1,338 @@
+// Construction, the frame of every call, and failure. The collectives are in mpi_team_reduce.cc and
+// mpi_team_move.cc.
+
+#include "mpi/mpi_team.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "mpi/mpi_error.h"
+
+namespace dscomm {
+namespace {
+
+// When a wait first tells the others that it waits (or after a quarter of the timeout, when that is
+// sooner), and how often it looks for their notices. A wait as long as the first is no fast path.
+constexpr int64_t kNoticeAfterNs = 200'000'000;
+constexpr int64_t kListenEveryNs = 5'000'000;
+// How often it asks the Team that it is a part of.
+constexpr int64_t kAskEveryNs = 1'000'000;
+
+// Notices that came while this rank never waited long are taken in now and then all the same.
+constexpr uint64_t kCallsBetweenListening = 64;
+
+MpiTeamOptions bounded(MpiTeamOptions options) {
+  options.chunk_bytes = std::min(options.chunk_bytes, MpiTeam::kMostChunkBytes);
+  return options;
+}
+
+// What a rank sent before it died may still be on its way to us, through other ranks.
+constexpr int64_t kGraceOfTheDeadNs = 200'000'000;
+// A rank that has left in order may have completed its last call, which this rank is still in: the
+// others pass on what it sent. It gets as long as an overloaded machine may need for that.
+constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
+
+}  // namespace
+
+// Watches the wait of the call in progress.
+class MpiTeam::Watch final : public MpiWatch {
+ public:
+  Watch(MpiTeam& team, Place place)
+      : team_(team),
+        place_(place),
+        notice_after_ns_(std::min(kNoticeAfterNs, team.deadline_->timeout_ms() * (1'000'000 / 4))) {
+  }
+
+  Status look(int64_t waited_ns) override {
+    DSCOMM_RETURN_IF_ERROR(team_.cause_.get());
+    DSCOMM_RETURN_IF_ERROR(team_.hear_news());
+    if (team_.composer_ != nullptr && waited_ns >= next_ask_ns_) {
+      next_ask_ns_ = waited_ns + kAskEveryNs;
+      if (Status whole = team_.composer_->failure(); !whole.ok()) {
+        team_.abort(whole);
+        return team_.cause_.get();
+      }
+    }
+    DSCOMM_RETURN_IF_ERROR(team_.look_for_the_gone(place_));
+    if (waited_ns >= next_listen_ns_ && team_.notices_ != nullptr) {
+      next_listen_ns_ = waited_ns + kListenEveryNs;
+      exchange_notices(waited_ns);
+    }
+    return {};
+  }
+
+  Status timed_out() override { return team_.timed_out(place_); }
+
+ private:
+  void exchange_notices(int64_t waited_ns) {
+    MpiNotices& notices = *team_.notices_;
+    notices.listen();
+    if (team_.said_ == team_.position(place_)) return;
+    std::vector<int> others;
+    bool is_asked = false;
+    for (int k = 0; k < team_.size(); ++k) {
+      const int rank = team_.options_.members[static_cast<size_t>(k)].transport_rank;
+      if (k == team_.rank() || !team_.news_.gone(rank).ok()) continue;
+      others.push_back(rank);
+      // It has waited long already, and may give up before this rank's own time to speak.
+      is_asked =
+          is_asked || notices.heard(team_.options_.id, rank) >= team_.position(Place::kEntering);
+    }
+    if (waited_ns < notice_after_ns_ && !is_asked) return;
+    notices.say(team_.options_.id, team_.position(place_), others);
+    team_.said_ = team_.position(place_);
+  }
+
+  MpiTeam& team_;
+  const Place place_;
+  const int64_t notice_after_ns_;
+  int64_t next_listen_ns_ = kListenEveryNs, next_ask_ns_ = kAskEveryNs;
+};
+
+MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices,
+                 MpiTeamOptions options)
+    : data_(data),
+      check_(check),
+      news_(news),
+      notices_(notices),
+      options_(bounded(std::move(options))) {
+  int size_in_mpi = 0;
+  // Neither communicates.
+  MPI_Comm_rank(check_, &rank_);
+  MPI_Comm_size(check_, &size_in_mpi);
+  DSCOMM_CHECK(size_in_mpi == size(), "the communicators join the members");
+  // A refusal becomes a status, as far as MPI lets it; the default ends the process.
+  MPI_Comm_set_errhandler(data_, MPI_ERRORS_RETURN);
+  MPI_Comm_set_errhandler(check_, MPI_ERRORS_RETURN);
+}
+
+MpiTeam::~MpiTeam() {
+  if (notices_ != nullptr) notices_->forget(options_.id);
+  int is_finalized = 0;
+  MPI_Finalized(&is_finalized);
+  // A Team that has failed may have left requests of MPI pending, here or on other ranks.
+  if (is_finalized || !failure().ok()) return;
+  // Every call so far is complete, so no message for this rank is on its way.
+  MPI_Comm_free(&data_);
+  MPI_Comm_free(&check_);
+}
+
+Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options) {
+  splits_.clear(0);
+  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
+  lead_.longest = longest;
+  return {};
+}
+
+Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(failure());
+  deadline_ = &options.deadline;
+  composer_ = options.composer;
+  call_ = as_piece(call, options);
+  call_.sequence = ++sequence_;
+  DSCOMM_RETURN_IF_ERROR(hear_news());
+  // A rank that is gone cannot make this call: there is nothing to give it time for.
+  gone_since_ns_ = -kGraceOfLeaversNs;
+  DSCOMM_RETURN_IF_ERROR(look_for_the_gone(Place::kEntering));
+  if (notices_ != nullptr && sequence_ % kCallsBetweenListening == 0) notices_->listen();
+
+  lead_ = {};
+  lead_.hash = hash_call(options_.id, call_);
+  lead_.complement = ~lead_.hash;
+  lead_.balance = splits_.balance(rank_);
+  lead_.longest = splits_.longest();
+  return {};
+}
+
+void MpiTeam::ride(DType dtype, ReduceOp op, size_t count) {
+  lead_.dtype = static_cast<uint8_t>(dtype);
+  lead_.op = static_cast<uint8_t>(op);
+  lead_.count = static_cast<uint32_t>(count);
+}
+
+Status MpiTeam::agree() {
+  DSCOMM_RETURN_IF_ERROR(start_lead());
+  return finish_lead();
+}
+
+Status MpiTeam::start_lead() {
+  Result<LeadType> lead = lead_type();
+  if (!lead.ok()) return fail(lead.status().code(), lead.status().message());
+  if (Status reserved = lead_staging_.reserve(2 * sizeof lead_, 0); !reserved.ok())
+    return fail(reserved.code(), reserved.message());
+  std::memcpy(lead_staging_.data(), &lead_, sizeof lead_);
+  return check("MPI_Iallreduce",
+               MPI_Iallreduce(lead_staging_.data(), lead_staging_.data() + sizeof lead_, 1,
+                              lead.value().type, lead.value().op, check_, &lead_staging_.request));
+}
+
+Status MpiTeam::finish_lead() {
+  DSCOMM_RETURN_IF_ERROR(wait(lead_staging_, Place::kEntering));
+  std::memcpy(&lead_, lead_staging_.data() + sizeof lead_, sizeof lead_);
+  return lead_.ranks_agree() ? Status() : disagree();
+}
+
+// Every rank has seen that the ranks disagree, so all come here: they show each other their sides.
+Status MpiTeam::disagree() {
+  const auto ranks = static_cast<size_t>(size());
+  const std::vector<std::byte> mine = encode_side(call_, splits_, ranks);
+  MpiStaging& staging = staging_[0];
+  if (Status reserved = staging.reserve((1 + ranks) * mine.size(), 0); !reserved.ok())
+    return fail(reserved.code(), reserved.message());
+  std::byte* sides = staging.data() + mine.size();
+  std::memcpy(staging.data(), mine.data(), mine.size());
+  const int bytes = static_cast<int>(mine.size());
+  DSCOMM_RETURN_IF_ERROR(
+      check("MPI_Iallgather", MPI_Iallgather(staging.data(), bytes, MPI_BYTE, sides, bytes,
+                                             MPI_BYTE, check_, &staging.request)));
+  DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
+  std::vector<std::string> names;
+  for (const MpiTeamMember& member : options_.members) names.push_back(member.name);
+  return fail(Code::kMismatch, explain_mismatch({sides, ranks * mine.size()}, names));
+}
+
+// Round r uses staging r mod 2. While MPI works on one, the other is delivered and staged again.
+// All ranks start the collectives in one order, which MPI asks for: round 0, round 1, the second of
+// round 0, round 2, the second of round 1, and so on.
+Status MpiTeam::run(const Rounds& rounds) {
+  constexpr size_t kInFlight = std::tuple_size_v<decltype(staging_)>;
+  const auto table_entries = 2 * static_cast<size_t>(size());  // to send, and to receive
+  // A block that is one piece here may be several for others, which make all of us go on.
+  for (MpiStaging& staging : staging_)
+    if (Status reserved = staging.reserve(rounds.bytes, table_entries); !reserved.ok())
+      return fail(reserved.code(), reserved.message());
+
+  DSCOMM_RETURN_IF_ERROR(start_lead());
+  rounds.stage(0, staging_[0].data());
+  DSCOMM_RETURN_IF_ERROR(finish_lead());
+  const size_t round_count = (lead_.longest + rounds.piece - 1) / rounds.piece;
+
+  for (size_t round = 0; round < round_count + kInFlight; ++round) {
+    MpiStaging& staging = staging_[round % kInFlight];
+    if (round >= kInFlight && round - kInFlight < round_count) {
+      DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
+      rounds.deliver(round - kInFlight, staging.data());
+    }
+    if (round < round_count) {
+      if (round > 0) rounds.stage(round, staging.data());
+      DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.start(round, staging)));
+    }
+    if (rounds.go_on != nullptr && round >= 1 && round - 1 < round_count) {
+      MpiStaging& before = staging_[(round - 1) % kInFlight];
+      DSCOMM_RETURN_IF_ERROR(wait(before, Place::kMoving));
+      DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.go_on(round - 1, before)));
+    }
+  }
+  return {};
+}
+
+Status MpiTeam::wait(MpiStaging& staging, Place place) {
+  Watch watch(*this, place);
+  Status status = wait_for(&staging.request, options_.wait_policy, *deadline_, watch);
+  if (status.ok()) return {};
+  // Unless the Team has ended, it is MPI that refused.
+  Status known = cause_.get();
+  return known.ok() ? fail(status.code(), status.message()) : known;
+}
+
+Status MpiTeam::check(const char* call, int code) {
+  if (code == MPI_SUCCESS) return {};
+  Status refused = mpi_error(call, code);
+  return fail(refused.code(), refused.message());
+}
+
+Status MpiTeam::hear_news() {
+  const uint64_t count = news_.count();
+  if (count == news_count_) return {};
+  news_count_ = count;
+  DSCOMM_RETURN_IF_ERROR(failure());
+  for (int k = 0; k < size(); ++k) {
+    if (k == rank_) continue;
+    Status gone = news_.gone(options_.members[static_cast<size_t>(k)].transport_rank);
+    Status& kept = gone.code() == Code::kPeerLeft ? left_ : died_;
+    if (gone.ok() || !kept.ok()) continue;
+    kept = gone.code() == Code::kPeerLeft ? Status(gone.code(), name_of(k)) : gone;
+    gone_since_ns_ = monotonic_ns();
+  }
+  return {};
+}
+
+Status MpiTeam::look_for_the_gone(Place place) {
+  if (died_.ok() && left_.ok()) return {};
+  const int64_t gone_for_ns = monotonic_ns() - gone_since_ns_;
+  if (!died_.ok() && gone_for_ns >= kGraceOfTheDeadNs)
+    return fail(died_.code(), died_.message() +
+                                  "; look for its own error, a signal or the out-of-memory killer "
+                                  "in its output and the system log");
+  // Once the ranks have agreed, a rank that left has done its part.
+  if (!left_.ok() && place == Place::kEntering && gone_for_ns >= kGraceOfLeaversNs)
+    return fail(left_.code(), left_.message() +
+                                  " left before it made this call; every rank must make the same "
+                                  "calls");
+  return {};
+}
+
+Status MpiTeam::timed_out(Place place) {
+  const std::string after =
+      "timed out after " + std::to_string(deadline_->timeout_ms()) + " ms waiting for ";
+  const std::string advice = "; if that is only slow, raise the timeout";
+  if (notices_ == nullptr) {
+    const std::string others = members_but_for([](size_t) { return false; });
+    return fail(Code::kTimeout,
+                after +
+                    (place == Place::kEntering ? "the others, not all of which made this call: "
+                                               : "the data of the others: ") +
+                    others + advice);
+  }
+  notices_->listen();
+  const std::string silent = members_but_for([&](size_t member) {
+    return notices_->heard(options_.id, options_.members[member].transport_rank) >= position(place);
+  });
+  if (silent.empty())
+    return fail(Code::kTimeout, after +
+                                    "messages, though every rank has made this call; look at "
+                                    "the network between the hosts" +
+                                    advice);
+  if (place == Place::kEntering)
+    return fail(Code::kTimeout, after + silent + ", not heard of in this call" + advice);
+  return fail(Code::kTimeout, after + "data; nothing was heard of " + silent +
+                                  ", stopped or busy since it made this call, or cut off" + advice);
+}
+
+std::string MpiTeam::members_but_for(const std::function<bool(size_t)>& is_excused) const {
+  std::string text;
+  for (size_t k = 0; k < options_.members.size(); ++k) {
+    if (static_cast<int>(k) == rank_ || is_excused(k)) continue;
+    text += (text.empty() ? "" : "; ") + options_.members[k].name;
+  }
+  return text;
+}
+
+Status MpiTeam::fail(Code code, const std::string& cause) {
+  // Another rank may have found the cause before, and this may be no more than its consequence.
+  Status first = news_.ended(options_.id);
+  if (first.ok())
+    first = Status(code, cause + " (first seen by " + name_of(rank_) + " in " + name_call() + ")");
+  abort(first);
+  return cause_.get();
+}
+
+void MpiTeam::abort(const Status& cause) { news_.end(options_.id, cause_.keep(cause)); }
+
+Status MpiTeam::failure() {
+  DSCOMM_RETURN_IF_ERROR(cause_.get());
+  // Relaxed: a stale count only makes this ask again.
+  const uint64_t count = news_.count();
+  if (count == failure_count_.load(std::memory_order_relaxed)) return {};
+  if (Status ended = news_.ended(options_.id); !ended.ok()) return cause_.keep(ended);
+  failure_count_.store(count, std::memory_order_relaxed);
+  return {};
+}
+
+std::string MpiTeam::name_call() const {
+  return std::string(collective_name(static_cast<Collective>(call_.kind))) + " #" +
+         std::to_string(call_.number()) + " of group '" + options_.name + "'";
+}
+
+}  // namespace dscomm

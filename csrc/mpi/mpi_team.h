@@ -1,0 +1,202 @@
+// MpiTeam: collectives between processes on any hosts, through MPI's own non-blocking collectives.
+//
+// A call is: begin(), then agree(), then as many rounds as the longest block needs. A round stages
+// a piece of the caller's data, lets MPI work on it, and hands out the result. Two rounds are in
+// flight, so that copying and the wire overlap, and memory stays bounded whatever the size of the
+// data; a piece is small enough for the counts of MPI, which are int.
+//
+// Every call begins with a round of 1 KiB, the Lead, in which the ranks make sure that they mean
+// the same (see mpi_agreement.h); data that fits rides in it. It has a communicator of its own, so
+// that it never meets data.
+//
+// MPI tells of no death and of no abort: a rank whose peer is gone waits for ever. So every wait
+// looks at News, and ends at the deadline. What MPI then still works on is kept for ever (see
+// mpi_staging.h), and this Team calls MPI no more, not even to free its communicators.
+#pragma once
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/team/call.h"
+#include "core/team/first_cause.h"
+#include "core/team/team.h"
+#include "core/transport/news.h"
+#include "mpi/mpi_agreement.h"
+#include "mpi/mpi_notices.h"
+#include "mpi/mpi_staging.h"
+#include "mpi/mpi_wait.h"
+#include "mpi/wire_reduction.h"
+
+namespace dscomm {
+
+struct MpiTeamMember {
+  int transport_rank = 0;  // its rank in the transport, by which News and MpiNotices know it
+  std::string name;        // for messages: "rank 3 (pid 7 on host b)"
+};
+
+struct MpiTeamOptions {
+  uint64_t id = 0;                     // names the Team in News; the same on all members
+  std::string name;                    // of the group, for messages
+  std::vector<MpiTeamMember> members;  // by rank
+  // Data of one round; two rounds, each with room for what is sent and for what comes, are held at
+  // most. All members must give the same; at most kMostChunkBytes is used. An all-reduce of 16 MiB
+  // between 2 hosts at 1 Gbit/s takes 171, 185 and 199 ms in chunks of 0.5, 1 and 4 MiB; among 4
+  // ranks smaller ones gain nothing more.
+  size_t chunk_bytes = size_t{1} << 20;
+  // Where MPI reduces: whether halves travel as float32 and are rounded once, instead of once a
+  // hop. The same on all.
+  bool halves_as_float32 = false;
+  MpiWaitPolicy wait_policy;
+};
+
+class MpiTeam final : public Team {
+ public:
+  // Every count and offset of MPI is an int.
+  static constexpr size_t kMostChunkBytes = size_t{1} << 30;
+
+  // `data` and `check` join the members in their order and become the Team's: nothing else uses
+  // them. `news` and `notices` outlive the Team; without notices a timeout cannot name who is
+  // missing. Does not communicate.
+  MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices, MpiTeamOptions options);
+  ~MpiTeam() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(options_.members.size()); }
+  std::string describe() const override { return "mpi, " + std::to_string(size()) + " ranks"; }
+
+  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                    const CallOptions& options) override;
+  Status broadcast(void* buffer, size_t count, DType dtype, int root,
+                   const CallOptions& options) override;
+  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
+                const CallOptions& options) override;
+  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                    std::span<const size_t> out_counts, const CallOptions& options) override;
+  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
+                        const Reduction& reduction, const CallOptions& options) override;
+  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                std::span<const size_t> out_counts, int root, const CallOptions& options) override;
+  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
+                 size_t count, DType dtype, int root, const CallOptions& options) override;
+  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
+                    const CallOptions& options) override;
+  Status barrier(const CallOptions& options) override;
+
+  void abort(const Status& cause) override;
+  Status failure() override;
+
+ private:
+  // Where a call is; a later place is a greater number.
+  enum class Place : uint64_t { kEntering = 0, kMoving = 1 };
+  class Watch;
+
+  // The rounds of a call. Each of its blocks is cut into pieces of `piece` elements; round r has
+  // piece r of every block.
+  struct Rounds {
+    size_t piece = 0;
+    size_t bytes = 0;  // of staging that a round needs on this rank
+    // Copies this rank's pieces into staging; runs before the ranks have agreed for round 0.
+    std::function<void(size_t round, std::byte* staging)> stage;
+    // Starts MPI's collective on staging.data(); returns MPI's code.
+    std::function<int(size_t round, MpiStaging& staging)> start;
+    // Where a round takes two collectives: starts the second when the first is complete.
+    std::function<int(size_t round, MpiStaging& staging)> go_on;
+    // Copies results out.
+    std::function<void(size_t round, std::byte* staging)> deliver;
+  };
+
+  // Refuses on a dead Team, and prepares the Lead of the next call, in which the ranks' longest
+  // block has `longest` elements.
+  Status begin(const CallRecord& call, size_t longest, const CallOptions& options);
+  // The same for a call whose counts differ between ranks: splits_ holds those that this rank
+  // knows.
+  Status begin_splits(const CallRecord& call, const CallOptions& options);
+  // The reductions, once the call has begun.
+  static constexpr int kEveryRank = -1;
+  Status reduce_small(const void* in, void* out, size_t count, const WireReduction& wire, int root);
+  Status reduce_by_mpi(const void* in, void* out, size_t count, const WireReduction& wire,
+                       int root);
+  Status reduce_by_exchange(const void* in, void* out, size_t count, const Reduction& reduction);
+  void reduce_received(std::byte* results, const std::byte* own, const std::byte* received,
+                       size_t count, const Reduction& reduction);
+
+  // Lets `count` elements of lead_.data ride along, to be reduced.
+  void ride(DType dtype, ReduceOp op, size_t count);
+  // Until every rank has made the call, and they agree; lead_ is then the ranks' together.
+  Status agree();
+  Status start_lead();
+  Status finish_lead();
+  Status disagree();
+  // agree(), and the rounds.
+  Status run(const Rounds& rounds);
+
+  // Until the operation is complete, or there is no use in waiting any longer.
+  Status wait(MpiStaging& staging, Place place);
+  Status check(const char* call, int code);
+
+  // Ends the Team with a cause found by this rank in the call in progress, unless another was
+  // first.
+  Status fail(Code code, const std::string& cause);
+  Status timed_out(Place place);
+  // Takes in what is new in News; costs one load when nothing is.
+  Status hear_news();
+  // Fails when a member that has gone keeps the call from being completed.
+  Status look_for_the_gone(Place place);
+  std::string members_but_for(const std::function<bool(size_t member)>& is_excused) const;
+
+  std::string name_of(int member) const {
+    return options_.members[static_cast<size_t>(member)].name;
+  }
+  std::string name_call() const;
+  uint64_t position(Place place) const { return 2 * sequence_ + static_cast<uint64_t>(place); }
+
+  MPI_Comm data_;
+  MPI_Comm check_;
+  News& news_;
+  MpiNotices* const notices_;
+  const MpiTeamOptions options_;
+  int rank_ = 0;
+
+  uint64_t sequence_ = 0;
+  CallRecord call_;                     // in progress
+  Team* composer_ = nullptr;            // see CallOptions
+  const Deadline* deadline_ = nullptr;  // of the call in progress
+  Splits splits_;
+  Lead lead_;
+  MpiStaging lead_staging_;
+  std::array<MpiStaging, 2> staging_;
+  std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
+
+  // What News said when it was last asked by the thread that waits.
+  uint64_t news_count_ = 0;
+  Status died_, left_;
+  int64_t gone_since_ns_ = 0;
+  uint64_t said_ = 0;  // the position that the others were last told of
+
+  FirstCause cause_;
+  std::atomic<uint64_t> failure_count_{0};  // News::count() when failure() last found nothing
+};
+
+inline std::byte* byte_at(void* base, size_t offset) {
+  return static_cast<std::byte*>(base) + offset;
+}
+inline const std::byte* byte_at(const void* base, size_t offset) {
+  return static_cast<const std::byte*>(base) + offset;
+}
+
+// How many of `count` elements are in round `round`.
+inline size_t in_round(size_t count, size_t piece, size_t round) {
+  const size_t begin = round * piece;
+  return begin < count ? std::min(piece, count - begin) : 0;
+}
+
+}  // namespace dscomm

@@ -1,0 +1,210 @@
+#include "mpi/mpi_transport.h"
+
+#include <thread>
+#include <utility>
+
+#include "mpi/abandonable.h"
+#include "mpi/mpi_channel.h"
+#include "mpi/mpi_error.h"
+#include "mpi/mpi_team.h"
+
+namespace dscomm {
+namespace {
+
+constexpr std::chrono::seconds kLeaveLimit{5};
+constexpr std::chrono::milliseconds kFlushLimit{1000};
+
+// What a thread that may be left behind writes its results to.
+struct Communicators {
+  int code = MPI_SUCCESS;
+  MPI_Comm data = MPI_COMM_NULL, check = MPI_COMM_NULL;
+};
+
+// Collective over `ranks` of `from`. Two communicators, so that the ranks' agreement on a call
+// never meets data.
+void make_communicators(MPI_Comm from, const std::vector<int>& ranks, int tag,
+                        Communicators* made) {
+  MPI_Group whole = MPI_GROUP_NULL, part = MPI_GROUP_NULL;
+  made->code = MPI_Comm_group(from, &whole);
+  if (made->code == MPI_SUCCESS)
+    made->code = MPI_Group_incl(whole, static_cast<int>(ranks.size()), ranks.data(), &part);
+  for (MPI_Comm* comm : {&made->data, &made->check}) {
+    if (made->code == MPI_SUCCESS) made->code = MPI_Comm_create_group(from, part, tag, comm);
+    if (made->code == MPI_SUCCESS) MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
+  }
+  if (part != MPI_GROUP_NULL) MPI_Group_free(&part);
+  if (whole != MPI_GROUP_NULL) MPI_Group_free(&whole);
+}
+
+}  // namespace
+
+class MpiTransport::MpiEndpoint final : public Endpoint {
+ public:
+  MpiEndpoint(std::shared_ptr<MpiTransport> transport, int rank)
+      : transport_(std::move(transport)), rank_(rank) {}
+
+  const ArenaId& id() const override { return member().id; }
+  bool alive(bool) const override {
+    return transport_->lifeline_->gone(rank_).code() != Code::kPeerDied;
+  }
+  std::string describe() const override {
+    return "pid " + std::to_string(member().pid) + " on host " + member().host_name;
+  }
+  std::string state_text() const override { return alive(false) ? "on another host" : "gone"; }
+  const ArenaId* doorbell() const override { return nullptr; }
+  bool sleeps() const override { return false; }
+  std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>&,
+                                            ChannelDirectory&) override {
+    return std::make_unique<MpiChannel>(transport_->cells_, rank_, describe());
+  }
+
+ private:
+  const TransportMember& member() const {
+    return transport_->request_.members[static_cast<size_t>(rank_)];
+  }
+
+  const std::shared_ptr<MpiTransport> transport_;
+  const int rank_;
+};
+
+MpiTransport::MpiTransport(const TransportRequest& request) : request_(request) {
+  int on_this_host = 0;
+  const int host = request_.members[static_cast<size_t>(request_.rank)].host;
+  for (size_t rank = 0; rank < request_.members.size(); ++rank) {
+    ranks_[request_.members[rank].id] = static_cast<int>(rank);
+    if (request_.members[rank].host == host) ++on_this_host;
+  }
+  // A rank that spins takes the core of another one, which may be the one it waits for.
+  if (on_this_host > request_.usable_cores) wait_policy_.spin_polls = 0;
+}
+
+Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& request,
+                                                      std::shared_ptr<Store> store,
+                                                      const Deadline& deadline,
+                                                      const std::string& folder) {
+  std::shared_ptr<MpiTransport> transport(new MpiTransport(request));
+  Status status = transport->bring_up_all(std::move(store), deadline, folder);
+  if (!status.ok()) return status;
+  return std::shared_ptr<Transport>(std::move(transport));
+}
+
+Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& deadline,
+                                  const std::string& folder) {
+  Result<std::unique_ptr<Lifeline>> lifeline = Lifeline::connect(request_, *store, deadline);
+  if (!lifeline.ok()) return lifeline.status();
+  lifeline_ = std::move(lifeline).value();
+  std::vector<int> everyone;
+  for (size_t rank = 0; rank < request_.members.size(); ++rank)
+    everyone.push_back(static_cast<int>(rank));
+  const Look look = [this, everyone] { return look_for_the_gone(everyone); };
+  Result<std::unique_ptr<MpiWorld>> world =
+      bring_up(request_, std::move(store), deadline, folder + "/dscomm-pmix", look);
+  if (!world.ok()) return world.status();
+  world_ = std::move(world).value();
+
+  // For cells and notices: they carry different tags.
+  auto made = std::make_shared<Communicators>();
+  DSCOMM_RETURN_IF_ERROR(run_abandonable(
+      "MPI_Comm_create_group",
+      [made, from = world_->comm(), everyone] {
+        make_communicators(from, everyone, 0, made.get());
+      },
+      deadline, look));
+  if (made->code != MPI_SUCCESS) return mpi_error("MPI_Comm_create_group", made->code);
+  cells_ = made->data;
+  shared_ = made->check;
+  notices_ = std::make_unique<MpiNotices>(shared_);
+  return {};
+}
+
+Status MpiTransport::look_for_the_gone(std::span<const int> ranks) const {
+  if (lifeline_->count() == 0) return {};
+  for (int rank : ranks) DSCOMM_RETURN_IF_ERROR(lifeline_->gone(rank));
+  return {};
+}
+
+std::string MpiTransport::name_of(int rank) const {
+  const TransportMember& member = request_.members[static_cast<size_t>(rank)];
+  return "rank " + std::to_string(member.global_rank >= 0 ? member.global_rank : rank) + " (pid " +
+         std::to_string(member.pid) + " on host " + member.host_name + ")";
+}
+
+int MpiTransport::rank_of(const ArenaId& id) const {
+  auto found = ranks_.find(id);
+  return found == ranks_.end() ? -1 : found->second;
+}
+
+Result<std::unique_ptr<Team>> MpiTransport::make_team(std::span<const int> ranks, uint64_t id,
+                                                      const std::string& name,
+                                                      const Deadline& deadline) {
+  MpiTeamOptions options;
+  options.id = id;
+  options.name = name;
+  options.wait_policy = wait_policy_;
+  for (int rank : ranks) options.members.push_back({rank, name_of(rank)});
+  std::vector<int> members(ranks.begin(), ranks.end());
+  const Look look = [this, members, id] {
+    DSCOMM_RETURN_IF_ERROR(lifeline_->ended(id));
+    return look_for_the_gone(members);
+  };
+  auto made = std::make_shared<Communicators>();
+  // Tags tell groups apart that are made at the same time; 15 bits are what MPI promises.
+  const int tag = static_cast<int>((id ^ id >> 32) & 0x7fff);
+  Status status = run_abandonable(
+      "MPI_Comm_create_group",
+      [made, members, tag, from = world_->comm()] {
+        make_communicators(from, members, tag, made.get());
+      },
+      deadline, look);
+  if (status.ok() && made->code != MPI_SUCCESS)
+    status = mpi_error("MPI_Comm_create_group", made->code);
+  if (!status.ok()) {
+    lifeline_->end(id, status);
+    return Status(status.code(),
+                  "making the communicators of group '" + name + "': " + status.message());
+  }
+  return std::unique_ptr<Team>(std::make_unique<MpiTeam>(made->data, made->check, *lifeline_,
+                                                         notices_.get(), std::move(options)));
+}
+
+std::shared_ptr<Endpoint> MpiTransport::endpoint(int rank) {
+  return std::make_shared<MpiEndpoint>(shared_from_this(), rank);
+}
+
+bool MpiTransport::has_left(int rank) const {
+  return lifeline_->gone(rank).code() == Code::kPeerLeft;
+}
+
+Status MpiTransport::death_among(std::span<const int> ranks) const {
+  if (lifeline_->count() == 0) return {};
+  for (int rank : ranks)
+    if (Status gone = lifeline_->gone(rank); gone.code() == Code::kPeerDied) return gone;
+  return {};
+}
+
+void MpiTransport::leave() {
+  flush();
+  lifeline_->leave();
+  world_->leave(Deadline::after(kLeaveLimit));
+}
+
+// A collective that is complete here may still have data on its way out, which only calls of MPI
+// move. So they go on for as long as the others have not come here as well, or for a moment.
+void MpiTransport::flush() {
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (flushed_.exchange(true) || lifeline_->count() != 0 ||
+      MPI_Ibarrier(shared_, &request) != MPI_SUCCESS)
+    return;
+  const Deadline deadline = Deadline::after(kFlushLimit);
+  int done = 0;
+  while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done &&
+         !deadline.expired() && lifeline_->count() == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void MpiTransport::close_descriptors() {
+  if (lifeline_ != nullptr) lifeline_->close_descriptors();
+  if (world_ != nullptr) world_->close_descriptors();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,60 @@
+// MpiTransport: the Transport over Open MPI. It brings MPI up, keeps the Lifeline beside it, and
+// makes the communicators of Teams.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/transport/lifeline.h"
+#include "core/transport/transport.h"
+#include "mpi/bring_up.h"
+#include "mpi/mpi_notices.h"
+#include "mpi/mpi_wait.h"
+
+namespace dscomm {
+
+class MpiTransport final : public Transport, public std::enable_shared_from_this<MpiTransport> {
+ public:
+  // Collective over the members. `folder` is where dscomm-pmix lies.
+  static Result<std::shared_ptr<Transport>> make(const TransportRequest& request,
+                                                 std::shared_ptr<Store> store,
+                                                 const Deadline& deadline,
+                                                 const std::string& folder);
+
+  int rank_of(const ArenaId& id) const override;
+  Result<std::unique_ptr<Team>> make_team(std::span<const int> ranks, uint64_t id,
+                                          const std::string& name,
+                                          const Deadline& deadline) override;
+  std::shared_ptr<Endpoint> endpoint(int rank) override;
+  bool has_left(int rank) const override;
+  Status death_among(std::span<const int> ranks) const override;
+  void leave() override;
+  void close_descriptors() override;
+
+ private:
+  class MpiEndpoint;
+
+  explicit MpiTransport(const TransportRequest& request);
+  Status bring_up_all(std::shared_ptr<Store> store, const Deadline& deadline,
+                      const std::string& folder);
+  Status look_for_the_gone(std::span<const int> ranks) const;
+  std::string name_of(int rank) const;
+  void flush();
+
+  const TransportRequest request_;
+  std::map<ArenaId, int> ranks_;
+  std::unique_ptr<Lifeline> lifeline_;
+  std::unique_ptr<MpiWorld> world_;
+  std::unique_ptr<MpiNotices> notices_;
+  MPI_Comm cells_ = MPI_COMM_NULL;   // of point-to-point
+  MPI_Comm shared_ = MPI_COMM_NULL;  // of notices, and of flush()
+  std::atomic<bool> flushed_{false};
+  MpiWaitPolicy wait_policy_;
+};
+
+}  // namespace dscomm

@@ -1,0 +1,311 @@
+#include "mpi/pmix_helper.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/base/thread.h"
+#include "mpi/environment.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int kSliceMs = 10;
+
+// Between two questions to the store: hosts that start together enter a fence within the first few.
+constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
+
+// A key that is there can be read at once, unless the store has gone.
+constexpr std::chrono::seconds kReadLimit{10};
+
+constexpr std::chrono::seconds kQuitLimit{1};
+
+Status system_error(const char* what, int error) {
+  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(error));
+}
+
+// The program that was started is gone once it has left its helper running on its own.
+class Starter {
+ public:
+  Status spawn(const std::string& path, int socket) {
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    if (posix_spawn_file_actions_init(&actions) != 0 || posix_spawnattr_init(&attributes) != 0)
+      return system_error("posix_spawn", ENOMEM);
+    posix_spawn_file_actions_adddup2(&actions, socket, kPmixSocket);
+    // Signals that are for the job: it unblocks them when it no longer heeds them.
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (int number : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) sigaddset(&signals, number);
+    posix_spawnattr_setsigmask(&attributes, &signals);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+    std::string name = path.substr(path.rfind('/') + 1);
+    char* arguments[] = {name.data(), nullptr};
+    int error =
+        posix_spawn(&pid_, path.c_str(), &actions, &attributes, arguments, whole_environment());
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    if (error == 0) return {};
+    pid_ = 0;
+    if (error != ENOENT && error != EACCES && error != ENOEXEC)
+      return system_error("posix_spawn", error);
+    return make_status(Code::kUnsupported,
+                       "%s cannot be run (%s); install PMIx (apt-get install libpmix-dev) and then "
+                       "deepspeed_comm again, or start the ranks with mpirun or srun --mpi=pmix",
+                       path.c_str(), std::strerror(error));
+  }
+
+  // Whether it has ended well; an error once it has ended otherwise.
+  Result<bool> ended() {
+    if (pid_ == 0) return true;
+    int status = 0;
+    pid_t reaped = ::waitpid(pid_, &status, WNOHANG);
+    if (reaped == 0) return false;
+    pid_ = 0;
+    // A program may have told the kernel to forget its children.
+    if (reaped < 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return true;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+      return Status(Code::kUnsupported,
+                    "it could not be loaded, and has said why on standard error; is PMIx installed "
+                    "(apt-get install libpmix2)?");
+    return make_status(Code::kInternal,
+                       WIFEXITED(status) ? "it ended with status %d" : "it was ended by signal %d",
+                       WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+  }
+
+  // Ours and not yet waited for, so the number is still its own.
+  ~Starter() {
+    if (pid_ == 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);  // ends: it has been killed
+  }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+// A fence on its way: what each host has said.
+struct Fence {
+  PmixFence asked;
+  std::vector<std::optional<std::string>> data;  // by entry of asked.hosts
+};
+
+}  // namespace
+
+struct PmixHelper::State {
+  PmixSocket socket;
+  UniqueFd stop;
+  std::shared_ptr<Store> store;
+  std::string prefix;
+  PmixDescription description;
+  std::vector<Fence> fences;  // of the thread
+
+  mutable std::mutex mutex;
+  std::condition_variable ended_condition;
+  bool ended = false;
+  std::string waiting_for;
+  Status fault;
+
+  void serve();
+  bool take_messages();
+  Status begin(Fence fence);
+  Status advance();
+  std::string key(const Fence& fence, uint32_t host) const {
+    return prefix + fence.asked.name + "/" + std::to_string(host);
+  }
+};
+
+Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
+                                                      const PmixDescription& description,
+                                                      const Deadline& deadline,
+                                                      const std::function<Status()>& look) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    return system_error("socketpair", errno);
+  UniqueFd ours(ends[0]), theirs(ends[1]);
+  auto state = std::make_shared<State>();
+  state->stop = UniqueFd(eventfd(0, EFD_CLOEXEC));
+  if (!state->stop.valid()) return system_error("eventfd", errno);
+  state->description = description;
+  Starter starter;
+  DSCOMM_RETURN_IF_ERROR(starter.spawn(path, theirs.get()));
+  theirs.reset();
+  PmixSocket& socket = state->socket;
+  socket = PmixSocket(std::move(ours));
+  socket.send(PmixMessageKind::kDescription, pack(description));
+  std::unique_ptr<PmixHelper> helper(new PmixHelper(state));
+  bool ready = false;
+  while (true) {
+    bool open = socket.exchange();
+    if (std::optional<PmixMessage> message = socket.next()) {
+      if (message->kind == PmixMessageKind::kFailed) return Status(Code::kResource, message->text);
+      ready = message->kind == PmixMessageKind::kReady &&
+              unpack(message->text, &helper->environments_) &&
+              helper->environments_.own.size() == description.clients.size();
+      if (!ready) return Status(Code::kInternal, "it answered something else than was asked");
+    }
+    Result<bool> detached = starter.ended();
+    if (!detached.ok()) return detached.status();
+    if (ready && detached.value()) return helper;
+    if (!open && detached.value())
+      return Status(Code::kInternal, "it ended before it was ready; standard error may say why");
+    DSCOMM_RETURN_IF_ERROR(look());
+    if (deadline.expired())
+      return make_status(Code::kTimeout, "it was not ready after %lld ms",
+                         static_cast<long long>(deadline.timeout_ms()));
+    pollfd entry{socket.fd(), socket.events(), 0};
+    // A socket that has ended, or has nothing more to say, must not keep this loop spinning.
+    ::poll(&entry, open && !ready ? 1 : 0, open && !ready ? kSliceMs : 1);
+  }
+}
+
+Status PmixHelper::serve(std::shared_ptr<Store> store, const std::string& prefix) {
+  state_->store = std::move(store);
+  state_->prefix = prefix;
+  Result<std::thread> service =
+      start_thread("the carrier of MPI's fences", [state = state_] { state->serve(); });
+  if (!service.ok()) return service.status();
+  service_ = std::move(service).value();
+  return {};
+}
+
+void PmixHelper::State::serve() {
+  int pause_ms = kFirstPauseMs;
+  while (true) {
+    pollfd entries[2] = {{socket.fd(), socket.events(), 0}, {stop.get(), POLLIN, 0}};
+    // Ends: the helper asks for something or goes, quit(), or the process ends.
+    ::poll(entries, 2, fences.empty() ? -1 : pause_ms);
+    if (entries[1].revents != 0) break;
+    size_t waiting = fences.size();
+    if (!take_messages()) break;
+    if (Status status = advance(); !status.ok()) {
+      std::lock_guard lock(mutex);
+      fault = std::move(status);
+      break;
+    }
+    pause_ms = fences.size() == waiting ? std::min(pause_ms * 2, kLongestPauseMs) : kFirstPauseMs;
+  }
+  socket.send(PmixMessageKind::kQuit, "");
+  std::lock_guard lock(mutex);
+  waiting_for.clear();
+  ended = true;
+  ended_condition.notify_all();
+}
+
+// False when the helper has gone, or nothing can be carried any more.
+bool PmixHelper::State::take_messages() {
+  bool open = socket.exchange();
+  Status status;
+  while (std::optional<PmixMessage> message = socket.next()) {
+    Fence fence;
+    if (message->kind != PmixMessageKind::kFence || !unpack(message->text, &fence.asked))
+      status = Status(Code::kInternal, "dscomm-pmix said something that is not understood");
+    if (status.ok()) status = begin(std::move(fence));
+  }
+  if (status.ok() && !open)
+    status =
+        Status(Code::kPeerDied, "dscomm-pmix has gone, which serves PMIx to the ranks of host " +
+                                    description.hosts[description.own_host].name);
+  if (status.ok()) return true;
+  std::lock_guard lock(mutex);
+  fault = std::move(status);
+  return false;
+}
+
+Status PmixHelper::State::begin(Fence fence) {
+  fence.data.resize(fence.asked.hosts.size());
+  for (size_t i = 0; i < fence.asked.hosts.size(); ++i) {
+    if (fence.asked.hosts[i] >= description.hosts.size())
+      return Status(Code::kInternal, "dscomm-pmix named a host that there is not");
+    if (fence.asked.hosts[i] == description.own_host) fence.data[i] = fence.asked.data;
+  }
+  Status status = store->set(key(fence, description.own_host), fence.asked.data);
+  fences.push_back(std::move(fence));
+  return status;
+}
+
+// Looks which hosts have entered the fences meanwhile; answers those that are complete.
+Status PmixHelper::State::advance() {
+  std::string missing;
+  for (Fence& fence : fences) {
+    bool complete = true;
+    for (size_t i = 0; i < fence.data.size(); ++i) {
+      if (fence.data[i].has_value()) continue;
+      const std::string name = key(fence, fence.asked.hosts[i]);
+      Result<bool> there = store->has(name);
+      if (!there.ok()) return there.status();
+      if (!there.value()) {
+        complete = false;
+        missing += (missing.empty() ? "" : ", ") + description.hosts[fence.asked.hosts[i]].name;
+        continue;
+      }
+      Result<std::string> data = store->get(name, Deadline::after(kReadLimit));
+      if (!data.ok()) return data.status();
+      fence.data[i] = std::move(data).value();
+    }
+    if (!complete) continue;
+    PmixFenceResult result{fence.asked.number, true, ""};
+    for (const std::optional<std::string>& part : fence.data) result.data += *part;
+    socket.send(PmixMessageKind::kFenceResult, pack(result));
+    fence.data.clear();
+  }
+  std::erase_if(fences, [](const Fence& fence) { return fence.data.empty(); });
+  std::lock_guard lock(mutex);
+  waiting_for = std::move(missing);
+  return {};
+}
+
+std::string PmixHelper::waiting_for() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->waiting_for;
+}
+
+Status PmixHelper::fault() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->fault;
+}
+
+void PmixHelper::quit() {
+  if (left_behind_) return;
+  if (!service_.joinable()) {
+    state_->socket.close();  // tells the helper as well
+    return;
+  }
+  uint64_t one = 1;
+  [[maybe_unused]] ssize_t written = ::write(state_->stop.get(), &one, sizeof one);
+  std::unique_lock lock(state_->mutex);
+  bool ended = state_->ended_condition.wait_for(lock, kQuitLimit, [&] { return state_->ended; });
+  lock.unlock();
+  if (ended) {
+    service_.join();
+    return;
+  }
+  log_line(LogLevel::kWarn, "the store does not answer; the thread that asks it is left behind");
+  service_.detach();
+  left_behind_ = true;
+}
+
+PmixHelper::~PmixHelper() { quit(); }
+
+void PmixHelper::close_descriptors() {
+  state_->socket.close();
+  state_->stop.reset();
+  // The thread is the parent's.
+  if (service_.joinable()) service_.detach();
+}
+
+}  // namespace dscomm

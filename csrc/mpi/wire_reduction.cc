@@ -1,0 +1,49 @@
+#include "mpi/wire_reduction.h"
+
+#include "core/reduce/reduce.h"
+#include "core/team/widen.h"
+
+namespace dscomm {
+namespace {
+
+bool is_sum(ReduceOp op) { return op == ReduceOp::kAvg || op == ReduceOp::kPremulSum; }
+
+// MIN and MAX choose one of their sources, so there is nothing to round.
+bool is_rounded(const Reduction& reduction) {
+  return (reduction.dtype == DType::kFloat16 || reduction.dtype == DType::kBFloat16) &&
+         reduction.op != ReduceOp::kMin && reduction.op != ReduceOp::kMax;
+}
+
+}  // namespace
+
+WireReduction::WireReduction(const Reduction& whole, int ranks, bool halves_as_float32)
+    : whole_(whole),
+      ranks_(ranks),
+      // A factor or a division would be a rounding of its own.
+      is_widened_(is_rounded(whole) && (halves_as_float32 || is_sum(whole.op))),
+      dtype_(is_widened_ ? DType::kFloat32 : whole.dtype),
+      op_(is_sum(whole.op) ? ReduceOp::kSum : whole.op) {}
+
+// With one source, reduce() is a copy but for the factor, and for bool, which it makes 0 or 1.
+void WireReduction::enter(std::byte* wire, const std::byte* values, size_t count) const {
+  if (count == 0) return;
+  const void* source = values;
+  if (is_widened_) {
+    widen(reinterpret_cast<float*>(wire), values, count, whole_.dtype);
+    source = wire;
+  }
+  Reduction entering{dtype_, op_};
+  if (whole_.op == ReduceOp::kPremulSum) entering = {dtype_, whole_.op, whole_.factor};
+  reduce(wire, &source, 1, count, entering, ranks_);
+}
+
+void WireReduction::leave(std::byte* results, std::byte* wire, size_t count) const {
+  if (count == 0) return;
+  const void* source = wire;
+  std::byte* settled = is_widened_ ? wire : results;
+  reduce(settled, &source, 1, count, {dtype_, whole_.op == ReduceOp::kAvg ? whole_.op : op_},
+         ranks_);
+  if (is_widened_) narrow(results, reinterpret_cast<const float*>(wire), count, whole_.dtype);
+}
+
+}  // namespace dscomm

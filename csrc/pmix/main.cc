@@ -1,0 +1,254 @@
+// dscomm-pmix: lets the ranks of one host call MPI_Init without an MPI launcher.
+//
+// The lowest rank of the host, its leader, starts it and describes the job over a socket. It
+// answers with the environment that makes each rank a member of an MPI job, and serves PMIx to
+// them. Fences that other hosts take part in go to the leader, which reaches those hosts.
+//
+// Open MPI ends a process whose PMIx server goes away, so this one goes last: when all ranks of the
+// host are gone, whatever becomes of the leader; or, asked to quit, when none of them has used it.
+// Then it removes what it made. What another has left behind that could not do so, because it was
+// killed, is removed at the start.
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "pmix/messages.h"
+#include "pmix/own_directory.h"
+#include "pmix/process.h"
+#include "pmix/server.h"
+
+extern char** environ;
+
+namespace dscomm {
+namespace {
+
+// How long the start may take, and the end: who is stuck in either is of no use to anybody.
+constexpr unsigned kStartSeconds = 120;
+constexpr unsigned kEndSeconds = 10;
+
+// A rank that was told how to reach the server connects within this time, or never does.
+constexpr int64_t kUnusedNs = 5'000'000'000;
+
+// How often is looked whether the ranks live, where the kernel does not tell.
+constexpr int kLookMs = 100;
+
+// What Open MPI shares between two ranks of a host, at most: a segment of 4 MiB each, and as much
+// again for what it attaches later.
+constexpr uint64_t kSharedBytesPerRank = uint64_t{8} << 20;
+
+constexpr const char* kSharedMemory = "/dev/shm";
+
+void close_other_descriptors() {
+#ifdef SYS_close_range
+  if (syscall(SYS_close_range, kPmixSocket + 1, ~0u, 0) == 0) return;
+#endif
+  for (long fd = kPmixSocket + 1, end = sysconf(_SC_OPEN_MAX); fd < end; ++fd)
+    ::close(static_cast<int>(fd));
+}
+
+// A launcher further up has said who the ranks are to it; this server is nobody's client.
+void drop_launcher_variables() {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    std::string_view text(*entry);
+    if (text.starts_with("PMIX_") || text.starts_with("OMPI_"))
+      names.emplace_back(text.substr(0, text.find('=')));
+  }
+  for (const std::string& name : names) unsetenv(name.c_str());
+}
+
+// Away from the job's terminal and process group, whose signals are for the ranks: it ends when
+// they have. Not a child of the leader either, whose own waits for children are its business.
+bool detach() {
+  for (int number : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGTSTP}) signal(number, SIG_IGN);
+  for (int number : {SIGALRM, SIGCHLD}) signal(number, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  pid_t child = fork();
+  if (child > 0) _exit(0);
+  if (child < 0) return false;
+  setsid();
+  umask(077);
+  return chdir("/") == 0;
+}
+
+void silence(std::initializer_list<int> descriptors) {
+  int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (null < 0) return;
+  for (int fd : descriptors) dup2(null, fd);
+  if (null > kPmixSocket) ::close(null);
+}
+
+class Helper {
+ public:
+  Helper() : leader_(UniqueFd(kPmixSocket)) {}
+
+  // The exit status.
+  int run() {
+    alarm(kStartSeconds);
+    if (!receive_description()) return 1;
+    if (std::string error = prepare(); !error.empty()) {
+      leader_.send(PmixMessageKind::kFailed, error);
+      return 1;
+    }
+    alarm(0);
+    serve();
+    alarm(kEndSeconds);
+    server_.reset();
+    return 0;
+  }
+
+ private:
+  // False when the leader went before it said anything.
+  bool receive_description() {
+    while (true) {
+      pollfd entry{leader_.fd(), leader_.events(), 0};
+      ::poll(&entry, 1, -1);  // ends: the leader speaks or goes; or the alarm
+      bool open = leader_.exchange();
+      if (std::optional<PmixMessage> message = leader_.next())
+        return message->kind == PmixMessageKind::kDescription &&
+               unpack(message->text, &description_);
+      if (!open) return false;
+    }
+  }
+
+  // Empty, or why not.
+  std::string prepare() {
+    const char* wish = std::getenv("TMPDIR");
+    const std::string temporary = wish == nullptr || *wish != '/' ? "/tmp" : wish;
+    remove_abandoned_directories(temporary);
+    remove_abandoned_directories(kSharedMemory);
+    std::string error;
+    directory_ = OwnDirectory::make(temporary, &error);
+    if (directory_ == nullptr)
+      return error + "; set TMPDIR to a directory that can be written, on a disk of the host";
+    server_ = std::make_unique<PmixServer>();
+    if (error = server_->start(description_, directory_->path()); !error.empty()) return error;
+    for (const PmixClient& client : description_.clients)
+      processes_.emplace_back(client.pid, client.start_time);
+    const PmixClient& first = description_.clients.front();
+    leader_process_ = std::make_unique<OtherProcess>(first.pid, first.start_time);
+
+    const std::string& shared = shared_directory();
+    PmixEnvironments environments;
+    environments.own = server_->environments();
+    // The same setting, as Open MPI 4 calls it and as Open MPI 5 does.
+    environments.defaults = {"OMPI_MCA_btl_vader_backing_directory=" + shared,
+                             "OMPI_MCA_btl_sm_backing_directory=" + shared};
+    leader_.send(PmixMessageKind::kReady, pack(environments));
+    if (!description_.verbose) silence({STDERR_FILENO});
+    return "";
+  }
+
+  // Where ranks of this host share memory. Ours, so that what a killed rank leaves goes with it.
+  const std::string& shared_directory() {
+    struct statvfs space{};
+    uint64_t needed = kSharedBytesPerRank * description_.clients.size();
+    std::string ignored;
+    if (statvfs(kSharedMemory, &space) == 0 && space.f_bavail * space.f_frsize >= needed)
+      shared_ = OwnDirectory::make(kSharedMemory, &ignored);
+    return shared_ != nullptr ? shared_->path() : directory_->path();
+  }
+
+  void serve() {
+    while (!processes_.empty()) {
+      if (quit_by_ns_ != 0 && !server_->has_been_used() && monotonic_ns() >= quit_by_ns_) return;
+      wait();
+      std::erase_if(processes_, [](OtherProcess& process) { return process.gone(); });
+      listen_to_leader();
+      for (PmixFence& fence : server_->take_fences()) begin(std::move(fence));
+    }
+  }
+
+  void wait() {
+    std::vector<pollfd> entries = {{server_->fd(), POLLIN, 0}};
+    if (leader_.open()) entries.push_back({leader_.fd(), leader_.events(), 0});
+    int timeout_ms = quit_by_ns_ != 0 && !server_->has_been_used() ? kLookMs : -1;
+    for (const OtherProcess& process : processes_) {
+      if (process.fd() < 0) timeout_ms = kLookMs;
+      entries.push_back({process.fd(), POLLIN, 0});
+    }
+    // Ends: with the last process of the host, whose descriptor becomes readable.
+    ::poll(entries.data(), entries.size(), timeout_ms);
+  }
+
+  void listen_to_leader() {
+    if (!leader_.open()) return;
+    bool open = leader_.exchange();
+    while (std::optional<PmixMessage> message = leader_.next()) {
+      PmixFenceResult result;
+      if (message->kind == PmixMessageKind::kFenceResult && unpack(message->text, &result)) {
+        server_->complete(result);
+        std::erase(asked_, result.number);
+      }
+      if (message->kind == PmixMessageKind::kQuit) quit_soon();
+    }
+    // A child that the leader forked may hold its end open for longer than the leader lives.
+    const bool gone = leader_process_->gone();
+    if (open && !gone) return;
+    leader_.close();
+    if (!gone) quit_soon();
+    for (uint64_t number : asked_) server_->complete({number, false, ""});
+    asked_.clear();
+  }
+
+  void quit_soon() {
+    if (quit_by_ns_ == 0) quit_by_ns_ = monotonic_ns() + kUnusedNs;
+  }
+
+  void begin(PmixFence fence) {
+    if (fence.hosts.size() == 1) {
+      server_->complete({fence.number, true, std::move(fence.data)});
+    } else if (leader_.open()) {
+      asked_.push_back(fence.number);
+      leader_.send(PmixMessageKind::kFence, pack(fence));
+    } else {
+      server_->complete({fence.number, false, ""});
+    }
+  }
+
+  PmixSocket leader_;
+  PmixDescription description_;
+  std::unique_ptr<OwnDirectory> directory_, shared_;
+  std::unique_ptr<PmixServer> server_;
+  std::vector<OtherProcess> processes_;  // the ranks of the host that live
+  std::unique_ptr<OtherProcess> leader_process_;
+  std::vector<uint64_t> asked_;  // fences that wait for the leader's answer
+  int64_t quit_by_ns_ = 0;       // when it ends if nobody has used it; 0: not asked to
+};
+
+}  // namespace
+}  // namespace dscomm
+
+int main(int argument_count, char**) {
+  struct stat status{};
+  if (argument_count != 1 || fstat(dscomm::kPmixSocket, &status) != 0 ||
+      !S_ISSOCK(status.st_mode)) {
+    std::fputs(
+        "dscomm-pmix is started by dscomm, on every host of a job whose ranks no MPI "
+        "launcher has started. There is nothing to call it with.\n",
+        stderr);
+    return 2;
+  }
+  dscomm::close_other_descriptors();
+  dscomm::silence({STDIN_FILENO, STDOUT_FILENO});
+  dscomm::drop_launcher_variables();
+  if (!dscomm::detach()) return 1;
+  return dscomm::Helper().run();
+}

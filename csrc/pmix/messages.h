@@ -1,0 +1,146 @@
+// What the leader of a host and its dscomm-pmix say to each other, and the socket that carries it
+// without ever blocking.
+//
+// Both ends are of one build and on one machine, so numbers travel as they lie in memory. Sizes are
+// checked all the same.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/owned.h"
+
+namespace dscomm {
+
+// The descriptor that dscomm-pmix finds its socket at.
+inline constexpr int kPmixSocket = 3;
+
+enum class PmixMessageKind : uint32_t {
+  // From the leader.
+  kDescription = 1,  // PmixDescription
+  kFenceResult,      // PmixFenceResult
+  kQuit,             // nothing new will be asked for
+  // From dscomm-pmix.
+  kReady,   // PmixEnvironments
+  kFailed,  // a sentence: why it cannot serve
+  kFence,   // PmixFence
+};
+
+struct PmixMessage {
+  PmixMessageKind kind = PmixMessageKind::kFailed;
+  std::string text;
+};
+
+// A host as MPI shall see it.
+struct PmixHost {
+  std::string name;  // no other host has it
+  std::vector<uint32_t> ranks;
+};
+
+// A rank on the host of dscomm-pmix.
+struct PmixClient {
+  uint32_t rank = 0;
+  int64_t pid = 0;
+  uint64_t start_time = 0;  // process_start_time()
+  uint32_t uid = 0, gid = 0;
+};
+
+struct PmixDescription {
+  std::string name_space;
+  uint32_t own_host = 0;
+  std::vector<PmixHost> hosts;
+  std::vector<PmixClient> clients;  // the leader is the first
+  bool verbose = false;             // keep standard error
+};
+
+// Lists of "NAME=VALUE".
+struct PmixEnvironments {
+  std::vector<std::vector<std::string>> own;  // by client: who it is, and where its server
+  std::vector<std::string> defaults;          // for all, where the user has not set them
+};
+
+// All ranks of this host have entered a fence that other hosts take part in.
+struct PmixFence {
+  uint64_t number = 0;          // names it in the answer
+  std::string name;             // the same on all hosts that take part
+  std::vector<uint32_t> hosts;  // which ones, ascending
+  std::string data;
+};
+
+struct PmixFenceResult {
+  uint64_t number = 0;
+  bool succeeded = false;
+  std::string data;  // of all hosts, in their order
+};
+
+std::string pack(const PmixDescription& description);
+std::string pack(const PmixEnvironments& environments);
+std::string pack(const PmixFence& fence);
+std::string pack(const PmixFenceResult& result);
+bool unpack(std::string_view text, PmixDescription* description);
+bool unpack(std::string_view text, PmixEnvironments* environments);
+bool unpack(std::string_view text, PmixFence* fence);
+bool unpack(std::string_view text, PmixFenceResult* result);
+
+// Numbers and texts, one after the other.
+class Packer {
+ public:
+  Packer& number(uint64_t value);
+  Packer& text(std::string_view value);
+  Packer& texts(const std::vector<std::string>& values);
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+class Unpacker {
+ public:
+  explicit Unpacker(std::string_view bytes) : rest_(bytes) {}
+  uint64_t number();
+  std::string text();
+  std::vector<std::string> texts();
+  // How many entries follow: never more than there can be.
+  uint64_t count();
+  // Whether everything was there, and nothing is left.
+  bool whole() const { return good_ && rest_.empty(); }
+
+ private:
+  std::string_view take(uint64_t bytes);
+  std::string_view rest_;
+  bool good_ = true;
+};
+
+class PmixSocket {
+ public:
+  PmixSocket() = default;
+  explicit PmixSocket(UniqueFd socket);  // a stream socket; becomes non-blocking
+
+  bool open() const { return socket_.valid(); }
+  int fd() const { return socket_.get(); }
+  // What poll() shall look for.
+  short events() const;
+
+  // Sends what the socket lets through now, and keeps the rest.
+  void send(PmixMessageKind kind, std::string_view text);
+  // Sends the rest and takes in what has come. False when the other end has gone, or what came is
+  // no message; what came before it is still there. All of it must be asked for with next() before
+  // poll() is called again: what has been taken in does not wake anybody.
+  bool exchange();
+  std::optional<PmixMessage> next();
+
+  void close();
+
+ private:
+  bool flush();
+  bool receive();
+
+  UniqueFd socket_;
+  std::string incoming_, outgoing_;
+  size_t sent_ = 0;  // of outgoing_
+};
+
+}  // namespace dscomm

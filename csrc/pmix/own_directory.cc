@@ -1,0 +1,98 @@
+#include "pmix/own_directory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "pmix/process.h"
+
+namespace dscomm {
+namespace {
+
+constexpr const char* kPrefix = "dscomm-pmix.";
+constexpr const char* kLock = "/lock";
+
+// Between making a directory and locking it there is a moment in which it looks abandoned.
+constexpr time_t kYoungSeconds = 60;
+
+UniqueFd lock_file(const std::string& path, int flags) {
+  UniqueFd file(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (file.valid() && ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) file.reset();
+  return file;
+}
+
+void remove_tree(const std::string& path) {
+  std::error_code ignored;  // what cannot be removed stays, and the next one tries again
+  std::filesystem::remove_all(path, ignored);
+}
+
+void remove_if_abandoned(const std::string& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid())
+    return;
+  if (std::time(nullptr) < status.st_mtime + kYoungSeconds &&
+      ::access((path + kLock).c_str(), F_OK) != 0)
+    return;
+  // Whoever lives holds the lock. It is ours until all is gone: a maker that has not locked yet
+  // then fails to, and takes another name.
+  UniqueFd lock = lock_file(path + kLock, O_RDWR);
+  if (lock.valid() || errno == ENOENT) remove_tree(path);
+}
+
+}  // namespace
+
+std::unique_ptr<OwnDirectory> OwnDirectory::make(const std::string& parent, std::string* error) {
+  // Another name where somebody was faster to lock the file, and removes it.
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    uint64_t random = 0;
+    if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(attempt);
+    char name[96];
+    std::snprintf(name, sizeof name, "/%s%d.%llu.%016llx", kPrefix, static_cast<int>(getpid()),
+                  static_cast<unsigned long long>(process_start_time(getpid())),
+                  static_cast<unsigned long long>(random));
+    std::string path = parent + name;
+    if (::mkdir(path.c_str(), 0700) != 0) {
+      *error = "making a directory in " + parent + " failed: " + std::strerror(errno);
+      return nullptr;
+    }
+    UniqueFd lock = lock_file(path + kLock, O_RDWR | O_CREAT | O_EXCL);
+    struct stat status{};
+    if (lock.valid() && ::fstat(lock.get(), &status) == 0 && status.st_nlink > 0) {
+      // Where old files in /tmp are removed (systemd-tmpfiles), a locked directory is spared.
+      UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      if (directory.valid()) (void)::flock(directory.get(), LOCK_SH | LOCK_NB);
+      return std::unique_ptr<OwnDirectory>(
+          new OwnDirectory(std::move(path), std::move(lock), std::move(directory)));
+    }
+    *error = "locking a file in " + path + " failed: " + std::strerror(errno);
+    remove_tree(path);
+  }
+  return nullptr;
+}
+
+OwnDirectory::~OwnDirectory() { remove_tree(path_); }
+
+void remove_abandoned_directories(const std::string& parent) {
+  DIR* directory = ::opendir(parent.c_str());
+  if (directory == nullptr) return;
+  std::vector<std::string> found;
+  while (const dirent* entry = ::readdir(directory))
+    if (std::strncmp(entry->d_name, kPrefix, std::strlen(kPrefix)) == 0)
+      found.push_back(parent + "/" + entry->d_name);
+  ::closedir(directory);
+  for (const std::string& path : found) remove_if_abandoned(path);
+}
+
+}  // namespace dscomm

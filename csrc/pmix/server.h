@@ -1,0 +1,80 @@
+// The PMIx server of one host: what libpmix asks of whoever embeds it.
+//
+// libpmix answers the ranks of this host by itself, on a thread of its own. It comes back to us for
+// what needs other hosts: a fence, once all ranks of this host have entered it. There is one such
+// server in a process, as libpmix has it.
+#pragma once
+
+#include <pmix_server.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/owned.h"
+#include "pmix/messages.h"
+
+namespace dscomm {
+
+class PmixServer {
+ public:
+  PmixServer() = default;
+  ~PmixServer();
+
+  // Below `directory` libpmix and Open MPI put what they share on this host. Empty, or a sentence
+  // that says why not.
+  std::string start(const PmixDescription& description, const std::string& directory);
+  // By client, after start().
+  const std::vector<std::vector<std::string>>& environments() const { return environments_; }
+
+  // Whether a rank has ever connected. Those that have die when the server goes before them.
+  bool has_been_used() const { return used_.load(); }
+
+  // Readable when there are fences to take.
+  int fd() const { return news_.get(); }
+  std::vector<PmixFence> take_fences();
+  void complete(const PmixFenceResult& result);
+
+ private:
+  struct Waiting {
+    pmix_modex_cbfunc_t answer;
+    void* context;
+  };
+
+  std::string register_job(const std::string& directory);
+  std::string register_clients();
+
+  static pmix_status_t on_connected(const pmix_proc_t*, void*, pmix_op_cbfunc_t, void*);
+  static pmix_status_t on_finalized(const pmix_proc_t*, void*, pmix_op_cbfunc_t, void*);
+  static pmix_status_t on_abort(const pmix_proc_t*, void*, int, const char*, pmix_proc_t*, size_t,
+                                pmix_op_cbfunc_t, void*);
+  static pmix_status_t on_fence(const pmix_proc_t* ranks, size_t rank_count, const pmix_info_t*,
+                                size_t, char* data, size_t bytes, pmix_modex_cbfunc_t answer,
+                                void* context);
+  static pmix_status_t on_direct_modex(const pmix_proc_t*, const pmix_info_t*, size_t,
+                                       pmix_modex_cbfunc_t, void*);
+  static pmix_status_t on_job_control(const pmix_proc_t*, const pmix_proc_t*, size_t,
+                                      const pmix_info_t*, size_t, pmix_info_cbfunc_t, void*);
+  pmix_status_t begin_fence(const pmix_proc_t* ranks, size_t rank_count, std::string data,
+                            Waiting waiting);
+
+  static PmixServer* the_server;
+
+  PmixDescription description_;
+  std::vector<std::vector<std::string>> environments_;
+  bool initialised_ = false;
+  UniqueFd news_;  // eventfd
+  std::atomic<bool> used_{false};
+
+  // libpmix's thread adds, the main thread takes.
+  std::mutex mutex_;
+  uint64_t fences_begun_ = 0;
+  std::map<std::string, uint64_t> begun_by_name_;
+  std::map<uint64_t, Waiting> waiting_;  // by number
+  std::vector<PmixFence> fences_;
+};
+
+}  // namespace dscomm

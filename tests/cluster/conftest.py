@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hosts import Hosts, why_not  # noqa: E402
+
+
+@pytest.fixture
+def make_hosts(tmp_path: Path) -> Iterator[Callable[[int], Hosts]]:
+    """make_hosts(3): three hosts, which last as long as the test."""
+    if why_not():
+        pytest.skip(why_not())
+    with contextlib.ExitStack() as stack:
+        yield lambda count: stack.enter_context(Hosts(count, tmp_path))

@@ -1,0 +1,62 @@
+"""A rank's own side of a job: where it is, its process group, and what it tells the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+BACKEND = os.environ["TEST_CLUSTER_BACKEND"]
+# A rank left alone by one that failed raises before the job's limit.
+GROUP_TIMEOUT_S = 30.0
+
+
+class World:
+    def __init__(self) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.size = int(os.environ["WORLD_SIZE"])
+        self.placement: list[int] = json.loads(os.environ["TEST_CLUSTER_PLACEMENT"])
+        self._events = Path(os.environ["TEST_CLUSTER_FOLDER"], f"events-{self.rank}")
+        # TORCHELASTIC_RESTART_COUNT may differ from host to host.
+        before = self._events.read_text() if self._events.exists() else ""
+        self.attempt = before.count('"started"')
+        # Else it would prove nothing of hosts.
+        host = f"host-{'abcdefgh'[self.placement[self.rank]]}"
+        assert socket.gethostname() == host, (socket.gethostname(), host)
+        torch.set_num_threads(1)
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+        self.say("started", pid=os.getpid(), restarts_of_host=restarts)
+
+    def init(self, timeout_s: float = GROUP_TIMEOUT_S) -> None:
+        dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout_s))
+        assert (dist.get_rank(), dist.get_world_size()) == (self.rank, self.size)
+
+    def ranks_of_host(self, number: int) -> list[int]:
+        return [rank for rank, host in enumerate(self.placement) if host == number]
+
+    def say(self, name: str, at_s: float | None = None, **facts: Any) -> None:
+        at_s = time.monotonic() if at_s is None else at_s
+        event = {"name": name, "at_s": at_s, "attempt": self.attempt, "facts": facts}
+        with self._events.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def until_raised(self, step: Callable[[int], Any]) -> None:
+        """step(0), step(1), ... until one raises what a fault raises; says so, with the time."""
+        number = 0
+        while True:
+            try:
+                step(number)
+            except RuntimeError as error:
+                at_s = time.monotonic()
+                is_fault = isinstance(error, dist.DistBackendError)
+                self.say("raised", at_s, text=str(error), is_fault=is_fault, step=number)
+                return
+            number += 1

@@ -1,0 +1,103 @@
+"""All calls of torch.distributed among ranks on several hosts, in every placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hosts import Hosts
+from jobs import BACKEND, Job, start_ranks, torchrun
+
+# Functions of tests/torch that two ranks, four, or any number run together.
+CASES_OF_ANY = [
+    "test_point_to_point:_batch_case",
+    "test_work:_semantics_case",
+    "test_work:_lifetime_case",
+    "test_groups:_threads_case",
+    "test_training:_functional_case",
+    "test_collectives:_coalescing_manager_case",
+]
+CASES_OF_TWO = [
+    "test_point_to_point:_blocking_case",
+    "test_point_to_point:_tags_case",
+    "test_point_to_point:_order_case",
+    "test_point_to_point:_crossing_case",
+    "test_work:_callbacks_case",
+    "test_groups:_orders_case",
+]
+CASES_OF_FOUR = [
+    "test_point_to_point:_source_of_subgroup_case",
+    "test_groups:_mesh_case",
+]
+if BACKEND != "gloo":
+    CASES_OF_ANY += [
+        "test_collectives:_not_a_number_case",
+        "test_collectives:_refused_reductions_case",
+        "test_layouts:_lazy_bits_case",
+    ]
+    CASES_OF_FOUR += ["test_groups:_subgroups_case", "test_groups:_split_case"]
+    CASES_OF_TWO += [
+        "test_point_to_point:_beside_collectives_case",
+        "test_collectives:_premultiplied_case",
+        "test_collectives:_null_work_case",
+    ]
+
+
+def check(job: Job, at_least: int) -> list[dict[str, Any]]:
+    """Every rank went through all of it, and the members of a group have the same bits."""
+    results = job.results()
+    of_group: dict[str, set[str]] = {}
+    for rank, result in enumerate(results):
+        for group, digest in result["digests"].items():
+            of_group.setdefault(group, set()).add(digest)
+        counts = result["counts"]
+        assert len(counts) == 11 and min(counts.values()) > 0, (rank, counts)
+        assert sum(counts.values()) >= at_least, (rank, counts)
+    assert [group for group, digests in of_group.items() if len(digests) != 1] == []
+    left = job.hosts.leftovers(limit_s=5.0)
+    assert left == {}, left
+    return results
+
+
+def groups(results: list[dict[str, Any]]) -> set[str]:
+    return {group for result in results for group in result["digests"]}
+
+
+def test_one_rank_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+    cases = CASES_OF_ANY + CASES_OF_TWO
+    with start_ranks(make_hosts(2), [0, 1], "checks.py", "all", *cases) as job:
+        results = check(job, at_least=600)
+        assert all(result["cases"] == cases for result in results)
+
+
+def test_two_ranks_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+    """As most jobs start: by torchrun."""
+    # A second gloo group finds the addresses of the first in the store.
+    again = ["again"] if BACKEND != "gloo" else []
+    cases = CASES_OF_ANY + CASES_OF_FOUR
+    with torchrun(make_hosts(2), 2, "checks.py", "all", *again, *cases) as job:
+        results = check(job, at_least=900)
+        subsets = {"on host 0", "on host 1", "one of each host", "all but the first"}
+        assert groups(results) == {"world", "first and last", *subsets, *again}
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        pytest.param([0, 1, 2, 3], id="one on each of four"),
+        pytest.param([0, 1, 0, 1], id="interleaved"),
+        pytest.param([0, 1, 1, 1], id="one and three"),
+        pytest.param([1, 1, 0, 1, 0, 1, 1], id="two and five, mixed"),
+    ],
+)
+def test_placement(make_hosts: Callable[[int], Hosts], placement: list[int]) -> None:
+    hosts = make_hosts(max(placement) + 1)
+    with start_ranks(hosts, placement, "checks.py", "few") as job:
+        assert "world" in groups(check(job, at_least=300))
+
+
+def test_two_ranks_on_each_of_four_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+    hosts = make_hosts(4)
+    with start_ranks(hosts, [0, 0, 1, 1, 2, 2, 3, 3], "checks.py", "few") as job:
+        assert "one of each host" in groups(check(job, at_least=300))

@@ -1,0 +1,802 @@
+#include "core/transport/lifeline.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "core/transport/rendezvous.h"
+#include "in_process.h"
+
+namespace dscomm::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using LifelinePtr = std::unique_ptr<Lifeline>;
+
+// Sanitizers on a busy machine are slow; nothing here is meant to come near it.
+constexpr seconds kPatience{60};
+
+// Every member is on a host of its own, all of which are in one network: addresses of loopback.
+TransportRequest request_of(int rank, int size) {
+  TransportRequest request;
+  request.id = 0xabcdef0123456789;
+  request.name = "world";
+  request.rank = rank;
+  request.prefix = "test/";
+  for (int i = 0; i < size; ++i) {
+    TransportMember member;
+    member.host = i;
+    member.global_rank = 100 + i;
+    member.pid = 5000 + i;
+    member.host_name = "host" + std::to_string(i);
+    member.networks = {"127.0.0." + std::to_string(i + 1) + "/8"};
+    request.members.push_back(std::move(member));
+  }
+  return request;
+}
+
+LifelinePtr join(int rank, int size, Store& store) {
+  Result<LifelinePtr> lifeline =
+      Lifeline::connect(request_of(rank, size), store, Deadline::after(kPatience));
+  EXPECT_TRUE(lifeline.ok()) << lifeline.status().message();
+  return lifeline.ok() ? std::move(lifeline).value() : nullptr;
+}
+
+// Whether it becomes true in time.
+template <typename Condition>
+bool soon(Condition condition) {
+  const Deadline deadline = Deadline::after(kPatience);
+  while (!condition()) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+void expect_says(const Status& status, Code code, const std::string& part) {
+  EXPECT_EQ(code_name(status.code()), std::string(code_name(code))) << status.message();
+  EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+}
+
+// Members as threads: body(lifeline, rank) runs when all are connected. All leave together, unless
+// the body takes the lifeline away.
+void run_members(int size, const std::function<void(LifelinePtr&, int)>& body) {
+  MemoryStore store;
+  std::atomic<int> finished{0};
+  run_ranks(size, [&](int rank) {
+    LifelinePtr lifeline = join(rank, size, store);
+    if (lifeline != nullptr) body(lifeline, rank);
+    ++finished;
+    EXPECT_TRUE(soon([&] { return finished == size; }));
+  });
+}
+
+// A store of processes: one file for each key.
+class FolderStore final : public Store {
+ public:
+  FolderStore() {
+    std::string pattern = testing::TempDir() + "/lifeline_test_XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~FolderStore() override { std::filesystem::remove_all(folder_); }
+
+  Status set(const std::string& key, std::string_view value) override {
+    const std::string file = file_of(key), draft = file + "." + std::to_string(getpid());
+    std::ofstream(draft, std::ios::binary) << value;
+    std::filesystem::rename(draft, file);
+    return {};
+  }
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+    while (!has(key).value()) {
+      if (deadline.expired()) return Status(Code::kTimeout, "no key " + key);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    std::ostringstream text;
+    text << std::ifstream(file_of(key), std::ios::binary).rdbuf();
+    return text.str();
+  }
+  Result<bool> has(const std::string& key) override {
+    return std::filesystem::exists(file_of(key));
+  }
+  Result<int64_t> add(const std::string&, int64_t) override {
+    return Status(Code::kUnsupported, "no counters here");
+  }
+
+ private:
+  std::string file_of(std::string key) const {
+    std::replace(key.begin(), key.end(), '/', '_');
+    return folder_ + "/" + key;
+  }
+  std::string folder_;
+};
+
+// Members as processes. They are forked before this process has any thread.
+class Processes {
+ public:
+  ~Processes() {
+    for (size_t i = 0; i < ids_.size(); ++i)
+      if (ids_[i] > 0) {
+        signal(static_cast<int>(i), SIGKILL);
+        end_of(static_cast<int>(i));
+      }
+  }
+  void start(int count, const std::function<void(Store&, int)>& body) {
+    fflush(nullptr);
+    for (int i = 0; i < count; ++i) {
+      pid_t id = fork();
+      ASSERT_GE(id, 0);
+      if (id == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        body(store_, i);
+        fflush(nullptr);
+        _exit(testing::Test::HasFailure() ? 1 : 0);
+      }
+      ids_.push_back(id);
+    }
+  }
+  void signal(int i, int number) { kill(ids_[static_cast<size_t>(i)], number); }
+  // Returns when it has stopped.
+  void stop(int i) {
+    int status = 0;
+    signal(i, SIGSTOP);
+    EXPECT_EQ(waitpid(ids_[static_cast<size_t>(i)], &status, WUNTRACED),
+              ids_[static_cast<size_t>(i)]);
+    EXPECT_TRUE(WIFSTOPPED(status));
+  }
+  // What waitpid() says.
+  int end_of(int i) {
+    int status = -1;
+    waitpid(std::exchange(ids_[static_cast<size_t>(i)], -1), &status, 0);
+    return status;
+  }
+  void expect_good_end(int i) { EXPECT_EQ(end_of(i), 0) << "process " << i; }
+
+  // Blocks until process i has said so.
+  void await(const std::string& what, int i) {
+    EXPECT_TRUE(store_.get(what + std::to_string(i), Deadline::after(kPatience)).ok()) << what << i;
+  }
+  void say(const std::string& what) { EXPECT_TRUE(store_.set(what, "").ok()); }
+  FolderStore& store() { return store_; }
+
+ private:
+  FolderStore store_;
+  std::vector<pid_t> ids_;
+};
+
+void say(Store& store, const std::string& what, int rank) {
+  EXPECT_TRUE(store.set(what + std::to_string(rank), "").ok());
+}
+void await(Store& store, const std::string& what) {
+  EXPECT_TRUE(store.get(what, Deadline::after(kPatience)).ok()) << what;
+}
+
+TEST(Lifeline, OneMemberNeedsNobody) {
+  run_members(1, [](LifelinePtr& lifeline, int) {
+    lifeline->end(7, Status(Code::kTimeout, "late"));
+    expect_says(lifeline->ended(7), Code::kTimeout, "late");
+    EXPECT_EQ(lifeline->count(), 1u);
+    EXPECT_TRUE(lifeline->gone(0).ok());
+  });
+}
+
+class LifelineOfSize : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Members, LifelineOfSize, testing::Values(2, 3, 5, 16));
+
+TEST_P(LifelineOfSize, AnEndFromAnyMemberReachesAll) {
+  const int size = GetParam();
+  run_members(size, [&](LifelinePtr& lifeline, int rank) {
+    EXPECT_TRUE(lifeline->ended(999).ok());
+    lifeline->end(static_cast<uint64_t>(1000 + rank),
+                  Status(Code::kMismatch, "cause " + std::to_string(rank)));
+    for (int from = 0; from < size; ++from) {
+      const auto team = static_cast<uint64_t>(1000 + from);
+      EXPECT_TRUE(soon([&] { return !lifeline->ended(team).ok(); })) << rank << " from " << from;
+      expect_says(lifeline->ended(team), Code::kMismatch, "cause " + std::to_string(from));
+    }
+    EXPECT_EQ(lifeline->count(), static_cast<uint64_t>(size));
+    for (int other = 0; other < size; ++other) EXPECT_TRUE(lifeline->gone(other).ok());
+  });
+}
+
+TEST_P(LifelineOfSize, WhoLeavesIsToldFromWhoDied) {
+  const int size = GetParam();
+  run_members(size, [&](LifelinePtr& lifeline, int rank) {
+    const int leaver = size - 1;
+    if (rank == leaver) {
+      lifeline.reset();
+      return;
+    }
+    EXPECT_TRUE(soon([&] { return !lifeline->gone(leaver).ok(); }));
+    expect_says(lifeline->gone(leaver), Code::kPeerLeft,
+                "rank " + std::to_string(100 + leaver) + " (pid " + std::to_string(5000 + leaver) +
+                    " on host host" + std::to_string(leaver) + ") has left");
+    for (int other = 0; other < leaver; ++other) EXPECT_TRUE(lifeline->gone(other).ok());
+    EXPECT_EQ(lifeline->count(), 1u);
+  });
+}
+
+TEST_P(LifelineOfSize, AfterMemberZeroLeftTheOthersGoOn) {
+  const int size = GetParam();
+  run_members(size, [&](LifelinePtr& lifeline, int rank) {
+    if (rank == 0) {
+      lifeline.reset();
+      return;
+    }
+    EXPECT_TRUE(soon([&] { return !lifeline->gone(0).ok(); }));
+    expect_says(lifeline->gone(0), Code::kPeerLeft, "rank 100 (pid 5000 on host host0) has left");
+    lifeline->end(5, Status(Code::kAborted, "mine"));
+    expect_says(lifeline->ended(5), Code::kAborted, "mine");
+    lifeline->leave();
+    lifeline->leave();
+    EXPECT_EQ(lifeline->gone(0).code(), Code::kPeerLeft);
+    lifeline->end(6, Status(Code::kAborted, "after"));
+    expect_says(lifeline->ended(6), Code::kAborted, "after");
+  });
+}
+
+TEST(Lifeline, WhatIsSaidBeforeLeavingArrives) {
+  for (int speaker : {0, 2})
+    run_members(3, [&](LifelinePtr& lifeline, int rank) {
+      if (rank == speaker) {
+        for (uint64_t team = 1; team <= 200; ++team)
+          lifeline->end(team, Status(Code::kAborted, std::string(1000, 'x')));
+        lifeline.reset();
+        return;
+      }
+      EXPECT_TRUE(soon([&] { return !lifeline->gone(speaker).ok(); }));
+      EXPECT_EQ(lifeline->gone(speaker).code(), Code::kPeerLeft);
+      for (uint64_t team = 1; team <= 200; ++team) EXPECT_FALSE(lifeline->ended(team).ok()) << team;
+    });
+}
+
+TEST(Lifeline, TheFirstCauseStays) {
+  run_members(3, [](LifelinePtr& lifeline, int rank) {
+    if (rank == 1) lifeline->end(9, Status(Code::kPeerDied, "first"));
+    EXPECT_TRUE(soon([&] { return !lifeline->ended(9).ok(); }));
+    lifeline->end(9, Status(Code::kTimeout, "later"));
+    expect_says(lifeline->ended(9), Code::kPeerDied, "first");
+    // A second round: who has heard it has also heard all that was said before.
+    lifeline->end(static_cast<uint64_t>(20 + rank), Status(Code::kAborted, "over"));
+    for (uint64_t team : {20, 21, 22})
+      EXPECT_TRUE(soon([&] { return !lifeline->ended(team).ok(); }));
+    expect_says(lifeline->ended(9), Code::kPeerDied, "first");
+    EXPECT_EQ(lifeline->count(), 4u);
+  });
+}
+
+TEST(Lifeline, ALongCauseIsCutBetweenCharacters) {
+  std::string text;
+  while (text.size() < 3000) text += "\u00e9\u20ac";  // five bytes
+  run_members(2, [&](LifelinePtr& lifeline, int rank) {
+    if (rank == 1) lifeline->end(9, Status(Code::kInternal, text));
+    EXPECT_TRUE(soon([&] { return !lifeline->ended(9).ok(); }));
+    const std::string cut = lifeline->ended(9).message();
+    EXPECT_EQ(cut.size(), 2047u);  // 409 times five bytes, and two more
+    EXPECT_EQ(cut, text.substr(0, cut.size()));
+  });
+}
+
+TEST(Lifeline, ManyEndsAtOnce) {
+  constexpr int kMembers = 8;
+  constexpr uint64_t kEach = 150;
+  run_members(kMembers, [&](LifelinePtr& lifeline, int rank) {
+    run_ranks(2, [&](int half) {
+      for (uint64_t i = static_cast<uint64_t>(half); i < kEach; i += 2)
+        lifeline->end(static_cast<uint64_t>(rank) * kEach + i,
+                      Status(Code::kAborted, std::string(i * 10, 'x')));
+    });
+    EXPECT_TRUE(soon([&] { return lifeline->count() == kMembers * kEach; })) << lifeline->count();
+    for (uint64_t team = 0; team < kMembers * kEach; ++team)
+      ASSERT_EQ(lifeline->ended(team).message().size(), team % kEach * 10);
+  });
+}
+
+// All end and leave in the middle of each other's news.
+TEST(Lifeline, MembersMayLeaveWhileOthersAreBusy) {
+  for (int round = 0; round < 5; ++round) {
+    MemoryStore store;
+    run_ranks(6, [&](int rank) {
+      LifelinePtr lifeline = join(rank, 6, store);
+      ASSERT_NE(lifeline, nullptr);
+      for (uint64_t i = 0; i < 50; ++i)
+        lifeline->end(static_cast<uint64_t>(rank) * 50 + i,
+                      Status(Code::kAborted, std::string(2000, 'x')));
+      // Nobody has died, whatever order they end in.
+      for (int other = 0; other < 6; ++other)
+        EXPECT_NE(lifeline->gone(other).code(), Code::kPeerDied);
+      lifeline.reset();
+    });
+  }
+}
+
+TEST(Lifeline, MembersOfOneHostMeetOnLoopback) {
+  MemoryStore store;
+  run_ranks(3, [&](int rank) {
+    TransportRequest request = request_of(rank, 3);
+    for (TransportMember& member : request.members) {
+      member.host = 0;
+      member.networks.clear();
+    }
+    Result<LifelinePtr> lifeline = Lifeline::connect(request, store, Deadline::after(kPatience));
+    ASSERT_TRUE(lifeline.ok()) << lifeline.status().message();
+    lifeline.value()->end(1, Status(Code::kAborted, "done"));
+  });
+}
+
+TEST(Lifeline, WhoIsMissingIsNamedAtTheDeadline) {
+  MemoryStore store;
+  const int64_t start_ns = monotonic_ns();
+  run_ranks(5, [&](int rank) {
+    if (rank == 2 || rank == 4) return;
+    Result<LifelinePtr> lifeline =
+        Lifeline::connect(request_of(rank, 5), store, Deadline::after(milliseconds(700)));
+    expect_says(lifeline.status(), Code::kTimeout,
+                "waiting for rank 102 (pid 5002 on host host2), rank 104 (pid 5004 on host host4) "
+                "to connect to rank 100 (pid 5000 on host host0) at 127.0.0.1:");
+  });
+  EXPECT_LT(monotonic_ns() - start_ns, 20'000'000'000);
+}
+
+// A member whose deadline comes long before that of member 0 knows all the same, and ends it for
+// all.
+TEST(Lifeline, WhoGivesUpFirstNamesWhoIsMissing) {
+  MemoryStore store;
+  const int64_t start_ns = monotonic_ns();
+  run_ranks(4, [&](int rank) {
+    if (rank == 3) return;
+    Result<LifelinePtr> lifeline = Lifeline::connect(
+        request_of(rank, 4), store, Deadline::after(rank == 1 ? seconds(3) : seconds(300)));
+    expect_says(lifeline.status(), Code::kTimeout,
+                "timed out after 3000 ms waiting for rank 103 (pid 5003 on host host3) to connect");
+  });
+  EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
+}
+
+TEST(Lifeline, MemberZeroIsNamedWhenItDoesNotCome) {
+  MemoryStore store;
+  Result<LifelinePtr> lifeline =
+      Lifeline::connect(request_of(1, 2), store, Deadline::after(milliseconds(50)));
+  expect_says(lifeline.status(), Code::kTimeout, "rank 100 (pid 5000 on host host0) has not said");
+}
+
+// A store that one rank cannot read.
+class BrokenStore final : public Store {
+ public:
+  explicit BrokenStore(Store& store) : store_(store) {}
+  Status set(const std::string& key, std::string_view value) override {
+    return store_.set(key, value);
+  }
+  Result<std::string> get(const std::string&, const Deadline&) override {
+    return Status(Code::kInternal, "the store is broken");
+  }
+  Result<bool> has(const std::string& key) override { return store_.has(key); }
+  Result<int64_t> add(const std::string& key, int64_t amount) override {
+    return store_.add(key, amount);
+  }
+
+ private:
+  Store& store_;
+};
+
+TEST(Lifeline, WhoCannotGoOnTellsAllTheOthers) {
+  MemoryStore store;
+  const int64_t start_ns = monotonic_ns();
+  run_ranks(4, [&](int rank) {
+    BrokenStore broken(store);
+    Store& mine = rank == 2 ? static_cast<Store&>(broken) : store;
+    Result<LifelinePtr> lifeline =
+        Lifeline::connect(request_of(rank, 4), mine, Deadline::after(seconds(300)));
+    expect_says(lifeline.status(), Code::kInternal, "the store is broken");
+  });
+  EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
+}
+
+TEST(Lifeline, WhoDeclinesTellsAllTheOthers) {
+  for (int decliner : {0, 1}) {
+    MemoryStore store;
+    run_ranks(3, [&](int rank) {
+      TransportRequest request = request_of(rank, 3);
+      if (rank == decliner)
+        return decline_to_meet(request, store, Status(Code::kResource, "no thread is left"));
+      Result<LifelinePtr> lifeline =
+          Lifeline::connect(request, store, Deadline::after(seconds(300)));
+      expect_says(lifeline.status(), Code::kResource, "no thread is left");
+    });
+  }
+}
+
+TEST(Lifeline, AHostWithoutANetworkIsNamed) {
+  for (const std::vector<std::string>& networks :
+       {std::vector<std::string>{}, std::vector<std::string>{"192.0.2.1/24"}}) {
+    MemoryStore store;
+    run_ranks(3, [&](int rank) {
+      TransportRequest request = request_of(rank, 3);
+      request.members[0].networks = networks;
+      Result<LifelinePtr> lifeline =
+          Lifeline::connect(request, store, Deadline::after(seconds(300)));
+      EXPECT_FALSE(lifeline.ok());
+      EXPECT_NE(lifeline.status().message().find(
+                    networks.empty() ? "rank 100 (pid 5000 on host host0) has no IPv4 network"
+                                     : "rank 100 (pid 5000 on host host0) cannot listen at "
+                                       "192.0.2.1"),
+                std::string::npos)
+          << lifeline.status().message();
+    });
+  }
+}
+
+TEST(Lifeline, HostsWithTheSameAddressesCannotMeet) {
+  MemoryStore store;
+  run_ranks(3, [&](int rank) {
+    TransportRequest request = request_of(rank, 3);
+    request.members[1].networks = request.members[0].networks;
+    Result<LifelinePtr> lifeline = Lifeline::connect(request, store, Deadline::after(seconds(300)));
+    expect_says(lifeline.status(), Code::kUnsupported,
+                "none of which leads there from rank 101 (pid 5001 on host host1)");
+  });
+}
+
+constexpr const char* kInvitationKey = "test/lifeline/abcdef0123456789/invitation";
+
+// Where member 0 listens, and its token.
+struct Invitation {
+  std::string token, address;
+  uint16_t port = 0;
+};
+Invitation invitation_in(Store& store) {
+  Message message;
+  EXPECT_TRUE(decode(store.get(kInvitationKey, Deadline::after(kPatience)).value(), &message));
+  Invitation invitation;
+  std::string endpoint;
+  std::istringstream(message.text) >> invitation.token >> endpoint;
+  invitation.address = endpoint.substr(0, endpoint.find(':'));
+  invitation.port = static_cast<uint16_t>(std::stoi(endpoint.substr(endpoint.find(':') + 1)));
+  return invitation;
+}
+
+UniqueFd stranger_at(const Invitation& invitation, const std::string& says) {
+  UniqueFd stranger(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(invitation.port);
+  EXPECT_EQ(inet_pton(AF_INET, invitation.address.c_str(), &address.sin_addr), 1);
+  EXPECT_EQ(connect(stranger.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  // All of it, unless it is turned away meanwhile.
+  if (!says.empty()) {
+    EXPECT_GT(send(stranger.get(), says.data(), says.size(), MSG_NOSIGNAL), 0);
+  }
+  return stranger;
+}
+
+TEST(Lifeline, StrangersHoldNobodyUp) {
+  MemoryStore store;
+  std::atomic<bool> strangers_came{false};
+  const TransportRequest request = request_of(0, 3);
+  std::thread strangers([&] {
+    const Invitation invitation = invitation_in(store);
+    auto hello = [&](MessageKind kind, int rank, uint64_t id, const std::string& token) {
+      Message message = Message::about(kind, rank, id);
+      message.text = token;
+      return encode(message);
+    };
+    const std::string good = hello(MessageKind::kHello, 1, request.id, invitation.token);
+    std::string wrong_magic = good, long_text = good, unknown_kind = good;
+    wrong_magic[0] ^= 1;
+    long_text[7] = '\x7f';
+    unknown_kind[4] = '\x7f';
+    const std::vector<std::string> turned_away{
+        "GET / HTTP/1.1\r\nHost: nobody\r\n\r\n",
+        std::string(100'000, '\0'),
+        wrong_magic,
+        long_text,
+        unknown_kind,
+        hello(MessageKind::kHello, 1, request.id, std::string(32, '0')),
+        hello(MessageKind::kHello, 1, request.id, ""),
+        hello(MessageKind::kHello, 1, request.id, invitation.token + "0"),
+        hello(MessageKind::kHello, 1, request.id + 1, invitation.token),
+        hello(MessageKind::kHello, 0, request.id, invitation.token),
+        hello(MessageKind::kHello, 3, request.id, invitation.token),
+        hello(MessageKind::kHello, -1, request.id, invitation.token),
+        hello(MessageKind::kStart, 1, request.id, invitation.token),
+        hello(MessageKind::kEnd, 1, request.id, invitation.token),
+    };
+    for (const std::string& text : turned_away) {
+      UniqueFd stranger = stranger_at(invitation, text);
+      char byte;
+      ssize_t answer = recv(stranger.get(), &byte, 1, 0);
+      EXPECT_TRUE(answer == 0 || (answer < 0 && errno == ECONNRESET)) << text;
+    }
+    // These stay, and say nothing or half of what they could.
+    std::vector<UniqueFd> silent;
+    for (int i = 0; i < 100; ++i) silent.push_back(stranger_at(invitation, ""));
+    silent.push_back(stranger_at(invitation, good.substr(0, 3)));
+    silent.push_back(stranger_at(invitation, good.substr(0, good.size() - 1)));
+    strangers_came = true;
+    EXPECT_TRUE(soon([&] { return !strangers_came; }));
+  });
+  std::atomic<int> connected{0};
+  run_ranks(3, [&](int rank) {
+    if (rank != 0) {
+      EXPECT_TRUE(soon([&] { return strangers_came.load(); }));
+    }
+    LifelinePtr lifeline = join(rank, 3, store);
+    ASSERT_NE(lifeline, nullptr);
+    ++connected;
+    EXPECT_TRUE(soon([&] { return connected >= 3; }));
+    if (rank == 0) strangers_came = false;
+    if (rank == 1) lifeline->end(4, Status(Code::kAborted, "all is well"));
+    EXPECT_TRUE(soon([&] { return !lifeline->ended(4).ok(); }));
+    ++connected;
+    EXPECT_TRUE(soon([&] { return connected >= 6; }));
+  });
+  strangers.join();
+}
+
+// What is published leads to a closed port, and nobody has given up.
+TEST(Lifeline, AnAddressThatIsRefusedIsNamed) {
+  MemoryStore store;
+  Message invitation = Message::about(MessageKind::kInvitation, 0, request_of(0, 2).id);
+  invitation.text = std::string(32, 'a') + " 127.0.0.1:1";
+  ASSERT_TRUE(store.set(kInvitationKey, encode(invitation)).ok());
+  Result<LifelinePtr> lifeline =
+      Lifeline::connect(request_of(1, 2), store, Deadline::after(seconds(300)));
+  expect_says(lifeline.status(), Code::kUnsupported,
+              "rank 101 (pid 5001 on host host1) cannot connect to rank 100 (pid 5000 on host "
+              "host0) at 127.0.0.1:1 (Connection refused)");
+}
+
+// The first address takes the connection and says nothing, the second is somebody else's.
+TEST(Lifeline, AnAddressThatLeadsElsewhereIsPassedOver) {
+  auto listener_at = [](const char* address, int type) {
+    UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | type, 0));
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    inet_pton(AF_INET, address, &name.sin_addr);
+    EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&name), sizeof name), 0);
+    EXPECT_EQ(listen(listener.get(), 16), 0);
+    return listener;
+  };
+  auto port_of = [](const UniqueFd& listener) {
+    sockaddr_in name{};
+    socklen_t length = sizeof name;
+    getsockname(listener.get(), reinterpret_cast<sockaddr*>(&name), &length);
+    return std::to_string(ntohs(name.sin_port));
+  };
+  UniqueFd silent = listener_at("127.0.0.1", 0), other = listener_at("127.0.1.1", 0);
+  std::thread answerer([&] {
+    UniqueFd caller(accept4(other.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    EXPECT_GT(send(caller.get(), "220 welcome to nothing of yours\r\n", 33, MSG_NOSIGNAL), 0);
+  });
+  // Two more addresses of member 0, before the one at which it listens.
+  class Detour final : public Store {
+   public:
+    Detour(Store& store, std::string before) : store_(store), before_(std::move(before)) {}
+    Status set(const std::string& key, std::string_view value) override {
+      return store_.set(key, value);
+    }
+    Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+      Result<std::string> bytes = store_.get(key, deadline);
+      Message message;
+      if (key != kInvitationKey || !bytes.ok() || !decode(bytes.value(), &message)) return bytes;
+      message.text.insert(message.text.find(' '), before_);
+      return encode(message);
+    }
+    Result<bool> has(const std::string& key) override { return store_.has(key); }
+    Result<int64_t> add(const std::string& key, int64_t amount) override {
+      return store_.add(key, amount);
+    }
+
+   private:
+    Store& store_;
+    std::string before_;
+  };
+  MemoryStore store;
+  Detour detour(store, " 127.0.0.1:" + port_of(silent) + " 127.0.1.1:" + port_of(other));
+  run_ranks(2, [&](int rank) {
+    TransportRequest request = request_of(rank, 2);
+    request.members[0].networks = {"127.0.0.1/8", "127.0.1.1/8", "127.0.2.1/8"};
+    Store& mine = rank == 1 ? static_cast<Store&>(detour) : store;
+    // Member 0 listens at the last alone, since it knows of no other.
+    if (rank == 0) request.members[0].networks = {"127.0.2.1/8"};
+    Result<LifelinePtr> lifeline = Lifeline::connect(request, mine, Deadline::after(kPatience));
+    ASSERT_TRUE(lifeline.ok()) << lifeline.status().message();
+    lifeline.value()->end(1, Status(Code::kAborted, "done"));
+  });
+  answerer.join();
+}
+
+// Body of a process that hears of a death, says so, and leaves when told to.
+void watch(Store& store, int rank, int size, int victim) {
+  LifelinePtr lifeline = join(rank, size, store);
+  ASSERT_NE(lifeline, nullptr);
+  say(store, "ready", rank);
+  if (rank == victim)
+    while (true) pause();
+  EXPECT_TRUE(soon([&] { return !lifeline->gone(victim).ok(); }));
+  expect_says(lifeline->gone(victim), Code::kPeerDied,
+              "rank " + std::to_string(100 + victim) + " (pid " + std::to_string(5000 + victim) +
+                  " on host host" + std::to_string(victim) + ") died or exited");
+  EXPECT_EQ(lifeline->count(), 1u);
+  say(store, "heard", rank);
+  await(store, "over");
+}
+
+void expect_death_is_heard(int size, int victim) {
+  Processes processes;
+  processes.start(size, [&](Store& store, int rank) { watch(store, rank, size, victim); });
+  for (int rank = 0; rank < size; ++rank) processes.await("ready", rank);
+  const int64_t killed_ns = monotonic_ns();
+  processes.signal(victim, SIGKILL);
+  for (int rank = 0; rank < size; ++rank)
+    if (rank != victim) processes.await("heard", rank);
+  // Far below any deadline; alone on a machine it is a millisecond.
+  EXPECT_LT(monotonic_ns() - killed_ns, 5'000'000'000);
+  testing::Test::RecordProperty("heard_after_us",
+                                static_cast<int>((monotonic_ns() - killed_ns) / 1000));
+  processes.say("over");
+  for (int rank = 0; rank < size; ++rank)
+    if (rank != victim) processes.expect_good_end(rank);
+}
+
+TEST(LifelineProcesses, ADeathIsHeardByAll) {
+  expect_death_is_heard(2, 1);
+  expect_death_is_heard(5, 3);
+}
+
+TEST(LifelineProcesses, TheDeathOfMemberZeroIsHeardByAll) {
+  expect_death_is_heard(2, 0);
+  expect_death_is_heard(5, 0);
+}
+
+// An exit without leaving is a death; what was said before it counts.
+TEST(LifelineProcesses, AnExitIsToldFromALeave) {
+  Processes processes;
+  processes.start(4, [](Store& store, int rank) {
+    LifelinePtr lifeline = join(rank, 4, store);
+    ASSERT_NE(lifeline, nullptr);
+    say(store, "ready", rank);
+    for (int other = 0; other < 4; ++other) await(store, "ready" + std::to_string(other));
+    if (rank == 2) {
+      lifeline->end(8, Status(Code::kMismatch, "said by 2"));
+      lifeline->leave();
+    }
+    if (rank >= 2) {
+      fflush(nullptr);
+      _exit(testing::Test::HasFailure() ? 1 : 0);
+    }
+    EXPECT_TRUE(soon([&] { return !lifeline->gone(2).ok() && !lifeline->gone(3).ok(); }));
+    EXPECT_EQ(lifeline->gone(2).code(), Code::kPeerLeft);
+    EXPECT_EQ(lifeline->gone(3).code(), Code::kPeerDied);
+    expect_says(lifeline->ended(8), Code::kMismatch, "said by 2");
+    EXPECT_EQ(lifeline->count(), 3u);
+    say(store, "heard", rank);
+    await(store, "heard" + std::to_string(1 - rank));
+  });
+  for (int rank = 0; rank < 4; ++rank) processes.expect_good_end(rank);
+}
+
+// A member that dies while the others still wait for somebody.
+TEST(LifelineProcesses, ADeathWhileConnectingEndsItForAll) {
+  Processes processes;
+  processes.start(4, [](Store& store, int rank) {
+    if (rank == 3) return;  // never comes
+    if (rank == 2) {
+      Message hello = Message::about(MessageKind::kHello, 2, request_of(2, 4).id);
+      const Invitation invitation = invitation_in(store);
+      hello.text = invitation.token;
+      UniqueFd connection = stranger_at(invitation, encode(hello));
+      char byte;
+      EXPECT_EQ(recv(connection.get(), &byte, 1, 0), 1);  // it is welcome
+      say(store, "connected", 2);
+      while (true) pause();
+    }
+    const int64_t start_ns = monotonic_ns();
+    Result<LifelinePtr> lifeline =
+        Lifeline::connect(request_of(rank, 4), store, Deadline::after(seconds(300)));
+    expect_says(lifeline.status(), Code::kPeerDied,
+                "rank 102 (pid 5002 on host host2) died or exited while the members connected");
+    EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
+  });
+  processes.await("connected", 2);
+  processes.signal(2, SIGKILL);
+  for (int rank : {0, 1, 3}) processes.expect_good_end(rank);
+}
+
+// A child that a member forked outlives it, and must not keep its connections.
+TEST(LifelineProcesses, AForkedChildKeepsNoConnection) {
+  for (int victim : {0, 1}) {
+    Processes processes;
+    processes.start(3, [&](Store& store, int rank) {
+      LifelinePtr lifeline = join(rank, 3, store);
+      ASSERT_NE(lifeline, nullptr);
+      if (rank == victim) {
+        pid_t child = fork();
+        if (child == 0) {
+          alarm(300);
+          lifeline->close_descriptors();
+          lifeline.reset();
+          EXPECT_TRUE(store.set("child", std::to_string(getpid())).ok());
+          while (true) pause();
+        }
+        await(store, "child");
+      }
+      say(store, "ready", rank);
+      if (rank == victim)
+        while (true) pause();
+      EXPECT_TRUE(soon([&] { return !lifeline->gone(victim).ok(); }));
+      EXPECT_EQ(lifeline->gone(victim).code(), Code::kPeerDied);
+    });
+    for (int rank = 0; rank < 3; ++rank) processes.await("ready", rank);
+    processes.signal(victim, SIGKILL);
+    for (int rank = 0; rank < 3; ++rank)
+      if (rank != victim) processes.expect_good_end(rank);
+    kill(std::stoi(processes.store().get("child", Deadline::after(kPatience)).value()), SIGKILL);
+  }
+}
+
+// More than the kernel buffers for a member that is stopped: the others are not held up, and it
+// hears all when it goes on.
+TEST(LifelineProcesses, AStoppedMemberHoldsNobodyUp) {
+  constexpr uint64_t kTeams = 8000;
+  Processes processes;
+  processes.start(4, [](Store& store, int rank) {
+    LifelinePtr lifeline = join(rank, 4, store);
+    ASSERT_NE(lifeline, nullptr);
+    say(store, "ready", rank);
+    await(store, "stopped");
+    if (rank == 1)
+      for (uint64_t team = 1; team <= kTeams; ++team)
+        lifeline->end(team, Status(Code::kAborted, std::string(2000, 'x')));
+    EXPECT_TRUE(soon([&] { return lifeline->count() >= kTeams; })) << lifeline->count();
+    EXPECT_TRUE(lifeline->gone(2).ok());
+    say(store, "heard", rank);
+    await(store, "over");
+  });
+  for (int rank = 0; rank < 4; ++rank) processes.await("ready", rank);
+  processes.stop(2);
+  processes.say("stopped");
+  for (int rank : {0, 1, 3}) processes.await("heard", rank);
+  EXPECT_FALSE(processes.store().has("heard2").value());
+  processes.signal(2, SIGCONT);
+  processes.await("heard", 2);
+  processes.say("over");
+  for (int rank = 0; rank < 4; ++rank) processes.expect_good_end(rank);
+}
+
+// Who leaves waits for a stopped one no longer than said.
+TEST(LifelineProcesses, LeavingIsBounded) {
+  Processes processes;
+  processes.start(3, [](Store& store, int rank) {
+    LifelinePtr lifeline = join(rank, 3, store);
+    ASSERT_NE(lifeline, nullptr);
+    say(store, "ready", rank);
+    await(store, "stopped");
+    const int64_t start_ns = monotonic_ns();
+    lifeline->leave();
+    if (rank == 0) return;
+    EXPECT_GT(monotonic_ns() - start_ns, 500'000'000);  // it has waited
+    EXPECT_LT(monotonic_ns() - start_ns, 10'000'000'000);
+  });
+  for (int rank = 0; rank < 3; ++rank) processes.await("ready", rank);
+  processes.stop(0);
+  processes.say("stopped");
+  for (int rank : {1, 2}) processes.expect_good_end(rank);
+  processes.signal(0, SIGCONT);
+  processes.expect_good_end(0);
+}
+
+}  // namespace
+}  // namespace dscomm::test

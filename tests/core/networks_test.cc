@@ -1,0 +1,96 @@
+#include "core/transport/networks.h"
+
+#include <gtest/gtest.h>
+
+namespace dscomm::test {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+TransportMember on_host(int host, Texts networks) {
+  TransportMember member;
+  member.host = host;
+  member.networks = std::move(networks);
+  return member;
+}
+
+TEST(Networks, OwnOnesAreAddressesWithAPrefix) {
+  for (const std::string& network : own_networks()) {
+    EXPECT_NE(network.find('/'), std::string::npos) << network;
+    EXPECT_FALSE(network.starts_with("127.")) << network;
+    // It reads what it writes.
+    EXPECT_EQ(common_networks({on_host(0, {network})}).size(), 1u) << network;
+  }
+}
+
+TEST(Networks, TheBridgeThatEveryHostHasIsNotCommon) {
+  EXPECT_EQ(common_networks({on_host(0, {"172.17.0.1/16", "10.77.0.1/24"}),
+                             on_host(1, {"172.17.0.1/16", "10.77.0.2/24"})}),
+            Texts{"10.77.0.0/24"});
+}
+
+TEST(Networks, EveryHostMustHaveAnAddressInIt) {
+  EXPECT_EQ(
+      common_networks({on_host(0, {"10.0.0.1/24", "10.1.0.1/24"}),
+                       on_host(1, {"10.0.0.2/24", "10.1.0.2/24"}), on_host(2, {"10.0.0.3/24"})}),
+      Texts{"10.0.0.0/24"});
+  EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1/24"}), on_host(1, {"10.0.1.1/24"})}), Texts{});
+  EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1/32"}), on_host(1, {"10.0.0.2/32"})}), Texts{});
+  EXPECT_EQ(common_networks({on_host(0, {}), on_host(1, {"10.0.0.2/24"})}), Texts{});
+}
+
+TEST(Networks, MembersOfOneHostHaveTheSameAddresses) {
+  EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1/24"}), on_host(0, {"10.0.0.1/24"}),
+                             on_host(1, {"10.0.0.2/24"})}),
+            Texts{"10.0.0.0/24"});
+}
+
+TEST(Networks, TheMostSpecificComeFirstAndLinkLocalOnesLast) {
+  const Texts one{"169.254.1.1/30", "10.0.0.1/8", "192.168.9.1/24", "192.168.1.1/24"};
+  const Texts two{"192.168.1.2/24", "169.254.1.2/30", "192.168.9.2/24", "10.3.3.3/8"};
+  const Texts expected{"192.168.1.0/24", "192.168.9.0/24", "10.0.0.0/8", "169.254.1.0/30"};
+  EXPECT_EQ(common_networks({on_host(0, one), on_host(1, two)}), expected);
+  EXPECT_EQ(common_networks({on_host(0, two), on_host(1, one)}), expected);
+}
+
+TEST(Networks, WhatIsNoNetworkIsPassedOver) {
+  EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1", "10.0.0.1/33", "10.0.0.1/", "/24", "::1/64",
+                                         "10.0.0.1/24x", "10.0.0/24", "10.0.0.1/24"}),
+                             on_host(1, {"", "/", "10.0.0.2/-1", "10.0.0.2/24"})}),
+            Texts{"10.0.0.0/24"});
+}
+
+TEST(Networks, AddressesInCommonNetworksAreTriedFirst) {
+  const std::vector<TransportMember> members{
+      on_host(0, {"172.17.0.1/16", "203.0.113.1/28", "10.5.0.1/16", "10.77.0.1/24"}),
+      on_host(1, {"172.17.0.1/16", "10.5.0.2/16", "10.77.0.2/24"}),
+      on_host(2, {"172.17.0.1/16", "10.77.0.3/24"}),
+  };
+  EXPECT_EQ(reachable_addresses(members, 1, 0), (Texts{"10.77.0.1", "10.5.0.1", "203.0.113.1"}));
+  EXPECT_EQ(reachable_addresses(members, 2, 0), (Texts{"10.77.0.1", "203.0.113.1", "10.5.0.1"}));
+  // On the host itself all lead there.
+  EXPECT_EQ(reachable_addresses(members, 0, 0).size(), 4u);
+}
+
+TEST(Networks, OnOneHostItIsLoopback) {
+  EXPECT_EQ(reachable_addresses({on_host(3, {"10.0.0.1/24"}), on_host(3, {})}, 1, 0),
+            Texts{"127.0.0.1"});
+}
+
+TEST(Networks, AreSelectedByNameOrNetwork) {
+  const std::vector<Interface> interfaces{{"eth0", "10.0.0.1/24"},
+                                          {"eth1", "10.1.0.1/24"},
+                                          {"eth1", "10.1.9.1/24"},
+                                          {"ib0", "11.0.0.1/8"}};
+  EXPECT_EQ(select_networks(interfaces, "").value().size(), 4u);
+  EXPECT_EQ(select_networks(interfaces, "eth1").value(), (Texts{"10.1.0.1/24", "10.1.9.1/24"}));
+  EXPECT_EQ(select_networks(interfaces, "ib0,10.0.0.0/16").value(),
+            (Texts{"10.0.0.1/24", "11.0.0.1/8"}));
+  Result<Texts> none = select_networks(interfaces, "eth0,eth");
+  EXPECT_EQ(none.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(none.status().message().find("'eth' is neither"), std::string::npos);
+  EXPECT_NE(none.status().message().find("ib0 (11.0.0.1/8)"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace dscomm::test

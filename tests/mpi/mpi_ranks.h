@@ -1,0 +1,197 @@
+// Ranks that are processes: what the tests of csrc/mpi need of the job that mpirun has started.
+//
+// Every process runs the same tests in the same order, and a test makes its Teams on all ranks that
+// they join. What ranks must know of each other beside MPI is on the Board, which they share.
+#pragma once
+
+#include <mpi.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/transport/news.h"
+#include "mpi/mpi_notices.h"
+#include "mpi/mpi_team.h"
+
+namespace dscomm::testing {
+
+// Memory of all ranks: the tests run on one host.
+struct Board {
+  static constexpr size_t kEntries = 4096;
+  static constexpr size_t kRanks = 64;
+  struct Entry {
+    uint64_t team_id;
+    uint32_t code;
+    char message[1500];
+  };
+
+  std::atomic<int> lock;
+  std::atomic<uint64_t> count;
+  std::array<std::atomic<int>, kRanks> gone;  // Code, by rank
+  std::atomic<int> entered;
+  size_t entry_count;  // guarded by lock
+  Entry entries[kEntries];
+};
+
+class BoardLock {
+ public:
+  explicit BoardLock(Board& board) : board_(board) {
+    while (board_.lock.exchange(1) != 0) usleep(10);
+  }
+  ~BoardLock() { board_.lock.store(0); }
+
+ private:
+  Board& board_;
+};
+
+// News through the Board.
+class BoardNews final : public News {
+ public:
+  explicit BoardNews(Board& board) : board_(board) {}
+
+  uint64_t count() const override { return board_.count.load(); }
+  Status gone(int rank) const override {
+    switch (auto code = static_cast<Code>(board_.gone[static_cast<size_t>(rank)].load())) {
+      case Code::kOk:
+        return {};
+      case Code::kPeerDied:
+        return make_status(code, "rank %d died or exited without leaving", rank);
+      default:
+        return make_status(code, "rank %d has left", rank);
+    }
+  }
+  Status ended(uint64_t team_id) const override {
+    BoardLock lock(board_);
+    for (size_t i = 0; i < board_.entry_count; ++i)
+      if (board_.entries[i].team_id == team_id)
+        return Status(static_cast<Code>(board_.entries[i].code), board_.entries[i].message);
+    return {};
+  }
+  void end(uint64_t team_id, const Status& cause) override {
+    if (!ended(team_id).ok()) return;
+    BoardLock lock(board_);
+    Board::Entry& entry = board_.entries[board_.entry_count++ % Board::kEntries];
+    entry.team_id = team_id;
+    entry.code = static_cast<uint32_t>(cause.code());
+    std::strncpy(entry.message, cause.message().c_str(), sizeof entry.message - 1);
+    board_.count.fetch_add(1);
+  }
+  // A rank has died or left.
+  void report(int rank, Code code) {
+    board_.gone[static_cast<size_t>(rank)].store(static_cast<int>(code));
+    board_.count.fetch_add(1);
+  }
+
+ private:
+  Board& board_;
+};
+
+// This process in the job. There is one.
+class Job {
+ public:
+  static Job& get() {
+    static Job* job = new Job();
+    return *job;
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  Board& board() { return *board_; }
+  BoardNews& news() { return *news_; }
+
+  // Until all ranks have come. A rank that waits here holds up no other's progress.
+  void meet() {
+    MPI_Request request;
+    MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    for (int done = 0; !done; usleep(200)) MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+  }
+  // Forgets who is gone and what has ended.
+  void clear_news() {
+    meet();
+    if (rank_ == 0) {
+      for (std::atomic<int>& code : board_->gone) code.store(0);
+      board_->entry_count = 0;
+      board_->entered.store(0);
+      board_->count.fetch_add(1);
+    }
+    meet();
+  }
+
+  // Collective over `ranks`. Teams are made in one order on all ranks that they join, so that their
+  // ids agree: `id` tells apart those that are not.
+  std::unique_ptr<MpiTeam> make_team(const std::vector<int>& ranks, MpiTeamOptions options,
+                                     uint64_t id, bool with_notices = true) {
+    options.id = id;
+    if (options.name.empty()) options.name = "test";
+    for (int rank : ranks) options.members.push_back({rank, name_of(rank)});
+    MPI_Comm data = subset(ranks), check = subset(ranks);
+    return std::make_unique<MpiTeam>(data, check, *news_, with_notices ? notices_.get() : nullptr,
+                                     std::move(options));
+  }
+  // Of all ranks.
+  std::unique_ptr<MpiTeam> make_team(MpiTeamOptions options = {}, bool with_notices = true) {
+    std::vector<int> everyone(static_cast<size_t>(size_));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    return make_team(everyone, std::move(options), ++teams_of_all_, with_notices);
+  }
+  uint64_t next_id() { return ++teams_of_all_; }
+
+  std::string name_of(int rank) const {
+    return "rank " + std::to_string(rank) + " (pid " +
+           std::to_string(pids_[static_cast<size_t>(rank)]) + ")";
+  }
+
+ private:
+  Job() {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    pids_.resize(static_cast<size_t>(size_));
+    int pid = getpid();
+    MPI_Allgather(&pid, 1, MPI_INT, pids_.data(), 1, MPI_INT, MPI_COMM_WORLD);
+
+    MPI_Win window;
+    MPI_Aint bytes = rank_ == 0 ? sizeof(Board) : 0;
+    void* memory = nullptr;
+    MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window);
+    int unit = 0;
+    MPI_Win_shared_query(window, 0, &bytes, &unit, &memory);
+    if (rank_ == 0) std::memset(memory, 0, sizeof(Board));
+    board_ = static_cast<Board*>(memory);
+    news_ = std::make_unique<BoardNews>(*board_);
+
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    notices_ = std::make_unique<MpiNotices>(comm);
+    meet();
+  }
+
+  MPI_Comm subset(const std::vector<int>& ranks) {
+    MPI_Group all, some;
+    MPI_Comm_group(MPI_COMM_WORLD, &all);
+    MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some);
+    MPI_Comm comm;
+    MPI_Comm_create_group(MPI_COMM_WORLD, some, /*tag=*/0, &comm);
+    MPI_Group_free(&some);
+    MPI_Group_free(&all);
+    return comm;
+  }
+
+  int rank_ = 0, size_ = 0;
+  std::vector<int> pids_;
+  Board* board_ = nullptr;
+  std::unique_ptr<BoardNews> news_;
+  std::unique_ptr<MpiNotices> notices_;
+  uint64_t teams_of_all_ = 1000;
+};
+
+}  // namespace dscomm::testing

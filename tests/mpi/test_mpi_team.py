@@ -1,0 +1,73 @@
+"""MpiTeam under mpirun: its program of tests on 2, 3 and 4 ranks, and ranks that die for good.
+
+All ranks are on this machine but talk TCP, as ranks on several hosts do. Needs mpi_tests, which the
+CMake presets build, and mpirun.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 900.0
+# As Open MPI numbers them; 0 would be its own choice, which the other tests use.
+ALL_REDUCE_ALGORITHMS = {"ring": 1, "binomial": 2, "rabenseifner": 3, "recursive_doubling": 4}
+
+
+def program() -> Path:
+    wish = os.environ.get("MPI_TEST_BUILD")
+    folders = [Path(wish)] if wish else sorted((ROOT / "build").glob("*"))
+    built = [folder / "mpi_tests" for folder in folders if (folder / "mpi_tests").exists()]
+    if not built:
+        pytest.fail("mpi_tests is not built: cmake --preset release; cmake --build ...")
+    return max(built, key=lambda path: path.stat().st_mtime)
+
+
+def run(ranks: int, *, mpi: list[str] | None = None, tests: str = "*") -> tuple[int, str]:
+    if shutil.which("mpirun") is None:
+        pytest.fail("mpirun is not installed: apt-get install openmpi-bin")
+    command = ["mpirun", "--oversubscribe", "-np", str(ranks)]
+    if os.geteuid() == 0:
+        command += ["--allow-run-as-root"]
+    # Ranks outnumber cores, and whoever waits must let the others run.
+    command += ["--mca", "mpi_yield_when_idle", "1"]
+    command += ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
+    command += [*(mpi or []), str(program()), f"--gtest_filter={tests}"]
+    command += ["--gtest_also_run_disabled_tests"] if "DISABLED_" in tests else []
+    result = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S
+    )
+    return result.returncode, result.stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_teams(ranks: int) -> None:
+    status, output = run(ranks)
+    assert status == 0, output
+    assert output.count("[  PASSED  ]") == ranks, output
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCE_ALGORITHMS)
+def test_every_algorithm_gives_the_same_bits_on_all_ranks(algorithm: str) -> None:
+    choice = str(ALL_REDUCE_ALGORITHMS[algorithm])
+    status, output = run(
+        4, mpi=["--mca", "coll_libnbc_iallreduce_algorithm", choice], tests="MpiTeam.SameBits"
+    )
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("test", ["ADeathThatNewsTells", "ADeathThatNobodyTells"])
+def test_a_death(test: str) -> None:
+    """The last of three ranks is killed; mpirun is told to leave the others alone."""
+    _, output = run(
+        3,
+        mpi=["--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"],
+        tests=f"MpiTeam.DISABLED_{test}",
+    )
+    assert "rank 0 survived" in output, output
+    assert "rank 1 survived" in output, output
