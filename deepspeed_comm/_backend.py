@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +44,17 @@ def _register() -> None:
     # A list: torch walks through a plain "cpu" letter by letter.
     devices = {"devices": ["cpu"]} if takes_devices else {}
     register_backend("dscomm", _create_backend, extended_api=True, **devices)
+    try:
+        dist.register_rendezvous_handler("mpi", _rendezvous)
+    except RuntimeError:
+        pass  # another package has taken the scheme, and keeps it
+
+
+def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    """init_method="mpi://"; see _launcher.py."""
+    from deepspeed_comm import _launcher
+
+    return _launcher.rendezvous(url, **options)
 
 
 def _create_backend(distributed_backend_options: Any, pg_options: Any = None) -> Any:

@@ -49,7 +49,7 @@ class MpiTeam::Watch final : public MpiWatch {
     DSCOMM_RETURN_IF_ERROR(team_.hear_news());
     if (team_.composer_ != nullptr && waited_ns >= next_ask_ns_) {
       next_ask_ns_ = waited_ns + kAskEveryNs;
-      if (Status whole = team_.composer_->failure(); !whole.ok()) {
+      if (Status whole = team_.composer_->look(); !whole.ok()) {
         team_.abort(whole);
         return team_.cause_.get();
       }
@@ -261,10 +261,7 @@ Status MpiTeam::hear_news() {
 Status MpiTeam::look_for_the_gone(Place place) {
   if (died_.ok() && left_.ok()) return {};
   const int64_t gone_for_ns = monotonic_ns() - gone_since_ns_;
-  if (!died_.ok() && gone_for_ns >= kGraceOfTheDeadNs)
-    return fail(died_.code(), died_.message() +
-                                  "; look for its own error, a signal or the out-of-memory killer "
-                                  "in its output and the system log");
+  if (!died_.ok() && gone_for_ns >= kGraceOfTheDeadNs) return fail(died_.code(), died_.message());
   // Once the ranks have agreed, a rank that left has done its part.
   if (!left_.ok() && place == Place::kEntering && gone_for_ns >= kGraceOfLeaversNs)
     return fail(left_.code(), left_.message() +
@@ -328,6 +325,11 @@ Status MpiTeam::failure() {
   if (Status ended = news_.ended(options_.id); !ended.ok()) return cause_.keep(ended);
   failure_count_.store(count, std::memory_order_relaxed);
   return {};
+}
+
+Status MpiTeam::death() {
+  DSCOMM_RETURN_IF_ERROR(hear_news());
+  return died_;
 }
 
 std::string MpiTeam::name_call() const {

@@ -93,6 +93,7 @@ class MpiTeam final : public Team {
 
   void abort(const Status& cause) override;
   Status failure() override;
+  Status death() override;
 
  private:
   // Where a call is; a later place is a greater number.

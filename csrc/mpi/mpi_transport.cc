@@ -171,17 +171,6 @@ std::shared_ptr<Endpoint> MpiTransport::endpoint(int rank) {
   return std::make_shared<MpiEndpoint>(shared_from_this(), rank);
 }
 
-bool MpiTransport::has_left(int rank) const {
-  return lifeline_->gone(rank).code() == Code::kPeerLeft;
-}
-
-Status MpiTransport::death_among(std::span<const int> ranks) const {
-  if (lifeline_->count() == 0) return {};
-  for (int rank : ranks)
-    if (Status gone = lifeline_->gone(rank); gone.code() == Code::kPeerDied) return gone;
-  return {};
-}
-
 void MpiTransport::leave() {
   flush();
   lifeline_->leave();

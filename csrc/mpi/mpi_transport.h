@@ -31,8 +31,7 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
                                           const std::string& name,
                                           const Deadline& deadline) override;
   std::shared_ptr<Endpoint> endpoint(int rank) override;
-  bool has_left(int rank) const override;
-  Status death_among(std::span<const int> ranks) const override;
+  News& news() override { return *lifeline_; }
   void leave() override;
   void close_descriptors() override;
 

@@ -142,7 +142,7 @@ class Job:
         self.processes[f"rank {rank} on {host.name}"] = process
 
     def start_launcher(self, host: Host, argv: Sequence[str], env: dict[str, str]) -> None:
-        self.processes[f"torchrun on {host.name}"] = host.start(argv, self.environment() | env)
+        self.processes[f"launcher on {host.name}"] = host.start(argv, self.environment() | env)
 
     def start_keeper(self, host: Host) -> None:
         """Of the store, as torchrun is one; it stays until the ranks have ended."""
@@ -327,4 +327,50 @@ def torchrun(
         # Else it leaves a folder in /tmp.
         launcher += [f"--log-dir={job.folder / host.name}"]
         job.start_launcher(host, [*launcher, str(PROGRAMS / program), *arguments], env or {})
+    return job
+
+
+def slurm(hosts: Hosts, nproc: int, program: str, *arguments: str) -> Job:
+    """A program on nproc ranks of every host, in an environment like that of Slurm's srun."""
+    job = Job(hosts, [host.number for host in hosts for _ in range(nproc)], LIMIT_S)
+    common = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": str(job.size),
+        "SLURM_NNODES": str(len(hosts)),
+        # host-[a-b] would be no list of Slurm's, whose ranges are of numbers.
+        "SLURM_JOB_NODELIST": ",".join(host.name for host in hosts),
+    }
+    for rank in range(job.size):
+        job.start_rank(rank, program, arguments, common | {"SLURM_PROCID": str(rank)})
+    return job
+
+
+class MpiJob(Job):
+    """mpirun on the first host, which reaches the others by a stand-in for ssh: what it asks for is
+    started by this process, when it looks at the job."""
+
+    def exit_codes(self) -> dict[str, int | None]:
+        for order in sorted(self.folder.glob("order-*.json")):
+            name, *argv = json.loads(order.read_text())
+            order.unlink()
+            host = next(host for host in self.hosts if host.name == name)
+            self.processes[f"orted on {name}"] = host.start(["sh", "-c", " ".join(argv)])
+        codes = super().exit_codes()
+        for label, code in codes.items():
+            if label.startswith("orted") and code is not None:
+                (self.folder / f"ended-{label.split()[-1]}").write_text(str(code))
+        return codes
+
+
+def mpirun(hosts: Hosts, nproc: int, program: str, *arguments: str) -> Job:
+    """A program on nproc ranks of every host, started by mpirun on the first."""
+    job = MpiJob(hosts, [host.number for host in hosts for _ in range(nproc)], LIMIT_S)
+    places = ",".join(f"{host.name}:{nproc}" for host in hosts)
+    launcher = ["mpirun", "--allow-run-as-root", "-np", str(job.size), "--host", places]
+    launcher += ["--mca", "plm_rsh_agent", f"{sys.executable} {PROGRAMS / 'remote_shell.py'}"]
+    for name in [*job.environment(), "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"]:
+        launcher += ["-x", name]
+    launcher += [sys.executable, str(PROGRAMS / program), *arguments]
+    job.start_launcher(hosts[0], launcher, {})
     return job

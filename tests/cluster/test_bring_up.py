@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hosts import Hosts
-from jobs import start_ranks
+from jobs import BACKEND, Job, mpirun, slurm, start_ranks
 
 
 def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Hosts]) -> None:
@@ -14,3 +15,12 @@ def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Ho
     hosts.add_same_bridge()
     with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "few", limit_s=60.0) as job:
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
+
+
+@pytest.mark.skipif(BACKEND != "dscomm", reason="mpi:// comes with dscomm")
+@pytest.mark.parametrize("launcher", [mpirun, slurm])
+def test_other_launchers(make_hosts: Callable[[int], Hosts], launcher: Callable[..., Job]) -> None:
+    """Ranks that torchrun has not started, so that init_process_group() finds no RANK."""
+    with launcher(make_hosts(2), 2, "checks.py", "few") as job:
+        assert all(sum(result["counts"].values()) > 300 for result in job.results())
+        assert job.hosts.leftovers(limit_s=5.0) == {}

@@ -223,8 +223,15 @@ class Group::Builder {
       group_.team_ = std::move(team).value();
       return {};
     }
-    Result<std::unique_ptr<HierarchicalTeam>> composed = HierarchicalTeam::make(
-        options_.rank, hosts, inner, outer, {.name = "hosts", .names = names_of(everyone)});
+    HierarchyOptions hierarchy{.name = "hosts", .names = names_of(everyone)};
+    hierarchy.tell = [transport = group_.transport_, id = team_id("hosts")](const Status& cause) {
+      transport->news().end(id, cause);
+    };
+    hierarchy.heard = [transport = group_.transport_, id = team_id("hosts")] {
+      return transport->news().count() == 0 ? Status() : transport->news().ended(id);
+    };
+    Result<std::unique_ptr<HierarchicalTeam>> composed =
+        HierarchicalTeam::make(options_.rank, hosts, inner, outer, std::move(hierarchy));
     if (!composed.ok()) return composed.status();
     group_.team_ = std::move(composed).value();
     return {};
@@ -342,7 +349,10 @@ void Group::make_point_to_point(const Formation& formation) {
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
     // A member that waits for the dead one ends the group for all, but its news may not get here.
-    return transport != nullptr ? transport->death_among(elsewhere) : Status();
+    if (transport == nullptr || transport->news().count() == 0) return Status();
+    for (int rank : elsewhere)
+      if (Status gone = transport->news().gone(rank); gone.code() == Code::kPeerDied) return gone;
+    return Status();
   };
   known->abort = [team = team_.get(), flat = flat_.get()](const Status& cause) {
     team->abort(cause);
@@ -350,7 +360,8 @@ void Group::make_point_to_point(const Formation& formation) {
   };
   known->has_left = [lines = lines_, transport = transport_, here, there](int member) {
     const auto k = static_cast<size_t>(member);
-    return here[k] >= 0 ? lines->has_left(here[k]) : transport->has_left(there[k]);
+    return here[k] >= 0 ? lines->has_left(here[k])
+                        : transport->news().gone(there[k]).code() == Code::kPeerLeft;
   };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
   point_to_point_ = std::move(known);

@@ -25,6 +25,8 @@ constexpr uint64_t kMessageOverheadBytes = 256;
 // A look asks every member of every group with something pending; as often as the first slice of a
 // futex wait.
 constexpr int64_t kLookNs = 1'000'000;
+// What a rank has to say of its failure may come a little after what the failure did.
+constexpr int64_t kGraceNs = 200'000'000;
 // A thorough look costs a system call for each member.
 constexpr int64_t kThoroughLookNs = 100'000'000;
 
@@ -151,6 +153,8 @@ struct PointToPoint::GroupState {
   Status failure;  // what ended it; every later operation fails with the same
   std::map<int, Bucket> buckets;
   std::unordered_set<TransferPtr> pending;
+  Status suspicion;  // ends the group unless its cause is heard of soon
+  int64_t suspected_ns = 0;
 };
 
 // Everything between this process and another one, whatever the group.
@@ -544,13 +548,17 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
   if (found == groups_.end()) return;
   GroupState& state = *found->second;
   if (TransferPtr receive = std::move(message->receive)) {
-    fail_group(state,
-               Status(Code::kAborted,
-                      "receive of " + describe_data(receive->dtype, receive->count, receive->tag) +
-                          " in group '" + receive->group->name +
-                          "': " + receive->group->name_member(message->source) +
-                          " gave up its send half-way"),
-               outcome);
+    if (Status cause = state.group->failure(); !cause.ok()) {
+      fail_group(state, cause, outcome);
+    } else if (state.suspicion.ok()) {
+      // Why it did is on its way, or not: it may come through a process that has died meanwhile.
+      state.suspected_ns = monotonic_ns();
+      state.suspicion = Status(
+          Code::kAborted,
+          "receive of " + describe_data(receive->dtype, receive->count, receive->tag) +
+              " in group '" + receive->group->name +
+              "': " + receive->group->name_member(message->source) + " gave up its send half-way");
+    }
     return;
   }
   if (auto at = state.buckets.find(message->tag); at != state.buckets.end())
@@ -711,6 +719,7 @@ Status PointToPoint::look_at(GroupState& state, int64_t now, bool thoroughly, Ou
   DSCOMM_RETURN_IF_ERROR(state.group->failure());
   if (state.pending.empty()) return {};
   DSCOMM_RETURN_IF_ERROR(look_for_gone(state, thoroughly, outcome));
+  if (!state.suspicion.ok() && now - state.suspected_ns >= kGraceNs) return state.suspicion;
   for (const TransferPtr& transfer : state.pending) {
     if (transfer->end_ns <= now) return Status(Code::kTimeout, timeout_text(*transfer));
     next_deadline_ns_ = std::min(next_deadline_ns_, transfer->end_ns);

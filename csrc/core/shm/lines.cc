@@ -50,7 +50,7 @@ class Lines::MemberWatch final : public Watch {
       return lines_.failed();  // pairs with abort()
     DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort());
     if (lines_.composer_ != nullptr) {
-      Status whole = lines_.composer_->failure();
+      Status whole = lines_.composer_->look();
       if (!whole.ok()) {
         lines_.abort(whole);
         return lines_.failed();
@@ -369,6 +369,16 @@ Status Lines::failed() const {
 Status Lines::failure() {
   if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
   return adopt_abort();
+}
+
+Status Lines::death() const {
+  for (int member = 0; member < size(); ++member)
+    if (member != rank_ && !peer(member).alive() && !has_left(member))
+      return Status(Code::kPeerDied,
+                    name_member(member) +
+                        " died or exited without leaving the group; look for its own error, a "
+                        "signal or the out-of-memory killer in its output and the system log");
+  return {};
 }
 
 void Lines::leave() {

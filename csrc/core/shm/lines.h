@@ -88,6 +88,9 @@ class Lines {
   // This rank's first cause; takes over a member's abort that can be seen now. Any thread.
   Status failure();
 
+  // See Team::death().
+  Status death() const;
+
   // Says that this rank will call no more. Idempotent.
   void leave();
   // Whether a member has said so. Any thread.

@@ -55,6 +55,7 @@ class ShmTeam final : public Team {
                     const CallOptions& options) override;
   Status barrier(const CallOptions& options) override;
   void abort(const Status& cause) override { lines_->abort(cause); }
+  Status death() override { return lines_->death(); }
   Status failure() override { return lines_->failure(); }
 
   bool has_left(int member) const { return lines_->has_left(member); }

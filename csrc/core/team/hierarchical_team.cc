@@ -12,6 +12,10 @@
 namespace dscomm {
 namespace {
 
+// What a member sent before it died may still be on its way, and who waits for it itself has more
+// to say.
+constexpr int64_t kGraceOfTheDeadNs = 200'000'000;
+
 Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
   size_t rank_count = 0;
   for (const std::vector<int>& domain : domains) rank_count += domain.size();
@@ -143,13 +147,15 @@ Status HierarchicalTeam::end(const Status& status) {
 
 void HierarchicalTeam::abort(const Status& cause) {
   Status first = cause_.keep(cause);
+  if (options_.tell) options_.tell(first);
   if (inner_ != nullptr) inner_->abort(first);
   for (Slice& slice : led_) slice.team->abort(first);
 }
 
 Status HierarchicalTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
-  Status first = inner_->failure();
+  Status first = options_.heard ? options_.heard() : Status();
+  if (first.ok()) first = inner_->failure();
   for (const Slice& slice : led_)
     if (first.ok()) first = slice.team->failure();
   if (first.ok()) return {};
@@ -169,6 +175,22 @@ Status HierarchicalTeam::misfit(int sender, size_t sent, int receiver, size_t ex
                                      " (first seen by rank " + std::to_string(rank_) + " in " +
                                      collective_name(static_cast<Collective>(whole_.kind)) + " #" +
                                      std::to_string(whole_.number()) + ")");
+}
+
+Status HierarchicalTeam::death() {
+  DSCOMM_RETURN_IF_ERROR(inner_->death());
+  for (const Slice& slice : led_) DSCOMM_RETURN_IF_ERROR(slice.team->death());
+  return {};
+}
+
+Status HierarchicalTeam::look() {
+  DSCOMM_RETURN_IF_ERROR(failure());
+  Status dead = death();
+  if (dead.ok()) return {};
+  const int64_t now = monotonic_ns();
+  if (death_seen_ns_ == 0) death_seen_ns_ = now;
+  if (now - death_seen_ns_ < kGraceOfTheDeadNs) return {};
+  return end(dead);
 }
 
 CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOptions& options) {

@@ -61,7 +61,11 @@ struct HierarchyOptions {
   // About how much of the data is in flight at once, and the size of each of the two buffers that a
   // rank holds once it needs them. All ranks must give the same.
   size_t staging_bytes = size_t{1} << 20;
-  std::vector<std::string> names;  // of the ranks, for messages; empty: "rank 3"
+  std::vector<std::string> names = {};  // of the ranks, for messages; empty: "rank 3"
+  // Where ranks that share no Team hear at once why another one has ended its own: tells all, and
+  // asks. Without, it comes through the Teams below. Any thread; neither blocks.
+  std::function<void(const Status& cause)> tell = {};
+  std::function<Status()> heard = {};
 };
 
 class HierarchicalTeam final : public Team {
@@ -101,6 +105,8 @@ class HierarchicalTeam final : public Team {
 
   void abort(const Status& cause) override;
   Status failure() override;
+  Status death() override;
+  Status look() override;
 
  private:
   // An outer Team that this rank belongs to.
@@ -197,6 +203,7 @@ class HierarchicalTeam final : public Team {
   std::unique_ptr<Team> inner_;
   std::vector<Slice> led_;  // ascending by index
   FirstCause cause_;
+  int64_t death_seen_ns_ = 0;  // by look(); 0: none
 
   struct Staging {
     std::unique_ptr<std::byte[]> memory;

@@ -37,8 +37,8 @@ struct CallOptions {
   // of what members must agree on, because pieces may look alike though the calls they belong to
   // differ, and what errors show.
   const CallRecord* whole = nullptr;
-  // And itself: what ends it ends this call, whose waits look at failure() now and then. Who waits
-  // in one of its Teams may hear of a fault only through another one.
+  // And itself: what ends it ends this call, whose waits ask look() now and then. Who waits in one
+  // of its Teams may hear of a fault only through another one.
   Team* composer = nullptr;
 };
 
@@ -102,6 +102,13 @@ class Team {
   // What ended the Team, or OK while it lives. Takes over a member's abort, and then always says
   // the same; death is not looked for. Any thread. Cheap.
   virtual Status failure() = 0;
+
+  // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
+
+  // kPeerDied when a member is known to have died without leaving; ends nothing.
+  virtual Status death() { return {}; }
+  // As failure(), and a death has ended the Team some time after it was first seen here.
+  virtual Status look() { return failure(); }
 };
 
 }  // namespace dscomm

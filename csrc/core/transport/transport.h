@@ -18,6 +18,7 @@
 #include "core/shm/endpoint.h"
 #include "core/shm/layout.h"
 #include "core/team/team.h"
+#include "core/transport/news.h"
 
 namespace dscomm {
 
@@ -59,10 +60,8 @@ class Transport {
 
   // A process on another host as point-to-point sees it.
   virtual std::shared_ptr<Endpoint> endpoint(int rank) = 0;
-  // Whether a process has ended in order.
-  virtual bool has_left(int rank) const = 0;
-  // kPeerDied, with the rank that has died, where one of `ranks` has. Cheap while none has.
-  virtual Status death_among(std::span<const int> ranks) const = 0;
+  // What its processes hear of each other.
+  virtual News& news() = 0;
 
   // The process ends in order: says so to the others. Idempotent; bounded by a few seconds.
   virtual void leave() = 0;

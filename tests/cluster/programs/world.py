@@ -19,10 +19,18 @@ BACKEND = os.environ["TEST_CLUSTER_BACKEND"]
 GROUP_TIMEOUT_S = 30.0
 
 
+# By what launchers tell a rank its number, and how the ranks meet then.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "env://"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpi://"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "mpi://"),
+)
+
+
 class World:
     def __init__(self) -> None:
-        self.rank = int(os.environ["RANK"])
-        self.size = int(os.environ["WORLD_SIZE"])
+        rank, size, self._init_method = next(kind for kind in _LAUNCHERS if kind[0] in os.environ)
+        self.rank, self.size = int(os.environ[rank]), int(os.environ[size])
         self.placement: list[int] = json.loads(os.environ["TEST_CLUSTER_PLACEMENT"])
         self._events = Path(os.environ["TEST_CLUSTER_FOLDER"], f"events-{self.rank}")
         # TORCHELASTIC_RESTART_COUNT may differ from host to host.
@@ -36,7 +44,8 @@ class World:
         self.say("started", pid=os.getpid(), restarts_of_host=restarts)
 
     def init(self, timeout_s: float = GROUP_TIMEOUT_S) -> None:
-        dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout_s))
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(BACKEND, init_method=self._init_method, timeout=timeout)
         assert (dist.get_rank(), dist.get_world_size()) == (self.rank, self.size)
 
     def ranks_of_host(self, number: int) -> list[int]:

@@ -1,0 +1,26 @@
+"""A stand-in for ssh, as mpirun calls it: remote_shell.py HOST WORD...
+
+Hands the command to the test process, which can enter the host, and ends as the command does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+LIMIT_S = 120.0
+
+folder = Path(os.environ["TEST_CLUSTER_FOLDER"])
+host = sys.argv[1]
+order = folder / f"order-{host}"
+order.write_text(json.dumps(sys.argv[1:]))
+order.rename(order.with_suffix(".json"))  # whole, or not there
+deadline = time.monotonic() + LIMIT_S
+while not (ended := folder / f"ended-{host}").exists() or not ended.read_text():
+    if time.monotonic() > deadline:
+        raise SystemExit(f"{host} did not end what it was told to start")
+    time.sleep(0.05)
+raise SystemExit(int(ended.read_text()))

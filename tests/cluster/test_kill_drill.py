@@ -1,0 +1,52 @@
+"""Random kills across hosts: the form that only the drill runs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hosts import Hosts
+from jobs import start_ranks
+from test_faults import LONG_S, NAMES, SOON_S, TWO_AND_TWO, in_peace
+
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+
+from workloads import WORKLOADS  # noqa: E402
+
+ROUNDS = 100
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not NAMES, reason="gloo does not say who has died")
+def test_many_random_kills(make_hosts: Callable[[int], Hosts]) -> None:
+    """One or two of 2x2 ranks, at any moment of any work: every survivor raises soon and names one
+    of them, all end, and no host keeps anything."""
+    hosts = make_hosts(2)
+    dice = random.Random(5)
+    times_s = []
+    for number in range(ROUNDS):
+        workload = dice.choice(WORKLOADS).__name__
+        dead = dice.sample(range(4), dice.choice([1, 1, 2]))
+        arguments = ("until_raised.py", workload, str(LONG_S))
+        with start_ranks(hosts, TWO_AND_TWO, *arguments, store_apart=True) as job:
+            job.wait_for("working")
+            time.sleep(dice.uniform(0.0, 0.5))
+            at_s = [job.kill(rank) for rank in dead][-1]
+            survivors = [rank for rank in range(job.size) if rank not in dead]
+            where = f"round {number}, {workload}, ranks {dead} killed\n"
+            for event in job.wait_for("raised", survivors, limit_s=20.0):
+                times_s.append(event.at_s - at_s)
+                assert times_s[-1] < SOON_S, where + job.report()
+                named = any(job.name(rank) in event.facts["text"] for rank in dead)
+                assert event.facts["is_fault"] and named, where + job.report()
+            in_peace(job, survivors)
+    print(
+        f"{ROUNDS} rounds: kill to raise median {statistics.median(times_s) * 1e3:.1f} ms, "
+        f"max {max(times_s) * 1e3:.1f} ms"
+    )

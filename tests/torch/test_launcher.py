@@ -1,0 +1,109 @@
+"""What launchers say of a rank's place, and the errors of mpi:// where they say too little."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from deepspeed_comm._launcher import Place, find_place, first_node
+
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "26.0;tcp://10.0.0.1,172.17.0.1:56535;tcp6://[fd00::2]:50701",
+    "PMIX_NAMESPACE": "26",
+}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "8",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "node[07-08]",
+    "SLURM_JOB_ID": "5",
+    "SLURM_STEP_ID": "0",
+}
+PLACES = {
+    "mpirun": (MPIRUN, Place("mpirun", 1, 4, ("10.0.0.1", "172.17.0.1"), "26")),
+    "mpirun on one host": (
+        {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+        Place("mpirun", 1, 4, ("127.0.0.1",), "26"),
+    ),
+    "Slurm": (SLURM, Place("Slurm", 3, 8, ("node07",), "5.0")),
+    # A step may be smaller than its job.
+    "a step of Slurm": (
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node08"},
+        Place("Slurm", 3, 4, ("node08",), "5.0"),
+    ),
+    "mpirun in Slurm": (
+        {**SLURM, **MPIRUN},
+        Place("mpirun", 1, 4, ("10.0.0.1", "172.17.0.1"), "26"),
+    ),
+    "PMI": ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Place("PMI", 0, 2, (), "")),
+    # Of a job that was allocated, outside of srun.
+    "salloc": ({"SLURM_NTASKS": "8"}, None),
+    "nothing": ({}, None),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_place(case: str) -> None:
+    environment, expected = PLACES[case]
+    assert find_place(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[01-04,07],m2", "n01"),
+        ("n[3]-x,m", "n3-x"),
+        ("", ""),
+    ],
+)
+def test_first_node(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+def init(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    program = (
+        "import datetime, torch, deepspeed_comm, torch.distributed as dist\n"
+        "dist.init_process_group('dscomm', init_method='mpi://',"
+        " timeout=datetime.timedelta(seconds=2))\n"
+        "x = torch.ones(3); dist.all_reduce(x); print(x.sum().item(), dist.get_world_size())"
+    )
+    launchers = ("RANK", "WORLD_SIZE", "MASTER_", "OMPI_", "PMI", "SLURM_")
+    rest = {name: text for name, text in os.environ.items() if not name.startswith(launchers)}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=rest | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_world_of_one() -> None:
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_JOB_ID": "9"}
+    done = init(slurm)
+    assert done.stdout == "3.0 1\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "mpi:// found no launcher"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "set MASTER_ADDR"),
+        (
+            {**MPIRUN, "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1,127.0.0.2:9"},
+            "reached rank 0 at none of 127.0.0.1, 127.0.0.2",
+        ),
+    ],
+)
+def test_what_is_missing_is_said(environment: dict[str, str], said: str) -> None:
+    failed = init(environment)
+    assert failed.returncode != 0
+    assert said in failed.stderr, failed.stderr
