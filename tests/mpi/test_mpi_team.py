@@ -45,7 +45,9 @@ def run(ranks: int, *, mpi: list[str] | None = None, tests: str = "*") -> tuple[
     return result.returncode, result.stdout
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+# Two cores give four ranks in turn, which takes minutes.
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.drill)])
 def test_teams(ranks: int) -> None:
     status, output = run(ranks)
     assert status == 0, output
