@@ -139,8 +139,10 @@ def rendezvous(
                 "Set MASTER_PORT on all ranks if the port is in use."
             ) from error
     else:
+        began = time.monotonic()
         address = _reachable(addresses, port, timeout, rank)
-        store = TCPStore(address, port, size, False, timeout)
+        left = timeout - timedelta(seconds=time.monotonic() - began)
+        store = TCPStore(address, port, size, False, max(left, timedelta(seconds=1)))
     yield store, rank, size
     raise RuntimeError("mpi:// brings ranks together once; a job that changes needs torchrun.")
 

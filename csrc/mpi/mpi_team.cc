@@ -27,8 +27,6 @@ MpiTeamOptions bounded(MpiTeamOptions options) {
   return options;
 }
 
-// What a rank sent before it died may still be on its way to us, through other ranks.
-constexpr int64_t kGraceOfTheDeadNs = 200'000'000;
 // A rank that has left in order may have completed its last call, which this rank is still in: the
 // others pass on what it sent. It gets as long as an overloaded machine may need for that.
 constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
@@ -261,7 +259,7 @@ Status MpiTeam::hear_news() {
 Status MpiTeam::look_for_the_gone(Place place) {
   if (died_.ok() && left_.ok()) return {};
   const int64_t gone_for_ns = monotonic_ns() - gone_since_ns_;
-  if (!died_.ok() && gone_for_ns >= kGraceOfTheDeadNs) return fail(died_.code(), died_.message());
+  if (!died_.ok() && gone_for_ns >= kCauseGraceNs) return fail(died_.code(), died_.message());
   // Once the ranks have agreed, a rank that left has done its part.
   if (!left_.ok() && place == Place::kEntering && gone_for_ns >= kGraceOfLeaversNs)
     return fail(left_.code(), left_.message() +

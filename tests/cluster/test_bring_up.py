@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from hosts import Hosts
-from jobs import BACKEND, Job, mpirun, slurm, start_ranks
+from jobs import Job, mpirun, slurm, start_ranks
 
 
 def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Hosts]) -> None:
@@ -17,7 +17,6 @@ def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Ho
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
 
 
-@pytest.mark.skipif(BACKEND != "dscomm", reason="mpi:// comes with dscomm")
 @pytest.mark.parametrize("launcher", [mpirun, slurm])
 def test_other_launchers(make_hosts: Callable[[int], Hosts], launcher: Callable[..., Job]) -> None:
     """Ranks that torchrun has not started, so that init_process_group() finds no RANK."""

@@ -23,7 +23,6 @@ ROUNDS = 100
 
 @pytest.mark.drill
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(not NAMES, reason="gloo does not say who has died")
 def test_many_random_kills(make_hosts: Callable[[int], Hosts]) -> None:
     """One or two of 2x2 ranks, at any moment of any work: every survivor raises soon and names one
     of them, all end, and no host keeps anything."""
@@ -43,8 +42,9 @@ def test_many_random_kills(make_hosts: Callable[[int], Hosts]) -> None:
             for event in job.wait_for("raised", survivors, limit_s=20.0):
                 times_s.append(event.at_s - at_s)
                 assert times_s[-1] < SOON_S, where + job.report()
-                named = any(job.name(rank) in event.facts["text"] for rank in dead)
-                assert event.facts["is_fault"] and named, where + job.report()
+                if NAMES:
+                    named = any(job.name(rank) in event.facts["text"] for rank in dead)
+                    assert event.facts["is_fault"] and named, where + job.report()
             in_peace(job, survivors)
     print(
         f"{ROUNDS} rounds: kill to raise median {statistics.median(times_s) * 1e3:.1f} ms, "

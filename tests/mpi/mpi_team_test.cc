@@ -671,11 +671,11 @@ void survive_a_death(bool news_tells) {
   fflush(stdout);
   _exit(::testing::Test::HasFailure() ? 1 : 0);
 }
-TEST(MpiTeam, DISABLED_ADeathThatNewsTells) { survive_a_death(true); }
-TEST(MpiTeam, DISABLED_ADeathThatNobodyTells) { survive_a_death(false); }
+TEST(MpiTeamAlone, ADeathThatNewsTells) { survive_a_death(true); }
+TEST(MpiTeamAlone, ADeathThatNobodyTells) { survive_a_death(false); }
 
 // More elements than an int can count: gigabytes, hence not every day.
-TEST(MpiTeam, DISABLED_MoreElementsThanAnInt) {
+TEST(MpiTeamAlone, MoreElementsThanAnInt) {
   const size_t count = (size_t{1} << 31) + 5;
   std::unique_ptr<MpiTeam> team = Job::get().make_team();
   std::vector<uint8_t> data(count, 1);

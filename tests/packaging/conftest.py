@@ -76,6 +76,7 @@ class Environment:
         if self.pip("--version").stdout.split()[1] == version:
             return
         result = self.pip("install", "-q", f"pip=={version}", check=False)
+        # What pip says offline: other versions of pip cannot be tried there, the installed one is.
         if "(from versions: none)" in result.stderr:
             pytest.skip(f"pip {version}: no index can be reached")
         assert result.returncode == 0, result.stderr

@@ -11,6 +11,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/thread.h"
+#include "core/team/first_cause.h"
 
 namespace dscomm {
 namespace {
@@ -25,8 +26,6 @@ constexpr uint64_t kMessageOverheadBytes = 256;
 // A look asks every member of every group with something pending; as often as the first slice of a
 // futex wait.
 constexpr int64_t kLookNs = 1'000'000;
-// What a rank has to say of its failure may come a little after what the failure did.
-constexpr int64_t kGraceNs = 200'000'000;
 // A thorough look costs a system call for each member.
 constexpr int64_t kThoroughLookNs = 100'000'000;
 
@@ -719,7 +718,7 @@ Status PointToPoint::look_at(GroupState& state, int64_t now, bool thoroughly, Ou
   DSCOMM_RETURN_IF_ERROR(state.group->failure());
   if (state.pending.empty()) return {};
   DSCOMM_RETURN_IF_ERROR(look_for_gone(state, thoroughly, outcome));
-  if (!state.suspicion.ok() && now - state.suspected_ns >= kGraceNs) return state.suspicion;
+  if (!state.suspicion.ok() && now - state.suspected_ns >= kCauseGraceNs) return state.suspicion;
   for (const TransferPtr& transfer : state.pending) {
     if (transfer->end_ns <= now) return Status(Code::kTimeout, timeout_text(*transfer));
     next_deadline_ns_ = std::min(next_deadline_ns_, transfer->end_ns);

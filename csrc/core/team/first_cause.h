@@ -2,11 +2,17 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 
 #include "core/base/status.h"
 
 namespace dscomm {
+
+// How long who sees that a member died, or another consequence of a failure, waits for what is
+// still on its way: what the member sent before, or the cause as a rank that knows it better tells
+// it.
+inline constexpr int64_t kCauseGraceNs = 200'000'000;
 
 class FirstCause {
  public:

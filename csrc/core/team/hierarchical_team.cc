@@ -12,10 +12,6 @@
 namespace dscomm {
 namespace {
 
-// What a member sent before it died may still be on its way, and who waits for it itself has more
-// to say.
-constexpr int64_t kGraceOfTheDeadNs = 200'000'000;
-
 Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
   size_t rank_count = 0;
   for (const std::vector<int>& domain : domains) rank_count += domain.size();
@@ -189,7 +185,7 @@ Status HierarchicalTeam::look() {
   if (dead.ok()) return {};
   const int64_t now = monotonic_ns();
   if (death_seen_ns_ == 0) death_seen_ns_ = now;
-  if (now - death_seen_ns_ < kGraceOfTheDeadNs) return {};
+  if (now - death_seen_ns_ < kCauseGraceNs) return {};
   return end(dead);
 }
 
