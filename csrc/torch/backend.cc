@@ -1,6 +1,7 @@
 #include "torch/backend.h"
 
 #include <Python.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 
@@ -144,6 +145,21 @@ c10d::ErrorType DscommBackend::getError() {
     default:
       return c10d::ErrorType::COMM_ERROR;
   }
+}
+
+// All that torch tells is the index: a CPU has none, and a numbered device is another backend's.
+bool DscommBackend::supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
+
+at::Tensor DscommBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (size < 0)
+    raise_value_error("allocate_tensor: got size " + std::to_string(size) + ", expected 0 or more");
+  if (!options.device().is_cpu())
+    raise_value_error("allocate_tensor: got device " + options.device().str() + ", expected cpu");
+  return at::empty({size}, options);
+}
+
+std::shared_ptr<c10::Allocator> DscommBackend::getMemAllocator() {
+  return {c10::GetCPUAllocator(), [](c10::Allocator*) {}};  // it is torch's, and lives for ever
 }
 
 void DscommBackend::startCoalescing() {

@@ -72,6 +72,11 @@ class DscommBackend : public BackendBase {
                                           const c10::intrusive_ptr<c10d::Backend::Options>& options,
                                           const int& rank, const int& size) override;
   c10d::ErrorType getError() override;
+  // Tensors of `size` elements of ordinary CPU memory, uninitialised. Calls are as fast with any
+  // other tensor; DDP and FSDP2 take their buffers from here where they are told to.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
   // Between the two, calls of this thread are started and not waited for; the Work of all of them
   // together comes from endCoalescing(). Nothing is fused, and batch_isend_irecv is better served
   // by a Work for each message, so supportsCoalescing() stays false.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import needs_torch_2
-from harness import TORCH_2, RankSets
+from harness import TORCH_2, RankSets, World, run_fresh
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -57,6 +58,38 @@ def _ddp_case(hook_name: str | None) -> None:
 @pytest.mark.parametrize("hook", [None, "allreduce_hook", "fp16_compress_hook"])
 def test_ddp_equals_gloo(ranks: RankSets, hook: str | None) -> None:
     ranks(2).run(_ddp_case, hook)
+
+
+def _ddp_memory_case(world: World) -> None:
+    os.environ["DDP_DISABLE_COMM_MEM"] = "0"  # torch reads it at the first DDP of a process
+    world.init("dscomm")
+    _ddp_case(None)
+
+
+@needs_torch_2
+def test_ddp_with_buckets_from_the_backend() -> None:
+    run_fresh(2, _ddp_memory_case)
+
+
+def _allocate_case() -> None:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert backend.supports_tensor_alloc(torch.device("cpu"))
+    assert not backend.supports_tensor_alloc(torch.device("cuda:0"))
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        tensor = backend.allocate_tensor(33, dtype=dtype, device=torch.device("cpu"))
+        assert tensor.shape == (33,) and tensor.dtype == dtype and tensor.device.type == "cpu"
+        tensor.fill_(1)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        assert tensor.eq(1).all()
+    assert backend.allocate_tensor(0, dtype=torch.float32, device=torch.device("cpu")).numel() == 0
+    for size, device, got in [(-1, "cpu", "size -1"), (3, "meta", "device meta")]:
+        with pytest.raises(ValueError, match=f"allocate_tensor: got {got}, expected"):
+            backend.allocate_tensor(size, dtype=torch.float32, device=torch.device(device))
+
+
+@needs_torch_2
+def test_tensors_from_the_backend(ranks: RankSets) -> None:
+    ranks(2).run(_allocate_case)
 
 
 def _functional_case() -> None:
@@ -112,7 +145,7 @@ def test_torch_compile(ranks: RankSets) -> None:
     ranks(2).run(_compiled_case, limit_s=240.0)
 
 
-def _fsdp_case() -> None:
+def _fsdp_case(from_backend: bool) -> None:
     from torch.distributed.fsdp import fully_shard
 
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -120,6 +153,7 @@ def _fsdp_case() -> None:
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (size,))
     sharded = copy.deepcopy(plain)
     fully_shard(sharded, mesh=mesh)
+    sharded.set_allocate_memory_from_process_group_for_comm(from_backend)
     inputs = torch.randn(4 * size, 20, generator=torch.Generator().manual_seed(1))
     (plain(inputs).sum() / size).backward()
     sharded(inputs[4 * rank : 4 * rank + 4]).sum().backward()
@@ -128,5 +162,6 @@ def _fsdp_case() -> None:
 
 
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no fully_shard")
-def test_fsdp2(ranks: RankSets) -> None:
-    ranks(2).run(_fsdp_case)
+@pytest.mark.parametrize("from_backend", [False, True])
+def test_fsdp2(ranks: RankSets, from_backend: bool) -> None:
+    ranks(2).run(_fsdp_case, from_backend)
