@@ -230,15 +230,17 @@ def test_hash_store() -> None:
     run_fresh(1, _stores_case, "hash", 0)
 
 
-def _by_device_case(world: World) -> None:
-    world.init("cpu:dscomm")
+def _by_device_case(world: World, backends: str) -> None:
+    world.init(backends)
     assert _total() == sum(range(world.size))
     assert dist.group.WORLD._get_backend(torch.device("cpu")).name() == "dscomm"
+    assert _total(dist.new_group()) == sum(range(world.size))
 
 
 @needs_torch_2
-def test_backend_named_by_device() -> None:
-    run_fresh(2, _by_device_case)
+@pytest.mark.parametrize("backends", ["cpu:dscomm", "cpu:dscomm,cuda:gloo"])
+def test_backend_named_by_device(backends: str) -> None:
+    run_fresh(2, _by_device_case, backends)
 
 
 def _beside_gloo_case(world: World) -> None:
