@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import platform
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,12 +27,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from deepspeed_comm._timing import all_reduce_times
+
 BACKENDS = ("dscomm", "gloo")
 BATCH = 64  # of all ranks together
 HELD_OUT = 360  # of the 1797 digits
-# One sample of the timing runs as many calls as take about this long, so that the clock and the
-# start of the sample do not show in it.
-SAMPLE_S = 0.005
 # Of the flight record, unless the environment says otherwise; more than the demo makes.
 RECORDER_ENTRIES = 100_000
 
@@ -268,63 +267,19 @@ def element_bytes(dtype: str) -> int:
 def compare(sizes: list[int], rounds: int) -> None:
     """All-reduce times of both backends, in samples that take turns; the slowest rank counts."""
     carried_by = dist.get_backend()
-    groups = {
-        name: dist.group.WORLD if name == carried_by else dist.new_group(backend=name)
-        for name in BACKENDS
-    }
+    contenders = {}
+    for name in BACKENDS:
+        group = dist.group.WORLD if name == carried_by else dist.new_group(backend=name)
+        contenders[name] = functools.partial(dist.all_reduce, group=group)
     say(f"\nall-reduce of float32, SUM: medians of {rounds} samples taken in turns, in us")
     say(f"  {'bytes':>10} {'dscomm':>10} {'gloo':>10} {'gloo/dscomm':>12}")
     for size in sizes:
-        medians = dict(zip(BACKENDS, time_size(groups, size, rounds), strict=True))
+        medians = all_reduce_times(contenders, size, rounds)
         say(
             f"  {size:>10} {medians['dscomm']:>10.1f} {medians['gloo']:>10.1f} "
             f"{medians['gloo'] / medians['dscomm']:>12.2f}"
         )
     say("  every result was checked")
-
-
-def time_size(groups: dict[str, Any], size: int, rounds: int) -> list[float]:
-    """The median time of one call, in us, for each group."""
-    zeros = torch.zeros(size // 4)  # their sum stays what it is, however often it is taken
-    tensors = {name: zeros.clone() for name in groups}
-    calls = {}
-    for name, group in groups.items():
-        check_all_reduce(name, group, size)
-        # The second of two calls: the first may set something up.
-        sample(group, tensors[name], 1)
-        pilot = torch.tensor(sample(group, tensors[name], 1))
-        dist.all_reduce(pilot, dist.ReduceOp.MAX)
-        calls[name] = min(1000, max(1, int(SAMPLE_S / pilot.item())))
-    times = torch.zeros(len(groups), rounds, dtype=torch.float64)
-    for k in range(rounds):
-        for row, (name, group) in enumerate(groups.items()):
-            times[row, k] = sample(group, tensors[name], calls[name])
-    for name, group in groups.items():
-        if not torch.equal(tensors[name], zeros):
-            raise RuntimeError(f"{name}: an all-reduce of {size} bytes of zeros gave other values")
-        check_all_reduce(name, group, size)
-    dist.all_reduce(times, dist.ReduceOp.MAX)
-    return [1e6 * statistics.median(row) for row in times.tolist()]
-
-
-def sample(group: Any, tensor: torch.Tensor, calls: int) -> float:
-    """Seconds that a call takes."""
-    dist.barrier(group)
-    began = time.perf_counter()
-    for _ in range(calls):
-        dist.all_reduce(tensor, group=group)
-    return (time.perf_counter() - began) / calls
-
-
-def check_all_reduce(name: str, group: Any, size: int) -> None:
-    """Integers of different ranks, whose sum float32 holds exactly, against the sum by hand."""
-    ramp = torch.arange(size // 4) % 1000
-    world = dist.get_world_size()
-    tensor = (ramp + dist.get_rank()).float()
-    dist.all_reduce(tensor, group=group)
-    expected = (ramp * world + world * (world - 1) // 2).float()
-    if not torch.equal(tensor, expected):
-        raise RuntimeError(f"{name}: an all-reduce of {size} bytes gave a wrong result")
 
 
 if __name__ == "__main__":

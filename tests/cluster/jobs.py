@@ -117,6 +117,7 @@ class Job:
         self.folder = hosts.folder / f"job-{self.number}"
         self.folder.mkdir()
         self._keeper: ForkedRank | None = None
+        self._limit_s = limit_s
         self._deadline = time.monotonic() + limit_s
 
     # --- what launchers use
@@ -129,6 +130,7 @@ class Job:
         return {
             "TEST_CLUSTER_BACKEND": BACKEND,
             "TEST_CLUSTER_FOLDER": str(self.folder),
+            "TEST_CLUSTER_LIMIT_S": str(self._limit_s),
             "TEST_CLUSTER_PLACEMENT": json.dumps(self.placement),
             **_python_path(),
             # torch's own, which would be left in /tmp.
@@ -363,12 +365,20 @@ class MpiJob(Job):
         return codes
 
 
-def mpirun(hosts: Hosts, nproc: int, program: str, *arguments: str) -> Job:
+def mpirun(
+    hosts: Hosts,
+    nproc: int,
+    program: str,
+    *arguments: str,
+    limit_s: float = LIMIT_S,
+) -> Job:
     """A program on nproc ranks of every host, started by mpirun on the first."""
-    job = MpiJob(hosts, [host.number for host in hosts for _ in range(nproc)], LIMIT_S)
+    job = MpiJob(hosts, [host.number for host in hosts for _ in range(nproc)], limit_s)
     places = ",".join(f"{host.name}:{nproc}" for host in hosts)
     launcher = ["mpirun", "--allow-run-as-root", "-np", str(job.size), "--host", places]
     launcher += ["--mca", "plm_rsh_agent", f"{sys.executable} {PROGRAMS / 'remote_shell.py'}"]
+    # Hosts share the machine's cores, which mpirun cannot know.
+    launcher += ["--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
     for name in [*job.environment(), "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"]:
         launcher += ["-x", name]
     launcher += [sys.executable, str(PROGRAMS / program), *arguments]

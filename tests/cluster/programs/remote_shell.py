@@ -11,14 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-LIMIT_S = 120.0
-
 folder = Path(os.environ["TEST_CLUSTER_FOLDER"])
 host = sys.argv[1]
 order = folder / f"order-{host}"
 order.write_text(json.dumps(sys.argv[1:]))
 order.rename(order.with_suffix(".json"))  # whole, or not there
-deadline = time.monotonic() + LIMIT_S
+deadline = time.monotonic() + float(os.environ["TEST_CLUSTER_LIMIT_S"])
 while not (ended := folder / f"ended-{host}").exists() or not ended.read_text():
     if time.monotonic() > deadline:
         raise SystemExit(f"{host} did not end what it was told to start")
