@@ -134,34 +134,33 @@ int MpiTransport::rank_of(const ArenaId& id) const {
   return found == ranks_.end() ? -1 : found->second;
 }
 
-Result<std::unique_ptr<Team>> MpiTransport::make_team(std::span<const int> ranks, uint64_t id,
-                                                      const std::string& name,
+Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
                                                       const Deadline& deadline) {
   MpiTeamOptions options;
-  options.id = id;
-  options.name = name;
+  options.id = team.id;
+  options.name = team.name;
+  options.halves_as_float32 = team.halves_as_float32;
   options.wait_policy = wait_policy_;
-  for (int rank : ranks) options.members.push_back({rank, name_of(rank)});
-  std::vector<int> members(ranks.begin(), ranks.end());
-  const Look look = [this, members, id] {
+  for (int rank : team.ranks) options.members.push_back({rank, name_of(rank)});
+  const Look look = [this, members = team.ranks, id = team.id] {
     DSCOMM_RETURN_IF_ERROR(lifeline_->ended(id));
     return look_for_the_gone(members);
   };
   auto made = std::make_shared<Communicators>();
   // Tags tell groups apart that are made at the same time; 15 bits are what MPI promises.
-  const int tag = static_cast<int>((id ^ id >> 32) & 0x7fff);
+  const int tag = static_cast<int>((team.id ^ team.id >> 32) & 0x7fff);
   Status status = run_abandonable(
       "MPI_Comm_create_group",
-      [made, members, tag, from = world_->comm()] {
+      [made, members = team.ranks, tag, from = world_->comm()] {
         make_communicators(from, members, tag, made.get());
       },
       deadline, look);
   if (status.ok() && made->code != MPI_SUCCESS)
     status = mpi_error("MPI_Comm_create_group", made->code);
   if (!status.ok()) {
-    lifeline_->end(id, status);
+    lifeline_->end(team.id, status);
     return Status(status.code(),
-                  "making the communicators of group '" + name + "': " + status.message());
+                  "making the communicators of group '" + team.name + "': " + status.message());
   }
   return std::unique_ptr<Team>(std::make_unique<MpiTeam>(made->data, made->check, *lifeline_,
                                                          notices_.get(), std::move(options)));

@@ -27,8 +27,7 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
                                                  const std::string& folder);
 
   int rank_of(const ArenaId& id) const override;
-  Result<std::unique_ptr<Team>> make_team(std::span<const int> ranks, uint64_t id,
-                                          const std::string& name,
+  Result<std::unique_ptr<Team>> make_team(const TransportTeam& team,
                                           const Deadline& deadline) override;
   std::shared_ptr<Endpoint> endpoint(int rank) override;
   News& news() override { return *lifeline_; }

@@ -30,26 +30,31 @@ CallOptions within_ms(int64_t timeout_ms) {
 
 // Ranks are threads, and the Teams below are ThreadTeams.
 std::unique_ptr<HierarchicalTeam> make_over_threads(ThreadBoards& boards, int rank,
-                                                    const Domains& domains, size_t staging_bytes) {
+                                                    const Domains& domains,
+                                                    HierarchyOptions options) {
   TeamFactory factory = [&boards, rank](std::span<const int> ranks, const std::string& name) {
     EXPECT_GE(ranks.size(), 2u) << name;
     return Result<std::unique_ptr<Team>>(boards.make(rank, ranks, name));
   };
-  auto team = HierarchicalTeam::make(rank, domains, factory, factory, {"test", staging_bytes});
+  options.name = "test";
+  auto team = HierarchicalTeam::make(rank, domains, factory, factory, std::move(options));
   EXPECT_TRUE(team.ok()) << team.status().message();
   return std::move(team).value();
 }
 
-RunRanks over_threads(const Domains& domains, size_t staging_bytes = size_t{1} << 20) {
-  return [domains, staging_bytes](const RankBody& body) {
+RunRanks over_threads(const Domains& domains, HierarchyOptions options) {
+  return [domains, options](const RankBody& body) {
     ThreadBoards boards;
     std::vector<std::thread> running;
     for (int rank = 0; rank < rank_count(domains); ++rank) {
-      running.emplace_back(
-          [&, rank] { body(*make_over_threads(boards, rank, domains, staging_bytes)); });
+      running.emplace_back([&, rank] { body(*make_over_threads(boards, rank, domains, options)); });
     }
     for (std::thread& thread : running) thread.join();
   };
+}
+
+RunRanks over_threads(const Domains& domains, size_t staging_bytes = size_t{1} << 20) {
+  return over_threads(domains, HierarchyOptions{.name = {}, .staging_bytes = staging_bytes});
 }
 
 class Placements : public ::testing::TestWithParam<Placement> {};
@@ -116,6 +121,38 @@ TEST(HierarchicalTeam, ArithmeticIsInTheOrderOfTheDomains) {
   };
   EXPECT_EQ(sum_over({{0, 1}, {2, 3}}), 0.0f);  // (1e8 + 1) + (-1e8 + 1)
   EXPECT_EQ(sum_over({{0, 2}, {1, 3}}), 2.0f);  // (1e8 - 1e8) + (1 + 1)
+}
+
+// bfloat16 has no 257: rounded in the first domain, the sum of 256 and 1 is 256 again.
+TEST(HierarchicalTeam, HalvesTravelAsFloat32WhereTheyAreToldTo) {
+  const uint16_t values[4] = {0x4380, 0x3f80, 0x3f80, 0x0000};  // 256, 1, 1, 0
+  auto reduced = [&](ReduceOp op, bool halves_as_float32) {
+    HierarchyOptions options;
+    options.halves_as_float32 = halves_as_float32;
+    std::atomic<int> result = 0;
+    over_threads({{0, 1}, {2, 3}}, options)([&](Team& team) {
+      const Reduction reduction{DType::kBFloat16, op, 0.5};
+      const uint16_t mine[4] = {values[team.rank()], values[team.rank()], values[team.rank()],
+                                values[team.rank()]};
+      uint16_t all[4] = {}, at_root[4] = {}, share = 0;
+      ASSERT_TRUE(team.all_reduce(mine, all, 4, reduction, within_ms(60000)).ok());
+      ASSERT_TRUE(team.reduce(mine, at_root, 4, reduction, 0, within_ms(60000)).ok());
+      const void* ins[4] = {&mine[0], &mine[1], &mine[2], &mine[3]};
+      const size_t counts[4] = {1, 1, 1, 1};
+      ASSERT_TRUE(team.reduce_scatter(ins, counts, &share, reduction, within_ms(60000)).ok());
+      for (uint16_t value : all) EXPECT_EQ(value, share);
+      if (team.rank() == 0)
+        for (uint16_t value : at_root) EXPECT_EQ(value, share);
+      result = share;
+    });
+    return result.load();
+  };
+  EXPECT_EQ(reduced(ReduceOp::kSum, true), 0x4381);   // 258
+  EXPECT_EQ(reduced(ReduceOp::kSum, false), 0x4380);  // 256: 256 and 1
+  for (bool halves_as_float32 : {true, false}) {
+    EXPECT_EQ(reduced(ReduceOp::kAvg, halves_as_float32), 0x4281);        // 64.5
+    EXPECT_EQ(reduced(ReduceOp::kPremulSum, halves_as_float32), 0x4301);  // 129
+  }
 }
 
 TEST(HierarchicalTeam, DescribesItself) {

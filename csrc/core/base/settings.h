@@ -43,10 +43,15 @@
          "operations that the flight recorder keeps for each group")                               \
   NUMBER(worker_idle_ms, "DSCOMM_WORKER_IDLE_MS", 10000, 0, 3600000, "ms",                         \
          "how long an idle worker thread stays before it ends")                                    \
-  TEXT(hierarchy, "DSCOMM_HIERARCHY", "auto", "auto|flat|numa|l3",                                 \
-       "whether the ranks of one host reduce inside NUMA nodes or L3 caches first; auto does so "  \
-       "where "                                                                                    \
-       "the ranks of a group are bound to several of them")                                        \
+  TEXT(hierarchy, "DSCOMM_HIERARCHY", "auto", "auto|flat|hosts|numa|l3",                           \
+       "which ranks reduce among themselves first: flat, none; hosts, those of a host; numa and "  \
+       "l3, also those of a NUMA node or L3 cache inside it; auto is numa or l3 where the ranks "  \
+       "of a group are bound to several, and else hosts; the rank 0 of a group decides for all "   \
+       "of it")                                                                                    \
+  TEXT(wire_halves, "DSCOMM_WIRE_HALVES", "half", "half|float32",                                  \
+       "how float16 and bfloat16 travel between hosts to be reduced: as they are, rounded once "   \
+       "on every host and between hosts, or as float32, rounded once; the rank 0 of a group "      \
+       "decides for all of it")                                                                    \
   TEXT(topology, "DSCOMM_TOPOLOGY", "",                                                            \
        "empty, a path to hwloc XML, or hwloc's synthetic description",                             \
        "the topology to believe instead of this host's own")                                       \

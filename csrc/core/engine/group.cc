@@ -211,19 +211,28 @@ class Group::Builder {
       return Result<std::unique_ptr<Team>>(std::move(here));
     };
     TeamFactory outer = [this](std::span<const int> ranks, const std::string& name) {
-      std::vector<int> transport_ranks;
-      for (int rank : ranks) transport_ranks.push_back(transport_rank(rank));
-      return group_.transport_->make_team(transport_ranks, team_id(name), options_.name, deadline_);
+      TransportTeam team;
+      for (int rank : ranks) team.ranks.push_back(transport_rank(rank));
+      team.id = team_id(name);
+      team.name = options_.name;
+      team.halves_as_float32 = whole_.halves_as_float32;
+      return group_.transport_->make_team(team, deadline_);
     };
     std::vector<int> everyone(static_cast<size_t>(options_.size));
     std::iota(everyone.begin(), everyone.end(), 0);
-    if (hosts.size() == everyone.size()) {
+    if (hosts.size() == everyone.size() || whole_.hierarchy == "flat") {
       Result<std::unique_ptr<Team>> team = outer(everyone, "hosts");
-      if (!team.ok()) return team.status();
+      if (!team.ok()) {
+        here->abort(team.status());
+        return team.status();
+      }
       group_.team_ = std::move(team).value();
+      DSCOMM_CHECK(group_.flat_ == nullptr, "one rank of a host, or a flat group, has no domains");
+      group_.flat_.reset(static_cast<ShmTeam*>(here.release()));
       return {};
     }
     HierarchyOptions hierarchy{.name = "hosts", .names = names_of(everyone)};
+    hierarchy.halves_as_float32 = whole_.halves_as_float32;
     hierarchy.tell = [transport = group_.transport_, id = team_id("hosts")](const Status& cause) {
       transport->news().end(id, cause);
     };

@@ -118,7 +118,7 @@ class Group : public std::enable_shared_from_this<Group> {
   GroupOptions options_;
   std::unique_ptr<Team> team_;
   // Of the members on this host: point-to-point lives by its lines. Part of team_, or flat_ where
-  // the Team of this host is a hierarchical one.
+  // the Team of this host is a hierarchical one or collectives go over the transport alone.
   ShmTeam* lines_ = nullptr;
   std::unique_ptr<ShmTeam> flat_;
   std::shared_ptr<Transport> transport_;  // null where all members are on one host

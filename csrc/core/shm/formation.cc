@@ -23,6 +23,8 @@ struct Card {
   double cpu_quota = 0;
   ShmTuning tuning;
   char hierarchy[16] = {};
+  uint32_t halves_as_float32 = 0;  // between hosts
+  uint32_t reserved = 0;
   char members[256] = {};  // the global ranks of the group, as this rank was told
   char cpu_list[256] = {};
   char host_identity[96] = {};
@@ -188,6 +190,7 @@ class Former {
     card->cpu_quota = cgroup_cpu_quota();
     set_text(card->cpu_list, party_.topology->cpu_list());
     set_text(card->hierarchy, settings.hierarchy);
+    card->halves_as_float32 = settings.wire_halves == "float32" ? 1 : 0;
     set_text(card->members, members_text());
     set_text(card->host_identity, party_.host_identity);
     set_text(card->networks, join(party_.networks, sizeof card->networks - 1));
@@ -303,6 +306,7 @@ class Former {
     const Card& first = cards_.front();
     formation_.tuning = first.tuning;
     formation_.hierarchy = get_text(first.hierarchy);
+    formation_.halves_as_float32 = first.halves_as_float32 != 0;
     std::vector<std::string> identities;  // by host number
     for (const Card& card : cards_) {
       formation_.places.push_back({card.numa, card.l3});

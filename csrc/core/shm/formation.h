@@ -63,6 +63,7 @@ struct Formation {
   std::vector<std::vector<std::string>> networks;  // as its party has them
   std::vector<uint64_t> transport_ids;             // of the transport it has; 0: none
   std::string hierarchy;                           // rank 0's DSCOMM_HIERARCHY
+  bool halves_as_float32 = false;                  // between hosts, as rank 0 has it
   ShmTuning tuning;
   WaitPolicy wait_policy;
 };

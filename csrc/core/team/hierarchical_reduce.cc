@@ -12,10 +12,13 @@ namespace dscomm {
 
 // One reduction as two levels: what each of them does, and in which type.
 struct HierarchicalTeam::Levels {
-  explicit Levels(const Reduction& whole_reduction) : whole(whole_reduction) {
+  Levels(const Reduction& whole_reduction, bool halves_as_float32) : whole(whole_reduction) {
     bool is_half = whole.dtype == DType::kFloat16 || whole.dtype == DType::kBFloat16;
     // MIN and MAX choose one of their sources, so there is nothing to round.
-    is_widened = is_half && whole.op != ReduceOp::kMin && whole.op != ReduceOp::kMax;
+    bool is_choice = whole.op == ReduceOp::kMin || whole.op == ReduceOp::kMax;
+    // Their sums may be out of the range of halves, though what comes of them is not.
+    bool is_scaled = whole.op == ReduceOp::kAvg || whole.op == ReduceOp::kPremulSum;
+    is_widened = is_half && !is_choice && (halves_as_float32 || is_scaled);
     inner = whole;
     if (is_widened) inner.dtype = DType::kFloat32;
     if (is_average()) inner.op = ReduceOp::kSum;
@@ -94,7 +97,7 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
 // is widened, all of it happens in `out`.
 Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                                         const Reduction& reduction, const CallOptions& piece) {
-  const Levels levels(reduction);
+  const Levels levels(reduction, options_.halves_as_float32);
   const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
@@ -144,7 +147,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
 Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
                                     const Reduction& reduction, int root,
                                     const CallOptions& piece) {
-  const Levels levels(reduction);
+  const Levels levels(reduction, options_.halves_as_float32);
   const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
@@ -215,7 +218,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
 Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
                                             std::span<const size_t> counts, std::byte* out,
                                             const Reduction& reduction, const CallOptions& piece) {
-  const Levels levels(reduction);
+  const Levels levels(reduction, options_.halves_as_float32);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t most = *std::max_element(counts.begin(), counts.end());
   const size_t chunk = std::max<size_t>(options_.staging_bytes / (sum_bytes * counts.size()), 1);

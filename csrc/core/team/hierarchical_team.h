@@ -11,8 +11,9 @@
 //
 // Arithmetic. Within a domain in the inner Team's order, then across in the order of the domains: a
 // property of the placement, so that a result has the same bits on every rank and in every run.
-// float16 and bfloat16 travel through both levels as float32 and are rounded once, at the end; AVG
-// divides once, by the whole size; PREMUL_SUM applies its factor at the inner level alone.
+// float16 and bfloat16 travel through both levels as float32 and are rounded once, at the end, or
+// are rounded at both (see HierarchyOptions); AVG divides once, by the whole size; PREMUL_SUM
+// applies its factor at the inner level alone.
 //
 // Order. Every rank calls its Teams in one global order: by chunk of the data, then by the step of
 // the algorithm, then by slice. Each sub-call is complete once all members of its Team make it, and
@@ -61,6 +62,10 @@ struct HierarchyOptions {
   // About how much of the data is in flight at once, and the size of each of the two buffers that a
   // rank holds once it needs them. All ranks must give the same.
   size_t staging_bytes = size_t{1} << 20;
+  // Whether sums of float16 and bfloat16 are float32 from end to end, and rounded once; otherwise
+  // they are rounded at each of the two levels, and half of the bytes travel across. AVG and
+  // PREMUL_SUM are rounded once all the same.
+  bool halves_as_float32 = true;
   std::vector<std::string> names = {};  // of the ranks, for messages; empty: "rank 3"
   // Where ranks that share no Team hear at once why another one has ended its own: tells all, and
   // asks. Without, it comes through the Teams below. Any thread; neither blocks.

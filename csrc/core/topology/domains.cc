@@ -54,7 +54,8 @@ Domains one_domain(size_t rank_count, std::string reason) {
 }  // namespace
 
 Domains make_domains(std::span<const Place> places, std::string_view hierarchy) {
-  if (hierarchy == "flat") return one_domain(places.size(), "DSCOMM_HIERARCHY is flat");
+  if (hierarchy == "flat" || hierarchy == "hosts")
+    return one_domain(places.size(), "DSCOMM_HIERARCHY is " + std::string(hierarchy));
 
   if (hierarchy == "numa" || hierarchy == "l3") {
     // Asked for, so one domain with two ranks is enough for an inner level to exist.

@@ -45,6 +45,15 @@ struct TransportRequest {
   int usable_cores = 1;  // of this host
 };
 
+// A Team to be made; the same on all of its ranks.
+struct TransportTeam {
+  std::vector<int> ranks;  // at least two; a rank's position is its number in the Team
+  uint64_t id = 0;         // no other Team's
+  std::string name;        // of the group, for messages
+  // Whether float16 and bfloat16 travel as float32 to be reduced, and are rounded once.
+  bool halves_as_float32 = false;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -52,10 +61,8 @@ class Transport {
   // The rank of a process, or -1 when it is not one of the members.
   virtual int rank_of(const ArenaId& id) const = 0;
 
-  // Collective over `ranks` (at least two, this one among them): a Team in which a rank's number is
-  // its position in the list. `id` names the Team, is the same on all and no other Team's.
-  virtual Result<std::unique_ptr<Team>> make_team(std::span<const int> ranks, uint64_t id,
-                                                  const std::string& name,
+  // Collective over the ranks of the Team, this one among them.
+  virtual Result<std::unique_ptr<Team>> make_team(const TransportTeam& team,
                                                   const Deadline& deadline) = 0;
 
   // A process on another host as point-to-point sees it.
