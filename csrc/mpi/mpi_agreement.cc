@@ -16,24 +16,23 @@ uint64_t weigh(uint64_t from, uint64_t to, uint64_t count) {
   return mix_hash(mix_hash(mix_hash(0, from), to), count);
 }
 
-// second = first and second. MPI may pass memory of any alignment.
+// What MPI calls: second = first and second. It may pass memory of any alignment.
 void combine_leads(void* first, void* second, int* count, MPI_Datatype*) {
   for (int i = 0; i < *count; ++i) {
     Lead a, b;
     std::byte* result = static_cast<std::byte*>(second) + static_cast<size_t>(i) * sizeof b;
     std::memcpy(&a, static_cast<std::byte*>(first) + static_cast<size_t>(i) * sizeof a, sizeof a);
     std::memcpy(&b, result, sizeof b);
+    const LeadHead& head = a.head;
     // Where ranks differ in what rides along, the hashes say so and nobody reads the data.
-    const Reduction reduction{static_cast<DType>(a.dtype), static_cast<ReduceOp>(a.op)};
-    if (a.count > 0 && a.count == b.count && a.dtype == b.dtype && a.op == b.op &&
-        check_reduction(reduction).ok() && a.count * dtype_bytes(reduction.dtype) <= kRideBytes) {
+    const Reduction reduction{static_cast<DType>(head.dtype), static_cast<ReduceOp>(head.op)};
+    if (head.count > 0 && head.count == b.head.count && head.dtype == b.head.dtype &&
+        head.op == b.head.op && check_reduction(reduction).ok() &&
+        head.count * dtype_bytes(reduction.dtype) <= kRideBytes) {
       const void* sources[2] = {a.data.data(), b.data.data()};
-      reduce(b.data.data(), sources, 2, a.count, reduction, 1);
+      reduce(b.data.data(), sources, 2, head.count, reduction, 1);
     }
-    b.hash = std::min(a.hash, b.hash);
-    b.complement = std::min(a.complement, b.complement);
-    b.balance += a.balance;
-    b.longest = std::max(a.longest, b.longest);
+    b.head.combine(head);
     std::memcpy(result, &b, sizeof b);
   }
 }
@@ -72,6 +71,13 @@ std::string explain_split(Collective kind, const std::string& sender, uint64_t s
 }
 
 }  // namespace
+
+void LeadHead::combine(const LeadHead& other) {
+  hash = std::min(hash, other.hash);
+  complement = std::min(complement, other.complement);
+  balance += other.balance;
+  longest = std::max(longest, other.longest);
+}
 
 Result<LeadType> lead_type() {
   static std::mutex mutex;

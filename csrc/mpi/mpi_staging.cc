@@ -18,7 +18,7 @@ MpiStaging::~MpiStaging() {
 }
 
 Status MpiStaging::reserve(size_t bytes, size_t table_entries) {
-  DSCOMM_CHECK(!pending(), "staging is in use until its request is complete");
+  DSCOMM_CHECK(!pending(), "staging is in use until its requests are complete");
   if (memory_ != nullptr && bytes <= data_bytes_ && table_entries <= table_entries_) return {};
   const size_t table_bytes = (2 * table_entries * sizeof(int) + kLine - 1) / kLine * kLine;
   memory_.reset(new (std::nothrow) std::byte[kLine + table_bytes + bytes]);

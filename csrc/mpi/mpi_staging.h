@@ -1,14 +1,15 @@
-// MpiStaging: the memory that one collective of MPI works in, and the request that works in it.
+// MpiStaging: the memory that MPI works in, and the requests that work in it.
 //
 // User memory is never given to MPI: a pending request cannot be taken back, and a caller that was
-// told of a timeout frees its tensors. Staging whose request is still pending when it goes is put
-// into quarantine instead of being freed.
+// told of a timeout frees its tensors. Staging with a request that is still pending when it goes is
+// put into quarantine instead of being freed.
 #pragma once
 
 #include <mpi.h>
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "core/base/status.h"
 
@@ -22,7 +23,7 @@ class MpiStaging {
   MpiStaging& operator=(const MpiStaging&) = delete;
 
   // Room for at least `bytes` of data, beginning at a cache line, and for two tables of
-  // `table_entries` counts, which MPI reads as long as the request is pending. Keeps no contents.
+  // `table_entries` counts, which MPI reads as long as a request is pending. Keeps no contents.
   // kResource when there is no memory.
   Status reserve(size_t bytes, size_t table_entries);
 
@@ -30,9 +31,11 @@ class MpiStaging {
   int* counts() { return tables_; }
   int* places() { return tables_ + table_entries_; }
 
-  bool pending() const { return request != MPI_REQUEST_NULL; }
+  // For MPI to fill in, before another one is added.
+  MPI_Request* add_request() { return &requests.emplace_back(MPI_REQUEST_NULL); }
+  bool pending() const { return !requests.empty(); }
 
-  MPI_Request request = MPI_REQUEST_NULL;
+  std::vector<MPI_Request> requests;  // none once all are complete
 
  private:
   std::unique_ptr<std::byte[]> memory_;

@@ -31,6 +31,8 @@ MpiTeamOptions bounded(MpiTeamOptions options) {
 // others pass on what it sent. It gets as long as an overloaded machine may need for that.
 constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
 
+constexpr int kLeadTag = 1;
+
 }  // namespace
 
 // Watches the wait of the call in progress.
@@ -135,6 +137,12 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
   DSCOMM_RETURN_IF_ERROR(look_for_the_gone(Place::kEntering));
   if (notices_ != nullptr && sequence_ % kCallsBetweenListening == 0) notices_->listen();
 
+  // Nothing is pending: the call before is complete.
+  const int slots = is_few() ? 1 + size() : 2;
+  if (Status reserved = lead_staging_.reserve(static_cast<size_t>(slots) * slot_bytes(), 0);
+      !reserved.ok())
+    return fail(reserved.code(), reserved.message());
+  riding_bytes_ = 0;
   lead_ = {};
   lead_.hash = hash_call(options_.id, call_);
   lead_.complement = ~lead_.hash;
@@ -143,10 +151,16 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
   return {};
 }
 
-void MpiTeam::ride(DType dtype, ReduceOp op, size_t count) {
+std::byte* MpiTeam::ride(size_t bytes) {
+  riding_bytes_ = bytes;
+  return slot(0) + sizeof lead_;
+}
+
+std::byte* MpiTeam::ride_to_be_reduced(DType dtype, ReduceOp op, size_t count) {
   lead_.dtype = static_cast<uint8_t>(dtype);
   lead_.op = static_cast<uint8_t>(op);
   lead_.count = static_cast<uint32_t>(count);
+  return ride(count * dtype_bytes(dtype));
 }
 
 Status MpiTeam::agree() {
@@ -155,19 +169,39 @@ Status MpiTeam::agree() {
 }
 
 Status MpiTeam::start_lead() {
-  Result<LeadType> lead = lead_type();
-  if (!lead.ok()) return fail(lead.status().code(), lead.status().message());
-  if (Status reserved = lead_staging_.reserve(2 * sizeof lead_, 0); !reserved.ok())
-    return fail(reserved.code(), reserved.message());
-  std::memcpy(lead_staging_.data(), &lead_, sizeof lead_);
-  return check("MPI_Iallreduce",
-               MPI_Iallreduce(lead_staging_.data(), lead_staging_.data() + sizeof lead_, 1,
-                              lead.value().type, lead.value().op, check_, &lead_staging_.request));
+  std::memcpy(slot(0), &lead_, sizeof lead_);
+  if (!is_few()) {
+    Result<LeadType> lead = lead_type();
+    if (!lead.ok()) return fail(lead.status().code(), lead.status().message());
+    return check("MPI_Iallreduce",
+                 MPI_Iallreduce(slot(0), slot(1), 1, lead.value().type, lead.value().op, check_,
+                                lead_staging_.add_request()));
+  }
+  const auto sent = static_cast<int>(sizeof lead_ + riding_bytes_);
+  const auto room = static_cast<int>(slot_bytes());
+  for (int k = 0; k < size(); ++k)
+    if (k != rank_)
+      DSCOMM_RETURN_IF_ERROR(check("MPI_Irecv", MPI_Irecv(slot(1 + k), room, MPI_BYTE, k, kLeadTag,
+                                                          check_, lead_staging_.add_request())));
+  // Beginning with the next rank, so that not all send to the same one first.
+  for (int i = 1; i < size(); ++i)
+    DSCOMM_RETURN_IF_ERROR(
+        check("MPI_Isend", MPI_Isend(slot(0), sent, MPI_BYTE, (rank_ + i) % size(), kLeadTag,
+                                     check_, lead_staging_.add_request())));
+  return {};
 }
 
 Status MpiTeam::finish_lead() {
   DSCOMM_RETURN_IF_ERROR(wait(lead_staging_, Place::kEntering));
-  std::memcpy(&lead_, lead_staging_.data() + sizeof lead_, sizeof lead_);
+  if (is_few()) {
+    for (int k = 0; k < size(); ++k) {
+      LeadHead other;
+      std::memcpy(&other, slot(1 + k), sizeof other);
+      if (k != rank_) lead_.combine(other);
+    }
+  } else {
+    std::memcpy(&lead_, slot(1), sizeof lead_);
+  }
   return lead_.ranks_agree() ? Status() : disagree();
 }
 
@@ -175,7 +209,7 @@ Status MpiTeam::finish_lead() {
 Status MpiTeam::disagree() {
   const auto ranks = static_cast<size_t>(size());
   const std::vector<std::byte> mine = encode_side(call_, splits_, ranks);
-  MpiStaging& staging = staging_[0];
+  MpiStaging& staging = lead_staging_;
   if (Status reserved = staging.reserve((1 + ranks) * mine.size(), 0); !reserved.ok())
     return fail(reserved.code(), reserved.message());
   std::byte* sides = staging.data() + mine.size();
@@ -183,18 +217,19 @@ Status MpiTeam::disagree() {
   const int bytes = static_cast<int>(mine.size());
   DSCOMM_RETURN_IF_ERROR(
       check("MPI_Iallgather", MPI_Iallgather(staging.data(), bytes, MPI_BYTE, sides, bytes,
-                                             MPI_BYTE, check_, &staging.request)));
+                                             MPI_BYTE, check_, staging.add_request())));
   DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
   std::vector<std::string> names;
   for (const MpiTeamMember& member : options_.members) names.push_back(member.name);
   return fail(Code::kMismatch, explain_mismatch({sides, ranks * mine.size()}, names));
 }
 
-// Round r uses staging r mod 2. While MPI works on one, the other is delivered and staged again.
-// All ranks start the collectives in one order, which MPI asks for: round 0, round 1, the second of
-// round 0, round 2, the second of round 1, and so on.
+// Round r uses staging r mod 4. While MPI works on some, another is delivered and staged again. All
+// ranks start the collectives in one order, which MPI asks for: round 0, 1, 2, the second of round
+// 0, round 3, the second of round 1, and so on.
 Status MpiTeam::run(const Rounds& rounds) {
   constexpr size_t kInFlight = std::tuple_size_v<decltype(staging_)>;
+  constexpr size_t kUntilSecond = kInFlight / 2;
   const auto table_entries = 2 * static_cast<size_t>(size());  // to send, and to receive
   // A block that is one piece here may be several for others, which make all of us go on.
   for (MpiStaging& staging : staging_)
@@ -203,7 +238,7 @@ Status MpiTeam::run(const Rounds& rounds) {
 
   DSCOMM_RETURN_IF_ERROR(start_lead());
   rounds.stage(0, staging_[0].data());
-  DSCOMM_RETURN_IF_ERROR(finish_lead());
+  if (!rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
   const size_t round_count = (lead_.longest + rounds.piece - 1) / rounds.piece;
 
   for (size_t round = 0; round < round_count + kInFlight; ++round) {
@@ -216,18 +251,25 @@ Status MpiTeam::run(const Rounds& rounds) {
       if (round > 0) rounds.stage(round, staging.data());
       DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.start(round, staging)));
     }
-    if (rounds.go_on != nullptr && round >= 1 && round - 1 < round_count) {
-      MpiStaging& before = staging_[(round - 1) % kInFlight];
+    if (round == 0 && rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
+    if (rounds.go_on != nullptr && round >= kUntilSecond && round - kUntilSecond < round_count) {
+      MpiStaging& before = staging_[(round - kUntilSecond) % kInFlight];
       DSCOMM_RETURN_IF_ERROR(wait(before, Place::kMoving));
-      DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.go_on(round - 1, before)));
+      DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.go_on(round - kUntilSecond, before)));
     }
   }
   return {};
 }
 
+size_t MpiTeam::piece_of_each(size_t element_bytes) const {
+  const size_t chunk = options_.chunk_bytes / static_cast<size_t>(size());
+  const size_t bytes = is_few() ? std::min(chunk, options_.message_bytes) : chunk;
+  return std::max<size_t>(bytes / element_bytes, 1);
+}
+
 Status MpiTeam::wait(MpiStaging& staging, Place place) {
   Watch watch(*this, place);
-  Status status = wait_for(&staging.request, options_.wait_policy, *deadline_, watch);
+  Status status = wait_for(&staging.requests, options_.wait_policy, *deadline_, watch);
   if (status.ok()) return {};
   // Unless the Team has ended, it is MPI that refused.
   Status known = cause_.get();

@@ -1,13 +1,18 @@
 // MpiTeam: collectives between processes on any hosts, through MPI's own non-blocking collectives.
 //
 // A call is: begin(), then agree(), then as many rounds as the longest block needs. A round stages
-// a piece of the caller's data, lets MPI work on it, and hands out the result. Two rounds are in
+// a piece of the caller's data, lets MPI work on it, and hands out the result. Four rounds are in
 // flight, so that copying and the wire overlap, and memory stays bounded whatever the size of the
 // data; a piece is small enough for the counts of MPI, which are int.
 //
-// Every call begins with a round of 1 KiB, the Lead, in which the ranks make sure that they mean
-// the same (see mpi_agreement.h); data that fits rides in it. It has a communicator of its own, so
-// that it never meets data.
+// Where ranks send to each of the others, a piece is a message that MPI sends at once. Over TCP,
+// Open MPI asks before it sends a longer one, and question and answer queue behind the data that is
+// on its way: 16 MiB each way between 2 hosts, as it is, at 10 and at 1 Gbit/s, takes 6.5, 17 and
+// 140 ms in messages of 60 KiB and 18, 26 and 196 ms in messages of 1 MiB, four in flight.
+//
+// Every call begins with a short round, the Lead, in which the ranks make sure that they mean the
+// same (see mpi_agreement.h); data that fits rides in it. It has a communicator of its own, so that
+// it never meets data.
 //
 // MPI tells of no death and of no abort: a rank whose peer is gone waits for ever. So every wait
 // looks at News, and ends at the deadline. What MPI then still works on is kept for ever (see
@@ -46,14 +51,18 @@ struct MpiTeamOptions {
   uint64_t id = 0;                     // names the Team in News; the same on all members
   std::string name;                    // of the group, for messages
   std::vector<MpiTeamMember> members;  // by rank
-  // Data of one round; two rounds, each with room for what is sent and for what comes, are held at
-  // most. All members must give the same; at most kMostChunkBytes is used. An all-reduce of 16 MiB
-  // between 2 hosts at 1 Gbit/s takes 171, 185 and 199 ms in chunks of 0.5, 1 and 4 MiB; among 4
-  // ranks smaller ones gain nothing more.
-  size_t chunk_bytes = size_t{1} << 20;
+  // Data of one round; four rounds, each with room for what is sent and for what comes, are held at
+  // most. All members must give the same; at most kMostChunkBytes is used.
+  size_t chunk_bytes = size_t{1} << 19;
+  // Of a piece that goes from one rank to another, among few ranks; the same on all. A little less
+  // than what Open MPI sends at once over TCP, 64 KiB with its own heading.
+  size_t message_bytes = size_t{60} << 10;
   // Where MPI reduces: whether halves travel as float32 and are rounded once, instead of once a
   // hop. The same on all.
   bool halves_as_float32 = false;
+  // Up to so many ranks show each other their Leads, in one hop; more let MPI reduce them, up and
+  // down a tree. The same on all.
+  int few_ranks = 8;
   MpiWaitPolicy wait_policy;
 };
 
@@ -100,6 +109,9 @@ class MpiTeam final : public Team {
   enum class Place : uint64_t { kEntering = 0, kMoving = 1 };
   class Watch;
 
+  // Elements of a piece of which each rank sends one to each, or to all of them in a round.
+  size_t piece_of_each(size_t element_bytes) const;
+
   // The rounds of a call. Each of its blocks is cut into pieces of `piece` elements; round r has
   // piece r of every block.
   struct Rounds {
@@ -113,6 +125,9 @@ class MpiTeam final : public Team {
     std::function<int(size_t round, MpiStaging& staging)> go_on;
     // Copies results out.
     std::function<void(size_t round, std::byte* staging)> deliver;
+    // Nothing of it is truncated whatever the others call, and all ranks that agree have as many
+    // rounds: it may begin before they do.
+    bool goes_ahead = false;
   };
 
   // Refuses on a dead Team, and prepares the Lead of the next call, in which the ranks' longest
@@ -123,15 +138,35 @@ class MpiTeam final : public Team {
   Status begin_splits(const CallRecord& call, const CallOptions& options);
   // The reductions, once the call has begun.
   static constexpr int kEveryRank = -1;
-  Status reduce_small(const void* in, void* out, size_t count, const WireReduction& wire, int root);
-  Status reduce_by_mpi(const void* in, void* out, size_t count, const WireReduction& wire,
+  Status reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,
+                      int root);
+  Status reduce_by_swap(const void* in, void* out, size_t count, const Reduction& reduction);
+  Status reduce_by_mpi(const void* in, void* out, size_t count, const Reduction& reduction,
                        int root);
   Status reduce_by_exchange(const void* in, void* out, size_t count, const Reduction& reduction);
+  WireReduction on_wire(const Reduction& reduction) const;
+  bool fits_lead(size_t count, const Reduction& reduction) const;
+  void reduce_rode(void* out, const void* own, size_t offset, size_t count,
+                   const Reduction& reduction);
   void reduce_received(std::byte* results, const std::byte* own, const std::byte* received,
                        size_t count, const Reduction& reduction);
 
-  // Lets `count` elements of lead_.data ride along, to be reduced.
-  void ride(DType dtype, ReduceOp op, size_t count);
+  bool is_few() const { return size() <= options_.few_ranks; }
+  // Bytes that can ride along.
+  size_t ride_room() const {
+    return is_few() ? kRideBytesOfFew / static_cast<size_t>(size() - 1) : kRideBytes;
+  }
+  // Where to put them. Among many they are to be reduced, so every rank brings as many.
+  std::byte* ride(size_t bytes);
+  std::byte* ride_to_be_reduced(DType dtype, ReduceOp op, size_t count);
+  // Once the ranks agree: what rank k brought, among few; and the reduced data, among many.
+  std::byte* rode(int k) { return slot(1 + k) + sizeof(LeadHead); }
+  std::byte* rode_reduced() { return rode(0); }
+  // Of lead_staging_: the Lead of this rank, and then those of all, or of all together.
+  std::byte* slot(int index) {
+    return lead_staging_.data() + static_cast<size_t>(index) * slot_bytes();
+  }
+  size_t slot_bytes() const { return is_few() ? sizeof(LeadHead) + ride_room() : sizeof(Lead); }
   // Until every rank has made the call, and they agree; lead_ is then the ranks' together.
   Status agree();
   Status start_lead();
@@ -172,9 +207,10 @@ class MpiTeam final : public Team {
   Team* composer_ = nullptr;            // see CallOptions
   const Deadline* deadline_ = nullptr;  // of the call in progress
   Splits splits_;
-  Lead lead_;
+  LeadHead lead_;
+  size_t riding_bytes_ = 0;
   MpiStaging lead_staging_;
-  std::array<MpiStaging, 2> staging_;
+  std::array<MpiStaging, 4> staging_;
   std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
 
   // What News said when it was last asked by the thread that waits.

@@ -45,12 +45,18 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
   const bool is_root = rank_ == root;
-  if (bytes <= kRideBytes) {
-    // The others bring zeros.
-    ride(DType::kUInt8, ReduceOp::kBor, bytes);
-    if (is_root && bytes > 0) std::memcpy(lead_.data.data(), buffer, bytes);
-    DSCOMM_RETURN_IF_ERROR(agree());
-    if (!is_root && bytes > 0) std::memcpy(buffer, lead_.data.data(), bytes);
+  if (bytes <= ride_room()) {
+    if (is_few()) {
+      if (is_root && bytes > 0) std::memcpy(ride(bytes), buffer, bytes);
+      DSCOMM_RETURN_IF_ERROR(agree());
+    } else {
+      // The others bring zeros.
+      std::byte* riding = ride_to_be_reduced(DType::kUInt8, ReduceOp::kBor, bytes);
+      if (is_root && bytes > 0) std::memcpy(riding, buffer, bytes);
+      if (!is_root) std::memset(riding, 0, bytes);
+      DSCOMM_RETURN_IF_ERROR(agree());
+    }
+    if (!is_root && bytes > 0) std::memcpy(buffer, is_few() ? rode(root) : rode_reduced(), bytes);
     return {};
   }
 
@@ -64,7 +70,7 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     return MPI_Ibcast(staging.data(), static_cast<int>(pieces.bytes_of(count, round)), MPI_BYTE,
-                      root, data_, &staging.request);
+                      root, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     if (!is_root) pieces.deliver(buffer, staging, count, round);
@@ -89,14 +95,24 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   }
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
-  if (total * element_bytes <= kRideBytes) {
+  if (is_few() && longest * element_bytes <= ride_room()) {
+    if (count > 0) std::memcpy(ride(count * element_bytes), in, count * element_bytes);
+    DSCOMM_RETURN_IF_ERROR(agree());
+    for (size_t k = 0; k < ranks; ++k) {
+      const void* block = k == me ? in : rode(static_cast<int>(k));
+      if (out_counts[k] > 0 && outs[k] != block)
+        std::memcpy(outs[k], block, out_counts[k] * element_bytes);
+    }
+    return {};
+  }
+  if (!is_few() && total * element_bytes <= kRideBytes) {
     // Every rank brings its own block, and zeros in place of the others'.
-    ride(DType::kUInt8, ReduceOp::kBor, total * element_bytes);
-    std::byte* at = lead_.data.data();
+    std::byte* at = ride_to_be_reduced(DType::kUInt8, ReduceOp::kBor, total * element_bytes);
+    std::memset(at, 0, total * element_bytes);
     for (size_t k = 0; k < me; ++k) at += out_counts[k] * element_bytes;
     if (count > 0) std::memcpy(at, in, count * element_bytes);
     DSCOMM_RETURN_IF_ERROR(agree());
-    at = lead_.data.data();
+    at = rode_reduced();
     for (size_t k = 0; k < ranks; ++k) {
       if (out_counts[k] > 0) std::memcpy(outs[k], at, out_counts[k] * element_bytes);
       at += out_counts[k] * element_bytes;
@@ -104,9 +120,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
     return {};
   }
 
-  const Pieces pieces{
-      std::min(longest, std::max<size_t>(options_.chunk_bytes / (element_bytes * ranks), 1)),
-      element_bytes};
+  const Pieces pieces{std::min(longest, piece_of_each(element_bytes)), element_bytes};
   Rounds rounds;
   rounds.piece = pieces.piece;
   rounds.bytes = ranks * pieces.bytes();
@@ -119,7 +133,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
       staging.places()[k] = static_cast<int>(k * pieces.bytes());
     }
     return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, staging.data(), staging.counts(),
-                           staging.places(), MPI_BYTE, data_, &staging.request);
+                           staging.places(), MPI_BYTE, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     for (size_t k = 0; k < ranks; ++k) {
@@ -150,8 +164,7 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
 
   const size_t element_bytes = dtype_bytes(dtype);
-  const Pieces pieces{std::max<size_t>(options_.chunk_bytes / (element_bytes * ranks), 1),
-                      element_bytes};
+  const Pieces pieces{piece_of_each(element_bytes), element_bytes};
   Rounds rounds;
   rounds.piece = pieces.piece;
   rounds.bytes =
@@ -169,7 +182,7 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
     // Open MPI takes equal buffers for MPI_IN_PLACE, even where one of them has no meaning.
     return MPI_Igatherv(is_root ? nullptr : staging.data(), sent, MPI_BYTE,
                         is_root ? staging.data() : nullptr, staging.counts(), staging.places(),
-                        MPI_BYTE, root, data_, &staging.request);
+                        MPI_BYTE, root, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     for (size_t k = 0; is_root && k < ranks; ++k) {
@@ -200,8 +213,7 @@ Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
 
   const size_t element_bytes = dtype_bytes(dtype);
-  const Pieces pieces{std::max<size_t>(options_.chunk_bytes / (element_bytes * ranks), 1),
-                      element_bytes};
+  const Pieces pieces{piece_of_each(element_bytes), element_bytes};
   Rounds rounds;
   rounds.piece = pieces.piece;
   rounds.bytes =
@@ -220,7 +232,7 @@ Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t
     // As in gather.
     return MPI_Iscatterv(is_root ? staging.data() : nullptr, staging.counts(), staging.places(),
                          MPI_BYTE, is_root ? nullptr : staging.data(), received, MPI_BYTE, root,
-                         data_, &staging.request);
+                         data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     if (is_root) {
@@ -247,8 +259,7 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
 
   const size_t element_bytes = dtype_bytes(dtype);
-  const Pieces pieces{std::max<size_t>(options_.chunk_bytes / (element_bytes * ranks), 1),
-                      element_bytes};
+  const Pieces pieces{piece_of_each(element_bytes), element_bytes};
   // Places of as many bytes as the longest piece here needs; first what is sent, then what comes.
   // Not none: Open MPI takes equal buffers for MPI_IN_PLACE, and a rank that has nothing to do then
   // loses count of the collectives.
@@ -270,7 +281,7 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
     }
     return MPI_Ialltoallv(staging.data(), sent, staging.places(), MPI_BYTE,
                           staging.data() + ranks * place_bytes, received, staging.places(),
-                          MPI_BYTE, data_, &staging.request);
+                          MPI_BYTE, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     for (size_t k = 0; k < ranks; ++k) {

@@ -1,19 +1,24 @@
-// The reductions of MpiTeam, in three ways.
+// The reductions of MpiTeam, in four ways.
 //
-//   in the Lead     what fits beside the fingerprint is reduced with it
-//   by MPI          MPI_Iallreduce and MPI_Ireduce; what is done before and after is
-//   WireReduction's by exchange     MPI_Ialltoallv brings every rank its share of everybody's data;
-//   it reduces that
-//                   in rank order, rounding once; for an all-reduce MPI_Iallgatherv then spreads
-//                   the shares
+//   in the Lead    what fits beside the fingerprint
+//   by swap        two ranks send each other all they have, and each reduces both
+//   by exchange    MPI_Ialltoallv brings every rank its share of everybody's data; it reduces that
+//                  in rank order; for an all-reduce MPI_Iallgatherv then spreads the shares
+//   by MPI         MPI_Iallreduce and MPI_Ireduce; what is done before and after is
+//                  WireReduction's
 //
-// The exchange is there for what Open MPI 4 and 5 do badly. Among fewer than four ranks their
-// Iallreduce reduces everything to rank 0 and sends it back, so that only one direction of the wire
-// is busy at a time; their Ireduce_scatter does the like among any number. Between 2 hosts at 1
-// Gbit/s, 16 MiB: Iallreduce 276 ms, exchange 185 ms.
+// Where a rank has the values of all, it reduces them in the order of the ranks and rounds once.
+//
+// Few ranks swap or exchange. Open MPI 4 and 5 do badly among them: with fewer than four ranks
+// their Iallreduce reduces everything to rank 0 and sends it back, so that only one direction of
+// the wire is busy at a time; their Ireduce_scatter does the like among any number; and long
+// messages are slow (see mpi_team.h). A swap sends as many bytes as the exchange does between two
+// ranks, in one hop instead of two.
 
 #include <algorithm>
+#include <complex>
 #include <cstring>
+#include <utility>
 
 #include "core/reduce/reduce.h"
 #include "core/team/arguments.h"
@@ -23,8 +28,7 @@
 namespace dscomm {
 namespace {
 
-// As many ranks get other algorithms than "to rank 0 and back" from Open MPI.
-constexpr int kManyRanks = 4;
+constexpr int kSwapTag = 2;
 
 }  // namespace
 
@@ -33,11 +37,10 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
-  const WireReduction wire(reduction, size(), options_.halves_as_float32);
-  if (count * wire.wire_bytes() <= kRideBytes)
-    return reduce_small(in, out, count, wire, kEveryRank);
-  return size() < kManyRanks ? reduce_by_exchange(in, out, count, reduction)
-                             : reduce_by_mpi(in, out, count, wire, kEveryRank);
+  if (fits_lead(count, reduction)) return reduce_small(in, out, count, reduction, kEveryRank);
+  if (!is_few()) return reduce_by_mpi(in, out, count, reduction, kEveryRank);
+  return size() == 2 ? reduce_by_swap(in, out, count, reduction)
+                     : reduce_by_exchange(in, out, count, reduction);
 }
 
 Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
@@ -47,25 +50,88 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   CallRecord call = make_record(Collective::kReduce, reduction, count, options);
   call.root = root;
   DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
-  const WireReduction wire(reduction, size(), options_.halves_as_float32);
-  return count * wire.wire_bytes() <= kRideBytes ? reduce_small(in, out, count, wire, root)
-                                                 : reduce_by_mpi(in, out, count, wire, root);
+  return fits_lead(count, reduction) ? reduce_small(in, out, count, reduction, root)
+                                     : reduce_by_mpi(in, out, count, reduction, root);
 }
 
-Status MpiTeam::reduce_small(const void* in, void* out, size_t count, const WireReduction& wire,
+WireReduction MpiTeam::on_wire(const Reduction& reduction) const {
+  return WireReduction(reduction, size(), options_.halves_as_float32);
+}
+
+bool MpiTeam::fits_lead(size_t count, const Reduction& reduction) const {
+  const size_t element_bytes =
+      is_few() ? dtype_bytes(reduction.dtype) : on_wire(reduction).wire_bytes();
+  return count <= ride_room() / element_bytes;
+}
+
+Status MpiTeam::reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,
                              int root) {
-  ride(wire.dtype(), wire.op(), count);
-  wire.enter(lead_.data.data(), static_cast<const std::byte*>(in), count);
+  const bool is_receiver = root == kEveryRank || root == rank_;
+  if (!is_few()) {
+    const WireReduction wire = on_wire(reduction);
+    wire.enter(ride_to_be_reduced(wire.dtype(), wire.op(), count),
+               static_cast<const std::byte*>(in), count);
+    DSCOMM_RETURN_IF_ERROR(agree());
+    if (is_receiver) wire.leave(static_cast<std::byte*>(out), rode_reduced(), count);
+    return {};
+  }
+  const size_t bytes = count * dtype_bytes(reduction.dtype);
+  if (bytes > 0) std::memcpy(ride(bytes), in, bytes);
   DSCOMM_RETURN_IF_ERROR(agree());
-  if (root == kEveryRank || root == rank_)
-    wire.leave(static_cast<std::byte*>(out), lead_.data.data(), count);
+  if (is_receiver) reduce_rode(out, in, 0, count, reduction);
   return {};
+}
+
+// Of what all brought, the `count` elements from byte `offset` on; `own` are this rank's.
+void MpiTeam::reduce_rode(void* out, const void* own, size_t offset, size_t count,
+                          const Reduction& reduction) {
+  if (count == 0) return;
+  sources_.resize(static_cast<size_t>(size()));
+  for (int k = 0; k < size(); ++k)
+    sources_[static_cast<size_t>(k)] = k == rank_ ? own : rode(k) + offset;
+  dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
+}
+
+// What comes is given as much room as any piece may need, so that a rank which calls something else
+// cannot make MPI fail before the ranks disagree.
+Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
+                               const Reduction& reduction) {
+  const size_t element_bytes = dtype_bytes(reduction.dtype);
+  const size_t room = std::max(std::min(options_.chunk_bytes, options_.message_bytes),
+                               sizeof(std::complex<double>));
+  const size_t piece = room / element_bytes, piece_bytes = piece * element_bytes;
+  Rounds rounds;
+  rounds.goes_ahead = true;
+  rounds.piece = piece;
+  rounds.bytes = 2 * room;
+  rounds.stage = [&](size_t round, std::byte* staging) {
+    std::memcpy(staging, byte_at(in, round * piece_bytes),
+                in_round(count, piece, round) * element_bytes);
+  };
+  rounds.start = [&](size_t round, MpiStaging& staging) {
+    const int other = 1 - rank_;
+    if (int code = MPI_Irecv(staging.data() + room, static_cast<int>(room), MPI_BYTE, other,
+                             kSwapTag, data_, staging.add_request());
+        code != MPI_SUCCESS)
+      return code;
+    const auto sent = static_cast<int>(in_round(count, piece, round) * element_bytes);
+    return MPI_Isend(staging.data(), sent, MPI_BYTE, other, kSwapTag, data_, staging.add_request());
+  };
+  rounds.deliver = [&](size_t round, std::byte* staging) {
+    const void* own = byte_at(in, round * piece_bytes);
+    const void* sources[2] = {own, staging + room};
+    if (rank_ == 1) std::swap(sources[0], sources[1]);
+    dscomm::reduce(byte_at(out, round * piece_bytes), sources, 2, in_round(count, piece, round),
+                   reduction, 2);
+  };
+  return run(rounds);
 }
 
 // What MPI sends and what it gets lie side by side: given one buffer for both, Open MPI forgoes its
 // algorithms for long messages.
-Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const WireReduction& wire,
+Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Reduction& reduction,
                               int root) {
+  const WireReduction wire = on_wire(reduction);
   Result<MPI_Op> op = mpi_reduce_op(wire.dtype(), wire.op());
   if (!op.ok()) return fail(op.status().code(), op.status().message());
   const MPI_Datatype type = mpi_datatype(wire.dtype());
@@ -82,8 +148,9 @@ Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Wir
     std::byte* sent = staging.data();
     std::byte* got = staging.data() + piece_bytes;
     return root == kEveryRank
-               ? MPI_Iallreduce(sent, got, length, type, op.value(), data_, &staging.request)
-               : MPI_Ireduce(sent, got, length, type, op.value(), root, data_, &staging.request);
+               ? MPI_Iallreduce(sent, got, length, type, op.value(), data_, staging.add_request())
+               : MPI_Ireduce(sent, got, length, type, op.value(), root, data_,
+                             staging.add_request());
   };
   rounds.deliver = [&, piece](size_t round, std::byte* staging) {
     if (root == kEveryRank || root == rank_)
@@ -100,7 +167,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   Rounds rounds;
-  rounds.piece = std::min(count, std::max<size_t>(options_.chunk_bytes / element_bytes, 1));
+  rounds.piece = std::min(count, ranks * piece_of_each(element_bytes));
   const size_t piece = rounds.piece, piece_bytes = piece * element_bytes;
   const size_t most_of_share = (piece + ranks - 1) / ranks;
   rounds.bytes = piece_bytes + ranks * most_of_share * element_bytes;
@@ -128,7 +195,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
       to[k] = static_cast<int>(k * own_bytes);
     }
     return MPI_Ialltoallv(staging.data(), sent, from, MPI_BYTE, staging.data() + piece_bytes,
-                          received, to, MPI_BYTE, data_, &staging.request);
+                          received, to, MPI_BYTE, data_, staging.add_request());
   };
   rounds.go_on = [&](size_t round, MpiStaging& staging) {
     int *counts = staging.counts(), *places = staging.places();
@@ -139,7 +206,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
     std::byte* own = staging.data() + places[me];
     reduce_received(own, own, staging.data() + piece_bytes, share(me, round), reduction);
     return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, staging.data(), counts, places, MPI_BYTE,
-                           data_, &staging.request);
+                           data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     std::memcpy(byte_at(out, round * piece_bytes), staging,
@@ -175,24 +242,34 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   call.digest = hash_counts(counts);
   DSCOMM_RETURN_IF_ERROR(begin(call, longest, options));
 
-  const WireReduction wire(reduction, size(), options_.halves_as_float32);
-  if (total * wire.wire_bytes() <= kRideBytes) {
-    ride(wire.dtype(), wire.op(), total);
-    std::byte *next = lead_.data.data(), *own = next;
+  const size_t element_bytes = dtype_bytes(reduction.dtype);
+  if (fits_lead(total, reduction)) {
+    size_t before = 0;  // elements of the ranks below
+    for (size_t k = 0; k < me; ++k) before += counts[k];
+    if (is_few()) {
+      std::byte* next = ride(total * element_bytes);
+      for (size_t k = 0; k < ranks; ++k) {
+        if (counts[k] > 0) std::memcpy(next, ins[k], counts[k] * element_bytes);
+        next += counts[k] * element_bytes;
+      }
+      DSCOMM_RETURN_IF_ERROR(agree());
+      reduce_rode(out, ins[me], before * element_bytes, counts[me], reduction);
+      return {};
+    }
+    const WireReduction wire = on_wire(reduction);
+    std::byte* next = ride_to_be_reduced(wire.dtype(), wire.op(), total);
     for (size_t k = 0; k < ranks; ++k) {
-      if (k == me) own = next;
       wire.enter(next, static_cast<const std::byte*>(ins[k]), counts[k]);
       next += counts[k] * wire.wire_bytes();
     }
     DSCOMM_RETURN_IF_ERROR(agree());
-    wire.leave(static_cast<std::byte*>(out), own, counts[me]);
+    wire.leave(static_cast<std::byte*>(out), rode_reduced() + before * wire.wire_bytes(),
+               counts[me]);
     return {};
   }
 
-  const size_t element_bytes = dtype_bytes(reduction.dtype);
   Rounds rounds;
-  rounds.piece =
-      std::min(longest, std::max<size_t>(options_.chunk_bytes / (element_bytes * ranks), 1));
+  rounds.piece = std::min(longest, piece_of_each(element_bytes));
   const size_t piece = rounds.piece, piece_bytes = piece * element_bytes;
   rounds.bytes = 2 * ranks * piece_bytes;
   rounds.stage = [&](size_t round, std::byte* staging) {
@@ -214,7 +291,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
     }
     return MPI_Ialltoallv(staging.data(), sent, from, MPI_BYTE,
                           staging.data() + ranks * piece_bytes, received, to, MPI_BYTE, data_,
-                          &staging.request);
+                          staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     const size_t length = in_round(counts[me], piece, round);

@@ -11,26 +11,28 @@
 namespace dscomm {
 namespace {
 
-Result<bool> poll(MPI_Request* request) {
+Result<bool> poll(std::vector<MPI_Request>* requests) {
   int done = 0;
-  int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
-  if (code != MPI_SUCCESS) return mpi_error("MPI_Test", code);
+  int code =
+      MPI_Testall(static_cast<int>(requests->size()), requests->data(), &done, MPI_STATUSES_IGNORE);
+  if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
+  if (done) requests->clear();
   return done != 0;
 }
 
 }  // namespace
 
-Status wait_for(MPI_Request* request, const MpiWaitPolicy& policy, const Deadline& deadline,
-                MpiWatch& watch) {
+Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
+                const Deadline& deadline, MpiWatch& watch) {
   for (int i = 0; i < policy.spin_polls; ++i) {
-    Result<bool> done = poll(request);
+    Result<bool> done = poll(requests);
     if (!done.ok()) return done.status();
     if (done.value()) return {};
     DSCOMM_RETURN_IF_ERROR(watch.look(0));
   }
   const int64_t left_at_first = deadline.remaining_ns();
   while (true) {
-    Result<bool> done = poll(request);
+    Result<bool> done = poll(requests);
     if (!done.ok()) return done.status();
     if (done.value()) return {};
     const int64_t left = deadline.remaining_ns();

@@ -1,4 +1,4 @@
-// The one wait for a collective of MPI: until a non-blocking operation is complete.
+// The one wait for MPI: until non-blocking operations are complete.
 //
 // MPI moves data only inside its calls, so a wait polls: at once for a while, then between yields,
 // then between naps that stay a small part of the time waited. After every poll it asks its
@@ -9,6 +9,7 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -40,9 +41,9 @@ class MpiWatch {
   ~MpiWatch() = default;
 };
 
-// OK: the operation is complete and *request is null. Otherwise it may still be pending, and then
-// MPI uses its memory for good: a request cannot be taken back.
-Status wait_for(MPI_Request* request, const MpiWaitPolicy& policy, const Deadline& deadline,
-                MpiWatch& watch);
+// OK: all operations are complete and *requests is empty. Otherwise some may still be pending, and
+// then MPI uses their memory for good: a request cannot be taken back.
+Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
+                const Deadline& deadline, MpiWatch& watch);
 
 }  // namespace dscomm

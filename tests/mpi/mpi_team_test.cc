@@ -66,6 +66,19 @@ TEST(MpiTeam, EveryCollective) {
   check_collectives(on_every_rank(mpi_team(exact())), options);
 }
 
+// As among more ranks than these tests have.
+MpiTeamOptions as_among_many() {
+  MpiTeamOptions options = exact();
+  options.few_ranks = 0;
+  return options;
+}
+
+TEST(MpiTeam, EveryCollectiveAsAmongManyRanks) {
+  ReferenceOptions options;
+  options.counts = {0, 3, 1000};
+  check_collectives(on_every_rank(mpi_team(as_among_many())), options);
+}
+
 TEST(MpiTeam, EveryCollectiveInSmallChunks) {
   ReferenceOptions options;
   options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kComplex128,
@@ -110,23 +123,33 @@ TEST(MpiTeam, LongData) {
 
 // What just fits beside the fingerprint, and what just does not.
 TEST(MpiTeam, AtTheEdgeOfWhatRides) {
-  ReferenceOptions options;
-  on_every_rank(mpi_team())([&](Team& team) {
-    ReferenceRank rank(team, options);
-    const auto ranks = static_cast<size_t>(team.size());
-    try {
-      for (size_t bytes : {kRideBytes - 1, kRideBytes, kRideBytes + 1}) {
-        rank.check_all_reduce({DType::kInt8, ReduceOp::kSum}, bytes, false);
-        rank.check_reduce({DType::kUInt8, ReduceOp::kMax}, bytes, 1, true);
-        rank.check_broadcast(DType::kBool, bytes, team.size() - 1);
-        std::vector<size_t> counts(ranks, 2);
-        counts[0] = bytes - 2 * (ranks - 1);
-        rank.check_all_gather(DType::kInt8, counts, true);
-        rank.check_reduce_scatter({DType::kBool, ReduceOp::kBxor}, counts, false);
+  for (bool few : {true, false}) {
+    on_every_rank(mpi_team(few ? exact() : as_among_many()))([&](Team& team) {
+      ReferenceOptions options;
+      ReferenceRank rank(team, options);
+      const auto ranks = static_cast<size_t>(team.size());
+      const size_t room = few ? kRideBytesOfFew / (ranks - 1) : kRideBytes;
+      try {
+        for (size_t bytes : {room - 1, room, room + 1}) {
+          for (bool in_place : {true, false}) {
+            rank.check_all_reduce({DType::kInt8, ReduceOp::kSum}, bytes, in_place);
+            rank.check_reduce({DType::kUInt8, ReduceOp::kMax}, bytes, 1, in_place);
+            rank.check_broadcast(DType::kBool, bytes, team.size() - 1);
+            std::vector<size_t> counts(ranks, 2);
+            counts[0] = few ? bytes : bytes - 2 * (ranks - 1);
+            rank.check_all_gather(DType::kInt8, counts, in_place);
+            counts[0] = bytes - 2 * (ranks - 1);
+            rank.check_reduce_scatter({DType::kBool, ReduceOp::kBxor}, counts, in_place);
+          }
+        }
+        // What just fills one round or two, and what does not.
+        const size_t message = MpiTeamOptions().message_bytes;
+        for (size_t bytes : {ranks * message - 1, ranks * message, ranks * message + 1})
+          rank.check_all_reduce({DType::kInt8, ReduceOp::kSum}, bytes, true);
+      } catch (const RankStopped&) {
       }
-    } catch (const RankStopped&) {
-    }
-  });
+    });
+  }
 }
 
 // Open MPI must not lose count of the collectives where a rank has nothing to do in one.
@@ -310,6 +333,10 @@ TEST(MpiTeam, MistakesAreNamedAndTheTeamLives) {
 TEST(MpiTeam, DisagreementsAreToldToAll) {
   for (size_t chunk_bytes : {size_t{64}, size_t{1} << 20})
     check_disagreements(Job::get().size(), on_every_rank(mpi_team(exact(chunk_bytes))));
+}
+
+TEST(MpiTeam, DisagreementsAreToldToAllAmongManyRanks) {
+  check_disagreements(Job::get().size(), on_every_rank(mpi_team(as_among_many())));
 }
 
 TEST(MpiTeam, BothSidesOfADisagreementAreShown) {
