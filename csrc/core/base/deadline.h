@@ -43,14 +43,18 @@ class Deadline {
     remaining_ns();
     Deadline copy = *this;
     copy.end_ns_ += ns;
+    copy.later_ns_ += ns;
     return copy;
   }
+  // Whether the end has passed that this one is later than. Starts it.
+  bool is_overtime() const { return remaining_ns() <= later_ns_; }
 
  private:
   static constexpr int64_t kLongestMs = int64_t{1} << 42;  // some 139 years; in range as ns
 
   explicit Deadline(int64_t timeout_ns) : timeout_ns_(timeout_ns) {}
   int64_t timeout_ns_;
+  int64_t later_ns_ = 0;
   mutable int64_t end_ns_ = 0;
 };
 

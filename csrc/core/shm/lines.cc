@@ -68,7 +68,7 @@ class Lines::MemberWatch final : public Watch {
     bool left = lines_.has_left(member_);
     // The pidfd costs a system call: every eighth look is some 100 ms.
     bool alive = peer.alive(++looks_ % 8 == 0);
-    if (!left && alive) return {};
+    if (!left && alive) return lines_.is_overtime() ? lines_.timed_out(member_) : Status();
     // What it published before it went counts: the acquire load above came after its last store.
     if (word_.load(std::memory_order_acquire) >= target_)
       return {};  // pairs with the owner's exchange
@@ -293,6 +293,15 @@ Status Lines::adopt_abort() {
   std::string cause(first->message, strnlen(first->message, sizeof first->message));
   abort(Status(static_cast<Code>(first->code), cause));
   return failed();
+}
+
+// A piece of a composed call that has time left, since the one it waits for may wait as well and
+// know better who is at fault. But nobody knows better than who sees that a member is stopped.
+bool Lines::is_overtime() const {
+  if (composer_ == nullptr || !deadline_.is_overtime()) return false;
+  for (int other = 0; other < size(); ++other)
+    if (other != rank_ && peer(other).is_stopped()) return true;
+  return false;
 }
 
 Status Lines::timed_out(int member) {

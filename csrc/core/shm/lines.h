@@ -115,6 +115,7 @@ class Lines {
   Status mismatch(int member, uint64_t sequence);
   Status adopt_abort();
   Status timed_out(int member);
+  bool is_overtime() const;
   Status failed() const;
 
   std::shared_ptr<Arena> arena_;

@@ -49,18 +49,31 @@ bool Peer::alive(bool thoroughly) const {
   return true;
 }
 
-std::string Peer::state_text() const {
-  if (arena_ != nullptr) return "in this process";
-  if (!alive(true)) return "gone";
+// The letter by which the kernel names the state of its process; 0: not known.
+char Peer::state() const {
   int pid = pidfd_.valid() ? pid_of(pidfd_.get()) : 0;
-  if (pid <= 0) return pid < 0 ? "gone" : "unknown";
+  if (pid < 0) return 'Z';
+  if (pid == 0) return 0;
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   std::getline(stat, line);
   // The name may hold anything; the state is the letter after the last parenthesis.
   size_t close = line.rfind(')');
-  if (close == std::string::npos || close + 2 >= line.size()) return "unknown";
-  switch (char state = line[close + 2]) {
+  return close == std::string::npos || close + 2 >= line.size() ? 0 : line[close + 2];
+}
+
+bool Peer::is_stopped() const {
+  if (arena_ != nullptr) return false;
+  const char letter = state();
+  return letter == 'T' || letter == 't';
+}
+
+std::string Peer::state_text() const {
+  if (arena_ != nullptr) return "in this process";
+  if (!alive(true)) return "gone";
+  switch (char letter = state()) {
+    case 0:
+      return "unknown";
     case 'T':
       return "stopped (state T)";
     case 't':
@@ -74,7 +87,7 @@ std::string Peer::state_text() const {
     case 'Z':
       return "dead (state Z)";
     default:
-      return std::string("in state ") + state;
+      return std::string("in state ") + letter;
   }
 }
 

@@ -49,6 +49,8 @@ class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
   // "pid 123 on host a"
   std::string describe() const override;
   std::string state_text() const override;  // "stopped (T)", "running (R)", "gone", "unknown"
+  // By a signal or a debugger, as far as can be seen. Reads a file.
+  bool is_stopped() const;
 
   const ArenaId& id() const override { return address_.arena; }
   const ArenaId* doorbell() const override { return &address_.doorbell; }
@@ -59,6 +61,8 @@ class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
                                             ChannelDirectory& directory) override;
 
  private:
+  char state() const;
+
   PeerAddress address_;
   Mapping mapping_;
   UniqueFd pidfd_;

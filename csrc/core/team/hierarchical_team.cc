@@ -200,8 +200,9 @@ CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOption
 }
 
 CallOptions HierarchicalTeam::later(const CallOptions& piece, int steps) {
-  // More than it takes to tell the others, and little beside the timeout.
-  const int64_t step_ns = std::min<int64_t>(100, piece.deadline.timeout_ms() / 40) * 1'000'000;
+  // More than it takes to tell the others, and than ranks of a loaded machine begin a call after
+  // one another; and little beside the timeout.
+  const int64_t step_ns = std::min<int64_t>(250, piece.deadline.timeout_ms() / 12) * 1'000'000;
   CallOptions next = piece;
   next.deadline = piece.deadline.later(steps * step_ns);
   return next;

@@ -33,6 +33,8 @@
 // Time. Who waits in a later step of a call may wait for a rank that waits in an earlier one, and
 // that one knows better who is at fault. So every step gives up a little after the one before it:
 // the first timeout is that of a rank that waits for the rank at fault, and the others hear of it.
+// Who sees on its own host that a rank is stopped does not give it that little more: others may
+// wait in the next call already, whose steps begin anew.
 //
 // Failure. The first cause that any sub-team gives is kept, aborts all others, and is returned as
 // it is.

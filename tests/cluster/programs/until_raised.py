@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,11 @@ def main() -> None:
     name, timeout_s = sys.argv[1:]
     step = {workload.__name__: workload for workload in WORKLOADS}[name]
     world = World()
-    world.init(timeout_s=float(timeout_s))
+    # The bring-up may need more than the calls are given.
+    world.init()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    set_timeout = backend._set_default_timeout if BACKEND == "gloo" else backend.set_timeout
+    set_timeout(timedelta(seconds=float(timeout_s)))
     dist.barrier()
     world.say("working")
     world.until_raised(lambda number: step(world, number))
