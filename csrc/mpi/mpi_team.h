@@ -1,4 +1,4 @@
-// MpiTeam: collectives between processes on any hosts, through MPI's own non-blocking collectives.
+// MpiTeam: collectives between processes on any hosts, through MPI's non-blocking operations.
 //
 // A call is: begin(), then agree(), then as many rounds as the longest block needs. A round stages
 // a piece of the caller's data, lets MPI work on it, and hands out the result. Four rounds are in

@@ -101,3 +101,33 @@ def test_two_ranks_on_each_of_four_hosts(make_hosts: Callable[[int], Hosts]) -> 
     hosts = make_hosts(4)
     with start_ranks(hosts, [0, 0, 1, 1, 2, 2, 3, 3], "checks.py", "few") as job:
         assert "one of each host" in groups(check(job, at_least=300))
+
+
+HALVES = [
+    # bfloat16 has no 257: a host that rounds makes 256 of 256 and 1.
+    ({}, 256.0, "hierarchical"),
+    ({"DSCOMM_WIRE_HALVES": "float32"}, 258.0, "hierarchical"),
+    # One Team for all ranks, over MPI alone, which adds in their order and rounds once.
+    ({"DSCOMM_HIERARCHY": "flat"}, 258.0, "mpi, 4 ranks"),
+]
+if BACKEND == "gloo":
+    HALVES = []  # it has one way
+
+
+@pytest.mark.parametrize(("settings", "expected", "team"), HALVES, ids=["half", "float32", "flat"])
+def test_how_halves_travel(
+    make_hosts: Callable[[int], Hosts], settings: dict[str, str], expected: float, team: str
+) -> None:
+    values = ["256", "1", "1", "0"]
+    with start_ranks(make_hosts(2), [0, 0, 1, 1], "halves.py", *values, env=settings) as job:
+        for result in job.results():
+            assert result["sum"] == expected and result["team"].startswith(team), result
+        assert job.hosts.leftovers(limit_s=5.0) == {}
+
+
+def test_flat_collectives(make_hosts: Callable[[int], Hosts]) -> None:
+    env = {"DSCOMM_HIERARCHY": "flat"}
+    with start_ranks(
+        make_hosts(2), [0, 1, 0, 1], "checks.py", "few", *CASES_OF_ANY, env=env
+    ) as job:
+        check(job, 100)
