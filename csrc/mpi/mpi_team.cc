@@ -195,9 +195,10 @@ Status MpiTeam::finish_lead() {
   DSCOMM_RETURN_IF_ERROR(wait(lead_staging_, Place::kEntering));
   if (is_few()) {
     for (int k = 0; k < size(); ++k) {
+      if (k == rank_) continue;
       LeadHead other;
       std::memcpy(&other, slot(1 + k), sizeof other);
-      if (k != rank_) lead_.combine(other);
+      lead_.combine(other);
     }
   } else {
     std::memcpy(&lead_, slot(1), sizeof lead_);
