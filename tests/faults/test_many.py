@@ -190,6 +190,7 @@ def test_groups_alive(count: int) -> None:
         for before, after in job.results():
             text = f"before {before}, with {count} groups {after}"
             assert after["descriptors"] <= before["descriptors"] + 1, text
-            # Workers of busy groups: torch 1.13 cannot ask for a call that runs inline.
-            assert after["threads"] <= before["threads"] + (1 if TORCH_2 else 16), text
+            # Workers of busy groups: torch 1.13 cannot ask for a call that runs inline. One that is
+            # preempted at its end is not there for the next group, so a loaded machine has more.
+            assert after["threads"] <= before["threads"] + (1 if TORCH_2 else count // 4), text
             assert after["arena_bytes"] - before["arena_bytes"] <= 16384 * count + (1 << 20), text
