@@ -59,9 +59,10 @@ def test_teams(ranks: int) -> None:
 def test_every_algorithm_gives_the_same_bits_on_all_ranks(algorithm: str) -> None:
     choice = str(ALL_REDUCE_ALGORITHMS[algorithm])
     status, output = run(
-        4, mpi=["--mca", "coll_libnbc_iallreduce_algorithm", choice], tests="MpiTeam.SameBits"
+        4, mpi=["--mca", "coll_libnbc_iallreduce_algorithm", choice], tests="MpiTeam/SameBits.*"
     )
     assert status == 0, output
+    assert "Running 2 tests" in output and output.count("[  PASSED  ]") == 4, output
 
 
 @pytest.mark.parametrize("test", ["ADeathThatNewsTells", "ADeathThatNobodyTells"])
