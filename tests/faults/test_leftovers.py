@@ -30,6 +30,8 @@ from rank_processes import (
     sockets_of,
 )
 
+from deepspeed_comm._backend import load_extension
+
 RANKS = 3
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 
@@ -207,6 +209,8 @@ def test_another_user() -> None:
 def _joins(world: World, folder: str) -> str:
     """The last rank becomes another user before it makes its group."""
     world.folder = folder
+    # Before that user has to read it: the checkout may lie where others may not look.
+    load_extension()
     if world.rank == world.size - 1:
         os.setgid(65534)
         os.setuid(65534)
