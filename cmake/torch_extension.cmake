@@ -76,4 +76,8 @@ configure_file(cmake/build_info.py.in package/_build_info.py @ONLY)
 add_custom_target(python_package DEPENDS _C)
 if(TARGET transport_files)
   add_dependencies(python_package transport_files)
+  # For an editable install; see mpi.cmake.
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(sys.prefix)"
+    OUTPUT_VARIABLE environment OUTPUT_STRIP_TRAILING_WHITESPACE)
+  set_property(TARGET dscomm_mpi_module APPEND PROPERTY INSTALL_RPATH ${environment}/lib)
 endif()

