@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <span>
@@ -102,6 +103,16 @@ uint64_t launcher_size() {
 }
 
 Card own_card() {
+// A network adapter that MPI drives by a library of its own: InfiniBand, RoCE, Omni-Path, EFA,
+// Slingshot, BXI.
+bool has_fast_network() {
+  std::error_code none;
+  for (const char* kind : {"/sys/class/infiniband", "/sys/class/cxi", "/sys/class/bxi"})
+    if (std::filesystem::directory_iterator(kind, none) != std::filesystem::directory_iterator())
+      return true;
+  return false;
+}
+
   Card card;
   card.place = own_place();
   card.pid = getpid();
@@ -516,6 +527,8 @@ class BringUp {
       // Waiting ranks burn the cores of others, unless they are told that there are too few.
       if (plan_.hosts[own_host_].crowded) environment.set_default("OMPI_MCA_mpi_yield_when_idle=1");
     }
+      // The libraries for fast networks take 0.2 s to find that there is none.
+      if (!has_fast_network()) environment.set_default("OMPI_MCA_mtl=^ofi,psm,psm2");
     const std::string networks = networks_for_mpi();
     if (!networks.empty()) environment.set_default("OMPI_MCA_btl_tcp_if_include=" + networks);
   }
