@@ -18,6 +18,7 @@
 #include "core/transport/networks.h"
 #include "core/transport/rendezvous.h"
 #include "mpi/environment.h"
+#include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
 #include "pmix/process.h"
 
@@ -102,7 +103,6 @@ uint64_t launcher_size() {
   return 0;
 }
 
-Card own_card() {
 // A network adapter that MPI drives by a library of its own: InfiniBand, RoCE, Omni-Path, EFA,
 // Slingshot, BXI.
 bool has_fast_network() {
@@ -113,6 +113,7 @@ bool has_fast_network() {
   return false;
 }
 
+Card own_card() {
   Card card;
   card.place = own_place();
   card.pid = getpid();
@@ -526,9 +527,9 @@ class BringUp {
       environment.set_default("OMPI_MCA_schizo=jsm");
       // Waiting ranks burn the cores of others, unless they are told that there are too few.
       if (plan_.hosts[own_host_].crowded) environment.set_default("OMPI_MCA_mpi_yield_when_idle=1");
-    }
       // The libraries for fast networks take 0.2 s to find that there is none.
       if (!has_fast_network()) environment.set_default("OMPI_MCA_mtl=^ofi,psm,psm2");
+    }
     const std::string networks = networks_for_mpi();
     if (!networks.empty()) environment.set_default("OMPI_MCA_btl_tcp_if_include=" + networks);
   }
@@ -559,7 +560,9 @@ class BringUp {
       status = run_abandonable(
           step_,
           [answer] {
-            answer->code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &answer->level);
+            answer->code = guarded([&] {
+              return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &answer->level);
+            });
           },
           deadline_, [this] { return look_at_start(); });
     }
@@ -686,7 +689,9 @@ class BringUp {
     int code = MPI_Comm_group(MPI_COMM_WORLD, &all);
     if (code == MPI_SUCCESS)
       code = MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &members);
-    if (code == MPI_SUCCESS) code = MPI_Comm_create_group(MPI_COMM_WORLD, members, kGroupTag, comm);
+    if (code == MPI_SUCCESS)
+      code =
+          guarded([&] { return MPI_Comm_create_group(MPI_COMM_WORLD, members, kGroupTag, comm); });
     if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
     if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
     if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
@@ -725,12 +730,13 @@ class BringUp {
 void MpiWorld::leave(const Deadline& deadline) {
   if (left_.exchange(true)) return;
   if (helper_ != nullptr) helper_->quit();
-  if (origin_ != MpiOrigin::kLauncher || failed_.load()) return;
+  if (origin_ != MpiOrigin::kLauncher || failed_.load() || mpi_gave_up()) return;
   int finalised = 0;
   MPI_Finalized(&finalised);
   if (finalised != 0) return;
   Status status = run_abandonable(
-      "MPI_Finalize", [] { (void)MPI_Finalize(); }, deadline, [] { return Status(); });
+      "MPI_Finalize", [] { (void)guarded([] { return MPI_Finalize(); }); }, deadline,
+      [] { return Status(); });
   if (!status.ok()) log_line(LogLevel::kWarn, "%s", status.message().c_str());
 }
 

@@ -75,8 +75,8 @@ class MpiWorld {
 // milliseconds and gives a reason to give up, such as that a member has died, or OK.
 //
 // Fails on all members when it fails on one, within the deadline; the message names the step, the
-// rank and its host. Open MPI itself ends the process, with a message of its own, when it finds
-// something wrong inside MPI_Init_thread.
+// rank and its host. Open MPI itself may end the process, with a message of its own, when it
+// finds something wrong inside MPI_Init_thread.
 Result<std::unique_ptr<MpiWorld>> bring_up(
     const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline,
     const std::string& helper_path, const Look& look = [] { return Status(); });

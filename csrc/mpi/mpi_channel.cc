@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "mpi/guarded.h"
+#include "mpi/mpi_error.h"
 #include "mpi/quarantine.h"
 
 namespace dscomm {
@@ -19,15 +21,11 @@ MpiChannel::MpiChannel(MPI_Comm comm, int rank, std::string peer)
     : comm_(comm), rank_(rank), peer_(std::move(peer)), sends_(kChannelCells, MPI_REQUEST_NULL) {}
 
 Status MpiChannel::failed(const char* what, int code) const {
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  return make_status(Code::kInternal, "MPI's %s failed for the channel to %s: %s", what,
-                     peer_.c_str(), text);
+  return Status(Code::kInternal,
+                "the channel to " + peer_ + ": " + mpi_error(what, code).message());
 }
 
 Status MpiChannel::open(size_t channel_bytes) {
-  DSCOMM_RETURN_IF_ERROR(send_failure_);
   if (cells_ != nullptr) return {};
   size_t cell_bytes = std::clamp(channel_bytes / kChannelCells, kSmallestCell, kLargestCell);
   cells_.reset(new (std::nothrow) std::byte[kChannelCells * cell_bytes]);
@@ -46,8 +44,10 @@ bool MpiChannel::publish() {
   std::byte* filled = cell(published_);
   CellHeader header;
   std::memcpy(&header, filled, sizeof header);
-  int code = MPI_Isend(filled, static_cast<int>(sizeof header + header.cell_bytes), MPI_BYTE, rank_,
-                       kTag, comm_, &sends_[published_ % kChannelCells]);
+  const int code = guarded([&] {
+    return MPI_Isend(filled, static_cast<int>(sizeof header + header.cell_bytes), MPI_BYTE, rank_,
+                     kTag, comm_, &sends_[published_ % kChannelCells]);
+  });
   if (code != MPI_SUCCESS) send_failure_ = failed("MPI_Isend", code);
   ++published_;
   return false;
@@ -56,7 +56,8 @@ bool MpiChannel::publish() {
 bool MpiChannel::in_flight() {
   while (sent_ < published_) {
     int done = 0;
-    int code = MPI_Test(&sends_[sent_ % kChannelCells], &done, MPI_STATUS_IGNORE);
+    const int code =
+        guarded([&] { return MPI_Test(&sends_[sent_ % kChannelCells], &done, MPI_STATUS_IGNORE); });
     if (code != MPI_SUCCESS) send_failure_ = failed("MPI_Test", code);
     if (!done) return send_failure_.ok();
     ++sent_;
@@ -68,7 +69,7 @@ Status MpiChannel::start_receive() {
   int there = 0;
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
-  int code = MPI_Improbe(rank_, kTag, comm_, &there, &message, &status);
+  int code = guarded([&] { return MPI_Improbe(rank_, kTag, comm_, &there, &message, &status); });
   if (code != MPI_SUCCESS) return failed("MPI_Improbe", code);
   if (!there) return {};
   int bytes = 0;
@@ -81,7 +82,7 @@ Status MpiChannel::start_receive() {
       return make_status(Code::kResource, "no memory is left for a cell of %zu bytes from %s",
                          arriving_bytes_, peer_.c_str());
   }
-  code = MPI_Imrecv(arriving_.get(), bytes, MPI_BYTE, &message, &receive_);
+  code = guarded([&] { return MPI_Imrecv(arriving_.get(), bytes, MPI_BYTE, &message, &receive_); });
   return code == MPI_SUCCESS ? Status() : failed("MPI_Imrecv", code);
 }
 
@@ -91,7 +92,7 @@ Result<std::optional<ArrivedCell>> MpiChannel::next_cell() {
     if (receive_ == MPI_REQUEST_NULL) DSCOMM_RETURN_IF_ERROR(start_receive());
     if (receive_ == MPI_REQUEST_NULL) return std::optional<ArrivedCell>();
     int done = 0;
-    int code = MPI_Test(&receive_, &done, MPI_STATUS_IGNORE);
+    const int code = guarded([&] { return MPI_Test(&receive_, &done, MPI_STATUS_IGNORE); });
     if (code != MPI_SUCCESS) return failed("MPI_Test", code);
     if (!done) return std::optional<ArrivedCell>();
     arrived_ = true;
@@ -111,7 +112,8 @@ bool MpiChannel::consume() {
 }
 
 void MpiChannel::drop() {
-  if (cells_ != nullptr && in_flight()) quarantine(std::move(cells_));
+  in_flight();
+  if (sent_ < published_) quarantine(std::move(cells_));
   if (receive_ != MPI_REQUEST_NULL) quarantine(std::move(arriving_));
   cells_.reset();
   published_ = sent_ = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "mpi/guarded.h"
+
 namespace dscomm {
 
 MpiNotices::MpiNotices(MPI_Comm comm) : comm_(comm) {
@@ -19,8 +21,10 @@ void MpiNotices::say(uint64_t team_id, uint64_t position, std::span<const int> r
   for (int rank : ranks) {
     if (broken_) return;
     Sending& sending = sending_.emplace_back(Sending{{team_id, position}, MPI_REQUEST_NULL});
-    broken_ = MPI_Isend(&sending.notice, sizeof sending.notice, MPI_BYTE, rank, kTag, comm_,
-                        &sending.request) != MPI_SUCCESS;
+    broken_ = guarded([&] {
+                return MPI_Isend(&sending.notice, sizeof sending.notice, MPI_BYTE, rank, kTag,
+                                 comm_, &sending.request);
+              }) != MPI_SUCCESS;
   }
 }
 
@@ -31,12 +35,15 @@ void MpiNotices::listen() {
     int there = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
-    broken_ = MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &there, &message, &status) != MPI_SUCCESS;
+    broken_ = guarded([&] {
+                return MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &there, &message, &status);
+              }) != MPI_SUCCESS;
     if (broken_ || !there) return;
     // A message of this size is there whole once it is matched, so this does not wait.
     Notice notice{};
-    broken_ =
-        MPI_Mrecv(&notice, sizeof notice, MPI_BYTE, &message, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+    broken_ = guarded([&] {
+                return MPI_Mrecv(&notice, sizeof notice, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+              }) != MPI_SUCCESS;
     if (broken_) return;
     uint64_t& furthest = heard_[{notice.team_id, status.MPI_SOURCE}];
     furthest = std::max(furthest, notice.position);
@@ -58,7 +65,9 @@ void MpiNotices::forget(uint64_t team_id) {
 void MpiNotices::reap() {
   while (!broken_ && !sending_.empty()) {
     int sent = 0;
-    broken_ = MPI_Test(&sending_.front().request, &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+    broken_ = guarded([&] {
+                return MPI_Test(&sending_.front().request, &sent, MPI_STATUS_IGNORE);
+              }) != MPI_SUCCESS;
     if (!sent) return;
     sending_.pop_front();
   }

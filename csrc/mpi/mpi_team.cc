@@ -4,10 +4,10 @@
 #include "mpi/mpi_team.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
-
-#include "mpi/mpi_error.h"
 
 namespace dscomm {
 namespace {
@@ -30,6 +30,8 @@ MpiTeamOptions bounded(MpiTeamOptions options) {
 // A rank that has left in order may have completed its last call, which this rank is still in: the
 // others pass on what it sent. It gets as long as an overloaded machine may need for that.
 constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
+
+constexpr std::chrono::milliseconds kNewsNap{1};
 
 constexpr int kLeadTag = 1;
 
@@ -114,8 +116,7 @@ MpiTeam::~MpiTeam() {
   // A Team that has failed may have left requests of MPI pending, here or on other ranks.
   if (is_finalized || !failure().ok()) return;
   // Every call so far is complete, so no message for this rank is on its way.
-  MPI_Comm_free(&data_);
-  MPI_Comm_free(&check_);
+  for (MPI_Comm* comm : {&data_, &check_}) (void)guarded([&] { return MPI_Comm_free(comm); });
 }
 
 Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options) {
@@ -173,21 +174,25 @@ Status MpiTeam::start_lead() {
   if (!is_few()) {
     Result<LeadType> lead = lead_type();
     if (!lead.ok()) return fail(lead.status().code(), lead.status().message());
-    return check("MPI_Iallreduce",
-                 MPI_Iallreduce(slot(0), slot(1), 1, lead.value().type, lead.value().op, check_,
-                                lead_staging_.add_request()));
+    return check("MPI_Iallreduce", [&] {
+      return MPI_Iallreduce(slot(0), slot(1), 1, lead.value().type, lead.value().op, check_,
+                            lead_staging_.add_request());
+    });
   }
   const auto sent = static_cast<int>(sizeof lead_ + riding_bytes_);
   const auto room = static_cast<int>(slot_bytes());
   for (int k = 0; k < size(); ++k)
     if (k != rank_)
-      DSCOMM_RETURN_IF_ERROR(check("MPI_Irecv", MPI_Irecv(slot(1 + k), room, MPI_BYTE, k, kLeadTag,
-                                                          check_, lead_staging_.add_request())));
+      DSCOMM_RETURN_IF_ERROR(check("MPI_Irecv", [&] {
+        return MPI_Irecv(slot(1 + k), room, MPI_BYTE, k, kLeadTag, check_,
+                         lead_staging_.add_request());
+      }));
   // Beginning with the next rank, so that not all send to the same one first.
   for (int i = 1; i < size(); ++i)
-    DSCOMM_RETURN_IF_ERROR(
-        check("MPI_Isend", MPI_Isend(slot(0), sent, MPI_BYTE, (rank_ + i) % size(), kLeadTag,
-                                     check_, lead_staging_.add_request())));
+    DSCOMM_RETURN_IF_ERROR(check("MPI_Isend", [&] {
+      return MPI_Isend(slot(0), sent, MPI_BYTE, (rank_ + i) % size(), kLeadTag, check_,
+                       lead_staging_.add_request());
+    }));
   return {};
 }
 
@@ -216,9 +221,10 @@ Status MpiTeam::disagree() {
   std::byte* sides = staging.data() + mine.size();
   std::memcpy(staging.data(), mine.data(), mine.size());
   const int bytes = static_cast<int>(mine.size());
-  DSCOMM_RETURN_IF_ERROR(
-      check("MPI_Iallgather", MPI_Iallgather(staging.data(), bytes, MPI_BYTE, sides, bytes,
-                                             MPI_BYTE, check_, staging.add_request())));
+  DSCOMM_RETURN_IF_ERROR(check("MPI_Iallgather", [&] {
+    return MPI_Iallgather(staging.data(), bytes, MPI_BYTE, sides, bytes, MPI_BYTE, check_,
+                          staging.add_request());
+  }));
   DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
   std::vector<std::string> names;
   for (const MpiTeamMember& member : options_.members) names.push_back(member.name);
@@ -250,13 +256,15 @@ Status MpiTeam::run(const Rounds& rounds) {
     }
     if (round < round_count) {
       if (round > 0) rounds.stage(round, staging.data());
-      DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.start(round, staging)));
+      DSCOMM_RETURN_IF_ERROR(
+          check("MPI's collective", [&] { return rounds.start(round, staging); }));
     }
     if (round == 0 && rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
     if (rounds.go_on != nullptr && round >= kUntilSecond && round - kUntilSecond < round_count) {
       MpiStaging& before = staging_[(round - kUntilSecond) % kInFlight];
       DSCOMM_RETURN_IF_ERROR(wait(before, Place::kMoving));
-      DSCOMM_RETURN_IF_ERROR(check("MPI's collective", rounds.go_on(round - kUntilSecond, before)));
+      DSCOMM_RETURN_IF_ERROR(
+          check("MPI's collective", [&] { return rounds.go_on(round - kUntilSecond, before); }));
     }
   }
   return {};
@@ -274,13 +282,24 @@ Status MpiTeam::wait(MpiStaging& staging, Place place) {
   if (status.ok()) return {};
   // Unless the Team has ended, it is MPI that refused.
   Status known = cause_.get();
-  return known.ok() ? fail(status.code(), status.message()) : known;
+  return known.ok() ? refused(status) : known;
 }
 
-Status MpiTeam::check(const char* call, int code) {
-  if (code == MPI_SUCCESS) return {};
-  Status refused = mpi_error(call, code);
-  return fail(refused.code(), refused.message());
+Status MpiTeam::end(const Status& status) {
+  if (status.ok()) return {};
+  abort(status);
+  return cause_.get();
+}
+
+Status MpiTeam::refused(const Status& status) {
+  // A connection that breaks is often the first sign of a death, of which News comes next.
+  const int64_t end_ns = monotonic_ns() + kCauseGraceNs;
+  while (monotonic_ns() < end_ns && !deadline_->expired()) {
+    DSCOMM_RETURN_IF_ERROR(hear_news());
+    if (!died_.ok()) return fail(died_.code(), died_.message());
+    std::this_thread::sleep_for(kNewsNap);
+  }
+  return fail(status.code(), status.message());
 }
 
 Status MpiTeam::hear_news() {

@@ -34,7 +34,9 @@
 #include "core/team/first_cause.h"
 #include "core/team/team.h"
 #include "core/transport/news.h"
+#include "mpi/guarded.h"
 #include "mpi/mpi_agreement.h"
+#include "mpi/mpi_error.h"
 #include "mpi/mpi_notices.h"
 #include "mpi/mpi_staging.h"
 #include "mpi/mpi_wait.h"
@@ -177,7 +179,15 @@ class MpiTeam final : public Team {
 
   // Until the operation is complete, or there is no use in waiting any longer.
   Status wait(MpiStaging& staging, Place place);
-  Status check(const char* call, int code);
+  template <typename Call>
+  Status check(const char* name, const Call& call) {
+    const int code = guarded(call);
+    return code == MPI_SUCCESS ? Status() : refused(mpi_error(name, code));
+  }
+  // A status of whoever composes this Team; when it is not OK, this Team ends with it.
+  Status end(const Status& status);
+  // MPI has refused something. Fails with the reason why, where News has one soon.
+  Status refused(const Status& status);
 
   // Ends the Team with a cause found by this rank in the call in progress, unless another was
   // first.

@@ -5,6 +5,7 @@
 
 #include "core/base/log.h"
 #include "mpi/abandonable.h"
+#include "mpi/guarded.h"
 #include "mpi/mpi_channel.h"
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_team.h"
@@ -30,7 +31,8 @@ void make_communicators(MPI_Comm from, const std::vector<int>& ranks, int tag,
   if (made->code == MPI_SUCCESS)
     made->code = MPI_Group_incl(whole, static_cast<int>(ranks.size()), ranks.data(), &part);
   for (MPI_Comm* comm : {&made->data, &made->check}) {
-    if (made->code == MPI_SUCCESS) made->code = MPI_Comm_create_group(from, part, tag, comm);
+    if (made->code == MPI_SUCCESS)
+      made->code = guarded([&] { return MPI_Comm_create_group(from, part, tag, comm); });
     if (made->code == MPI_SUCCESS) MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
   }
   if (part != MPI_GROUP_NULL) MPI_Group_free(&part);
@@ -83,12 +85,12 @@ Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& re
                                                       std::shared_ptr<Store> store,
                                                       const Deadline& deadline,
                                                       const std::string& folder) {
-  std::shared_ptr<MpiTransport> transport(new MpiTransport(request));
-  Status status = transport->bring_up_all(std::move(store), deadline, folder);
   // The module has its own copy of the core, and so of the log.
   set_log_level(request.settings.debug);
   const int global_rank = request.members[static_cast<size_t>(request.rank)].global_rank;
   set_log_rank(global_rank >= 0 ? global_rank : request.rank);
+  std::shared_ptr<MpiTransport> transport(new MpiTransport(request));
+  Status status = transport->bring_up_all(std::move(store), deadline, folder);
   if (!status.ok()) return status;
   return std::shared_ptr<Transport>(std::move(transport));
 }
@@ -186,12 +188,12 @@ void MpiTransport::leave() {
 void MpiTransport::flush() {
   MPI_Request request = MPI_REQUEST_NULL;
   if (flushed_.exchange(true) || lifeline_->count() != 0 ||
-      MPI_Ibarrier(shared_, &request) != MPI_SUCCESS)
+      guarded([&] { return MPI_Ibarrier(shared_, &request); }) != MPI_SUCCESS)
     return;
   const Deadline deadline = Deadline::after(kFlushLimit);
   int done = 0;
-  while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done &&
-         !deadline.expired() && lifeline_->count() == 0)
+  const auto test = [&] { return MPI_Test(&request, &done, MPI_STATUS_IGNORE); };
+  while (guarded(test) == MPI_SUCCESS && !done && !deadline.expired() && lifeline_->count() == 0)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
 
 namespace dscomm {
@@ -13,8 +14,10 @@ namespace {
 
 Result<bool> poll(std::vector<MPI_Request>* requests) {
   int done = 0;
-  int code =
-      MPI_Testall(static_cast<int>(requests->size()), requests->data(), &done, MPI_STATUSES_IGNORE);
+  const int code = guarded([&] {
+    return MPI_Testall(static_cast<int>(requests->size()), requests->data(), &done,
+                       MPI_STATUSES_IGNORE);
+  });
   if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
   if (done) requests->clear();
   return done != 0;

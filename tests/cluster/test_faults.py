@@ -64,6 +64,29 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
         assert [[*job.exit_codes().values()][rank] for rank in dead] == [-9] * len(dead)
 
 
+@pytest.mark.parametrize("workload", ["chunked_all_reduce", "ring"])
+def test_kill_with_messages_under_way(make_hosts: Callable[[int], Hosts], workload: str) -> None:
+    """Messages to a rank wait for room in its connection when the kernel resets that.
+
+    Open MPI takes that for the end of the process that sends them. The rank is stopped first, so
+    that it reads no more, and the connections are short of memory, so that they fill up.
+    """
+    dead = 2
+    short = dict.fromkeys(("OMPI_MCA_btl_tcp_sndbuf", "OMPI_MCA_btl_tcp_rcvbuf"), "8192")
+    arguments = ("until_raised.py", workload, str(LONG_S))
+    with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments, env=short, store_apart=True) as job:
+        job.wait_for("working")
+        time.sleep(0.3)
+        job.kill(dead, signal.SIGSTOP)
+        time.sleep(0.3)
+        at_s = job.kill(dead)
+        survivors = [rank for rank in range(job.size) if rank != dead]
+        for event in job.wait_for("raised", survivors, limit_s=20.0):
+            assert event.at_s - at_s < SOON_S, job.report()
+            assert job.name(dead) in event.facts["text"], job.report()
+        in_peace(job, survivors)
+
+
 @pytest.mark.parametrize("what", ["link_down", "drop_packets"])
 def test_cut_off(make_hosts: Callable[[int], Hosts], what: str) -> None:
     hosts = make_hosts(2)

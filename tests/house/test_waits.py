@@ -54,6 +54,7 @@ ALLOWED = {
     ("csrc/mpi/abandonable.cc", "condition"): "in slices, until the deadline or a reason",
     ("csrc/mpi/abandonable.cc", "thread"): "what it ran has returned",
     ("csrc/mpi/bring_up.cc", "sleep"): "pauses between questions to the store; deadline",
+    ("csrc/mpi/mpi_team.cc", "sleep"): "MPI has refused: for 0.2 s at most, for news of a death",
     ("csrc/mpi/mpi_transport.cc", "sleep"): "at exit, for a second at most: data on its way out",
     ("csrc/mpi/mpi_wait.cc", "poll"): "no wait: it asks MPI once",
     ("csrc/mpi/mpi_wait.cc", "sleep"): "the one wait for MPI: it naps, under the deadline",

@@ -154,6 +154,12 @@ struct PointToPoint::GroupState {
   std::unordered_set<TransferPtr> pending;
   Status suspicion;  // ends the group unless its cause is heard of soon
   int64_t suspected_ns = 0;
+
+  void suspect(const Status& consequence) {
+    if (!suspicion.ok()) return;
+    suspicion = consequence;
+    suspected_ns = monotonic_ns();
+  }
 };
 
 // Everything between this process and another one, whatever the group.
@@ -312,7 +318,10 @@ PointToPoint::GroupState& PointToPoint::state_of(const GroupPtr& group) {
   for (size_t k = 0; k < group->peers.size(); ++k) {
     if (static_cast<int>(k) == group->rank) continue;
     std::unique_ptr<Connection>& connection = connections_[group->peers[k]->id()];
-    if (connection != nullptr) continue;
+    if (connection != nullptr) {
+      if (!connection->broken.ok()) state->suspect(connection->broken);
+      continue;
+    }
     connection = std::make_unique<Connection>(arena_, directory_, group->peers[k]);
     if (connection->peer->doorbell() == nullptr) ++polled_count_;
   }
@@ -348,7 +357,6 @@ Status PointToPoint::start_send(const TransferPtr& transfer) {
     return Status(Code::kPeerDied, what + group.name_member(transfer->peer) +
                                        " died or exited without leaving the group");
   Connection& connection = connection_to(group, transfer->peer);
-  DSCOMM_RETURN_IF_ERROR(connection.broken);
   DSCOMM_RETURN_IF_ERROR(connection.channel->open(channel_bytes_));
   connection.outgoing.push_back(transfer);
   return {};
@@ -356,8 +364,6 @@ Status PointToPoint::start_send(const TransferPtr& transfer) {
 
 Status PointToPoint::start_receive(GroupState& state, const TransferPtr& transfer,
                                    Outcome* outcome) {
-  if (transfer->peer >= 0)
-    DSCOMM_RETURN_IF_ERROR(connection_to(*transfer->group, transfer->peer).broken);
   Bucket& bucket = state.buckets[transfer->tag];
   auto fits = [&](const MessagePtr& message) {
     return transfer->peer == -1 || transfer->peer == message->source;
@@ -425,7 +431,7 @@ bool PointToPoint::progress_in(Connection& connection, Outcome* outcome) {
   if (!connection.broken.ok()) return false;
   for (int taken = 0;; ++taken) {
     Result<std::optional<ArrivedCell>> cell = connection.channel->next_cell();
-    if (!cell.ok()) return break_connection(connection, cell.status(), outcome);
+    if (!cell.ok()) return break_connection(connection, cell.status());
     if (!cell.value().has_value()) return taken > 0;
     if (taken == kMostCellsInTurn || !take_cell(connection, *cell.value(), outcome)) {
       connection.unread = true;
@@ -442,8 +448,7 @@ bool PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell, Ou
   bool continues = connection.incoming != nullptr;
   if (header.sequence != connection.received_messages + 1 || first == continues ||
       (continues && header.group != connection.incoming->group))
-    return break_connection(connection, Status(Code::kInternal, "a cell came out of order"),
-                            outcome);
+    return break_connection(connection, Status(Code::kInternal, "a cell came out of order"));
   if (!continues) connection.incoming = begin_message(connection, header, outcome);
   if (connection.incoming == nullptr) return false;
   MessagePtr message = connection.incoming;
@@ -455,8 +460,7 @@ bool PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell, Ou
   }
   uint64_t left = message->bytes - message->arrived;
   if (header.cell_bytes > left || (header.cell_bytes == 0 && left > 0))
-    return break_connection(connection, Status(Code::kInternal, "a cell does not fit its message"),
-                            outcome);
+    return break_connection(connection, Status(Code::kInternal, "a cell does not fit its message"));
   if (header.cell_bytes > 0 && !message->discarded) {
     std::byte* base = message->receive ? message->receive->destination : message->heap.get();
     std::memcpy(base + message->arrived, cell.data, header.cell_bytes);
@@ -549,14 +553,13 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
   if (TransferPtr receive = std::move(message->receive)) {
     if (Status cause = state.group->failure(); !cause.ok()) {
       fail_group(state, cause, outcome);
-    } else if (state.suspicion.ok()) {
+    } else {
       // Why it did is on its way, or not: it may come through a process that has died meanwhile.
-      state.suspected_ns = monotonic_ns();
-      state.suspicion = Status(
+      state.suspect(Status(
           Code::kAborted,
           "receive of " + describe_data(receive->dtype, receive->count, receive->tag) +
               " in group '" + receive->group->name +
-              "': " + receive->group->name_member(message->source) + " gave up its send half-way");
+              "': " + receive->group->name_member(message->source) + " gave up its send half-way"));
     }
     return;
   }
@@ -564,16 +567,16 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
     std::erase(at->second.unexpected, message);
 }
 
-// Nothing more is read from there; the groups that talk to it end. Returns false, for nothing was
-// taken.
-bool PointToPoint::break_connection(Connection& connection, const Status& cause, Outcome* outcome) {
+// Nothing more is read from there; the groups that talk to it end, with the reason why it broke
+// where that is heard of soon. Returns false, for nothing was taken.
+bool PointToPoint::break_connection(Connection& connection, const Status& cause) {
   const Endpoint& peer = *connection.peer;
   connection.broken = Status(cause.code(), cause.message() + " (from " + peer.describe() + ")");
   for (auto& [id, state] : groups_) {
     if (state->group == nullptr || !state->failure.ok()) continue;
     bool member = std::any_of(state->group->peers.begin(), state->group->peers.end(),
                               [&](const auto& other) { return other->id() == peer.id(); });
-    if (member) fail_group(*state, connection.broken, outcome);
+    if (member) state->suspect(connection.broken);
   }
   return false;
 }

@@ -117,7 +117,7 @@ class PointToPoint {
   bool take_cell(Connection& connection, const ArrivedCell& cell, Outcome* outcome);
   MessagePtr begin_message(Connection& connection, const CellHeader& header, Outcome* outcome);
   void end_abandoned(const MessagePtr& message, Outcome* outcome);
-  bool break_connection(Connection& connection, const Status& cause, Outcome* outcome);
+  bool break_connection(Connection& connection, const Status& cause);
   Connection& connection_to(const PointToPointGroup& group, int peer) const;
   Status check_match(const Transfer& transfer, const Message& message) const;
   void refund(Message* message);

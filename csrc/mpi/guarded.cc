@@ -1,0 +1,46 @@
+#include "mpi/guarded.h"
+
+#include <dlfcn.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+
+namespace dscomm {
+namespace {
+
+// Relaxed: who reads it late calls MPI once more, which is what happens anyway when the calls of
+// two threads overlap.
+std::atomic<bool> gave_up{false};
+thread_local int entries = 0;
+
+}  // namespace
+
+bool mpi_gave_up() { return gave_up.load(std::memory_order_relaxed); }
+
+guard::Entry::Entry() { ++entries; }
+guard::Entry::~Entry() { --entries; }
+
+}  // namespace dscomm
+
+// Found before libmpi's own: this object is ahead of libmpi in the order of lookups, in a program
+// that is linked with it and in the module, which is loaded with RTLD_GLOBAL. Where MPI was loaded
+// globally before (by mpi4py, say), libmpi's own is found and nothing changes.
+extern "C" __attribute__((visibility("default"), noreturn)) void ompi_rte_abort(int code,
+                                                                                char* format, ...) {
+  if (dscomm::entries > 0) {
+    dscomm::gave_up.store(true, std::memory_order_relaxed);
+    throw dscomm::guard::GaveUp();
+  }
+  using Abort = void (*)(int, const char*, ...);
+  const auto own = reinterpret_cast<Abort>(dlsym(RTLD_NEXT, "ompi_rte_abort"));
+  char text[1024] = "";
+  if (format != nullptr) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+  }
+  if (own != nullptr) own(code, format == nullptr ? nullptr : "%s", text);
+  std::abort();
+}
