@@ -130,6 +130,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
   DSCOMM_RETURN_IF_ERROR(failure());
   deadline_ = &options.deadline;
   composer_ = options.composer;
+  chunks_ = options.chunks;
   call_ = as_piece(call, options);
   call_.sequence = ++sequence_;
   DSCOMM_RETURN_IF_ERROR(hear_news());
@@ -235,7 +236,6 @@ Status MpiTeam::disagree() {
 // ranks start the collectives in one order, which MPI asks for: round 0, 1, 2, the second of round
 // 0, round 3, the second of round 1, and so on.
 Status MpiTeam::run(const Rounds& rounds) {
-  constexpr size_t kInFlight = std::tuple_size_v<decltype(staging_)>;
   constexpr size_t kUntilSecond = kInFlight / 2;
   const auto table_entries = 2 * static_cast<size_t>(size());  // to send, and to receive
   // A block that is one piece here may be several for others, which make all of us go on.
@@ -253,8 +253,12 @@ Status MpiTeam::run(const Rounds& rounds) {
     if (round >= kInFlight && round - kInFlight < round_count) {
       DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
       rounds.deliver(round - kInFlight, staging.data());
+      if (chunks_ != nullptr)
+        DSCOMM_RETURN_IF_ERROR(end(chunks_->take((round - kInFlight + 1) * rounds.piece)));
     }
     if (round < round_count) {
+      if (chunks_ != nullptr)
+        DSCOMM_RETURN_IF_ERROR(end(chunks_->make((round + 1) * rounds.piece)));
       if (round > 0) rounds.stage(round, staging.data());
       DSCOMM_RETURN_IF_ERROR(
           check("MPI's collective", [&] { return rounds.start(round, staging); }));
@@ -274,6 +278,11 @@ size_t MpiTeam::piece_of_each(size_t element_bytes) const {
   const size_t chunk = options_.chunk_bytes / static_cast<size_t>(size());
   const size_t bytes = is_few() ? std::min(chunk, options_.message_bytes) : chunk;
   return std::max<size_t>(bytes / element_bytes, 1);
+}
+
+size_t MpiTeam::within_chunks(size_t piece) const {
+  return chunks_ == nullptr ? piece
+                            : std::max<size_t>(std::min(piece, chunks_->count / kInFlight), 1);
 }
 
 Status MpiTeam::wait(MpiStaging& staging, Place place) {

@@ -105,6 +105,7 @@ class MpiTeam final : public Team {
   void abort(const Status& cause) override;
   Status failure() override;
   Status death() override;
+  bool takes_chunks() const override { return true; }
 
  private:
   // Where a call is; a later place is a greater number.
@@ -113,6 +114,9 @@ class MpiTeam final : public Team {
 
   // Elements of a piece of which each rank sends one to each, or to all of them in a round.
   size_t piece_of_each(size_t element_bytes) const;
+  // The same for the rounds of a call whose values come in chunks: those that are in flight are of
+  // two chunks at most.
+  size_t within_chunks(size_t piece) const;
 
   // The rounds of a call. Each of its blocks is cut into pieces of `piece` elements; round r has
   // piece r of every block.
@@ -216,11 +220,13 @@ class MpiTeam final : public Team {
   CallRecord call_;                     // in progress
   Team* composer_ = nullptr;            // see CallOptions
   const Deadline* deadline_ = nullptr;  // of the call in progress
+  const Chunks* chunks_ = nullptr;      // see CallOptions
   Splits splits_;
   LeadHead lead_;
   size_t riding_bytes_ = 0;
   MpiStaging lead_staging_;
-  std::array<MpiStaging, 4> staging_;
+  static constexpr size_t kInFlight = 4;  // rounds
+  std::array<MpiStaging, kInFlight> staging_;
   std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
 
   // What News said when it was last asked by the thread that waits.

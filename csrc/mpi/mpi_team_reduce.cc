@@ -37,7 +37,10 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
-  if (fits_lead(count, reduction)) return reduce_small(in, out, count, reduction, kEveryRank);
+  // Only the first chunk is there yet.
+  const bool is_there = chunks_ == nullptr || count <= chunks_->count;
+  if (is_there && fits_lead(count, reduction))
+    return reduce_small(in, out, count, reduction, kEveryRank);
   if (!is_few()) return reduce_by_mpi(in, out, count, reduction, kEveryRank);
   return size() == 2 ? reduce_by_swap(in, out, count, reduction)
                      : reduce_by_exchange(in, out, count, reduction);
@@ -99,7 +102,7 @@ Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const size_t room = std::max(std::min(options_.chunk_bytes, options_.message_bytes),
                                sizeof(std::complex<double>));
-  const size_t piece = room / element_bytes, piece_bytes = piece * element_bytes;
+  const size_t piece = within_chunks(room / element_bytes), piece_bytes = piece * element_bytes;
   Rounds rounds;
   rounds.goes_ahead = true;
   rounds.piece = piece;
@@ -136,7 +139,8 @@ Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Red
   if (!op.ok()) return fail(op.status().code(), op.status().message());
   const MPI_Datatype type = mpi_datatype(wire.dtype());
   Rounds rounds;
-  rounds.piece = std::min(count, std::max<size_t>(options_.chunk_bytes / wire.wire_bytes(), 1));
+  rounds.piece =
+      within_chunks(std::min(count, std::max<size_t>(options_.chunk_bytes / wire.wire_bytes(), 1)));
   const size_t piece = rounds.piece, piece_bytes = piece * wire.wire_bytes();
   rounds.bytes = 2 * piece_bytes;
   rounds.stage = [&, piece](size_t round, std::byte* staging) {
@@ -167,7 +171,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   Rounds rounds;
-  rounds.piece = std::min(count, ranks * piece_of_each(element_bytes));
+  rounds.piece = within_chunks(std::min(count, ranks * piece_of_each(element_bytes)));
   const size_t piece = rounds.piece, piece_bytes = piece * element_bytes;
   const size_t most_of_share = (piece + ranks - 1) / ranks;
   rounds.bytes = piece_bytes + ranks * most_of_share * element_bytes;

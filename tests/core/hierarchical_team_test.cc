@@ -42,9 +42,9 @@ std::unique_ptr<HierarchicalTeam> make_over_threads(ThreadBoards& boards, int ra
   return std::move(team).value();
 }
 
-RunRanks over_threads(const Domains& domains, HierarchyOptions options) {
-  return [domains, options](const RankBody& body) {
-    ThreadBoards boards;
+RunRanks over_threads(const Domains& domains, HierarchyOptions options, bool take_chunks = false) {
+  return [domains, options, take_chunks](const RankBody& body) {
+    ThreadBoards boards(take_chunks);
     std::vector<std::thread> running;
     for (int rank = 0; rank < rank_count(domains); ++rank) {
       running.emplace_back([&, rank] { body(*make_over_threads(boards, rank, domains, options)); });
@@ -93,6 +93,19 @@ TEST_P(Placements, EveryCollectiveInChunksOfOneElement) {
   options.counts = {0, 5};
   check_every_collective(rank_count(GetParam().domains), over_threads(GetParam().domains, 1),
                          options);
+}
+
+// Where the Teams take chunks, a slice of more than 400 bytes is one call across.
+TEST_P(Placements, EveryCollectiveWithOverlap) {
+  const int ranks = rank_count(GetParam().domains);
+  HierarchyOptions small{.name = {}, .staging_bytes = 800};
+  ReferenceOptions options;
+  options.dtypes = {DType::kFloat32, DType::kInt64};
+  options.counts = {60, 401, 1500};  // with 401, slices differ in the number of chunks
+  check_every_collective(ranks, over_threads(GetParam().domains, small, true), options);
+  check_disagreements(ranks, over_threads(GetParam().domains, small, true));
+  small.halves_as_float32 = false;  // which are not widened then, so they overlap too
+  check_same_bits(ranks, over_threads(GetParam().domains, small, true));
 }
 
 TEST_P(Placements, SameBits) {

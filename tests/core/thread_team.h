@@ -3,6 +3,7 @@
 // called. It lets Teams that compose Teams be tested without any transport.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -113,15 +114,18 @@ class ThreadBoard {
 
 class ThreadTeam final : public Team {
  public:
-  ThreadTeam(std::shared_ptr<ThreadBoard> board, int rank, int size)
-      : board_(std::move(board)), rank_(rank), size_(size) {}
+  ThreadTeam(std::shared_ptr<ThreadBoard> board, int rank, int size, bool take_chunks = false)
+      : board_(std::move(board)), rank_(rank), size_(size), takes_chunks_(take_chunks) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::string describe() const override { return "threads, " + std::to_string(size_) + " ranks"; }
 
+  bool takes_chunks() const override { return takes_chunks_; }
+
   Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
                     const CallOptions& options) override {
+    if (options.chunks != nullptr) return all_reduce_chunks(in, out, count, reduction, options);
     auto posts = meet(call_of("all_reduce", reduction) + " of " + std::to_string(count),
                       {bytes_of(in, count, reduction.dtype)}, options);
     if (!posts.ok()) return posts.status();
@@ -229,6 +233,35 @@ class ThreadTeam final : public Team {
                         options.deadline);
   }
 
+  // By rounds of a quarter of a chunk, whose results are given as late as that is allowed.
+  Status all_reduce_chunks(const void* in, void* out, size_t count, const Reduction& reduction,
+                           const CallOptions& options) {
+    constexpr size_t kLate = 4;
+    const size_t element_bytes = dtype_bytes(reduction.dtype);
+    const size_t piece = std::max<size_t>(options.chunks->count / kLate, 1);
+    const size_t rounds = (count + piece - 1) / piece;
+    auto length = [&](size_t round) { return std::min(piece, count - round * piece); };
+    CallOptions one = options;
+    one.chunks = nullptr;
+    std::map<size_t, Bytes> results;
+    for (size_t round = 0; round < rounds + kLate; ++round) {
+      if (round >= kLate) {
+        const size_t done = round - kLate;
+        std::memcpy(static_cast<std::byte*>(out) + done * piece * element_bytes,
+                    results.at(done).data(), results.at(done).size());
+        results.erase(done);
+        DSCOMM_RETURN_IF_ERROR(options.chunks->take((done + 1) * piece));
+      }
+      if (round >= rounds) continue;
+      DSCOMM_RETURN_IF_ERROR(options.chunks->make((round + 1) * piece));
+      results[round].resize(length(round) * element_bytes);
+      DSCOMM_RETURN_IF_ERROR(
+          all_reduce(static_cast<const std::byte*>(in) + round * piece * element_bytes,
+                     results[round].data(), length(round), reduction, one));
+    }
+    return {};
+  }
+
   static const Bytes& block(const std::vector<Post>& posts, int rank, int index) {
     return posts[static_cast<size_t>(rank)].blocks.at(static_cast<size_t>(index));
   }
@@ -268,12 +301,15 @@ class ThreadTeam final : public Team {
   std::shared_ptr<ThreadBoard> board_;
   const int rank_;
   const int size_;
+  const bool takes_chunks_;
   uint64_t sequence_ = 0;
 };
 
 // The boards of one test, found by name, so that every rank's factory finds the same.
 class ThreadBoards {
  public:
+  explicit ThreadBoards(bool take_chunks = false) : take_chunks_(take_chunks) {}
+
   // This rank's ThreadTeam of `ranks`, of which it is one.
   std::unique_ptr<Team> make(int rank, std::span<const int> ranks, const std::string& name) {
     int size = static_cast<int>(ranks.size());
@@ -282,10 +318,11 @@ class ThreadBoards {
     std::lock_guard lock(mutex_);
     std::shared_ptr<ThreadBoard>& board = boards_[name];
     if (board == nullptr) board = std::make_shared<ThreadBoard>(size);
-    return std::make_unique<ThreadTeam>(board, static_cast<int>(index), size);
+    return std::make_unique<ThreadTeam>(board, static_cast<int>(index), size, take_chunks_);
   }
 
  private:
+  const bool take_chunks_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<ThreadBoard>> boards_;
 };

@@ -93,11 +93,87 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
     narrow(results, reinterpret_cast<const float*>(sums), count, levels.whole.dtype);
 }
 
+size_t HierarchicalTeam::chunk_of_slice(const Slicing& slicing, const Levels& levels) const {
+  const auto is_even = [&](const std::vector<int>& domain) {
+    return static_cast<int>(domain.size()) == slice_count_;
+  };
+  if (levels.is_widened || !std::all_of(domains_.begin(), domains_.end(), is_even) ||
+      !led_.front().team->takes_chunks())
+    return 0;
+  // Small enough that little is left without overlap at both ends, large enough for the outer
+  // Team's own pieces.
+  const size_t share_bytes = slicing.count(0) * levels.sum_bytes();
+  const size_t chunk_bytes =
+      std::clamp(share_bytes / 8, options_.staging_bytes / 4, options_.staging_bytes * 2);
+  return share_bytes < 2 * chunk_bytes ? 0 : std::max<size_t>(chunk_bytes / levels.sum_bytes(), 1);
+}
+
+// One outer call for the whole slice; what is done inside goes along with it. All of it happens in
+// `out`.
+Status HierarchicalTeam::run_all_reduce_overlapped(const std::byte* in, std::byte* out,
+                                                   const Slicing& slicing, const Levels& levels,
+                                                   size_t chunk, const CallOptions& piece) {
+  const CallOptions last_piece = later(piece, 2);
+  const size_t element_bytes = levels.element_bytes();
+  const size_t in_all = (slicing.count(0) + chunk - 1) / chunk;  // slice 0 is longest
+  const auto me = static_cast<size_t>(index_);
+  std::vector<const void*> ins(members().size());
+  std::vector<void*> outs(members().size());
+  std::vector<size_t> counts(members().size());
+  // Where chunk k of each slice is.
+  const auto locate = [&](size_t k) {
+    for (size_t local = 0; local < counts.size(); ++local) {
+      const int slice = static_cast<int>(local);
+      const size_t skipped = std::min(k * chunk, slicing.count(slice));
+      const size_t offset = (slicing.begin(slice) + skipped) * element_bytes;
+      ins[local] = in + offset;
+      outs[local] = out + offset;
+      counts[local] = std::min(chunk, slicing.count(slice) - skipped);
+    }
+  };
+  size_t reduced = 0, spread = 0;  // chunks
+  const auto make_next_inner_call = [&]() -> Status {
+    if (reduced < in_all && reduced < spread + 2) {
+      locate(reduced++);
+      return inner_->reduce_scatter(ins, counts, outs[me], levels.inner, piece);
+    }
+    locate(spread++);
+    auto* mine = static_cast<std::byte*>(outs[me]);
+    settle(mine, mine, counts[me], levels);
+    return inner_->all_gather(mine, counts[me], levels.whole.dtype, outs, counts, last_piece);
+  };
+
+  Chunks chunks;
+  chunks.count = chunk;
+  chunks.make = [&](size_t end) -> Status {
+    while (reduced < in_all && reduced * chunk < end)
+      DSCOMM_RETURN_IF_ERROR(make_next_inner_call());
+    return {};
+  };
+  chunks.take = [&](size_t end) -> Status {
+    while (spread < in_all && (spread + 1) * chunk <= end)
+      DSCOMM_RETURN_IF_ERROR(make_next_inner_call());
+    return {};
+  };
+  DSCOMM_RETURN_IF_ERROR(chunks.make(1));
+  CallOptions across_piece = later(piece, 1);
+  across_piece.chunks = &chunks;
+  std::byte* mine = out + slicing.begin(index_) * element_bytes;
+  DSCOMM_RETURN_IF_ERROR(
+      led_.front().team->all_reduce(mine, mine, slicing.count(index_), levels.outer, across_piece));
+  while (spread < in_all) DSCOMM_RETURN_IF_ERROR(make_next_inner_call());
+  return {};
+}
+
 // By chunks: reduce-scatter inside, all-reduce every slice across, all-gather inside. Where nothing
 // is widened, all of it happens in `out`.
 Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                                         const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
+  const Slicing whole(count, slice_count_, levels.element_bytes());
+  if (const size_t chunk = chunk_of_slice(whole, levels); chunk > 0)
+    return run_all_reduce_overlapped(in, out, whole, levels, chunk, piece);
+
   const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);

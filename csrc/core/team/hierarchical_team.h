@@ -20,6 +20,13 @@
 // the earliest one that is not complete has all of its members on the way, so nobody waits in a
 // circle.
 //
+// Overlap. Where all domains are of one size, so that every rank leads one slice, and the outer
+// Teams take chunks (see Chunks), a long all_reduce is one outer call: while it moves some chunks
+// between domains, others are reduced or spread inside. The inner calls have one order on all
+// ranks: those of reducing (R) and spreading (S) a chunk are R0 R1 S0 R2 S1 R3 S2 ... A rank that
+// waits in one of them has started all that the outer calls of the others need before they come to
+// it.
+//
 // Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole),
 // which the Teams below compare and show, so two ranks of one Team that make different calls find
 // out in the first piece that they share, however alike the pieces look. Ranks that share no Team
@@ -148,6 +155,8 @@ class HierarchicalTeam final : public Team {
   // The algorithms. `piece` is what their sub-calls are told.
   Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                         const Reduction& reduction, const CallOptions& piece);
+  Status run_all_reduce_overlapped(const std::byte* in, std::byte* out, const Slicing& slicing,
+                                   const Levels& levels, size_t chunk, const CallOptions& piece);
   Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
                     int root, const CallOptions& piece);
   Status run_reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
@@ -165,6 +174,8 @@ class HierarchicalTeam final : public Team {
                         DType dtype, const CallOptions& piece);
   Status run_barrier(const CallOptions& piece);
 
+  // Elements of a slice in a chunk of an overlapped all_reduce, or 0 where that is not possible.
+  size_t chunk_of_slice(const Slicing& slicing, const Levels& levels) const;
   // Steps that algorithms share; see where they are defined.
   Status reduce_inside(const std::byte* values, std::byte* sums, const Slicing& slicing,
                        const Levels& levels, const CallOptions& piece);

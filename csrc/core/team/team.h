@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -26,6 +27,21 @@ namespace dscomm {
 
 struct CallRecord;
 class Team;
+
+// A call whose values are still being made while it is in progress, and whose results are used as
+// soon as they are there: a Team that composes another one overlaps its own work with the other's.
+// Both functions run on the calling thread, inside the call; when one fails, the call fails with
+// that status.
+struct Chunks {
+  size_t count = 0;  // elements of a chunk; the last one may be shorter
+  // Called before values are read, with ends that grow: those before `end` (which may lie behind
+  // the last) must be there. The first chunk is there from the beginning. At most two chunks are in
+  // progress: one of chunk k + 2 is asked for once take() has been told of all of chunk k.
+  std::function<Status(size_t end)> make;
+  // Called once all results before `end` are there and the values before it are read no more. Where
+  // a call is short this may be left out; the results are there when it returns.
+  std::function<Status(size_t end)> take;
+};
 
 // What every collective is told besides its buffers.
 struct CallOptions {
@@ -40,6 +56,8 @@ struct CallOptions {
   // And itself: what ends it ends this call, whose waits ask look() now and then. Who waits in one
   // of its Teams may hear of a fault only through another one.
   Team* composer = nullptr;
+  // For an all_reduce of a Team that takes_chunks(). The same count on all ranks.
+  const Chunks* chunks = nullptr;
 };
 
 class Team {
@@ -105,6 +123,8 @@ class Team {
 
   // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
 
+  // Whether all_reduce() heeds CallOptions::chunks.
+  virtual bool takes_chunks() const { return false; }
   // kPeerDied when a member is known to have died without leaving; ends nothing.
   virtual Status death() { return {}; }
   // As failure(), and a death has ended the Team some time after it was first seen here.
