@@ -7,12 +7,12 @@
 
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
+#include "mpi/mpi_tags.h"
 #include "mpi/quarantine.h"
 
 namespace dscomm {
 namespace {
 
-constexpr int kTag = 0;
 constexpr size_t kSmallestCell = 4096, kLargestCell = 1 << 20;
 
 }  // namespace
@@ -46,7 +46,7 @@ bool MpiChannel::publish() {
   std::memcpy(&header, filled, sizeof header);
   const int code = guarded([&] {
     return MPI_Isend(filled, static_cast<int>(sizeof header + header.cell_bytes), MPI_BYTE, rank_,
-                     kTag, comm_, &sends_[published_ % kChannelCells]);
+                     kCellTag, comm_, &sends_[published_ % kChannelCells]);
   });
   if (code != MPI_SUCCESS) send_failure_ = failed("MPI_Isend", code);
   ++published_;
@@ -69,7 +69,8 @@ Status MpiChannel::start_receive() {
   int there = 0;
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
-  int code = guarded([&] { return MPI_Improbe(rank_, kTag, comm_, &there, &message, &status); });
+  int code =
+      guarded([&] { return MPI_Improbe(rank_, kCellTag, comm_, &there, &message, &status); });
   if (code != MPI_SUCCESS) return failed("MPI_Improbe", code);
   if (!there) return {};
   int bytes = 0;

@@ -19,8 +19,8 @@ namespace dscomm {
 
 class MpiChannel final : public CellChannel {
  public:
-  // `comm` is for cells alone and outlives the channel; `rank` is the peer's in it, `peer` its
-  // description for messages.
+  // `comm` outlives the channel; nothing else in it has kCellTag. `rank` is the peer's in it,
+  // `peer` its description for messages.
   MpiChannel(MPI_Comm comm, int rank, std::string peer);
   ~MpiChannel() override { drop(); }
   MpiChannel(const MpiChannel&) = delete;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "mpi/guarded.h"
+#include "mpi/mpi_tags.h"
 
 namespace dscomm {
 
@@ -22,7 +23,7 @@ void MpiNotices::say(uint64_t team_id, uint64_t position, std::span<const int> r
     if (broken_) return;
     Sending& sending = sending_.emplace_back(Sending{{team_id, position}, MPI_REQUEST_NULL});
     broken_ = guarded([&] {
-                return MPI_Isend(&sending.notice, sizeof sending.notice, MPI_BYTE, rank, kTag,
+                return MPI_Isend(&sending.notice, sizeof sending.notice, MPI_BYTE, rank, kNoticeTag,
                                  comm_, &sending.request);
               }) != MPI_SUCCESS;
   }
@@ -36,7 +37,7 @@ void MpiNotices::listen() {
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
     broken_ = guarded([&] {
-                return MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &there, &message, &status);
+                return MPI_Improbe(MPI_ANY_SOURCE, kNoticeTag, comm_, &there, &message, &status);
               }) != MPI_SUCCESS;
     if (broken_ || !there) return;
     // A message of this size is there whole once it is matched, so this does not wait.

@@ -23,14 +23,12 @@ namespace dscomm {
 
 class MpiNotices {
  public:
-  // Of all ranks of the transport, in their order; outlives this, and carries nothing else with the
-  // tag kTag.
+  // Of all ranks of the transport, in their order; outlives this, and carries nothing else with
+  // kNoticeTag.
   explicit MpiNotices(MPI_Comm comm);
   ~MpiNotices();
   MpiNotices(const MpiNotices&) = delete;
   MpiNotices& operator=(const MpiNotices&) = delete;
-
-  static constexpr int kTag = 0x7d5;
 
   // Tells `ranks` (of the transport) that this one waits at `position` of a Team. Positions grow.
   void say(uint64_t team_id, uint64_t position, std::span<const int> ranks);

@@ -95,7 +95,7 @@ class MpiTeam::Watch final : public MpiWatch {
 MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices,
                  MpiTeamOptions options)
     : data_(data),
-      check_(check),
+      check_(check == MPI_COMM_NULL ? data : check),
       news_(news),
       notices_(notices),
       options_(bounded(std::move(options))) {
@@ -116,7 +116,8 @@ MpiTeam::~MpiTeam() {
   // A Team that has failed may have left requests of MPI pending, here or on other ranks.
   if (is_finalized || !failure().ok()) return;
   // Every call so far is complete, so no message for this rank is on its way.
-  for (MPI_Comm* comm : {&data_, &check_}) (void)guarded([&] { return MPI_Comm_free(comm); });
+  if (check_ != data_) (void)guarded([&] { return MPI_Comm_free(&check_); });
+  (void)guarded([&] { return MPI_Comm_free(&data_); });
 }
 
 Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options) {

@@ -11,8 +11,8 @@
 // 140 ms in messages of 60 KiB and 18, 26 and 196 ms in messages of 1 MiB, four in flight.
 //
 // Every call begins with a short round, the Lead, in which the ranks make sure that they mean the
-// same (see mpi_agreement.h); data that fits rides in it. It has a communicator of its own, so that
-// it never meets data.
+// same (see mpi_agreement.h); data that fits rides in it. Among many ranks it is a collective and
+// has a communicator of its own, so that it never meets data.
 //
 // MPI tells of no death and of no abort: a rank whose peer is gone waits for ever. So every wait
 // looks at News, and ends at the deadline. What MPI then still works on is kept for ever (see
@@ -74,8 +74,8 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostChunkBytes = size_t{1} << 30;
 
   // `data` and `check` join the members in their order and become the Team's: nothing else uses
-  // them. `news` and `notices` outlive the Team; without notices a timeout cannot name who is
-  // missing. Does not communicate.
+  // them. Few ranks need no `check`, which is MPI_COMM_NULL then. `news` and `notices` outlive the
+  // Team; without notices a timeout cannot name who is missing. Does not communicate.
   MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices, MpiTeamOptions options);
   ~MpiTeam() override;
 

@@ -8,6 +8,7 @@
 #include "mpi/guarded.h"
 #include "mpi/mpi_channel.h"
 #include "mpi/mpi_error.h"
+#include "mpi/mpi_tags.h"
 #include "mpi/mpi_team.h"
 
 namespace dscomm {
@@ -22,15 +23,15 @@ struct Communicators {
   MPI_Comm data = MPI_COMM_NULL, check = MPI_COMM_NULL;
 };
 
-// Collective over `ranks` of `from`. Two communicators, so that the ranks' agreement on a call
-// never meets data.
-void make_communicators(MPI_Comm from, const std::vector<int>& ranks, int tag,
+// Collective over `ranks` of `from`.
+void make_communicators(MPI_Comm from, const std::vector<int>& ranks, int tag, bool needs_check,
                         Communicators* made) {
   MPI_Group whole = MPI_GROUP_NULL, part = MPI_GROUP_NULL;
   made->code = MPI_Comm_group(from, &whole);
   if (made->code == MPI_SUCCESS)
     made->code = MPI_Group_incl(whole, static_cast<int>(ranks.size()), ranks.data(), &part);
   for (MPI_Comm* comm : {&made->data, &made->check}) {
+    if (comm == &made->check && !needs_check) continue;
     if (made->code == MPI_SUCCESS)
       made->code = guarded([&] { return MPI_Comm_create_group(from, part, tag, comm); });
     if (made->code == MPI_SUCCESS) MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
@@ -58,7 +59,7 @@ class MpiTransport::MpiEndpoint final : public Endpoint {
   bool sleeps() const override { return false; }
   std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>&,
                                             ChannelDirectory&) override {
-    return std::make_unique<MpiChannel>(transport_->cells_, rank_, describe());
+    return std::make_unique<MpiChannel>(transport_->world_->comm(), rank_, describe());
   }
 
  private:
@@ -109,18 +110,7 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
   if (!world.ok()) return world.status();
   world_ = std::move(world).value();
 
-  // For cells and notices: they carry different tags.
-  auto made = std::make_shared<Communicators>();
-  DSCOMM_RETURN_IF_ERROR(run_abandonable(
-      "MPI_Comm_create_group",
-      [made, from = world_->comm(), everyone] {
-        make_communicators(from, everyone, 0, made.get());
-      },
-      deadline, look));
-  if (made->code != MPI_SUCCESS) return mpi_error("MPI_Comm_create_group", made->code);
-  cells_ = made->data;
-  shared_ = made->check;
-  notices_ = std::make_unique<MpiNotices>(shared_);
+  notices_ = std::make_unique<MpiNotices>(world_->comm());
   return {};
 }
 
@@ -154,12 +144,13 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     return look_for_the_gone(members);
   };
   auto made = std::make_shared<Communicators>();
-  // Tags tell groups apart that are made at the same time; 15 bits are what MPI promises.
-  const int tag = static_cast<int>((team.id ^ team.id >> 32) & 0x7fff);
+  // Tags tell groups apart that are made at the same time.
+  const int tag = static_cast<int>((team.id ^ team.id >> 32) % kGroupTags);
+  const bool needs_check = static_cast<int>(team.ranks.size()) > options.few_ranks;
   Status status = run_abandonable(
       "MPI_Comm_create_group",
-      [made, members = team.ranks, tag, from = world_->comm()] {
-        make_communicators(from, members, tag, made.get());
+      [made, members = team.ranks, tag, needs_check, from = world_->comm()] {
+        make_communicators(from, members, tag, needs_check, made.get());
       },
       deadline, look);
   if (status.ok() && made->code != MPI_SUCCESS)
@@ -188,7 +179,7 @@ void MpiTransport::leave() {
 void MpiTransport::flush() {
   MPI_Request request = MPI_REQUEST_NULL;
   if (flushed_.exchange(true) || lifeline_->count() != 0 ||
-      guarded([&] { return MPI_Ibarrier(shared_, &request); }) != MPI_SUCCESS)
+      guarded([&] { return MPI_Ibarrier(world_->comm(), &request); }) != MPI_SUCCESS)
     return;
   const Deadline deadline = Deadline::after(kFlushLimit);
   int done = 0;

@@ -49,8 +49,6 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
   std::unique_ptr<Lifeline> lifeline_;
   std::unique_ptr<MpiWorld> world_;
   std::unique_ptr<MpiNotices> notices_;
-  MPI_Comm cells_ = MPI_COMM_NULL;   // of point-to-point
-  MPI_Comm shared_ = MPI_COMM_NULL;  // of notices, and of flush()
   std::atomic<bool> flushed_{false};
   MpiWaitPolicy wait_policy_;
 };

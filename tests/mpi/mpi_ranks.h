@@ -134,7 +134,8 @@ class Job {
     options.id = id;
     if (options.name.empty()) options.name = "test";
     for (int rank : ranks) options.members.push_back({rank, name_of(rank)});
-    MPI_Comm data = subset(ranks), check = subset(ranks);
+    const bool is_few = static_cast<int>(ranks.size()) <= options.few_ranks;
+    MPI_Comm data = subset(ranks), check = is_few ? MPI_COMM_NULL : subset(ranks);
     return std::make_unique<MpiTeam>(data, check, *news_, with_notices ? notices_.get() : nullptr,
                                      std::move(options));
   }

@@ -1,0 +1,14 @@
+// Tags on the communicator of all members of a transport: what goes there besides flush()'s barrier.
+// (A Team's messages are on its own communicators.) MPI promises 15 bits.
+#pragma once
+
+namespace dscomm {
+
+// Of MPI_Comm_create_group: 0 to this, the end not included.
+constexpr int kGroupTags = 0x7000;
+// Of point-to-point.
+constexpr int kCellTag = 0x7000;
+// Of MpiNotices.
+constexpr int kNoticeTag = 0x7001;
+
+}  // namespace dscomm
