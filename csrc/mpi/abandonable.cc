@@ -6,11 +6,15 @@
 #include <thread>
 
 #include "core/base/thread.h"
+#include "core/team/first_cause.h"
 
 namespace dscomm {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{5};
+constexpr std::chrono::milliseconds kNewsNap{1};
+// Longer than ranks that hear of a death wait for its cause: they may know it better.
+constexpr int64_t kReasonGraceNs = 2 * kCauseGraceNs;
 
 struct Returned {
   std::mutex mutex;
@@ -46,6 +50,15 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
   lock.unlock();
   thread.value().join();
   return {};
+}
+
+Status reason_or(const Status& refused, const Deadline& end, const Look& look) {
+  const int64_t grace_end_ns = monotonic_ns() + kReasonGraceNs;
+  while (monotonic_ns() < grace_end_ns && !end.expired()) {
+    DSCOMM_RETURN_IF_ERROR(look());
+    std::this_thread::sleep_for(kNewsNap);
+  }
+  return refused;
 }
 
 }  // namespace dscomm

@@ -18,4 +18,8 @@ using Look = std::function<Status()>;
 Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
                        const Look& look);
 
+// MPI has refused something, for which `look` may have a reason a moment later: a connection that
+// breaks is often the first sign of a death. That reason, or `refused`. `end` bounds the wait.
+Status reason_or(const Status& refused, const Deadline& end, const Look& look);
+
 }  // namespace dscomm

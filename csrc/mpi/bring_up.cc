@@ -669,7 +669,8 @@ class BringUp {
                                          ": the first messages between the hosts do not arrive; " +
                                          networks_used());
     if (!status.ok()) return own(status);
-    if (answer->code != MPI_SUCCESS) return own(mpi_error(step_, answer->code));
+    if (answer->code != MPI_SUCCESS)
+      return own(reason_or(mpi_error(step_, answer->code), deadline_, [this] { return look(); }));
     world_->comm_ = answer->comm;
     log_line(LogLevel::kInfo,
              "MPI between hosts is up: %s, started by way of %s; rank %d of %d; %s",

@@ -2,9 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 
 namespace dscomm {
 namespace {
@@ -13,10 +15,17 @@ namespace {
 // two threads overlap.
 std::atomic<bool> gave_up{false};
 thread_local int entries = 0;
+std::mutex words_mutex;
+std::string words;
 
 }  // namespace
 
 bool mpi_gave_up() { return gave_up.load(std::memory_order_relaxed); }
+
+std::string mpi_last_words() {
+  std::lock_guard lock(words_mutex);
+  return words;
+}
 
 guard::Entry::Entry() { ++entries; }
 guard::Entry::~Entry() { --entries; }
@@ -28,12 +37,6 @@ guard::Entry::~Entry() { --entries; }
 // globally before (by mpi4py, say), libmpi's own is found and nothing changes.
 extern "C" __attribute__((visibility("default"), noreturn)) void ompi_rte_abort(int code,
                                                                                 char* format, ...) {
-  if (dscomm::entries > 0) {
-    dscomm::gave_up.store(true, std::memory_order_relaxed);
-    throw dscomm::guard::GaveUp();
-  }
-  using Abort = void (*)(int, const char*, ...);
-  const auto own = reinterpret_cast<Abort>(dlsym(RTLD_NEXT, "ompi_rte_abort"));
   char text[1024] = "";
   if (format != nullptr) {
     va_list arguments;
@@ -41,6 +44,16 @@ extern "C" __attribute__((visibility("default"), noreturn)) void ompi_rte_abort(
     std::vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
   }
+  if (dscomm::entries > 0) {
+    {
+      std::lock_guard lock(dscomm::words_mutex);
+      dscomm::words = text;
+    }
+    dscomm::gave_up.store(true, std::memory_order_relaxed);
+    throw dscomm::guard::GaveUp();
+  }
+  using Abort = void (*)(int, const char*, ...);
+  const auto own = reinterpret_cast<Abort>(dlsym(RTLD_NEXT, "ompi_rte_abort"));
   if (own != nullptr) own(code, format == nullptr ? nullptr : "%s", text);
   std::abort();
 }

@@ -5,19 +5,22 @@
 // before they have said who died. Open MPI does that by way of ompi_rte_abort(), which this
 // replaces: inside guarded() it throws, through MPI's own frames, and guarded() returns an error
 // code instead. Whatever MPI was doing then stays half done, and locks of its may be held; so MPI
-// has given up, for all threads of the process, and is not called again.
+// has given up, for all threads of the process, and is not called again. (A call of another thread
+// that is under way at that moment can meet such a lock, and stay.)
 //
 // Elsewhere, in MPI calls of the program itself, Open MPI's own function is called as ever.
 #pragma once
 
 #include <mpi.h>
 
-#include <atomic>
+#include <string>
 
 namespace dscomm {
 
 // MPI has given up in this process. Any thread.
 bool mpi_gave_up();
+// Why, in Open MPI's words; empty where it has none, as when a connection breaks.
+std::string mpi_last_words();
 
 namespace guard {
 

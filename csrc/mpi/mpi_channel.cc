@@ -21,8 +21,10 @@ MpiChannel::MpiChannel(MPI_Comm comm, int rank, std::string peer)
     : comm_(comm), rank_(rank), peer_(std::move(peer)), sends_(kChannelCells, MPI_REQUEST_NULL) {}
 
 Status MpiChannel::failed(const char* what, int code) const {
-  return Status(Code::kInternal,
-                "the channel to " + peer_ + ": " + mpi_error(what, code).message());
+  Status refused = mpi_error(what, code);
+  // MPI gives up for all at once, and it may be for another peer than this.
+  if (mpi_gave_up()) return refused;
+  return Status(refused.code(), "the channel to " + peer_ + ": " + refused.message());
 }
 
 Status MpiChannel::open(size_t channel_bytes) {
@@ -115,7 +117,8 @@ bool MpiChannel::consume() {
 void MpiChannel::drop() {
   in_flight();
   if (sent_ < published_) quarantine(std::move(cells_));
-  if (receive_ != MPI_REQUEST_NULL) quarantine(std::move(arriving_));
+  // Where MPI gave up in a receive it may have kept the memory without giving a request.
+  if (receive_ != MPI_REQUEST_NULL || mpi_gave_up()) quarantine(std::move(arriving_));
   cells_.reset();
   published_ = sent_ = 0;
   receive_ = MPI_REQUEST_NULL;

@@ -32,6 +32,7 @@ class MpiChannel final : public CellChannel {
   bool publish() override;
   Result<std::optional<ArrivedCell>> next_cell() override;
   bool consume() override;
+  Status failure() const override { return send_failure_; }
   bool in_flight() override;
   void drop() override;
 

@@ -41,13 +41,12 @@ void MpiNotices::listen() {
               }) != MPI_SUCCESS;
     if (broken_ || !there) return;
     // A message of this size is there whole once it is matched, so this does not wait.
-    Notice notice{};
     broken_ = guarded([&] {
-                return MPI_Mrecv(&notice, sizeof notice, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+                return MPI_Mrecv(&coming_, sizeof coming_, MPI_BYTE, &message, MPI_STATUS_IGNORE);
               }) != MPI_SUCCESS;
     if (broken_) return;
-    uint64_t& furthest = heard_[{notice.team_id, status.MPI_SOURCE}];
-    furthest = std::max(furthest, notice.position);
+    uint64_t& furthest = heard_[{coming_.team_id, status.MPI_SOURCE}];
+    furthest = std::max(furthest, coming_.position);
   }
 }
 

@@ -55,6 +55,7 @@ class MpiNotices {
   std::mutex mutex_;
   bool broken_ = false;         // MPI has refused something: no more calls
   std::list<Sending> sending_;  // addresses stay: MPI reads the notices
+  Notice coming_{};             // no local: MPI may give up while it writes
   std::map<std::pair<uint64_t, int>, uint64_t> heard_;
 };
 

@@ -1,5 +1,5 @@
-// Tags on the communicator of all members of a transport: what goes there besides flush()'s barrier.
-// (A Team's messages are on its own communicators.) MPI promises 15 bits.
+// Tags on the communicator of all members of a transport: what goes there besides flush()'s
+// barrier. (A Team's messages are on its own communicators.) MPI promises 15 bits.
 #pragma once
 
 namespace dscomm {

@@ -4,10 +4,10 @@
 #include "mpi/mpi_team.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
+
+#include "mpi/abandonable.h"
 
 namespace dscomm {
 namespace {
@@ -30,8 +30,6 @@ MpiTeamOptions bounded(MpiTeamOptions options) {
 // A rank that has left in order may have completed its last call, which this rank is still in: the
 // others pass on what it sent. It gets as long as an overloaded machine may need for that.
 constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
-
-constexpr std::chrono::milliseconds kNewsNap{1};
 
 constexpr int kLeadTag = 1;
 
@@ -302,14 +300,13 @@ Status MpiTeam::end(const Status& status) {
 }
 
 Status MpiTeam::refused(const Status& status) {
-  // A connection that breaks is often the first sign of a death, of which News comes next.
-  const int64_t end_ns = monotonic_ns() + kCauseGraceNs;
-  while (monotonic_ns() < end_ns && !deadline_->expired()) {
+  const Status reason = reason_or(status, *deadline_, [this]() -> Status {
     DSCOMM_RETURN_IF_ERROR(hear_news());
-    if (!died_.ok()) return fail(died_.code(), died_.message());
-    std::this_thread::sleep_for(kNewsNap);
-  }
-  return fail(status.code(), status.message());
+    DSCOMM_RETURN_IF_ERROR(died_);
+    return composer_ == nullptr ? Status() : composer_->look();
+  });
+  if (Status known = cause_.get(); !known.ok()) return known;
+  return fail(reason.code(), reason.message());
 }
 
 Status MpiTeam::hear_news() {

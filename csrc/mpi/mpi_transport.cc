@@ -154,7 +154,7 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
       },
       deadline, look);
   if (status.ok() && made->code != MPI_SUCCESS)
-    status = mpi_error("MPI_Comm_create_group", made->code);
+    status = reason_or(mpi_error("MPI_Comm_create_group", made->code), deadline, look);
   if (!status.ok()) {
     lifeline_->end(team.id, status);
     return Status(status.code(),

@@ -87,10 +87,17 @@ def test_kill_with_messages_under_way(make_hosts: Callable[[int], Hosts], worklo
         in_peace(job, survivors)
 
 
-@pytest.mark.parametrize("what", ["link_down", "drop_packets"])
-def test_cut_off(make_hosts: Callable[[int], Hosts], what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "workload"),
+    [
+        ("link_down", "small_all_reduce"),
+        ("link_down", "chunked_all_reduce"),
+        ("drop_packets", "small_all_reduce"),
+    ],
+)
+def test_cut_off(make_hosts: Callable[[int], Hosts], what: str, workload: str) -> None:
     hosts = make_hosts(2)
-    arguments = ("until_raised.py", "small_all_reduce", str(TIMEOUT_S))
+    arguments = ("until_raised.py", workload, str(TIMEOUT_S))
     with start_ranks(hosts, TWO_AND_TWO, *arguments) as job:
         job.wait_for("working")
         time.sleep(0.3)

@@ -309,6 +309,10 @@ void PointToPoint::deliver(Outcome outcome) {
   for (size_t k = 0; k < outcome.size(); ++k) Operation::call_back(callbacks[k], outcome[k].status);
 }
 
+Status PointToPoint::nonsense(const Connection& connection, const char* what) {
+  return Status(Code::kInternal, "a cell from " + connection.peer->describe() + " " + what);
+}
+
 PointToPoint::GroupState& PointToPoint::state_of(const GroupPtr& group) {
   std::unique_ptr<GroupState>& state = groups_[group->id];
   if (state == nullptr) state = std::make_unique<GroupState>();
@@ -448,7 +452,7 @@ bool PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell, Ou
   bool continues = connection.incoming != nullptr;
   if (header.sequence != connection.received_messages + 1 || first == continues ||
       (continues && header.group != connection.incoming->group))
-    return break_connection(connection, Status(Code::kInternal, "a cell came out of order"));
+    return break_connection(connection, nonsense(connection, "came out of order"));
   if (!continues) connection.incoming = begin_message(connection, header, outcome);
   if (connection.incoming == nullptr) return false;
   MessagePtr message = connection.incoming;
@@ -460,7 +464,7 @@ bool PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell, Ou
   }
   uint64_t left = message->bytes - message->arrived;
   if (header.cell_bytes > left || (header.cell_bytes == 0 && left > 0))
-    return break_connection(connection, Status(Code::kInternal, "a cell does not fit its message"));
+    return break_connection(connection, nonsense(connection, "does not fit its message"));
   if (header.cell_bytes > 0 && !message->discarded) {
     std::byte* base = message->receive ? message->receive->destination : message->heap.get();
     std::memcpy(base + message->arrived, cell.data, header.cell_bytes);
@@ -570,18 +574,22 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
 // Nothing more is read from there; the groups that talk to it end, with the reason why it broke
 // where that is heard of soon. Returns false, for nothing was taken.
 bool PointToPoint::break_connection(Connection& connection, const Status& cause) {
-  const Endpoint& peer = *connection.peer;
-  connection.broken = Status(cause.code(), cause.message() + " (from " + peer.describe() + ")");
+  connection.broken = cause;
+  if (connection.abandoning) --abandoning_count_;  // it can be told no more
+  connection.abandoning = false;
+  const ArenaId& peer = connection.peer->id();
   for (auto& [id, state] : groups_) {
     if (state->group == nullptr || !state->failure.ok()) continue;
     bool member = std::any_of(state->group->peers.begin(), state->group->peers.end(),
-                              [&](const auto& other) { return other->id() == peer.id(); });
+                              [&](const auto& other) { return other->id() == peer; });
     if (member) state->suspect(connection.broken);
   }
   return false;
 }
 
 bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
+  // What is pending waits for the reason why.
+  if (!connection.broken.ok()) return false;
   int filled = 0;
   for (; filled < kMostCellsInTurn; ++filled) {
     if (connection.outgoing.empty() && !connection.abandoning) break;
@@ -620,6 +628,8 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
     }
     std::memcpy(cell, &header, sizeof header);
     if (connection.channel->publish()) ring(*connection.peer);
+    if (Status sent = connection.channel->failure(); !sent.ok())
+      return break_connection(connection, sent);
     if (done != nullptr) settle(done, {}, outcome);
   }
   return filled > 0;
@@ -686,8 +696,8 @@ void PointToPoint::end_group(GroupState& state, const Status& status, Outcome* o
   for (auto& [id, connection] : connections_) {
     if (connection->begun && connection->outgoing.front()->group->id == group_id) {
       connection->begun = false;
-      connection->abandoning = true;
-      ++abandoning_count_;
+      connection->abandoning = connection->broken.ok();
+      if (connection->abandoning) ++abandoning_count_;
       connection->abandoned_group = group_id;
     }
     std::erase_if(connection->outgoing,
@@ -760,6 +770,9 @@ Status PointToPoint::look_for_gone(GroupState& state, bool thoroughly, Outcome* 
               " died or exited without leaving the group; look for its own error, a signal or "
               "the out-of-memory killer in its output and the system log");
     };
+    if (!state.suspicion.ok())  // for which any death is a reason
+      for (int member = 0; member < size; ++member)
+        if (died[static_cast<size_t>(member)]) return dead(member);
     if (transfer->peer >= 0) {
       size_t k = static_cast<size_t>(transfer->peer);
       if (died[k]) return dead(transfer->peer);

@@ -118,6 +118,7 @@ class PointToPoint {
   MessagePtr begin_message(Connection& connection, const CellHeader& header, Outcome* outcome);
   void end_abandoned(const MessagePtr& message, Outcome* outcome);
   bool break_connection(Connection& connection, const Status& cause);
+  static Status nonsense(const Connection& connection, const char* what);
   Connection& connection_to(const PointToPointGroup& group, int peer) const;
   Status check_match(const Transfer& transfer, const Message& message) const;
   void refund(Message* message);

@@ -43,6 +43,9 @@ class CellChannel {
   // Gives that cell back to the peer. True when the peer sleeps and its doorbell is to be rung.
   virtual bool consume() = 0;
 
+  // Why no cell gets through any more, in either direction; OK while they do.
+  virtual Status failure() const { return {}; }
+
   // Whether a cell that was handed over still needs this process to get through.
   virtual bool in_flight() = 0;
 

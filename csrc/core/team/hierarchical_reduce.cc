@@ -93,6 +93,9 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
     narrow(results, reinterpret_cast<const float*>(sums), count, levels.whole.dtype);
 }
 
+// An outer Team cuts a chunk into a few pieces.
+constexpr size_t kLeastChunk = 16;
+
 size_t HierarchicalTeam::chunk_of_slice(const Slicing& slicing, const Levels& levels) const {
   const auto is_even = [&](const std::vector<int>& domain) {
     return static_cast<int>(domain.size()) == slice_count_;
@@ -105,7 +108,8 @@ size_t HierarchicalTeam::chunk_of_slice(const Slicing& slicing, const Levels& le
   const size_t share_bytes = slicing.count(0) * levels.sum_bytes();
   const size_t chunk_bytes =
       std::clamp(share_bytes / 8, options_.staging_bytes / 4, options_.staging_bytes * 2);
-  return share_bytes < 2 * chunk_bytes ? 0 : std::max<size_t>(chunk_bytes / levels.sum_bytes(), 1);
+  const size_t chunk = chunk_bytes / levels.sum_bytes();
+  return share_bytes < 2 * chunk_bytes || chunk < kLeastChunk ? 0 : chunk;
 }
 
 // One outer call for the whole slice; what is done inside goes along with it. All of it happens in
@@ -135,7 +139,9 @@ Status HierarchicalTeam::run_all_reduce_overlapped(const std::byte* in, std::byt
   const auto make_next_inner_call = [&]() -> Status {
     if (reduced < in_all && reduced < spread + 2) {
       locate(reduced++);
-      return inner_->reduce_scatter(ins, counts, outs[me], levels.inner, piece);
+      // The members of a domain may be waiting across by then, which is a later step.
+      return inner_->reduce_scatter(ins, counts, outs[me], levels.inner,
+                                    reduced == 1 ? piece : last_piece);
     }
     locate(spread++);
     auto* mine = static_cast<std::byte*>(outs[me]);
@@ -146,8 +152,10 @@ Status HierarchicalTeam::run_all_reduce_overlapped(const std::byte* in, std::byt
   Chunks chunks;
   chunks.count = chunk;
   chunks.make = [&](size_t end) -> Status {
-    while (reduced < in_all && reduced * chunk < end)
+    while (reduced < in_all && reduced * chunk < end) {
+      DSCOMM_CHECK(reduced < spread + 2, "at most two chunks are in progress");
       DSCOMM_RETURN_IF_ERROR(make_next_inner_call());
+    }
     return {};
   };
   chunks.take = [&](size_t end) -> Status {

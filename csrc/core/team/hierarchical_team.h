@@ -69,7 +69,8 @@ using TeamFactory = std::function<Result<std::unique_ptr<Team>>(std::span<const 
 struct HierarchyOptions {
   std::string name;  // the Teams below are called "<name>/domain<d>" and "<name>/slice<k>"
   // About how much of the data is in flight at once, and the size of each of the two buffers that a
-  // rank holds once it needs them. All ranks must give the same.
+  // rank holds once it needs them; an overlapped all_reduce needs none, and has two chunks of up to
+  // twice that for each slice in flight. All ranks must give the same.
   size_t staging_bytes = size_t{1} << 20;
   // Whether sums of float16 and bfloat16 are float32 from end to end, and rounded once; otherwise
   // they are rounded at each of the two levels, and half of the bytes travel across. AVG and
