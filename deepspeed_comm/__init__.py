@@ -5,12 +5,19 @@ torch has no plugins, and newer torch may be told to load none. The native code 
 first process group. torch imports this package in every program of its environment, so whatever
 is added here must be imported when it is asked for (__getattr__ of PEP 562), not at the top.
 
+    import deepspeed_comm as dist  # was: from deepspeed import comm as dist
+
+has deepspeed.comm's API: everything of comm.py is found here under its name.
+
 The extension fits one torch, so each build of it lies in a folder named after its torch, and an
 editable install can serve several environments. The folder for the torch at hand joins the
 package's search path here, which is what makes `deepspeed_comm._C` importable.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from deepspeed_comm import _backend
 
@@ -20,3 +27,21 @@ _torch_version = _backend.torch_version()
 if _torch_version is not None:
     __path__.append(_backend.native_folder(_torch_version))
     _backend._autoload()
+
+
+def __getattr__(name: str) -> Any:
+    # What is private is of a module. torch asks for "__path__" and the like while it loads plugins.
+    if name.startswith("_"):
+        raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}")
+    # By its full name: "from deepspeed_comm import comm" would come here again. What is found is
+    # not kept, for `cdb` changes.
+    api = importlib.import_module("deepspeed_comm.comm")
+    try:
+        return getattr(api, name)
+    except AttributeError:
+        raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    api = importlib.import_module("deepspeed_comm.comm")
+    return sorted({*globals(), *(name for name in vars(api) if not name.startswith("_"))})

@@ -1,0 +1,42 @@
+"""The backend selector, and what every backend of this package is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from deepspeed_comm import constants
+
+
+class Backend:
+    """A way to communicate: what `cdb` is."""
+
+    def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
+        self.name = name
+        self.world_group: Any = None
+        self.world_size = size
+        self.world_rank = rank
+        self.single_gpu_mode = True
+        self.initialized = False
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def new_group(self, ranks: list[int]) -> Any:
+        raise NotImplementedError(f"backend {self.name} makes no groups")
+
+    def init_process_group(self) -> None:
+        self.initialized = True
+
+
+def select_backend(wanted: str | None = None) -> str:
+    """The name that torch.distributed.init_process_group() is given.
+
+    What is wanted, else dscomm for CPU tensors and, where there is a GPU, NCCL for its own.
+    """
+    if wanted is not None:
+        return wanted
+    if torch.cuda.is_available():
+        return f"cpu:{constants.DSCOMM_BACKEND},cuda:{constants.NCCL_BACKEND}"
+    return constants.DSCOMM_BACKEND

@@ -1,0 +1,829 @@
+"""deepspeed.comm's API: collectives, point-to-point, groups, the log, and init_distributed().
+
+    import deepspeed_comm as dist  # was: from deepspeed import comm as dist
+
+Every operation is that of torch.distributed, with DeepSpeed's names and defaults, on whatever
+backend init_distributed() was given (dscomm for CPU tensors unless told otherwise). It returns
+None, or a torch Work with async_op=True. `group` is a torch ProcessGroup, None the default one;
+src, dst and peer are global ranks, group_src and group_dst ranks of the group.
+
+What takes `prof`, `log_name` and `debug` can be logged: a call is while the log is enabled and
+prof_all is set, or the call's own `prof`, or its name is one of prof_ops. `debug` is the caller to
+show; by default it is looked up.
+
+All of it raises AssertionError before init_distributed().
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+
+from deepspeed_comm import environment
+from deepspeed_comm._log import logger, warn_once
+from deepspeed_comm.backend import Backend
+from deepspeed_comm.comms_logging import CommsLogger
+from deepspeed_comm.config import DeepSpeedCommsConfig
+from deepspeed_comm.constants import *  # noqa: F403
+from deepspeed_comm.environment import (  # noqa: F401
+    TORCH_DISTRIBUTED_DEFAULT_PORT,
+    in_aml,
+    in_aws_sm,
+    in_dlts,
+    patch_aml_env_for_torch_nccl_backend,
+    patch_aws_sm_env_for_torch_nccl_backend,
+)
+from deepspeed_comm.reduce_op import ReduceOp
+from deepspeed_comm.torch import TorchBackend
+from deepspeed_comm.utils import (
+    get_caller_func,
+    get_debug_log_name,
+    get_default_args,
+    get_local_rank_from_launcher,
+    get_msg_size_from_args,
+)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+default_pg_timeout = timedelta(minutes=int(os.getenv("DEEPSPEED_TIMEOUT", default=10)))
+
+# The backend in use ("current deepspeed backend"), and those of DeepSpeed's own that there are not.
+cdb: Backend | None = None
+nccl_backend = None
+mpi_backend = None
+ccl_backend = None
+hccl_backend = None
+
+comms_logger = CommsLogger()
+
+
+class ProcessGroup:
+    """Holds an id and ranks. Kept for programs that name it; nothing uses it."""
+
+    def __init__(self, comm_id: Any, ranks: list[int] | None = None) -> None:
+        self.ranks = ranks or []
+        self.comm_id = comm_id
+        self.size = len(self.ranks)
+
+
+def _backend() -> Any:
+    assert cdb is not None and cdb.is_initialized(), (
+        "DeepSpeed backend not set, please initialize it using init_process_group()"
+    )
+    return cdb
+
+
+# --- the log
+
+
+def configure(
+    deepspeed_config: Any = None,
+    enabled: bool | None = None,
+    prof_all: bool | None = None,
+    prof_ops: list[str] | None = None,
+    verbose: bool | None = None,
+    debug: bool | None = None,
+) -> None:
+    """Sets up the log: from a configuration first, then from what else is given.
+
+    deepspeed_config is a DeepSpeedConfig (of which the comms_config is taken), or a DeepSpeed
+    configuration as a dictionary.
+    """
+    if isinstance(deepspeed_config, dict):
+        comms_logger.configure(DeepSpeedCommsConfig(deepspeed_config))
+    elif deepspeed_config is not None:
+        comms_logger.configure(deepspeed_config.comms_config)
+    given = {
+        "enabled": enabled,
+        "prof_all": prof_all,
+        "prof_ops": prof_ops,
+        "verbose": verbose,
+        "debug": debug,
+    }
+    for name, value in given.items():
+        if value is not None:
+            setattr(comms_logger, name, value)
+
+
+class _LoggedWork:
+    """A Work that cannot call back when it is done: its call is logged when it was waited for."""
+
+    def __init__(self, work: Any, log: Callable[[], None]) -> None:
+        self._work = work
+        self._log: Callable[[], None] | None = log
+
+    def wait(self, *timeout: Any) -> Any:
+        result = self._work.wait(*timeout)
+        if self._log is not None:
+            self._log()
+            self._log = None
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _logged_when_done(work: Any, log: Callable[[], None]) -> Any:
+    try:
+        work.get_future().add_done_callback(lambda _: log())
+    except (RuntimeError, AttributeError):
+        return _LoggedWork(work, log)
+    return work
+
+
+def timed_op(func: _Function) -> _Function:
+    """A collective that can be logged; while the log is off, one question more than without."""
+    signature = inspect.signature(func)
+    name = func.__name__
+    default_log_name = get_default_args(func).get("log_name", name)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        given.setdefault("log_name", default_log_name)
+        if not (
+            given.get("prof") or comms_logger.prof_all or given["log_name"] in comms_logger.prof_ops
+        ):
+            return func(*args, **kwargs)
+        if comms_logger.debug and given.get("debug") is None:
+            given["debug"] = get_caller_func(3)
+        record = get_debug_log_name(given, comms_logger.debug)
+        size = get_msg_size_from_args(func, *args, **kwargs)
+        group_size = torch.distributed.get_world_size(given.get("group"))
+        began = time.perf_counter()
+
+        def log() -> None:
+            took_ms = (time.perf_counter() - began) * 1e3
+            comms_logger.append(name, record, took_ms, size, group_size)
+
+        result = func(*args, **kwargs)
+        if group_size < 0:  # not a rank of the group
+            return result
+        if isinstance(result, list) and result and hasattr(result[-1], "wait"):
+            return [*result[:-1], _logged_when_done(result[-1], log)]
+        if hasattr(result, "wait"):
+            return _logged_when_done(result, log)
+        _finish_on_device(given)
+        log()
+        return result
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not comms_logger.enabled:
+            return func(*args, **kwargs)
+        return timed(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def _finish_on_device(given: dict[str, Any]) -> None:
+    """A call on tensors of a GPU returns before it is done."""
+    for value in given.values():
+        tensor = value[0] if isinstance(value, (list, tuple)) and value else value
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+            return
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
+    """Rank 0 prints what was logged there; all ranks return their own with return_dict=True:
+
+        {"summary": {name: {bytes: {count, total_latency_ms, avg_latency_ms, tput_avg_gbps,
+                                    busbw_avg_gbps, msg_size_bytes, msg_size_str}}},
+         "straggler_analysis": None or {name: {bytes: {count, total_comm_lat_ms,
+                                    total_straggler_ms, avg_comm_lat_ms, avg_straggler_ms, ...}}},
+         "metadata": {world_size, rank, timestamp}}
+
+    A collective over all ranks.
+    """
+    backend = _backend()
+    backend.barrier()
+    is_first = backend.get_rank() == 0
+    result = comms_logger.log_all(is_first, show_straggler, return_dict)
+    backend.barrier()
+    return result
+
+
+def reset_log() -> None:
+    """Forgets what was logged, as at the beginning of an epoch."""
+    comms_logger.reset_data()
+
+
+def has_comm_data() -> bool:
+    return comms_logger.has_data()
+
+
+def get_comm_operation_count() -> int:
+    """Calls that were logged on this rank."""
+    return comms_logger.get_total_operations()
+
+
+def get_logged_comm_ops() -> list[str]:
+    """The names that calls were logged under."""
+    return comms_logger.get_operation_names()
+
+
+# --- collectives
+
+
+@timed_op
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "broadcast",
+    debug: str | None = None,
+    group_src: int | None = None,
+) -> Any:
+    """Every rank's `tensor` becomes that of `src`."""
+    return _backend().broadcast(tensor, src, group, async_op, group_src)
+
+
+@timed_op
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    prof: bool = False,
+    log_name: str = "broadcast_object_list",
+    debug: str | None = None,
+    group_src: int | None = None,
+) -> Any:
+    """Every rank's objects become those of `src`; pickled, so from trusted ranks only."""
+    return _backend().broadcast_object_list(object_list, src, group, device, group_src)
+
+
+@timed_op
+def all_gather(
+    tensor_list: Any,
+    tensor: Any,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_gather",
+    debug: str | None = None,
+) -> Any:
+    """tensor_list[k] becomes the `tensor` of rank k of the group."""
+    return _backend().all_gather(tensor_list, tensor, group, async_op)
+
+
+@timed_op
+def all_gather_object(
+    object_list: list[Any],
+    obj: Any,
+    group: Any = None,
+    prof: bool = False,
+    log_name: str = "all_gather_object",
+    debug: str | None = None,
+) -> Any:
+    """object_list[k] becomes the `obj` of rank k of the group."""
+    return _backend().all_gather_object(object_list, obj, group)
+
+
+@timed_op
+def all_gather_into_tensor(
+    output_tensor: Any,
+    tensor: Any,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_gather_into_tensor",
+    debug: str | None = None,
+) -> Any:
+    """output_tensor becomes the tensors of all ranks, one after the other, or stacked."""
+    return _backend().all_gather_into_tensor(output_tensor, tensor, group, async_op)
+
+
+def allgather_fn(
+    output_tensor: Any,
+    input_tensor: Any,
+    group: Any = None,
+    async_op: bool = False,
+    debug: str | None = None,
+) -> Any:
+    """all_gather_into_tensor(), or all_gather() into parts where torch has no such call."""
+    if has_all_gather_into_tensor():
+        return all_gather_into_tensor(
+            output_tensor, input_tensor, group=group, async_op=async_op, debug=debug
+        )
+    _warn_of_fallback("all_gather_into_tensor", "all_gather")
+    parts = list(torch.chunk(output_tensor, get_world_size(group)))
+    return all_gather(parts, input_tensor, group=group, async_op=async_op, debug=debug)
+
+
+def all_gather_coalesced(
+    output_tensors: list[Any], input_tensors: list[Any], group: Any = None, async_op: bool = False
+) -> Any:
+    """all_gather_into_tensor() of several tensors at once."""
+    return _backend().all_gather_coalesced(output_tensors, input_tensors, group, async_op)
+
+
+@timed_op
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "reduce",
+    debug: str | None = None,
+    group_dst: int | None = None,
+) -> Any:
+    """The `tensor` of `dst` becomes the reduction of all."""
+    return _backend().reduce(tensor, dst, op, group, async_op, group_dst)
+
+
+@timed_op
+def reduce_scatter(
+    output: Any,
+    input_list: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "reduce_scatter",
+    debug: str | None = None,
+) -> Any:
+    """`output` becomes the reduction of what all have in input_list for this rank."""
+    return _backend().reduce_scatter(output, input_list, op, group, async_op)
+
+
+@timed_op
+def reduce_scatter_tensor(
+    output_tensor: Any,
+    tensor: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "reduce_scatter_tensor",
+    debug: str | None = None,
+) -> Any:
+    """output_tensor becomes this rank's part of the reduction of `tensor`."""
+    return _backend().reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
+
+
+def reduce_scatter_fn(
+    output_tensor: Any,
+    tensor: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    debug: str | None = None,
+) -> Any:
+    """reduce_scatter_tensor(), or reduce_scatter() of parts where torch has no such call."""
+    options = {"op": op, "group": group, "async_op": async_op, "prof": prof, "debug": debug}
+    if has_reduce_scatter_tensor():
+        return reduce_scatter_tensor(output_tensor, tensor, **options)
+    _warn_of_fallback("reduce_scatter_tensor", "reduce_scatter")
+    parts = list(torch.chunk(tensor, get_world_size(group)))
+    return reduce_scatter(output_tensor, parts, **options)
+
+
+def _warn_of_fallback(missing: str, instead: str) -> None:
+    if get_rank() == 0:
+        warn_once(
+            f"unable to find torch.distributed.{missing}. will fall back to torch.distributed."
+            f"{instead} which will result in suboptimal performance. please consider upgrading "
+            "your pytorch installation."
+        )
+
+
+@timed_op
+def all_reduce(
+    tensor: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_reduce",
+    debug: str | None = None,
+) -> Any:
+    """Every rank's `tensor` becomes the reduction of all."""
+    return _backend().all_reduce(tensor, op, group, async_op)
+
+
+@timed_op
+def inference_all_reduce(
+    tensor: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_reduce",
+    debug: str | None = None,
+) -> Any:
+    """As all_reduce(); returns `tensor`, or a Work with async_op=True."""
+    return _backend().inference_all_reduce(tensor, op, group, async_op)
+
+
+@timed_op
+def all_reduce_coalesced(
+    tensors: Any,
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_reduce",
+    debug: str | None = None,
+) -> Any:
+    """all_reduce() of several tensors of one dtype at once."""
+    return _backend().all_reduce_coalesced(tensors, op, group, async_op)
+
+
+@timed_op
+def all_to_all_single(
+    output: Any,
+    tensor: Any,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_to_all_single",
+    debug: str | None = None,
+) -> Any:
+    """Part k of `tensor` goes to rank k, whose part for this rank comes to part k of `output`."""
+    return _backend().all_to_all_single(
+        output, tensor, output_split_sizes, input_split_sizes, group, async_op
+    )
+
+
+@timed_op
+def all_to_all(
+    output_tensor_list: Any,
+    input_tensor_list: Any,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_to_all",
+    debug: str | None = None,
+) -> Any:
+    """As all_to_all_single(), of lists with a tensor for each rank."""
+    return _backend().all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+
+
+@timed_op
+def gather(
+    tensor: Any,
+    gather_list: Any = None,
+    dst: int | None = 0,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "gather",
+    debug: str | None = None,
+    group_dst: int | None = None,
+) -> Any:
+    """On `dst`, gather_list[k] becomes the `tensor` of rank k; elsewhere it is None."""
+    return _backend().gather(tensor, gather_list, dst, group, async_op, group_dst)
+
+
+@timed_op
+def scatter(
+    tensor: Any,
+    scatter_list: Any = None,
+    src: int | None = 0,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "scatter",
+    debug: str | None = None,
+    group_src: int | None = None,
+) -> Any:
+    """The `tensor` of rank k becomes scatter_list[k] of `src`; elsewhere that is None."""
+    return _backend().scatter(tensor, scatter_list, src, group, async_op, group_src)
+
+
+@timed_op
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = 0,
+    group: Any = None,
+    prof: bool = False,
+    log_name: str = "gather_object",
+    debug: str | None = None,
+    group_dst: int | None = None,
+) -> Any:
+    """On `dst`, object_gather_list[k] becomes the `obj` of rank k."""
+    return _backend().gather_object(obj, object_gather_list, dst, group, group_dst)
+
+
+@timed_op
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = 0,
+    group: Any = None,
+    prof: bool = False,
+    log_name: str = "scatter_object_list",
+    debug: str | None = None,
+    group_src: int | None = None,
+) -> Any:
+    """scatter_object_output_list[0] becomes this rank's of the objects of `src`."""
+    return _backend().scatter_object_list(
+        scatter_object_output_list, scatter_object_input_list, src, group, group_src
+    )
+
+
+@timed_op
+def barrier(
+    group: Any = None,
+    async_op: bool = False,
+    device_ids: Any = None,
+    prof: bool = False,
+    log_name: str = "barrier",
+    debug: str | None = None,
+) -> Any:
+    """Until every rank of the group is here."""
+    return _backend().barrier(group, async_op, device_ids)
+
+
+@timed_op
+def monitored_barrier(
+    group: Any = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+    prof: bool = False,
+    log_name: str = "monitored_barrier",
+    debug: str | None = None,
+) -> Any:
+    """A barrier that names the ranks which do not come, all of them with wait_all_ranks."""
+    return _backend().monitored_barrier(group, timeout, wait_all_ranks)
+
+
+# --- point-to-point
+
+
+@timed_op
+def send(
+    tensor: Any,
+    dst: int,
+    group: Any = None,
+    tag: int = 0,
+    prof: bool = False,
+    log_name: str = "send",
+    debug: str | None = None,
+) -> Any:
+    """Returns when `tensor` may be used again."""
+    return _backend().send(tensor, dst, group, tag)
+
+
+@timed_op
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    prof: bool = False,
+    log_name: str = "recv",
+    debug: str | None = None,
+) -> Any:
+    """Returns the global rank that sent; src=None takes any."""
+    return _backend().recv(tensor, src, group, tag)
+
+
+@timed_op
+def isend(
+    tensor: Any,
+    dst: int,
+    group: Any = None,
+    tag: int = 0,
+    prof: bool = False,
+    log_name: str = "isend",
+    debug: str | None = None,
+) -> Any:
+    """Returns a Work at once."""
+    return _backend().isend(tensor, dst, group, tag)
+
+
+@timed_op
+def irecv(
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    prof: bool = False,
+    log_name: str = "irecv",
+    debug: str | None = None,
+) -> Any:
+    """Returns a Work at once."""
+    return _backend().irecv(tensor, src, group, tag)
+
+
+class P2POp:
+    """One of batch_isend_irecv()'s: `op` is isend or irecv of this module, `peer` a global rank."""
+
+    def __init__(
+        self, op: Callable[..., Any], tensor: Any, peer: int, group: Any = None, tag: int = 0
+    ) -> None:
+        assert op in (isend, irecv), "op must be deepspeed_comm.isend or deepspeed_comm.irecv"
+        self.op = "isend" if op is isend else "irecv"
+        self.tensor = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+
+
+@timed_op
+def batch_isend_irecv(
+    p2p_op_list: list[P2POp],
+    prof: bool = False,
+    log_name: str = "batch_isend_irecv",
+    debug: str | None = None,
+) -> list[Any]:
+    """Starts all of them; returns a Work for each."""
+    return _backend().batch_isend_irecv(p2p_op_list)
+
+
+# --- groups and probes
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    """Whether init_distributed() was called; torch's own initialisation does not count."""
+    return cdb is not None and cdb.is_initialized()
+
+
+def new_group(ranks: list[int] | None = None, **options: Any) -> Any:
+    """A group of these global ranks; all ranks call it. `options` are torch's: timeout, backend,
+    group_desc ..."""
+    return _backend().new_group(ranks, **options)
+
+
+def destroy_process_group(group: Any = None) -> Any:
+    """Of all groups when none is named."""
+    return None if cdb is None else _backend().destroy_process_group(group)
+
+
+def get_world_group() -> Any:
+    return _backend().get_world_group()
+
+
+def get_backend(group: Any = None) -> str:
+    """The name of the group's backend."""
+    return _backend().get_backend(group)
+
+
+def get_world_size(group: Any = None) -> int:
+    """Ranks of the group; -1 where this is none of them."""
+    return _backend().get_world_size(group)
+
+
+def get_rank(group: Any = None) -> int:
+    """This rank's number in the group; -1 where it is not in it."""
+    return _backend().get_rank(group)
+
+
+def get_local_rank() -> int:
+    """This rank's number on its host, as the launcher says."""
+    _backend()
+    return get_local_rank_from_launcher()
+
+
+def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
+    """The number in the world of a rank of the group. Raises ValueError for none of its ranks."""
+    ranks = get_all_ranks_from_group(group)
+    if not 0 <= group_rank < len(ranks):
+        raise ValueError(f"group_rank: the group has {len(ranks)} ranks, got {group_rank}")
+    return ranks[group_rank]
+
+
+def get_process_group_ranks(group: Any = None) -> list[int]:
+    """The global ranks of the group, in its order; of all ranks when none is named."""
+    return _backend().get_process_group_ranks(group)
+
+
+def get_all_ranks_from_group(group: Any = None) -> list[int]:
+    """The same under DeepSpeed's name."""
+    return get_process_group_ranks(group)
+
+
+def initialize_mesh_device(mesh_shape: Any, mesh_dim_names: Any) -> Any:
+    """torch's DeviceMesh over all ranks."""
+    return _backend().init_device_mesh(mesh_shape, mesh_dim_names)
+
+
+def enable_symm_mem_for_group(group_name: str) -> None:
+    """torch's symmetric memory. Raises RuntimeError where torch or the device has none."""
+    _backend().enable_symm_mem_for_group(group_name)
+
+
+def has_all_gather_into_tensor() -> bool:
+    return _backend().has_all_gather_into_tensor()
+
+
+def has_reduce_scatter_tensor() -> bool:
+    return _backend().has_reduce_scatter_tensor()
+
+
+def has_all_reduce_coalesced() -> bool:
+    return _backend().has_all_reduce_coalesced
+
+
+def has_coalescing_manager() -> bool:
+    """Whether the default group's backend can coalesce calls."""
+    return _backend().has_coalescing_manager
+
+
+# Their names in older versions of deepspeed.comm.
+all_gather_base = all_gather_into_tensor
+reduce_scatter_base = reduce_scatter_tensor
+has_allgather_base = has_all_gather_into_tensor
+has_reduce_scatter_base = has_reduce_scatter_tensor
+
+
+# --- initialisation
+
+
+def init_deepspeed_backend(
+    ds_backend: str, timeout: timedelta | None = None, init_method: str | None = None
+) -> None:
+    """Where DeepSpeed makes backends of its own. Here torch has them all."""
+    logger.debug("%s is a backend of torch.distributed", ds_backend)
+
+
+def set_backend(backend: Backend | None = None) -> None:
+    """Makes it the one in use, where one is given."""
+    global cdb
+    if backend is not None:
+        cdb = backend
+
+
+def mpi_discovery(
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True
+) -> None:
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where they are missing, from
+    what mpirun or Slurm says. Raises RuntimeError where that is not enough."""
+    environment.mpi_discovery(distributed_port, verbose)
+    if is_initialized():
+        for name, known in (("RANK", get_rank()), ("WORLD_SIZE", get_world_size())):
+            assert int(os.environ[name]) == known, f"{name} is {os.environ[name]}, torch's {known}"
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT,
+    verbose: bool = True,
+    timeout: timedelta = default_pg_timeout,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Makes the default process group, unless there is one, and sets `cdb`.
+
+    dist_backend: any of torch's backends; by default dscomm for CPU tensors (and NCCL for a GPU's).
+    auto_mpi_discovery: variables that are missing are found as environment.py says; without a
+        launcher the program is a world of one rank.
+    distributed_port: MASTER_PORT where nothing says another one.
+    timeout: of every call; DEEPSPEED_TIMEOUT (minutes, 10) is the default.
+    init_method, rank, world_size: torch's.
+    dist_init_required: False for a program that has initialised before.
+    config: a DeepSpeed configuration, for the log.
+
+    Raises RuntimeError that names what is missing in the environment, AssertionError when
+    dist_init_required is False and nothing is initialised.
+    """
+    global cdb
+    configure(deepspeed_config=config)
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
+    if is_initialized():
+        if get_rank() == 0:
+            logger.info("Distributed backend already initialized")
+        return
+    # torch's process group may have been made without us, or anew.
+    if torch.distributed.is_initialized():
+        cdb = TorchBackend(dist_backend, timeout, init_method)
+        return
+    assert dist_init_required is not False, (
+        "Distributed backend is not initialized. Please set dist_init_required to True or "
+        "initialize before calling deepspeed.initialize()"
+    )
+    if auto_mpi_discovery and (init_method is None or init_method == "env://"):
+        init_method = environment.discover(distributed_port, verbose) or init_method
+    backend = TorchBackend(dist_backend, timeout, init_method, rank, world_size)
+    if backend.get_rank() == 0 and verbose:
+        logger.info(f"Initialized torch.distributed with backend {backend.get_backend()}")
+    cdb = backend

@@ -1,0 +1,295 @@
+"""The communication log: how often each collective was called, how long it took, how fast it was.
+
+Bandwidths are in Gbit/s, by nccl-tests' definitions
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): algbw is the size of the data
+over the time, busbw the same times what of it has to cross the wire, which does not depend on the
+number of ranks.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import threading
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from deepspeed_comm import constants
+from deepspeed_comm._log import logger
+from deepspeed_comm.utils import get_caller_func  # noqa: F401 - where the original has it
+
+# Samples that a record keeps, the latest ones: a long job needs no more memory than a short one.
+_KEPT_SAMPLES = 4096
+# Of the samples, at either end, that averages leave out.
+_TRIMMED = 0.1
+_COLUMN = 20
+
+_HALF_EACH_WAY = ("all_to_all_single", "all_to_all")
+# Every rank gives one part of the whole.
+_GIVEN_A_PART = ("all_gather", "all_gather_into_tensor")
+_GIVEN_THE_WHOLE = ("reduce_scatter", "reduce_scatter_tensor")
+_REDUCED_AND_SPREAD = ("all_reduce", "all_reduce_coalesced", "inference_all_reduce")
+
+
+def print_rank_0(message: str) -> None:
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(message, flush=True)
+
+
+def convert_size(size_bytes: int) -> str:
+    """For people: 1536 is "1.5 KB", in steps of 1024."""
+    if size_bytes == 0:
+        return "0B"
+    units = ("B", "KB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")
+    step = int(math.floor(math.log(size_bytes, 1024)))
+    return f"{round(size_bytes / 1024**step, 2)} {units[step]}"
+
+
+def calc_bw_log(
+    comm_op: str, size: int, duration: float, group_size: int | None = None
+) -> tuple[float, float]:
+    """(algbw, busbw) in Gbit/s of a call that was given `size` bytes and took `duration` ms.
+
+    `group_size` is that of the group of the call, by default of the world. A call whose name is not
+    known is taken for one whose data crosses the wire once. 0 where no time was measured.
+    """
+    if duration <= 0:
+        return 0.0, 0.0
+    ranks = dist.get_world_size() if group_size is None else group_size
+    if comm_op in _GIVEN_A_PART:
+        size *= ranks
+    algbw = size / duration * 8 / 1e6
+    if comm_op in (*_HALF_EACH_WAY, *_GIVEN_A_PART, *_GIVEN_THE_WHOLE):
+        return algbw, algbw * (ranks - 1) / ranks
+    if comm_op in _REDUCED_AND_SPREAD:
+        return algbw, algbw * 2 * (ranks - 1) / ranks
+    return algbw, algbw
+
+
+def trimmed_mean(samples: list[float]) -> float:
+    """The mean without the tenth at either end; 0 of none."""
+    cut = int(len(samples) * _TRIMMED)
+    kept = sorted(samples)[cut : len(samples) - cut]
+    return sum(kept) / len(kept) if kept else 0.0
+
+
+def _samples() -> collections.deque[float]:
+    return collections.deque(maxlen=_KEPT_SAMPLES)
+
+
+@dataclasses.dataclass
+class _Record:
+    """Of one name and one message size."""
+
+    count: int = 0
+    total_ms: float = 0.0
+    latencies_ms: collections.deque[float] = dataclasses.field(default_factory=_samples)
+    algbws: collections.deque[float] = dataclasses.field(default_factory=_samples)
+    busbws: collections.deque[float] = dataclasses.field(default_factory=_samples)
+
+    def summary(self, size: int) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "total_latency_ms": self.total_ms,
+            "avg_latency_ms": trimmed_mean(list(self.latencies_ms)),
+            "tput_avg_gbps": trimmed_mean(list(self.algbws)),
+            "busbw_avg_gbps": trimmed_mean(list(self.busbws)),
+            "msg_size_bytes": size,
+            "msg_size_str": convert_size(size),
+        }
+
+
+class CommsLogger:
+    """What was logged on this rank. Thread-safe: asynchronous calls end on other threads."""
+
+    def __init__(self) -> None:
+        self.enabled = constants.COMMS_LOGGER_ENABLED_DEFAULT
+        self.verbose = constants.COMMS_LOGGER_VERBOSE_DEFAULT
+        self.debug = constants.COMMS_LOGGER_DEBUG_DEFAULT
+        self.prof_all = constants.COMMS_LOGGER_PROF_ALL_DEFAULT
+        self.prof_ops: list[str] = list(constants.COMMS_LOGGER_PROF_OPS_DEFAULT)
+        self._records: dict[str, dict[int, _Record]] = {}
+        self._mutex = threading.Lock()
+
+    def configure(self, comms_config: Any) -> None:
+        """Takes over a DeepSpeedCommsConfig, of this package or of DeepSpeed."""
+        given = getattr(comms_config, "comms_logger", None)
+        # DeepSpeed's comms_logger_enabled is true with "enabled": false as well.
+        self.enabled = bool(comms_config.comms_logger_enabled) and (
+            given is None or "enabled" not in _set_fields(given) or bool(given.enabled)
+        )
+        if self.enabled and given is not None:
+            self.verbose = given.verbose
+            self.debug = given.debug
+            self.prof_ops = list(given.prof_ops)
+            self.prof_all = given.prof_all
+
+    def start_profiling_comms(self) -> None:
+        self.prof_all = True
+
+    def stop_profiling_comms(self) -> None:
+        self.prof_all = False
+
+    def start_profiling_op(self, op_name_list: list[str]) -> None:
+        self.prof_ops = [*self.prof_ops, *(op for op in op_name_list if op not in self.prof_ops)]
+
+    def stop_profiling_op(self, op_name_list: list[str]) -> None:
+        self.prof_ops = [op for op in self.prof_ops if op not in op_name_list]
+
+    def append(
+        self,
+        raw_name: str,
+        record_name: str,
+        latency: float,
+        msg_size: int,
+        group_size: int | None = None,
+    ) -> None:
+        """Logs a call: the collective, the name to log it under, ms, bytes, ranks of its group."""
+        algbw, busbw = calc_bw_log(raw_name, msg_size, latency, group_size)
+        with self._mutex:
+            record = self._records.setdefault(record_name, {}).setdefault(msg_size, _Record())
+            record.count += 1
+            record.total_ms += latency
+            record.latencies_ms.append(latency)
+            record.algbws.append(algbw)
+            record.busbws.append(busbw)
+        if self.verbose and dist.is_initialized() and dist.get_rank() == 0:
+            logger.info(
+                f"comm op: {record_name} | time (ms): {latency:.2f} | msg size: "
+                f"{convert_size(msg_size)} | algbw (Gbps): {algbw:.2f} | busbw (Gbps): {busbw:.2f}"
+            )
+
+    @property
+    def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
+        return self.get_raw_data()
+
+    def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
+        """{name: {bytes: [count, [ms], [algbw], [busbw]]}}; of each, the last 4096 samples."""
+        with self._mutex:
+            return {
+                name: {
+                    size: [r.count, list(r.latencies_ms), list(r.algbws), list(r.busbws)]
+                    for size, r in records.items()
+                }
+                for name, records in self._records.items()
+            }
+
+    def has_data(self) -> bool:
+        return bool(self._records)
+
+    def reset_data(self) -> None:
+        with self._mutex:
+            self._records.clear()
+
+    def get_operation_names(self) -> list[str]:
+        return list(self._records)
+
+    def get_total_operations(self) -> int:
+        with self._mutex:
+            return sum(r.count for records in self._records.values() for r in records.values())
+
+    def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
+        """By message size; None when nothing was logged under that name."""
+        with self._mutex:
+            records = self._records.get(operation_name)
+            if records is None:
+                return None
+            return {size: record.summary(size) for size, record in records.items()}
+
+    def log_all(
+        self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
+    ) -> dict[str, Any] | None:
+        """Prints the table, returns it as a dictionary, or both.
+
+        With show_straggler it is a collective over all ranks, which may have logged different
+        calls: a call is compared among those ranks that logged it.
+        """
+        summary = {name: self.get_operation_summary(name) for name in self.get_operation_names()}
+        stragglers = self._find_stragglers() if show_straggler else None
+        if print_log:
+            print(_table(summary), flush=True)
+            if stragglers is not None:
+                print(_straggler_table(stragglers), flush=True)
+        if not return_dict:
+            return None
+        return {
+            "summary": summary,
+            "straggler_analysis": stragglers,
+            "metadata": {
+                "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+                "rank": dist.get_rank() if dist.is_initialized() else 0,
+                "timestamp": time.strftime("%Y-%m-%d %H:%M:%S"),
+            },
+        }
+
+    def _find_stragglers(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """How long each call took on the fastest rank, and how much longer here: what the others
+        waited for. The latest calls are compared, pair by pair."""
+        mine = {
+            name: {size: record[1] for size, record in records.items()}
+            for name, records in self.get_raw_data().items()
+        }
+        everyones: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, mine)
+        found: dict[str, dict[int, dict[str, Any]]] = {}
+        for name, records in mine.items():
+            for size, latencies in records.items():
+                lists = [theirs.get(name, {}).get(size) or [] for theirs in everyones]
+                shared = min(len(samples) for samples in lists if samples)
+                fastest = [
+                    min(samples[len(samples) - shared + k] for samples in lists if samples)
+                    for k in range(shared)
+                ]
+                own = latencies[len(latencies) - shared :]
+                behind = [mine_ms - least for mine_ms, least in zip(own, fastest, strict=True)]
+                found.setdefault(name, {})[size] = {
+                    "count": shared,
+                    "total_comm_lat_ms": sum(fastest),
+                    "total_straggler_ms": sum(behind),
+                    "avg_comm_lat_ms": trimmed_mean(fastest),
+                    "avg_straggler_ms": trimmed_mean(behind),
+                    "msg_size_bytes": size,
+                    "msg_size_str": convert_size(size),
+                }
+        return found
+
+
+def _set_fields(config: Any) -> set[str]:
+    """What the user gave of DeepSpeed's configuration (a pydantic model); of ours, everything."""
+    given = getattr(config, "model_fields_set", None)
+    return {"enabled"} if given is None else set(given)
+
+
+def _row(cells: list[str]) -> str:
+    return "".join(f"{cell: <{_COLUMN}}" for cell in cells).rstrip()
+
+
+def _table(summary: dict[str, Any]) -> str:
+    heads = ["Comm. Op", "Message Size", "Count", "Total Latency(ms)", "Avg Latency(ms)"]
+    lines = [_row([*heads, "tput_avg (Gbps)", "busbw_avg (Gbps)"])]
+    for name, records in summary.items():
+        lines.append(name)
+        for size, of in sorted(records.items()):
+            numbers = ("total_latency_ms", "avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps")
+            figures = [f"{of[key]:.2f}" for key in numbers]
+            lines.append(_row(["", convert_size(size), str(of["count"]), *figures]))
+    return "\n".join(lines)
+
+
+def _straggler_table(stragglers: dict[str, Any]) -> str:
+    heads = ["Comm. Op", "Message Size", "Count", "Total comm lat(ms)", "Total straggler(ms)"]
+    lines = [
+        "Breakdown with straggler effect",
+        "-------------------------------",
+        _row([*heads, "Avg comm lat(ms)", "Avg straggler(ms)"]),
+    ]
+    for name, records in stragglers.items():
+        lines.append(name)
+        for size, of in sorted(records.items()):
+            numbers = ("total_comm_lat_ms", "total_straggler_ms", "avg_comm_lat_ms")
+            figures = [f"{of[key]:.2f}" for key in (*numbers, "avg_straggler_ms")]
+            lines.append(_row(["", convert_size(size), str(of["count"]), *figures]))
+    return "\n".join(lines)

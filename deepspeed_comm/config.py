@@ -1,0 +1,53 @@
+"""The configuration manager: the part "comms_logger" of a DeepSpeed configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from deepspeed_comm import constants
+
+
+@dataclasses.dataclass
+class CommsLoggerConfig:
+    """What the communication log shall do; see constants.COMMS_LOGGER_FORMAT.
+
+    Raises TypeError for a key that it does not know or a value of another type.
+    """
+
+    enabled: bool = constants.COMMS_LOGGER_ENABLED_DEFAULT
+    prof_all: bool = constants.COMMS_LOGGER_PROF_ALL_DEFAULT
+    prof_ops: list[str] = dataclasses.field(default_factory=list)
+    verbose: bool = constants.COMMS_LOGGER_VERBOSE_DEFAULT
+    debug: bool = constants.COMMS_LOGGER_DEBUG_DEFAULT
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            expected = list if field.name == constants.COMMS_LOGGER_PROF_OPS else bool
+            if not isinstance(value, expected):
+                raise TypeError(
+                    f"comms_logger: {field.name}: expected a {expected.__name__}, got {value!r}"
+                )
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> CommsLoggerConfig:
+        """From the part of a configuration that has the key "comms_logger"."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(set(given) - set(known)):
+            raise TypeError(
+                f"comms_logger: {', '.join(unknown)}: no such key; there are {', '.join(known)}"
+            )
+        return cls(**given)
+
+
+class DeepSpeedCommsConfig:
+    """Of a whole DeepSpeed configuration, a dictionary, what concerns communication."""
+
+    def __init__(self, ds_config: Mapping[str, Any]) -> None:
+        given = ds_config.get(constants.COMMS_LOGGER)
+        # The key alone says yes, as in deepspeed.comm; "enabled": false says no, unlike there.
+        enabled = given is not None and given.get(constants.COMMS_LOGGER_ENABLED, True)
+        self.comms_logger = CommsLoggerConfig.parse({**(given or {}), "enabled": enabled})
+        self.comms_logger_enabled = self.comms_logger.enabled

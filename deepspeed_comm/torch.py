@@ -1,0 +1,473 @@
+"""The native executor: every operation of the API on torch.distributed, whatever its backend.
+
+Operations return what torch.distributed returns: None, or a Work with async_op=True; None as well
+on ranks outside the group. `group` is a torch ProcessGroup, None the default one; src, dst and peer
+are global ranks, group_src and group_dst are ranks of the group.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_comm._log import warn_once
+from deepspeed_comm.backend import Backend, select_backend
+from deepspeed_comm.reduce_op import ReduceOp, torch_reduce_op
+
+# What is switched off returns a Noop instead of communicating: to see what a job would gain.
+_switched_off: set[str] = set()
+
+
+def _switch(operation: str, is_off: bool) -> None:
+    (_switched_off.add if is_off else _switched_off.discard)(operation)
+
+
+def all_gather_comm_off(flag: bool = False) -> None:
+    _switch("all_gather", flag)
+
+
+def reduce_scatter_comm_off(flag: bool = False) -> None:
+    _switch("reduce_scatter", flag)
+
+
+def broadcast_comm_off(flag: bool = False) -> None:
+    _switch("broadcast", flag)
+
+
+def all_reduce_comm_off(flag: bool = False) -> None:
+    _switch("all_reduce", flag)
+
+
+def reduce_comm_off(flag: bool = False) -> None:
+    _switch("reduce", flag)
+
+
+def backward_comm_off(flag: bool = False) -> None:
+    """What a backward pass calls: all-gather and reduce-scatter."""
+    all_gather_comm_off(flag)
+    reduce_scatter_comm_off(flag)
+
+
+class Noop:
+    """The Work of what is switched off."""
+
+    def wait(self) -> None:
+        return None
+
+
+def _is_off(operation: str) -> bool:
+    if operation not in _switched_off:
+        return False
+    if dist.get_rank() == 0:
+        warn_once(f"{operation} is switched off: it does not communicate")
+    return True
+
+
+def has_all_reduce_coalesced() -> bool:
+    """Whether torch has it; every backend for CPU tensors does."""
+    return hasattr(dist, "all_reduce_coalesced")
+
+
+def has_coalescing_manager(group: Any = None) -> bool:
+    """Whether torch has it and the group's backend supports it, as gloo does not."""
+    if not hasattr(dist.distributed_c10d, "_coalescing_manager"):
+        return False
+    if not dist.is_initialized():
+        return True
+    # Torch 1.13 has a manager of another kind, and groups that are their own backend.
+    find_backend = getattr(group or dist.group.WORLD, "_get_backend", None)
+    if find_backend is None:
+        return False
+    return bool(getattr(find_backend(torch.device(_device_type())), "supports_coalescing", False))
+
+
+def _device_type() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _peer(name: str, rank: int | None, group_rank: int | None) -> dict[str, int]:
+    """src=, dst= or group_src=, group_dst= for torch."""
+    if (rank is None) == (group_rank is None):
+        raise ValueError(
+            f"expected one of {name} (a global rank) and group_{name} (a rank of the group), got "
+            + ("neither" if rank is None else "both")
+        )
+    return {name: rank} if rank is not None else {f"group_{name}": group_rank}  # type: ignore[dict-item]
+
+
+class TorchBackend(Backend):
+    """torch.distributed with any backend; initialises it unless that is done already."""
+
+    def __init__(
+        self,
+        backend: str | None,
+        timeout: timedelta | None,
+        init_method: str | None,
+        rank: int = -1,
+        world_size: int = -1,
+        name: str = "torch",
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.has_all_reduce_coalesced = has_all_reduce_coalesced()
+        self.all_gather_function = self.get_all_gather_function()
+        self.reduce_scatter_function = self.get_reduce_scatter_function()
+        self.init_process_group(backend, timeout, init_method, rank, world_size)
+        self.has_coalescing_manager = has_coalescing_manager()
+        self.world_rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.using_mpi = dist.get_backend() == "mpi"
+
+    def get_all_gather_function(self) -> Any:
+        return getattr(dist, "all_gather_into_tensor", None)
+
+    def get_reduce_scatter_function(self) -> Any:
+        return getattr(dist, "reduce_scatter_tensor", None)
+
+    def has_all_gather_into_tensor(self) -> bool:
+        return self.all_gather_function is not None
+
+    def has_reduce_scatter_tensor(self) -> bool:
+        return self.reduce_scatter_function is not None
+
+    def init_process_group(
+        self,
+        backend: str | None = None,
+        timeout: timedelta | None = None,
+        init_method: str | None = None,
+        rank: int = -1,
+        world_size: int = -1,
+    ) -> None:
+        if not dist.is_initialized():
+            given = {} if timeout is None else {"timeout": timeout}
+            dist.init_process_group(
+                select_backend(backend),
+                init_method=init_method,
+                rank=rank,
+                world_size=world_size,
+                **given,
+            )
+        self.initialized = True
+
+    def is_initialized(self) -> bool:
+        return dist.is_initialized()
+
+    # --- collectives
+
+    def all_reduce(
+        self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if _is_off("all_reduce"):
+            return Noop()
+        return dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
+
+    def inference_all_reduce(
+        self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        work = self.all_reduce(tensor, op, group, async_op)
+        return work if async_op else tensor
+
+    def all_reduce_coalesced(
+        self, tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if not self.has_all_reduce_coalesced:
+            raise RuntimeError(f"torch {torch.__version__} has no all_reduce_coalesced")
+        if _is_off("all_reduce"):
+            return Noop()
+        return dist.all_reduce_coalesced(tensors, torch_reduce_op(op), group, async_op)
+
+    def reduce(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        op: Any = ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Any:
+        if _is_off("reduce"):
+            return Noop()
+        to = _peer("dst", dst, group_dst)
+        return dist.reduce(tensor, op=torch_reduce_op(op), group=group, async_op=async_op, **to)
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        input_list: Any,
+        op: Any = ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        if _is_off("reduce_scatter"):
+            return Noop()
+        return dist.reduce_scatter(output, input_list, torch_reduce_op(op), group, async_op)
+
+    def reduce_scatter_tensor(
+        self,
+        output_tensor: Any,
+        input_tensor: Any,
+        op: Any = ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        if _is_off("reduce_scatter"):
+            return Noop()
+        if self.reduce_scatter_function is not None:
+            return self.reduce_scatter_function(
+                output_tensor, input_tensor, torch_reduce_op(op), group, async_op
+            )
+        parts = list(torch.chunk(input_tensor, dist.get_world_size(group)))
+        return self.reduce_scatter(output_tensor, parts, op, group, async_op)
+
+    def broadcast(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        group: Any = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Any:
+        if _is_off("broadcast"):
+            return Noop()
+        return dist.broadcast(
+            tensor, group=group, async_op=async_op, **_peer("src", src, group_src)
+        )
+
+    def all_gather(
+        self, tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if _is_off("all_gather"):
+            return Noop()
+        return dist.all_gather(tensor_list, tensor, group, async_op)
+
+    def all_gather_into_tensor(
+        self, output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if _is_off("all_gather"):
+            return Noop()
+        if self.all_gather_function is not None:
+            return self.all_gather_function(output_tensor, input_tensor, group, async_op)
+        parts = list(torch.chunk(output_tensor, dist.get_world_size(group)))
+        return self.all_gather(parts, input_tensor, group, async_op)
+
+    all_gather_base = all_gather_into_tensor  # its name in older versions
+
+    def all_gather_coalesced(
+        self,
+        output_tensors: list[Any],
+        input_tensors: list[Any],
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Each output tensor gathers the input tensor in the same place of its list."""
+        if len(output_tensors) != len(input_tensors):
+            raise ValueError(
+                f"all_gather_coalesced: {len(output_tensors)} output tensors for "
+                f"{len(input_tensors)} input tensors"
+            )
+        if _is_off("all_gather"):
+            return Noop()
+        pairs = list(zip(output_tensors, input_tensors, strict=True))
+        if not pairs:
+            return None
+        if has_coalescing_manager(group):
+            manager = dist.distributed_c10d._coalescing_manager(group, async_ops=async_op)
+            with manager as coalescing:
+                for output, own in pairs:
+                    dist.all_gather_into_tensor(output, own, group, async_op)
+            return coalescing if async_op else None
+        works = [self.all_gather_into_tensor(output, own, group, True) for output, own in pairs]
+        if async_op:
+            return _Works(works)
+        for work in works:
+            if work is not None:
+                work.wait()
+        return None
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        return dist.all_to_all_single(
+            output, input, output_split_sizes, input_split_sizes, group, async_op
+        )
+
+    def all_to_all(
+        self,
+        output_tensor_list: Any,
+        input_tensor_list: Any,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        return dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+
+    def gather(
+        self,
+        tensor: Any,
+        gather_list: Any = None,
+        dst: int | None = 0,
+        group: Any = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Any:
+        to = _peer("dst", dst if group_dst is None else None, group_dst)
+        return dist.gather(tensor, gather_list, group=group, async_op=async_op, **to)
+
+    def scatter(
+        self,
+        tensor: Any,
+        scatter_list: Any = None,
+        src: int | None = 0,
+        group: Any = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Any:
+        of = _peer("src", src if group_src is None else None, group_src)
+        return dist.scatter(tensor, scatter_list, group=group, async_op=async_op, **of)
+
+    def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return dist.barrier(group, async_op, device_ids)
+
+    def monitored_barrier(
+        self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> Any:
+        """torch allows it for gloo alone, by name; dscomm has one of its own."""
+        target = group or dist.group.WORLD
+        own = getattr(target, "monitored_barrier", None)
+        if dist.get_backend(group) != "gloo" and own is not None:
+            given = timedelta(seconds=30) if timeout is None else timeout
+            return own(given, wait_all_ranks)
+        return dist.monitored_barrier(group, timeout, wait_all_ranks)
+
+    # --- objects
+
+    def broadcast_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: int | None = None,
+    ) -> Any:
+        return dist.broadcast_object_list(
+            object_list, group=group, device=device, **_peer("src", src, group_src)
+        )
+
+    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> Any:
+        return dist.all_gather_object(object_list, obj, group)
+
+    def gather_object(
+        self,
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = 0,
+        group: Any = None,
+        group_dst: int | None = None,
+    ) -> Any:
+        to = _peer("dst", dst if group_dst is None else None, group_dst)
+        return dist.gather_object(obj, object_gather_list, group=group, **to)
+
+    def scatter_object_list(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = 0,
+        group: Any = None,
+        group_src: int | None = None,
+    ) -> Any:
+        of = _peer("src", src if group_src is None else None, group_src)
+        return dist.scatter_object_list(
+            scatter_object_output_list, scatter_object_input_list, group=group, **of
+        )
+
+    # --- point-to-point
+
+    def send(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
+        return dist.send(tensor, dst, group, tag)
+
+    def recv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
+        return dist.recv(tensor, src, group, tag)
+
+    def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
+        return dist.isend(tensor, dst, group, tag)
+
+    def irecv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
+        return dist.irecv(tensor, src, group, tag)
+
+    def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Any]:
+        """Takes P2POps of this package; returns a Work for each."""
+        return dist.batch_isend_irecv(
+            [
+                dist.P2POp(getattr(dist, p2p.op), p2p.tensor, p2p.peer, p2p.group, p2p.tag)
+                for p2p in p2p_op_list
+            ]
+        )
+
+    # --- groups
+
+    def get_rank(self, group: Any = None) -> int:
+        return dist.get_rank(group)
+
+    def get_world_size(self, group: Any = None) -> int:
+        return dist.get_world_size(group)
+
+    def get_backend(self, group: Any = None) -> str:
+        return dist.get_backend(group)
+
+    def new_group(self, ranks: list[int] | None = None, **options: Any) -> Any:
+        return dist.new_group(ranks, **options)
+
+    def get_global_rank(self, group: Any, group_rank: int) -> int:
+        return dist.get_global_rank(group or dist.group.WORLD, group_rank)
+
+    def get_process_group_ranks(self, group: Any = None) -> list[int]:
+        group = group or dist.group.WORLD
+        return [dist.get_global_rank(group, k) for k in range(dist.get_world_size(group))]
+
+    def get_world_group(self) -> Any:
+        return dist.group.WORLD
+
+    def destroy_process_group(self, group: Any = None) -> Any:
+        return dist.destroy_process_group(group)
+
+    def init_device_mesh(self, mesh_shape: Any, mesh_dim_names: Any) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(_device_type(), mesh_shape, mesh_dim_names=mesh_dim_names)
+
+    def enable_symm_mem_for_group(self, group_name: str) -> None:
+        try:
+            from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+        except ImportError as error:
+            raise RuntimeError(f"torch {torch.__version__} has no symmetric memory") from error
+        enable_symm_mem_for_group(group_name)
+
+
+class _Works:
+    """Several Works as one."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = [work for work in works if work is not None]
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def known_world_size(world_size: int | None) -> int | None:
+    """`world_size` where it is one, else WORLD_SIZE, else None: no guess."""
+    if world_size is not None and world_size > 0:
+        return world_size
+    given = os.environ.get("WORLD_SIZE", "")
+    return int(given) if given.isdigit() and int(given) > 0 else None

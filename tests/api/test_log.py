@@ -1,0 +1,187 @@
+"""The communication log: what is counted and timed, and what the original gets wrong."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from harness import World, run_fresh
+from test_operations import init
+
+import deepspeed_comm as dist
+from deepspeed_comm.comms_logging import CommsLogger, calc_bw_log, convert_size, trimmed_mean
+from deepspeed_comm.config import CommsLoggerConfig, DeepSpeedCommsConfig
+
+SLEEP_S = 0.2
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    size, ms, ranks = 10**6, 2.0, 4
+    line = size * 8 / (ms * 1e6)  # Gbit/s
+    assert calc_bw_log("all_reduce", size, ms, ranks) == pytest.approx((line, line * 1.5))
+    assert calc_bw_log("inference_all_reduce", size, ms, ranks)[0] == pytest.approx(line)
+    # An all-gather is given a part of the whole, a reduce-scatter all of it.
+    assert calc_bw_log("all_gather", size, ms, ranks) == pytest.approx((4 * line, 3 * line))
+    assert calc_bw_log("reduce_scatter", size, ms, ranks) == pytest.approx((line, line * 0.75))
+    assert calc_bw_log("all_to_all_single", size, ms, ranks) == pytest.approx((line, line * 0.75))
+    for name in ("broadcast", "send", "barrier", "monitored_barrier", "something else"):
+        assert calc_bw_log(name, size, ms, ranks) == pytest.approx((line, line))
+    assert calc_bw_log("all_reduce", size, 0.0, ranks) == (0.0, 0.0)
+
+
+def test_sizes_and_means() -> None:
+    assert [convert_size(size) for size in (0, 8, 1536, 3 << 20)] == [
+        "0B",
+        "8.0 B",
+        "1.5 KB",
+        "3.0 MB",
+    ]
+    assert trimmed_mean([]) == 0.0
+    assert trimmed_mean([1.0] * 9 + [1000.0]) == 1.0
+    assert trimmed_mean([2.0, 4.0]) == 3.0
+
+
+def test_configuration() -> None:
+    def enabled(config: dict[str, Any]) -> bool:
+        log = CommsLogger()
+        log.configure(DeepSpeedCommsConfig(config))
+        return log.enabled
+
+    assert not enabled({})
+    assert enabled({"comms_logger": {"enabled": True}})
+    assert enabled({"comms_logger": {}})  # as in deepspeed.comm
+    assert not enabled({"comms_logger": {"enabled": False}})  # there it is on
+    log = CommsLogger()
+    given = {"enabled": True, "verbose": True, "prof_all": False, "prof_ops": ["all_reduce"]}
+    log.configure(DeepSpeedCommsConfig({"comms_logger": given}))
+    assert (log.verbose, log.prof_all, log.prof_ops) == (True, False, ["all_reduce"])
+    with pytest.raises(TypeError, match="nonsense: no such key; there are enabled, prof_all"):
+        CommsLoggerConfig.parse({"nonsense": 1})
+    with pytest.raises(TypeError, match="verbose: expected a bool, got 'yes'"):
+        CommsLoggerConfig.parse({"verbose": "yes"})
+
+
+def test_memory_is_bounded() -> None:
+    log = CommsLogger()
+    for _ in range(10_000):
+        log.append("barrier", "barrier", 1.0, 0, 2)
+    count, latencies, algbws, busbws = log.get_raw_data()["barrier"][0]
+    assert count == log.get_total_operations() == 10_000
+    assert len(latencies) == len(algbws) == len(busbws) == 4096
+    assert log.get_operation_summary("barrier")[0]["total_latency_ms"] == pytest.approx(10_000)
+    assert log.get_operation_summary("nothing") is None
+    log.reset_data()
+    assert not log.has_data() and log.get_operation_names() == []
+
+
+def logged(name: str) -> dict[int, list[Any]]:
+    return dist.comms_logger.get_raw_data().get(name, {})
+
+
+def _what_is_logged(world: World) -> None:
+    init(world)
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor)
+    assert not dist.has_comm_data()  # it is off
+
+    dist.configure(enabled=True)
+    began = time.perf_counter()
+    for _ in range(6):
+        dist.all_reduce(tensor)
+    elapsed_ms = (time.perf_counter() - began) * 1e3
+    [(size, (count, latencies, _, busbws))] = logged("all_reduce").items()
+    assert (size, count) == (4000, 6)
+    # Each call's own time: the original's is that of all calls before, too.
+    assert 0 < sum(latencies) <= elapsed_ms
+    assert all(busbw > 0 for busbw in busbws)
+
+    # Calls that end the original's job, with exit code 0.
+    dist.all_gather_object([None] * world.size, world.rank)
+    dist.reduce_scatter_tensor(torch.empty(500), tensor)
+    assert list(logged("reduce_scatter_tensor")) == [4000]  # counted once
+    assert dist.get_comm_operation_count() == 8
+    assert dist.get_logged_comm_ops() == [
+        "all_reduce",
+        "all_gather_object",
+        "reduce_scatter_tensor",
+    ]
+    dist.reset_log()
+
+    # prof_ops and prof choose calls; log_name is what they are chosen and logged by.
+    dist.configure(prof_all=False, prof_ops=["mine"])
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, log_name="mine")
+    dist.barrier(prof=True)
+    assert dist.get_logged_comm_ops() == ["mine", "barrier"]
+    dist.reset_log()
+
+    dist.configure(prof_all=True, debug=True)
+    dist.all_reduce(tensor)
+    assert dist.get_logged_comm_ops() == ["all_reduce | [Caller Func: _what_is_logged]"]
+    dist.configure(debug=False)
+    dist.reset_log()
+
+    # An asynchronous call takes until it is complete, however soon it returns.
+    if world.rank == 1:
+        time.sleep(SLEEP_S)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    received = dist.irecv(tensor) if world.rank == 0 else None
+    if world.rank == 1:
+        time.sleep(SLEEP_S)
+        dist.send(tensor, 0)
+    if received is not None:
+        received.wait()
+        for name in ("all_reduce", "irecv"):
+            deadline = time.monotonic() + 10
+            while not logged(name) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            [(_, (_, [latency], _, _))] = logged(name).items()
+            assert latency >= SLEEP_S * 1e3 * 0.5, (name, latency)
+
+    dist.barrier()
+    dist.configure(enabled=False)
+    dist.destroy_process_group()
+
+
+def test_what_is_logged() -> None:
+    run_fresh(2, _what_is_logged)
+
+
+def _summary(world: World) -> None:
+    init(world)
+    dist.configure({"comms_logger": {"enabled": True}})
+    group = dist.new_group([0, 1])
+    for _ in range(3):
+        dist.all_reduce(torch.ones(100))
+    # Ranks may log different calls: the original hangs over that.
+    if world.rank < 2:
+        dist.all_reduce(torch.ones(10), group=group)
+    dist.configure(enabled=False)
+    result = dist.log_summary(show_straggler=True, return_dict=True)
+    assert result is not None
+    of_all = result["summary"]["all_reduce"][400]
+    assert of_all["count"] == 3 and of_all["msg_size_str"] == "400.0 B"
+    assert of_all["total_latency_ms"] > 0 and of_all["avg_latency_ms"] > 0
+    assert of_all["busbw_avg_gbps"] == pytest.approx(of_all["tput_avg_gbps"] * 4 / 3)
+    assert (40 in result["summary"]["all_reduce"]) == (world.rank < 2)
+    if world.rank < 2:
+        # By the ranks of the group, which are two: 2 (n - 1) / n is 1.
+        of_group = result["summary"]["all_reduce"][40]
+        assert of_group["busbw_avg_gbps"] == pytest.approx(of_group["tput_avg_gbps"])
+    straggler = result["straggler_analysis"]["all_reduce"][400]
+    assert straggler["count"] == 3 and straggler["total_straggler_ms"] >= 0
+    assert result["metadata"]["world_size"] == 3 and result["metadata"]["rank"] == world.rank
+    assert dist.log_summary() is None
+    dist.destroy_process_group()
+
+
+def test_summary(capfd: pytest.CaptureFixture[str]) -> None:
+    run_fresh(3, _summary)
+    printed = capfd.readouterr().out
+    # By rank 0 alone: once with stragglers, once without.
+    assert printed.count("Comm. Op            Message Size        Count") == 3
+    assert printed.count("Breakdown with straggler effect") == 1
+    assert "Total Latency(ms)   Avg Latency(ms)     tput_avg (Gbps)     busbw_avg (Gbps)" in printed

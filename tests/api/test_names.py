@@ -1,0 +1,93 @@
+"""Every name and signature of deepspeed.comm 0.19.8 is here, but for those listed with a reason.
+
+deepspeed_0_19_8.json has, for each of its modules, the functions and methods with their parameters
+and the source of the defaults, as read from the release.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deepspeed_comm
+
+THEIRS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("deepspeed_0_19_8.json").read_text()
+)
+# What programs do not call: parts of how the original does things.
+INTERNAL = {
+    "timers": "the clocks of its log; ours has its own",
+    "timer_summary": "an empty dictionary that nothing reads",
+    "build_shm_op": "compiles its shared-memory operation; dscomm is built beforehand",
+    "disable_compiler_collective": "for torch below 2.3",
+    "get_coalescing_manager": "hides what differs between versions of torch",
+    "stage_on_cpu": "for devices of Apple",
+    "StagedWork": "for devices of Apple",
+}
+FLAGS = "DS_COMM_"  # its switches' variables; the functions that set them are here
+# Signatures that differ, and why.
+DIFFERENT = {
+    "backend.Backend.new_group": "theirs takes no ranks, and raises",
+    "comm.ProcessGroup.__init__": "theirs has one list for all as the default",
+}
+CASES = [(module, name) for module, names in THEIRS.items() for name in names]
+
+
+def ours(module: str) -> Any:
+    return importlib.import_module(f"deepspeed_comm.{module}")
+
+
+@pytest.mark.parametrize(("module", "name"), CASES, ids=lambda value: value)
+def test_name_and_signature(module: str, name: str) -> None:
+    if name.split(".")[0] in INTERNAL or name.startswith(FLAGS):
+        return
+    found: Any = ours(module)
+    for part in name.split("."):
+        assert hasattr(found, part), f"deepspeed_comm.{module} has no {name}"
+        found = getattr(found, part)
+    theirs = THEIRS[module][name]
+    if not isinstance(theirs, list) or f"{module}.{name}" in DIFFERENT:
+        return
+    parameters = list(inspect.signature(found).parameters.values())
+    if "." in name:
+        parameters = parameters[1:]  # self
+    assert [p.name for p in parameters][: len(theirs)] == [given[0] for given in theirs]
+    for parameter, (called, default) in zip(parameters, theirs, strict=False):
+        # "debug" is theirs' mistake: the caller's name, evaluated at import.
+        if default is None or called == "debug" or module not in ("comm", "comms_logging"):
+            continue
+        assert parameter.default == eval(default, vars(ours("comm"))), (name, called)
+    # What is more than theirs may be left out.
+    for parameter in parameters[len(theirs) :]:
+        kinds = (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        assert parameter.default is not parameter.empty or parameter.kind in kinds
+
+
+def test_the_package_has_the_api() -> None:
+    for name in THEIRS["comm"]:
+        if name not in INTERNAL and "." not in name:
+            assert getattr(deepspeed_comm, name) is getattr(ours("comm"), name), name
+            assert name in dir(deepspeed_comm)
+    for name in ("ReduceOp", "TorchBackend", "NCCL_BACKEND", "get_backend", "all_gather_base"):
+        assert hasattr(deepspeed_comm, name)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = deepspeed_comm.nonsense
+
+
+def test_functions_keep_their_names() -> None:
+    """The original's are all called log_wrapper(*args, **kwargs)."""
+    assert deepspeed_comm.all_reduce.__name__ == "all_reduce"
+    assert list(inspect.signature(deepspeed_comm.all_reduce).parameters)[:2] == ["tensor", "op"]
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "barrier", "get_rank", "new_group", "isend"])
+def test_nothing_works_before_init_distributed(name: str) -> None:
+    arguments = {"all_reduce": ([1],), "isend": ([1], 0), "new_group": ([0],)}.get(name, ())
+    with pytest.raises(AssertionError, match="please initialize it using init_process_group"):
+        getattr(deepspeed_comm, name)(*arguments)
+    assert not deepspeed_comm.is_initialized() and deepspeed_comm.is_available()

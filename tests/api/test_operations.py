@@ -1,0 +1,310 @@
+"""What every operation of the API does, on dscomm and on gloo, over all ranks and over a group."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from harness import TORCH_2, World, run_fresh
+
+import deepspeed_comm as dist
+from deepspeed_comm import comm
+from deepspeed_comm.torch import Noop
+
+RANKS = 3
+MEMBERS = [0, 2]  # of the group
+
+BACKENDS = ["dscomm", "gloo"]
+old_gloo = pytest.mark.skipif(
+    not TORCH_2, reason="gloo of torch 1.13 has no all_gather_into_tensor and no reduce_scatter"
+)
+
+
+def init(world: World, backend: str = "dscomm") -> None:
+    dist.init_distributed(
+        backend,
+        auto_mpi_discovery=False,
+        init_method=f"file://{os.path.join(world.folder, 'meet')}",
+        rank=world.rank,
+        world_size=world.size,
+        verbose=False,
+    )
+
+
+def values(rank: int, count: int = 4) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32) + 10 * rank
+
+
+def over(ranks: list[int], me: int, group: Any) -> None:
+    """Each collective over these ranks, of which this one is `me`, sync and async."""
+    size, own = len(ranks), values(me)
+    everyones = [values(rank) for rank in ranks]
+    total = torch.stack(everyones).sum(0)
+    index = ranks.index(me)
+    for async_op in (False, True):
+
+        def done(result: Any, is_async: bool = async_op) -> None:
+            if is_async:
+                result.wait()
+            else:
+                assert result is None
+
+        tensor = own.clone()
+        done(dist.all_reduce(tensor, group=group, async_op=async_op))
+        assert torch.equal(tensor, total)
+        tensor = own.clone()
+        done(dist.all_reduce(tensor, dist.ReduceOp.MAX, group, async_op))
+        assert torch.equal(tensor, everyones[-1])
+        tensor = own.clone()
+        done(dist.all_reduce(tensor, torch.distributed.ReduceOp.MIN, group, async_op))
+        assert torch.equal(tensor, everyones[0])
+
+        tensor = own.clone()
+        done(dist.broadcast(tensor, ranks[-1], group, async_op))
+        assert torch.equal(tensor, everyones[-1])
+        tensor = own.clone()
+        done(dist.reduce(tensor, ranks[0], group=group, async_op=async_op))
+        assert index > 0 or torch.equal(tensor, total)
+
+        parts = [torch.empty(4) for _ in ranks]
+        done(dist.all_gather(parts, own, group, async_op))
+        assert all(torch.equal(*pair) for pair in zip(parts, everyones, strict=True))
+        for call in (dist.all_gather_into_tensor, dist.allgather_fn, dist.all_gather_base):
+            joined = torch.empty(4 * size)
+            done(call(joined, own, group=group, async_op=async_op))
+            assert torch.equal(joined, torch.cat(everyones))
+
+        whole = [own + 100 * k for k in range(size)]
+        expected = total + 100 * index * size
+        output = torch.empty(4)
+        done(dist.reduce_scatter(output, whole, group=group, async_op=async_op))
+        assert torch.equal(output, expected)
+        for call in (dist.reduce_scatter_tensor, dist.reduce_scatter_fn, dist.reduce_scatter_base):
+            output = torch.empty(4)
+            done(call(output, torch.cat(whole), group=group, async_op=async_op))
+            assert torch.equal(output, expected)
+
+        output = torch.empty(4 * size)
+        done(dist.all_to_all_single(output, torch.cat(whole), group=group, async_op=async_op))
+        assert torch.equal(output, torch.cat([each + 100 * index for each in everyones]))
+
+        parts = [torch.empty(4) for _ in ranks] if index == 0 else None
+        done(dist.gather(own, parts, ranks[0], group, async_op))
+        assert parts is None or all(map(torch.equal, parts, everyones))
+        output = torch.empty(4)
+        done(dist.scatter(output, whole if index == 0 else None, ranks[0], group, async_op))
+        assert torch.equal(output, everyones[0] + 100 * index)
+
+        tensors = [own.clone(), values(me, 7)]
+        done(dist.all_reduce_coalesced(tensors, group=group, async_op=async_op))
+        assert torch.equal(tensors[0], total) and tensors[1].numel() == 7
+        outputs = [torch.empty(4 * size), torch.empty(2 * size)]
+        done(dist.all_gather_coalesced(outputs, [own, own[:2].clone()], group, async_op))
+        assert torch.equal(outputs[0], torch.cat(everyones))
+        assert torch.equal(outputs[1], torch.cat([each[:2] for each in everyones]))
+        # That may have left torch believing that calls are still being coalesced.
+        output = torch.empty(4)
+        done(dist.reduce_scatter_tensor(output, torch.cat(whole), group=group, async_op=async_op))
+        assert torch.equal(output, expected)
+        done(dist.barrier(group, async_op))
+
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": me}, group)
+    assert objects == [{"rank": rank} for rank in ranks]
+    objects = [("from", me)]
+    dist.broadcast_object_list(objects, ranks[0], group)
+    assert objects == [("from", ranks[0])]
+    objects = [None] * size
+    dist.gather_object(me, objects if index == 0 else None, ranks[0], group)
+    assert index > 0 or objects == ranks
+    objects = [None]
+    dist.scatter_object_list(objects, list("abc")[:size] if index == 0 else None, ranks[0], group)
+    assert objects == ["abc"[index]]
+    if TORCH_2:
+        tensor = own.clone()
+        dist.broadcast(tensor, group=group, group_src=1)
+        assert torch.equal(tensor, everyones[1])
+
+
+def _collectives(world: World, backend: str) -> None:
+    init(world, backend)
+    assert dist.get_backend() == backend and dist.is_initialized()
+    over(list(range(world.size)), world.rank, None)
+    group = dist.new_group(MEMBERS)
+    if world.rank in MEMBERS:
+        over(MEMBERS, world.rank, group)
+    dist.barrier()
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("backend", ["dscomm", pytest.param("gloo", marks=old_gloo)])
+def test_collectives(backend: str) -> None:
+    run_fresh(RANKS, _collectives, backend)
+
+
+def _point_to_point(world: World, backend: str) -> None:
+    init(world, backend)
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    sent, got = values(world.rank), torch.empty(4)
+    work = dist.isend(sent, right)
+    assert dist.recv(got, left) == left
+    work.wait()
+    assert torch.equal(got, values(left))
+    # isend and irecv return at once: both may come first on every rank.
+    works = [dist.irecv(got, left, tag=3), dist.isend(sent + 1, right, tag=3)]
+    for work in works:
+        work.wait()
+    assert torch.equal(got, values(left) + 1)
+    ops = [dist.P2POp(dist.isend, sent + 2, right), dist.P2POp(dist.irecv, got, left)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert torch.equal(got, values(left) + 2)
+    with pytest.raises(AssertionError, match="isend or deepspeed_comm.irecv"):
+        dist.P2POp(torch.distributed.isend, sent, right)
+    if world.rank == 0:
+        dist.send(sent, 1)
+    elif world.rank == 1:
+        assert dist.recv(got) == 0  # from any
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_point_to_point(backend: str) -> None:
+    run_fresh(RANKS, _point_to_point, backend)
+
+
+def _inference(world: World) -> None:
+    """All that the original's shared-memory operation gets wrong."""
+    init(world)
+    group = dist.new_group(MEMBERS)
+    total = torch.stack([values(rank) for rank in range(world.size)]).sum(0)
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.int16):
+        tensor = values(world.rank).to(dtype)
+        assert dist.inference_all_reduce(tensor) is tensor
+        assert torch.equal(tensor, total.to(dtype)), dtype
+    tensor = values(world.rank)
+    dist.inference_all_reduce(tensor, dist.ReduceOp.MAX)
+    assert torch.equal(tensor, values(world.size - 1))
+    tensor = torch.zeros(4, 2)
+    tensor[:, 1] = values(world.rank)
+    dist.inference_all_reduce(tensor[:, 1])  # not contiguous
+    assert torch.equal(tensor[:, 1], total) and not tensor[:, 0].any()
+    if world.rank in MEMBERS:
+        tensor = values(world.rank)
+        dist.inference_all_reduce(tensor, group=group)
+        assert torch.equal(tensor, values(0) + values(2))
+    tensor = values(world.rank)
+    work = dist.inference_all_reduce(tensor, async_op=True)
+    work.wait()
+    assert torch.equal(tensor, total)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_inference_all_reduce() -> None:
+    run_fresh(RANKS, _inference)
+
+
+def _groups(world: World) -> None:
+    init(world)
+    everyone = list(range(world.size))
+    group = dist.new_group(MEMBERS, timeout=comm.default_pg_timeout)
+    assert dist.get_world_size() == world.size and dist.get_rank() == world.rank
+    # The original's answers are [] without a group, and none at all, for ever, with the world's.
+    assert dist.get_all_ranks_from_group() == everyone
+    assert dist.get_all_ranks_from_group(dist.get_world_group()) == everyone
+    if world.rank in MEMBERS:
+        assert dist.get_all_ranks_from_group(group) == MEMBERS
+        assert dist.get_process_group_ranks(group) == MEMBERS
+        assert dist.get_global_rank(group, 1) == 2
+        assert dist.get_world_size(group) == 2
+        assert dist.get_rank(group) == MEMBERS.index(world.rank)
+        with pytest.raises(ValueError, match="the group has 2 ranks, got 2"):
+            dist.get_global_rank(group, 2)
+        dist.destroy_process_group(group)
+    else:
+        assert dist.get_rank(group) == -1 and dist.get_world_size(group) == -1
+        assert dist.all_reduce(torch.ones(2), group=group) is None
+    assert dist.is_initialized() and comm.cdb is dist.cdb is not None
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        assert getattr(dist, f"has_{name}")() is hasattr(torch.distributed, name)
+    assert dist.has_all_reduce_coalesced() is True
+    with pytest.raises(TypeError, match="op: expected one of"):
+        dist.all_reduce(torch.ones(2), dist.ReduceOp.UNUSED)
+    if TORCH_2:
+        with pytest.raises(ValueError, match="got both"):
+            dist.broadcast(torch.ones(2), 0, group_src=0)
+        dist.monitored_barrier(wait_all_ranks=True)
+        mesh = dist.initialize_mesh_device((world.size,), ("dp",))
+        assert mesh.size() == world.size
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_groups_and_probes() -> None:
+    run_fresh(RANKS, _groups)
+
+
+def _gloo_says_what_it_cannot(world: World) -> None:
+    init(world, "gloo")
+    assert dist.has_coalescing_manager() is False
+    dist.destroy_process_group()
+
+
+def test_probes_answer_for_the_backend() -> None:
+    run_fresh(2, _gloo_says_what_it_cannot)
+
+
+def _switches(world: World) -> None:
+    init(world)
+    from deepspeed_comm import torch as executor
+
+    switches = {
+        "all_gather": (
+            executor.all_gather_comm_off,
+            ([torch.zeros(4), torch.zeros(4)], values(world.rank)),
+        ),
+        "reduce_scatter": (executor.reduce_scatter_comm_off, (torch.zeros(4), [values(0)] * 2)),
+        "broadcast": (executor.broadcast_comm_off, (torch.zeros(4), 0)),
+        "all_reduce": (executor.all_reduce_comm_off, (values(world.rank),)),
+        "reduce": (executor.reduce_comm_off, (values(world.rank), 0)),
+    }
+    for name, (switch, arguments) in switches.items():
+        switch(True)
+        result = getattr(dist, name)(*arguments)
+        assert isinstance(result, Noop) and result.wait() is None
+        switch(False)
+        assert getattr(dist, name)(*arguments) is None
+    dist.destroy_process_group()
+
+
+def test_what_is_switched_off_does_not_communicate() -> None:
+    run_fresh(2, _switches)
+
+
+def _user_initialised(world: World) -> None:
+    world.init("gloo")
+    assert not dist.is_initialized()  # torch alone does not count
+    with pytest.raises(AssertionError):
+        dist.get_rank()
+    dist.init_distributed()
+    assert dist.is_initialized() and dist.get_backend() == "gloo"
+    dist.init_distributed(dist_init_required=False)  # there is one
+    dist.destroy_process_group()
+    with pytest.raises(AssertionError, match="Distributed backend is not initialized"):
+        dist.init_distributed(dist_init_required=False)
+    world.init("dscomm", name="again")
+    dist.init_distributed()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2.0, 2.0]
+    dist.destroy_process_group()
+
+
+def test_torch_may_have_been_initialised_before() -> None:
+    run_fresh(2, _user_initialised)
