@@ -794,8 +794,8 @@ def init_distributed(
     """Makes the default process group, unless there is one, and sets `cdb`.
 
     dist_backend: any of torch's backends; by default dscomm for CPU tensors (and NCCL for a GPU's).
-    auto_mpi_discovery: variables that are missing are found as environment.py says; without a
-        launcher the program is a world of one rank.
+    auto_mpi_discovery: variables that are missing are found as environment.py says, unless rank and
+        world_size are given; without a launcher the program is a world of one rank.
     distributed_port: MASTER_PORT where nothing says another one.
     timeout: of every call; DEEPSPEED_TIMEOUT (minutes, 10) is the default.
     init_method, rank, world_size: torch's.
@@ -821,7 +821,8 @@ def init_distributed(
         "Distributed backend is not initialized. Please set dist_init_required to True or "
         "initialize before calling deepspeed.initialize()"
     )
-    if auto_mpi_discovery and (init_method is None or init_method == "env://"):
+    is_placed = rank >= 0 and world_size > 0
+    if auto_mpi_discovery and not is_placed and init_method in (None, "env://"):
         init_method = environment.discover(distributed_port, verbose) or init_method
     backend = TorchBackend(dist_backend, timeout, init_method, rank, world_size)
     if backend.get_rank() == 0 and verbose:

@@ -20,7 +20,8 @@ REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
 
 # By whoever starts a rank, where it does.
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
-_TRACES_OF_MPI = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "HYDRA_")
+# No traces of a launcher are settings such as OMPI_MCA_*, which a user may always have.
+_TRACES_OF_MPI = ("OMPI_COMM_WORLD_", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", "HYDRA_")
 
 
 def in_aml() -> bool:

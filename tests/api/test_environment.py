@@ -141,6 +141,12 @@ def test_a_launcher_that_says_too_little(bare: pytest.MonkeyPatch) -> None:
         environment.mpi_discovery()
 
 
+def test_settings_of_mpi_are_no_launcher(bare: pytest.MonkeyPatch) -> None:
+    given(bare, {"OMPI_MCA_btl_tcp_if_include": "eth0", "PMIX_MCA_gds": "hash"})
+    discover()
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+
+
 def test_utilities(bare: pytest.MonkeyPatch) -> None:
     numbers = (
         utils.get_world_rank_from_launcher,
