@@ -17,6 +17,7 @@ package's search path here, which is what makes `deepspeed_comm._C` importable.
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 from deepspeed_comm import _backend
@@ -31,15 +32,23 @@ if _torch_version is not None:
 
 def __getattr__(name: str) -> Any:
     # What is private is of a module. torch asks for "__path__" and the like while it loads plugins.
-    if name.startswith("_"):
+    if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}")
     # By its full name: "from deepspeed_comm import comm" would come here again. What is found is
     # not kept, for `cdb` changes.
     api = importlib.import_module("deepspeed_comm.comm")
+    if name == "__all__":
+        return [each for each, value in vars(api).items() if _is_public(each, value)]
+    if name in globals():  # a module of this package, which that import has loaded
+        return globals()[name]
     try:
         return getattr(api, name)
     except AttributeError:
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}") from None
+
+
+def _is_public(name: str, value: Any) -> bool:
+    return not name.startswith("_") and not isinstance(value, ModuleType)
 
 
 def __dir__() -> list[str]:

@@ -42,13 +42,16 @@ class Place:
 def find_place(environment: Mapping[str, str]) -> Place | None:
     """What the launcher has told this process, or None where no launcher is known by its variables.
 
-    Under mpirun in a Slurm job it is mpirun that counts.
+    Under mpirun in a Slurm job it is mpirun that counts: srun starts one process on each host then,
+    whose numbers the ranks inherit. (srun itself may set PMI's numbers, the same as its own.)
     """
-    for find in (_of_open_mpi, _of_slurm, _of_pmi):
-        place = find(environment)
-        if place is not None:
-            return place
-    return None
+    slurm, pmi = _of_slurm(environment), _of_pmi(environment)
+    if pmi is not None and slurm is not None:
+        if (pmi.rank, pmi.size) == (slurm.rank, slurm.size):
+            pmi = None
+        else:
+            pmi = dataclasses.replace(pmi, addresses=pmi.addresses or slurm.addresses)
+    return _of_open_mpi(environment) or pmi or slurm
 
 
 def _numbers(environment: Mapping[str, str], *names: str) -> list[int] | None:

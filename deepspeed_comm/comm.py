@@ -19,13 +19,16 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from enum import Enum  # noqa: F401 - names that the original's module has
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed
+from torch.distributed import GradBucket  # noqa: F401
 
 from deepspeed_comm import environment
 from deepspeed_comm._log import logger, warn_once
@@ -43,12 +46,16 @@ from deepspeed_comm.environment import (  # noqa: F401
 )
 from deepspeed_comm.reduce_op import ReduceOp
 from deepspeed_comm.torch import TorchBackend
-from deepspeed_comm.utils import (
+from deepspeed_comm.utils import (  # noqa: F401
     get_caller_func,
     get_debug_log_name,
     get_default_args,
     get_local_rank_from_launcher,
     get_msg_size_from_args,
+    get_tensor_kwarg,
+    get_tensor_position,
+    get_world_rank_from_launcher,
+    get_world_size_from_launcher,
 )
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -120,8 +127,8 @@ class _LoggedWork:
         self._work = work
         self._log: Callable[[], None] | None = log
 
-    def wait(self, *timeout: Any) -> Any:
-        result = self._work.wait(*timeout)
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._work.wait(*args, **kwargs)
         if self._log is not None:
             self._log()
             self._log = None
@@ -131,12 +138,27 @@ class _LoggedWork:
         return getattr(self._work, name)
 
 
-def _logged_when_done(work: Any, log: Callable[[], None]) -> Any:
-    try:
-        work.get_future().add_done_callback(lambda _: log())
-    except (RuntimeError, AttributeError):
-        return _LoggedWork(work, log)
-    return work
+def _logged_when_done(works: list[Any], log: Callable[[], None]) -> list[Any]:
+    """The same works; log() is called when the last of them is done."""
+    left = len(works)
+    mutex = threading.Lock()  # they may end on several threads
+
+    def one_is_done(*_: Any) -> None:
+        nonlocal left
+        with mutex:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            log()
+
+    watched = []
+    for work in works:
+        try:
+            work.get_future().add_done_callback(one_is_done)
+            watched.append(work)
+        except (RuntimeError, AttributeError):
+            watched.append(_LoggedWork(work, one_is_done))
+    return watched
 
 
 def timed_op(func: _Function) -> _Function:
@@ -158,7 +180,10 @@ def timed_op(func: _Function) -> _Function:
             given["debug"] = get_caller_func(3)
         record = get_debug_log_name(given, comms_logger.debug)
         size = get_msg_size_from_args(func, *args, **kwargs)
-        group_size = torch.distributed.get_world_size(given.get("group"))
+        group_size = _backend().get_world_size(given.get("group"))
+        device = _gpu_of(given)
+        if device is not None:  # what is under way there is none of this call's time
+            torch.cuda.synchronize(device)
         began = time.perf_counter()
 
         def log() -> None:
@@ -168,11 +193,12 @@ def timed_op(func: _Function) -> _Function:
         result = func(*args, **kwargs)
         if group_size < 0:  # not a rank of the group
             return result
-        if isinstance(result, list) and result and hasattr(result[-1], "wait"):
-            return [*result[:-1], _logged_when_done(result[-1], log)]
-        if hasattr(result, "wait"):
+        if device is None and hasattr(result, "wait"):
+            return _logged_when_done([result], log)[0]
+        if device is None and isinstance(result, list) and result:
             return _logged_when_done(result, log)
-        _finish_on_device(given)
+        if device is not None:  # whose works are done when the call has been queued
+            torch.cuda.synchronize(device)
         log()
         return result
 
@@ -185,13 +211,14 @@ def timed_op(func: _Function) -> _Function:
     return wrapper  # type: ignore[return-value]
 
 
-def _finish_on_device(given: dict[str, Any]) -> None:
-    """A call on tensors of a GPU returns before it is done."""
+def _gpu_of(given: dict[str, Any]) -> Any:
+    """The GPU that a call's tensors are on, if any."""
     for value in given.values():
-        tensor = value[0] if isinstance(value, (list, tuple)) and value else value
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        tensor = getattr(first, "tensor", first)  # of a P2POp
         if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
-            return
+            return tensor.device
+    return None
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
@@ -744,6 +771,10 @@ def has_coalescing_manager() -> bool:
     return _backend().has_coalescing_manager
 
 
+# Their names in torch 2.13.
+all_gather_single = all_gather_into_tensor
+reduce_scatter_single = reduce_scatter_tensor
+
 # Their names in older versions of deepspeed.comm.
 all_gather_base = all_gather_into_tensor
 reduce_scatter_base = reduce_scatter_tensor
@@ -794,8 +825,8 @@ def init_distributed(
     """Makes the default process group, unless there is one, and sets `cdb`.
 
     dist_backend: any of torch's backends; by default dscomm for CPU tensors (and NCCL for a GPU's).
-    auto_mpi_discovery: variables that are missing are found as environment.py says, unless rank and
-        world_size are given; without a launcher the program is a world of one rank.
+    auto_mpi_discovery: variables that are missing are found as environment.py says; without a
+        launcher the program is a world of one rank.
     distributed_port: MASTER_PORT where nothing says another one.
     timeout: of every call; DEEPSPEED_TIMEOUT (minutes, 10) is the default.
     init_method, rank, world_size: torch's.
@@ -807,8 +838,6 @@ def init_distributed(
     """
     global cdb
     configure(deepspeed_config=config)
-    if not isinstance(timeout, timedelta):
-        raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
     if is_initialized():
         if get_rank() == 0:
             logger.info("Distributed backend already initialized")
@@ -821,9 +850,11 @@ def init_distributed(
         "Distributed backend is not initialized. Please set dist_init_required to True or "
         "initialize before calling deepspeed.initialize()"
     )
-    is_placed = rank >= 0 and world_size > 0
-    if auto_mpi_discovery and not is_placed and init_method in (None, "env://"):
-        init_method = environment.discover(distributed_port, verbose) or init_method
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout: expected a datetime.timedelta, got {timeout!r}")
+    if auto_mpi_discovery and init_method in (None, "env://"):
+        found = environment.discover(distributed_port, verbose, rank, world_size)
+        init_method = found or init_method
     backend = TorchBackend(dist_backend, timeout, init_method, rank, world_size)
     if backend.get_rank() == 0 and verbose:
         logger.info(f"Initialized torch.distributed with backend {backend.get_backend()}")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
 import math
 import threading
-import time
 from typing import Any
 
 import torch.distributed as dist
@@ -71,7 +71,7 @@ def calc_bw_log(
 
 def trimmed_mean(samples: list[float]) -> float:
     """The mean without the tenth at either end; 0 of none."""
-    cut = int(len(samples) * _TRIMMED)
+    cut = round(len(samples) * _TRIMMED)
     kept = sorted(samples)[cut : len(samples) - cut]
     return sum(kept) / len(kept) if kept else 0.0
 
@@ -117,6 +117,8 @@ class CommsLogger:
     def configure(self, comms_config: Any) -> None:
         """Takes over a DeepSpeedCommsConfig, of this package or of DeepSpeed."""
         given = getattr(comms_config, "comms_logger", None)
+        if given is None and not comms_config.comms_logger_enabled:
+            return  # the configuration says nothing of the log
         # DeepSpeed's comms_logger_enabled is true with "enabled": false as well.
         self.enabled = bool(comms_config.comms_logger_enabled) and (
             given is None or "enabled" not in _set_fields(given) or bool(given.enabled)
@@ -221,7 +223,7 @@ class CommsLogger:
             "metadata": {
                 "world_size": dist.get_world_size() if dist.is_initialized() else 1,
                 "rank": dist.get_rank() if dist.is_initialized() else 0,
-                "timestamp": time.strftime("%Y-%m-%d %H:%M:%S"),
+                "timestamp": datetime.datetime.now().isoformat(),
             },
         }
 

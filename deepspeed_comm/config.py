@@ -46,8 +46,11 @@ class DeepSpeedCommsConfig:
     """Of a whole DeepSpeed configuration, a dictionary, what concerns communication."""
 
     def __init__(self, ds_config: Mapping[str, Any]) -> None:
+        self.comms_logger_enabled = False
+        self.comms_logger: CommsLoggerConfig | None = None  # where the configuration has none
         given = ds_config.get(constants.COMMS_LOGGER)
+        if given is None:
+            return
         # The key alone says yes, as in deepspeed.comm; "enabled": false says no, unlike there.
-        enabled = given is not None and given.get(constants.COMMS_LOGGER_ENABLED, True)
-        self.comms_logger = CommsLoggerConfig.parse({**(given or {}), "enabled": enabled})
+        self.comms_logger = CommsLoggerConfig.parse({"enabled": True, **given})
         self.comms_logger_enabled = self.comms_logger.enabled

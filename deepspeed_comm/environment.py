@@ -18,10 +18,14 @@ from deepspeed_comm._log import logger
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
 
-# By whoever starts a rank, where it does.
-_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
+# By the name of the launcher.
+_LOCAL_RANKS = {
+    "mpirun": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "Slurm": "SLURM_LOCALID",
+    "PMI": "MPI_LOCALRANKID",
+}
 # No traces of a launcher are settings such as OMPI_MCA_*, which a user may always have.
-_TRACES_OF_MPI = ("OMPI_COMM_WORLD_", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", "HYDRA_")
+_TRACES_OF_MPI = ("OMPI_COMM_WORLD_", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 
 
 def in_aml() -> bool:
@@ -75,8 +79,8 @@ def mpi_discovery(
     What its variables do not tell is asked of mpi4py. Raises RuntimeError when that is not there,
     or when no launcher has left a trace.
     """
-    place = _launcher.find_place(os.environ)
-    local_rank = _local_rank()
+    place = _find_place()
+    local_rank = _local_rank(place)
     address = os.environ.get("MASTER_ADDR")
     if address is None and place is not None and len(place.addresses) == 1:
         address = place.addresses[0]
@@ -95,23 +99,31 @@ def mpi_discovery(
 
 
 def discover(
-    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT,
+    verbose: bool = True,
+    rank: int = -1,
+    world_size: int = -1,
 ) -> str | None:
     """Sets those of REQUIRED that are missing; see above for where they come from.
 
-    Returns the init_method to use, None for torch's default. Where the launcher names several
-    addresses of rank 0's host, MASTER_ADDR stays unset: the rendezvous tries them.
+    rank and world_size are what the program says of itself, where it does. Returns the init_method
+    to use, None for torch's default. Where the launcher names several addresses of rank 0's host,
+    MASTER_ADDR stays unset: the rendezvous tries them.
     """
     if all(name in os.environ for name in REQUIRED):
         return None
-    place = _launcher.find_place(os.environ)
+    place = _find_place()
+    if place is None and rank >= 0 and world_size > 0:
+        _set_missing({"RANK": str(rank), "WORLD_SIZE": str(world_size)})
     if in_aml() and not in_dlts():
         patch_aml_env_for_torch_nccl_backend(verbose=verbose)
     elif in_aws_sm():
         patch_aws_sm_env_for_torch_nccl_backend(verbose=verbose)
     elif place is not None and len(place.addresses) > 1 and "MASTER_ADDR" not in os.environ:
         _set_missing({"RANK": str(place.rank), "WORLD_SIZE": str(place.size)})
-        _set_missing({"LOCAL_RANK": _local_rank() or "0"})
+        _set_missing({"LOCAL_RANK": _local_rank(place) or "0"})
+        _set_missing({"MASTER_PORT": str(distributed_port)})
+        _tell("MPI", verbose)
         return "mpi://"
     elif place is not None or _has_traces_of_mpi(os.environ):
         mpi_discovery(distributed_port, verbose)
@@ -144,8 +156,15 @@ def _complete(distributed_port: int, verbose: bool) -> None:
     _tell("the environment's", verbose)
 
 
-def _local_rank() -> str | None:
-    return next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), None)
+def _find_place() -> _launcher.Place | None:
+    place = _launcher.find_place(os.environ)
+    # A batch script has a place as well, the first, though srun has started nothing.
+    is_step = "SLURM_STEP_NUM_TASKS" in os.environ
+    return None if place is not None and place.launcher == "Slurm" and not is_step else place
+
+
+def _local_rank(place: _launcher.Place | None) -> str | None:
+    return None if place is None else os.environ.get(_LOCAL_RANKS[place.launcher])
 
 
 def _has_traces_of_mpi(environment: Mapping[str, str]) -> bool:
@@ -219,5 +238,6 @@ def _tell(where: str, verbose: bool) -> None:
         logger.info(
             f"Discovered {where} settings of world_rank={os.environ['RANK']}, "
             f"local_rank={os.environ['LOCAL_RANK']}, world_size={os.environ['WORLD_SIZE']}, "
-            f"master_addr={os.environ['MASTER_ADDR']}, master_port={os.environ['MASTER_PORT']}"
+            f"master_addr={os.environ.get('MASTER_ADDR', 'one of several')}, "
+            f"master_port={os.environ['MASTER_PORT']}"
         )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from deepspeed_comm import constants
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import Backend, select_backend
 from deepspeed_comm.reduce_op import ReduceOp, torch_reduce_op
@@ -72,8 +73,8 @@ def has_all_reduce_coalesced() -> bool:
     return hasattr(dist, "all_reduce_coalesced")
 
 
-def has_coalescing_manager(group: Any = None) -> bool:
-    """Whether torch has it and the group's backend supports it, as gloo does not."""
+def has_coalescing_manager(group: Any = None, device: Any = "cpu") -> bool:
+    """Whether torch has it and the group's backend for that device can do it, as gloo cannot."""
     if not hasattr(dist.distributed_c10d, "_coalescing_manager"):
         return False
     if not dist.is_initialized():
@@ -82,21 +83,35 @@ def has_coalescing_manager(group: Any = None) -> bool:
     find_backend = getattr(group or dist.group.WORLD, "_get_backend", None)
     if find_backend is None:
         return False
-    return bool(getattr(find_backend(torch.device(_device_type())), "supports_coalescing", False))
+    try:
+        backend = find_backend(torch.device(device))
+    except RuntimeError:  # the group has none for it
+        return False
+    # dscomm can, but says no there: torch would make one Work of a batch of messages.
+    is_ours = backend.name() == constants.DSCOMM_BACKEND
+    return is_ours or bool(getattr(backend, "supports_coalescing", False))
 
 
 def _device_type() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """Of tensors that the default group is for, a GPU's first."""
+    devices = getattr(dist.group.WORLD, "_device_types", [torch.device("cpu")])
+    return next((device.type for device in devices if device.type != "cpu"), "cpu")
 
 
-def _peer(name: str, rank: int | None, group_rank: int | None) -> dict[str, int]:
-    """src=, dst= or group_src=, group_dst= for torch."""
-    if (rank is None) == (group_rank is None):
+def _peer(
+    name: str, rank: int | None, group_rank: int | None, group: Any, default: int | None = None
+) -> dict[str, int]:
+    """src= or dst= for torch, a global rank. `default` is what `rank` is where nobody gave it."""
+    if group_rank is not None and rank == default:
+        target = group or dist.group.WORLD
+        return {name: dist.get_global_rank(target, group_rank)}
+    if group_rank is not None:
+        raise ValueError(f"expected one of {name} and group_{name}, got both")
+    if rank is None and default is None:
         raise ValueError(
-            f"expected one of {name} (a global rank) and group_{name} (a rank of the group), got "
-            + ("neither" if rank is None else "both")
+            f"expected {name} (a global rank) or group_{name} (a rank of the group), got neither"
         )
-    return {name: rank} if rank is not None else {f"group_{name}": group_rank}  # type: ignore[dict-item]
+    return {name: rank if rank is not None else 0}
 
 
 class TorchBackend(Backend):
@@ -117,15 +132,20 @@ class TorchBackend(Backend):
         self.all_gather_function = self.get_all_gather_function()
         self.reduce_scatter_function = self.get_reduce_scatter_function()
         self.init_process_group(backend, timeout, init_method, rank, world_size)
-        self.has_coalescing_manager = has_coalescing_manager()
+        self.shm_comm_op = None  # dscomm has no need of a second way
         self.world_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.using_mpi = dist.get_backend() == "mpi"
 
+    @property
+    def has_coalescing_manager(self) -> bool:
+        return has_coalescing_manager(device=_device_type())
+
+    # torch 2.13 warns of the older names.
     def get_all_gather_function(self) -> Any:
-        return getattr(dist, "all_gather_into_tensor", None)
+        return getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
 
     def get_reduce_scatter_function(self) -> Any:
-        return getattr(dist, "reduce_scatter_tensor", None)
+        return getattr(dist, "reduce_scatter_single", getattr(dist, "reduce_scatter_tensor", None))
 
     def has_all_gather_into_tensor(self) -> bool:
         return self.all_gather_function is not None
@@ -190,7 +210,7 @@ class TorchBackend(Backend):
     ) -> Any:
         if _is_off("reduce"):
             return Noop()
-        to = _peer("dst", dst, group_dst)
+        to = _peer("dst", dst, group_dst, group)
         return dist.reduce(tensor, op=torch_reduce_op(op), group=group, async_op=async_op, **to)
 
     def reduce_scatter(
@@ -233,7 +253,7 @@ class TorchBackend(Backend):
         if _is_off("broadcast"):
             return Noop()
         return dist.broadcast(
-            tensor, group=group, async_op=async_op, **_peer("src", src, group_src)
+            tensor, group=group, async_op=async_op, **_peer("src", src, group_src, group)
         )
 
     def all_gather(
@@ -263,29 +283,35 @@ class TorchBackend(Backend):
         async_op: bool = False,
     ) -> Any:
         """Each output tensor gathers the input tensor in the same place of its list."""
-        if len(output_tensors) != len(input_tensors):
-            raise ValueError(
-                f"all_gather_coalesced: {len(output_tensors)} output tensors for "
-                f"{len(input_tensors)} input tensors"
-            )
+        assert len(output_tensors) == len(input_tensors), (
+            f"all_gather_coalesced: {len(output_tensors)} output tensors for "
+            f"{len(input_tensors)} input tensors"
+        )
         if _is_off("all_gather"):
             return Noop()
-        pairs = list(zip(output_tensors, input_tensors, strict=True))
-        if not pairs:
+        if not input_tensors or dist.get_rank(group) < 0:
             return None
-        if has_coalescing_manager(group):
-            manager = dist.distributed_c10d._coalescing_manager(group, async_ops=async_op)
-            with manager as coalescing:
-                for output, own in pairs:
-                    dist.all_gather_into_tensor(output, own, group, async_op)
-            return coalescing if async_op else None
+        pairs = list(zip(output_tensors, input_tensors, strict=True))
+        if has_coalescing_manager(group, input_tensors[0].device):
+            return self._all_gather_at_once(pairs, group, async_op)
         works = [self.all_gather_into_tensor(output, own, group, True) for output, own in pairs]
         if async_op:
             return _Works(works)
         for work in works:
-            if work is not None:
-                work.wait()
+            work.wait()
         return None
+
+    def _all_gather_at_once(self, pairs: list[Any], group: Any, async_op: bool) -> Any:
+        c10d = dist.distributed_c10d
+        try:
+            with c10d._coalescing_manager(group, async_ops=async_op) as coalescing:
+                for output, own in pairs:
+                    self.all_gather_function(output, own, group, async_op)
+        except BaseException:
+            # Left behind, it would make later calls of the group do nothing.
+            c10d._world.pg_coalesce_state.pop(group or dist.group.WORLD, None)
+            raise
+        return coalescing if async_op else None
 
     def all_to_all_single(
         self,
@@ -318,7 +344,7 @@ class TorchBackend(Backend):
         async_op: bool = False,
         group_dst: int | None = None,
     ) -> Any:
-        to = _peer("dst", dst if group_dst is None else None, group_dst)
+        to = _peer("dst", dst, group_dst, group, default=0)
         return dist.gather(tensor, gather_list, group=group, async_op=async_op, **to)
 
     def scatter(
@@ -330,7 +356,7 @@ class TorchBackend(Backend):
         async_op: bool = False,
         group_src: int | None = None,
     ) -> Any:
-        of = _peer("src", src if group_src is None else None, group_src)
+        of = _peer("src", src, group_src, group, default=0)
         return dist.scatter(tensor, scatter_list, group=group, async_op=async_op, **of)
 
     def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
@@ -340,11 +366,11 @@ class TorchBackend(Backend):
         self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> Any:
         """torch allows it for gloo alone, by name; dscomm has one of its own."""
-        target = group or dist.group.WORLD
-        own = getattr(target, "monitored_barrier", None)
+        if dist.get_rank(group) < 0:
+            return None
+        own = getattr(group or dist.group.WORLD, "monitored_barrier", None)
         if dist.get_backend(group) != "gloo" and own is not None:
-            given = timedelta(seconds=30) if timeout is None else timeout
-            return own(given, wait_all_ranks)
+            return own(timeout=timeout, wait_all_ranks=wait_all_ranks)
         return dist.monitored_barrier(group, timeout, wait_all_ranks)
 
     # --- objects
@@ -358,7 +384,7 @@ class TorchBackend(Backend):
         group_src: int | None = None,
     ) -> Any:
         return dist.broadcast_object_list(
-            object_list, group=group, device=device, **_peer("src", src, group_src)
+            object_list, group=group, device=device, **_peer("src", src, group_src, group)
         )
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> Any:
@@ -372,7 +398,7 @@ class TorchBackend(Backend):
         group: Any = None,
         group_dst: int | None = None,
     ) -> Any:
-        to = _peer("dst", dst if group_dst is None else None, group_dst)
+        to = _peer("dst", dst, group_dst, group, default=0)
         return dist.gather_object(obj, object_gather_list, group=group, **to)
 
     def scatter_object_list(
@@ -383,7 +409,7 @@ class TorchBackend(Backend):
         group: Any = None,
         group_src: int | None = None,
     ) -> Any:
-        of = _peer("src", src if group_src is None else None, group_src)
+        of = _peer("src", src, group_src, group, default=0)
         return dist.scatter_object_list(
             scatter_object_output_list, scatter_object_input_list, group=group, **of
         )
@@ -455,7 +481,7 @@ class _Works:
     """Several Works as one."""
 
     def __init__(self, works: list[Any]) -> None:
-        self._works = [work for work in works if work is not None]
+        self._works = works
 
     def wait(self) -> None:
         for work in self._works:

@@ -20,7 +20,7 @@ OPEN_MPI = {
 }
 SLURM = {
     "SLURM_PROCID": "3",
-    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_LOCALID": "1",
     "SLURM_JOB_NODELIST": "node[07-09]",
     "SLURM_NNODES": "2",
@@ -73,13 +73,38 @@ def test_open_mpi_with_several_addresses(bare: pytest.MonkeyPatch) -> None:
     """One may be a bridge's that leads nowhere: the rendezvous tries them."""
     given(bare, OPEN_MPI, {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1,172.17.0.1:5000"})
     assert discover() == "mpi://"
-    assert found() == {**place("2", "4", None, "", "0"), "MASTER_PORT": None}
+    assert found() == place("2", "4", None, "29500", "0")
 
 
 def test_slurm(bare: pytest.MonkeyPatch) -> None:
     given(bare, SLURM)
     assert discover() is None
     assert found() == place("3", "4", "node07", "29500", "1")
+
+
+def test_a_batch_script_of_slurm_is_no_rank(bare: pytest.MonkeyPatch) -> None:
+    """Though it is told a place: srun has not started it."""
+    script = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_NUM_TASKS"}
+    given(bare, script, {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"})
+    assert discover() is None
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+
+
+def test_another_mpirun_inside_slurm(bare: pytest.MonkeyPatch) -> None:
+    """srun starts one process a host for it, whose numbers the ranks inherit."""
+    inherited = {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+    given(bare, inherited, {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"})
+    discover()
+    assert found() == place("5", "8", "node07", "29500", "1")
+
+
+def test_the_program_says_its_place(bare: pytest.MonkeyPatch) -> None:
+    assert discover(rank=0, world_size=1) is None
+    assert found()["MASTER_ADDR"] == "127.0.0.1"
+    for name in REQUIRED:
+        bare.delenv(name)
+    with pytest.raises(RuntimeError, match="MASTER_ADDR is not set, though RANK and WORLD_SIZE is"):
+        discover(rank=1, world_size=2)
 
 
 def test_what_the_user_set_stays(bare: pytest.MonkeyPatch) -> None:
@@ -143,6 +168,7 @@ def test_a_launcher_that_says_too_little(bare: pytest.MonkeyPatch) -> None:
 
 def test_settings_of_mpi_are_no_launcher(bare: pytest.MonkeyPatch) -> None:
     given(bare, {"OMPI_MCA_btl_tcp_if_include": "eth0", "PMIX_MCA_gds": "hash"})
+    given(bare, {"HYDRA_FULL_ERROR": "1"})  # of another Hydra
     discover()
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
 

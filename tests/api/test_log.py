@@ -49,6 +49,10 @@ def test_configuration() -> None:
         log.configure(DeepSpeedCommsConfig(config))
         return log.enabled
 
+    log = CommsLogger()
+    log.enabled = True
+    log.configure(DeepSpeedCommsConfig({}))
+    assert log.enabled  # what says nothing of the log changes nothing
     assert not enabled({})
     assert enabled({"comms_logger": {"enabled": True}})
     assert enabled({"comms_logger": {}})  # as in deepspeed.comm
@@ -148,6 +152,29 @@ def _what_is_logged(world: World) -> None:
 
 def test_what_is_logged() -> None:
     run_fresh(2, _what_is_logged)
+
+
+def _messages_of_gloo(world: World) -> None:
+    """Its works cannot call back, so they are logged when they are waited for; all of a batch, when
+    the last one is."""
+    init(world, "gloo")
+    dist.configure(enabled=True)
+    tensors = [torch.ones(10), torch.empty(10)]
+    other = 1 - world.rank
+    calls = [dist.P2POp(dist.isend, tensors[0], other), dist.P2POp(dist.irecv, tensors[1], other)]
+    works = dist.batch_isend_irecv(calls)
+    works[0].wait()
+    assert not logged("batch_isend_irecv")
+    works[1].wait()
+    [(size, (count, _, _, _))] = logged("batch_isend_irecv").items()
+    assert (size, count) == (80, 1)
+    dist.configure(enabled=False)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_messages_of_gloo() -> None:
+    run_fresh(2, _messages_of_gloo)
 
 
 def _summary(world: World) -> None:

@@ -73,10 +73,19 @@ def test_the_package_has_the_api() -> None:
         if name not in INTERNAL and "." not in name:
             assert getattr(deepspeed_comm, name) is getattr(ours("comm"), name), name
             assert name in dir(deepspeed_comm)
-    for name in ("ReduceOp", "TorchBackend", "NCCL_BACKEND", "get_backend", "all_gather_base"):
+    more = ("ReduceOp", "TorchBackend", "NCCL_BACKEND", "get_backend", "all_gather_base")
+    for name in (*more, *THEIRS["utils"], "Enum", "GradBucket", "all_gather_single"):
         assert hasattr(deepspeed_comm, name)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = deepspeed_comm.nonsense
+
+
+def test_modules_are_modules() -> None:
+    assert deepspeed_comm.comm is ours("comm") and deepspeed_comm.torch is ours("torch")
+    names: dict[str, Any] = {}
+    exec("from deepspeed_comm import *", names)
+    assert names["all_reduce"] is deepspeed_comm.all_reduce
+    assert not any(inspect.ismodule(value) for value in names.values())
 
 
 def test_functions_keep_their_names() -> None:

@@ -41,6 +41,7 @@ def values(rank: int, count: int = 4) -> torch.Tensor:
 def over(ranks: list[int], me: int, group: Any) -> None:
     """Each collective over these ranks, of which this one is `me`, sync and async."""
     size, own = len(ranks), values(me)
+    has_all_to_all = dist.get_backend(group) != "gloo"  # which has the form of one tensor alone
     everyones = [values(rank) for rank in ranks]
     total = torch.stack(everyones).sum(0)
     index = ranks.index(me)
@@ -91,6 +92,11 @@ def over(ranks: list[int], me: int, group: Any) -> None:
         done(dist.all_to_all_single(output, torch.cat(whole), group=group, async_op=async_op))
         assert torch.equal(output, torch.cat([each + 100 * index for each in everyones]))
 
+        if has_all_to_all:
+            parts = [torch.empty(4) for _ in ranks]
+            done(dist.all_to_all(parts, whole, group, async_op))
+            assert all(map(torch.equal, parts, [each + 100 * index for each in everyones]))
+
         parts = [torch.empty(4) for _ in ranks] if index == 0 else None
         done(dist.gather(own, parts, ranks[0], group, async_op))
         assert parts is None or all(map(torch.equal, parts, everyones))
@@ -100,7 +106,8 @@ def over(ranks: list[int], me: int, group: Any) -> None:
 
         tensors = [own.clone(), values(me, 7)]
         done(dist.all_reduce_coalesced(tensors, group=group, async_op=async_op))
-        assert torch.equal(tensors[0], total) and tensors[1].numel() == 7
+        assert torch.equal(tensors[0], total)
+        assert torch.equal(tensors[1], torch.stack([values(rank, 7) for rank in ranks]).sum(0))
         outputs = [torch.empty(4 * size), torch.empty(2 * size)]
         done(dist.all_gather_coalesced(outputs, [own, own[:2].clone()], group, async_op))
         assert torch.equal(outputs[0], torch.cat(everyones))
@@ -123,10 +130,12 @@ def over(ranks: list[int], me: int, group: Any) -> None:
     objects = [None]
     dist.scatter_object_list(objects, list("abc")[:size] if index == 0 else None, ranks[0], group)
     assert objects == ["abc"[index]]
-    if TORCH_2:
-        tensor = own.clone()
-        dist.broadcast(tensor, group=group, group_src=1)
-        assert torch.equal(tensor, everyones[1])
+    tensor = own.clone()
+    dist.broadcast(tensor, group=group, group_src=1)
+    assert torch.equal(tensor, everyones[1])
+    parts = [torch.empty(4) for _ in ranks] if index == 1 else None
+    dist.gather(own, parts, group=group, group_dst=1)
+    assert parts is None or all(map(torch.equal, parts, everyones))
 
 
 def _collectives(world: World, backend: str) -> None:
@@ -236,10 +245,15 @@ def _groups(world: World) -> None:
     assert dist.has_all_reduce_coalesced() is True
     with pytest.raises(TypeError, match="op: expected one of"):
         dist.all_reduce(torch.ones(2), dist.ReduceOp.UNUSED)
+    with pytest.raises(ValueError, match="got both"):
+        dist.broadcast(torch.ones(2), 0, group_src=0)
+    with pytest.raises(ValueError, match="got neither"):
+        dist.broadcast(torch.ones(2))
+    with pytest.raises(AssertionError, match="1 output tensors for 2 input tensors"):
+        dist.all_gather_coalesced([torch.ones(6)], [torch.ones(2), torch.ones(2)])
     if TORCH_2:
-        with pytest.raises(ValueError, match="got both"):
-            dist.broadcast(torch.ones(2), 0, group_src=0)
         dist.monitored_barrier(wait_all_ranks=True)
+        assert dist.has_coalescing_manager() is True
         mesh = dist.initialize_mesh_device((world.size,), ("dp",))
         assert mesh.size() == world.size
     dist.barrier()
@@ -302,6 +316,7 @@ def _user_initialised(world: World) -> None:
         dist.init_distributed(dist_init_required=False)
     world.init("dscomm", name="again")
     dist.init_distributed()
+    assert dist.is_initialized() and dist.get_backend() == "dscomm"
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [2.0, 2.0]
