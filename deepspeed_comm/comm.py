@@ -156,7 +156,7 @@ def _logged_when_done(works: list[Any], log: Callable[[], None]) -> list[Any]:
         try:
             work.get_future().add_done_callback(one_is_done)
             watched.append(work)
-        except (RuntimeError, AttributeError):
+        except (RuntimeError, AttributeError):  # as torch says that a backend's works have none
             watched.append(_LoggedWork(work, one_is_done))
     return watched
 
