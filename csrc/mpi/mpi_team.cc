@@ -114,6 +114,7 @@ MpiTeam::~MpiTeam() {
   // A Team that has failed may have left requests of MPI pending, here or on other ranks.
   if (is_finalized || !failure().ok()) return;
   // Every call so far is complete, so no message for this rank is on its way.
+  for (auto& [key, prepared] : prepared_) prepared.release();
   if (check_ != data_) (void)guarded([&] { return MPI_Comm_free(&check_); });
   (void)guarded([&] { return MPI_Comm_free(&data_); });
 }
@@ -130,6 +131,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
   deadline_ = &options.deadline;
   composer_ = options.composer;
   chunks_ = options.chunks;
+  plan_ = options.plan;
   call_ = as_piece(call, options);
   call_.sequence = ++sequence_;
   DSCOMM_RETURN_IF_ERROR(hear_news());

@@ -26,8 +26,10 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/team/call.h"
@@ -40,6 +42,7 @@
 #include "mpi/mpi_notices.h"
 #include "mpi/mpi_staging.h"
 #include "mpi/mpi_wait.h"
+#include "mpi/persistent_all_reduce.h"
 #include "mpi/wire_reduction.h"
 
 namespace dscomm {
@@ -149,7 +152,11 @@ class MpiTeam final : public Team {
   Status reduce_by_swap(const void* in, void* out, size_t count, const Reduction& reduction);
   Status reduce_by_mpi(const void* in, void* out, size_t count, const Reduction& reduction,
                        int root);
+  Status reduce_by_plan(const void* in, void* out, size_t count, const Reduction& reduction,
+                        PersistentAllReduce& prepared);
   Status reduce_by_exchange(const void* in, void* out, size_t count, const Reduction& reduction);
+  // What MPI has prepared, or is to prepare, for the call in progress; null where it is not to.
+  PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
   bool fits_lead(size_t count, const Reduction& reduction) const;
   void reduce_rode(void* out, const void* own, size_t offset, size_t count,
@@ -221,12 +228,15 @@ class MpiTeam final : public Team {
   Team* composer_ = nullptr;            // see CallOptions
   const Deadline* deadline_ = nullptr;  // of the call in progress
   const Chunks* chunks_ = nullptr;      // see CallOptions
+  uint64_t plan_ = 0;                   // see CallOptions
   Splits splits_;
   LeadHead lead_;
   size_t riding_bytes_ = 0;
   MpiStaging lead_staging_;
   static constexpr size_t kInFlight = 4;  // rounds
   std::array<MpiStaging, kInFlight> staging_;
+  // By plan, count, dtype, op and factor.
+  std::map<std::tuple<uint64_t, size_t, DType, ReduceOp, double>, PersistentAllReduce> prepared_;
   std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
 
   // What News said when it was last asked by the thread that waits.

@@ -6,6 +6,7 @@
 //                  in rank order; for an all-reduce MPI_Iallgatherv then spreads the shares
 //   by MPI         MPI_Iallreduce and MPI_Ireduce; what is done before and after is
 //                  WireReduction's
+//   by plan        as MPI_Iallreduce, but prepared once; see PersistentAllReduce
 //
 // Where a rank has the values of all, it reduces them in the order of the ranks and rounds once.
 //
@@ -30,6 +31,10 @@ namespace {
 
 constexpr int kSwapTag = 2;
 
+// All-reduces that MPI prepares for one Team; each has staging of its own. What is planned beyond
+// that is made anew each time.
+constexpr size_t kMostPrepared = 64;
+
 }  // namespace
 
 Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
@@ -41,7 +46,11 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   const bool is_there = chunks_ == nullptr || count <= chunks_->count;
   if (is_there && fits_lead(count, reduction))
     return reduce_small(in, out, count, reduction, kEveryRank);
-  if (!is_few()) return reduce_by_mpi(in, out, count, reduction, kEveryRank);
+  if (!is_few()) {
+    PersistentAllReduce* prepared = find_prepared(count, reduction);
+    return prepared != nullptr ? reduce_by_plan(in, out, count, reduction, *prepared)
+                               : reduce_by_mpi(in, out, count, reduction, kEveryRank);
+  }
   return size() == 2 ? reduce_by_swap(in, out, count, reduction)
                      : reduce_by_exchange(in, out, count, reduction);
 }
@@ -128,6 +137,36 @@ Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
                    reduction, 2);
   };
   return run(rounds);
+}
+
+// A call of one round alone: what is longer keeps four in flight. Every rank decides alike.
+PersistentAllReduce* MpiTeam::find_prepared(size_t count, const Reduction& reduction) {
+  const bool is_one_round = count > 0 && chunks_ == nullptr &&
+                            count * on_wire(reduction).wire_bytes() <= options_.chunk_bytes;
+  if (plan_ == 0 || !is_one_round || !PersistentAllReduce::available()) return nullptr;
+  const auto key = std::tuple(plan_, count, reduction.dtype, reduction.op, reduction.factor);
+  if (auto known = prepared_.find(key); known != prepared_.end()) return &known->second;
+  return prepared_.size() < kMostPrepared ? &prepared_[key] : nullptr;
+}
+
+// The ranks have agreed on the call before MPI prepares anything for it, or starts it.
+Status MpiTeam::reduce_by_plan(const void* in, void* out, size_t count, const Reduction& reduction,
+                               PersistentAllReduce& prepared) {
+  const WireReduction wire = on_wire(reduction);
+  Result<MPI_Op> op = mpi_reduce_op(wire.dtype(), wire.op());
+  if (!op.ok()) return fail(op.status().code(), op.status().message());
+  if (Status reserved = prepared.reserve(count * wire.wire_bytes()); !reserved.ok())
+    return fail(reserved.code(), reserved.message());
+  wire.enter(prepared.sent(), static_cast<const std::byte*>(in), count);
+  DSCOMM_RETURN_IF_ERROR(agree());
+  if (!prepared.is_prepared())
+    DSCOMM_RETURN_IF_ERROR(check("MPI's preparation of an all-reduce", [&] {
+      return prepared.prepare(count, mpi_datatype(wire.dtype()), op.value(), data_);
+    }));
+  DSCOMM_RETURN_IF_ERROR(check("MPI_Start", [&] { return prepared.start(); }));
+  DSCOMM_RETURN_IF_ERROR(wait(prepared.staging(), Place::kMoving));
+  wire.leave(static_cast<std::byte*>(out), prepared.got(), count);
+  return {};
 }
 
 // What MPI sends and what it gets lie side by side: given one buffer for both, Open MPI forgoes its

@@ -158,11 +158,16 @@ class ReferenceRank {
  public:
   ReferenceRank(Team& team, const ReferenceOptions& options) : team_(team), options_(options) {}
 
-  void check_all_reduce(const Reduction& reduction, size_t count, bool in_place) {
-    begin("all_reduce", reduction, count, in_place ? "in place" : "");
+  // `plan` as in CallOptions.
+  void check_all_reduce(const Reduction& reduction, size_t count, bool in_place,
+                        uint64_t plan = 0) {
+    begin("all_reduce", reduction, count,
+          std::string(in_place ? "in place" : "") + (plan != 0 ? " planned" : ""));
     GuardedBuffer in = input(reduction, rank(), count, salt_), out(in.bytes());
     GuardedBuffer& result = in_place ? in : out;
-    finish(team_.all_reduce(in.data(), result.data(), count, reduction, call_options()));
+    CallOptions options = call_options();
+    options.plan = plan;
+    finish(team_.all_reduce(in.data(), result.data(), count, reduction, options));
     expect(reduction.dtype, result, reduced(reduction, count, salt_), count);
     if (!in_place) expect_unchanged(in, reduction, count, salt_);
   }
@@ -406,6 +411,7 @@ inline void check_reductions(ReferenceRank& rank, int ranks, const ReferenceOpti
     for (size_t count : options.counts) {
       for (bool in_place : {false, true}) {
         rank.check_all_reduce(reduction, count, in_place);
+        rank.check_all_reduce(reduction, count, in_place, 1 + count);
         rank.check_reduce(reduction, count, root++ % ranks, in_place);
         for (const std::vector<size_t>& counts : count_layouts(ranks, count))
           rank.check_reduce_scatter(reduction, counts, in_place);
@@ -606,6 +612,18 @@ inline std::vector<Disagreement> disagreements() {
          CallOptions part = options;
          part.part_count = odd ? 3 : 2;
          return all_reduce(team, 100, sum, part);
+       }},
+      {"all_reduce by another plan",
+       [=](Team& team, bool odd, const CallOptions& options) {
+         CallOptions planned = options;
+         planned.plan = odd ? 3 : 2;
+         return all_reduce(team, 100, sum, planned);
+       }},
+      {"all_reduce by a plan and without",
+       [=](Team& team, bool odd, const CallOptions& options) {
+         CallOptions planned = options;
+         planned.plan = odd ? 3 : 0;
+         return all_reduce(team, 100, sum, planned);
        }},
       {"a piece of another call",
        [=](Team& team, bool odd, const CallOptions& options) {

@@ -226,6 +226,7 @@ class ThreadTeam final : public Team {
                                   const CallOptions& options) {
     std::string description = call + ", part " + std::to_string(options.part) + " of " +
                               std::to_string(options.part_count);
+    if (options.plan != 0) description += ", plan " + std::to_string(options.plan);
     // What it is a piece of is compared as a whole.
     if (options.whole != nullptr)
       description += ", a piece of " + std::to_string(hash_call(0, *options.whole));

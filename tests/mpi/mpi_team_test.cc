@@ -79,6 +79,37 @@ TEST(MpiTeam, EveryCollectiveAsAmongManyRanks) {
   check_collectives(on_every_rank(mpi_team(as_among_many())), options);
 }
 
+// What MPI has prepared is started again, by turns with other calls and other plans, of more plans
+// than it keeps; and in one Team after another.
+TEST(MpiTeam, PlannedAllReduces) {
+  for (int team = 0; team < 3; ++team) {
+    on_every_rank(mpi_team(as_among_many()))([](Team& team) {
+      const ReferenceOptions options;
+      ReferenceRank rank(team, options);
+      try {
+        for (int turn = 0; turn < 3; ++turn) {
+          for (uint64_t plan = 1; plan <= 70; ++plan) {
+            const size_t count = 300 + 7 * plan;
+            rank.check_all_reduce({DType::kFloat32, ReduceOp::kSum}, count, true, plan);
+            if (plan % 10 == 0) {
+              rank.check_all_reduce({DType::kBFloat16, ReduceOp::kAvg}, count, false, plan);
+              rank.check_all_reduce({DType::kFloat32, ReduceOp::kSum}, count, true);
+              rank.check_broadcast(DType::kInt32, count, 0);
+            }
+          }
+          // Of one round and of several.
+          rank.check_all_reduce({DType::kFloat32, ReduceOp::kMax}, 100'000, true, 7);
+          rank.check_all_reduce({DType::kFloat32, ReduceOp::kMax}, 400'000, true, 7);
+        }
+      } catch (const RankStopped&) {
+      }
+    });
+  }
+}
+
+// With this MPI, and Open MPI 5, they are there: what is tested is not the way without.
+TEST(MpiTeam, MpiPreparesAllReduces) { EXPECT_TRUE(PersistentAllReduce::available()); }
+
 TEST(MpiTeam, EveryCollectiveInSmallChunks) {
   ReferenceOptions options;
   options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kComplex128,

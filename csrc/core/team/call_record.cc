@@ -24,6 +24,12 @@ uint64_t hash_counts(std::span<const size_t> counts) {
   return hash;
 }
 
+uint64_t hash_text(std::string_view text) {
+  uint64_t hash = mix_hash(0, text.size());
+  for (unsigned char letter : text) hash = mix_hash(hash, letter);
+  return hash != 0 ? hash : 1;
+}
+
 CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOptions& options) {
   CallRecord call;
   call.kind = static_cast<uint8_t>(kind);
@@ -31,6 +37,8 @@ CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOpt
   call.count = count;
   call.part = options.part;
   call.part_count = options.part_count;
+  call.is_planned = options.plan != 0;
+  call.digest = options.plan;
   return call;
 }
 
@@ -65,6 +73,7 @@ uint64_t hash_call(uint64_t before, const CallRecord& call) {
 std::string describe_call(const CallRecord& call) {
   std::string text = collective_name(static_cast<Collective>(call.kind));
   if (static_cast<Collective>(call.kind) == Collective::kBarrier) return text + "()";
+  if (call.is_planned) text += "_caching";
   text += '(';
   text += dtype_name(static_cast<DType>(call.dtype));
   text += '[';
@@ -85,8 +94,9 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
   const std::string my_text = describe_call(mine);
   std::string their_text = describe_call(theirs);
   if (my_text == their_text)
-    their_text += mine.number() == theirs.number() ? " with other counts for the ranks"
-                                                   : " as call #" + std::to_string(theirs.number());
+    their_text += mine.number() != theirs.number() ? " as call #" + std::to_string(theirs.number())
+                  : mine.is_planned                ? " under another match_id"
+                                                   : " with other counts for the ranks";
   return "the ranks called different things as call #" + std::to_string(mine.number()) + ": " +
          my_name + " called " + my_text + ", " + their_name + " called " + their_text +
          "; every rank must make the same calls in the same order";

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/team/call.h"
 #include "core/team/team.h"
@@ -21,8 +22,8 @@ struct CallRecord {
   int32_t root = -1;
   uint8_t kind = 0;  // Collective
   uint8_t dtype = 0;
-  uint8_t op = 255;  // ReduceOp; 255 where there is none
-  uint8_t reserved = 0;
+  uint8_t op = 255;        // ReduceOp; 255 where there is none
+  uint8_t is_planned = 0;  // has a CallOptions::plan, which is in `digest`
   uint32_t part = 0, part_count = 1;
   uint64_t digest = 0;  // of what must agree but does not fit here
   // Not 0: a piece of the call of that number in a Team that is composed of this one. The fields
@@ -47,6 +48,7 @@ uint64_t hash_call(uint64_t before, const CallRecord& call);
 // For digests: every bit that goes in moves every bit that comes out.
 uint64_t mix_hash(uint64_t hash, uint64_t word);
 uint64_t hash_counts(std::span<const size_t> counts);
+uint64_t hash_text(std::string_view text);  // never 0
 
 // "all_reduce(float32[1024], SUM)"
 std::string describe_call(const CallRecord& call);

@@ -58,6 +58,9 @@ struct CallOptions {
   Team* composer = nullptr;
   // For an all_reduce of a Team that takes_chunks(). The same count on all ranks.
   const Chunks* chunks = nullptr;
+  // Not 0: an all_reduce that will be made again, with as many values of the same kind; a Team may
+  // keep what it prepares for it. Part of what members must agree on.
+  uint64_t plan = 0;
 };
 
 class Team {
