@@ -30,21 +30,26 @@ if _torch_version is not None:
     _backend._autoload()
 
 
+_CHANGING = ("cdb",)
+
+
 def __getattr__(name: str) -> Any:
     # What is private is of a module. torch asks for "__path__" and the like while it loads plugins.
     if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}")
-    # By its full name: "from deepspeed_comm import comm" would come here again. What is found is
-    # not kept, for `cdb` changes.
+    # By its full name: "from deepspeed_comm import comm" would come here again.
     api = importlib.import_module("deepspeed_comm.comm")
     if name == "__all__":
         return [each for each, value in vars(api).items() if _is_public(each, value)]
     if name in globals():  # a module of this package, which that import has loaded
         return globals()[name]
     try:
-        return getattr(api, name)
+        value = getattr(api, name)
     except AttributeError:
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}") from None
+    if name not in _CHANGING:  # the next look at it costs no call
+        globals()[name] = value
+    return value
 
 
 def _is_public(name: str, value: Any) -> bool:

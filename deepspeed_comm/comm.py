@@ -454,8 +454,33 @@ def inference_all_reduce(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> Any:
-    """As all_reduce(); returns `tensor`, or a Work with async_op=True."""
+    """As all_reduce(), the shortest way; returns `tensor`, or a Work with async_op=True.
+
+    torch.compile can trace it, with an `op` of ReduceOp and async_op=False.
+    """
     return _backend().inference_all_reduce(tensor, op, group, async_op)
+
+
+@timed_op
+def all_reduce_caching(
+    tensor: Any,
+    op: Any = ReduceOp.SUM,
+    match_id: str = "",
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_reduce_caching",
+    debug: str | None = None,
+) -> Any:
+    """As all_reduce(), for a call that is made again and again: what it takes is prepared once.
+
+    match_id: a string that names this call of the program, the same on all ranks. Its first call
+        fixes the group, shape, dtype and op; it is free again when the group has been destroyed.
+
+    Raises ValueError for another group, shape, dtype or op under the same match_id, TypeError for
+    none. Ranks of dscomm that come with different match_ids all raise DistBackendError.
+    """
+    return _backend().all_reduce_caching(tensor, op, match_id, group, async_op)
 
 
 @timed_op

@@ -31,7 +31,12 @@ _HALF_EACH_WAY = ("all_to_all_single", "all_to_all")
 # Every rank gives one part of the whole.
 _GIVEN_A_PART = ("all_gather", "all_gather_into_tensor")
 _GIVEN_THE_WHOLE = ("reduce_scatter", "reduce_scatter_tensor")
-_REDUCED_AND_SPREAD = ("all_reduce", "all_reduce_coalesced", "inference_all_reduce")
+_REDUCED_AND_SPREAD = (
+    "all_reduce",
+    "all_reduce_caching",
+    "all_reduce_coalesced",
+    "inference_all_reduce",
+)
 
 
 def print_rank_0(message: str) -> None:

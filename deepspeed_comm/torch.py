@@ -1,4 +1,4 @@
-"""The native executor: every operation of the API on torch.distributed, whatever its backend.
+"""Every operation of the API on torch.distributed, whatever its backend.
 
 Operations return what torch.distributed returns: None, or a Work with async_op=True; None as well
 on ranks outside the group. `group` is a torch ProcessGroup, None the default one; src, dst and peer
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm import constants
+from deepspeed_comm import constants, native_executor
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import Backend, select_backend
+from deepspeed_comm.plans import Plans
 from deepspeed_comm.reduce_op import ReduceOp, torch_reduce_op
 
 # What is switched off returns a Noop instead of communicating: to see what a job would gain.
@@ -66,6 +67,12 @@ def _is_off(operation: str) -> bool:
     if dist.get_rank() == 0:
         warn_once(f"{operation} is switched off: it does not communicate")
     return True
+
+
+def _is_compiling() -> bool:
+    """Whether torch.compile traces this; torch 1.13 has none."""
+    compiler = getattr(torch, "compiler", None)
+    return compiler is not None and bool(compiler.is_compiling())
 
 
 def has_all_reduce_coalesced() -> bool:
@@ -128,6 +135,7 @@ class TorchBackend(Backend):
     ) -> None:
         super().__init__()
         self.name = name
+        self._plans = Plans(self.get_process_group_ranks)
         self.has_all_reduce_coalesced = has_all_reduce_coalesced()
         self.all_gather_function = self.get_all_gather_function()
         self.reduce_scatter_function = self.get_reduce_scatter_function()
@@ -187,8 +195,36 @@ class TorchBackend(Backend):
     def inference_all_reduce(
         self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        work = self.all_reduce(tensor, op, group, async_op)
+        if _is_compiling() and not async_op:
+            name = (group or dist.group.WORLD).group_name
+            torch.ops.dscomm.inference_all_reduce_(tensor, op.name, name)
+            return tensor
+        if _is_off("all_reduce"):
+            return Noop() if async_op else tensor
+        native = native_executor.find_backend(group, tensor)
+        if native is not None:
+            work = native.all_reduce(tensor, torch_reduce_op(op), async_op)
+        else:
+            work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
         return work if async_op else tensor
+
+    def all_reduce_caching(
+        self,
+        tensor: Any,
+        op: Any = ReduceOp.SUM,
+        match_id: str = "",
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        if group is not None and dist.get_rank(group) < 0:
+            return None
+        torch_op = self._plans.op_of(match_id, tensor, op, group or dist.group.WORLD)
+        if _is_off("all_reduce"):
+            return Noop()
+        native = native_executor.find_backend(group, tensor)
+        if native is None:
+            return dist.all_reduce(tensor, torch_op, group, async_op)
+        return native.all_reduce_caching(tensor, torch_op, match_id, async_op)
 
     def all_reduce_coalesced(
         self, tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False

@@ -129,6 +129,15 @@ class DscommBackend : public BackendBase {
                                                const c10d::AllToAllOptions& options) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
 
+  // The same past torch.distributed's own layers, for deepspeed_comm; a null Work unless
+  // asynchronous. The second is for a call that is made again and again under one match_id, on all
+  // ranks the same, with a tensor of the same dtype and size: what a Team prepares for it is kept.
+  c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                            bool asynchronous);
+  c10::intrusive_ptr<c10d::Work> all_reduce_caching(const at::Tensor& tensor,
+                                                    const c10d::ReduceOp& op,
+                                                    const std::string& match_id, bool asynchronous);
+
   // point_to_point.cc
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int src, int tag) override;
@@ -148,6 +157,9 @@ class DscommBackend : public BackendBase {
                                         const std::vector<at::Tensor>& inputs,
                                         const std::vector<at::Tensor>& outputs);
 
+  c10::intrusive_ptr<c10d::Work> all_reduce_tensor(std::vector<at::Tensor>& tensors,
+                                                   const c10d::ReduceOp& op, bool asynchronous,
+                                                   std::chrono::milliseconds timeout);
   // Raises the group's first cause if it has ended.
   void check_alive(const char* title) const;
   c10::intrusive_ptr<c10d::Work> start(const CallInfo& call, Group::Body body,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/team/call_record.h"
 #include "torch/backend.h"
 #include "torch/sparse.h"
 #include "torch/submit.h"
@@ -122,6 +123,23 @@ struct AllReduceBody {
     DSCOMM_RETURN_IF_ERROR(
         team.all_reduce(buffer.data(), buffer.data(), buffer.count(), reduction, options));
     return store_all({&buffer, 1});
+  }
+};
+
+struct PlannedAllReduceBody {
+  AllReduceBody all_reduce;
+  std::string match_id;
+  uint64_t plan;
+
+  PlannedAllReduceBody(AllReduceBody body, const std::string& id)
+      : all_reduce(std::move(body)), match_id(id), plan(hash_text(id)) {}
+
+  Status operator()(Team& team, const CallOptions& options) const {
+    CallOptions planned = options;
+    planned.plan = plan;
+    Status status = all_reduce(team, planned);
+    if (status.code() != Code::kMismatch) return status;
+    return Status(status.code(), status.message() + " (match_id '" + match_id + "' here)");
   }
 };
 
@@ -303,19 +321,42 @@ WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
 }
 
 WorkPtr DscommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return all_reduce_tensor(tensors, options.reduceOp, is_asynchronous(options),
+                           call_timeout(options));
+}
+
+WorkPtr DscommBackend::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                  bool asynchronous) {
+  Tensors tensors{tensor};
+  return all_reduce_tensor(tensors, op, asynchronous, std::chrono::milliseconds(0));
+}
+
+WorkPtr DscommBackend::all_reduce_tensor(Tensors& tensors, const c10d::ReduceOp& op,
+                                         bool asynchronous, std::chrono::milliseconds timeout) {
   const EndsCoalescing on_error(*this);
   const at::Tensor& tensor = only_one(tensors, "tensor");
-  CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce", is_asynchronous(options),
-                call_timeout(options));
+  CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce", asynchronous, timeout);
   if (tensor.defined() && tensor.layout() == at::kSparse) {
-    SparseAllReduceBody body(tensor, options.reduceOp);
+    SparseAllReduceBody body(tensor, op);
     describe_data(call, body.reduction.dtype, static_cast<size_t>(tensor._values().numel()));
     describe_reduction(call, body.reduction);
     return submit(call, std::move(body), tensors, tensors);
   }
-  AllReduceBody body(tensor, options.reduceOp, {"tensor"});
+  AllReduceBody body(tensor, op, {"tensor"});
   describe_data(call, body.buffer.dtype(), body.buffer.count());
   describe_reduction(call, body.reduction);
+  return submit(call, std::move(body), tensors, tensors);
+}
+
+WorkPtr DscommBackend::all_reduce_caching(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                          const std::string& match_id, bool asynchronous) {
+  const EndsCoalescing on_error(*this);
+  Tensors tensors{tensor};
+  CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce_caching", asynchronous,
+                std::chrono::milliseconds(0));
+  PlannedAllReduceBody body(AllReduceBody(tensor, op, {"tensor"}), match_id);
+  describe_data(call, body.all_reduce.buffer.dtype(), body.all_reduce.buffer.count());
+  describe_reduction(call, body.all_reduce.reduction);
   return submit(call, std::move(body), tensors, tensors);
 }
 

@@ -128,6 +128,15 @@ Reduction to_reduction(const c10d::ReduceOp& op, DType dtype) {
   return reduction;
 }
 
+c10d::ReduceOp reduce_op_of_name(const std::string& name) {
+  using Op = c10d::ReduceOp;
+  for (Op::RedOpType op :
+       {Op::SUM, Op::AVG, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR})
+    if (name == reduce_op_name(to_reduce_op(op))) return Op(op);
+  raise_value_error("op: got '" + name +
+                    "', expected one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR");
+}
+
 std::exception_ptr to_exception(const Status& status, const std::string& where) {
   std::string message = "dscomm: " + where + ": " + status.message();
   switch (status.code()) {

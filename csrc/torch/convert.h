@@ -30,6 +30,10 @@ DType to_dtype(at::ScalarType type, const Argument& argument);
 // dtype; both say what is allowed.
 Reduction to_reduction(const c10d::ReduceOp& op, DType dtype);
 
+// What torch calls "SUM", "AVG", ...: ValueError for another name. PREMUL_SUM, which needs a
+// factor, has none.
+c10d::ReduceOp reduce_op_of_name(const std::string& name);
+
 // The exception for a status that is not OK: ValueError for what is the caller's mistake,
 // NotImplementedError for what dscomm does not carry, DistBackendError for what went wrong between
 // ranks. `where` says which call of which group.

@@ -221,6 +221,102 @@ def test_inference_all_reduce() -> None:
     run_fresh(RANKS, _inference)
 
 
+def _caching(world: World, backend: str) -> None:
+    init(world, backend)
+    group = dist.new_group(MEMBERS)
+    total = torch.stack([values(rank) for rank in range(world.size)]).sum(0)
+    for _ in range(3):
+        tensor = values(world.rank)
+        assert dist.all_reduce_caching(tensor, match_id="sum") is None
+        assert torch.equal(tensor, total)
+        # Other calls come between, of the same tensors and of others.
+        dist.all_reduce(tensor)
+        tensor = values(world.rank).to(torch.int64)
+        dist.all_reduce_caching(tensor, dist.ReduceOp.MAX, "max")
+        assert torch.equal(tensor, values(world.size - 1).to(torch.int64))
+        tensor = values(world.rank, 100_000)
+        work = dist.all_reduce_caching(tensor, match_id="long", async_op=True)
+        work.wait()
+        everyones = [values(rank, 100_000) for rank in range(world.size)]
+        assert torch.equal(tensor, torch.stack(everyones).sum(0))
+        tensor = values(world.rank)
+        result = dist.all_reduce_caching(tensor, match_id="two", group=group)
+        assert result is None
+        among = values(0) + values(2) if world.rank in MEMBERS else values(world.rank)
+        assert torch.equal(tensor, among)
+
+    tensor = values(world.rank)
+    wrong: list[tuple[Any, str]] = [
+        ({"tensor": tensor[:3]}, r"'sum' stands for another call: shape \(4,\) before, \(3,\) now"),
+        ({"tensor": tensor.double()}, "dtype torch.float32 before, torch.float64 now"),
+        ({"op": dist.ReduceOp.MAX}, "op ReduceOp.SUM before, ReduceOp.MAX now"),
+    ]
+    if world.rank in MEMBERS:
+        wrong.append(({"group": group}, r"group of ranks \[0, 1, 2\] before, of ranks \[0, 2\]"))
+    for difference, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            dist.all_reduce_caching(**{"tensor": tensor, "match_id": "sum", **difference})
+    for nothing in ("", None, 7):
+        with pytest.raises(TypeError, match="match_id: expected a string"):
+            dist.all_reduce_caching(tensor, match_id=nothing)
+    # torch's own operation is the same as ours.
+    dist.all_reduce_caching(tensor, torch.distributed.ReduceOp.SUM, "sum")
+    assert torch.equal(tensor, total)
+    dist.barrier()
+    # What a group that is gone has used is free.
+    if world.rank in MEMBERS:
+        dist.destroy_process_group(group)
+    tensor = values(world.rank, 7)
+    dist.all_reduce_caching(tensor, match_id="two")
+    assert torch.equal(tensor, torch.stack([values(rank, 7) for rank in range(3)]).sum(0))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_reduce_caching(backend: str) -> None:
+    run_fresh(RANKS, _caching, backend)
+
+
+def _ids_that_differ(world: World) -> None:
+    init(world)
+    mine = "left" if world.rank == 1 else "right"
+    with pytest.raises(RuntimeError, match=f"under another match_id.*'{mine}' here"):
+        dist.all_reduce_caching(values(world.rank), match_id=mine)
+
+
+def test_all_reduce_caching_with_ids_that_differ() -> None:
+    run_fresh(RANKS, _ids_that_differ)
+
+
+def _compiled(world: World) -> None:
+    init(world)
+    group = dist.new_group(MEMBERS)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(tensor: torch.Tensor) -> torch.Tensor:
+        return dist.inference_all_reduce(tensor * 2, dist.ReduceOp.MAX) + 1
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def functional(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.ops.dscomm.inference_all_reduce(tensor, "SUM", name) + tensor
+
+    own = values(world.rank)
+    assert torch.equal(step(own), values(world.size - 1) * 2 + 1)
+    if world.rank in MEMBERS:
+        assert torch.equal(functional(own, group.group_name), values(0) + values(2) + own)
+    assert torch.equal(own, values(world.rank))
+    with pytest.raises(ValueError, match="got 'MEDIAN', expected one of SUM"):
+        torch.ops.dscomm.inference_all_reduce(own, "MEDIAN", "0")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no torch.compile")
+def test_inference_all_reduce_is_traced() -> None:
+    run_fresh(RANKS, _compiled)
+
+
 def _groups(world: World) -> None:
     init(world)
     everyone = list(range(world.size))

@@ -30,6 +30,8 @@ import torch
 import torch.distributed as dist
 from world import BACKEND, World
 
+import deepspeed_comm as api
+
 if BACKEND == "gloo":
     # What gloo has not. Before the cases are imported, which go through these lists as well.
     _lacked = {torch.int16, torch.uint16, torch.uint32, torch.uint64}
@@ -169,6 +171,12 @@ def check_all_reduce(group: Group) -> None:
         finish(dist.all_reduce(tensor, OPS[op], group.handle, is_async), is_async)
         group.reduced(tensor, inputs, op, dtype, count)
         group.same_on_every_rank(tensor)
+        for _ in range(2):
+            repeated = inputs[group.rank].clone()
+            match_id = f"{group.name} {number}"
+            work = api.all_reduce_caching(repeated, OPS[op], match_id, group.handle, is_async)
+            finish(work, is_async)
+            group.reduced(repeated, inputs, op, dtype, count)
 
 
 def check_reduce(group: Group) -> None:
@@ -418,6 +426,7 @@ def main() -> None:
     is_again = cases[:1] == ["again"]
     world = World()
     world.init()
+    api.init_distributed()
     counts: collections.Counter[str] = collections.Counter()
     digests = {}
     with contextlib.closing(groups_of(world, depth == "all")) as groups:
@@ -433,6 +442,7 @@ def main() -> None:
     dist.destroy_process_group()
     if is_again:
         world.init()
+        api.init_distributed()
         group = Group("again", list(range(world.size)), dist.group.WORLD, world.rank, False)
         check_all_reduce(group)
         check_messages(group)

@@ -1,0 +1,63 @@
+// torch.ops.dscomm: calls that torch.compile can trace, by the name of the group.
+//
+// Their kernels ask the group's own backend for the tensor's device, whichever that is, and have no
+// derivatives: they are for inference.
+#include "torch/compat.h"
+
+#if DSCOMM_TORCH_2
+
+#include <torch/library.h>
+
+#include <string>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "torch/convert.h"
+
+namespace dscomm {
+namespace {
+
+void inference_all_reduce_(at::Tensor& tensor, const std::string& op,
+                                  const std::string& group_name) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduce_op_of_name(op);
+  options.asyncOp = false;
+  std::vector<at::Tensor> tensors{tensor};
+  auto work = c10d::resolve_process_group(group_name)
+                  ->getBackend(tensor.device().type())
+                  ->allreduce(tensors, options);
+  if (work) work->wait();
+}
+
+at::Tensor inference_all_reduce(const at::Tensor& tensor, const std::string& op,
+                                const std::string& group_name) {
+  at::Tensor result = tensor.clone(at::MemoryFormat::Contiguous);
+  inference_all_reduce_(result, op, group_name);
+  return result;
+}
+
+void no_data_(at::Tensor&, const std::string&, const std::string&) {}
+
+at::Tensor no_data(const at::Tensor& tensor, const std::string&, const std::string&) {
+  return at::empty_like(tensor, at::MemoryFormat::Contiguous);
+}
+
+TORCH_LIBRARY(dscomm, library) {
+  library.def("inference_all_reduce(Tensor tensor, str op, str group_name) -> Tensor");
+  library.def("inference_all_reduce_(Tensor(a!) tensor, str op, str group_name) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(dscomm, CompositeExplicitAutograd, library) {
+  library.impl("inference_all_reduce", &inference_all_reduce);
+  library.impl("inference_all_reduce_", &inference_all_reduce_);
+}
+
+TORCH_LIBRARY_IMPL(dscomm, Meta, library) {
+  library.impl("inference_all_reduce", &no_data);
+  library.impl("inference_all_reduce_", &no_data_);
+}
+
+}  // namespace
+}  // namespace dscomm
+
+#endif

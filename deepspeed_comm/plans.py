@@ -1,0 +1,80 @@
+"""The plans of all_reduce_caching(): what a program promises to repeat under each match_id."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deepspeed_comm.reduce_op import torch_reduce_op
+
+
+class _Plan:
+    """The first call of a match_id."""
+
+    def __init__(self, tensor: Any, op: Any, group: Any) -> None:
+        self.group = weakref.ref(group)
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.given_op = op
+        self.op = torch_reduce_op(op)
+
+    def fits(self, tensor: Any, op: Any, group: Any) -> bool:
+        return (
+            self.group() is group
+            and tensor.shape == self.shape
+            and tensor.dtype is self.dtype
+            and (op is self.given_op or torch_reduce_op(op) == self.op)
+        )
+
+
+class Plans:
+    """By match_id. A match_id is free again once its group has been destroyed.
+
+    ranks_of gives the ranks of a group, for messages.
+    """
+
+    def __init__(self, ranks_of: Callable[[Any], Sequence[int]]) -> None:
+        self._plans: dict[str, _Plan] = {}
+        self._ranks_of = ranks_of
+
+    def op_of(self, match_id: str, tensor: Any, op: Any, group: Any) -> Any:
+        """torch's operation for a call that repeats what its match_id stands for, or is its first.
+
+        Raises ValueError, which says what differs, for another call than the first one, and
+        TypeError for a match_id that is not a string of at least one letter.
+        """
+        plan = self._plans.get(match_id) if isinstance(match_id, str) else None
+        if plan is not None and plan.fits(tensor, op, group):
+            return plan.op
+        if not isinstance(match_id, str) or not match_id:
+            raise TypeError(
+                f"match_id: expected a string that names this call, the same on all ranks, "
+                f"got {match_id!r}"
+            )
+        if plan is not None and self._ranks(plan.group()) is not None:
+            raise ValueError(
+                f"match_id: {match_id!r} stands for another call: "
+                f"{self._difference(plan, tensor, op, group)}. One match_id is for one group, "
+                f"shape, dtype and op; give this call a match_id of its own"
+            )
+        plan = _Plan(tensor, op, group)
+        self._plans[match_id] = plan
+        return plan.op
+
+    def _difference(self, plan: _Plan, tensor: Any, op: Any, group: Any) -> str:
+        if plan.group() is not group:
+            was, now = self._ranks(plan.group()), self._ranks(group)
+            return f"the group of ranks {was} before, of ranks {now} now"
+        if plan.shape != tensor.shape:
+            return f"shape {tuple(plan.shape)} before, {tuple(tensor.shape)} now"
+        if plan.dtype is not tensor.dtype:
+            return f"dtype {plan.dtype} before, {tensor.dtype} now"
+        return f"op {plan.given_op} before, {op} now"
+
+    def _ranks(self, group: Any) -> list[int] | None:
+        """None for a group that has been destroyed; the program may hold on to it all the same."""
+        try:
+            return None if group is None else list(self._ranks_of(group))
+        except (ValueError, RuntimeError):  # as torch says that it knows it no more
+            return None
