@@ -1,0 +1,209 @@
+"""The surface of DeepSpeed's CCL module, for programs that use it directly, over dscomm.
+
+    from deepspeed_comm import ccl
+
+    kvs = torch.tensor(ccl.get_kvs_addr(rank), dtype=torch.uint8)
+    ...  # every rank gets rank 0's: by MPI, a file, another process group
+    ccl.initialize(size, rank, kvs)
+    ccl.all_reduce(tensor, deepspeed_comm.ReduceOp.SUM, list(range(size)), False)
+
+It needs no process group of torch.distributed and makes none: its groups are its own. A group is a
+list of the ranks of initialize(), in order: the world needs no more, any other list is made known
+by initialize_sub_comm() first. Roots are positions in that list.
+
+Where the original is wrong this is not: every dtype and op of dscomm (DeepSpeed's ReduceOp or
+torch's) is reduced as such, an unknown group raises instead of being the world, and async_op=True
+returns a torch Work. A synchronous call returns None when it is done.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_comm import _backend
+from deepspeed_comm.comm import default_pg_timeout
+from deepspeed_comm.plans import Plans
+from deepspeed_comm.reduce_op import torch_reduce_op
+
+_ADDRESS_BYTES = 256  # of oneCCL's addresses, which programs make room for
+_COLLECTIVES = (
+    "broadcast",
+    "all_reduce",
+    "inference_all_reduce",
+    "all_reduce_caching",
+    "barrier",
+)
+
+# Stores that this process serves, for as long as it lives: others may still need them.
+_served: list[Any] = []
+_groups: dict[tuple[int, ...], Any] = {}
+_plans = Plans(lambda native: next(key for key, each in _groups.items() if each is native))
+_world: tuple[int, ...] = ()
+_rank = -1
+
+
+def _serve_store() -> list[int]:
+    """The address of a new store of this process, as bytes."""
+    host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    # The others bring no count: it must not wait for them.
+    store = dist.TCPStore(
+        host, 0, None, is_master=True, timeout=default_pg_timeout, wait_for_workers=False
+    )
+    _served.append(store)
+    address = f"{host}:{store.port}".encode()
+    return list(address.ljust(_ADDRESS_BYTES, b"\0"))
+
+
+def get_kvs_addr(rank: int) -> list[int]:
+    """What initialize() of every rank is to be given: on rank 0, the address of a store that it
+    serves; zeros elsewhere. 256 bytes."""
+    return _serve_store() if rank == 0 else [0] * _ADDRESS_BYTES
+
+
+def get_sub_kvs_addr(first: bool) -> list[int]:
+    """The same for initialize_sub_comm(): on the group's first rank, and zeros elsewhere."""
+    return _serve_store() if first else [0] * _ADDRESS_BYTES
+
+
+def initialize(size: int, rank: int, kvs: Any) -> None:
+    """Meets the other ranks. Collective; a second call changes nothing.
+
+    kvs: rank 0's get_kvs_addr(), as a uint8 tensor or a list.
+
+    Raises ValueError for a rank that is none of `size` and for an address that is none, and
+    DistBackendError, which names who is missing, when the ranks do not meet within
+    DEEPSPEED_TIMEOUT.
+    """
+    global _world, _rank
+    if _world:
+        return
+    if not 0 <= rank < size:
+        raise ValueError(f"initialize: rank {rank} is none of {size}")
+    world = tuple(range(size))
+    _groups[world] = _make_group("ccl", list(world), rank, kvs)
+    _world, _rank = world, rank
+
+
+def initialize_sub_comm(size: int, rank: int, kvs: Any, ranks: list[int]) -> None:
+    """Makes the group of these ranks known; collective over them.
+
+    size, rank: of the group, and this process's position in it. kvs: get_sub_kvs_addr() of the
+    group's first rank. ranks: of initialize(), in order.
+    """
+    _check_initialized("initialize_sub_comm")
+    key = tuple(ranks)
+    if key in _groups:
+        return
+    if len(key) != size or not 0 <= rank < size or key[rank] != _rank:
+        raise ValueError(
+            f"initialize_sub_comm: this is rank {_rank}, which is not number {rank} of the {size} "
+            f"ranks {list(ranks)}"
+        )
+    name = "ccl " + ",".join(map(str, key))
+    _groups[key] = _make_group(name, list(key), rank, kvs)
+
+
+def get_rank(group: Any = 0) -> int:
+    """This rank in the group: a list of ranks; 0 is the world. -1 where it is not in it."""
+    members = _members("get_rank", group)
+    return members.index(_rank) if _rank in members else -1
+
+
+def get_world_size(group: Any = 0) -> int:
+    """Ranks of the group: a list of ranks; 0 is the world."""
+    return len(_members("get_world_size", group))
+
+
+def get_available_coll() -> list[str]:
+    """The collectives of this module."""
+    return list(_COLLECTIVES)
+
+
+def broadcast(tensor: Any, src: int, group: list[int], async_op: bool = False) -> Any:
+    """Every rank's tensor becomes that of number `src` of the group."""
+    options = dist.BroadcastOptions()
+    options.rootRank = src
+    options.rootTensor = 0
+    return _finish(_group("broadcast", group).broadcast([tensor], options), async_op)
+
+
+def all_reduce(tensor: Any, op: Any, group: list[int], async_op: bool = False) -> Any:
+    """In place: the reduction of the group's tensors, on each of its ranks."""
+    return _group("all_reduce", group).all_reduce(tensor, torch_reduce_op(op), async_op)
+
+
+def inference_all_reduce(tensor: Any, op: Any, async_op: bool = False) -> Any:
+    """The same over all ranks."""
+    return _group("inference_all_reduce", list(_world)).all_reduce(
+        tensor, torch_reduce_op(op), async_op
+    )
+
+
+def all_reduce_caching(
+    tensor: Any, op: Any, match_id: str, group: list[int], async_op: bool = False
+) -> Any:
+    """all_reduce() for a call that is made again and again under one match_id, on all ranks the
+    same; see deepspeed_comm.all_reduce_caching()."""
+    native = _group("all_reduce_caching", group)
+    torch_op = _plans.op_of(match_id, tensor, op, native)
+    return native.all_reduce_caching(tensor, torch_op, match_id, async_op)
+
+
+def barrier(group: list[int], async_op: bool = False) -> Any:
+    """Until every rank of the group is here."""
+    return _finish(_group("barrier", group).barrier(), async_op)
+
+
+def _finish(work: Any, async_op: bool) -> Any:
+    if async_op or work is None:
+        return work
+    work.wait()
+    return None
+
+
+def _check_initialized(call: str) -> None:
+    if not _world:
+        raise RuntimeError(f"{call}: call initialize(size, rank, kvs) first")
+
+
+def _members(call: str, group: Any) -> tuple[int, ...]:
+    _check_initialized(call)
+    return tuple(group) if isinstance(group, (list, tuple)) else _world
+
+
+def _group(call: str, ranks: list[int]) -> Any:
+    _check_initialized(call)
+    found = _groups.get(tuple(ranks))
+    if found is None:
+        raise ValueError(
+            f"{call}: no group of the ranks {list(ranks)}: initialize_sub_comm() makes one"
+        )
+    return found
+
+
+def _make_group(name: str, ranks: list[int], rank: int, kvs: Any) -> Any:
+    text = (
+        bytes(torch.as_tensor(kvs, dtype=torch.uint8).tolist())
+        .rstrip(b"\0")
+        .decode("ascii", "replace")
+    )
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError(
+            f"kvs: expected the bytes of rank 0's get_kvs_addr(), got {text!r}; every rank must be "
+            f"given those of the first rank, not its own"
+        )
+    store = dist.TCPStore(host, int(port), None, is_master=False, timeout=default_pg_timeout)
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    options.store = dist.PrefixStore(name, store)
+    options.group_id = name
+    options.group_rank = rank
+    options.group_size = len(ranks)
+    options.global_ranks_in_group = ranks
+    options.timeout = default_pg_timeout
+    return _backend.load_extension().create_backend(options)
