@@ -17,6 +17,7 @@ package's search path here, which is what makes `deepspeed_comm._C` importable.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 from typing import Any
 
@@ -30,24 +31,26 @@ if _torch_version is not None:
     _backend._autoload()
 
 
-_CHANGING = ("cdb",)
+_CHANGING = ("cdb",)  # names that comm.py gives new values
 
 
 def __getattr__(name: str) -> Any:
     # What is private is of a module. torch asks for "__path__" and the like while it loads plugins.
     if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}")
-    # By its full name: "from deepspeed_comm import comm" would come here again.
+    # By its full name: "from deepspeed_comm import comm" would come here again. Modules come first,
+    # for comm.py imports most of them, and they must not need it.
+    if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
     api = importlib.import_module("deepspeed_comm.comm")
     if name == "__all__":
         return [each for each, value in vars(api).items() if _is_public(each, value)]
-    if name in globals():  # a module of this package, which that import has loaded
-        return globals()[name]
     try:
         value = getattr(api, name)
     except AttributeError:
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}") from None
-    if name not in _CHANGING:  # the next look at it costs no call
+    # Kept: this way takes more than a microsecond.
+    if name not in _CHANGING:
         globals()[name] = value
     return value
 

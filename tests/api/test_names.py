@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,29 @@ def test_modules_are_modules() -> None:
     exec("from deepspeed_comm import *", names)
     assert names["all_reduce"] is deepspeed_comm.all_reduce
     assert not any(inspect.ismodule(value) for value in names.values())
+
+
+def test_every_module_can_be_the_first() -> None:
+    """Programs import what they need in any order."""
+    folder = Path(deepspeed_comm.__file__).parent
+    names = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
+    program = """
+import importlib, sys
+for name in sys.argv[1:]:
+    for loaded in [each for each in sys.modules if each.split(".")[0] == "deepspeed_comm"]:
+        del sys.modules[loaded]
+    importlib.import_module("deepspeed_comm." + name)
+    import deepspeed_comm
+    assert callable(deepspeed_comm.all_reduce)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, *names],
+        env=dict(os.environ, PYTHONPATH=str(folder.parent)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "comm" in names and result.returncode == 0, result.stderr
 
 
 def test_functions_keep_their_names() -> None:
