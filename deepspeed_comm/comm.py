@@ -30,7 +30,7 @@ import torch
 import torch.distributed
 from torch.distributed import GradBucket  # noqa: F401
 
-from deepspeed_comm import environment
+from deepspeed_comm import comms_trace, environment, log_files, utils
 from deepspeed_comm._log import logger, warn_once
 from deepspeed_comm.backend import Backend
 from deepspeed_comm.comms_logging import CommsLogger
@@ -98,11 +98,13 @@ def configure(
     prof_ops: list[str] | None = None,
     verbose: bool | None = None,
     debug: bool | None = None,
+    trace_events: int | None = None,
 ) -> None:
     """Sets up the log: from a configuration first, then from what else is given.
 
     deepspeed_config is a DeepSpeedConfig (of which the comms_config is taken), or a DeepSpeed
-    configuration as a dictionary.
+    configuration as a dictionary. trace_events is how many calls, the latest ones, are kept for
+    save_trace(), some 250 bytes each; 0 keeps none.
     """
     if isinstance(deepspeed_config, dict):
         comms_logger.configure(DeepSpeedCommsConfig(deepspeed_config))
@@ -114,6 +116,7 @@ def configure(
         "prof_ops": prof_ops,
         "verbose": verbose,
         "debug": debug,
+        "trace_events": trace_events,
     }
     for name, value in given.items():
         if value is not None:
@@ -179,16 +182,23 @@ def timed_op(func: _Function) -> _Function:
         if comms_logger.debug and given.get("debug") is None:
             given["debug"] = get_caller_func(3)
         record = get_debug_log_name(given, comms_logger.debug)
-        size = get_msg_size_from_args(func, *args, **kwargs)
-        group_size = _backend().get_world_size(given.get("group"))
+        size = utils.get_msg_size(given)
+        group = _group_of(given)
+        group_size = _backend().get_world_size(group)
+        # Now: a group may be gone when its last call is done.
+        is_traced = comms_logger.trace_events > 0 and group_size > 0
+        traced = comms_trace.group_text(group) if is_traced else None
         device = _gpu_of(given)
         if device is not None:  # what is under way there is none of this call's time
             torch.cuda.synchronize(device)
-        began = time.perf_counter()
+        began_ns = time.perf_counter_ns()
 
         def log() -> None:
-            took_ms = (time.perf_counter() - began) * 1e3
-            comms_logger.append(name, record, took_ms, size, group_size)
+            ended_ns = time.perf_counter_ns()
+            if traced is not None:
+                call = comms_trace.Call(name, record, began_ns, ended_ns, size, traced)
+                comms_logger.trace(call)
+            comms_logger.append(name, record, (ended_ns - began_ns) / 1e6, size, group_size)
 
         result = func(*args, **kwargs)
         if group_size < 0:  # not a rank of the group
@@ -211,6 +221,12 @@ def timed_op(func: _Function) -> _Function:
     return wrapper  # type: ignore[return-value]
 
 
+def _group_of(given: dict[str, Any]) -> Any:
+    """The group of a call: its own, or that of the messages of a batch."""
+    messages = given.get("p2p_op_list")
+    return getattr(messages[0], "group", None) if messages else given.get("group")
+
+
 def _gpu_of(given: dict[str, Any]) -> Any:
     """The GPU that a call's tensors are on, if any."""
     for value in given.values():
@@ -225,7 +241,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     """Rank 0 prints what was logged there; all ranks return their own with return_dict=True:
 
         {"summary": {name: {bytes: {count, total_latency_ms, avg_latency_ms, tput_avg_gbps,
-                                    busbw_avg_gbps, msg_size_bytes, msg_size_str}}},
+                                    busbw_avg_gbps, msg_size_bytes, msg_size_str,
+                                    p50_latency_ms, p99_latency_ms}}},
          "straggler_analysis": None or {name: {bytes: {count, total_comm_lat_ms,
                                     total_straggler_ms, avg_comm_lat_ms, avg_straggler_ms, ...}}},
          "metadata": {world_size, rank, timestamp}}
@@ -238,6 +255,41 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     result = comms_logger.log_all(is_first, show_straggler, return_dict)
     backend.barrier()
     return result
+
+
+def save_log(path: str | os.PathLike[str], format: str | None = None) -> None:
+    """Rank 0 writes what all ranks have logged into one file, as a whole or not at all.
+
+    format: "json" or "csv"; by default the end of the name says it. Both have a row for each rank,
+    operation and message size, with the columns of log_files.COLUMNS; JSON has the rows under
+    "records", beside "world_size", "timestamp" and the ranks' "hosts".
+
+    A collective over all ranks, of whose arguments rank 0's count. Raises RuntimeError on all of
+    them when the file cannot be written.
+    """
+    _backend()
+    log_files.gather_and_write(
+        log_files.own_log(comms_logger.get_summary()),
+        lambda everyones: log_files.write_log(everyones, path, format),
+        path,
+    )
+
+
+def save_trace(path: str | os.PathLike[str]) -> None:
+    """Rank 0 writes the calls that all ranks have kept, with trace_events, as one Chrome trace.
+
+    Each rank is a process of it and each group a thread; times are in us since the first call, by
+    rank 0's clock (how others' are compared says comms_trace.py).
+
+    A collective over all ranks, of whose paths rank 0's counts. Raises RuntimeError on all of them
+    when the file cannot be written, or no rank keeps calls.
+    """
+    _backend()
+    log_files.gather_and_write(
+        comms_logger.own_trace(),
+        lambda everyones: comms_trace.write_trace(everyones, path),
+        path,
+    )
 
 
 def reset_log() -> None:

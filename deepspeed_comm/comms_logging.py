@@ -4,11 +4,14 @@ Bandwidths are in Gbit/s, by nccl-tests' definitions
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): algbw is the size of the data
 over the time, busbw the same times what of it has to cross the wire, which does not depend on the
 number of ranks.
+
+Counts, totals, averages and percentiles are of all calls. The samples themselves are kept of the
+latest calls alone, for get_raw_data() and for stragglers: memory does not grow with the calls.
 """
 
 from __future__ import annotations
 
-import collections
+import array
 import dataclasses
 import datetime
 import math
@@ -17,12 +20,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_comm import constants
-from deepspeed_comm._log import logger
+from deepspeed_comm import comms_trace, constants
+from deepspeed_comm._log import logger, warn_once
+from deepspeed_comm.histogram import Histogram
 from deepspeed_comm.utils import get_caller_func  # noqa: F401 - where the original has it
 
-# Samples that a record keeps, the latest ones: a long job needs no more memory than a short one.
-_KEPT_SAMPLES = 4096
+# Samples that a record keeps, the latest ones.
+KEPT_SAMPLES = 1024
+# Where a program's sizes or names never end, the log stays below some 100 MB: from so many records
+# on, a new size is logged as the next power of two; from so many names on, a new one as OTHERS.
+MOST_RECORDS = 2048
+MOST_NAMES = 256
+OTHERS = "other calls"
 # Of the samples, at either end, that averages leave out.
 _TRIMMED = 0.1
 _COLUMN = 20
@@ -81,29 +90,61 @@ def trimmed_mean(samples: list[float]) -> float:
     return sum(kept) / len(kept) if kept else 0.0
 
 
-def _samples() -> collections.deque[float]:
-    return collections.deque(maxlen=_KEPT_SAMPLES)
+class _Latest:
+    """The latest KEPT_SAMPLES numbers."""
+
+    def __init__(self) -> None:
+        self._kept = array.array("d")
+        self._oldest = 0
+
+    def add(self, value: float) -> None:
+        if len(self._kept) < KEPT_SAMPLES:
+            self._kept.append(value)
+            return
+        self._kept[self._oldest] = value
+        self._oldest = (self._oldest + 1) % KEPT_SAMPLES
+
+    def in_order(self) -> list[float]:
+        """The oldest one first."""
+        return [*self._kept[self._oldest :], *self._kept[: self._oldest]]
+
+
+class _Figure:
+    """Of one kind of number: all of them in a histogram, the latest ones as they are."""
+
+    def __init__(self) -> None:
+        self.all = Histogram()
+        self.latest = _Latest()
+
+    def add(self, value: float) -> None:
+        self.all.add(value)
+        self.latest.add(value)
 
 
 @dataclasses.dataclass
 class _Record:
     """Of one name and one message size."""
 
-    count: int = 0
-    total_ms: float = 0.0
-    latencies_ms: collections.deque[float] = dataclasses.field(default_factory=_samples)
-    algbws: collections.deque[float] = dataclasses.field(default_factory=_samples)
-    busbws: collections.deque[float] = dataclasses.field(default_factory=_samples)
+    latency_ms: _Figure = dataclasses.field(default_factory=_Figure)
+    algbw: _Figure = dataclasses.field(default_factory=_Figure)
+    busbw: _Figure = dataclasses.field(default_factory=_Figure)
+
+    @property
+    def count(self) -> int:
+        return self.latency_ms.all.count
 
     def summary(self, size: int) -> dict[str, Any]:
+        latency_ms = self.latency_ms.all
         return {
-            "count": self.count,
-            "total_latency_ms": self.total_ms,
-            "avg_latency_ms": trimmed_mean(list(self.latencies_ms)),
-            "tput_avg_gbps": trimmed_mean(list(self.algbws)),
-            "busbw_avg_gbps": trimmed_mean(list(self.busbws)),
+            "count": latency_ms.count,
+            "total_latency_ms": latency_ms.total,
+            "avg_latency_ms": latency_ms.trimmed_mean(_TRIMMED),
+            "tput_avg_gbps": self.algbw.all.trimmed_mean(_TRIMMED),
+            "busbw_avg_gbps": self.busbw.all.trimmed_mean(_TRIMMED),
             "msg_size_bytes": size,
             "msg_size_str": convert_size(size),
+            "p50_latency_ms": latency_ms.percentile(50),
+            "p99_latency_ms": latency_ms.percentile(99),
         }
 
 
@@ -117,7 +158,22 @@ class CommsLogger:
         self.prof_all = constants.COMMS_LOGGER_PROF_ALL_DEFAULT
         self.prof_ops: list[str] = list(constants.COMMS_LOGGER_PROF_OPS_DEFAULT)
         self._records: dict[str, dict[int, _Record]] = {}
+        self._record_count = 0
+        self._calls = comms_trace.Ring(constants.COMMS_LOGGER_TRACE_EVENTS_DEFAULT)
         self._mutex = threading.Lock()
+
+    @property
+    def trace_events(self) -> int:
+        """How many calls are kept for a trace, the latest ones; 0: none."""
+        return self._calls.limit
+
+    @trace_events.setter
+    def trace_events(self, limit: int) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise ValueError(f"trace_events: expected a number of calls, 0 for none; got {limit!r}")
+        with self._mutex:
+            if limit != self._calls.limit:  # what was kept before is dropped
+                self._calls = comms_trace.Ring(limit)
 
     def configure(self, comms_config: Any) -> None:
         """Takes over a DeepSpeedCommsConfig, of this package or of DeepSpeed."""
@@ -133,6 +189,8 @@ class CommsLogger:
             self.debug = given.debug
             self.prof_ops = list(given.prof_ops)
             self.prof_all = given.prof_all
+            # DeepSpeed's own configuration has no such key.
+            self.trace_events = getattr(given, "trace_events", self.trace_events)
 
     def start_profiling_comms(self) -> None:
         self.prof_all = True
@@ -157,29 +215,67 @@ class CommsLogger:
         """Logs a call: the collective, the name to log it under, ms, bytes, ranks of its group."""
         algbw, busbw = calc_bw_log(raw_name, msg_size, latency, group_size)
         with self._mutex:
-            record = self._records.setdefault(record_name, {}).setdefault(msg_size, _Record())
-            record.count += 1
-            record.total_ms += latency
-            record.latencies_ms.append(latency)
-            record.algbws.append(algbw)
-            record.busbws.append(busbw)
+            record = self._record_of(record_name, msg_size)
+            record.latency_ms.add(latency)
+            record.algbw.add(algbw)
+            record.busbw.add(busbw)
         if self.verbose and dist.is_initialized() and dist.get_rank() == 0:
             logger.info(
                 f"comm op: {record_name} | time (ms): {latency:.2f} | msg size: "
                 f"{convert_size(msg_size)} | algbw (Gbps): {algbw:.2f} | busbw (Gbps): {busbw:.2f}"
             )
 
+    def _record_of(self, name: str, size: int) -> _Record:
+        if name not in self._records and len(self._records) >= MOST_NAMES:
+            warn_once(
+                f"the communication log has {MOST_NAMES} names; calls of further ones are logged "
+                f'as "{OTHERS}". log_name should not have a number that grows.'
+            )
+            name = OTHERS
+        of_name = self._records.setdefault(name, {})
+        if size not in of_name and self._record_count >= MOST_RECORDS:
+            warn_once(
+                f"the communication log has {MOST_RECORDS} message sizes; further ones are logged "
+                "as the next power of two"
+            )
+            size = 1 << (size - 1).bit_length() if size > 0 else 0
+        if size not in of_name:
+            of_name[size] = _Record()
+            self._record_count += 1
+        return of_name[size]
+
+    def trace(self, call: comms_trace.Call) -> None:
+        """Keeps a call for the trace."""
+        with self._mutex:
+            self._calls.add(call)
+
+    def own_calls(self) -> list[comms_trace.Call]:
+        """What is kept for the trace, the oldest call first."""
+        with self._mutex:
+            return self._calls.calls()
+
+    def own_trace(self) -> comms_trace.OwnTrace:
+        """This rank's part of the trace. A collective, which compares clocks."""
+        with self._mutex:
+            kept = (self._calls.limit, self._calls.calls(), self._calls.left_out())
+        return comms_trace.own_trace(*kept)
+
     @property
     def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
         return self.get_raw_data()
 
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
-        """{name: {bytes: [count, [ms], [algbw], [busbw]]}}; of each, the last 4096 samples."""
+        """{name: {bytes: [count, [ms], [algbw], [busbw]]}}; of each, the last 1024 samples."""
         with self._mutex:
             return {
                 name: {
-                    size: [r.count, list(r.latencies_ms), list(r.algbws), list(r.busbws)]
-                    for size, r in records.items()
+                    size: [
+                        record.count,
+                        record.latency_ms.latest.in_order(),
+                        record.algbw.latest.in_order(),
+                        record.busbw.latest.in_order(),
+                    ]
+                    for size, record in records.items()
                 }
                 for name, records in self._records.items()
             }
@@ -190,6 +286,8 @@ class CommsLogger:
     def reset_data(self) -> None:
         with self._mutex:
             self._records.clear()
+            self._record_count = 0
+            self._calls = comms_trace.Ring(self._calls.limit)
 
     def get_operation_names(self) -> list[str]:
         return list(self._records)
@@ -206,6 +304,14 @@ class CommsLogger:
                 return None
             return {size: record.summary(size) for size, record in records.items()}
 
+    def get_summary(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """get_operation_summary() of every name."""
+        with self._mutex:
+            return {
+                name: {size: record.summary(size) for size, record in records.items()}
+                for name, records in self._records.items()
+            }
+
     def log_all(
         self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
     ) -> dict[str, Any] | None:
@@ -214,7 +320,7 @@ class CommsLogger:
         With show_straggler it is a collective over all ranks, which may have logged different
         calls: a call is compared among those ranks that logged it.
         """
-        summary = {name: self.get_operation_summary(name) for name in self.get_operation_names()}
+        summary = self.get_summary()
         stragglers = self._find_stragglers() if show_straggler else None
         if print_log:
             print(_table(summary), flush=True)
@@ -234,7 +340,8 @@ class CommsLogger:
 
     def _find_stragglers(self) -> dict[str, dict[int, dict[str, Any]]]:
         """How long each call took on the fastest rank, and how much longer here: what the others
-        waited for. The latest calls are compared, pair by pair."""
+        waited for. The latest calls are compared, pair by pair: of each name and size 1024 at most,
+        which "count" says."""
         mine = {
             name: {size: record[1] for size, record in records.items()}
             for name, records in self.get_raw_data().items()
@@ -276,12 +383,14 @@ def _row(cells: list[str]) -> str:
 
 def _table(summary: dict[str, Any]) -> str:
     heads = ["Comm. Op", "Message Size", "Count", "Total Latency(ms)", "Avg Latency(ms)"]
-    lines = [_row([*heads, "tput_avg (Gbps)", "busbw_avg (Gbps)"])]
+    ours = ["p50 Latency(ms)", "p99 Latency(ms)"]  # the others are the original's
+    lines = [_row([*heads, "tput_avg (Gbps)", "busbw_avg (Gbps)", *ours])]
     for name, records in summary.items():
         lines.append(name)
         for size, of in sorted(records.items()):
             numbers = ("total_latency_ms", "avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps")
             figures = [f"{of[key]:.2f}" for key in numbers]
+            figures += [f"{of[key]:.3f}" for key in ("p50_latency_ms", "p99_latency_ms")]
             lines.append(_row(["", convert_size(size), str(of["count"]), *figures]))
     return "\n".join(lines)
 

@@ -8,12 +8,19 @@ from typing import Any
 
 from deepspeed_comm import constants
 
+# Of the keys that are no switches.
+_TYPES: dict[str, type] = {
+    constants.COMMS_LOGGER_PROF_OPS: list,
+    constants.COMMS_LOGGER_TRACE_EVENTS: int,
+}
+
 
 @dataclasses.dataclass
 class CommsLoggerConfig:
     """What the communication log shall do; see constants.COMMS_LOGGER_FORMAT.
 
-    Raises TypeError for a key that it does not know or a value of another type.
+    Raises TypeError for a key that it does not know or a value of another type, and ValueError for
+    a negative number.
     """
 
     enabled: bool = constants.COMMS_LOGGER_ENABLED_DEFAULT
@@ -21,15 +28,22 @@ class CommsLoggerConfig:
     prof_ops: list[str] = dataclasses.field(default_factory=list)
     verbose: bool = constants.COMMS_LOGGER_VERBOSE_DEFAULT
     debug: bool = constants.COMMS_LOGGER_DEBUG_DEFAULT
+    # Ours: how many calls are kept for a trace, the latest ones; 0: none.
+    trace_events: int = constants.COMMS_LOGGER_TRACE_EVENTS_DEFAULT
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            expected = list if field.name == constants.COMMS_LOGGER_PROF_OPS else bool
-            if not isinstance(value, expected):
+            expected = _TYPES.get(field.name, bool)
+            # A bool is an int to Python.
+            if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
                 raise TypeError(
                     f"comms_logger: {field.name}: expected a {expected.__name__}, got {value!r}"
                 )
+        if self.trace_events < 0:
+            raise ValueError(
+                f"comms_logger: trace_events: expected 0 or more, got {self.trace_events}"
+            )
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> CommsLoggerConfig:

@@ -18,7 +18,8 @@ The communication log is configured by:
   "verbose": false,
   "prof_all": true,
   "debug": false,
-  "prof_ops": ["all_reduce", "custom_all_reduce_name"]
+  "prof_ops": ["all_reduce", "custom_all_reduce_name"],
+  "trace_events": 0
 }
 """
 COMMS_LOGGER = "comms_logger"
@@ -33,3 +34,6 @@ COMMS_LOGGER_DEBUG = "debug"
 COMMS_LOGGER_DEBUG_DEFAULT = False
 COMMS_LOGGER_PROF_OPS = "prof_ops"
 COMMS_LOGGER_PROF_OPS_DEFAULT: list[str] = []
+# Ours: not in deepspeed.comm.
+COMMS_LOGGER_TRACE_EVENTS = "trace_events"
+COMMS_LOGGER_TRACE_EVENTS_DEFAULT = 0

@@ -66,12 +66,22 @@ def get_msg_size_from_args(func: Callable[..., Any], *args: Any, **kwargs: Any) 
     0 where there is no data, as in a barrier.
     """
     position = get_tensor_position(func)
-    data = args[position] if 0 <= position < len(args) else get_tensor_kwarg(func, kwargs)
+    return _bytes_of(
+        args[position] if 0 <= position < len(args) else get_tensor_kwarg(func, kwargs)
+    )
+
+
+def get_msg_size(given: Mapping[str, Any]) -> int:
+    """The same of all arguments by name, with the defaults. Looks at no signature: that is slow."""
+    return _bytes_of(next((given[name] for name in _DATA_PARAMETERS if name in given), None))
+
+
+def _bytes_of(data: Any) -> int:
     if data is None:
         return 0
     parts = data if isinstance(data, (list, tuple)) else [data]
     # A P2POp holds a tensor.
-    tensors = [getattr(part, "tensor", part) for part in parts]
+    tensors: list[Any] = [getattr(part, "tensor", part) for part in parts]
     return sum(tensor.element_size() * tensor.nelement() for tensor in tensors)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from harness import World, run_fresh
 from test_operations import init
 
 import deepspeed_comm as dist
+from deepspeed_comm import comms_logging
 from deepspeed_comm.comms_logging import CommsLogger, calc_bw_log, convert_size, trimmed_mean
+from deepspeed_comm.comms_trace import Call
 from deepspeed_comm.config import CommsLoggerConfig, DeepSpeedCommsConfig
+from deepspeed_comm.histogram import RELATIVE_ERROR
 
 SLEEP_S = 0.2
 
@@ -65,19 +69,104 @@ def test_configuration() -> None:
         CommsLoggerConfig.parse({"nonsense": 1})
     with pytest.raises(TypeError, match="verbose: expected a bool, got 'yes'"):
         CommsLoggerConfig.parse({"verbose": "yes"})
+    log.configure(DeepSpeedCommsConfig({"comms_logger": {"trace_events": 7}}))
+    assert log.trace_events == 7
+    with pytest.raises(TypeError, match="trace_events: expected a int, got True"):
+        CommsLoggerConfig.parse({"trace_events": True})
+    with pytest.raises(ValueError, match="trace_events: expected 0 or more, got -1"):
+        CommsLoggerConfig.parse({"trace_events": -1})
+    for wrong in (-1, True, 1.5):
+        with pytest.raises(ValueError, match="trace_events: expected a number of calls"):
+            log.trace_events = wrong  # type: ignore[assignment]
+    assert log.trace_events == 7
+
+
+def test_configuration_of_deepspeed() -> None:
+    """A model of pydantic, which says what the user has set, and knows no trace_events."""
+    given = SimpleNamespace(
+        enabled=True, verbose=True, debug=False, prof_ops=[], prof_all=False,
+        model_fields_set={"enabled", "verbose", "prof_all"},
+    )  # fmt: skip
+    log = CommsLogger()
+    log.trace_events = 5
+    log.configure(SimpleNamespace(comms_logger_enabled=True, comms_logger=given))
+    assert (log.enabled, log.verbose, log.prof_all, log.trace_events) == (True, True, False, 5)
 
 
 def test_memory_is_bounded() -> None:
     log = CommsLogger()
-    for _ in range(10_000):
-        log.append("barrier", "barrier", 1.0, 0, 2)
+    log.trace_events = 10
+    for k in range(10_000):
+        log.append("barrier", "barrier", 1.0 + k, 0, 2)
+        log.trace(Call("barrier", "barrier", k, k + 1, 0, "world"))
     count, latencies, algbws, busbws = log.get_raw_data()["barrier"][0]
     assert count == log.get_total_operations() == 10_000
-    assert len(latencies) == len(algbws) == len(busbws) == 4096
-    assert log.get_operation_summary("barrier")[0]["total_latency_ms"] == pytest.approx(10_000)
+    kept = comms_logging.KEPT_SAMPLES
+    assert latencies == [1.0 + k for k in range(10_000 - kept, 10_000)]  # in their order
+    assert len(latencies) == len(algbws) == len(busbws) == kept
+    summary = log.get_operation_summary("barrier")
+    assert summary is not None
+    # Of all calls, not of those that are kept.
+    assert summary[0]["total_latency_ms"] == pytest.approx(10_000 * 10_001 / 2)
+    assert summary[0]["avg_latency_ms"] == pytest.approx(5000.5, rel=RELATIVE_ERROR)
+    assert summary[0]["p50_latency_ms"] == pytest.approx(5000, rel=RELATIVE_ERROR)
+    assert summary[0]["p99_latency_ms"] == pytest.approx(9900, rel=RELATIVE_ERROR)
     assert log.get_operation_summary("nothing") is None
+    assert [call.began_ns for call in log.own_calls()] == list(range(9990, 10_000))
     log.reset_data()
     assert not log.has_data() and log.get_operation_names() == []
+    assert log.own_calls() == [] and log.trace_events == 10
+
+
+def test_sizes_and_names_without_end() -> None:
+    """As of a job whose messages are as long as its sentences, or whose log_name has a counter."""
+    log = CommsLogger()
+    for size in range(3 * comms_logging.MOST_RECORDS):
+        log.append("all_reduce", "all_reduce", 1.0, size, 2)
+    summary = log.get_operation_summary("all_reduce")
+    assert summary is not None
+    most = comms_logging.MOST_RECORDS
+    # 0 to 2047 by themselves; 2048 is a power of two, up to it and 4096 and 8192 the others go.
+    assert set(summary) == {*range(most), 2048, 4096, 8192}
+    assert [summary[size]["count"] for size in (5, 2048, 4096, 8192)] == [1, 1, 2048, 2047]
+    for k in range(2 * comms_logging.MOST_NAMES):
+        log.append("barrier", f"step {k}", 1.0, 0, 2)
+    names = log.get_operation_names()
+    assert len(names) == comms_logging.MOST_NAMES + 1 and comms_logging.OTHERS in names
+    assert log.get_total_operations() == 3 * most + 2 * comms_logging.MOST_NAMES
+    log.reset_data()
+    log.append("all_reduce", "all_reduce", 1.0, 5000, 2)
+    assert list(log.get_raw_data()["all_reduce"]) == [5000]
+
+
+def test_a_function_of_others_can_be_logged() -> None:
+    """timed_op is public: what it is given may have parameters of any kind."""
+    dist.timed_op  # noqa: B018 - it is found
+    calls: list[Any] = []
+
+    def plain(tensor: Any, scale: int = 2, log_name: str = "plain") -> int:
+        """Says."""
+        calls.append((tensor, scale, log_name))
+        return scale
+
+    def odd(first: Any, /, *rest: Any, scale: int = 2, **more: Any) -> int:
+        calls.append((first, rest, scale, more))
+        return scale
+
+    def shadowing(comms_logger: Any, _func: int = 1) -> int:
+        calls.append((comms_logger, _func))
+        return _func
+
+    timed = dist.timed_op(plain)
+    assert timed(1, scale=3) == 3 and timed(1) == 2 and timed(scale=4, tensor=5) == 4
+    assert calls == [(1, 3, "plain"), (1, 2, "plain"), (5, 4, "plain")]
+    assert (timed.__name__, timed.__doc__, timed.__wrapped__) == ("plain", "Says.", plain)
+    with pytest.raises(TypeError, match=r"plain\(\) missing 1 required positional argument|tensor"):
+        timed()
+    calls.clear()
+    assert dist.timed_op(odd)(1, 2, 3, scale=4, other=5) == 4
+    assert dist.timed_op(shadowing)(7, _func=8) == 8
+    assert calls == [(1, (2, 3), 4, {"other": 5}), (7, 8)]
 
 
 def logged(name: str) -> dict[int, list[Any]]:
@@ -192,6 +281,9 @@ def _summary(world: World) -> None:
     of_all = result["summary"]["all_reduce"][400]
     assert of_all["count"] == 3 and of_all["msg_size_str"] == "400.0 B"
     assert of_all["total_latency_ms"] > 0 and of_all["avg_latency_ms"] > 0
+    [(_, (_, latencies, _, _))] = [each for each in logged("all_reduce").items() if each[0] == 400]
+    assert of_all["p50_latency_ms"] == pytest.approx(sorted(latencies)[1], rel=RELATIVE_ERROR)
+    assert of_all["p99_latency_ms"] == pytest.approx(max(latencies), rel=RELATIVE_ERROR)
     assert of_all["busbw_avg_gbps"] == pytest.approx(of_all["tput_avg_gbps"] * 4 / 3)
     assert (40 in result["summary"]["all_reduce"]) == (world.rank < 2)
     if world.rank < 2:
@@ -211,4 +303,5 @@ def test_summary(capfd: pytest.CaptureFixture[str]) -> None:
     # By rank 0 alone: once with stragglers, once without.
     assert printed.count("Comm. Op            Message Size        Count") == 3
     assert printed.count("Breakdown with straggler effect") == 1
-    assert "Total Latency(ms)   Avg Latency(ms)     tput_avg (Gbps)     busbw_avg (Gbps)" in printed
+    heads = "tput_avg (Gbps)     busbw_avg (Gbps)    p50 Latency(ms)     p99 Latency(ms)\n"
+    assert f"Total Latency(ms)   Avg Latency(ms)     {heads}" in printed

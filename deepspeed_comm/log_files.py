@@ -1,0 +1,109 @@
+"""Files of what all ranks logged: gathered by rank 0, which alone writes, in one step.
+
+A file is there as a whole or not at all, and an old one stays until the new one is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import torch.distributed as dist
+
+FORMATS = ("json", "csv")
+COLUMNS = (
+    "rank",
+    "operation",
+    "msg_size_bytes",
+    "count",
+    "total_latency_ms",
+    "avg_latency_ms",
+    "p50_latency_ms",
+    "p99_latency_ms",
+    "tput_avg_gbps",
+    "busbw_avg_gbps",
+)
+
+
+@contextlib.contextmanager
+def replaced_when_complete(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
+    """A text file that takes the place of `path` at the end, and leaves nothing after an error."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def gather_and_write(mine: Any, write: Callable[[list[Any]], None], path: Any) -> None:
+    """Calls write() on rank 0 with the objects of all ranks, in their order. A collective.
+
+    Raises RuntimeError on every rank where that fails on rank 0.
+    """
+    is_writer = dist.get_rank() == 0
+    everyones: list[Any] | None = [None] * dist.get_world_size() if is_writer else None
+    dist.gather_object(mine, everyones, dst=0)
+    outcome: list[str | None] = [None]
+    cause: Exception | None = None
+    if everyones is not None:
+        try:
+            write(everyones)
+        except Exception as error:  # the others wait for the outcome, whatever it is
+            cause = error
+            outcome[0] = f"rank 0 could not write {path}: {type(error).__name__}: {error}"
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[0] is not None:
+        raise RuntimeError(outcome[0]) from cause
+
+
+def _format_of(path: str | os.PathLike[str], given: str | None) -> str:
+    wanted = Path(path).suffix.removeprefix(".") if given is None else given
+    if wanted not in FORMATS:
+        raise ValueError(
+            f"format {wanted!r} is not known: end the name in .json or .csv, or pass format='json' "
+            "or 'csv'"
+        )
+    return wanted
+
+
+def _rows(rank: int, summary: dict[str, dict[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    for operation, records in summary.items():
+        for _, record in sorted(records.items()):
+            row = {"rank": rank, "operation": operation, **record}
+            yield {column: row[column] for column in COLUMNS}
+
+
+def write_log(everyones: list[Any], path: str | os.PathLike[str], format: str | None) -> None:
+    """Writes what each rank's own_log() is. Raises ValueError for a format that is not known."""
+    wanted = _format_of(path, format)
+    rows = [row for rank, own in enumerate(everyones) for row in _rows(rank, own["summary"])]
+    with replaced_when_complete(path) as file:
+        if wanted == "csv":
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+            return
+        content = {
+            "world_size": len(everyones),
+            "timestamp": datetime.datetime.now().astimezone().isoformat(),
+            "hosts": [own["host"] for own in everyones],
+            "records": rows,
+        }
+        json.dump(content, file, indent=1)
+        file.write("\n")
+
+
+def own_log(summary: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
+    """What a rank gives to the file: by name and bytes, what it logged."""
+    return {"host": socket.gethostname(), "summary": summary}
