@@ -1,0 +1,108 @@
+"""A figure of a saved log: latency and bus bandwidth against message size, for each operation.
+
+    python -m deepspeed_comm.comms_plot LOG.json FIGURE.png
+
+LOG.json is what save_log() wrote. The figure's name says its format, any of matplotlib's. A line is
+the median of the ranks, the area around it what lies between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+PANELS = (
+    ("p50_latency_ms", "median latency (ms)"),
+    ("busbw_avg_gbps", "bus bandwidth (Gbit/s)"),
+)
+
+
+def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a log in JSON. Raises ValueError where the file is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return list(json.load(file)["records"])
+    except (ValueError, KeyError, TypeError) as error:  # UnicodeDecodeError is a ValueError
+        raise ValueError(
+            f"{path} is no log in JSON, as save_log('log.json') writes it: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def curves(
+    records: list[dict[str, Any]], quantity: str
+) -> dict[str, list[tuple[int, float, float, float]]]:
+    """By operation, in the order of sizes: (bytes, lowest, median and highest of the ranks)."""
+    values: dict[str, dict[int, list[float]]] = {}
+    for record in records:
+        of_operation = values.setdefault(record["operation"], {})
+        of_operation.setdefault(record["msg_size_bytes"], []).append(record[quantity])
+    return {
+        operation: [
+            (size, min(found), statistics.median(found), max(found))
+            for size, found in sorted(of_sizes.items())
+        ]
+        for operation, of_sizes in values.items()
+    }
+
+
+def draw(records: list[dict[str, Any]]) -> Any:
+    """The matplotlib Figure. Raises ModuleNotFoundError where there is no matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # without pyplot, which may want a screen
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "a figure of the log needs matplotlib: pip install matplotlib"
+        ) from error
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    for axes, (quantity, title) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+        for number, (operation, points) in enumerate(curves(records, quantity).items()):
+            _draw_curve(axes, operation, points, f"C{number % 10}")
+        axes.set(xscale="log", yscale="log", xlabel="message size (bytes)", ylabel=title)
+        axes.grid(True, alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small")
+    return figure
+
+
+def _draw_curve(
+    axes: Any, operation: str, points: list[tuple[int, float, float, float]], color: str
+) -> None:
+    # Neither a size nor a value of 0 has a place on a logarithmic axis. What has no size is drawn
+    # as a level; a bandwidth of 0, as of a barrier or a world of one, is left out.
+    for size, _, median, _ in points:
+        if size == 0 and median > 0:
+            axes.axhline(median, color=color, linestyle=":", label=f"{operation} (no data)")
+    shown = [point for point in points if point[0] > 0 and point[1] > 0]
+    if shown:
+        sizes, lowest, medians, highest = zip(*shown, strict=True)
+        axes.plot(sizes, medians, color=color, marker="o", markersize=3, label=operation)
+        axes.fill_between(sizes, lowest, highest, color=color, alpha=0.2)
+
+
+def plot_log(log: str | os.PathLike[str], figure: str | os.PathLike[str]) -> None:
+    """Draws the file that save_log() wrote. Raises ValueError where it is none, or where matplotlib
+    knows no format by the figure's name, and ModuleNotFoundError without matplotlib."""
+    draw(read_records(log)).savefig(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m deepspeed_comm.comms_plot", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("log", help="what save_log() wrote, JSON")
+    parser.add_argument("figure", help="where to write the figure: .png, .svg, .pdf ...")
+    options = parser.parse_args(arguments)
+    try:
+        plot_log(options.log, options.figure)
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        sys.exit(f"comms_plot: {error}")
+
+
+if __name__ == "__main__":
+    main()
