@@ -212,13 +212,37 @@ def timed_op(func: _Function) -> _Function:
         log()
         return result
 
-    @functools.wraps(func)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not comms_logger.enabled:
-            return func(*args, **kwargs)
-        return timed(*args, **kwargs)
+    return _with_own_parameters(func, timed)
 
-    return wrapper  # type: ignore[return-value]
+
+def _with_own_parameters(func: _Function, timed: Callable[..., Any]) -> _Function:
+    """func, or timed while the log is enabled, under func's name and with its parameters.
+
+    It is compiled for func: passing *args and **kwargs on would take 0.09 us of a call with
+    positional arguments and 0.23 us of one with three names, and this takes 0.04 us of either
+    (benchmarks/log_cost.py).
+    """
+    parameters = inspect.signature(func).parameters.values()
+    taken = given = "*args, **kwargs"  # where a function of others has other parameters than ours
+    reserved = {"_func", "_timed", "_defaults", "comms_logger"}
+    if all(p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in reserved for p in parameters):
+        given = ", ".join(p.name for p in parameters)
+        taken = ", ".join(
+            p.name if p.default is p.empty else f"{p.name}=_defaults[{p.name!r}]"
+            for p in parameters
+        )
+    source = f"""
+def make(_func, _timed, _defaults):
+    def wrapper({taken}):
+        if not comms_logger.enabled:
+            return _func({given})
+        return _timed({given})
+    return wrapper
+"""
+    made: dict[str, Any] = {}
+    exec(compile(source, f"<timed_op of {func.__name__}>", "exec"), globals(), made)
+    wrapper = made["make"](func, timed, get_default_args(func))
+    return functools.wraps(func)(wrapper)  # type: ignore[return-value]
 
 
 def _group_of(given: dict[str, Any]) -> Any:
