@@ -15,7 +15,9 @@ __attribute__((weak)) int MPIX_Allreduce_init(const void* sent, void* got, int c
 namespace dscomm {
 namespace {
 
-auto find_init() { return MPI_Allreduce_init != nullptr ? MPI_Allreduce_init : MPIX_Allreduce_init; }
+auto find_init() {
+  return MPI_Allreduce_init != nullptr ? MPI_Allreduce_init : MPIX_Allreduce_init;
+}
 
 }  // namespace
 

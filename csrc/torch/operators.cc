@@ -18,7 +18,7 @@ namespace dscomm {
 namespace {
 
 void inference_all_reduce_(at::Tensor& tensor, const std::string& op,
-                                  const std::string& group_name) {
+                           const std::string& group_name) {
   c10d::AllreduceOptions options;
   options.reduceOp = reduce_op_of_name(op);
   options.asyncOp = false;

@@ -80,6 +80,7 @@ ALLOWED = {
     ("csrc/torch/exit.cc", "sleep"): "once, 2 ms at exit: other backends' workers get the GIL",
     ("csrc/torch/store_adapter.cc", "sleep"): "pauses between questions to the store; deadline",
     ("csrc/torch/point_to_point.cc", "condition"): "waits for operations, which have deadlines",
+    ("csrc/torch/operators.cc", "condition"): "waits for an operation, which has a deadline",
     ("csrc/torch/work.cc", "condition"): "waits for operations, which have deadlines",
 }
 
