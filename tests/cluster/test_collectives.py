@@ -131,3 +131,14 @@ def test_flat_collectives(make_hosts: Callable[[int], Hosts]) -> None:
         make_hosts(2), [0, 1, 0, 1], "checks.py", "few", *CASES_OF_ANY, env=env
     ) as job:
         check(job, 100)
+
+
+def test_nothing_is_left_to_send_when_a_call_returns(make_hosts: Callable[[int], Hosts]) -> None:
+    """One host's way out is slow, so that its ranks have their results before they are rid of
+    theirs."""
+    hosts = make_hosts(2)
+    hosts[0].set_rate("qdisc replace dev eth0 root tbf rate 100mbit burst 32kb latency 50ms")
+    sizes = ["60000", "2000000"]
+    with start_ranks(hosts, [0, 0, 1, 1], "waits_elsewhere.py", *sizes) as job:
+        job.finish(60.0)
+        assert set(job.exit_codes().values()) == {0}, job.report()
