@@ -4,6 +4,7 @@
 #include "mpi/mpi_team.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -254,11 +255,11 @@ Status MpiTeam::run(const Rounds& rounds) {
     if (round >= kInFlight && round - kInFlight < round_count) {
       DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
       rounds.deliver(round - kInFlight, staging.data());
-      if (chunks_ != nullptr)
+      if (chunks_ != nullptr && chunks_->take)
         DSCOMM_RETURN_IF_ERROR(end(chunks_->take((round - kInFlight + 1) * rounds.piece)));
     }
     if (round < round_count) {
-      if (chunks_ != nullptr)
+      if (chunks_ != nullptr && chunks_->make)
         DSCOMM_RETURN_IF_ERROR(end(chunks_->make((round + 1) * rounds.piece)));
       if (round > 0) rounds.stage(round, staging.data());
       DSCOMM_RETURN_IF_ERROR(
@@ -282,8 +283,9 @@ size_t MpiTeam::piece_of_each(size_t element_bytes) const {
 }
 
 size_t MpiTeam::within_chunks(size_t piece) const {
-  return chunks_ == nullptr ? piece
-                            : std::max<size_t>(std::min(piece, chunks_->count / kInFlight), 1);
+  if (chunks_ == nullptr) return piece;
+  piece = std::max<size_t>(std::min(piece, chunks_->count / kInFlight), 1);
+  return chunks_->ring == 0 ? piece : std::bit_floor(piece);  // which never reaches over its end
 }
 
 Status MpiTeam::wait(MpiStaging& staging, Place place) {

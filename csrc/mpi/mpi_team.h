@@ -139,6 +139,10 @@ class MpiTeam final : public Team {
     bool goes_ahead = false;
   };
 
+  // Whether a call with blocks of up to `count` elements finds all values there, on all ranks:
+  // those that have them all decide as those do that are still making them.
+  bool all_is_there(size_t count) const { return chunks_ == nullptr || count <= chunks_->count; }
+
   // Refuses on a dead Team, and prepares the Lead of the next call, in which the ranks' longest
   // block has `longest` elements.
   Status begin(const CallRecord& call, size_t longest, const CallOptions& options);

@@ -45,7 +45,7 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
   const bool is_root = rank_ == root;
-  if (bytes <= ride_room()) {
+  if (all_is_there(count) && bytes <= ride_room()) {
     if (is_few()) {
       if (is_root && bytes > 0) std::memcpy(ride(bytes), buffer, bytes);
       DSCOMM_RETURN_IF_ERROR(agree());
@@ -60,8 +60,9 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
     return {};
   }
 
-  const Pieces pieces{std::min(count, std::max<size_t>(options_.chunk_bytes / element_bytes, 1)),
-                      element_bytes};
+  const Pieces pieces{
+      within_chunks(std::min(count, std::max<size_t>(options_.chunk_bytes / element_bytes, 1))),
+      element_bytes};
   Rounds rounds;
   rounds.piece = pieces.piece;
   rounds.bytes = pieces.bytes();
@@ -120,7 +121,8 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
     return {};
   }
 
-  const Pieces pieces{std::min(longest, piece_of_each(element_bytes)), element_bytes};
+  const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))),
+                      element_bytes};
   Rounds rounds;
   rounds.piece = pieces.piece;
   rounds.bytes = ranks * pieces.bytes();

@@ -42,9 +42,7 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
-  // Only the first chunk is there yet.
-  const bool is_there = chunks_ == nullptr || count <= chunks_->count;
-  if (is_there && fits_lead(count, reduction))
+  if (all_is_there(count) && fits_lead(count, reduction))
     return reduce_small(in, out, count, reduction, kEveryRank);
   if (!is_few()) {
     PersistentAllReduce* prepared = find_prepared(count, reduction);
@@ -286,7 +284,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   DSCOMM_RETURN_IF_ERROR(begin(call, longest, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  if (fits_lead(total, reduction)) {
+  if (all_is_there(longest) && fits_lead(total, reduction)) {
     size_t before = 0;  // elements of the ranks below
     for (size_t k = 0; k < me; ++k) before += counts[k];
     if (is_few()) {
@@ -312,14 +310,18 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   }
 
   Rounds rounds;
-  rounds.piece = std::min(longest, piece_of_each(element_bytes));
+  rounds.piece = within_chunks(std::min(longest, piece_of_each(element_bytes)));
   const size_t piece = rounds.piece, piece_bytes = piece * element_bytes;
   rounds.bytes = 2 * ranks * piece_bytes;
+  const size_t ring = chunks_ == nullptr ? 0 : chunks_->ring;
+  const auto values = [&](size_t k, size_t round) {
+    const size_t place = ring == 0 ? round * piece : round * piece % ring;
+    return byte_at(ins[k], place * element_bytes);
+  };
   rounds.stage = [&](size_t round, std::byte* staging) {
     for (size_t k = 0; k < ranks; ++k) {
       const size_t length = in_round(counts[k], piece, round) * element_bytes;
-      if (k != me && length > 0)
-        std::memcpy(staging + k * piece_bytes, byte_at(ins[k], round * piece_bytes), length);
+      if (k != me && length > 0) std::memcpy(staging + k * piece_bytes, values(k, round), length);
     }
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
@@ -339,7 +341,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   rounds.deliver = [&](size_t round, std::byte* staging) {
     const size_t length = in_round(counts[me], piece, round);
     if (length > 0)
-      reduce_received(byte_at(out, round * piece_bytes), byte_at(ins[me], round * piece_bytes),
+      reduce_received(byte_at(out, round * piece_bytes), values(me, round),
                       staging + ranks * piece_bytes, length, reduction);
   };
   return run(rounds);

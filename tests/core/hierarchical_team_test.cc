@@ -95,7 +95,7 @@ TEST_P(Placements, EveryCollectiveInChunksOfOneElement) {
                          options);
 }
 
-// Where the Teams take chunks, a slice of more than 400 bytes is one call across.
+// Where the Teams take chunks, a slice or block of more than 400 bytes is one call across.
 TEST_P(Placements, EveryCollectiveWithOverlap) {
   const int ranks = rank_count(GetParam().domains);
   HierarchyOptions small{.name = {}, .staging_bytes = 800};

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -135,6 +136,7 @@ class ThreadTeam final : public Team {
 
   Status broadcast(void* buffer, size_t count, DType dtype, int root,
                    const CallOptions& options) override {
+    if (options.chunks != nullptr) return broadcast_chunks(buffer, count, dtype, root, options);
     auto posts = meet(call_of("broadcast", dtype, root) + " of " + std::to_string(count),
                       {bytes_of(buffer, count, dtype)}, options);
     if (!posts.ok()) return posts.status();
@@ -153,6 +155,8 @@ class ThreadTeam final : public Team {
 
   Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
                     std::span<const size_t> out_counts, const CallOptions& options) override {
+    if (options.chunks != nullptr)
+      return all_gather_chunks(in, count, dtype, outs, out_counts, options);
     auto posts = meet(call_of("all_gather", dtype), {bytes_of(in, count, dtype)}, options);
     if (!posts.ok()) return posts.status();
     return copy_from_all(*posts.value(), 0, dtype, outs, out_counts);
@@ -160,6 +164,8 @@ class ThreadTeam final : public Team {
 
   Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
                         const Reduction& reduction, const CallOptions& options) override {
+    if (options.chunks != nullptr)
+      return reduce_scatter_chunks(ins, counts, out, reduction, options);
     std::string call = call_of("reduce_scatter", reduction) + " of";
     for (size_t count : counts) call += " " + std::to_string(count);
     auto posts = meet(call, blocks_of(ins, counts, reduction.dtype), options);
@@ -234,33 +240,126 @@ class ThreadTeam final : public Team {
                         options.deadline);
   }
 
-  // By rounds of a quarter of a chunk, whose results are given as late as that is allowed.
-  Status all_reduce_chunks(const void* in, void* out, size_t count, const Reduction& reduction,
-                           const CallOptions& options) {
+  // A call by rounds of a quarter of a chunk, whose results are given as late as that is allowed:
+  // round(begin, piece, options) makes one, for elements from `begin` on, and deliver() gives out
+  // the results of the earliest one that it has not given yet.
+  template <typename Round, typename Deliver>
+  Status by_rounds(size_t longest, const CallOptions& options, const Round& round,
+                   const Deliver& deliver) {
     constexpr size_t kLate = 4;
-    const size_t element_bytes = dtype_bytes(reduction.dtype);
-    const size_t piece = std::max<size_t>(options.chunks->count / kLate, 1);
-    const size_t rounds = (count + piece - 1) / piece;
-    auto length = [&](size_t round) { return std::min(piece, count - round * piece); };
+    const Chunks& chunks = *options.chunks;
+    const size_t piece = std::max<size_t>(chunks.count / kLate, 1);
+    const size_t rounds = (longest + piece - 1) / piece;
     CallOptions one = options;
     one.chunks = nullptr;
-    std::map<size_t, Bytes> results;
-    for (size_t round = 0; round < rounds + kLate; ++round) {
-      if (round >= kLate) {
-        const size_t done = round - kLate;
-        std::memcpy(static_cast<std::byte*>(out) + done * piece * element_bytes,
-                    results.at(done).data(), results.at(done).size());
-        results.erase(done);
-        DSCOMM_RETURN_IF_ERROR(options.chunks->take((done + 1) * piece));
+    for (size_t number = 0; number < rounds + kLate; ++number) {
+      if (number >= kLate && number - kLate < rounds) {
+        deliver();
+        if (chunks.take) DSCOMM_RETURN_IF_ERROR(chunks.take((number - kLate + 1) * piece));
       }
-      if (round >= rounds) continue;
-      DSCOMM_RETURN_IF_ERROR(options.chunks->make((round + 1) * piece));
-      results[round].resize(length(round) * element_bytes);
-      DSCOMM_RETURN_IF_ERROR(
-          all_reduce(static_cast<const std::byte*>(in) + round * piece * element_bytes,
-                     results[round].data(), length(round), reduction, one));
+      if (number >= rounds) continue;
+      if (chunks.make) DSCOMM_RETURN_IF_ERROR(chunks.make((number + 1) * piece));
+      DSCOMM_RETURN_IF_ERROR(round(number * piece, piece, one));
     }
     return {};
+  }
+  static size_t in_piece(size_t count, size_t begin, size_t piece) {
+    return count > begin ? std::min(piece, count - begin) : 0;
+  }
+  // Where the results of a round belong, and what they are.
+  struct Late {
+    void* place;
+    Bytes bytes;
+  };
+  static auto deliver_from(std::deque<std::vector<Late>>& late) {
+    return [&late] {
+      for (const Late& each : late.front())
+        if (!each.bytes.empty()) std::memcpy(each.place, each.bytes.data(), each.bytes.size());
+      late.pop_front();
+    };
+  }
+
+  Status all_reduce_chunks(const void* in, void* out, size_t count, const Reduction& reduction,
+                           const CallOptions& options) {
+    const size_t element_bytes = dtype_bytes(reduction.dtype);
+    std::deque<std::vector<Late>> late;
+    const auto round = [&](size_t begin, size_t piece, const CallOptions& one) {
+      const size_t length = in_piece(count, begin, piece);
+      Late result{static_cast<std::byte*>(out) + begin * element_bytes,
+                  Bytes(length * element_bytes)};
+      Status status = all_reduce(static_cast<const std::byte*>(in) + begin * element_bytes,
+                                 result.bytes.data(), length, reduction, one);
+      late.push_back({std::move(result)});
+      return status;
+    };
+    return by_rounds(count, options, round, deliver_from(late));
+  }
+
+  Status broadcast_chunks(void* buffer, size_t count, DType dtype, int root,
+                          const CallOptions& options) {
+    const size_t element_bytes = dtype_bytes(dtype);
+    std::deque<std::vector<Late>> late;
+    const auto round = [&](size_t begin, size_t piece, const CallOptions& one) {
+      const size_t length = in_piece(count, begin, piece);
+      std::byte* place = static_cast<std::byte*>(buffer) + begin * element_bytes;
+      Late result{place, Bytes(length * element_bytes)};
+      if (rank_ == root) std::memcpy(result.bytes.data(), place, result.bytes.size());
+      Status status = broadcast(result.bytes.data(), length, dtype, root, one);
+      late.push_back({std::move(result)});
+      return status;
+    };
+    return by_rounds(count, options, round, deliver_from(late));
+  }
+
+  Status all_gather_chunks(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                           std::span<const size_t> out_counts, const CallOptions& options) {
+    const size_t element_bytes = dtype_bytes(dtype);
+    std::deque<std::vector<Late>> late;
+    const auto round = [&](size_t begin, size_t piece, const CallOptions& one) {
+      std::vector<Late> results;
+      std::vector<void*> places;
+      std::vector<size_t> lengths;
+      for (size_t rank = 0; rank < outs.size(); ++rank) {
+        lengths.push_back(in_piece(out_counts[rank], begin, piece));
+        auto* place = static_cast<std::byte*>(outs[rank]);
+        results.push_back({lengths.back() > 0 ? place + begin * element_bytes : nullptr,
+                           Bytes(lengths.back() * element_bytes)});
+      }
+      for (Late& each : results) places.push_back(each.bytes.data());
+      const size_t length = in_piece(count, begin, piece);
+      const auto* own = static_cast<const std::byte*>(in);
+      Status status = all_gather(length > 0 ? own + begin * element_bytes : nullptr, length, dtype,
+                                 places, lengths, one);
+      late.push_back(std::move(results));
+      return status;
+    };
+    return by_rounds(*std::max_element(out_counts.begin(), out_counts.end()), options, round,
+                     deliver_from(late));
+  }
+
+  Status reduce_scatter_chunks(std::span<const void* const> ins, std::span<const size_t> counts,
+                               void* out, const Reduction& reduction, const CallOptions& options) {
+    const size_t element_bytes = dtype_bytes(reduction.dtype);
+    const size_t ring = options.chunks->ring;
+    std::deque<std::vector<Late>> late;
+    const auto round = [&](size_t begin, size_t piece, const CallOptions& one) {
+      std::vector<const void*> values;
+      std::vector<size_t> lengths;
+      for (size_t rank = 0; rank < ins.size(); ++rank) {
+        lengths.push_back(in_piece(counts[rank], begin, piece));
+        values.push_back(static_cast<const std::byte*>(ins[rank]) +
+                         (ring == 0 ? begin : begin % ring) * element_bytes);
+      }
+      const size_t length = lengths[static_cast<size_t>(rank_)];
+      auto* place = static_cast<std::byte*>(out);
+      Late result{length > 0 ? place + begin * element_bytes : nullptr,
+                  Bytes(length * element_bytes)};
+      Status status = reduce_scatter(values, lengths, result.bytes.data(), reduction, one);
+      late.push_back({std::move(result)});
+      return status;
+    };
+    return by_rounds(*std::max_element(counts.begin(), counts.end()), options, round,
+                     deliver_from(late));
   }
 
   static const Bytes& block(const std::vector<Post>& posts, int rank, int index) {

@@ -620,16 +620,18 @@ TEST(MpiTeam, ManyTeamsOneAfterTheOther) {
 
 // HierarchicalTeam with MPI below it: between the domains, and where one has several ranks also
 // inside.
-MakeTeam hierarchy(const Domains& domains, size_t staging_bytes) {
-  return [domains, staging_bytes]() -> std::unique_ptr<Team> {
+MakeTeam hierarchy(const Domains& domains, size_t staging_bytes,
+                   int few_ranks = MpiTeamOptions().few_ranks) {
+  return [domains, staging_bytes, few_ranks]() -> std::unique_ptr<Team> {
     Job& job = Job::get();
     // Teams of one hierarchy differ in their ranks, or in what they are for.
     const uint64_t id = job.next_id() << 16;
     auto factory = [&](uint64_t kind) {
-      return [&job, id, kind](std::span<const int> ranks,
-                              const std::string& name) -> Result<std::unique_ptr<Team>> {
+      return [&job, id, kind, few_ranks](std::span<const int> ranks,
+                                         const std::string& name) -> Result<std::unique_ptr<Team>> {
         MpiTeamOptions options;
         options.name = name;
+        options.few_ranks = few_ranks;
         uint64_t members = 0;
         for (int rank : ranks) members |= uint64_t{1} << rank;
         return std::unique_ptr<Team>(
@@ -666,6 +668,18 @@ TEST(HierarchicalTeamOverMpi, EveryCollective) {
     options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64};
     options.counts = {1, 333};
     check_collectives(on_every_rank(hierarchy(domains, 800)), options);
+  }
+}
+
+// With as many ranks in every domain, the longer calls are one across; among many ranks as well.
+TEST(HierarchicalTeamOverMpi, EveryCollectiveWithOverlap) {
+  for (const Domains& domains : domains_of(Job::get().size())) {
+    for (int few_ranks : {MpiTeamOptions().few_ranks, 0}) {
+      ReferenceOptions options;
+      options.dtypes = {DType::kFloat32, DType::kInt64};
+      options.counts = {1500, 30'000};
+      check_collectives(on_every_rank(hierarchy(domains, 16384, few_ranks)), options);
+    }
   }
 }
 

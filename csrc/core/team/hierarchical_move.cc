@@ -30,6 +30,9 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
                                        const CallOptions& piece) {
   const int root_domain = domain_of(root);
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
+  if (can_overlap())
+    if (const size_t chunk = overlapped_chunk(count, dtype_bytes(dtype)); chunk > 0)
+      return run_broadcast_overlapped(buffer, count, dtype, root, chunk, piece);
   const size_t chunk = std::max<size_t>(options_.staging_bytes / dtype_bytes(dtype), 1);
   size_t begin = 0;
   do {
@@ -47,6 +50,46 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
   return {};
 }
 
+// The same in one outer call, while whose chunks travel others are spread inside.
+Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t count, DType dtype,
+                                                  int root, size_t chunk,
+                                                  const CallOptions& piece) {
+  const CallOptions later_piece = later(piece, 2);
+  const int root_domain = domain_of(root);
+  const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
+  const size_t in_all = (count + chunk - 1) / chunk;
+  size_t spread = 0;  // chunks
+  const auto spread_next = [&]() -> Status {
+    const size_t begin = spread++ * chunk;
+    return inner_->broadcast(buffer + begin * dtype_bytes(dtype), std::min(chunk, count - begin),
+                             dtype, root_is_beside ? index_of(root) : 0,
+                             root_is_beside && begin == 0 ? piece : later_piece);
+  };
+  if (index_ == 0) {
+    Chunks chunks;
+    chunks.count = chunk;
+    const auto make = [&](size_t end) -> Status {
+      while (spread < in_all && spread * chunk < end) DSCOMM_RETURN_IF_ERROR(spread_next());
+      return {};
+    };
+    if (root_is_beside) {
+      DSCOMM_RETURN_IF_ERROR(make(1));
+      chunks.make = make;
+    } else {
+      chunks.take = [&](size_t end) -> Status {
+        while (spread < in_all && (spread + 1) * chunk <= end)
+          DSCOMM_RETURN_IF_ERROR(spread_next());
+        return {};
+      };
+    }
+    CallOptions across_piece = later(piece, 1);
+    across_piece.chunks = &chunks;
+    DSCOMM_RETURN_IF_ERROR(outer(0).broadcast(buffer, count, dtype, root_domain, across_piece));
+  }
+  while (spread < in_all) DSCOMM_RETURN_IF_ERROR(spread_next());
+  return {};
+}
+
 // Own domains first; then every rank carries its block across in the slice of its number; then
 // leaders spread what came from the other domains. Small blocks are packed, so that the last step
 // is one inner call; large ones are spread from where they belong, which saves two copies of
@@ -61,11 +104,69 @@ Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<v
   }
   DSCOMM_RETURN_IF_ERROR(inner_->all_gather(in, counts[static_cast<size_t>(rank_)], dtype,
                                             inner_outs, inner_counts, piece));
+  if (can_overlap()) {
+    const size_t most = *std::max_element(counts.begin(), counts.end());
+    if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
+      return spread_overlapped(dtype, outs, counts, chunk, piece);
+  }
   size_t total = 0;
   for (size_t count : counts) total += count;
   return total * dtype_bytes(dtype) <= options_.staging_bytes
              ? spread_packed(dtype, outs, counts, piece)
              : spread_in_place(dtype, outs, counts, piece);
+}
+
+// One outer call; what has come of each block is spread from where it belongs while the rest
+// travels.
+Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> outs,
+                                           std::span<const size_t> counts, size_t chunk,
+                                           const CallOptions& piece) {
+  const CallOptions later_piece = later(piece, 2);
+  const size_t element_bytes = dtype_bytes(dtype);
+  const size_t in_all = (*std::max_element(counts.begin(), counts.end()) + chunk - 1) / chunk;
+  const auto me = static_cast<size_t>(index_);
+  std::vector<void*> chunk_outs(members().size());
+  std::vector<size_t> chunk_counts(members().size());
+  size_t spread = 0;  // chunks
+  const auto spread_next = [&]() -> Status {
+    const size_t begin = spread++ * chunk;
+    for (int domain = 0; domain < domain_count(); ++domain) {
+      if (domain == domain_) continue;
+      for (size_t local = 0; local < chunk_outs.size(); ++local) {
+        const auto rank = static_cast<size_t>(member(domain, static_cast<int>(local)));
+        chunk_counts[local] = in_chunk(counts[rank], begin, chunk);
+        chunk_outs[local] =
+            chunk_counts[local] > 0 ? offset(outs[rank], begin * element_bytes) : nullptr;
+      }
+      DSCOMM_RETURN_IF_ERROR(inner_->all_gather(chunk_outs[me], chunk_counts[me], dtype, chunk_outs,
+                                                chunk_counts, later_piece));
+    }
+    return {};
+  };
+
+  Chunks chunks;
+  chunks.count = chunk;
+  chunks.take = [&](size_t end) -> Status {
+    while (spread < in_all && (spread + 1) * chunk <= end) DSCOMM_RETURN_IF_ERROR(spread_next());
+    return {};
+  };
+  CallOptions across_piece = later(piece, 1);
+  across_piece.chunks = &chunks;
+  std::vector<void*> slice_outs;
+  std::vector<size_t> slice_counts;
+  size_t slice_elements = 0;
+  for (const std::vector<int>& ranks : domains_) {
+    const auto rank = static_cast<size_t>(ranks[me]);
+    slice_outs.push_back(outs[rank]);
+    slice_counts.push_back(counts[rank]);
+    slice_elements += counts[rank];
+  }
+  const auto mine = static_cast<size_t>(domain_);
+  if (index_ == 0 || slice_elements > 0)
+    DSCOMM_RETURN_IF_ERROR(led_.front().team->all_gather(
+        slice_outs[mine], slice_counts[mine], dtype, slice_outs, slice_counts, across_piece));
+  while (spread < in_all) DSCOMM_RETURN_IF_ERROR(spread_next());
+  return {};
 }
 
 // All-gathers, in every slice that this rank leads, the blocks of its passengers into `blocks` (by

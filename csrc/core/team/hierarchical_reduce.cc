@@ -96,20 +96,22 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
 // An outer Team cuts a chunk into a few pieces.
 constexpr size_t kLeastChunk = 16;
 
-size_t HierarchicalTeam::chunk_of_slice(const Slicing& slicing, const Levels& levels) const {
+bool HierarchicalTeam::can_overlap() const {
   const auto is_even = [&](const std::vector<int>& domain) {
     return static_cast<int>(domain.size()) == slice_count_;
   };
-  if (levels.is_widened || !std::all_of(domains_.begin(), domains_.end(), is_even) ||
-      !led_.front().team->takes_chunks())
-    return 0;
-  // Small enough that little is left without overlap at both ends, large enough for the outer
-  // Team's own pieces.
-  const size_t share_bytes = slicing.count(0) * levels.sum_bytes();
+  return std::all_of(domains_.begin(), domains_.end(), is_even) &&
+         led_.front().team->takes_chunks();
+}
+
+// Small enough that little is left without overlap at both ends, large enough for the outer Team's
+// own pieces.
+size_t HierarchicalTeam::overlapped_chunk(size_t count, size_t element_bytes) const {
+  const size_t bytes = count * element_bytes;
   const size_t chunk_bytes =
-      std::clamp(share_bytes / 8, options_.staging_bytes / 4, options_.staging_bytes * 2);
-  const size_t chunk = chunk_bytes / levels.sum_bytes();
-  return share_bytes < 2 * chunk_bytes || chunk < kLeastChunk ? 0 : chunk;
+      std::clamp(bytes / 8, options_.staging_bytes / 4, options_.staging_bytes * 2);
+  const size_t chunk = chunk_bytes / element_bytes;
+  return bytes < 2 * chunk_bytes || chunk < kLeastChunk ? 0 : chunk;
 }
 
 // One outer call for the whole slice; what is done inside goes along with it. All of it happens in
@@ -179,8 +181,9 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
                                         const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
   const Slicing whole(count, slice_count_, levels.element_bytes());
-  if (const size_t chunk = chunk_of_slice(whole, levels); chunk > 0)
-    return run_all_reduce_overlapped(in, out, whole, levels, chunk, piece);
+  if (can_overlap() && !levels.is_widened)
+    if (const size_t chunk = overlapped_chunk(whole.count(0), levels.element_bytes()); chunk > 0)
+      return run_all_reduce_overlapped(in, out, whole, levels, chunk, piece);
 
   const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
@@ -306,6 +309,8 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t most = *std::max_element(counts.begin(), counts.end());
   const size_t chunk = std::max<size_t>(options_.staging_bytes / (sum_bytes * counts.size()), 1);
+  if (can_overlap() && !levels.is_widened && chunk >= kLeastChunk && most >= 2 * chunk)
+    return run_reduce_scatter_overlapped(ins, counts, out, std::bit_floor(chunk), levels, piece);
   std::vector<std::byte*> place(counts.size());  // by rank
   std::vector<size_t> block_count(counts.size());
   std::vector<const void*> regions(members().size());
@@ -364,6 +369,88 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
       settle(place[static_cast<size_t>(rank_)], out + begin * element_bytes, own_count, levels);
     begin += chunk;
   } while (begin < most);
+  return {};
+}
+
+// One outer call; chunks are packed and reduced inside while it goes on. A domain's sums lie in
+// rings, one for the block of each domain's rank of this slice; results go straight to `out`.
+Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* const> ins,
+                                                       std::span<const size_t> counts,
+                                                       std::byte* out, size_t chunk,
+                                                       const Levels& levels,
+                                                       const CallOptions& piece) {
+  const CallOptions later_piece = later(piece, 2);
+  const size_t element_bytes = levels.element_bytes(), ring = 2 * chunk;
+  const size_t in_all = (*std::max_element(counts.begin(), counts.end()) + chunk - 1) / chunk;
+  const auto me = static_cast<size_t>(index_);
+  Result<std::byte*> packed = staging(0, counts.size() * chunk * element_bytes);
+  if (!packed.ok()) return packed.status();
+  Result<std::byte*> rings = staging(1, domains_.size() * ring * element_bytes);
+  if (!rings.ok()) return rings.status();
+  std::vector<const void*> regions(members().size());
+  std::vector<size_t> region_counts(members().size());
+  size_t reduced = 0;  // chunks
+  const auto reduce_next = [&]() -> Status {
+    const size_t begin = reduced * chunk;
+    const auto block = [&](int rank) {
+      const size_t count = counts[static_cast<size_t>(rank)];
+      return count > begin ? std::min(chunk, count - begin) : 0;
+    };
+    std::byte* cursor = packed.value();
+    for (size_t local = 0; local < members().size(); ++local) {
+      regions[local] = cursor;
+      region_counts[local] = 0;
+      for (const Passenger& passenger : passengers_[local]) {
+        const size_t count = block(passenger.rank);
+        if (count == 0) continue;
+        const auto* values =
+            static_cast<const std::byte*>(ins[static_cast<size_t>(passenger.rank)]);
+        std::memcpy(cursor, values + begin * element_bytes, count * element_bytes);
+        cursor += count * element_bytes;
+        region_counts[local] += count;
+      }
+    }
+    auto* sums = static_cast<std::byte*>(const_cast<void*>(regions[me]));  // ours, in staging
+    // The members of a domain may be waiting across, which is a later step, but for the first
+    // chunk.
+    DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(regions, region_counts, sums, levels.inner,
+                                                  reduced == 0 ? piece : later_piece));
+    for (const Passenger& passenger : passengers_[me]) {
+      const size_t count = block(passenger.rank);
+      if (count == 0) continue;
+      const auto domain = static_cast<size_t>(passenger.domain);
+      std::byte* at = rings.value() + (domain * ring + begin % ring) * element_bytes;
+      std::memcpy(at, sums, count * element_bytes);
+      sums += count * element_bytes;
+    }
+    ++reduced;
+    return {};
+  };
+
+  Chunks chunks;
+  chunks.count = chunk;
+  chunks.ring = ring;
+  chunks.make = [&](size_t end) -> Status {
+    while (reduced < in_all && reduced * chunk < end) DSCOMM_RETURN_IF_ERROR(reduce_next());
+    return {};
+  };
+  DSCOMM_RETURN_IF_ERROR(chunks.make(1));
+  std::vector<const void*> across(domains_.size());
+  std::vector<size_t> across_counts(domains_.size());
+  size_t slice_elements = 0;
+  for (size_t domain = 0; domain < domains_.size(); ++domain) {
+    across[domain] = rings.value() + domain * ring * element_bytes;
+    across_counts[domain] = counts[static_cast<size_t>(domains_[domain][me])];
+    slice_elements += across_counts[domain];
+  }
+  if (index_ == 0 || slice_elements > 0) {
+    CallOptions across_piece = later(piece, 1);
+    across_piece.chunks = &chunks;
+    DSCOMM_RETURN_IF_ERROR(
+        led_.front().team->reduce_scatter(across, across_counts, out, levels.outer, across_piece));
+  }
+  while (reduced < in_all) DSCOMM_RETURN_IF_ERROR(reduce_next());
+  settle(out, out, counts[static_cast<size_t>(rank_)], levels);
   return {};
 }
 

@@ -21,11 +21,12 @@
 // circle.
 //
 // Overlap. Where all domains are of one size, so that every rank leads one slice, and the outer
-// Teams take chunks (see Chunks), a long all_reduce is one outer call: while it moves some chunks
-// between domains, others are reduced or spread inside. The inner calls have one order on all
-// ranks: those of reducing (R) and spreading (S) a chunk are R0 R1 S0 R2 S1 R3 S2 ... A rank that
-// waits in one of them has started all that the outer calls of the others need before they come to
-// it.
+// Teams take chunks (see Chunks), a long all_reduce, reduce_scatter, all_gather or broadcast is one
+// outer call for each slice: while it moves some chunks between domains, others are reduced or
+// spread inside. The inner calls have one order on all ranks, those of reducing (R) and spreading
+// (S) a chunk of an all_reduce for one: R0 R1 S0 R2 S1 R3 S2 ... And each has its place among the
+// steps of the outer calls, which is the same in all of them: a rank that waits in an inner call
+// has completed all the steps that the others may wait for before they come to it.
 //
 // Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole),
 // which the Teams below compare and show, so two ranks of one Team that make different calls find
@@ -175,8 +176,18 @@ class HierarchicalTeam final : public Team {
                         DType dtype, const CallOptions& piece);
   Status run_barrier(const CallOptions& piece);
 
-  // Elements of a slice in a chunk of an overlapped all_reduce, or 0 where that is not possible.
-  size_t chunk_of_slice(const Slicing& slicing, const Levels& levels) const;
+  // Whether every rank leads one slice, and the outer Teams take chunks.
+  bool can_overlap() const;
+  // Elements of a chunk of an overlapped call, of blocks with up to `count` elements of this size
+  // for each slice; 0 where they are too short for that.
+  size_t overlapped_chunk(size_t count, size_t element_bytes) const;
+  Status run_reduce_scatter_overlapped(std::span<const void* const> ins,
+                                       std::span<const size_t> counts, std::byte* out, size_t chunk,
+                                       const Levels& levels, const CallOptions& piece);
+  Status run_broadcast_overlapped(std::byte* buffer, size_t count, DType dtype, int root,
+                                  size_t chunk, const CallOptions& piece);
+  Status spread_overlapped(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
+                           size_t chunk, const CallOptions& piece);
   // Steps that algorithms share; see where they are defined.
   Status reduce_inside(const std::byte* values, std::byte* sums, const Slicing& slicing,
                        const Levels& levels, const CallOptions& piece);

@@ -33,13 +33,17 @@ class Team;
 // Both functions run on the calling thread, inside the call; when one fails, the call fails with
 // that status.
 struct Chunks {
-  size_t count = 0;  // elements of a chunk; the last one may be shorter
+  size_t count = 0;  // elements of a chunk, of every block of the call; the last one may be shorter
+  // Not 0: where a reduce_scatter reads, value i of each block lies at i modulo `ring`, which is
+  // two chunks. `count` is a power of two then.
+  size_t ring = 0;
   // Called before values are read, with ends that grow: those before `end` (which may lie behind
   // the last) must be there. The first chunk is there from the beginning. At most two chunks are in
-  // progress: one of chunk k + 2 is asked for once take() has been told of all of chunk k.
+  // progress: one of chunk k + 2 is asked for once take() has been told of all of chunk k. Empty
+  // where all values are there.
   std::function<Status(size_t end)> make;
   // Called once all results before `end` are there and the values before it are read no more. Where
-  // a call is short this may be left out; the results are there when it returns.
+  // a call is short this may be left out; the results are there when it returns. May be empty.
   std::function<Status(size_t end)> take;
 };
 
@@ -56,7 +60,8 @@ struct CallOptions {
   // And itself: what ends it ends this call, whose waits ask look() now and then. Who waits in one
   // of its Teams may hear of a fault only through another one.
   Team* composer = nullptr;
-  // For an all_reduce of a Team that takes_chunks(). The same count on all ranks.
+  // For a Team that takes_chunks(): of an all_reduce, a reduce_scatter, an all_gather or a
+  // broadcast. The same count on all ranks.
   const Chunks* chunks = nullptr;
   // Not 0: an all_reduce that will be made again, with as many values of the same kind; a Team may
   // keep what it prepares for it. Part of what members must agree on.
@@ -126,7 +131,7 @@ class Team {
 
   // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
 
-  // Whether all_reduce() heeds CallOptions::chunks.
+  // Whether CallOptions::chunks is heeded.
   virtual bool takes_chunks() const { return false; }
   // kPeerDied when a member is known to have died without leaving; ends nothing.
   virtual Status death() { return {}; }

@@ -194,8 +194,10 @@ def check_reduce(group: Group) -> None:
 
 
 def check_reduce_scatter(group: Group) -> None:
-    for number, (dtype, op) in enumerate(group.reductions()):
-        count, is_async = COUNTS[number % len(COUNTS)], number % 2 == 0
+    cells = [(cell, COUNTS[k % len(COUNTS)]) for k, cell in enumerate(group.reductions())]
+    cells += [((torch.float32, "SUM"), BIG), ((torch.float64, "AVG"), BIG)]
+    for number, ((dtype, op), count) in enumerate(cells):
+        is_async = number % 2 == 0
         whole = group.inputs(dtype, (group.size, count), number)
         mine = [tensor[group.rank] for tensor in whole]
         given = whole[group.rank]
