@@ -193,3 +193,23 @@ def _settings_case(world: World) -> None:
 
 def test_settings_of_the_environment() -> None:
     run_fresh(1, _settings_case)
+
+
+def _mistaken_rank_case(world: World, mistaken: tuple[int, ...]) -> str:
+    import os
+
+    if world.rank in mistaken:
+        os.environ["DSCOMM_SPIN_PAUSE"] = "5"
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        world.init()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("mistaken", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_a_mistaken_setting_of_some_ranks_is_told_to_all(mistaken: tuple[int, ...]) -> None:
+    """At once: no rank waits until its timeout for those that have no group."""
+    for rank, text in enumerate(run_fresh(3, _mistaken_rank_case, mistaken)):
+        assert "DSCOMM_SPIN_PAUSE is not a setting of dscomm; did you mean" in text, text
+        assert "timed out" not in text
+        if rank not in mistaken:
+            assert any(f"rank {other} " in text for other in mistaken), text

@@ -32,7 +32,9 @@ Status read_text(const char* name, std::string_view allowed, std::string* field)
   if (text == nullptr || *text == '\0') return {};
   if (allowed.find('|') != std::string_view::npos) {
     std::string wrapped = "|" + std::string(allowed) + "|";
-    if (wrapped.find("|" + std::string(text) + "|") == std::string::npos)
+    // Two of them with a bar between are found in the list as well, and are none of it.
+    if (std::strchr(text, '|') != nullptr ||
+        wrapped.find("|" + std::string(text) + "|") == std::string::npos)
       return make_status(Code::kInvalidArgument, "%s=%s: expected one of %s", name, text,
                          std::string(allowed).c_str());
   }

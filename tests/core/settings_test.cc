@@ -1,0 +1,88 @@
+#include "core/base/settings.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace dscomm {
+namespace {
+
+using Variable = std::pair<const char*, const char*>;
+
+// The environment holds these for as long as it lives.
+class Environment {
+ public:
+  Environment(std::initializer_list<Variable> variables) : variables_(variables) {
+    for (auto [name, value] : variables_) setenv(name, value, 1);
+  }
+  ~Environment() {
+    for (auto [name, value] : variables_) unsetenv(name);
+  }
+
+ private:
+  std::vector<Variable> variables_;
+};
+
+// The error that these variables give; empty without one.
+std::string error_of(std::initializer_list<Variable> variables) {
+  Environment environment(variables);
+  Result<Settings> settings = Settings::from_environment();
+  if (settings.ok()) return "";
+  EXPECT_EQ(settings.status().code(), Code::kInvalidArgument);
+  return settings.status().message();
+}
+
+TEST(Settings, DefaultsAreThoseOfTheTable) {
+  Result<Settings> settings = Settings::from_environment();
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_EQ(settings.value().yield_us, 50);
+  EXPECT_EQ(settings.value().hierarchy, "auto");
+  EXPECT_EQ(settings.value().topology, "");
+}
+
+TEST(Settings, EveryOneIsKnownByItsName) {
+  for (const SettingRow& row : setting_rows()) {
+    // An empty value means the default.
+    EXPECT_EQ(error_of({{row.name.c_str(), ""}}), "");
+    EXPECT_EQ(error_of({{row.name.c_str(), row.default_value.c_str()}}), "");
+    const std::string misspelt = row.name + "X";
+    EXPECT_EQ(error_of({{misspelt.c_str(), row.default_value.c_str()}}),
+              misspelt + " is not a setting of dscomm; did you mean " + row.name + "?");
+  }
+}
+
+TEST(Settings, AnUnknownNameIsAnErrorWhateverItsValue) {
+  EXPECT_EQ(error_of({{"DSCOMM_SPIN_PAUSE", "5"}}),
+            "DSCOMM_SPIN_PAUSE is not a setting of dscomm; did you mean DSCOMM_SPIN_PAUSES?");
+  EXPECT_EQ(error_of({{"DSCOMM_YELD_US", ""}}),
+            "DSCOMM_YELD_US is not a setting of dscomm; did you mean DSCOMM_YIELD_US?");
+  EXPECT_EQ(error_of({{"DSCOMM_TIMEOUT", "3"}}).rfind("DSCOMM_TIMEOUT is not a setting", 0), 0u);
+  EXPECT_EQ(error_of({{"DSCOMM_", "3"}}).rfind("DSCOMM_ is not a setting", 0), 0u);
+  EXPECT_EQ(error_of({{"DSCOMM_yield_us", "3"}}).rfind("DSCOMM_yield_us is not", 0), 0u);
+}
+
+TEST(Settings, NamesOfOthersAreTheirs) {
+  EXPECT_EQ(error_of({{"DSCOMMON", "1"}, {"MY_DSCOMM_YIELD", "1"}, {"dscomm_debug", "x"}}), "");
+}
+
+TEST(Settings, ValuesAreChecked) {
+  EXPECT_EQ(error_of({{"DSCOMM_YIELD_US", "soon"}}),
+            "DSCOMM_YIELD_US=soon: expected a whole number from 0 to 1000000");
+  for (const char* value : {"-1", "1000001", "5 ", "0x5", "99999999999999999999"})
+    EXPECT_EQ(error_of({{"DSCOMM_YIELD_US", value}}).rfind("DSCOMM_YIELD_US=", 0), 0u) << value;
+  EXPECT_EQ(error_of({{"DSCOMM_DEBUG", "loud"}}),
+            "DSCOMM_DEBUG=loud: expected one of error|warn|info|debug");
+  EXPECT_EQ(error_of({{"DSCOMM_DEBUG", "warn|info"}}).rfind("DSCOMM_DEBUG=warn|info", 0), 0u);
+  Environment environment({{"DSCOMM_YIELD_US", "7"}, {"DSCOMM_DEBUG", "info"}});
+  Result<Settings> settings = Settings::from_environment();
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_EQ(settings.value().yield_us, 7);
+  EXPECT_EQ(settings.value().debug, "info");
+}
+
+}  // namespace
+}  // namespace dscomm
