@@ -102,7 +102,7 @@ def torch_version() -> str | None:
     """The version of the torch that this Python imports, or None where it imports none."""
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError):  # the latter where one of torch's own libraries is missing
         return None
     return str(torch.__version__)
 

@@ -15,18 +15,17 @@ import contextlib
 import functools
 import json
 import os
-import platform
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm._timing import all_reduce_times
 
 BACKENDS = ("dscomm", "gloo")
@@ -108,48 +107,9 @@ def introduce() -> None:
         say(f"  rank {rank}: {line}")
 
 
-def processor_name() -> str:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-        if found:
-            return found[1]
-    return platform.machine()
-
-
-def describe_place() -> str:
-    """The cpus that this process may run on, and the packages, NUMA nodes and L3s they span."""
-    cpus = sorted(os.sched_getaffinity(0))
-    root = Path("/sys/devices/system/cpu")
-
-    def count(what: str, marks: Callable[[Path], list[str]]) -> str:
-        places = {mark for cpu in cpus for mark in marks(root / f"cpu{cpu}")}
-        return f"{len(places)} {what}{'' if len(places) == 1 else 's'}" if places else ""
-
-    def text_of(name: str) -> Callable[[Path], list[str]]:
-        return lambda cpu: [(cpu / name).read_text()] if (cpu / name).exists() else []
-
-    parts = (
-        count("package", text_of("topology/physical_package_id")),
-        count("NUMA node", lambda cpu: [node.name for node in cpu.glob("node[0-9]*")]),
-        count("L3", text_of("cache/index3/shared_cpu_list")),
-    )
-    return f"{platform.node()}, cpus {ranges(cpus)} ({', '.join(filter(None, parts))})"
-
-
-def ranges(numbers: list[int]) -> str:
-    """Ascending numbers as the kernel writes them: 0-3,8."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-
-
 def backend_object() -> Any:
     """What carries the CPU tensors of the default group; with torch 1.13 that is the group."""
-    group = dist.distributed_c10d._get_default_group()
+    group: Any = dist.distributed_c10d._get_default_group()
     if hasattr(group, "_get_backend"):
         group = group._get_backend(torch.device("cpu"))
     return getattr(group, "wrapped_pg", group)  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it

@@ -1,0 +1,58 @@
+"""`python -m deepspeed_comm.doctor`: runs the checks and shows what they found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+
+import deepspeed_comm
+from deepspeed_comm.doctor.checks import examine
+from deepspeed_comm.doctor.report import Finding, Outcome, as_json, printer, summary, worst
+
+
+def main() -> int:
+    options = parse_options()
+    show = (lambda finding: None) if options.json else printer()
+    findings: list[Finding] = []
+    for finding in examine(options.limit):
+        findings.append(finding)
+        show(finding)
+    if options.json:
+        about = {"deepspeed_comm": deepspeed_comm.__version__, "host": platform.node()}
+        print(json.dumps(as_json(findings, about), indent=2))
+    else:
+        print(f"\n{platform.node()}: {summary(findings)}")
+    return 1 if worst(findings) is Outcome.PROBLEM else 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m deepspeed_comm.doctor",
+        description="Look at this host and say what would keep dscomm from working on it.",
+        epilog="Exit status: 0 without a problem, 1 with one, 2 for a wrong option.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "--limit",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="what each check that runs a process may take (default: 60)",
+    )
+    return parser.parse_args()
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"expected 0 to 3600 seconds, got {text}")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

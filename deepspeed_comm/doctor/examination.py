@@ -1,0 +1,52 @@
+"""What the checks share: the limit of each wait, and what the probe of the extension told."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+from deepspeed_comm.doctor import child
+
+# Where a launcher says how many ranks it starts on this host.
+_RANKS_OF_HOST = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+class Examination:
+    """One run of the doctor. limit_s is what each child may take, in seconds."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+
+    @functools.cached_property
+    def extension(self) -> child.Answer:
+        """Of probe_extension.py."""
+        return child.run(
+            child.program("probe_extension"), self.limit_s, child.program_environment()
+        )
+
+    @property
+    def transport_file(self) -> str:
+        """The module that carries groups between hosts, or "" where the build has none."""
+        return self._built("libdscomm_mpi.so")
+
+    @property
+    def helper_file(self) -> str:
+        """dscomm-pmix, or "" where the build has none."""
+        return self._built("dscomm-pmix")
+
+    def _built(self, name: str) -> str:
+        path = os.path.join(self.extension.facts.get("folder", ""), name)
+        return path if os.path.exists(path) else ""
+
+
+def ranks_of_host(environment: Mapping[str, str]) -> int | None:
+    """How many ranks the launcher starts on this host; None where it does not say."""
+    texts = (environment.get(name, "") for name in _RANKS_OF_HOST)
+    return next((int(text) for text in texts if text.isdigit()), None)
+
+
+def setting(name: str, default: int) -> int:
+    """A setting as the core reads it; the default where it is not set, or is a mistake."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default

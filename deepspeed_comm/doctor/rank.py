@@ -1,0 +1,69 @@
+"""A child of the doctor: one rank of the self-test. Arguments: folder of the store, rank, seconds.
+
+Tells each step before it begins it, so that a rank that hangs says where.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import deepspeed_comm  # noqa: F401 - torch 1.13 learns of the backend by this import
+from deepspeed_comm.doctor.child import tell
+
+RANKS = 2
+# In a line, in one piece, and in chunks: each form that an all-reduce has.
+COUNTS = (1, 3000, 500_000)
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+
+
+def main() -> None:
+    folder, rank, timeout_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    torch.set_num_threads(1)
+    tell(step="init_process_group")
+    store = dist.FileStore(os.path.join(folder, "store"), RANKS)
+    dist.init_process_group(
+        "dscomm",
+        store=store,
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    for count in COUNTS:
+        for dtype in DTYPES:
+            tell(step=f"all_reduce of {count} {dtype}")
+            tensor = torch.full((count,), rank + 1, dtype=dtype)
+            dist.all_reduce(tensor)
+            expect(tensor, 3)
+            for root in range(RANKS):
+                tell(step=f"broadcast of {count} {dtype} from rank {root}")
+                tensor = torch.full((count,), rank + 5, dtype=dtype)
+                dist.broadcast(tensor, root)
+                expect(tensor, root + 5)
+    tell(step="barrier")
+    dist.barrier()
+    for count in COUNTS:
+        tell(step=f"isend and recv of {count} elements")
+        work: Any = dist.isend(torch.full((count,), rank + 7.0), 1 - rank, tag=count)
+        received = torch.zeros(count)
+        dist.recv(received, 1 - rank, tag=count)
+        work.wait()
+        expect(received, 1 - rank + 7)
+    tell(step="destroy_process_group")
+    dist.destroy_process_group()
+    tell(done=True)
+
+
+def expect(tensor: torch.Tensor, value: int) -> None:
+    if not tensor.eq(value).all():
+        wrong = int(tensor.ne(value).sum())
+        raise RuntimeError(f"{wrong} of {tensor.numel()} elements are wrong, expected {value}")
+
+
+if __name__ == "__main__":
+    main()

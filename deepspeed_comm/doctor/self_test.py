@@ -1,0 +1,45 @@
+"""The last check: two ranks on this host communicate over dscomm, and look at what arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+
+from deepspeed_comm.doctor import child
+from deepspeed_comm.doctor.examination import Examination
+from deepspeed_comm.doctor.report import Finding
+
+RANKS = 2
+
+
+def check_two_ranks(finding: Finding, examination: Examination) -> None:
+    # A rank whose peer has gone raises before it is ended, and says why.
+    timeout_s = examination.limit_s / 2
+    limit = child.Limit(examination.limit_s)
+    with contextlib.ExitStack() as everything:
+        folder = everything.enter_context(tempfile.TemporaryDirectory(prefix="dscomm-doctor-"))
+        ranks = [
+            everything.enter_context(
+                child.Child(
+                    child.program("rank", folder, str(rank), str(timeout_s)),
+                    child.program_environment(),
+                )
+            )
+            for rank in range(RANKS)
+        ]
+        answers = [rank.answer(limit.left_s()) for rank in ranks]
+    finding.facts.update(ranks=RANKS, steps=[answer.facts.get("step") for answer in answers])
+    failed = False
+    for rank, answer in enumerate(answers):
+        if answer.facts.get("done") and not answer.ended:
+            continue
+        failed = True
+        step = answer.facts.get("step", "before it began")
+        finding.problem(
+            f"rank {rank}, at {step}: {answer.reason or 'ended too early'}",
+            "mend the problems above first, then see docs/errors.md",
+        )
+    if not failed:
+        finding.say(
+            f"{RANKS} ranks: all_reduce, broadcast, barrier, send and receive, all values right"
+        )
