@@ -81,11 +81,11 @@ class ProcessGroup:
         self.size = len(self.ranks)
 
 
-def _backend() -> Any:
+def _backend() -> TorchBackend:
     assert cdb is not None and cdb.is_initialized(), (
         "DeepSpeed backend not set, please initialize it using init_process_group()"
     )
-    return cdb
+    return cdb  # type: ignore[return-value]  # or what a program has set that is like it
 
 
 # --- the log

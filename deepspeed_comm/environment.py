@@ -202,7 +202,7 @@ def _own_address() -> str:
         try:
             # Nothing is sent: it asks which interface would be taken.
             probe.connect(("192.0.2.1", 9))
-            return probe.getsockname()[0]
+            return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostbyname(socket.gethostname())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -110,7 +110,7 @@ def _peer(
 ) -> dict[str, int]:
     """src= or dst= for torch, a global rank. `default` is what `rank` is where nobody gave it."""
     if group_rank is not None and rank == default:
-        target = group or dist.group.WORLD
+        target: Any = group or dist.group.WORLD
         return {name: dist.get_global_rank(target, group_rank)}
     if group_rank is not None:
         raise ValueError(f"expected one of {name} and group_{name}, got both")
@@ -170,7 +170,7 @@ class TorchBackend(Backend):
         world_size: int = -1,
     ) -> None:
         if not dist.is_initialized():
-            given = {} if timeout is None else {"timeout": timeout}
+            given: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
             dist.init_process_group(
                 select_backend(backend),
                 init_method=init_method,
@@ -345,7 +345,8 @@ class TorchBackend(Backend):
                     self.all_gather_function(output, own, group, async_op)
         except BaseException:
             # Left behind, it would make later calls of the group do nothing.
-            c10d._world.pg_coalesce_state.pop(group or dist.group.WORLD, None)
+            whole: Any = group or dist.group.WORLD
+            c10d._world.pg_coalesce_state.pop(whole, None)
             raise
         return coalescing if async_op else None
 
@@ -488,7 +489,8 @@ class TorchBackend(Backend):
         return dist.new_group(ranks, **options)
 
     def get_global_rank(self, group: Any, group_rank: int) -> int:
-        return dist.get_global_rank(group or dist.group.WORLD, group_rank)
+        target: Any = group or dist.group.WORLD
+        return dist.get_global_rank(target, group_rank)
 
     def get_process_group_ranks(self, group: Any = None) -> list[int]:
         group = group or dist.group.WORLD
@@ -510,7 +512,7 @@ class TorchBackend(Backend):
             from torch.distributed._symmetric_memory import enable_symm_mem_for_group
         except ImportError as error:
             raise RuntimeError(f"torch {torch.__version__} has no symmetric memory") from error
-        enable_symm_mem_for_group(group_name)
+        enable_symm_mem_for_group(cast(Any, group_name))
 
 
 class _Works:

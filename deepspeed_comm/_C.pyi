@@ -1,0 +1,35 @@
+"""The native module, csrc/torch/bindings.cc. It lies in a folder of _native/ named after its torch,
+which joins the package's search path; tests/house/test_types.py compares this with it."""
+
+from datetime import timedelta
+from typing import Any, TypedDict, type_check_only
+
+from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+
+@type_check_only
+class Setting(TypedDict):
+    """One row of docs/settings.md; all are texts, as the environment has them."""
+
+    name: str
+    default: str
+    allowed: str
+    unit: str
+    meaning: str
+
+torch_version: str
+
+def create_backend(
+    distributed_backend_options: _DistributedBackendOptions, pg_options: Any = None
+) -> DscommBackend: ...
+def settings() -> list[Setting]: ...
+def reduce_target() -> str: ...
+
+class DscommBackend(Backend):
+    class Options(Backend.Options):
+        def __init__(self, timeout: timedelta = ...) -> None: ...
+        def __deepcopy__(self, memo: dict[Any, Any], /) -> DscommBackend.Options: ...
+
+    @property
+    def options(self) -> DscommBackend.Options: ...
+    def describe(self) -> str: ...
+    def flight_record(self) -> str: ...
