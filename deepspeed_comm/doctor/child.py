@@ -20,6 +20,8 @@ from typing import IO, Any
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _MARK = "doctor: "
+# Of faulthandler: the signal, the thread, where it was.
+_LINES_OF_A_CRASH = 4
 
 
 def tell(**facts: Any) -> None:
@@ -96,7 +98,9 @@ class Child:
         facts: dict[str, Any] = {}
         for line in _text_of(self._output).splitlines():
             if line.startswith(_MARK):
-                facts.update(json.loads(line[len(_MARK) :]))
+                # One that crashed may have left half a line.
+                with contextlib.suppress(ValueError):
+                    facts.update(json.loads(line[len(_MARK) :]))
         return Answer(facts, ended, _last_words(_text_of(self._errors)))
 
 
@@ -144,10 +148,11 @@ def _text_of(file: IO[bytes]) -> str:
 
 
 def _last_words(text: str, most: int = 600) -> str:
-    """The end of an output as one line: the last line of a traceback, the first of a crash."""
+    """The end of an output as one line: the last line of a traceback, the first ones of a crash."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    if any(line.startswith("Traceback (most recent call last)") for line in lines):
+    crash = [place for place, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if crash:
+        lines = lines[crash[0] : crash[0] + _LINES_OF_A_CRASH]
+    elif any(line.startswith("Traceback (most recent call last)") for line in lines):
         lines = lines[-1:]
     return " | ".join(lines)[-most:]

@@ -150,10 +150,13 @@ def check_settings(finding: Finding, examination: Examination) -> None:
 def check_instruction_set(finding: Finding, examination: Examination) -> None:
     target = examination.extension.facts.get("target")
     finding.facts.update(target=target, processor=processor_name())
-    finding.say(f"reductions run on {target or 'nothing, yet'}; {processor_name()}")
+    finding.say(processor_name())
     if target is None:
-        finding.warn("the native module does not load, which would say it", "see extension")
+        finding.warn(
+            "not known, since the native module does not load, which would say it", "see extension"
+        )
         return
+    finding.say(f"reductions run on {target}")
     best = _best_target()
     finding.facts.update(best=best)
     if best is not None and _VECTORS.get(target, 5) < _VECTORS[best]:

@@ -40,8 +40,8 @@ def check_mpi(finding: Finding, examination: Examination) -> None:
 
 
 def _say_none(finding: Finding, examination: Examination) -> None:
-    if "folder" not in examination.extension.facts:
-        finding.warn("not looked at: no native module was found", "see extension")
+    if "extension" not in examination.extension.facts:
+        finding.warn("not looked at, since the native module does not load", "see extension")
         return
     finding.say("none: groups stay on one host")
     finding.warn("groups that span hosts need it, and this build is without it", _INSTALL_BOTH)

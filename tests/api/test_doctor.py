@@ -599,6 +599,21 @@ def test_how_a_child_ends(program: str, ended: str, errors: str) -> None:
     assert answer.reason == ": ".join(filter(None, (ended, errors)))
 
 
+def test_a_child_that_crashes_says_where() -> None:
+    program = (
+        "import faulthandler, os, sys; faulthandler.enable()\n"
+        "print('doctor: {\"begun\": 1}', flush=True)\n"
+        "sys.stdout.write('doctor: {\"half'), sys.stdout.flush()\n"
+        "print('before', file=sys.stderr, flush=True)\n"
+        "def crash(): os.kill(os.getpid(), 11)\n"
+        "crash()"
+    )
+    answer = child.run([sys.executable, "-c", program], 60)
+    assert (answer.facts, answer.ended) == ({"begun": 1}, "was ended by SIGSEGV")
+    assert answer.errors.startswith("Fatal Python error: Segmentation fault | ")
+    assert "in crash" in answer.errors
+
+
 def test_a_child_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     # The child of the child keeps its output open.
