@@ -128,7 +128,7 @@ def _rich_printer() -> Callable[[Finding], None]:
     def show(finding: Finding) -> None:
         grid = Table.grid(padding=(0, 1))
         grid.add_column(width=8)
-        grid.add_column()
+        grid.add_column(overflow="fold")  # paths are shown to their end
         word = finding.outcome.word
         first = Text().append(finding.name, style="bold")
         if finding.found:

@@ -34,9 +34,9 @@ def check_two_ranks(finding: Finding, examination: Examination) -> None:
         if answer.facts.get("done") and not answer.ended:
             continue
         failed = True
-        step = answer.facts.get("step", "before it began")
+        step = f"at {answer.facts['step']}" if "step" in answer.facts else "before it began"
         finding.problem(
-            f"rank {rank}, at {step}: {answer.reason or 'ended too early'}",
+            f"rank {rank}, {step}: {answer.reason or 'ended too early'}",
             "mend the problems above first, then see docs/errors.md",
         )
     if not failed:

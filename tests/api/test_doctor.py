@@ -43,6 +43,11 @@ def bare_environment(**variables: str) -> dict[str, str]:
     return {**rest, "PYTHONPATH": path, **variables}
 
 
+def in_front(name: str, folder: Path) -> str:
+    """A search path with this folder before what it has, for a new process."""
+    return os.pathsep.join(filter(None, [str(folder), bare_environment().get(name)]))
+
+
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in list(os.environ):
@@ -203,7 +208,7 @@ def add_build(folder: Path, built_against: str, native_code: bytes) -> None:
 
 
 def broken(copy: Path) -> dict[str, dict[str, Any]]:
-    checks = read(doctor("--json", folder=copy, PYTHONPATH=str(copy)))
+    checks = read(doctor("--json", folder=copy, PYTHONPATH=in_front("PYTHONPATH", copy)))
     assert checks["versions"]["facts"]["deepspeed_comm_folder"] == str(copy / "deepspeed_comm")
     assert checks["extension"]["outcome"] == checks["two ranks"]["outcome"] == "problem"
     assert "deepspeed_comm" in checks["two ranks"]["troubles"][0]["wrong"]
@@ -234,8 +239,7 @@ def test_native_code_that_is_broken(copy: Path) -> None:
 )
 def test_a_torch_that_cannot_be_imported(tmp_path: Path, torch_source: str) -> None:
     (tmp_path / "torch.py").write_text(torch_source)
-    path = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])
-    checks = read(doctor("--json", PYTHONPATH=path))
+    checks = read(doctor("--json", PYTHONPATH=in_front("PYTHONPATH", tmp_path)))
     for name in ("versions", "extension"):
         assert "broken on purpose" in checks[name]["troubles"][0]["wrong"]
     assert checks["sharing"]["outcome"] != "problem"
@@ -495,7 +499,7 @@ def test_interfaces_are_those_that_ip_shows() -> None:
 @pytest.mark.skipif(not HAS_MPI, reason="this build has no MPI")
 def test_a_library_that_is_no_mpi(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "libmpi.so.40").write_bytes(b"no shared library")
-    bare.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    bare.setenv("LD_LIBRARY_PATH", in_front("LD_LIBRARY_PATH", tmp_path))
     finding = look("MPI")
     assert "problem: Open MPI cannot be loaded" in troubles(finding), finding
     assert "libmpi.so.40" in troubles(finding)
