@@ -6,6 +6,7 @@ A line of GRAPHS is all that another function needs; torch.ops.dscomm.* belong h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -73,7 +74,8 @@ def _results(
 
 
 def _compiled(world: World, backend: str, graph: str) -> dict[str, Any]:
-    world.init(backend)
+    # A rank may wait for what the other one compiles.
+    world.init(backend, timeout=timedelta(minutes=4))
     function, backward = GRAPHS[graph], graph == "with gradients"
     compiled = torch.compile(function, fullgraph=True)
     eager = _results(function, world.rank, backward)
