@@ -55,7 +55,7 @@ def test_commands_exist(page: Path, commands: str) -> None:
             assert set(re.findall(r"\s([a-z]+)(?=\s|$)", line)) <= targets, line
         for module in re.findall(r"-m ((?:deepspeed_comm|tests)[\w.]*)", line):
             assert importlib.util.find_spec(module), line
-        for path in re.findall(r"(?:^|\s)((?:tools|tests|docs|csrc)/[\w./-]+)", line):
+        for path in re.findall(r"(?:^|\s)((?:tools|tests|docs|csrc|examples)/[\w./-]+)", line):
             assert (ROOT / path).exists(), line
 
 
