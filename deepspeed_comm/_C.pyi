@@ -4,7 +4,8 @@ which joins the package's search path; tests/house/test_types.py compares this w
 from datetime import timedelta
 from typing import Any, TypedDict, type_check_only
 
-from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
+from torch import Tensor
+from torch._C._distributed_c10d import Backend, Work, _DistributedBackendOptions
 
 @type_check_only
 class Setting(TypedDict):
@@ -31,5 +32,9 @@ class DscommBackend(Backend):
 
     @property
     def options(self) -> DscommBackend.Options: ...
+    def all_reduce(self, tensor: Tensor, op: Any, async_op: bool) -> Work | None: ...
+    def all_reduce_caching(
+        self, tensor: Tensor, op: Any, match_id: str, async_op: bool
+    ) -> Work | None: ...
     def describe(self) -> str: ...
     def flight_record(self) -> str: ...

@@ -17,6 +17,7 @@ import os
 import socket
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,10 +129,11 @@ def ranks_text(ranks: list[int]) -> str:
 def _which_clock() -> str:
     """Equal where two processes read one clock: in one boot of a kernel and one time namespace."""
     parts = [socket.gethostname()]
-    for read in (
+    readers: tuple[Callable[[], str], ...] = (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         lambda: str(os.stat("/proc/self/ns/time").st_ino),
-    ):
+    )
+    for read in readers:
         try:
             parts.append(read())
         except OSError:  # not this kernel: the name of the host has to do

@@ -12,6 +12,8 @@ class ReduceOp(enum.Enum):
     """Not torch's, which is accepted wherever this is. Which dtypes an operation has depends on the
     backend; AVG of integers, for one, has no meaning."""
 
+    torch_op: Any  # what torch calls it; UNUSED has none
+
     SUM = 0
     PRODUCT = 1
     MIN = 2
@@ -23,10 +25,9 @@ class ReduceOp(enum.Enum):
     UNUSED = 8
 
 
-# By member, where it is found faster than by name.
 for _op in ReduceOp:
     if _op is not ReduceOp.UNUSED:
-        _op.torch_op = getattr(torch.distributed.ReduceOp, _op.name)  # type: ignore[attr-defined]
+        _op.torch_op = getattr(torch.distributed.ReduceOp, _op.name)
 
 
 def torch_reduce_op(op: Any) -> Any:
@@ -35,7 +36,7 @@ def torch_reduce_op(op: Any) -> Any:
     Raises TypeError for anything else, and for ReduceOp.UNUSED.
     """
     if isinstance(op, ReduceOp) and op is not ReduceOp.UNUSED:
-        return op.torch_op  # type: ignore[attr-defined]
+        return op.torch_op
     if isinstance(op, (torch.distributed.ReduceOp, type(torch.distributed.ReduceOp.SUM))):
         return op
     raise TypeError(

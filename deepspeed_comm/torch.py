@@ -196,8 +196,8 @@ class TorchBackend(Backend):
         self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         if _is_compiling() and not async_op:
-            name = (group or dist.group.WORLD).group_name
-            torch.ops.dscomm.inference_all_reduce_(tensor, op.name, name)
+            target: Any = group or dist.group.WORLD
+            torch.ops.dscomm.inference_all_reduce_(tensor, op.name, target.group_name)
             return tensor
         if _is_off("all_reduce"):
             return Noop() if async_op else tensor

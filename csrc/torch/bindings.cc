@@ -61,27 +61,26 @@ py::list settings() {
   return rows;
 }
 
-using BackendClass = py::class_<DscommBackend, BackendBase, c10::intrusive_ptr<DscommBackend>>;
+// One of torch's operations: a RedOpType each, and a ReduceOp where it carries a factor. pybind11
+// alone would make the one of the other by a call of Python.
+c10d::ReduceOp to_torch_op(const py::handle& op) {
+  if (py::isinstance<c10d::ReduceOp::RedOpType>(op)) return op.cast<c10d::ReduceOp::RedOpType>();
+  return op.cast<c10d::ReduceOp>();
+}
 
-template <typename Op>
-void define_all_reduce(BackendClass& backend) {
-  backend
-      .def(
-          "all_reduce",
-          [](DscommBackend& self, const at::Tensor& tensor, const Op& op, bool async_op) {
-            return self.all_reduce(tensor, op, async_op);
-          },
-          py::arg("tensor"), py::arg("op"), py::arg("async_op"),
-          py::call_guard<py::gil_scoped_release>(),
-          "What torch.distributed.all_reduce() does, without its layers.")
-      .def(
-          "all_reduce_caching",
-          [](DscommBackend& self, const at::Tensor& tensor, const Op& op,
-             const std::string& match_id,
-             bool async_op) { return self.all_reduce_caching(tensor, op, match_id, async_op); },
-          py::arg("tensor"), py::arg("op"), py::arg("match_id"), py::arg("async_op"),
-          py::call_guard<py::gil_scoped_release>(),
-          "The same for a call that is made again and again under one match_id.");
+c10::intrusive_ptr<c10d::Work> all_reduce(DscommBackend& backend, const at::Tensor& tensor,
+                                          const py::object& op, bool async_op) {
+  const c10d::ReduceOp torch_op = to_torch_op(op);
+  py::gil_scoped_release without_gil;
+  return backend.all_reduce(tensor, torch_op, async_op);
+}
+
+c10::intrusive_ptr<c10d::Work> all_reduce_caching(DscommBackend& backend, const at::Tensor& tensor,
+                                                  const py::object& op, const std::string& match_id,
+                                                  bool async_op) {
+  const c10d::ReduceOp torch_op = to_torch_op(op);
+  py::gil_scoped_release without_gil;
+  return backend.all_reduce_caching(tensor, torch_op, match_id, async_op);
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -98,7 +97,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              "The instruction set that reductions run on here.");
 
   using Options = DscommBackend::Options;
-  BackendClass backend(module, "DscommBackend");
+  py::class_<DscommBackend, BackendBase, c10::intrusive_ptr<DscommBackend>> backend(
+      module, "DscommBackend");
   py::class_<Options, BackendBase::Options, c10::intrusive_ptr<Options>>(backend, "Options")
       .def(py::init([](std::chrono::milliseconds timeout) {
              return c10::make_intrusive<Options>(timeout);
@@ -107,12 +107,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       // split_group copies the options of the parent before it changes them.
       .def("__deepcopy__",
            [](const Options& self, const py::dict&) { return c10::make_intrusive<Options>(self); });
-  // Torch's operations are a RedOpType each, and a ReduceOp only where they carry a factor;
-  // pybind11 makes the one of the other by a call of Python.
-  define_all_reduce<c10d::ReduceOp::RedOpType>(backend);
-  define_all_reduce<c10d::ReduceOp>(backend);
   backend.def_property_readonly("options", &DscommBackend::getBackendOptions)
       .def("describe", &DscommBackend::describe, "Which team carries the group, in one line.")
+      .def("all_reduce", &all_reduce, py::arg("tensor"), py::arg("op"), py::arg("async_op"),
+           "What torch.distributed.all_reduce() does, without its layers.")
+      .def("all_reduce_caching", &all_reduce_caching, py::arg("tensor"), py::arg("op"),
+           py::arg("match_id"), py::arg("async_op"),
+           "The same for a call that is made again and again under one match_id.")
       .def("flight_record", &DscommBackend::flight_record,
            "The last operations of the group, oldest first, as JSON.");
 }
