@@ -1,6 +1,6 @@
 """torch.compile with Inductor, as one graph, over functions that communicate.
 
-A line of GRAPHS is all that another function needs; torch.ops.dscomm.* belong here as well.
+A line of GRAPHS is all that another function needs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from harness import World
 from over_both import equal_over_both
+
+import deepspeed_comm
+from deepspeed_comm._backend import load_extension
 
 ROWS, COLUMNS = 6, 4
 
@@ -53,9 +56,20 @@ def _with_gradients(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [exchanged * tensor]
 
 
+def _custom_operations(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """torch.ops.dscomm, for the backend of any group, and the call of the API that leads there."""
+    name = dist.group.WORLD.group_name
+    total = torch.ops.dscomm.inference_all_reduce(tensor * 2, "SUM", name)
+    largest = total.sin() + tensor
+    torch.ops.dscomm.inference_all_reduce_(largest, "MAX", name)
+    mean = deepspeed_comm.inference_all_reduce(largest * tensor, deepspeed_comm.ReduceOp.AVG)
+    return [total + 1, largest, mean.cos()]
+
+
 GRAPHS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
     "every collective": _every_collective,
     "with gradients": _with_gradients,
+    "custom operations": _custom_operations,
 }
 
 
@@ -76,6 +90,8 @@ def _results(
 def _compiled(world: World, backend: str, graph: str) -> dict[str, Any]:
     # A rank may wait for what the other one compiles.
     world.init(backend, timeout=timedelta(minutes=4))
+    load_extension()  # has the custom operations, which take a group of gloo as well
+    deepspeed_comm.init_distributed()
     function, backward = GRAPHS[graph], graph == "with gradients"
     compiled = torch.compile(function, fullgraph=True)
     eager = _results(function, world.rank, backward)
