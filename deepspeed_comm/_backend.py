@@ -89,20 +89,36 @@ def load_extension() -> ModuleType:
             f"rebuild it with `{_rebuild_command()}`."
         )
     try:
-        return importlib.import_module("deepspeed_comm._C")
+        native = importlib.import_module("deepspeed_comm._C")
     except ImportError as error:
         raise RuntimeError(
             f"the native code of deepspeed_comm, built against torch {version}, cannot be loaded "
             f"({error}). Where no limit on this process explains that (ulimit -n, ulimit -v), "
             f"rebuild it with `{_rebuild_command()}`."
         ) from error
+    _keep_when_traced()
+    return native
+
+
+def _keep_when_traced() -> None:
+    """Has torch's compiler keep our operations where a rank has no use for their result: the others
+    wait for it."""
+    import torch
+
+    operations = getattr(torch.ops, "dscomm", None)
+    for name in ("inference_all_reduce", "inference_all_reduce_"):
+        if hasattr(operations, name):  # with torch 2
+            from torch.fx.node import has_side_effect
+
+            has_side_effect(getattr(operations, name).default)
 
 
 def torch_version() -> str | None:
     """The version of the torch that this Python imports, or None where it imports none."""
     try:
         import torch
-    except (ImportError, OSError):  # the latter where one of torch's own libraries is missing
+    # A library of torch may be missing (OSError), or another package's plugin fail (RuntimeError).
+    except (ImportError, OSError, RuntimeError):
         return None
     return str(torch.__version__)
 

@@ -18,8 +18,6 @@ returns a torch Work. A synchronous call returns None when it is done.
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ import torch.distributed as dist
 
 from deepspeed_comm import _backend
 from deepspeed_comm.comm import default_pg_timeout
+from deepspeed_comm.environment import own_address
 from deepspeed_comm.plans import Plans
 from deepspeed_comm.reduce_op import torch_reduce_op
 
@@ -49,7 +48,7 @@ _rank = -1
 
 def _serve_store() -> list[int]:
     """The address of a new store of this process, as bytes."""
-    host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    host = own_address()
     # The others bring no count: it must not wait for them.
     store = dist.TCPStore(
         host, 0, None, is_master=True, timeout=default_pg_timeout, wait_for_workers=False
@@ -150,8 +149,10 @@ def all_reduce_caching(
     """all_reduce() for a call that is made again and again under one match_id, on all ranks the
     same; see deepspeed_comm.all_reduce_caching()."""
     native = _group("all_reduce_caching", group)
-    torch_op = _plans.op_of(match_id, tensor, op, native)
-    return native.all_reduce_caching(tensor, torch_op, match_id, async_op)
+    plan = _plans.find(match_id, tensor, op, native)
+    work = native.all_reduce_caching(tensor, torch_reduce_op(op), match_id, async_op)
+    _plans.keep(match_id, plan)
+    return work
 
 
 def barrier(group: list[int], async_op: bool = False) -> Any:

@@ -45,7 +45,7 @@ from deepspeed_comm.environment import (  # noqa: F401
     patch_aws_sm_env_for_torch_nccl_backend,
 )
 from deepspeed_comm.reduce_op import ReduceOp
-from deepspeed_comm.torch import TorchBackend
+from deepspeed_comm.torch import TorchBackend, is_compiling
 from deepspeed_comm.utils import (  # noqa: F401
     get_caller_func,
     get_debug_log_name,
@@ -142,17 +142,23 @@ class _LoggedWork:
 
 
 def _logged_when_done(works: list[Any], log: Callable[[], None]) -> list[Any]:
-    """The same works; log() is called when the last of them is done."""
+    """The same works; log() is called when the last of them is done, unless one has failed."""
     left = len(works)
+    has_failed = False
     mutex = threading.Lock()  # they may end on several threads
+    call = comms_logger.launched(works)
 
-    def one_is_done(*_: Any) -> None:
-        nonlocal left
+    def one_is_done(future: Any = None) -> None:
+        nonlocal left, has_failed
+        failed = future is not None and _has_failed(future)
         with mutex:
             left -= 1
+            has_failed |= failed
             is_last = left == 0
-        if is_last:
+        if is_last and not has_failed:
             log()
+        if is_last:
+            comms_logger.done(call)
 
     watched = []
     for work in works:
@@ -160,8 +166,17 @@ def _logged_when_done(works: list[Any], log: Callable[[], None]) -> list[Any]:
             work.get_future().add_done_callback(one_is_done)
             watched.append(work)
         except (RuntimeError, AttributeError):  # as torch says that a backend's works have none
+            comms_logger.done(call)  # nothing is logged before it is waited for
             watched.append(_LoggedWork(work, one_is_done))
     return watched
+
+
+def _has_failed(future: Any) -> bool:
+    try:
+        future.value()
+    except Exception:  # whatever the call has raised; who waits for it is told
+        return True
+    return False
 
 
 def timed_op(func: _Function) -> _Function:
@@ -171,6 +186,8 @@ def timed_op(func: _Function) -> _Function:
     default_log_name = get_default_args(func).get("log_name", name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # what is traced is no call
+            return func(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -186,8 +203,7 @@ def timed_op(func: _Function) -> _Function:
         group = _group_of(given)
         group_size = _backend().get_world_size(group)
         # Now: a group may be gone when its last call is done.
-        is_traced = comms_logger.trace_events > 0 and group_size > 0
-        traced = comms_trace.group_text(group) if is_traced else None
+        group_name = comms_trace.group_text(group) if group_size > 0 else ""
         device = _gpu_of(given)
         if device is not None:  # what is under way there is none of this call's time
             torch.cuda.synchronize(device)
@@ -195,17 +211,18 @@ def timed_op(func: _Function) -> _Function:
 
         def log() -> None:
             ended_ns = time.perf_counter_ns()
-            if traced is not None:
-                call = comms_trace.Call(name, record, began_ns, ended_ns, size, traced)
+            if comms_logger.trace_events > 0:
+                call = comms_trace.Call(name, record, began_ns, ended_ns, size, group_name)
                 comms_logger.trace(call)
-            comms_logger.append(name, record, (ended_ns - began_ns) / 1e6, size, group_size)
+            took_ms = (ended_ns - began_ns) / 1e6
+            comms_logger.append(name, record, took_ms, size, group_size, group_name)
 
         result = func(*args, **kwargs)
         if group_size < 0:  # not a rank of the group
             return result
         if device is None and hasattr(result, "wait"):
             return _logged_when_done([result], log)[0]
-        if device is None and isinstance(result, list) and result:
+        if device is None and _are_works(result):
             return _logged_when_done(result, log)
         if device is not None:  # whose works are done when the call has been queued
             torch.cuda.synchronize(device)
@@ -245,6 +262,12 @@ def make(_func, _timed, _defaults):
     return functools.wraps(func)(wrapper)  # type: ignore[return-value]
 
 
+def _are_works(result: Any) -> bool:
+    return (
+        isinstance(result, list) and bool(result) and all(hasattr(each, "wait") for each in result)
+    )
+
+
 def _group_of(given: dict[str, Any]) -> Any:
     """The group of a call: its own, or that of the messages of a batch."""
     messages = given.get("p2p_op_list")
@@ -274,6 +297,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     A collective over all ranks.
     """
     backend = _backend()
+    comms_logger.settle()
     backend.barrier()
     is_first = backend.get_rank() == 0
     result = comms_logger.log_all(is_first, show_straggler, return_dict)
@@ -292,6 +316,7 @@ def save_log(path: str | os.PathLike[str], format: str | None = None) -> None:
     them when the file cannot be written.
     """
     _backend()
+    comms_logger.settle()
     log_files.gather_and_write(
         log_files.own_log(comms_logger.get_summary()),
         lambda everyones: log_files.write_log(everyones, path, format),
@@ -309,6 +334,7 @@ def save_trace(path: str | os.PathLike[str]) -> None:
     when the file cannot be written, or no rank keeps calls.
     """
     _backend()
+    comms_logger.settle()
     log_files.gather_and_write(
         comms_logger.own_trace(),
         lambda everyones: comms_trace.write_trace(everyones, path),

@@ -12,10 +12,12 @@ latest calls alone, for get_raw_data() and for stragglers: memory does not grow 
 from __future__ import annotations
 
 import array
+import collections
 import dataclasses
 import datetime
 import math
 import threading
+import time
 from typing import Any
 
 import torch.distributed as dist
@@ -128,6 +130,16 @@ class _Record:
     latency_ms: _Figure = dataclasses.field(default_factory=_Figure)
     algbw: _Figure = dataclasses.field(default_factory=_Figure)
     busbw: _Figure = dataclasses.field(default_factory=_Figure)
+    # Of the latest calls, as the latencies.
+    groups: collections.deque[str] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=KEPT_SAMPLES)
+    )
+
+    def latest_by_group(self) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for group, ms in zip(self.groups, self.latency_ms.latest.in_order(), strict=True):
+            found.setdefault(group, []).append(ms)
+        return found
 
     @property
     def count(self) -> int:
@@ -161,6 +173,8 @@ class CommsLogger:
         self._record_count = 0
         self._calls = comms_trace.Ring(constants.COMMS_LOGGER_TRACE_EVENTS_DEFAULT)
         self._mutex = threading.Lock()
+        self._under_way: dict[int, list[Any]] = {}  # the Works of a call, by a number of its own
+        self._launched = 0
 
     @property
     def trace_events(self) -> int:
@@ -211,14 +225,17 @@ class CommsLogger:
         latency: float,
         msg_size: int,
         group_size: int | None = None,
+        group: str = "",
     ) -> None:
-        """Logs a call: the collective, the name to log it under, ms, bytes, ranks of its group."""
+        """Logs a call: the collective, the name to log it under, ms, bytes, the size of its group,
+        and the group: stragglers are looked for among the calls of one."""
         algbw, busbw = calc_bw_log(raw_name, msg_size, latency, group_size)
         with self._mutex:
             record = self._record_of(record_name, msg_size)
             record.latency_ms.add(latency)
             record.algbw.add(algbw)
             record.busbw.add(busbw)
+            record.groups.append(group)
         if self.verbose and dist.is_initialized() and dist.get_rank() == 0:
             logger.info(
                 f"comm op: {record_name} | time (ms): {latency:.2f} | msg size: "
@@ -243,6 +260,27 @@ class CommsLogger:
             of_name[size] = _Record()
             self._record_count += 1
         return of_name[size]
+
+    def launched(self, works: list[Any]) -> int:
+        """A call that is logged when its Works are done; returns its number for done()."""
+        with self._mutex:
+            self._launched += 1
+            self._under_way[self._launched] = works
+            return self._launched
+
+    def done(self, number: int) -> None:
+        with self._mutex:
+            self._under_way.pop(number, None)
+
+    def settle(self, limit_s: float = 1.0) -> None:
+        """Until what is complete has been logged, which another thread may be about to do."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            with self._mutex:
+                calls = list(self._under_way.values())
+            if not any(all(work.is_completed() for work in works) for works in calls):
+                return
+            time.sleep(0.0005)
 
     def trace(self, call: comms_trace.Call) -> None:
         """Keeps a call for the trace."""
@@ -340,27 +378,33 @@ class CommsLogger:
 
     def _find_stragglers(self) -> dict[str, dict[int, dict[str, Any]]]:
         """How long each call took on the fastest rank, and how much longer here: what the others
-        waited for. The latest calls are compared, pair by pair: of each name and size 1024 at most,
-        which "count" says."""
-        mine = {
-            name: {size: record[1] for size, record in records.items()}
-            for name, records in self.get_raw_data().items()
-        }
+        waited for. The latest calls of each group are compared, pair by pair: of each name and size
+        1024 at most, which "count" says."""
+        with self._mutex:
+            mine = {
+                name: {size: record.latest_by_group() for size, record in records.items()}
+                for name, records in self._records.items()
+            }
         everyones: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, mine)
         found: dict[str, dict[int, dict[str, Any]]] = {}
         for name, records in mine.items():
-            for size, latencies in records.items():
-                lists = [theirs.get(name, {}).get(size) or [] for theirs in everyones]
-                shared = min(len(samples) for samples in lists if samples)
-                fastest = [
-                    min(samples[len(samples) - shared + k] for samples in lists if samples)
-                    for k in range(shared)
-                ]
-                own = latencies[len(latencies) - shared :]
-                behind = [mine_ms - least for mine_ms, least in zip(own, fastest, strict=True)]
+            for size, by_group in records.items():
+                fastest: list[float] = []
+                behind: list[float] = []
+                for group, own in by_group.items():
+                    lists = [
+                        samples
+                        for theirs in everyones
+                        if (samples := theirs.get(name, {}).get(size, {}).get(group))
+                    ]
+                    shared = min(len(samples) for samples in lists)
+                    for k in range(-shared, 0):
+                        least = min(samples[k] for samples in lists)
+                        fastest.append(least)
+                        behind.append(own[k] - least)
                 found.setdefault(name, {})[size] = {
-                    "count": shared,
+                    "count": len(fastest),
                     "total_comm_lat_ms": sum(fastest),
                     "total_straggler_ms": sum(behind),
                     "avg_comm_lat_ms": trimmed_mean(fastest),

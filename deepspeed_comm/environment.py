@@ -183,7 +183,7 @@ def _ask_mpi4py(distributed_port: int, verbose: bool) -> None:
     world = MPI.COMM_WORLD
     rank = world.Get_rank()
     hosts = world.allgather(MPI.Get_processor_name())
-    address = world.bcast(_own_address() if rank == 0 else None, root=0)
+    address = world.bcast(own_address() if rank == 0 else None, root=0)
     _set_missing(
         {
             "RANK": str(rank),
@@ -196,7 +196,7 @@ def _ask_mpi4py(distributed_port: int, verbose: bool) -> None:
     _tell("MPI", verbose)
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """One at which other hosts reach this one, where there is a route to any."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

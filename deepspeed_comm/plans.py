@@ -9,22 +9,21 @@ from typing import Any
 from deepspeed_comm.reduce_op import torch_reduce_op
 
 
-class _Plan:
+class Plan:
     """The first call of a match_id."""
 
     def __init__(self, tensor: Any, op: Any, group: Any) -> None:
         self.group = weakref.ref(group)
         self.shape = tensor.shape
         self.dtype = tensor.dtype
-        self.given_op = op
-        self.op = torch_reduce_op(op)
+        self.op = op
 
     def fits(self, tensor: Any, op: Any, group: Any) -> bool:
         return (
             self.group() is group
             and tensor.shape == self.shape
             and tensor.dtype is self.dtype
-            and (op is self.given_op or torch_reduce_op(op) == self.op)
+            and (op is self.op or torch_reduce_op(op) == torch_reduce_op(self.op))
         )
 
 
@@ -35,18 +34,19 @@ class Plans:
     """
 
     def __init__(self, ranks_of: Callable[[Any], Sequence[int]]) -> None:
-        self._plans: dict[str, _Plan] = {}
+        self._plans: dict[str, Plan] = {}
         self._ranks_of = ranks_of
 
-    def op_of(self, match_id: str, tensor: Any, op: Any, group: Any) -> Any:
-        """torch's operation for a call that repeats what its match_id stands for, or is its first.
+    def find(self, match_id: str, tensor: Any, op: Any, group: Any) -> Plan:
+        """The plan of a call that repeats what its match_id stands for, or is its first; that of a
+        first call is kept once the backend has accepted it, by keep().
 
         Raises ValueError, which says what differs, for another call than the first one, and
         TypeError for a match_id that is not a string of at least one letter.
         """
         plan = self._plans.get(match_id) if isinstance(match_id, str) else None
         if plan is not None and plan.fits(tensor, op, group):
-            return plan.op
+            return plan
         if not isinstance(match_id, str) or not match_id:
             raise TypeError(
                 f"match_id: expected a string that names this call, the same on all ranks, "
@@ -58,11 +58,12 @@ class Plans:
                 f"{self._difference(plan, tensor, op, group)}. One match_id is for one group, "
                 f"shape, dtype and op; give this call a match_id of its own"
             )
-        plan = _Plan(tensor, op, group)
-        self._plans[match_id] = plan
-        return plan.op
+        return Plan(tensor, op, group)
 
-    def _difference(self, plan: _Plan, tensor: Any, op: Any, group: Any) -> str:
+    def keep(self, match_id: str, plan: Plan) -> None:
+        self._plans[match_id] = plan
+
+    def _difference(self, plan: Plan, tensor: Any, op: Any, group: Any) -> str:
         if plan.group() is not group:
             was, now = self._ranks(plan.group()), self._ranks(group)
             return f"the group of ranks {was} before, of ranks {now} now"
@@ -70,7 +71,7 @@ class Plans:
             return f"shape {tuple(plan.shape)} before, {tuple(tensor.shape)} now"
         if plan.dtype is not tensor.dtype:
             return f"dtype {plan.dtype} before, {tensor.dtype} now"
-        return f"op {plan.given_op} before, {op} now"
+        return f"op {plan.op} before, {op} now"
 
     def _ranks(self, group: Any) -> list[int] | None:
         """None for a group that has been destroyed; the program may hold on to it all the same."""

@@ -69,7 +69,7 @@ def _is_off(operation: str) -> bool:
     return True
 
 
-def _is_compiling() -> bool:
+def is_compiling() -> bool:
     """Whether torch.compile traces this; torch 1.13 has none."""
     compiler = getattr(torch, "compiler", None)
     return compiler is not None and bool(compiler.is_compiling())
@@ -136,10 +136,12 @@ class TorchBackend(Backend):
         super().__init__()
         self.name = name
         self._plans = Plans(self.get_process_group_ranks)
+        self._has_operations = False
         self.has_all_reduce_coalesced = has_all_reduce_coalesced()
         self.all_gather_function = self.get_all_gather_function()
         self.reduce_scatter_function = self.get_reduce_scatter_function()
         self.init_process_group(backend, timeout, init_method, rank, world_size)
+        self._has_operations = hasattr(torch.ops.dscomm, "inference_all_reduce_")
         self.shm_comm_op = None  # dscomm has no need of a second way
         self.world_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.using_mpi = dist.get_backend() == "mpi"
@@ -195,17 +197,24 @@ class TorchBackend(Backend):
     def inference_all_reduce(
         self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        if _is_compiling() and not async_op:
-            target: Any = group or dist.group.WORLD
-            torch.ops.dscomm.inference_all_reduce_(tensor, op.name, target.group_name)
-            return tensor
         if _is_off("all_reduce"):
             return Noop() if async_op else tensor
+        if is_compiling():
+            return self._traced_all_reduce(tensor, op, group, async_op)
         native = native_executor.find_backend(group, tensor)
         if native is not None:
             work = native.all_reduce(tensor, torch_reduce_op(op), async_op)
         else:
             work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
+        return work if async_op else tensor
+
+    def _traced_all_reduce(self, tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
+        """inference_all_reduce() as torch.compile sees it."""
+        target: Any = group or dist.group.WORLD
+        if self._has_operations and not async_op and dist.get_rank(target) >= 0:
+            torch.ops.dscomm.inference_all_reduce_(tensor, op.name, target.group_name)
+            return tensor
+        work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
         return work if async_op else tensor
 
     def all_reduce_caching(
@@ -218,13 +227,21 @@ class TorchBackend(Backend):
     ) -> Any:
         if group is not None and dist.get_rank(group) < 0:
             return None
-        torch_op = self._plans.op_of(match_id, tensor, op, group or dist.group.WORLD)
+        plan = self._plans.find(match_id, tensor, op, group or dist.group.WORLD)
         if _is_off("all_reduce"):
             return Noop()
         native = native_executor.find_backend(group, tensor)
         if native is None:
-            return dist.all_reduce(tensor, torch_op, group, async_op)
-        return native.all_reduce_caching(tensor, torch_op, match_id, async_op)
+            if dist.get_rank() == 0:
+                warn_once(
+                    f"all_reduce_caching is all_reduce with {dist.get_backend(group)}, and whether "
+                    "match_ids agree between ranks is not looked at"
+                )
+            work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
+        else:
+            work = native.all_reduce_caching(tensor, torch_reduce_op(op), match_id, async_op)
+        self._plans.keep(match_id, plan)
+        return work
 
     def all_reduce_coalesced(
         self, tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False

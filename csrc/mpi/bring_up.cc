@@ -20,6 +20,7 @@
 #include "mpi/environment.h"
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
+#include "mpi/persistent_all_reduce.h"
 #include "pmix/process.h"
 
 namespace dscomm {
@@ -88,13 +89,15 @@ std::string own_place() {
   return place;
 }
 
-// "Open MPI v4.1.4": what follows says who built it.
+// "Open MPI v4.1.4": what follows says who built it. And what was left out of it that ranks must
+// have alike.
 std::string mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
   MPI_Get_library_version(text, &length);
   std::string version(text);
-  return version.substr(0, version.find(','));
+  return version.substr(0, version.find(',')) +
+         (PersistentAllReduce::available() ? "" : " without persistent collectives");
 }
 
 uint64_t launcher_size() {

@@ -239,8 +239,8 @@ class MpiTeam final : public Team {
   MpiStaging lead_staging_;
   static constexpr size_t kInFlight = 4;  // rounds
   std::array<MpiStaging, kInFlight> staging_;
-  // By plan, count, dtype, op and factor.
-  std::map<std::tuple<uint64_t, size_t, DType, ReduceOp, double>, PersistentAllReduce> prepared_;
+  // By plan, count, dtype and op; a factor is applied before the wire.
+  std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
   std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
 
   // What News said when it was last asked by the thread that waits.

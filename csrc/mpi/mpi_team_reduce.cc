@@ -1,4 +1,4 @@
-// The reductions of MpiTeam, in four ways.
+// The reductions of MpiTeam, in five ways.
 //
 //   in the Lead    what fits beside the fingerprint
 //   by swap        two ranks send each other all they have, and each reduces both
@@ -142,7 +142,7 @@ PersistentAllReduce* MpiTeam::find_prepared(size_t count, const Reduction& reduc
   const bool is_one_round = count > 0 && chunks_ == nullptr &&
                             count * on_wire(reduction).wire_bytes() <= options_.chunk_bytes;
   if (plan_ == 0 || !is_one_round || !PersistentAllReduce::available()) return nullptr;
-  const auto key = std::tuple(plan_, count, reduction.dtype, reduction.op, reduction.factor);
+  const auto key = std::tuple(plan_, count, reduction.dtype, reduction.op);
   if (auto known = prepared_.find(key); known != prepared_.end()) return &known->second;
   return prepared_.size() < kMostPrepared ? &prepared_[key] : nullptr;
 }

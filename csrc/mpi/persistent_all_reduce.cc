@@ -33,11 +33,12 @@ int PersistentAllReduce::prepare(size_t count, MPI_Datatype type, MPI_Op op, MPI
                      &request_);
 }
 
-// Who waits clears the list of requests; for MPI this one stays what it is.
+// Who waits clears the list of requests; for MPI this one stays what it is. It is there before MPI
+// works in the staging, which is kept for ever should MPI give up in the middle.
 int PersistentAllReduce::start() {
-  const int code = MPI_Start(&request_);
-  if (code == MPI_SUCCESS) *staging_.add_request() = request_;
-  return code;
+  MPI_Request* request = staging_.add_request();
+  *request = request_;
+  return MPI_Start(request);
 }
 
 void PersistentAllReduce::release() {

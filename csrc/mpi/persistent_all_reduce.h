@@ -28,7 +28,7 @@ class PersistentAllReduce {
   bool is_prepared() const { return request_ != MPI_REQUEST_NULL; }
   // Starts it; complete once the requests of staging() are. Returns MPI's code.
   int start();
-  // Gives it back to MPI; only when it is complete on all ranks, and before its communicator is.
+  // Gives it back to MPI; only when it is complete here, and before its communicator is.
   void release();
 
   MpiStaging& staging() { return staging_; }

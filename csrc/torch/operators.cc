@@ -1,11 +1,12 @@
 // torch.ops.dscomm: calls that torch.compile can trace, by the name of the group.
 //
-// Their kernels ask the group's own backend for the tensor's device, whichever that is, and have no
-// derivatives: they are for inference.
+// Their kernels ask the group's own backend for the tensor's device, whichever that is. They are
+// for inference: a backward pass through them raises.
 #include "torch/compat.h"
 
 #if DSCOMM_TORCH_2
 
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <string>
@@ -55,6 +56,11 @@ TORCH_LIBRARY_IMPL(dscomm, CompositeExplicitAutograd, library) {
 TORCH_LIBRARY_IMPL(dscomm, Meta, library) {
   library.impl("inference_all_reduce", &no_data);
   library.impl("inference_all_reduce_", &no_data_);
+}
+
+TORCH_LIBRARY_IMPL(dscomm, Autograd, library) {
+  library.impl("inference_all_reduce", torch::autograd::autogradNotImplementedFallback());
+  library.impl("inference_all_reduce_", torch::autograd::autogradNotImplementedFallback());
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ def first_ranks(world: World, name: str, mine: list[int] | None) -> list[int]:
 
 
 def _surface(world: World) -> None:
-    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_ADDR"] = "192.0.2.1"  # another host's: who serves says its own address
     everyone = list(range(world.size))
     tensor = torch.full((5,), float(world.rank))
     with pytest.raises(RuntimeError, match=r"call initialize\(size, rank, kvs\) first"):

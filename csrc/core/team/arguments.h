@@ -1,12 +1,18 @@
 // What every Team checks of its arguments before it publishes anything. All give kInvalidArgument,
-// with the collective, what was got and what is allowed.
+// with the collective, what was got and what is allowed. And how calls are cut into chunks.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "core/base/status.h"
 
 namespace dscomm {
+
+// How many of `count` elements are in the chunk that begins at `begin`.
+inline size_t in_chunk(size_t count, size_t begin, size_t chunk) {
+  return count > begin ? std::min(chunk, count - begin) : 0;
+}
 
 // 0 <= root < size.
 Status check_root(const char* collective, int root, int size);

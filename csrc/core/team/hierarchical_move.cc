@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/team/arguments.h"
 #include "core/team/hierarchical_team.h"
 
 namespace dscomm {
@@ -17,11 +18,6 @@ void copy(void* out, const void* in, size_t bytes) {
   if (bytes > 0) std::memcpy(out, in, bytes);
 }
 
-// How many of `count` elements are in the chunk that begins at `begin`.
-size_t in_chunk(size_t count, size_t begin, size_t chunk) {
-  return count > begin ? std::min(chunk, count - begin) : 0;
-}
-
 }  // namespace
 
 // In the root's domain to the leader of slice 0, across, and inside the other domains. A root that
@@ -30,9 +26,8 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
                                        const CallOptions& piece) {
   const int root_domain = domain_of(root);
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
-  if (can_overlap())
-    if (const size_t chunk = overlapped_chunk(count, dtype_bytes(dtype)); chunk > 0)
-      return run_broadcast_overlapped(buffer, count, dtype, root, chunk, piece);
+  if (const size_t chunk = overlapped_chunk(count, dtype_bytes(dtype)); chunk > 0)
+    return run_broadcast_overlapped(buffer, count, dtype, root, chunk, piece);
   const size_t chunk = std::max<size_t>(options_.staging_bytes / dtype_bytes(dtype), 1);
   size_t begin = 0;
   do {
@@ -104,68 +99,38 @@ Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<v
   }
   DSCOMM_RETURN_IF_ERROR(inner_->all_gather(in, counts[static_cast<size_t>(rank_)], dtype,
                                             inner_outs, inner_counts, piece));
-  if (can_overlap()) {
-    const size_t most = *std::max_element(counts.begin(), counts.end());
-    if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
-      return spread_overlapped(dtype, outs, counts, chunk, piece);
-  }
+  const size_t most = *std::max_element(counts.begin(), counts.end());
+  if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
+    return spread_overlapped(dtype, outs, counts, chunk, piece);
   size_t total = 0;
   for (size_t count : counts) total += count;
-  return total * dtype_bytes(dtype) <= options_.staging_bytes
-             ? spread_packed(dtype, outs, counts, piece)
-             : spread_in_place(dtype, outs, counts, piece);
+  if (total * dtype_bytes(dtype) <= options_.staging_bytes)
+    return spread_packed(dtype, outs, counts, piece);
+  DSCOMM_RETURN_IF_ERROR(cross(dtype, outs, counts, piece));
+  return spread_in_place(dtype, outs, counts, 0, most, later(piece, 2));
 }
 
-// One outer call; what has come of each block is spread from where it belongs while the rest
-// travels.
+// One outer call; what has come of each block is spread while the rest travels.
 Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> outs,
                                            std::span<const size_t> counts, size_t chunk,
                                            const CallOptions& piece) {
   const CallOptions later_piece = later(piece, 2);
-  const size_t element_bytes = dtype_bytes(dtype);
-  const size_t in_all = (*std::max_element(counts.begin(), counts.end()) + chunk - 1) / chunk;
-  const auto me = static_cast<size_t>(index_);
-  std::vector<void*> chunk_outs(members().size());
-  std::vector<size_t> chunk_counts(members().size());
-  size_t spread = 0;  // chunks
+  const size_t most = *std::max_element(counts.begin(), counts.end());
+  size_t spread = 0;  // elements of each block
   const auto spread_next = [&]() -> Status {
-    const size_t begin = spread++ * chunk;
-    for (int domain = 0; domain < domain_count(); ++domain) {
-      if (domain == domain_) continue;
-      for (size_t local = 0; local < chunk_outs.size(); ++local) {
-        const auto rank = static_cast<size_t>(member(domain, static_cast<int>(local)));
-        chunk_counts[local] = in_chunk(counts[rank], begin, chunk);
-        chunk_outs[local] =
-            chunk_counts[local] > 0 ? offset(outs[rank], begin * element_bytes) : nullptr;
-      }
-      DSCOMM_RETURN_IF_ERROR(inner_->all_gather(chunk_outs[me], chunk_counts[me], dtype, chunk_outs,
-                                                chunk_counts, later_piece));
-    }
-    return {};
+    spread += chunk;
+    return spread_in_place(dtype, outs, counts, spread - chunk, chunk, later_piece);
   };
-
   Chunks chunks;
   chunks.count = chunk;
   chunks.take = [&](size_t end) -> Status {
-    while (spread < in_all && (spread + 1) * chunk <= end) DSCOMM_RETURN_IF_ERROR(spread_next());
+    while (spread < most && spread + chunk <= end) DSCOMM_RETURN_IF_ERROR(spread_next());
     return {};
   };
-  CallOptions across_piece = later(piece, 1);
+  CallOptions across_piece = piece;
   across_piece.chunks = &chunks;
-  std::vector<void*> slice_outs;
-  std::vector<size_t> slice_counts;
-  size_t slice_elements = 0;
-  for (const std::vector<int>& ranks : domains_) {
-    const auto rank = static_cast<size_t>(ranks[me]);
-    slice_outs.push_back(outs[rank]);
-    slice_counts.push_back(counts[rank]);
-    slice_elements += counts[rank];
-  }
-  const auto mine = static_cast<size_t>(domain_);
-  if (index_ == 0 || slice_elements > 0)
-    DSCOMM_RETURN_IF_ERROR(led_.front().team->all_gather(
-        slice_outs[mine], slice_counts[mine], dtype, slice_outs, slice_counts, across_piece));
-  while (spread < in_all) DSCOMM_RETURN_IF_ERROR(spread_next());
+  DSCOMM_RETURN_IF_ERROR(cross(dtype, outs, counts, across_piece));
+  while (spread < most) DSCOMM_RETURN_IF_ERROR(spread_next());
   return {};
 }
 
@@ -226,23 +191,31 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
   return {};
 }
 
+// Spreads inside what leaders have of the other domains' blocks, of each the `chunk` elements from
+// `begin` on, from where it belongs.
 Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> outs,
-                                         std::span<const size_t> counts, const CallOptions& piece) {
-  DSCOMM_RETURN_IF_ERROR(cross(dtype, outs, counts, piece));
+                                         std::span<const size_t> counts, size_t begin, size_t chunk,
+                                         const CallOptions& piece) {
   std::vector<void*> round_outs(members().size());
   std::vector<size_t> round_counts(members().size());
+  const auto me = static_cast<size_t>(index_);
   for (int domain = 0; domain < domain_count(); ++domain) {
     if (domain == domain_) continue;
     for (int first = 0; member(domain, first) >= 0; first += local_count()) {
+      size_t elements = 0;
       for (int local = 0; local < local_count(); ++local) {
         const int rank = member(domain, first + local);
-        const bool exists = rank >= 0;
-        round_outs[static_cast<size_t>(local)] = exists ? outs[static_cast<size_t>(rank)] : nullptr;
-        round_counts[static_cast<size_t>(local)] = exists ? counts[static_cast<size_t>(rank)] : 0;
+        const size_t count =
+            rank >= 0 ? in_chunk(counts[static_cast<size_t>(rank)], begin, chunk) : 0;
+        round_outs[static_cast<size_t>(local)] =
+            count > 0 ? offset(outs[static_cast<size_t>(rank)], begin * dtype_bytes(dtype))
+                      : nullptr;
+        round_counts[static_cast<size_t>(local)] = count;
+        elements += count;
       }
-      const auto me = static_cast<size_t>(index_);
+      if (elements == 0) continue;  // all ranks know the counts
       DSCOMM_RETURN_IF_ERROR(inner_->all_gather(round_outs[me], round_counts[me], dtype, round_outs,
-                                                round_counts, later(piece, 2)));
+                                                round_counts, piece));
     }
   }
   return {};

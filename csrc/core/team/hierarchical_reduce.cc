@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/reduce/reduce.h"
+#include "core/team/arguments.h"
 #include "core/team/hierarchical_team.h"
 #include "core/team/widen.h"
 
@@ -95,14 +96,9 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
 
 // An outer Team cuts a chunk into a few pieces.
 constexpr size_t kLeastChunk = 16;
-
-bool HierarchicalTeam::can_overlap() const {
-  const auto is_even = [&](const std::vector<int>& domain) {
-    return static_cast<int>(domain.size()) == slice_count_;
-  };
-  return std::all_of(domains_.begin(), domains_.end(), is_even) &&
-         led_.front().team->takes_chunks();
-}
+// Of a reduce_scatter's blocks a chunk has a part each; with more of them pieces would be messages
+// of less than 4 KiB, by which more is lost than overlap gains.
+constexpr size_t kMostOverlappedBlocks = 64;
 
 // Small enough that little is left without overlap at both ends, large enough for the outer Team's
 // own pieces.
@@ -111,7 +107,7 @@ size_t HierarchicalTeam::overlapped_chunk(size_t count, size_t element_bytes) co
   const size_t chunk_bytes =
       std::clamp(bytes / 8, options_.staging_bytes / 4, options_.staging_bytes * 2);
   const size_t chunk = chunk_bytes / element_bytes;
-  return bytes < 2 * chunk_bytes || chunk < kLeastChunk ? 0 : chunk;
+  return !overlaps_ || bytes < 2 * chunk_bytes || chunk < kLeastChunk ? 0 : chunk;
 }
 
 // One outer call for the whole slice; what is done inside goes along with it. All of it happens in
@@ -181,9 +177,9 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
                                         const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
   const Slicing whole(count, slice_count_, levels.element_bytes());
-  if (can_overlap() && !levels.is_widened)
-    if (const size_t chunk = overlapped_chunk(whole.count(0), levels.element_bytes()); chunk > 0)
-      return run_all_reduce_overlapped(in, out, whole, levels, chunk, piece);
+  const size_t overlapped =
+      levels.is_widened ? 0 : overlapped_chunk(whole.count(0), levels.element_bytes());
+  if (overlapped > 0) return run_all_reduce_overlapped(in, out, whole, levels, overlapped, piece);
 
   const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
@@ -309,7 +305,8 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t most = *std::max_element(counts.begin(), counts.end());
   const size_t chunk = std::max<size_t>(options_.staging_bytes / (sum_bytes * counts.size()), 1);
-  if (can_overlap() && !levels.is_widened && chunk >= kLeastChunk && most >= 2 * chunk)
+  if (overlaps_ && !levels.is_widened && counts.size() <= kMostOverlappedBlocks &&
+      chunk >= kLeastChunk && most >= 2 * chunk)
     return run_reduce_scatter_overlapped(ins, counts, out, std::bit_floor(chunk), levels, piece);
   std::vector<std::byte*> place(counts.size());  // by rank
   std::vector<size_t> block_count(counts.size());
@@ -322,7 +319,7 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
   do {
     size_t packed_count = 0;
     for (size_t rank = 0; rank < counts.size(); ++rank) {
-      block_count[rank] = counts[rank] > begin ? std::min(chunk, counts[rank] - begin) : 0;
+      block_count[rank] = in_chunk(counts[rank], begin, chunk);
       packed_count += block_count[rank];
     }
     Result<std::byte*> packed = staging(0, packed_count * sum_bytes);
@@ -393,8 +390,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
   const auto reduce_next = [&]() -> Status {
     const size_t begin = reduced * chunk;
     const auto block = [&](int rank) {
-      const size_t count = counts[static_cast<size_t>(rank)];
-      return count > begin ? std::min(chunk, count - begin) : 0;
+      return in_chunk(counts[static_cast<size_t>(rank)], begin, chunk);
     };
     std::byte* cursor = packed.value();
     for (size_t local = 0; local < members().size(); ++local) {

@@ -95,6 +95,11 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
     DSCOMM_CHECK(led_.back().team->rank() == domain_ && led_.back().team->size() == domain_count(),
                  "a Team numbers its ranks as they are listed");
   }
+  const auto is_even = [&](const std::vector<int>& domain) {
+    return static_cast<int>(domain.size()) == slice_count_;
+  };
+  overlaps_ =
+      std::all_of(domains_.begin(), domains_.end(), is_even) && led_.front().team->takes_chunks();
   return {};
 }
 

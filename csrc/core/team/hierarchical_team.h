@@ -24,9 +24,10 @@
 // Teams take chunks (see Chunks), a long all_reduce, reduce_scatter, all_gather or broadcast is one
 // outer call for each slice: while it moves some chunks between domains, others are reduced or
 // spread inside. The inner calls have one order on all ranks, those of reducing (R) and spreading
-// (S) a chunk of an all_reduce for one: R0 R1 S0 R2 S1 R3 S2 ... And each has its place among the
-// steps of the outer calls, which is the same in all of them: a rank that waits in an inner call
-// has completed all the steps that the others may wait for before they come to it.
+// (S) a chunk of an all_reduce for one: R0 R1 S0 R2 S1 R3 S2 ... And each comes after certain steps
+// of the outer calls, the same in all of them (where a slice is shorter, after all that it has): a
+// rank that waits in an inner call has completed all the steps that the others may wait for before
+// they come to it.
 //
 // Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole),
 // which the Teams below compare and show, so two ranks of one Team that make different calls find
@@ -70,8 +71,9 @@ using TeamFactory = std::function<Result<std::unique_ptr<Team>>(std::span<const 
 struct HierarchyOptions {
   std::string name;  // the Teams below are called "<name>/domain<d>" and "<name>/slice<k>"
   // About how much of the data is in flight at once, and the size of each of the two buffers that a
-  // rank holds once it needs them; an overlapped all_reduce needs none, and has two chunks of up to
-  // twice that for each slice in flight. All ranks must give the same.
+  // rank holds once it needs them. Overlapped calls have two chunks of up to twice that for each
+  // slice in flight, in the caller's memory, and reduce_scatter in these buffers. All ranks must
+  // give the same.
   size_t staging_bytes = size_t{1} << 20;
   // Whether sums of float16 and bfloat16 are float32 from end to end, and rounded once; otherwise
   // they are rounded at each of the two levels, and half of the bytes travel across. AVG and
@@ -176,10 +178,8 @@ class HierarchicalTeam final : public Team {
                         DType dtype, const CallOptions& piece);
   Status run_barrier(const CallOptions& piece);
 
-  // Whether every rank leads one slice, and the outer Teams take chunks.
-  bool can_overlap() const;
   // Elements of a chunk of an overlapped call, of blocks with up to `count` elements of this size
-  // for each slice; 0 where they are too short for that.
+  // for each slice; 0 where they are too short for that, or nothing can overlap.
   size_t overlapped_chunk(size_t count, size_t element_bytes) const;
   Status run_reduce_scatter_overlapped(std::span<const void* const> ins,
                                        std::span<const size_t> counts, std::byte* out, size_t chunk,
@@ -195,7 +195,7 @@ class HierarchicalTeam final : public Team {
   Status spread_packed(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
                        const CallOptions& piece);
   Status spread_in_place(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                         const CallOptions& piece);
+                         size_t begin, size_t chunk, const CallOptions& piece);
   Status cross(DType dtype, std::span<void* const> blocks, std::span<const size_t> counts,
                const CallOptions& piece);
   Status share_counts(size_t count, std::vector<size_t>* counts, const CallOptions& piece);
@@ -223,6 +223,7 @@ class HierarchicalTeam final : public Team {
   int domain_ = 0;              // of this rank
   int index_ = 0;               // of this rank
   int slice_count_ = 0;
+  bool overlaps_ = false;  // every rank leads one slice, and the outer Teams take chunks
 
   // By local rank: the passengers of the slices that it leads, by slice and then by domain.
   std::vector<std::vector<Passenger>> passengers_;

@@ -39,8 +39,8 @@ struct Chunks {
   size_t ring = 0;
   // Called before values are read, with ends that grow: those before `end` (which may lie behind
   // the last) must be there. The first chunk is there from the beginning. At most two chunks are in
-  // progress: one of chunk k + 2 is asked for once take() has been told of all of chunk k. Empty
-  // where all values are there.
+  // progress: one of chunk k + 2 is asked for once those of chunk k are read no more, and take()
+  // has been told of it. Empty where all values are there.
   std::function<Status(size_t end)> make;
   // Called once all results before `end` are there and the values before it are read no more. Where
   // a call is short this may be left out; the results are there when it returns. May be empty.
