@@ -39,8 +39,13 @@ def median_times(contenders: Mapping[str, Callable[[], object]], rounds: int) ->
 
 
 def _sample(call: Callable[[], object], calls: int) -> float:
-    """Seconds that a call takes."""
+    """Seconds that a call takes, once all ranks are there."""
     dist.barrier()
+    return seconds_per_call(call, calls)
+
+
+def seconds_per_call(call: Callable[[], object], calls: int) -> float:
+    """The mean of `calls` in a row, on this rank."""
     began = time.perf_counter()
     for _ in range(calls):
         call()
