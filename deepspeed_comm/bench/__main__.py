@@ -1,0 +1,115 @@
+"""`python -m deepspeed_comm.bench`: measures what the flags say, on the ranks of a launcher.
+
+Without a launcher it is a world of one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_comm import comm
+from deepspeed_comm.bench import report
+from deepspeed_comm.bench.flags import Options, launched_as, parse
+from deepspeed_comm.bench.ledger import Ledger
+from deepspeed_comm.bench.measurement import (
+    COPY_BYTES,
+    Measurement,
+    Refusal,
+    Row,
+    copy_rate,
+    groups_of,
+)
+from deepspeed_comm.bench.plan import settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status, the same on all ranks."""
+    rank, world = launched_as()
+    options = parse(arguments, rank, world)
+    comm.init_distributed(options.backends[0], verbose=False)
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
+    try:
+        status = run(options)
+        dist.barrier()  # rank 0 may hold the store, which the others still read
+        return status
+    finally:
+        dist.destroy_process_group()
+
+
+def run(options: Options) -> int:
+    """Over the default process group."""
+    ledger = Ledger()
+    planned = settings(options, ledger.world)
+    steps = sum(len(each.sizes(options, ledger.world)) for each in planned)
+    mistake = ledger.agree(_mistake(options, ledger, steps))
+    if mistake is not None:
+        if ledger.rank == 0:
+            print(f"bench: {mistake}", file=sys.stderr, flush=True)
+        return 2
+    measurement = Measurement(options, groups_of(options.backends), ledger)
+    found: list[Row | Refusal] = []
+    before = copy_rate(ledger)
+    with report.progress(ledger.rank, steps) as (step_done, tell):
+        tell(report.introduction(options, ledger.world))
+        named = ""
+        for setting in planned:
+            if setting.collective != named:
+                named = setting.collective
+                tell(f"#\n# {named}\n{report.heading()}")
+            for rows in measurement.rows(setting):
+                for row in rows:
+                    tell(report.line_of(row))
+                found += rows
+                step_done()
+        after = copy_rate(ledger)
+        tell(
+            f"#\n# copies of {COPY_BYTES >> 20} MiB by all ranks at once, the slowest rank's: "
+            f"{before:.1f} GB/s before, {after:.1f} GB/s after"
+        )
+        status = _conclude(options, ledger, found, (before, after), tell)
+    return int(ledger.agree(status))
+
+
+def _mistake(options: Options, ledger: Ledger, steps: int) -> str | None:
+    """What is wrong with the flags and is known only now; what rank 0 says of it counts."""
+    if options.root is not None and options.root >= ledger.world:
+        return f"-r/--root: rank {options.root} is not one of {ledger.world}"
+    if steps == 0:
+        return "no size holds an element of every rank: raise -e/--maxbytes"
+    return report.why_not_writable(options) if ledger.rank == 0 else None
+
+
+def _conclude(
+    options: Options,
+    ledger: Ledger,
+    found: list[Row | Refusal],
+    copies: tuple[float, float],
+    tell: report.Tell,
+) -> int:
+    """Writes the files; the exit status, which is rank 0's to say."""
+    if ledger.rank != 0:
+        return 0
+    rows = [each for each in found if isinstance(each, Row)]
+    wrong = sum(row.wrong or 0 for row in rows)
+    if not rows:
+        tell("# nothing was measured")
+    elif options.check:
+        tell(f"# wrong elements: {wrong} {'FAILED' if wrong else 'OK'}")
+    else:
+        tell("# no result was checked (-c 0)")
+    try:
+        report.write_files(options, ledger.world, found, copies)
+    except OSError as error:
+        tell(f"# a file could not be written: {error}")
+        return 1
+    return 1 if wrong or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The collectives: where data comes from, what their bandwidth is, and how each is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_comm import comm
+
+# Of an output's part: (the rank whose input it is, None for the reduction of all ranks'; the part
+# of that input).
+Source = tuple["int | None", int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Inputs and outputs are made of parts of `count` elements, as nccl-tests counts them.
+
+    inputs, sources: by (this rank, number of ranks, root), the number of parts of this rank's input
+        and where those of its output come from.
+    factor: busbw / algbw, by the number of ranks.
+    divided: the size is that of all ranks' parts together, not of one.
+    in_place: the output is the input.
+    """
+
+    inputs: Callable[[int, int, int], int]
+    sources: Callable[[int, int, int], list[Source]]
+    factor: Callable[[int], float]
+    divided: bool = False
+    in_place: bool = False
+    reduces: bool = False
+    rooted: bool = False
+
+    def count(self, size: int, element_bytes: int, world: int) -> int:
+        """The elements of a part, where `size` bytes are asked for; rounded down."""
+        return size // element_bytes // (world if self.divided else 1)
+
+    def size(self, count: int, element_bytes: int, world: int) -> int:
+        """The bytes that count as the size."""
+        return count * element_bytes * (world if self.divided else 1)
+
+
+def _one(me: int, world: int, root: int) -> int:
+    return 1
+
+
+def _each(me: int, world: int, root: int) -> int:
+    return world
+
+
+def _share(world: int) -> float:
+    return (world - 1) / world
+
+
+def _whole(world: int) -> float:
+    return 1.0
+
+
+# nccl-tests, doc/PERFORMANCE.md; gather, scatter and send_recv from its sources.
+COLLECTIVES = {
+    "all_reduce": Collective(
+        _one, lambda me, world, root: [(None, 0)], lambda world: 2 * _share(world),
+        in_place=True, reduces=True,
+    ),
+    "all_gather": Collective(
+        _one, lambda me, world, root: [(rank, 0) for rank in range(world)], _share, divided=True
+    ),
+    "reduce_scatter": Collective(
+        _each, lambda me, world, root: [(None, me)], _share, divided=True, reduces=True
+    ),
+    "broadcast": Collective(
+        _one, lambda me, world, root: [(root, 0)], _whole, in_place=True, rooted=True
+    ),
+    "reduce": Collective(
+        _one, lambda me, world, root: [(None, 0)] if me == root else [], _whole,
+        in_place=True, reduces=True, rooted=True,
+    ),
+    "gather": Collective(
+        _one,
+        lambda me, world, root: [(rank, 0) for rank in range(world)] if me == root else [],
+        _share, divided=True, rooted=True,
+    ),
+    "scatter": Collective(
+        lambda me, world, root: world if me == root else 0,
+        lambda me, world, root: [(root, me)], _share, divided=True, rooted=True,
+    ),
+    "all_to_all": Collective(
+        _each, lambda me, world, root: [(rank, me) for rank in range(world)], _share, divided=True
+    ),
+    "send_recv": Collective(_one, lambda me, world, root: [((me - 1) % world, 0)], _whole),
+    "barrier": Collective(lambda me, world, root: 0, lambda me, world, root: [], lambda world: 0.0),
+}  # fmt: skip
+
+
+def bandwidths(collective: str, size: int, seconds: float, world: int) -> tuple[float, float]:
+    """(algbw, busbw) in GB/s, 10^9 bytes a second, of `size` bytes as nccl-tests counts them."""
+    algbw = size / seconds / 1e9
+    return algbw, algbw * COLLECTIVES[collective].factor(world)
+
+
+def torch_op(op: str) -> Any:
+    return getattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(op, op.upper()))
+
+
+def _newest(name: str) -> Any:
+    """The call on one tensor for all ranks, whose old name newer torch warns of."""
+    old = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[name]
+    return getattr(dist, f"{name}_single", None) or getattr(dist, old)
+
+
+def make_call(
+    name: str,
+    given: torch.Tensor,
+    result: torch.Tensor,
+    op: str,
+    root: int,
+    group: Any,
+    direct: bool = False,
+) -> Callable[[], object]:
+    """One call of torch.distributed, blocking, over tensors of one dimension; of all ranks.
+
+    What a rank has no part in is an empty tensor. direct: all_reduce by
+    deepspeed_comm.inference_all_reduce. Raises ValueError for what cannot be called.
+    """
+    me, world = dist.get_rank(group), dist.get_world_size(group)
+    if name == "all_reduce":
+        function: Any = comm.inference_all_reduce if direct else dist.all_reduce
+        return functools.partial(function, given, torch_op(op), group)
+    if name == "all_gather":
+        return functools.partial(_newest("all_gather"), result, given, group)
+    if name == "reduce_scatter":
+        return functools.partial(_newest("reduce_scatter"), result, given, torch_op(op), group)
+    if name == "broadcast":
+        return functools.partial(dist.broadcast, given, root, group)
+    if name == "reduce":
+        return functools.partial(dist.reduce, given, root, torch_op(op), group)
+    if name == "gather":
+        parts = list(result.chunk(world)) if me == root else None
+        return functools.partial(dist.gather, given, parts, root, group)
+    if name == "scatter":
+        parts = list(given.chunk(world)) if me == root else None
+        return functools.partial(dist.scatter, result, parts, root, group)
+    if name == "all_to_all":
+        return functools.partial(dist.all_to_all_single, result, given, None, None, group)
+    if name == "barrier":
+        return functools.partial(dist.barrier, group)
+    if world == 1:
+        raise ValueError("send_recv needs two ranks or more")
+    return functools.partial(_send_recv, given, result, (me + 1) % world, (me - 1) % world, group)
+
+
+def _send_recv(given: torch.Tensor, result: torch.Tensor, to: int, of: int, group: Any) -> None:
+    works = [dist.irecv(result, of, group), dist.isend(given, to, group)]
+    for work in works:
+        assert work is not None, "this rank is in the group"
+        work.wait()

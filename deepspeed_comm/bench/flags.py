@@ -1,0 +1,201 @@
+"""The command line: nccl-tests' flags where it has one, and what is measured as a whole.
+
+A wrong flag is said once, by rank 0, and ends every rank at once: all of them read the same line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_comm import _launcher
+from deepspeed_comm.bench.collectives import COLLECTIVES
+
+# By nccl-tests' names; old torch lacks some.
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *("int8", "uint8", "int32", "uint32", "int64", "uint64", "half", "float", "double"),
+        "bfloat16",
+    )
+    if hasattr(torch, name)
+}
+_OTHER_NAMES = {"float16": "half", "float32": "float", "float64": "double"}
+OPS = ("sum", "prod", "min", "max", "avg")
+MOST_SIZES = 10_000
+
+
+@dataclasses.dataclass
+class Options:
+    """Sizes in bytes. root is None for all of them; check is whether results are verified."""
+
+    collectives: list[str]
+    backends: list[str]
+    sizes: list[int]
+    dtypes: list[str]
+    ops: list[str]
+    root: int | None
+    iters: int
+    warmup_iters: int
+    agg_iters: int
+    check: bool
+    touch: bool
+    direct: bool
+    json: Path | None
+    csv: Path | None
+    plot: Path | None
+
+
+def launched_as() -> tuple[int, int | None]:
+    """This process's rank and the number of ranks (None: not known), before there is a group."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if given[0].isdigit():
+        return int(given[0]), int(given[1]) if given[1].isdigit() else None
+    place = _launcher.find_place(os.environ)
+    return (place.rank, place.size) if place else (0, None)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Speaks on rank 0 alone."""
+
+    is_speaker = True
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        if self.is_speaker:
+            super()._print_message(message, file)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"bench: {message} (--help lists the flags)\n")
+
+
+def byte_size(text: str) -> int:
+    """8, 64K, 16M or 1G in bytes."""
+    found = re.fullmatch(r"(\d+)([KMG]?)", text, re.IGNORECASE)
+    size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()] if found else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"expected bytes such as 8, 64K, 16M or 1G, got {text!r}")
+    return size
+
+
+def whole(least: int, text: str) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
+    return int(text)
+
+
+def _root(text: str) -> int | None:
+    return None if text == "all" else whole(0, text)
+
+
+def _dtypes(text: str) -> list[str]:
+    if text == "all":
+        return list(DTYPES)
+    name = _OTHER_NAMES.get(text, text)
+    if name not in DTYPES:
+        raise argparse.ArgumentTypeError(f"expected all or one of {', '.join(DTYPES)}: {text!r}")
+    return [name]
+
+
+def _parser() -> _Parser:
+    def positive(text: str) -> int:
+        return whole(1, text)
+
+    parser = _Parser(
+        prog="python -m deepspeed_comm.bench",
+        description="Time collectives of torch.distributed on CPU tensors; check every result.",
+        epilog="Exit status: 0, 1 for a wrong result or where nothing could be measured, 2 for a "
+        "wrong flag.",
+    )
+    add = parser.add_argument
+    add("collectives", nargs="*", metavar="COLLECTIVE",
+        help=f"all or any of {', '.join(COLLECTIVES)} (default: all_reduce)")  # fmt: skip
+    add("-b", "--minbytes", type=byte_size, default=8, help="first size (default: 8)")
+    add("-e", "--maxbytes", type=byte_size, help="last size (default: 16M, or the first)")
+    steps = parser.add_mutually_exclusive_group()
+    steps.add_argument("-i", "--stepbytes", type=byte_size, help="added from size to size")
+    steps.add_argument("-f", "--stepfactor", type=lambda text: whole(2, text),
+                       help="multiplied from size to size (default: 2)")  # fmt: skip
+    add("-n", "--iters", type=positive, default=100, help="timed samples (default: 100)")
+    add("-w", "--warmup_iters", type=lambda text: whole(0, text), default=5,
+        help="calls before them (default: 5)")  # fmt: skip
+    add("-m", "--agg_iters", type=positive, default=1,
+        help="calls in a sample, whose time is then their mean (default: 1)")  # fmt: skip
+    add("-c", "--check", type=lambda text: whole(0, text), default=1,
+        help="0 verifies no results (default: 1)")  # fmt: skip
+    add("-o", "--op", choices=(*OPS, "all"), default="sum", help="reduction (default: sum)")
+    add("-d", "--datatype", type=_dtypes, default="float",
+        help=f"all or one of {', '.join(DTYPES)} (default: float)")  # fmt: skip
+    add("-r", "--root", type=_root, default=0, help="a rank, or all (default: 0)")
+    add("--backend", nargs="+", default=["dscomm"], metavar="NAME",
+        help="what is measured; several take turns (default: dscomm)")  # fmt: skip
+    add("--touch", action="store_true",
+        help="ranks rewrite their tensors and meet before each timed call")  # fmt: skip
+    add("--direct", action="store_true",
+        help="also all_reduce through deepspeed_comm.inference_all_reduce")  # fmt: skip
+    for name, what in (("json", "rows and settings"), ("csv", "rows"), ("plot", "a PNG figure")):
+        add(f"--{name}", type=Path, metavar="FILE", help=f"where rank 0 writes {what}")
+    return parser
+
+
+def parse(arguments: Sequence[str] | None, rank: int, world: int | None) -> Options:
+    """Ends the process with status 2 for a wrong flag, which rank 0 says."""
+    parser = _parser()
+    parser.is_speaker = rank == 0
+    given = parser.parse_args(arguments)
+    collectives = list(dict.fromkeys(given.collectives)) or ["all_reduce"]
+    if "all" in collectives:
+        collectives = list(COLLECTIVES)
+    for name in collectives:
+        if name not in COLLECTIVES:
+            parser.error(f"no collective is called {name!r}: all, {', '.join(COLLECTIVES)}")
+    backends = list(dict.fromkeys(name.lower() for name in given.backend))
+    for name in backends:
+        if name in COLLECTIVES or name == "all":
+            parser.error(f"--backend takes all names after it: put {name} before --backend")
+        if not hasattr(dist.Backend, name.upper()) or name == "undefined":
+            parser.error(f"torch knows no backend {name!r}")
+        if not getattr(dist, f"is_{name}_available", lambda: True)():
+            parser.error(f"this torch was built without the backend {name!r}")
+    if given.direct and not ("all_reduce" in collectives and "dscomm" in backends):
+        parser.error("--direct is all_reduce over dscomm: name both, or leave it out")
+    if given.touch and given.agg_iters > 1:
+        parser.error("--touch comes before each timed call: it goes with -m 1 alone")
+    if given.root is not None and world is not None and given.root >= world:
+        parser.error(f"-r/--root: rank {given.root} is not one of {world}, 0 to {world - 1}")
+    ops = list(OPS) if given.op == "all" else [given.op]
+    if not any(has_meaning(op, dtype) for op in ops for dtype in given.datatype):
+        parser.error(f"-o {given.op} of {given.datatype[0]} has no meaning")
+    return Options(
+        collectives, backends, _sizes(parser, given), given.datatype, ops, given.root,
+        given.iters, given.warmup_iters, given.agg_iters, given.check > 0, given.touch,
+        given.direct, given.json, given.csv, given.plot,
+    )  # fmt: skip
+
+
+def _sizes(parser: _Parser, given: argparse.Namespace) -> list[int]:
+    last = max(given.minbytes, 16 << 20) if given.maxbytes is None else given.maxbytes
+    if last < given.minbytes:
+        parser.error(f"-b/--minbytes {given.minbytes} is above -e/--maxbytes {last}")
+    sizes = [given.minbytes]
+    while len(sizes) <= MOST_SIZES:
+        size = sizes[-1]
+        size = size + given.stepbytes if given.stepbytes else size * (given.stepfactor or 2)
+        if size > last:
+            return sizes
+        sizes.append(size)
+    parser.error(f"more than {MOST_SIZES} sizes: take larger steps")
+
+
+def has_meaning(op: str, dtype: str) -> bool:
+    """The mean of whole numbers is none of them."""
+    return op != "avg" or DTYPES[dtype].is_floating_point

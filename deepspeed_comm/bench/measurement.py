@@ -1,0 +1,199 @@
+"""Rows of the table: at each size all backends in turns, slowest rank counted, results checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_comm._timing import seconds_per_call
+from deepspeed_comm.bench.case import Case
+from deepspeed_comm.bench.collectives import bandwidths
+from deepspeed_comm.bench.flags import DTYPES, Options
+from deepspeed_comm.bench.ledger import Ledger
+from deepspeed_comm.bench.plan import Setting
+
+# Samples that a backend takes before it is the next one's turn.
+TURN = 10
+COPY_BYTES = 64 << 20
+
+
+@dataclasses.dataclass
+class Row:
+    """Of one backend. loop is tight or touch; wrong is None where nothing was checked."""
+
+    collective: str
+    size_bytes: int
+    count: int
+    type: str
+    redop: str
+    root: int
+    time_p50_us: float
+    time_p99_us: float
+    algbw_gb_s: float
+    busbw_gb_s: float
+    wrong: int | None
+    backend: str
+    loop: str
+
+
+@dataclasses.dataclass
+class Refusal:
+    """What a backend cannot do, in its own words."""
+
+    collective: str
+    type: str
+    redop: str
+    backend: str
+    reason: str
+
+
+def groups_of(backends: list[str]) -> dict[str, Any]:
+    """A group of all ranks for each backend: the default group where that is its own."""
+    world: Any = dist.group.WORLD
+    carried_by = dist.get_backend()
+    return {
+        name: world if name == carried_by else dist.new_group(backend=name) for name in backends
+    }
+
+
+class Measurement:
+    """Collective over the default group, by whose barrier the ranks meet before they are timed."""
+
+    def __init__(self, options: Options, groups: dict[str, Any], ledger: Ledger) -> None:
+        self.options, self.groups, self.ledger = options, groups, ledger
+
+    def rows(self, setting: Setting) -> Iterator[list[Row | Refusal]]:
+        """One list for each size, the first of which begins with what was refused; on rank 0,
+        elsewhere they are empty."""
+        sizes = setting.sizes(self.options, self.ledger.world)
+        names = list(self.groups)
+        if self.options.direct and setting.collective == "all_reduce":
+            names.append("dscomm-direct")
+        refused: list[Row | Refusal] = []
+        for name in list(names):
+            reason = self._refusal(name, setting, sizes[0][1]) if sizes else None
+            if reason is not None:
+                names.remove(name)
+                kind = (setting.collective, setting.type, setting.redop)
+                refused.append(Refusal(*kind, name, reason))
+        found = refused if self.ledger.rank == 0 else []
+        for size, count in sizes:
+            if names:
+                cases = {name: self._case(name, setting, count) for name in names}
+                found = found + self._measure(cases, setting, size)
+            yield found
+            found = []
+
+    def _case(self, name: str, setting: Setting, count: int) -> Case:
+        direct = name == "dscomm-direct"
+        group = self.groups["dscomm" if direct else name]
+        dtype = DTYPES[setting.dtype]
+        return Case(setting.collective, count, dtype, setting.op, setting.root, group, direct)
+
+    def _refusal(self, name: str, setting: Setting, count: int) -> str | None:
+        """Why all ranks cannot make this call at all, or None. Raises where only some cannot."""
+        mine = None
+        try:
+            self._case(name, setting, count).call()
+        except (RuntimeError, ValueError, TypeError) as error:
+            # A connection that broke, or a rank that died, is no refusal.
+            if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
+                raise
+            lines = str(error).splitlines() or [""]
+            mine = f"{type(error).__name__}: {lines[0]}"
+        everyones = self.ledger.gather(mine) or []
+        failed = [rank for rank, each in enumerate(everyones) if each is not None]
+        partly = 0 < len(failed) < len(everyones)
+        reason, partly = self.ledger.agree([everyones[failed[0]] if failed else None, partly])
+        if partly:
+            raise RuntimeError(
+                f"{name}: {setting.collective} failed on some of the ranks alone: {reason}"
+            )
+        return None if reason is None else str(reason)
+
+    def _measure(self, cases: dict[str, Case], setting: Setting, size: int) -> list[Row | Refusal]:
+        wrong = dict.fromkeys(cases, 0)
+        samples: dict[str, list[float]] = {name: [] for name in cases}
+        for name, case in cases.items():
+            if self.options.check:
+                wrong[name] += case.wrong_in_a_call(seed=1)
+            case.clear()
+            for _ in range(self.options.warmup_iters):
+                case.call()
+        while len(samples[next(iter(cases))]) < self.options.iters:
+            for name, case in cases.items():
+                left = self.options.iters - len(samples[name])
+                samples[name] += self._turn(case, min(TURN, left))
+        for name, case in cases.items():
+            if self.options.check:
+                wrong[name] += case.wrong_after_clear()
+                wrong[name] += case.wrong_in_a_call(seed=2)
+        everyones = self.ledger.gather([samples, wrong])
+        if everyones is None:
+            return []
+        return [
+            self._row(name, setting, size, cases[name].count,
+                      [rank[0][name] for rank in everyones], [rank[1][name] for rank in everyones])
+            for name in cases
+        ]  # fmt: skip
+
+    def _turn(self, case: Case, samples: int) -> list[float]:
+        """Seconds of one call, by sample."""
+        dist.barrier()
+        # In it the ranks come into step, and the caches hold what this backend uses.
+        case.call()
+        times = []
+        for _ in range(samples):
+            if self.options.touch:
+                case.touch()
+                dist.barrier()
+            times.append(seconds_per_call(case.call, self.options.agg_iters))
+        return times
+
+    def _row(
+        self,
+        name: str,
+        setting: Setting,
+        size: int,
+        count: int,
+        samples: list[list[float]],
+        wrong: list[int],
+    ) -> Row:
+        slowest = [max(times) for times in zip(*samples, strict=True)]
+        p50, p99 = statistics.median(slowest), nearest_rank(slowest, 99)
+        algbw, busbw = bandwidths(setting.collective, size, p50, self.ledger.world)
+        return Row(
+            setting.collective, size, count, setting.type, setting.redop, setting.root,
+            1e6 * p50, 1e6 * p99, algbw, busbw, sum(wrong) if self.options.check else None, name,
+            "touch" if self.options.touch else "tight",
+        )  # fmt: skip
+
+
+def nearest_rank(numbers: list[float], percent: int) -> float:
+    """The least of them that `percent` of all are not above."""
+    return sorted(numbers)[math.ceil(len(numbers) * percent / 100) - 1]
+
+
+def copy_rate(ledger: Ledger) -> float:
+    """GB/s at which the slowest rank copies COPY_BYTES while all do; the median of five. 0 but on
+    rank 0."""
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    copy = functools.partial(target.copy_, source)
+    copy()
+    times = []
+    for _ in range(5):
+        dist.barrier()
+        times.append(seconds_per_call(copy, 1))
+    everyones = ledger.gather(times)
+    if everyones is None:
+        return 0.0
+    slowest = [max(sample) for sample in zip(*everyones, strict=True)]
+    return COPY_BYTES / float(statistics.median(slowest)) / 1e9

@@ -1,0 +1,148 @@
+"""What rank 0 says of a run: nccl-tests' table while it goes, and the files at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import datetime
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deepspeed_comm
+from deepspeed_comm._machine import describe_place, processor_name
+from deepspeed_comm.bench.flags import Options
+from deepspeed_comm.bench.measurement import Refusal, Row
+from deepspeed_comm.log_files import replaced_when_complete
+
+COLUMNS = [field.name for field in dataclasses.fields(Row)]
+HEADINGS = (
+    ("size", "count", "type", "redop", "root", "time p50", "time p99", "algbw", "busbw", "#wrong"),
+    ("(B)", "(elements)", "", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", ""),
+)
+_WIDTHS = (12, 12, 9, 6, 6, 11, 11, 9, 9, 8)
+
+
+def heading() -> str:
+    return "\n".join(
+        "#" + _cells(line)[1:] + ("  backend" if line is HEADINGS[0] else "") for line in HEADINGS
+    )
+
+
+def _cells(texts: tuple[str, ...]) -> str:
+    return "".join(f" {text:>{width}}" for text, width in zip(texts, _WIDTHS, strict=True))
+
+
+def line_of(found: Row | Refusal) -> str:
+    if isinstance(found, Refusal):
+        what = f"{found.collective} of {found.type}, {found.redop}"
+        return f"# {found.backend} cannot do {what}: {found.reason}"
+    wrong = "N/A" if found.wrong is None else str(found.wrong)
+    cells = (
+        *(str(found.size_bytes), str(found.count), found.type, found.redop, str(found.root)),
+        *(f"{found.time_p50_us:.2f}", f"{found.time_p99_us:.2f}"),
+        *(f"{found.algbw_gb_s:.3f}", f"{found.busbw_gb_s:.3f}", wrong),
+    )
+    return f"{_cells(cells)}  {found.backend}"
+
+
+def introduction(options: Options, world: int) -> str:
+    call = "after each rank rewrote its tensors" if options.touch else "in a tight loop"
+    turns = " in turns" if len(options.backends) + options.direct > 1 else ""
+    return (
+        f"# {world} rank{'s' * (world != 1)}, torch {torch.__version__}, {processor_name()}\n"
+        f"# rank 0 on {describe_place()}\n"
+        f"# {options.iters} samples of {options.agg_iters} call{'s' * (options.agg_iters != 1)}"
+        f"{turns}, {call}; "
+        "times are those of the slowest rank"
+    )
+
+
+Tell = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def progress(rank: int, steps: int) -> Iterator[tuple[Callable[[], None], Tell]]:
+    """(call after each step, print a line), which do nothing but on rank 0. A bar on a terminal."""
+    if rank != 0:
+        yield (lambda: None), (lambda line: None)
+        return
+    bar: Any = None
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):  # a bar is not worth a failure
+            from rich.progress import Progress
+
+            # Drawn between measurements alone: no thread that wakes up in them.
+            bar = Progress(transient=True, auto_refresh=False)
+    if bar is None:
+        yield (lambda: None), (lambda line: print(line, flush=True))
+        return
+    with bar:
+        task = bar.add_task("measuring", total=steps)
+        yield (
+            (lambda: bar.update(task, advance=1, refresh=True)),
+            lambda line: bar.console.print(line, highlight=False, markup=False, soft_wrap=True),
+        )
+
+
+def why_not_writable(options: Options) -> str | None:
+    """What would keep rank 0 from writing the files, found before hours of measuring."""
+    for path in (options.json, options.csv, options.plot):
+        if path is not None and (not path.absolute().parent.is_dir() or path.is_dir()):
+            return f"{path}: its folder has to exist, and it must be none itself"
+    if options.plot is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            return f"--plot needs matplotlib: pip install matplotlib ({error})"
+        if options.plot.suffix != ".png":
+            return f"--plot: expected a name that ends in .png, got {options.plot}"
+    return None
+
+
+def write_files(
+    options: Options, world: int, found: list[Row | Refusal], copies: tuple[float, float]
+) -> None:
+    """copies: GB/s, before and after. Raises OSError where a file cannot be written."""
+    rows = [each for each in found if isinstance(each, Row)]
+    if options.json is not None:
+        _write_json(options.json, options, world, found, copies)
+    if options.csv is not None:
+        with replaced_when_complete(options.csv) as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(dataclasses.asdict(row) for row in rows)
+    if options.plot is not None:
+        from deepspeed_comm.bench.plot import draw
+
+        draw(rows).savefig(options.plot)
+
+
+def _write_json(
+    path: Path,
+    options: Options,
+    world: int,
+    found: list[Row | Refusal],
+    copies: tuple[float, float],
+) -> None:
+    content = {
+        "deepspeed_comm": deepspeed_comm.__version__,
+        "torch": str(torch.__version__),
+        "host": platform.node(),
+        "processor": processor_name(),
+        "timestamp": datetime.datetime.now().astimezone().isoformat(),
+        "world_size": world,
+        "options": dataclasses.asdict(options),
+        "copy_gb_s": {"before": copies[0], "after": copies[1]},
+        "rows": [dataclasses.asdict(each) for each in found if isinstance(each, Row)],
+        "refused": [dataclasses.asdict(each) for each in found if isinstance(each, Refusal)],
+    }
+    with replaced_when_complete(path) as file:
+        json.dump(content, file, indent=1, default=str)
+        file.write("\n")
