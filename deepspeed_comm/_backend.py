@@ -123,6 +123,16 @@ def torch_version() -> str | None:
     return str(torch.__version__)
 
 
+def is_doctor() -> bool:
+    """Whether this process is `python -m deepspeed_comm.doctor`, which looks at torch from outside:
+    it may crash or hang."""
+    command = sys.orig_argv
+    return any(
+        option == "-m" and module == "deepspeed_comm.doctor"
+        for option, module in zip(command, command[1:], strict=False)
+    )
+
+
 def native_folder(version: str) -> str:
     """Where a build against this torch lies; setup.py spells it the same way."""
     return os.path.join(_NATIVE, "torch_" + re.sub(r"\W", "_", version))

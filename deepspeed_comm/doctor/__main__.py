@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import sys
 
 import deepspeed_comm
@@ -14,6 +15,8 @@ from deepspeed_comm.doctor.report import Finding, Outcome, as_json, printer, sum
 
 def main() -> int:
     options = parse_options()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # what is under way is ended as at any exit
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     show = (lambda finding: None) if options.json else printer()
     findings: list[Finding] = []
     for finding in examine(options.limit):

@@ -7,6 +7,7 @@ so that what it found before it crashed is known.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -22,6 +23,17 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 _MARK = "doctor: "
 # Of faulthandler: the signal, the thread, where it was.
 _LINES_OF_A_CRASH = 4
+# For a child to be gone once it has been killed.
+_KILLED_S = 5.0
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """In the child: should the doctor be killed, so is this."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def tell(**facts: Any) -> None:
@@ -62,6 +74,7 @@ class Child:
                 stderr=self._errors,
                 # A process group of its own, so that what it starts can be ended with it.
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         except BaseException:
             self._output.close()
@@ -81,7 +94,9 @@ class Child:
             # It has not been waited for, so the number is still its own.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()  # ends: it has been killed
+            # One that waits for a device, or for a file system that is gone, does not end.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILLED_S)
 
     def answer(self, limit_s: float) -> Answer:
         """Waits for its end, so many seconds at most; then it is ended."""
@@ -95,6 +110,10 @@ class Child:
         except subprocess.TimeoutExpired:
             self._end()
             ended = "did not end in time"
+            if self._process.poll() is None:
+                ended += (
+                    f", nor when it was killed (pid {self._process.pid}): it waits in the kernel"
+                )
         facts: dict[str, Any] = {}
         for line in _text_of(self._output).splitlines():
             if line.startswith(_MARK):

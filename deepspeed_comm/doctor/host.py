@@ -89,7 +89,11 @@ def cpu_quota() -> float:
 
 def _cgroup_folders(controller: str) -> Iterator[tuple[str, Path]]:
     """(controllers of v1, or "" for v2; folder) of this process's cgroups and all above them."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:  # a kernel without them
+        return
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -253,7 +257,7 @@ def _check_temporary_folder(finding: Finding) -> None:
 def check_descriptors(finding: Finding, examination: Examination) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = len(os.listdir("/proc/self/fd")) - 1  # one lists them
-    ranks = ranks_of_host(os.environ) or os.cpu_count() or 1
+    ranks = ranks_of_host(os.environ) or 2  # where no launcher says more: the least that talk
     # One for each peer, and of the rank that keeps the job's store a connection to each.
     needed = opened + _OWN_DESCRIPTORS + 2 * ranks
     finding.facts.update(soft=_limit_or_none(soft), hard=_limit_or_none(hard), open=opened)

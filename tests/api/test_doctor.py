@@ -235,13 +235,22 @@ def test_native_code_that_is_broken(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "torch_source", ["raise ImportError('broken on purpose')", "raise OSError('broken on purpose')"]
+    ("torch_source", "shown"),
+    [
+        ("raise ImportError('broken on purpose')", "broken on purpose"),
+        ("raise OSError('broken on purpose')", "broken on purpose"),
+        # As torch does where another package's plugin fails.
+        ("raise RuntimeError('broken on purpose')", "broken on purpose"),
+        ("import os; os.abort()", "SIGABRT"),
+        ("import time; time.sleep(1000)", "did not end in time"),
+    ],
 )
-def test_a_torch_that_cannot_be_imported(tmp_path: Path, torch_source: str) -> None:
+def test_a_torch_that_cannot_be_imported(tmp_path: Path, torch_source: str, shown: str) -> None:
     (tmp_path / "torch.py").write_text(torch_source)
-    checks = read(doctor("--json", PYTHONPATH=in_front("PYTHONPATH", tmp_path)))
+    path = in_front("PYTHONPATH", tmp_path)
+    checks = read(doctor("--json", "--limit", "3", PYTHONPATH=path))
     for name in ("versions", "extension"):
-        assert "broken on purpose" in checks[name]["troubles"][0]["wrong"]
+        assert shown in checks[name]["troubles"][0]["wrong"]
     assert checks["sharing"]["outcome"] != "problem"
 
 

@@ -170,6 +170,82 @@ def test_a_function_of_others_can_be_logged() -> None:
     assert calls == [(1, (2, 3), 4, {"other": 5}), (7, 8)]
 
 
+def _results_of_others(world: World) -> None:
+    """While the log is on: lists that are no Works are handed on, and a Work that fails is no
+    call."""
+    init(world)
+    dist.configure(enabled=True)
+
+    @dist.timed_op
+    def pair(tensor: Any) -> list[Any]:
+        return [tensor, 7]
+
+    tensor = torch.ones(2)
+    first, second = pair(tensor)
+    assert first is tensor and second == 7 and list(logged("pair")) == [8]
+
+    class Failing:
+        def get_future(self) -> Any:
+            future: Any = torch.futures.Future()
+            future.set_exception(RuntimeError("on purpose"))
+            return future
+
+        def wait(self) -> None:
+            raise RuntimeError("on purpose")
+
+        def is_completed(self) -> bool:
+            return True
+
+    @dist.timed_op
+    def failing(tensor: Any) -> Any:
+        return Failing()
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        failing(tensor).wait()
+    assert not logged("failing")
+    dist.comms_logger.settle()
+    dist.destroy_process_group()
+
+
+def test_results_of_others() -> None:
+    run_fresh(1, _results_of_others)
+
+
+def _stragglers_of_groups(world: World) -> None:
+    """Calls of one group are compared with each other, though others are as long."""
+    init(world)
+    group = dist.new_group([0, 1])
+    dist.configure(enabled=True)
+    if world.rank < 2:
+        dist.all_reduce(torch.ones(100), group=group)
+    dist.all_reduce(torch.ones(100))
+    if world.rank < 2:
+        dist.all_reduce(torch.ones(100), group=group)
+    dist.configure(enabled=False)
+    result = dist.log_summary(show_straggler=True, return_dict=True)
+    assert result is not None
+    found = result["straggler_analysis"]["all_reduce"][400]
+    assert found["count"] == (3 if world.rank < 2 else 1)
+    own = _latest_by_group(400)
+    everyones: list[Any] = [None] * world.size
+    dist.all_gather_object(everyones, own)
+    fastest = min(each["world"][0] for each in everyones)
+    behind = own["world"][0] - fastest
+    for k in range(2 if world.rank < 2 else 0):
+        least = min(each["ranks 0-1"][k] for each in everyones[:2])
+        behind += own["ranks 0-1"][k] - least
+    assert found["total_straggler_ms"] == pytest.approx(behind)
+    dist.destroy_process_group()
+
+
+def _latest_by_group(size: int) -> dict[str, list[float]]:
+    return dist.comms_logger._records["all_reduce"][size].latest_by_group()
+
+
+def test_stragglers_of_groups() -> None:
+    run_fresh(3, _stragglers_of_groups)
+
+
 def logged(name: str) -> dict[int, list[Any]]:
     return dist.comms_logger.get_raw_data().get(name, {})
 

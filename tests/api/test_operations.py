@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -262,6 +263,19 @@ def _caching(world: World, backend: str) -> None:
     # torch's own operation is the same as ours.
     dist.all_reduce_caching(tensor, torch.distributed.ReduceOp.SUM, "sum")
     assert torch.equal(tensor, total)
+    if backend == "dscomm":
+        # Each call has a factor of its own.
+        for factor in (0.5, 0.25):
+            tensor = values(world.rank)
+            op = torch.distributed._make_nccl_premul_sum(factor)
+            dist.all_reduce_caching(tensor, op, "scaled")
+            assert torch.equal(tensor, total * factor)
+        # What was refused has fixed nothing.
+        whole = values(world.rank).to(torch.int64)
+        with pytest.raises(NotImplementedError, match="AVG of int64"):
+            dist.all_reduce_caching(whole, dist.ReduceOp.AVG, "refused")
+        dist.all_reduce_caching(whole, dist.ReduceOp.SUM, "refused")
+        assert torch.equal(whole, total.to(torch.int64))
     dist.barrier()
     # What a group that is gone has used is free.
     if world.rank in MEMBERS:
@@ -301,8 +315,30 @@ def _compiled(world: World) -> None:
     def functional(tensor: torch.Tensor, name: str) -> torch.Tensor:
         return torch.ops.dscomm.inference_all_reduce(tensor, "SUM", name) + tensor
 
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def without_use(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        torch.ops.dscomm.inference_all_reduce(tensor, "SUM", name)
+        dist.inference_all_reduce(tensor * 2)
+        return tensor + 1
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def with_use(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        total = torch.ops.dscomm.inference_all_reduce(tensor, "SUM", name)
+        return total + dist.inference_all_reduce(tensor * 2)
+
     own = values(world.rank)
+    # Calls without a use for the result on some ranks are made all the same.
+    total = values(0) + values(1) + values(2)
+    world_name = dist.get_world_group().group_name
+    if world.rank == 0:
+        assert torch.equal(with_use(own, world_name), 3 * total)
+    else:
+        assert torch.equal(without_use(own, world_name), own + 1)
     assert torch.equal(step(own), values(world.size - 1) * 2 + 1)
+    result = torch.ops.dscomm.inference_all_reduce(own.clone().requires_grad_(), "SUM", world_name)
+    assert torch.equal(result.detach(), total)
+    with pytest.raises(RuntimeError, match="derivative for dscomm::inference_all_reduce is not"):
+        result.sum().backward()
     if world.rank in MEMBERS:
         assert torch.equal(functional(own, group.group_name), values(0) + values(2) + own)
     assert torch.equal(own, values(world.rank))
@@ -315,6 +351,25 @@ def _compiled(world: World) -> None:
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no torch.compile")
 def test_inference_all_reduce_is_traced() -> None:
     run_fresh(RANKS, _compiled)
+
+
+def _compiled_over_gloo(world: World) -> None:
+    """The native module need not be there."""
+    init(world, "gloo")
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(tensor: torch.Tensor) -> torch.Tensor:
+        return dist.inference_all_reduce(tensor * 2, dist.ReduceOp.MAX) + 1
+
+    assert torch.equal(step(values(world.rank)), values(world.size - 1) * 2 + 1)
+    assert "deepspeed_comm._C" not in sys.modules
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no torch.compile")
+def test_inference_all_reduce_is_traced_over_gloo() -> None:
+    run_fresh(RANKS, _compiled_over_gloo)
 
 
 def _groups(world: World) -> None:

@@ -7,9 +7,11 @@ a rank that has not ended is killed, and has None for an exit code.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,7 +24,7 @@ from typing import Any
 # Well above what a loaded machine needs to run one of these programs to its end.
 LIMIT_S = 90.0
 # A rank that said that it is ready and has done nothing for so long hangs.
-HANG_S = 4.0
+HANG_S = 6.0
 _POLL_S = 0.02
 _SAID = "-> "
 
@@ -193,6 +195,9 @@ def run_both(
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Below those that the kernel gives to connections, which could take it before it is used."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as listener, contextlib.suppress(OSError):  # it is in use
+            listener.bind(("127.0.0.1", port))
+            return port

@@ -200,7 +200,9 @@ torch.distributed.init_process_group(BACKEND)
 rank = torch.distributed.get_rank()
 factor = float(os.environ["FACTOR"])
 began = time.monotonic()
-while rank == 1 and factor == 10 and not os.path.exists("said") and time.monotonic() < began + 5:
+# Theirs alone does not wait for the other rank.
+waits = rank == 1 and factor == 10 and BACKEND == "gloo"
+while waits and not os.path.exists("said") and time.monotonic() < began + 60:
     time.sleep(0.01)
 dist.init_distributed(verbose=False)
 say("ready")
@@ -328,7 +330,7 @@ def test_asynchronous_calls_in_the_log(both: Both) -> None:
     launch_ms, [logged_ms] = theirs.last(0)
     assert logged_ms <= launch_ms, theirs
     launch_ms, [logged_ms] = ours.last(0)
-    assert logged_ms >= launch_ms + 499, ours
+    assert logged_ms >= 500, ours  # for so long the other rank has not called
 
 
 def test_bytes_in_the_log(both: Both) -> None:
