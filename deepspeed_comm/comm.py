@@ -45,7 +45,8 @@ from deepspeed_comm.environment import (  # noqa: F401
     patch_aws_sm_env_for_torch_nccl_backend,
 )
 from deepspeed_comm.reduce_op import ReduceOp
-from deepspeed_comm.torch import TorchBackend, is_compiling
+from deepspeed_comm.torch import TorchBackend
+from deepspeed_comm.torch import is_compiling as _is_compiling
 from deepspeed_comm.utils import (  # noqa: F401
     get_caller_func,
     get_debug_log_name,
@@ -186,7 +187,7 @@ def timed_op(func: _Function) -> _Function:
     default_log_name = get_default_args(func).get("log_name", name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # what is traced is no call
+        if _is_compiling():  # what is traced is no call
             return func(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
