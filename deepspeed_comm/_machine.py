@@ -13,7 +13,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def processor_name() -> str:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a kernel without it
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
         if found:
             return found[1]
@@ -47,7 +47,7 @@ def core_count(cpus: set[int]) -> int:
 
 
 def _siblings(cpu: int) -> str:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a container may not show it
         return (_CPUS / f"cpu{cpu}" / "topology/thread_siblings_list").read_text().strip()
     return ""
 

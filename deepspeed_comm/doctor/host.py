@@ -76,7 +76,7 @@ def cpu_quota() -> float:
     """The time of how many cpus this process's cgroups allow; inf without a limit."""
     quotas = [math.inf]
     for controllers, folder in _cgroup_folders("cpu"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # a group without this controller, or "max"
             if controllers:
                 most = (folder / "cpu.cfs_quota_us").read_text()
                 period = (folder / "cpu.cfs_period_us").read_text()
@@ -114,7 +114,7 @@ class Room:
 def memory_room() -> Room:
     """The least of MemAvailable and what the cgroups leave, as csrc/core/base/memory_limit.cc."""
     rooms = [Room(math.inf, "no limit")]
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # then the cgroups alone say
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 rooms.append(Room(int(line.split()[1]) * 1024, "MemAvailable"))
@@ -122,7 +122,7 @@ def memory_room() -> Room:
         names = ("memory.max", "memory.current", "inactive_file")
         if controllers:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # as above
             most, used = (int((folder / name).read_text()) for name in names[:2])
             statistics = dict(
                 line.split() for line in (folder / "memory.stat").read_text().splitlines()
@@ -285,7 +285,7 @@ def check_descriptors(finding: Finding, examination: Examination) -> None:
 def check_sharing(finding: Finding, examination: Examination) -> None:
     names = {}
     for name in ("net", "pid", "user", "ipc", "mnt"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what is missing is warned of below
             names[name] = os.readlink(f"/proc/self/ns/{name}")
     container = _container()
     finding.facts.update(user=os.geteuid(), namespaces=names, container=container)

@@ -46,7 +46,7 @@ def _build_record(folder: str) -> dict[str, str]:
     try:
         with open(os.path.join(folder, "_build_info.py")) as record:
             lines = re.findall(r'^(\w+) = (".*")$', record.read(), re.M)
-    except OSError:
+    except OSError:  # no build: loading the extension says so
         return {}
     return {name: ast.literal_eval(text) for name, text in lines}
 

@@ -24,6 +24,7 @@ def tell(**facts: object) -> None:
 def main() -> None:
     # As csrc/core/transport/load.cc does.
     library = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+    # Where /proc is not there, its file is not named.
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         tell(library=next(iter(re.findall(r"/\S*/libmpi\.so\S*", maps.read())), ""))
     version = ctypes.create_string_buffer(VERSION_BYTES)
