@@ -11,13 +11,13 @@ goes another way says so where it is compared.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import importlib
 import importlib.util
 import io
 import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +30,7 @@ import torch._dynamo
 import torch._inductor.compile_fx
 import torch.distributed as dist
 from harness import HARD_LIMIT_S, World, run_fresh
+from program_ranks import free_port
 
 Result = dict[str, Any]
 Case = Callable[..., Result]
@@ -54,7 +55,7 @@ def run(
     torchrun sets. Every group that is there at the end must be of that backend.
     """
     gc.freeze()  # a rank that collects garbage need not walk through what it was forked with
-    packed = run_fresh(ranks, _in_rank, backend, _free_port(), case, arguments, limit_s=limit_s)
+    packed = run_fresh(ranks, _in_rank, backend, free_port(), case, arguments, limit_s=limit_s)
     return [torch.load(io.BytesIO(each), weights_only=True) for each in packed]
 
 
@@ -94,12 +95,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().flatten().view(torch.uint8)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _in_rank(
     world: World, backend: str, port: int, case: Case, arguments: tuple[Any, ...]
 ) -> bytes:
@@ -115,6 +110,11 @@ def _in_rank(
     result = case(world, backend, *arguments)
     used = {str(name) for name, _ in dist.distributed_c10d._world.pg_map.values()}
     assert used == {backend}, f"expected groups of {backend} alone, got {used}"
+    if backend == "gloo":
+        # A thread of gloo that is the last to let go of its group, as the futures of a hook may
+        # have it, waits for itself and ends the process. So nobody lets go of it.
+        for group in dist.distributed_c10d._world.pg_map:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     buffer = io.BytesIO()
     torch.save(result, buffer)
     return buffer.getvalue()

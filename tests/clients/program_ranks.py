@@ -103,7 +103,7 @@ class Job:
     ) -> None:
         self.folder = folder / package.backend
         self.folder.mkdir(exist_ok=True)
-        self.port = _free_port() if port is None else port
+        self.port = free_port() if port is None else port
         self._began_s = time.monotonic()
         text = _PRELUDE.format(
             import_line=package.import_line, backend=package.backend, limit=int(LIMIT_S) + 10
@@ -194,7 +194,7 @@ def run_both(
         return theirs.outcome(they_may_hang), outcome
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Below those that the kernel gives to connections, which could take it before it is used."""
     while True:
         port = random.randrange(20_000, 30_000)
