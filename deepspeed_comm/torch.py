@@ -69,6 +69,12 @@ def _is_off(operation: str) -> bool:
     return True
 
 
+def _tell_of_fallback(missing: str, instead: str) -> None:
+    """Once, on rank 0."""
+    if dist.get_rank() == 0:
+        warn_once(f"{missing}; {instead}")
+
+
 def is_compiling() -> bool:
     """Whether torch.compile traces this; torch 1.13 has none."""
     compiler = getattr(torch, "compiler", None)
@@ -232,11 +238,11 @@ class TorchBackend(Backend):
             return Noop()
         native = native_executor.find_backend(group, tensor)
         if native is None:
-            if dist.get_rank() == 0:
-                warn_once(
-                    f"all_reduce_caching is all_reduce with {dist.get_backend(group)}, and whether "
-                    "match_ids agree between ranks is not looked at"
-                )
+            _tell_of_fallback(
+                f"{dist.get_backend(group)} keeps nothing for a match_id",
+                "all_reduce_caching is all_reduce, and does not see match_ids that differ between "
+                "ranks",
+            )
             work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
         else:
             work = native.all_reduce_caching(tensor, torch_reduce_op(op), match_id, async_op)
@@ -347,6 +353,10 @@ class TorchBackend(Backend):
         pairs = list(zip(output_tensors, input_tensors, strict=True))
         if has_coalescing_manager(group, input_tensors[0].device):
             return self._all_gather_at_once(pairs, group, async_op)
+        _tell_of_fallback(
+            f"{dist.get_backend(group)} cannot coalesce calls",
+            "all_gather_coalesced gathers one tensor after the other",
+        )
         works = [self.all_gather_into_tensor(output, own, group, True) for output, own in pairs]
         if async_op:
             return _Works(works)

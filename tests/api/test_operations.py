@@ -13,6 +13,7 @@ from harness import TORCH_2, World, run_fresh
 
 import deepspeed_comm as dist
 from deepspeed_comm import comm
+from deepspeed_comm._log import warn_once
 from deepspeed_comm.torch import Noop
 
 RANKS = 3
@@ -246,6 +247,8 @@ def _caching(world: World, backend: str) -> None:
         among = values(0) + values(2) if world.rank in MEMBERS else values(world.rank)
         assert torch.equal(tensor, among)
 
+    # That it is no more than all_reduce is said once, by rank 0.
+    assert warn_once.cache_info().currsize == (backend == "gloo" and world.rank == 0)
     tensor = values(world.rank)
     wrong: list[tuple[Any, str]] = [
         ({"tensor": tensor[:3]}, r"'sum' stands for another call: shape \(4,\) before, \(3,\) now"),
