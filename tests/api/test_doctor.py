@@ -490,6 +490,7 @@ def test_networks(bare: pytest.MonkeyPatch) -> None:
         assert "eth0 (10.1.2.3/16)" in trouble.advice
 
 
+# What the doctor reads by itself is compared with what that program says; make setup installs it.
 @pytest.mark.skipif(shutil.which("ip") is None, reason="iproute2 is not installed")
 def test_interfaces_are_those_that_ip_shows() -> None:
     shown = json.loads(subprocess.check_output(["ip", "-json", "-4", "address", "show", "up"]))
@@ -505,6 +506,7 @@ def test_interfaces_are_those_that_ip_shows() -> None:
 # --- MPI
 
 
+# Without MPI there is nothing to load; make setup builds with it.
 @pytest.mark.skipif(not HAS_MPI, reason="this build has no MPI")
 def test_a_library_that_is_no_mpi(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "libmpi.so.40").write_bytes(b"no shared library")
@@ -515,6 +517,7 @@ def test_a_library_that_is_no_mpi(bare: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert "LD_LIBRARY_PATH" in finding.troubles[0].advice
 
 
+# Without MPI there is nothing to load; make setup builds with it.
 @pytest.mark.skipif(not HAS_MPI, reason="this build has no MPI")
 def test_mpi_leaves_nothing_behind(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare.setattr("tempfile.tempdir", str(tmp_path))

@@ -353,6 +353,7 @@ def _compiled(world: World) -> None:
     dist.destroy_process_group()
 
 
+# With torch 1.13 there is nobody who traces, and no torch.ops.dscomm.
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no torch.compile")
 def test_inference_all_reduce_is_traced() -> None:
     run_fresh(RANKS, _compiled)
@@ -372,6 +373,7 @@ def _compiled_over_gloo(world: World) -> None:
     dist.destroy_process_group()
 
 
+# With torch 1.13 there is nobody who traces, and no torch.ops.dscomm.
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no torch.compile")
 def test_inference_all_reduce_is_traced_over_gloo() -> None:
     run_fresh(RANKS, _compiled_over_gloo)

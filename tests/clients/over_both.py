@@ -39,6 +39,7 @@ Case = Callable[..., Result]
 def needed(package: str) -> Any:
     """The package, imported before ranks are forked. Without it the module's tests are skipped."""
     if importlib.util.find_spec(package) is None:
+        # Where no package index can be reached, torch's own clients are run all the same.
         pytest.skip(
             f"{package} is not installed here; tests/clients/setup makes an environment with it",
             allow_module_level=True,

@@ -35,6 +35,7 @@ import torch
 from program_ranks import OURS, THEIRS, Job, Outcome, run_both
 
 if importlib.util.find_spec("deepspeed") is None:
+    # The original comes from a package index; where none can be reached, make test says so.
     pytest.skip(
         "deepspeed is not installed here; tests/clients/setup makes .venv-clients, which has it",
         allow_module_level=True,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 if importlib.util.find_spec("deepspeed") is None:
+    # The original comes from a package index; where none can be reached, make test says so.
     pytest.skip(
         "deepspeed is not installed here; tests/clients/setup makes .venv-clients, which has it",
         allow_module_level=True,
