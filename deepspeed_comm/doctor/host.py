@@ -31,8 +31,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _SPARE_BYTES = 16 << 20
 _LEAST_ARENA_BYTES = 1 << 20
 _ARENA_SHARE = 16
-_CHUNK_BYTES, _ARENA_BYTES = 262144, 1 << 30  # the defaults of csrc/core/base/settings.h
-_STAGING_BUFFERS = 4
+_STAGING_BYTES, _CHUNK_BYTES, _ARENA_BYTES = (
+    4 << 20,
+    512 << 10,
+    1 << 30,
+)  # the defaults of csrc/core/base/settings.h
+_LEAST_CHUNKS = 4  # in the staging
 _PAGE_OF_LINES = 4096
 # What Open MPI takes of /dev/shm for each rank of a host, as csrc/pmix/main.cc.
 _MPI_SHARED_BYTES = 8 << 20
@@ -135,7 +139,10 @@ def memory_room() -> Room:
 def check_memory(finding: Finding, examination: Examination) -> None:
     room = memory_room()
     ranks = ranks_of_host(os.environ) or 2
-    staging = _STAGING_BUFFERS * setting("DSCOMM_STAGING_CHUNK_BYTES", _CHUNK_BYTES)
+    staging = max(
+        setting("DSCOMM_STAGING_BYTES", _STAGING_BYTES),
+        _LEAST_CHUNKS * setting("DSCOMM_STAGING_CHUNK_BYTES", _CHUNK_BYTES),
+    )
     needed = ranks * (staging + _PAGE_OF_LINES) + _SPARE_BYTES
     finding.facts.update(
         available_bytes=None if math.isinf(room.available_bytes) else int(room.available_bytes),
@@ -146,7 +153,7 @@ def check_memory(finding: Finding, examination: Examination) -> None:
     if room.available_bytes < needed:
         finding.problem(
             f"{ranks} ranks need {_size(needed)} for a first group",
-            "give the job more memory, or lower DSCOMM_STAGING_CHUNK_BYTES",
+            "give the job more memory, or lower DSCOMM_STAGING_BYTES",
         )
     _check_memfd(finding)
     _check_address_space(finding)

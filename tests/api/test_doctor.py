@@ -337,11 +337,11 @@ def test_too_little_memory(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(Examination, "transport_file", "")
     bare.setattr(host, "memory_room", lambda: host.Room(1 << 20, "memory.max of /job"))
     finding = look("memory")
-    assert "2 ranks need 18.0 MiB" in troubles(finding)
+    assert "2 ranks need 24.0 MiB" in troubles(finding)
     assert finding.found[0] == "1.0 MiB can be taken, by memory.max of /job"
     bare.setenv("LOCAL_WORLD_SIZE", "4")
-    bare.setenv("DSCOMM_STAGING_CHUNK_BYTES", str(1 << 20))
-    assert "4 ranks need 32.0 MiB" in troubles(look("memory"))
+    bare.setenv("DSCOMM_STAGING_CHUNK_BYTES", str(2 << 20))
+    assert "4 ranks need 48.0 MiB" in troubles(look("memory"))
 
 
 def test_memory_cannot_be_made(bare: pytest.MonkeyPatch) -> None:

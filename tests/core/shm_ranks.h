@@ -12,6 +12,7 @@ inline Settings small_settings() {
   Settings settings;
   settings.arena_bytes = 32 << 20;
   settings.staging_chunk_bytes = 4096;
+  settings.staging_bytes = 4 * 4096;
   settings.one_shot_bytes = 512;
   return settings;
 }

@@ -353,7 +353,7 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   const size_t chunk_bytes = small_settings().staging_chunk_bytes;
-  const size_t slab_bytes = kPageBytes + kStageBuffers * chunk_bytes;
+  const size_t slab_bytes = kPageBytes + static_cast<size_t>(small_settings().staging_bytes);
   run_ranks(3, [&](int rank) {
     RankParty party(registry, small_settings());
     // Kept, because letting a peer go would order a reader's reads as well.
@@ -368,7 +368,7 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
       std::this_thread::sleep_for(milliseconds(300));  // alive
       return;
     }
-    std::vector<std::byte> data(2 * kStageBuffers * chunk_bytes);
+    std::vector<std::byte> data(2 * static_cast<size_t>(small_settings().staging_bytes));
     // The root waits for rank 1, and never looks at how far the reader is.
     Status status = team->broadcast(data.data(), data.size(), DType::kUInt8, 0, within(60000));
     EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();

@@ -146,7 +146,7 @@ def test_cgroup_too_small(cgroup: Path) -> None:
     for text in texts:
         match = re.search(r"2 ranks on this host need (\d+) bytes .* leaves (\d+)", text)
         assert match is not None and cgroup.name in text, texts
-        # Four staging buffers and a page of lines for each rank.
+        # Staging of four chunks and a page of lines for each rank.
         assert int(match.group(1)) == 2 * (4 * chunk_bytes + 4096), texts
         assert 0 <= int(match.group(2)) <= ROOM, texts
 

@@ -2,14 +2,16 @@
  * from one call to the next; and nobody waits for ever.
  *
  * Mirrors: csrc/core/shm/stage.cc, open(), fill(), read() and close(); csrc/core/shm/all_reduce.cc,
- * all_reduce_chunked(), with its phases, its order of steps and one chunk staged ahead;
+ * all_reduce_chunked(), with its rounds, its order of steps, one chunk staged ahead and one gathered
+ * behind;
  * broadcast.cc and gather.cc, staged, for the two ways in which a writer waits for its readers. The
  * one-round forms are in slot_reuse.pml; reduce.cc and scatter.cc go through their rounds as
  * gather.cc and broadcast.cc do, all_gather.cc, reduce_scatter.cc and all_to_all.cc as broadcast.cc
  * with every rank a root.
  *
  * Ranks make CALLS calls, each chosen when the first rank reaches it: kind, root, and one to
- * LONGEST chunks or rounds. The ring has the code's four buffers.
+ * LONGEST chunks or rounds. The ring has room for the fewest buffers that the code allows a long
+ * call, and all calls have buffers of one size.
  *
  * A buffer holds which call and round filled it. Its reader asserts that it is the one it wants.
  *
@@ -36,25 +38,30 @@
 
 #define PROGRESS(call, phase) (16 * (call) + (phase))
 #define FILLED_BY(call, round) (16 * (call) + (round))
-#define READABLE(member, round) memory[BUFFER(member, INDEX(memory[PLACE(member, call)], round))]
+/* Where a call's buffers begin, and how many they are. */
+#define PLACED(from, count) (8 * (count) + (from))
+#define READABLE(member, round) \
+  memory[BUFFER(member, INDEX(memory[PLACE(member, call)] % 8, memory[PLACE(member, call)] / 8, \
+                              round))]
 
 #ifdef MUTANT_FEWER_BUFFERS
-#define INDEX(from, round) (((from) + (round)) % (BUFFERS - 1))
+#define INDEX(from, count, round) ((from) + (round) % ((count) - ((count) > 1)))
 #else
-#define INDEX(from, round) (((from) + (round)) % BUFFERS)
+#define INDEX(from, count, round) ((from) + (round) % (count))
 #endif
 
 #include "store_buffer.pml"
 
-/* The chunked form of all_reduce: in which phase and round a chunk is. */
-#define STAGED_PHASE(chunk) ((chunk) == 0 -> 1 : 2 * (chunk))
+/* The chunked form of all_reduce: in which round a chunk is, and when it is posted. */
+#define INPUT_ROUND(chunk) ((chunk) == 0 -> 0 : 2 * (chunk) - 1)
+#define RESULT_ROUND(chunk) \
+  (2 * (chunk) + 2 < 2 * length[call] - 1 -> 2 * (chunk) + 2 : 2 * length[call] - 1)
+#define STAGED_PHASE(chunk) (INPUT_ROUND(chunk) + 1)
 #ifdef MUTANT_PHASES_MEET
-#define REDUCED_PHASE(chunk) (2 * (chunk) + 2)
+#define REDUCED_PHASE(chunk) RESULT_ROUND(chunk)
 #else
-#define REDUCED_PHASE(chunk) (2 * (chunk) + 3)
+#define REDUCED_PHASE(chunk) (RESULT_ROUND(chunk) + 1)
 #endif
-#define INPUT_ROUND(chunk) (2 * (chunk))
-#define RESULT_ROUND(chunk) (2 * (chunk) + 1)
 
 #define ALL_REDUCE 1
 #define BROADCAST 2
@@ -99,9 +106,9 @@ inline choose() {
 #endif
 
 #ifdef MUTANT_ACKNOWLEDGED_TOO_FEW
-#define FREED_BY(round) PROGRESS(call, (round) - BUFFERS)
+#define FREED_BY(round) PROGRESS(call, (round) - buffers)
 #else
-#define FREED_BY(round) PROGRESS(call, (round) - BUFFERS + 1)
+#define FREED_BY(round) PROGRESS(call, (round) - buffers + 1)
 #endif
 
 /* Stage::fill(), up to where the buffer may be written. */
@@ -109,24 +116,24 @@ inline choose() {
 inline wait_free(round, reader) {
   if
 #ifdef MUTANT_LAST_CALL_NOT_AWAITED
-  :: (round) < BUFFERS
+  :: (round) < buffers
 #else
-  :: (round) < BUFFERS && READ_BY_ALL(free_after[INDEX(first, round)])
+  :: (round) < buffers && READ_BY_ALL(free_after[first + (round)])
 #endif
 #if defined(MUTANT_ONE_READER_AWAITED)
-  :: (round) >= BUFFERS && (reader) == ALL && READ_UP_TO((me + 1) % RANKS, FREED_BY(round))
-#elif defined(ALL_REDUCE_NOT_AWAITED)
-  :: (round) >= BUFFERS && (reader) == ALL &&
+  :: (round) >= buffers && (reader) == ALL && READ_UP_TO((me + 1) % RANKS, FREED_BY(round))
+#elif defined(MUTANT_ALL_REDUCE_NOT_AWAITED)
+  :: (round) >= buffers && (reader) == ALL &&
      (kind[call] == ALL_REDUCE || READ_BY_ALL(FREED_BY(round)))
 #else
-  :: (round) >= BUFFERS && (reader) == ALL && READ_BY_ALL(FREED_BY(round))
+  :: (round) >= buffers && (reader) == ALL && READ_BY_ALL(FREED_BY(round))
 #endif
-  :: (round) >= BUFFERS && (reader) != ALL && READ_UP_TO(reader, FREED_BY(round))
+  :: (round) >= buffers && (reader) != ALL && READ_UP_TO(reader, FREED_BY(round))
   fi
 }
 
 inline fill(round) {
-  store(BUFFER(me, INDEX(first, round)), FILLED_BY(call, round))
+  store(BUFFER(me, INDEX(first, buffers, round)), FILLED_BY(call, round))
 }
 
 inline post(phase) {
@@ -180,7 +187,7 @@ inline gather_slices(chunk) {
 }
 
 inline all_reduce_chunked() {
-  store(PLACE(me, call), first);
+  open(2 * length[call]);
   stage_chunk(0);
   do
   :: step < length[call] ->
@@ -189,16 +196,20 @@ inline all_reduce_chunked() {
      :: else
      fi;
      reduce_slice(step);
-     gather_slices(step);
+     if
+     :: step > 0 -> gather_slices(step - 1)
+     :: else
+     fi;
      step++
   :: else -> break
   od;
-  close(2 * length[call])
+  gather_slices(length[call] - 1);
+  close()
 }
 
 /* What a root of a broadcast does, and a rank that is not the root of a gather. */
 inline write_rounds(reader) {
-  store(PLACE(me, call), first);
+  open(length[call]);
   do
   :: step < length[call] ->
      wait_free(step, reader);
@@ -210,7 +221,7 @@ inline write_rounds(reader) {
      step++
   :: else -> break
   od;
-  close(length[call])
+  close()
 }
 
 /* What the others of a broadcast do, and the root of a gather. */
@@ -235,20 +246,20 @@ inline read_rounds(from_all) {
   od
 }
 
-inline close(rounds) {
+/* The next piece of the ring, from its beginning where it does not fit behind the last. */
+inline open(rounds) {
   d_step {
-    k = 0;
-    do
-    :: k < rounds ->
-       if
-       :: k + BUFFERS >= rounds -> free_after[INDEX(first, k)] = PROGRESS(call + 1, 0)
-       :: else
-       fi;
-       k++
-    :: else -> break
-    od;
-    k = 0;
-    first = INDEX(first, rounds)
+    buffers = ((rounds) < BUFFERS -> (rounds) : BUFFERS);
+    first = (last + buffers <= BUFFERS -> last : 0);
+    last = first + buffers
+  }
+  store(PLACE(me, call), PLACED(first, buffers))
+}
+
+inline close() {
+  d_step {
+    for (k : first .. last - 1) { free_after[k] = PROGRESS(call + 1, 0) }
+    k = 0
   }
 }
 
@@ -257,7 +268,7 @@ inline end() {
 }
 
 proctype rank(byte me) {
-  byte call = 1, step = 0, first = 0, k = 0;
+  byte call = 1, step = 0, first = 0, last = 0, buffers = 1, k = 0;
   byte free_after[BUFFERS];
   do
   :: call <= CALLS ->

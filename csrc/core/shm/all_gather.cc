@@ -26,13 +26,13 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   uint32_t rounds = 1;
   for (size_t out_count : out_counts)
     rounds = std::max(rounds, rounds_of(out_count * element_bytes, chunk));
-  DSCOMM_RETURN_IF_ERROR(stage_->open(bytes));
+  DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), own_rounds));
   for (uint32_t round = 0; round < rounds; ++round) {
     if (round < own_rounds) {
       Result<std::byte*> stage = stage_->fill(round);
       if (!stage.ok()) return stage.status();
       size_t length = round_bytes(bytes, chunk, round);
-      if (length > 0) std::memcpy(stage.value(), input + size_t{round} * chunk, length);
+      copy(stage.value(), input + size_t{round} * chunk, length, stores());
       lines_->post(round + 1);
     }
     for (int step = 1; step < size(); ++step) {
@@ -50,7 +50,7 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
     }
     lines_->acknowledge(round + 1);
   }
-  stage_->close(own_rounds);
+  stage_->close();
   return lines_->end();
 }
 

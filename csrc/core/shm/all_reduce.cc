@@ -3,9 +3,8 @@
 //   tiny      what fits into the line beside the sequence travels with it: one hand-over;
 //   one shot  everyone stages everything, everyone reads all the others and reduces;
 //   chunked   reduce-scatter and all-gather, chunk by chunk: each rank reduces its slice of the
-//   chunk
-//             from all ranks' staging, publishes the result, and gathers the others' slices, while
-//             the next chunk has already been staged.
+//             chunk from all ranks' staging, publishes the result, and gathers the others' slices
+//             of the chunk before, while the next chunk has already been staged.
 //
 // The size decides alone, so all ranks choose alike. No closing barrier: a buffer is reused when
 // its readers have said that they are done.
@@ -29,13 +28,16 @@ Slice slice_of(size_t count, int ranks, int k, size_t element_bytes) {
   return {begin, std::min(count, begin + per_rank) - begin};
 }
 
-// Phases of the chunked form. A rank stages chunk 0, then for each chunk c: stages c + 1, reduces
-// c, gathers c. In the order in which they are posted: staged 0, staged 1, reduced 0, staged 2, ...
-constexpr uint32_t staged_phase(uint32_t chunk) { return chunk == 0 ? 1 : 2 * chunk; }
-constexpr uint32_t reduced_phase(uint32_t chunk) { return 2 * chunk + 3; }
-// Buffers: input and result of a chunk take turns.
-constexpr uint32_t input_round(uint32_t chunk) { return 2 * chunk; }
-constexpr uint32_t result_round(uint32_t chunk) { return 2 * chunk + 1; }
+// Rounds of the chunked form, in the order in which they are staged and in which they are read:
+// input 0, input 1, result 0, input 2, result 1, ... Each is posted, and acknowledged, as phase
+// round + 1.
+constexpr uint32_t input_round(uint32_t chunk) { return chunk == 0 ? 0 : 2 * chunk - 1; }
+constexpr uint32_t result_round(uint32_t chunk, uint32_t chunks) {
+  return std::min(2 * chunk + 2, 2 * chunks - 1);
+}
+
+// What is reduced in one go and copied on while it is in the first cache.
+constexpr size_t kBlockBytes = 8192;
 
 }  // namespace
 
@@ -46,7 +48,8 @@ Status ShmTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
       lines_->begin(make_record(Collective::kAllReduce, reduction, count, options), options));
   size_t bytes = count * dtype_bytes(reduction.dtype);
   if (bytes <= kTinyBytes) return all_reduce_tiny(in, out, count, reduction);
-  if (bytes <= std::min(tuning_.one_shot_bytes, tuning_.chunk_bytes))
+  const size_t others_bytes = bytes * (static_cast<size_t>(size()) - 1);
+  if (bytes <= tuning_.chunk_bytes && others_bytes <= tuning_.one_shot_bytes)
     return all_reduce_one_shot(in, out, count, reduction);
   return all_reduce_chunked(in, out, count, reduction);
 }
@@ -67,10 +70,10 @@ Status ShmTeam::all_reduce_tiny(const void* in, void* out, size_t count,
 Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
                                     const Reduction& reduction) {
   size_t bytes = count * dtype_bytes(reduction.dtype);
-  DSCOMM_RETURN_IF_ERROR(stage_->open(bytes));
+  DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, bytes, 1));
   Result<std::byte*> buffer = stage_->fill(0);
   if (!buffer.ok()) return buffer.status();
-  std::memcpy(buffer.value(), in, bytes);
+  copy(buffer.value(), in, bytes, stores());
   lines_->post(1);
   for (int k = 0; k < size(); ++k) {
     size_t index = static_cast<size_t>(k);
@@ -84,18 +87,20 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
     sources_[index] = theirs.value();
   }
   dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
-  stage_->close(1);
+  stage_->close();
   return lines_->end();
 }
 
 Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
                                    const Reduction& reduction) {
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  const size_t chunk_count = tuning_.chunk_bytes / element_bytes;
+  const size_t chunk_count = std::min(count, tuning_.chunk_bytes / element_bytes);
   const uint32_t chunks = rounds_of(count, chunk_count);
+  const size_t block_count = kBlockBytes / element_bytes;
   const auto* input = static_cast<const std::byte*>(in);
   auto* output = static_cast<std::byte*>(out);
-  DSCOMM_RETURN_IF_ERROR(stage_->open(count * element_bytes));
+  DSCOMM_RETURN_IF_ERROR(
+      stage_->open(count * element_bytes, chunk_count * element_bytes, 2 * chunks));
 
   auto stage_chunk = [&](uint32_t chunk) -> Status {
     Result<std::byte*> buffer = stage_->fill(input_round(chunk));
@@ -105,33 +110,40 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     // All but the own slice, which is reduced from where it is.
     Slice own = slice_of(length, size(), rank(), element_bytes);
     const std::byte* from = input + begin * element_bytes;
-    std::memcpy(buffer.value(), from, own.begin * element_bytes);
+    copy(buffer.value(), from, own.begin * element_bytes, stores());
     size_t after = (own.begin + own.length) * element_bytes;
-    std::memcpy(buffer.value() + after, from + after, length * element_bytes - after);
-    lines_->post(staged_phase(chunk));
+    copy(buffer.value() + after, from + after, length * element_bytes - after, stores());
+    lines_->post(input_round(chunk) + 1);
     return {};
   };
 
   auto reduce_slice = [&](uint32_t chunk) -> Status {
     size_t begin = size_t{chunk} * chunk_count;
     Slice own = slice_of(round_bytes(count, chunk_count, chunk), size(), rank(), element_bytes);
+    std::byte* reduced = output + (begin + own.begin) * element_bytes;
     for (int k = 0; k < size(); ++k) {
       size_t index = static_cast<size_t>(k);
       if (k == rank()) {
         sources_[index] = input + (begin + own.begin) * element_bytes;
         continue;
       }
-      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, staged_phase(chunk)));
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, input_round(chunk) + 1));
       Result<const std::byte*> theirs = stage_->read(k, input_round(chunk));
       if (!theirs.ok()) return theirs.status();
       sources_[index] = theirs.value() + own.begin * element_bytes;
     }
-    Result<std::byte*> buffer = stage_->fill(result_round(chunk));
+    Result<std::byte*> buffer = stage_->fill(result_round(chunk, chunks));
     if (!buffer.ok()) return buffer.status();
-    dscomm::reduce(buffer.value(), sources_.data(), size(), own.length, reduction, size());
-    std::memcpy(output + (begin + own.begin) * element_bytes, buffer.value(),
-                own.length * element_bytes);
-    lines_->post(reduced_phase(chunk));
+    for (size_t done = 0; done < own.length; done += block_count) {
+      const size_t block = std::min(block_count, own.length - done);
+      dscomm::reduce(reduced + done * element_bytes, sources_.data(), size(), block, reduction,
+                     size());
+      copy(buffer.value() + done * element_bytes, reduced + done * element_bytes,
+           block * element_bytes, stores());
+      for (const void*& source : sources_)
+        source = static_cast<const std::byte*>(source) + block * element_bytes;
+    }
+    lines_->post(result_round(chunk, chunks) + 1);
     lines_->acknowledge(input_round(chunk) + 1);
     return {};
   };
@@ -140,24 +152,27 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     size_t begin = size_t{chunk} * chunk_count;
     for (int step = 1; step < size(); ++step) {
       int k = (rank() + step) % size();
-      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, reduced_phase(chunk)));
-      Result<const std::byte*> theirs = stage_->read(k, result_round(chunk));
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, result_round(chunk, chunks) + 1));
+      Result<const std::byte*> theirs = stage_->read(k, result_round(chunk, chunks));
       if (!theirs.ok()) return theirs.status();
       Slice slice = slice_of(round_bytes(count, chunk_count, chunk), size(), k, element_bytes);
       std::memcpy(output + (begin + slice.begin) * element_bytes, theirs.value(),
                   slice.length * element_bytes);
     }
-    lines_->acknowledge(result_round(chunk) + 1);
+    lines_->acknowledge(result_round(chunk, chunks) + 1);
     return {};
   };
 
+  // A chunk's results are gathered while the next one is under way, so that nobody waits for what
+  // the others are just about to post.
   DSCOMM_RETURN_IF_ERROR(stage_chunk(0));
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
     if (chunk + 1 < chunks) DSCOMM_RETURN_IF_ERROR(stage_chunk(chunk + 1));
     DSCOMM_RETURN_IF_ERROR(reduce_slice(chunk));
-    DSCOMM_RETURN_IF_ERROR(gather_slices(chunk));
+    if (chunk > 0) DSCOMM_RETURN_IF_ERROR(gather_slices(chunk - 1));
   }
-  stage_->close(2 * chunks);
+  DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
+  stage_->close();
   return lines_->end();
 }
 

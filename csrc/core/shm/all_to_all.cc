@@ -31,7 +31,8 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   const uint32_t own_rounds = rounds_of(longest_in, piece);
   const uint32_t rounds = std::max(own_rounds, rounds_of(longest_out, piece));
 
-  DSCOMM_RETURN_IF_ERROR(stage_->open(call.own_count * element_bytes));
+  const size_t stride = std::min(piece, longest_in) * element_bytes;
+  DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(call.own_count * element_bytes, stride, own_rounds));
   Result<uint64_t*> table = stage_->fill_table();
   if (!table.ok()) return table.status();
   std::copy(in_counts.begin(), in_counts.end(), table.value());
@@ -44,9 +45,9 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
       for (size_t k = 0; k < in_counts.size(); ++k) {
         size_t length = round_bytes(in_counts[k], piece, round);
         if (k == me || length == 0) continue;
-        std::memcpy(stage.value() + k * piece_bytes,
-                    static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
-                    length * element_bytes);
+        copy(stage.value() + k * stride,
+             static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
+             length * element_bytes, stores());
       }
       lines_->post(round + 1);
     }
@@ -67,15 +68,15 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
                                                    "; the split sizes do not fit");
       }
       if (length == 0) continue;
-      Result<const std::byte*> theirs = stage_->read(k, round);
+      Result<const std::byte*> theirs = stage_->read_piece(k, round);
       if (!theirs.ok()) return theirs.status();
       std::memcpy(
           static_cast<std::byte*>(outs[static_cast<size_t>(k)]) + size_t{round} * piece_bytes,
-          theirs.value() + me * piece_bytes, length * element_bytes);
+          theirs.value(), length * element_bytes);
     }
     lines_->acknowledge(round + 1);
   }
-  stage_->close(own_rounds, true);
+  stage_->close();
   return lines_->end();
 }
 

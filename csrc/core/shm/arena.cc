@@ -108,7 +108,7 @@ Status Arena::check_limits(size_t bytes, int ranks) {
   return make_status(
       Code::kResource,
       "%d ranks on this host need %lld bytes of shared memory, but %s leaves %lld; give the job "
-      "more memory or lower DSCOMM_STAGING_CHUNK_BYTES",
+      "more memory or lower DSCOMM_STAGING_BYTES",
       ranks, static_cast<long long>(wanted), limit.source.c_str(),
       static_cast<long long>(limit.available_bytes));
 }

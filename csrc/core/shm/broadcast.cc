@@ -28,14 +28,14 @@ Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   const size_t chunk = tuning_.chunk_bytes;
   const uint32_t rounds = rounds_of(bytes, chunk);
   if (rank() == root) {
-    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes));
+    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));
     for (uint32_t round = 0; round < rounds; ++round) {
       Result<std::byte*> stage = stage_->fill(round);
       if (!stage.ok()) return stage.status();
-      std::memcpy(stage.value(), data + size_t{round} * chunk, round_bytes(bytes, chunk, round));
+      copy(stage.value(), data + size_t{round} * chunk, round_bytes(bytes, chunk, round), stores());
       lines_->post(round + 1);
     }
-    stage_->close(rounds);
+    stage_->close();
     return lines_->end();
   }
   lines_->post(1);

@@ -198,11 +198,12 @@ class Former {
     // Room for an element of the largest dtype from every rank, however many there are.
     uint64_t least = (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
     uint64_t pages = static_cast<uint64_t>(settings.staging_chunk_bytes) / kPageBytes;
-    card->tuning = {std::max(pages, least) * kPageBytes,
-                    static_cast<uint64_t>(settings.one_shot_bytes)};
+    const uint64_t chunk = std::max(pages, least) * kPageBytes;
+    card->tuning = {chunk, static_cast<uint64_t>(settings.one_shot_bytes),
+                    std::max(kLeastBuffers * chunk, static_cast<uint64_t>(settings.staging_bytes))};
     // All ranks reserve at once, so each looks whether there is room for all.
-    DSCOMM_RETURN_IF_ERROR(Arena::check_limits(
-        sizeof(GroupLines) + kStageBuffers * card->tuning.chunk_bytes, request_.size));
+    DSCOMM_RETURN_IF_ERROR(
+        Arena::check_limits(sizeof(GroupLines) + card->tuning.staging_bytes, request_.size));
     Result<uint64_t> lines = party_.arena->allocate(sizeof(GroupLines));
     if (!lines.ok()) return lines.status();
     lines_offset_ = card->lines_offset = lines.value();

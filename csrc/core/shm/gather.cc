@@ -25,15 +25,15 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
 
   if (rank() != root) {
     const uint32_t rounds = rounds_of(bytes, chunk);
-    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes));
+    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));
     for (uint32_t round = 0; round < rounds; ++round) {
       Result<std::byte*> stage = stage_->fill(round, root);
       if (!stage.ok()) return stage.status();
       size_t length = round_bytes(bytes, chunk, round);
-      if (length > 0) std::memcpy(stage.value(), input + size_t{round} * chunk, length);
+      copy(stage.value(), input + size_t{round} * chunk, length, stores());
       lines_->post(round + 1);
     }
-    stage_->close(rounds);
+    stage_->close();
     return lines_->end();
   }
   lines_->post(1);

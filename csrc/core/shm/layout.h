@@ -16,7 +16,7 @@
 namespace dscomm {
 
 inline constexpr uint64_t kArenaMagic = 0x4d4d4f435344ull;  // "DSCOMM"
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 
 // Two 64-byte cache lines: processors fetch them in pairs.
 inline constexpr size_t kLineBytes = 128;
@@ -122,12 +122,14 @@ static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);
 
 inline constexpr size_t kTinyBytes = 48;
 
-// Where a rank's staging for one call lies, in place of tiny data.
+// Where a rank's staging for one call lies, in place of tiny data. Offsets are in the rank's arena.
 struct StagePlace {
-  uint64_t slab_offset;   // in the rank's arena
-  uint32_t first_buffer;  // of the slab's ring; round r is in (first_buffer + r) % kStageBuffers
-  uint32_t reserved;
-  uint64_t bytes;  // that this rank stages in all, where readers must know
+  uint64_t offset;        // of the buffers; round r is in buffer r % buffers
+  uint64_t buffer_bytes;  // from one to the next
+  uint64_t table_offset;  // of one number for each rank
+  uint64_t bytes;         // that this rank stages in all, where readers must know
+  uint32_t buffers;
+  uint32_t piece_bytes;  // where a buffer is cut into one piece for each rank
 };
 static_assert(sizeof(StagePlace) <= kTinyBytes);
 
@@ -172,6 +174,9 @@ struct alignas(kPageBytes) GroupLines {
   // sides: the sleeper adds and then looks at the word, the publisher stores the word and then
   // looks here, so at least one of them sees the other.
   alignas(kLineBytes) std::atomic<uint32_t> sleepers;
+  // The sequence in which the owner last wrote it. Relaxed on both sides: nothing follows from the
+  // value but that a load of it had to fetch the line from the owner's cache; see Distance.
+  alignas(kLineBytes) std::atomic<uint64_t> beacon;
   Slot slots[kSlots];
   alignas(kLineBytes) AbortRecord abort;
 };

@@ -14,6 +14,12 @@
 namespace dscomm {
 namespace {
 
+// In one of so many calls a rank writes its beacon, and in another one it looks at one member's; in
+// the first calls more often, so that a group soon knows.
+constexpr uint64_t kBeaconPeriod = 16;
+constexpr uint64_t kFirstBeaconPeriod = 2;
+constexpr uint64_t kFirstCalls = 64;
+
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
 // A copy word by word, the sequence first: a reader may race with the owner's next call. Release
@@ -107,6 +113,7 @@ void Lines::set_up(Arena& arena, uint64_t offset) {
   lines->aborted.store(0, std::memory_order_relaxed);
   lines->done.store(progress(1, 0), std::memory_order_relaxed);
   lines->sleepers.store(0, std::memory_order_relaxed);
+  lines->beacon.store(0, std::memory_order_relaxed);
   for (Slot& slot : lines->slots) {
     slot.posted.store(0, std::memory_order_relaxed);
     slot.hash.store(0, std::memory_order_relaxed);
@@ -135,6 +142,8 @@ Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, 
       own_(reinterpret_cast<GroupLines*>(arena_->data() +
                                          members_[static_cast<size_t>(rank)].lines_offset)),
       known_done_(members_.size(), progress(1, 0)),
+      distance_(static_cast<int>(members_.size())),
+      beacons_(members_.size(), 0),
       verified_(members_.size(), 0) {
   for (const LinesMember& member : members_)
     views_.push_back(reinterpret_cast<const GroupLines*>(
@@ -171,7 +180,24 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   slot.hash.store(hash_call(hash_before, record),
                   std::memory_order_release);  // pairs with verify()
   store_record(&slot.call, record);
+  measure_distance();
   return {};
+}
+
+void Lines::measure_distance() {
+  const uint64_t period = sequence_ < kFirstCalls ? kFirstBeaconPeriod : kBeaconPeriod;
+  if (sequence_ % period == 0) own_->beacon.store(sequence_, std::memory_order_relaxed);
+  if (sequence_ % period != period / 2) return;
+  const int member = static_cast<int>(sequence_ / period % members_.size());
+  if (member == rank_) return;
+  const int64_t before = monotonic_ns();
+  const uint64_t beacon =
+      views_[static_cast<size_t>(member)]->beacon.load(std::memory_order_relaxed);
+  const int64_t after = monotonic_ns();
+  // Of one that was not written since, this core has had a copy all along.
+  if (beacon == beacons_[static_cast<size_t>(member)]) return;
+  beacons_[static_cast<size_t>(member)] = beacon;
+  distance_.add(member, after - before);
 }
 
 void Lines::post(uint32_t phase) {

@@ -25,6 +25,7 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/shm/arena.h"
+#include "core/shm/distance.h"
 #include "core/shm/layout.h"
 #include "core/shm/peer.h"
 #include "core/shm/wait.h"
@@ -80,6 +81,8 @@ class Lines {
   }
   const Peer& peer(int member) const { return *members_[static_cast<size_t>(member)].peer; }
 
+  const Distance& distance() const { return distance_; }
+
   // Ends the group with a cause found by this rank in the call in progress: `cause` says who is at
   // fault and why. Returns the status to raise.
   Status fail(Code code, const std::string& cause);
@@ -107,6 +110,7 @@ class Lines {
  private:
   class MemberWatch;
 
+  void measure_distance();
   static bool unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,
                      uint64_t done_word);
   void wake_sleepers(const std::atomic<uint64_t>& word);
@@ -131,7 +135,9 @@ class Lines {
   Team* composer_ = nullptr;  // of the call in progress, see CallOptions
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
-  std::vector<uint64_t> verified_;    // of each member: the last sequence whose hash was compared
+  Distance distance_;
+  std::vector<uint64_t> beacons_;   // of each member: what it said when it was last looked at
+  std::vector<uint64_t> verified_;  // of each member: the last sequence whose hash was compared
 
   mutable std::mutex failure_mutex_;
   Status failure_;  // guarded by failure_mutex_; set before own_->aborted

@@ -20,17 +20,17 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   const auto* input = static_cast<const std::byte*>(in);
 
   if (rank() != root) {
-    DSCOMM_RETURN_IF_ERROR(stage_->open(count * element_bytes));
+    DSCOMM_RETURN_IF_ERROR(
+        stage_->open(count * element_bytes, std::min(count, chunk_count) * element_bytes, rounds));
     for (uint32_t round = 0; round < rounds; ++round) {
       Result<std::byte*> stage = stage_->fill(round, root);
       if (!stage.ok()) return stage.status();
       size_t length = round_bytes(count, chunk_count, round);
-      if (length > 0)
-        std::memcpy(stage.value(), input + size_t{round} * chunk_count * element_bytes,
-                    length * element_bytes);
+      copy(stage.value(), input + size_t{round} * chunk_count * element_bytes,
+           length * element_bytes, stores());
       lines_->post(round + 1);
     }
-    stage_->close(rounds);
+    stage_->close();
     return lines_->end();
   }
   lines_->post(1);

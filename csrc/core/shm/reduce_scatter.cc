@@ -28,7 +28,8 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   const size_t me = static_cast<size_t>(rank());
   const auto* own_input = static_cast<const std::byte*>(ins[me]);
   auto* output = static_cast<std::byte*>(out);
-  DSCOMM_RETURN_IF_ERROR(stage_->open(total * element_bytes));
+  const size_t stride = std::min(piece, longest) * element_bytes;
+  DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(total * element_bytes, stride, rounds));
 
   auto stage_round = [&](uint32_t round) -> Status {
     Result<std::byte*> stage = stage_->fill(round);
@@ -36,9 +37,9 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
     for (size_t k = 0; k < counts.size(); ++k) {
       size_t length = round_bytes(counts[k], piece, round);
       if (k == me || length == 0) continue;
-      std::memcpy(stage.value() + k * piece_bytes,
-                  static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
-                  length * element_bytes);
+      copy(stage.value() + k * stride,
+           static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
+           length * element_bytes, stores());
     }
     lines_->post(round + 1);
     return {};
@@ -53,9 +54,9 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
         continue;
       }
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
-      Result<const std::byte*> theirs = stage_->read(k, round);
+      Result<const std::byte*> theirs = stage_->read_piece(k, round);
       if (!theirs.ok()) return theirs.status();
-      sources_[static_cast<size_t>(k)] = theirs.value() + me * piece_bytes;
+      sources_[static_cast<size_t>(k)] = theirs.value();
     }
     size_t length = round_bytes(counts[me], piece, round);
     if (length > 0)
@@ -63,7 +64,7 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
                      reduction, size());
     lines_->acknowledge(round + 1);
   }
-  stage_->close(rounds);
+  stage_->close();
   return lines_->end();
 }
 

@@ -29,7 +29,8 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
     size_t longest = 0;
     for (size_t in_count : in_counts) longest = std::max(longest, in_count);
     const uint32_t rounds = rounds_of(longest, piece);
-    DSCOMM_RETURN_IF_ERROR(stage_->open(longest * element_bytes));
+    const size_t stride = std::min(piece, longest) * element_bytes;
+    DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(longest * element_bytes, stride, rounds));
     Result<uint64_t*> table = stage_->fill_table();
     if (!table.ok()) return table.status();
     std::copy(in_counts.begin(), in_counts.end(), table.value());
@@ -39,14 +40,14 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
       for (size_t k = 0; k < in_counts.size(); ++k) {
         size_t length = round_bytes(in_counts[k], piece, round);
         if (k == me || length == 0) continue;
-        std::memcpy(stage.value() + k * piece_bytes,
-                    static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
-                    length * element_bytes);
+        copy(stage.value() + k * stride,
+             static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
+             length * element_bytes, stores());
       }
       lines_->post(round + 1);
     }
     if (output != ins[me] && count > 0) std::memcpy(output, ins[me], count * element_bytes);
-    stage_->close(rounds, true);
+    stage_->close();
     return lines_->end();
   }
   lines_->post(1);
@@ -61,12 +62,11 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   const uint32_t rounds = rounds_of(count, piece);
   for (uint32_t round = 0; round < rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, round + 1));
-    Result<const std::byte*> theirs = stage_->read(root, round);
+    Result<const std::byte*> theirs = stage_->read_piece(root, round);
     if (!theirs.ok()) return theirs.status();
     size_t length = round_bytes(count, piece, round);
     if (length > 0)
-      std::memcpy(output + size_t{round} * piece_bytes, theirs.value() + me * piece_bytes,
-                  length * element_bytes);
+      std::memcpy(output + size_t{round} * piece_bytes, theirs.value(), length * element_bytes);
     lines_->acknowledge(round + 1);
   }
   return lines_->end();

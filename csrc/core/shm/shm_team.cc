@@ -10,7 +10,7 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
       tuning_(tuning) {
   lines_ =
       std::make_unique<Lines>(arena_, group_id, std::move(name), rank, std::move(members), policy);
-  stage_ = std::make_unique<Stage>(arena_, *lines_, tuning_.chunk_bytes);
+  stage_ = std::make_unique<Stage>(arena_, *lines_, tuning_.staging_bytes);
   sources_.resize(static_cast<size_t>(size()));
 }
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/shm/copy.h"
 #include "core/shm/lines.h"
 #include "core/shm/stage.h"
 #include "core/team/arguments.h"
@@ -22,8 +23,9 @@ namespace dscomm {
 
 // What all ranks of a group share, decided by its rank 0.
 struct ShmTuning {
-  uint64_t chunk_bytes = 0;
-  uint64_t one_shot_bytes = 0;
+  uint64_t chunk_bytes = 0;     // of a round
+  uint64_t one_shot_bytes = 0;  // most that a rank reads of the others in a one-shot all-reduce
+  uint64_t staging_bytes = 0;   // at least kLeastBuffers chunks
 };
 
 class ShmTeam final : public Team {
@@ -65,6 +67,11 @@ class ShmTeam final : public Team {
   Status all_reduce_tiny(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_one_shot(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_chunked(const void* in, void* out, size_t count, const Reduction& reduction);
+
+  // How this rank writes what the others read.
+  Stores stores() const {
+    return lines_->distance().is_far() ? Stores::kStreaming : Stores::kOrdinary;
+  }
 
   // What a member staged in bytes must be what this rank expects of it.
   Status check_bytes(int member, size_t expected_bytes);

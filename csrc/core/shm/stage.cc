@@ -8,10 +8,12 @@ namespace {
 // Groups keep their slabs between calls while less than this of the arena is handed out.
 constexpr size_t kKeptBytes = 64 << 20;
 
+size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
+
 }  // namespace
 
-Stage::Stage(std::shared_ptr<Arena> arena, Lines& lines, size_t chunk_bytes)
-    : arena_(std::move(arena)), lines_(lines), chunk_bytes_(chunk_bytes) {}
+Stage::Stage(std::shared_ptr<Arena> arena, Lines& lines, size_t ring_bytes)
+    : arena_(std::move(arena)), lines_(lines), ring_bytes_(ring_bytes) {}
 
 Stage::~Stage() {
   if (slab_offset_ != 0)
@@ -19,8 +21,7 @@ Stage::~Stage() {
 }
 
 size_t Stage::table_bytes() const {
-  size_t bytes = static_cast<size_t>(lines_.size()) * sizeof(uint64_t);
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return round_up(static_cast<size_t>(lines_.size()) * sizeof(uint64_t), kPageBytes);
 }
 
 Status Stage::take_slab() {
@@ -29,7 +30,8 @@ Status Stage::take_slab() {
   slab_offset_ = offset.value();
   data_ = arena_->data() + slab_offset_;
   // Nobody in this group has read it.
-  std::fill(std::begin(free_after_), std::end(free_after_), 0);
+  earlier_.fill({});
+  piece_ = {};
   table_free_after_ = 0;
   return {};
 }
@@ -41,58 +43,91 @@ void Stage::give_back_slab() {
   data_ = nullptr;
 }
 
-Status Stage::open(uint64_t bytes) {
+Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
   if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab());
-  lines_.own_slot().stage = {slab_offset_, first_ % kStageBuffers, 0, bytes};
+  buffer_bytes_ = round_up(std::max<size_t>(buffer_bytes, 1), kLineBytes);
+  DSCOMM_CHECK(buffer_bytes_ * std::min(rounds, kLeastBuffers) <= ring_bytes_,
+               "a call's buffers fit into the ring");
+  buffers_ = static_cast<uint32_t>(std::min<size_t>(rounds, ring_bytes_ / buffer_bytes_));
+  const size_t length = buffers_ * buffer_bytes_;
+  const size_t begin = piece_.end + length <= ring_bytes_ ? piece_.end : 0;
+  piece_ = {lines_.sequence(), begin, begin + length};
+  lines_.own_slot().stage = {
+      slab_offset_ + table_bytes() + begin, buffer_bytes_, slab_offset_, bytes, buffers_, 0};
   return {};
+}
+
+Status Stage::open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds) {
+  DSCOMM_RETURN_IF_ERROR(open(bytes, piece_bytes * static_cast<size_t>(lines_.size()), rounds));
+  lines_.own_slot().stage.piece_bytes = static_cast<uint32_t>(piece_bytes);
+  return {};
+}
+
+// The done word that every reader of earlier calls must reach before these bytes are rewritten.
+uint64_t Stage::free_after(size_t begin, size_t end) const {
+  uint64_t word = 0;
+  for (const Piece& piece : earlier_)
+    if (piece.begin < end && begin < piece.end)
+      word = std::max(word, progress(piece.sequence + 1, 0));
+  return word;
 }
 
 Result<std::byte*> Stage::fill(uint32_t round, int reader) {
   if (round + 2 >= kLastPhase)
     return lines_.fail(Code::kUnsupported,
                        "this call is too large for its staging; raise DSCOMM_STAGING_CHUNK_BYTES");
+  const size_t begin = piece_.begin + round % buffers_ * buffer_bytes_;
   Status status;
-  if (round < kStageBuffers) {
-    status = lines_.wait_all_acknowledged(free_after_[(first_ + round) % kStageBuffers]);
+  if (round < buffers_) {
+    status = lines_.wait_all_acknowledged(free_after(begin, begin + buffer_bytes_));
   } else {
-    uint64_t read = progress(lines_.sequence(), round - kStageBuffers + 1);
+    uint64_t read = progress(lines_.sequence(), round - buffers_ + 1);
     status =
         reader < 0 ? lines_.wait_all_acknowledged(read) : lines_.wait_acknowledged(reader, read);
   }
   if (!status.ok()) return status;
-  return own(round);
+  return ring() + begin;
 }
 
 Result<const std::byte*> Stage::read(int member, uint32_t round) const {
   const StagePlace& place = lines_.slot(member).stage;
-  size_t offset = buffer_offset(place.first_buffer % kStageBuffers + round % kStageBuffers);
-  const std::byte* data = lines_.peer(member).at(place.slab_offset, slab_bytes(), kPageBytes);
+  const uint32_t buffers = std::max(place.buffers, 1u);
+  const std::byte* data = lines_.peer(member).at(
+      place.offset + round % buffers * place.buffer_bytes, place.buffer_bytes, kLineBytes);
   if (data == nullptr)
     return lines_.fail(Code::kInternal,
                        "the staging of " + lines_.name_member(member) + " lies outside its memory");
-  return data + offset;
+  return data;
 }
 
-void Stage::close(uint32_t rounds, bool table) {
-  uint64_t done = progress(lines_.sequence() + 1, 0);
-  for (uint32_t round = rounds > kStageBuffers ? rounds - kStageBuffers : 0; round < rounds;
-       ++round)
-    free_after_[(first_ + round) % kStageBuffers] = done;
-  if (table) table_free_after_ = done;
-  first_ = (first_ + rounds) % kStageBuffers;
+Result<const std::byte*> Stage::read_piece(int member, uint32_t round) const {
+  const StagePlace& place = lines_.slot(member).stage;
+  Result<const std::byte*> buffer = read(member, round);
+  if (!buffer.ok()) return buffer;
+  if (place.piece_bytes > place.buffer_bytes / static_cast<size_t>(lines_.size()))
+    return lines_.fail(Code::kInternal,
+                       "the pieces of " + lines_.name_member(member) + " overflow their buffer");
+  return buffer.value() + static_cast<size_t>(lines_.rank()) * place.piece_bytes;
+}
+
+void Stage::close() {
+  earlier_[piece_.sequence % kSlots] = piece_;
   if (arena_->used_bytes() > kKeptBytes) give_back_slab();
 }
 
 Result<uint64_t*> Stage::fill_table() {
   if (Status status = lines_.wait_all_acknowledged(table_free_after_); !status.ok()) return status;
+  table_free_after_ = progress(lines_.sequence() + 1, 0);
   return reinterpret_cast<uint64_t*>(data_);
 }
 
 Result<const uint64_t*> Stage::read_table(int member) const {
-  Result<const std::byte*> first = read(member, 0);
-  if (!first.ok()) return first.status();
-  return reinterpret_cast<const uint64_t*>(
-      lines_.peer(member).at(lines_.slot(member).stage.slab_offset, slab_bytes(), kPageBytes));
+  const std::byte* table =
+      lines_.peer(member).at(lines_.slot(member).stage.table_offset, table_bytes(), kPageBytes);
+  if (table == nullptr)
+    return lines_.fail(Code::kInternal,
+                       "the table of " + lines_.name_member(member) + " lies outside its memory");
+  return reinterpret_cast<const uint64_t*>(table);
 }
 
 }  // namespace dscomm

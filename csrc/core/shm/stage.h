@@ -1,63 +1,83 @@
 // Stage: the memory of one rank through which a group's large data goes.
 //
-// A slab of four buffers, used in turn, and a table of counts. A buffer is rewritten only when
-// every reader of what it last held has said so: within a call by acknowledgements, from call to
-// call by the readers' done words. The slab is taken from the arena at the first call that needs
-// one. A group keeps it between calls while the slabs of all groups are few; past that it gives it
-// back after each call, as soon as its readers are done, so that thousands of groups share what
-// those in flight need.
+// A slab: a table of counts and a ring of bytes. A call takes the next piece of the ring, cut into
+// as many buffers of one size as it has rounds, or as fit, and uses these in turn. A byte is
+// rewritten only when every reader of what it last held has said so: within a call by
+// acknowledgements, from call to call by the readers' done words. Calls walk through the whole ring
+// because a line that a peer has just read is dear to write: by the time its turn comes again it
+// has left the peer's cache.
+//
+// The slab is taken from the arena at the first call that needs one. A group keeps it between calls
+// while the slabs of all groups are few; past that it gives it back after each call, as soon as its
+// readers are done, so that thousands of groups share what those in flight need.
 #pragma once
 
+#include <array>
 #include <memory>
 
 #include "core/shm/lines.h"
 
 namespace dscomm {
 
-inline constexpr uint32_t kStageBuffers = 4;
+// A call of many rounds has at least as many buffers: two chunks that are being staged and reduced,
+// each with its input and its result.
+inline constexpr uint32_t kLeastBuffers = 4;
 
 class Stage {
  public:
-  Stage(std::shared_ptr<Arena> arena, Lines& lines, size_t chunk_bytes);
+  // ring_bytes is at least kLeastBuffers times what any call passes as buffer_bytes.
+  Stage(std::shared_ptr<Arena> arena, Lines& lines, size_t ring_bytes);
   ~Stage();  // the slab is released once nobody reads it
 
-  size_t chunk_bytes() const { return chunk_bytes_; }
+  // Starts a call of `rounds` rounds that each fill at most buffer_bytes: says in this rank's slot
+  // where its staging lies and that it holds `bytes` in all. Between Lines::begin() and the first
+  // post().
+  Status open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds);
 
-  // Starts a call: says in this rank's slot where its staging lies and that it holds `bytes` in
-  // all. Between Lines::begin() and the first post().
-  Status open(uint64_t bytes);
+  // The same for rounds of one piece for each rank, of at most piece_bytes.
+  Status open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds);
 
   // The buffer of a round, safe to fill: waits for the readers of what it held. `reader` is the one
   // rank that reads this rank's rounds in this call, or -1 for every member.
   Result<std::byte*> fill(uint32_t round, int reader = -1);
-  // A buffer already filled in this call, of this rank or of a member that has posted its call.
-  std::byte* own(uint32_t round) const { return data_ + buffer_offset(first_ + round); }
+  // A round of this rank, or of a member that has posted its call.
   Result<const std::byte*> read(int member, uint32_t round) const;
+  // This rank's piece of it.
+  Result<const std::byte*> read_piece(int member, uint32_t round) const;
 
-  // Says how many rounds this call has filled, before Lines::end().
-  void close(uint32_t rounds, bool table = false);
+  // Before Lines::end().
+  void close();
 
   // The table of one number per rank that a member stages beside its buffers.
   Result<uint64_t*> fill_table();
   Result<const uint64_t*> read_table(int member) const;
 
  private:
+  // What a call has taken of the ring.
+  struct Piece {
+    uint64_t sequence = 0;  // of the call; 0: none
+    size_t begin = 0, end = 0;
+  };
+
   Status take_slab();
   void give_back_slab();
   size_t table_bytes() const;
-  size_t slab_bytes() const { return table_bytes() + kStageBuffers * chunk_bytes_; }
-  size_t buffer_offset(uint32_t index) const {
-    return table_bytes() + size_t{index % kStageBuffers} * chunk_bytes_;
-  }
+  size_t slab_bytes() const { return table_bytes() + ring_bytes_; }
+  std::byte* ring() const { return data_ + table_bytes(); }
+  uint64_t free_after(size_t begin, size_t end) const;
 
   std::shared_ptr<Arena> arena_;
   Lines& lines_;
-  const size_t chunk_bytes_;
+  const size_t ring_bytes_;
   uint64_t slab_offset_ = 0;  // 0: none yet (offset 0 is the arena's header)
   std::byte* data_ = nullptr;
-  uint32_t first_ = 0;                       // the buffer of round 0 of the call in progress
-  uint64_t free_after_[kStageBuffers] = {};  // done word that every reader must reach
-  uint64_t table_free_after_ = 0;
+  Piece piece_;  // of the call in progress
+  size_t buffer_bytes_ = 0;
+  uint32_t buffers_ = 0;
+  // Of the last calls, by sequence. One that is older than there are slots is done everywhere:
+  // Lines::begin() has seen to that.
+  std::array<Piece, kSlots> earlier_;
+  uint64_t table_free_after_ = 0;  // done word that every reader must reach
 };
 
 }  // namespace dscomm

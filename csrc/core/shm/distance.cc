@@ -1,0 +1,25 @@
+#include "core/shm/distance.h"
+
+namespace dscomm {
+namespace {
+
+// On Zen 4, the clock included: some 50 ns from a core with the same L3, 180 ns from another die.
+// Between sockets of other processors it is 120 ns and more.
+constexpr int64_t kFarNs = 100;
+
+}  // namespace
+
+void Distance::add(int member, int64_t load_ns) {
+  Member& m = members_[static_cast<size_t>(member)];
+  const bool far = load_ns >= kFarNs;
+  const bool believed = m.has_last && m.last == far;
+  m.last = far;
+  m.has_last = true;
+  if (!believed || (m.known && m.far == far)) return;
+  if (m.known) --(m.far ? far_ : near_);
+  m.known = true;
+  m.far = far;
+  ++(far ? far_ : near_);
+}
+
+}  // namespace dscomm

@@ -1,0 +1,36 @@
+// Distance: whether this rank's core shares a cache with those of the ranks that read its data.
+//
+// What is measured is how long a load takes that has to come out of another core's cache: each rank
+// writes a beacon now and then, and the others time their first load of it. Topology cannot tell:
+// virtual machines show one cache where there are several, and move between them while they run.
+// Each rank decides for itself, as the answer changes only how it writes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace dscomm {
+
+class Distance {
+ public:
+  explicit Distance(int members) : members_(static_cast<size_t>(members)) {}
+
+  // One load of `member`'s beacon took so long. Two in a row are believed, since what interrupts a
+  // load only makes it slower.
+  void add(int member, int64_t load_ns);
+
+  // Whether most members that are known are far away.
+  bool is_far() const { return far_ > near_; }
+
+ private:
+  struct Member {
+    bool known = false, far = false;
+    bool last = false;  // what the last load said
+    bool has_last = false;
+  };
+  std::vector<Member> members_;
+  int far_ = 0, near_ = 0;  // how many of them are
+};
+
+}  // namespace dscomm
