@@ -33,7 +33,7 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
       if (!stage.ok()) return stage.status();
       size_t length = round_bytes(bytes, chunk, round);
       copy(stage.value(), input + size_t{round} * chunk, length, stores());
-      lines_->post(round + 1);
+      post_staged(round + 1);
     }
     for (int step = 1; step < size(); ++step) {
       int k = (rank() + step) % size();

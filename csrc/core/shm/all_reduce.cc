@@ -74,7 +74,7 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
   Result<std::byte*> buffer = stage_->fill(0);
   if (!buffer.ok()) return buffer.status();
   copy(buffer.value(), in, bytes, stores());
-  lines_->post(1);
+  post_staged(1);
   for (int k = 0; k < size(); ++k) {
     size_t index = static_cast<size_t>(k);
     if (k == rank()) {
@@ -113,7 +113,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     copy(buffer.value(), from, own.begin * element_bytes, stores());
     size_t after = (own.begin + own.length) * element_bytes;
     copy(buffer.value() + after, from + after, length * element_bytes - after, stores());
-    lines_->post(input_round(chunk) + 1);
+    post_staged(input_round(chunk) + 1);
     return {};
   };
 
@@ -143,7 +143,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
       for (const void*& source : sources_)
         source = static_cast<const std::byte*>(source) + block * element_bytes;
     }
-    lines_->post(result_round(chunk, chunks) + 1);
+    post_staged(result_round(chunk, chunks) + 1);
     lines_->acknowledge(input_round(chunk) + 1);
     return {};
   };

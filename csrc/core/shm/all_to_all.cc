@@ -49,7 +49,7 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
              static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
              length * element_bytes, stores());
       }
-      lines_->post(round + 1);
+      post_staged(round + 1);
     }
     for (int step = 1; step < size(); ++step) {
       int k = (rank() + step) % size();

@@ -33,7 +33,7 @@ Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
       Result<std::byte*> stage = stage_->fill(round);
       if (!stage.ok()) return stage.status();
       copy(stage.value(), data + size_t{round} * chunk, round_bytes(bytes, chunk, round), stores());
-      lines_->post(round + 1);
+      post_staged(round + 1);
     }
     stage_->close();
     return lines_->end();

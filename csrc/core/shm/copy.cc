@@ -26,7 +26,6 @@ void stream_lines(uint8_t* to, const uint8_t* from, size_t bytes) {
   const size_t lanes = hn::Lanes(d);
   for (size_t i = 0; i < bytes; i += 64)
     for (size_t k = 0; k < 64; k += lanes) hn::Stream(hn::LoadU(d, from + i + k), d, to + i + k);
-  hwy::FlushStream();  // before the post() that lets anyone read them
 }
 
 }  // namespace HWY_NAMESPACE
@@ -38,6 +37,8 @@ namespace dscomm {
 namespace {
 HWY_EXPORT(stream_lines);
 }  // namespace
+
+void finish_copies() { hwy::FlushStream(); }
 
 void copy(void* to, const void* from, size_t bytes, Stores stores) {
   constexpr size_t kLine = 64;

@@ -3,8 +3,7 @@
 // An ordinary store of a line that a peer has in its cache asks that cache first: cheap where the
 // two share the next one, a round trip for each line where they do not. Streaming (non-temporal)
 // stores go past the caches, and the peer reads from memory: far better between cores that share no
-// cache, far worse between cores that do. Both ways the same bytes are there for whoever has waited
-// for a later post().
+// cache, far worse between cores that do.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,9 @@ namespace dscomm {
 
 enum class Stores { kOrdinary, kStreaming };
 
-// The two ranges do not overlap.
+// The two ranges do not overlap. What was copied with streaming stores is ordered before later
+// stores by finish_copies() alone.
 void copy(void* to, const void* from, size_t bytes, Stores stores);
+void finish_copies();
 
 }  // namespace dscomm

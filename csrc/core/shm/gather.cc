@@ -31,7 +31,7 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
       if (!stage.ok()) return stage.status();
       size_t length = round_bytes(bytes, chunk, round);
       copy(stage.value(), input + size_t{round} * chunk, length, stores());
-      lines_->post(round + 1);
+      post_staged(round + 1);
     }
     stage_->close();
     return lines_->end();

@@ -174,11 +174,12 @@ struct alignas(kPageBytes) GroupLines {
   // sides: the sleeper adds and then looks at the word, the publisher stores the word and then
   // looks here, so at least one of them sees the other.
   alignas(kLineBytes) std::atomic<uint32_t> sleepers;
-  // The sequence in which the owner last wrote it. Relaxed on both sides: nothing follows from the
-  // value but that a load of it had to fetch the line from the owner's cache; see Distance.
-  alignas(kLineBytes) std::atomic<uint64_t> beacon;
   Slot slots[kSlots];
   alignas(kLineBytes) AbortRecord abort;
+  // The sequence in which the owner last wrote it. Relaxed on both sides: nothing follows from the
+  // value but that a load of it had to fetch the line from the owner's cache; see Distance. Away
+  // from lines that are looked at all the time, or the processor fetches it with these.
+  alignas(8 * kLineBytes) std::atomic<uint64_t> beacon;
 };
 static_assert(sizeof(GroupLines) == kPageBytes);
 

@@ -28,7 +28,7 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
       size_t length = round_bytes(count, chunk_count, round);
       copy(stage.value(), input + size_t{round} * chunk_count * element_bytes,
            length * element_bytes, stores());
-      lines_->post(round + 1);
+      post_staged(round + 1);
     }
     stage_->close();
     return lines_->end();

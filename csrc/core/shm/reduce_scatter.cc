@@ -41,7 +41,7 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
            static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
            length * element_bytes, stores());
     }
-    lines_->post(round + 1);
+    post_staged(round + 1);
     return {};
   };
 

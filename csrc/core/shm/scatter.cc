@@ -44,7 +44,7 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
              static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
              length * element_bytes, stores());
       }
-      lines_->post(round + 1);
+      post_staged(round + 1);
     }
     if (output != ins[me] && count > 0) std::memcpy(output, ins[me], count * element_bytes);
     stage_->close();

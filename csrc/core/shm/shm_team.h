@@ -73,6 +73,12 @@ class ShmTeam final : public Team {
     return lines_->distance().is_far() ? Stores::kStreaming : Stores::kOrdinary;
   }
 
+  // post(), after data was copied into staging.
+  void post_staged(uint32_t phase) {
+    finish_copies();
+    lines_->post(phase);
+  }
+
   // What a member staged in bytes must be what this rank expects of it.
   Status check_bytes(int member, size_t expected_bytes);
 
