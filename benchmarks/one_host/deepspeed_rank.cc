@@ -1,0 +1,29 @@
+// One rank of DeepSpeed's own operation for CPUs, called as its C++ is called behind Python.
+// Compiled together with csrc/cpu/comm/shm.cpp of DeepSpeed.
+#include <sys/mman.h>
+#include <torch/extension.h>
+
+#include "loop.h"
+#include "shm.h"  // DeepSpeed's
+
+int main(int count, char** arguments) {
+  const one_host::Options options = one_host::parse(count, arguments);
+  one_host::Meeting meeting(options);
+  // Names of its memory, which it never removes: the meeting's file has one that is not in use.
+  std::string address = options.meet.substr(options.meet.rfind('/') + 1), port = "0";
+  shm_initialize(options.ranks, options.rank, address.data(), port.data());
+  meeting.meet();
+  const std::string name = "/deepspeed_allreduce_buffer_" + std::to_string(getuid()) + "_" +
+                           address + "_" + port + "_" + std::to_string(options.rank);
+  ::shm_unlink(name.c_str());
+  one_host::measure(options, meeting, [&](void* data, size_t n, one_host::DType dtype) {
+    thread_local torch::Tensor tensor;
+    const auto type = dtype == one_host::DType::kFloat32 ? torch::kFloat32 : torch::kBFloat16;
+    // Made where something differs: no caller makes a tensor for each call.
+    if (!tensor.defined() || tensor.numel() != static_cast<int64_t>(n) ||
+        tensor.scalar_type() != type)
+      tensor = torch::from_blob(data, {static_cast<int64_t>(n)}, type);
+    all_reduce_outer_loop(tensor, n, static_cast<int>(n * one_host::bytes_of(dtype)));
+  });
+  return 0;
+}

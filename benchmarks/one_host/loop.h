@@ -1,0 +1,184 @@
+// The measurement, the same for every peer: an all-reduce in place, in one of two modes.
+//
+//   tight  the same buffer again and again, nothing between the calls
+//   touch  before each call every rank rewrites its whole buffer and all meet; neither is timed
+//
+// Every result is checked. In a tight loop sums are summed again, so that after k calls a value is
+// ranks^(k - 1) times the sum: powers of two, which are exact. Before they get too large the loop
+// pauses, checks and starts anew.
+//
+// A sample is the time of one call, or, of short ones in a tight loop, the mean of a batch: reading
+// the clock takes some 20 ns. Of each sample the rank counts that took longest.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "meeting.h"
+#include "values.h"
+
+namespace one_host {
+
+// Reduces `count` values in place, over all ranks. A failure ends the process.
+using AllReduce = std::function<void(void* data, size_t count, DType dtype)>;
+
+// Powers that a float32 has above sums of 8 bits.
+constexpr int kExponents = 110;
+constexpr int kWarmUps = 8;
+constexpr size_t kFewestSamples = 5;
+constexpr double kShortestSampleUs = 2;
+constexpr int kLongestBatch = 20;
+
+inline double now_us() {
+  return std::chrono::duration<double, std::micro>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+class Case {
+ public:
+  Case(const Options& options, Meeting& meeting, const AllReduce& all_reduce, DType dtype,
+       void* data, size_t bytes)
+      : options_(options),
+        meeting_(meeting),
+        all_reduce_(all_reduce),
+        dtype_(dtype),
+        data_(data),
+        count_(bytes / bytes_of(dtype)),
+        values_(dtype, options.rank, options.ranks) {}
+
+  // The number of samples that every rank has put where the meeting has room for them.
+  size_t run(bool touch) {
+    wrong_ = 0;
+    size_t samples = touch ? run_touch() : run_tight();
+    meeting_.wrong(options_.rank) = wrong_;
+    meeting_.meet();
+    return samples;
+  }
+
+ private:
+  void call() { all_reduce_(data_, count_, dtype_); }
+
+  size_t run_tight() {
+    const int growth = std::bit_width(static_cast<unsigned>(options_.ranks)) - 1;
+    const int longest = kExponents / growth;  // calls before the values are too large
+    const double call_us = pilot_us();
+    const int batch =
+        std::clamp(static_cast<int>(std::ceil(kShortestSampleUs / call_us)), 1, kLongestBatch);
+    const size_t wanted =
+        std::clamp(static_cast<size_t>(options_.budget_ms * 1000 / (call_us * batch)),
+                   kFewestSamples, kMostSamples);
+    const int warm_ups = call_us < 1000 ? kWarmUps : 1;
+    double* samples = meeting_.samples(options_.rank);
+    size_t taken = 0;
+    for (uint32_t round = 0; taken < wanted; ++round) {
+      values_.fill(data_, count_, round);
+      meeting_.meet();
+      int calls = warm_ups;
+      for (int i = 0; i < warm_ups; ++i) call();
+      for (; taken < wanted && calls + batch <= longest; calls += batch) {
+        const double began = now_us();
+        for (int i = 0; i < batch; ++i) call();
+        samples[taken++] = (now_us() - began) / batch;
+      }
+      wrong_ += values_.wrong(data_, count_, round, std::ldexp(1.0F, growth * (calls - 1)));
+    }
+    return taken;
+  }
+
+  size_t run_touch() {
+    double* samples = meeting_.samples(options_.rank);
+    pilot_us();
+    const double end =
+        now_us() + 1000 * options_.budget_ms * 2;  // what is not timed takes time too
+    size_t taken = 0;
+    for (uint32_t round = 0;; ++round) {
+      values_.fill(data_, count_, round);
+      const bool more = taken < kFewestSamples || (taken < kMostSamples && now_us() < end);
+      if (meeting_.meet(more) == 0) return taken;  // rank 0 says when
+      const double began = now_us();
+      call();
+      samples[taken++] = now_us() - began;
+      wrong_ += values_.wrong(data_, count_, round, 1);
+    }
+  }
+
+  // How long a call takes, about; the same on all ranks.
+  double pilot_us() {
+    double us = 0;
+    for (uint32_t round = 0; round < 3; ++round) {
+      values_.fill(data_, count_, round);
+      meeting_.meet();
+      const double began = now_us();
+      call();
+      us = now_us() - began;
+      wrong_ += values_.wrong(data_, count_, round, 1);
+    }
+    return std::max(0.05,
+                    static_cast<double>(meeting_.meet(static_cast<uint64_t>(us * 1000))) / 1000);
+  }
+
+  const Options& options_;
+  Meeting& meeting_;
+  const AllReduce& all_reduce_;
+  DType dtype_;
+  void* data_;
+  size_t count_;
+  Values values_;
+  uint64_t wrong_ = 0;
+};
+
+// The least of them that `percent` of all are not above.
+inline double nearest_rank(std::vector<double> numbers, double percent) {
+  std::sort(numbers.begin(), numbers.end());
+  auto place = static_cast<size_t>(std::ceil(static_cast<double>(numbers.size()) * percent / 100));
+  return numbers[std::max<size_t>(place, 1) - 1];
+}
+
+inline void report(std::FILE* out, const Options& options, Meeting& meeting, DType dtype,
+                   size_t bytes, bool touch, size_t samples) {
+  std::vector<double> slowest(samples);
+  uint64_t wrong = 0;
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    wrong += meeting.wrong(rank);
+    for (size_t i = 0; i < samples; ++i)
+      slowest[i] = std::max(slowest[i], meeting.samples(rank)[i]);
+  }
+  std::fprintf(out,
+               "{\"dtype\": \"%s\", \"size\": %zu, \"mode\": \"%s\", \"median_us\": %.4f, "
+               "\"p99_us\": %.4f, \"samples\": %zu, \"wrong\": %llu}\n",
+               name_of(dtype), bytes, touch ? "touch" : "tight", nearest_rank(slowest, 50),
+               nearest_rank(slowest, 99), samples, static_cast<unsigned long long>(wrong));
+  std::fflush(out);
+}
+
+// Measures all cases. Collective over the ranks. Memory is a page's multiple and aligned to one.
+inline void measure(const Options& options, Meeting& meeting, const AllReduce& all_reduce) {
+  if (options.ranks < 2 || !std::has_single_bit(static_cast<unsigned>(options.ranks)))
+    fail("the number of ranks has to be 2, 4, 8 or 16");
+  std::FILE* out = options.rank == 0 ? std::fopen(options.out.c_str(), "a") : nullptr;
+  if (options.rank == 0 && out == nullptr) fail("cannot write " + options.out);
+  const size_t most = *std::max_element(options.sizes.begin(), options.sizes.end());
+  std::unique_ptr<void, decltype(&std::free)> data(std::aligned_alloc(4096, (most | 4095) + 1),
+                                                   std::free);
+  if (data == nullptr) fail("no memory");
+  for (DType dtype : options.dtypes) {
+    for (size_t bytes : options.sizes) {
+      for (bool touch : options.touch) {
+        Case one(options, meeting, all_reduce, dtype, data.get(), bytes);
+        const size_t samples = one.run(touch);
+        if (out != nullptr) report(out, options, meeting, dtype, bytes, touch, samples);
+        meeting.meet();  // the samples are read, and may be written again
+      }
+    }
+  }
+  if (out != nullptr) std::fclose(out);
+}
+
+}  // namespace one_host

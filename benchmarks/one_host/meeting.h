@@ -1,0 +1,97 @@
+// Where the ranks of a benchmark meet, whatever they measure: a barrier through shared memory that
+// no peer carries, so that all peers are timed after the same one; and what ranks tell rank 0.
+#pragma once
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "options.h"
+
+namespace one_host {
+
+constexpr int kMostRanks = 16;
+constexpr size_t kMostSamples = 1024;
+
+// The file, which begins as zeros.
+struct MeetingPlace {
+  struct alignas(128) Line {
+    std::atomic<uint64_t> arrived;  // how often this rank came; released by it, acquired by others
+    uint64_t word[2];               // rank 0's, of the last two meetings
+    uint64_t wrong;                 // elements
+  };
+  Line lines[kMostRanks];
+  double samples[kMostRanks][kMostSamples];
+
+  static constexpr size_t kBytes = 1 << 20;
+};
+static_assert(sizeof(MeetingPlace) <= MeetingPlace::kBytes);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class Meeting {
+ public:
+  explicit Meeting(const Options& options) : rank_(options.rank), ranks_(options.ranks) {
+    // Ranks that share cores have to leave them to each other soon.
+    pauses_ = options.cpu >= 0 ? 100'000 : 20;
+    if (ranks_ > kMostRanks) fail("too many ranks");
+    int file = ::open(options.meet.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) fail("cannot open " + options.meet);
+    void* memory =
+        ::mmap(nullptr, MeetingPlace::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) fail("cannot map " + options.meet);
+    ::close(file);
+    place_ = static_cast<MeetingPlace*>(memory);
+  }
+
+  // Returns rank 0's `word` on every rank, once all are there. Ends the process after a minute.
+  uint64_t meet(uint64_t word = 0) {
+    ++meetings_;
+    // Two of them: rank 0 writes the one after next only when all have come to the next meeting,
+    // and so have read this one's.
+    if (rank_ == 0) place_->lines[0].word[meetings_ % 2] = word;
+    // Pairs with the acquire below: what was written before is seen after it.
+    place_->lines[rank_].arrived.store(meetings_, std::memory_order_release);
+    for (int rank = 0; rank < ranks_; ++rank) wait_for(rank);
+    return place_->lines[0].word[meetings_ % 2];
+  }
+
+  double* samples(int rank) { return place_->samples[rank]; }
+  uint64_t& wrong(int rank) { return place_->lines[rank].wrong; }
+
+ private:
+  void wait_for(int rank) {
+    using Clock = std::chrono::steady_clock;
+    int turns = 0;
+    Clock::time_point end;
+    // Pairs with the release above.
+    while (place_->lines[rank].arrived.load(std::memory_order_acquire) < meetings_) {
+      if (++turns <= pauses_) {
+        pause();
+        continue;
+      }
+      if (turns == pauses_ + 1) end = Clock::now() + std::chrono::minutes(1);
+      if (Clock::now() > end) fail("rank " + std::to_string(rank) + " did not come in a minute");
+      ::sched_yield();
+    }
+  }
+
+  int rank_, ranks_;
+  int pauses_ = 0;
+  uint64_t meetings_ = 0;
+  MeetingPlace* place_ = nullptr;
+};
+
+}  // namespace one_host
