@@ -1,0 +1,173 @@
+"""dscomm beside its peers on one host: builds them, runs all in turns, prints tables.
+
+    python -m benchmarks.one_host [--full] [--peers dscomm vllm] [--rounds 5] [--out FOLDER]
+
+docs/one_host.md says what is measured and how to read it. The exit status is 1 where a result was
+wrong or dscomm itself failed, and else 0: a peer that cannot be had is a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from benchmarks.one_host import plot, tables
+from benchmarks.one_host.fetch import Unavailable
+from benchmarks.one_host.peers import PEERS, ROOT, TITLES, Peer, own_programs
+from benchmarks.one_host.rows import Row, rows_of
+from benchmarks.one_host.runs import Plan, Run, run_once
+from benchmarks.one_host.states import STATES, cpus_of_ranks
+from deepspeed_comm._machine import describe_place, processor_name
+from deepspeed_comm.bench.flags import byte_size
+from deepspeed_comm.log_files import replaced_when_complete
+
+SIZES = tuple(8 << k for k in (0, 3, 6, 9, 12, 15, 17, 19, 21, 23))  # 8 bytes to 64 MB
+OURS = ("dscomm", "torch")
+
+
+def main() -> int:
+    options = parsed()
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    if cpus_of_ranks(os.sched_getaffinity(0), 2) is None:
+        console.print("bench: two cores are needed, and this process may use fewer")
+        return 1
+    peers, missing = prepared(options.peers, console)
+    if "dscomm" in missing:
+        return 1
+    runs = measured(peers, options, console)
+    rows = rows_of(runs)
+    report(rows, runs, options, console)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write(options.out / "one_host.json", rows, runs, missing, options)
+    files = plot.draw(rows, options.out)
+    for file in [options.out / "one_host.json", *files]:
+        console.print(f"written: {file}", soft_wrap=True)
+    wrong = sum(row["wrong"] for run in runs for row in run.rows)
+    failed = any(run.failure for run in runs if run.peer in OURS)
+    console.print(f"wrong elements in {len(runs)} runs: {wrong} {'FAILED' if wrong else 'OK'}")
+    return 1 if wrong or failed else 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.one_host", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--full", action="store_true", help="256 MB and four ranks as well, and more rounds")
+    add("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    add("--sizes", nargs="+", type=byte_size, help="in bytes; K and M are powers of 1024")
+    add("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
+    add("--modes", nargs="+", choices=["tight", "touch"], default=["tight", "touch"])
+    add("--ranks", nargs="+", type=int, choices=[2, 4, 8], help="2; with --full 2 4")
+    add("--rounds", type=int, help="runs of each peer, dtype and number of ranks: 5; 9 with --full")
+    add("--budget-ms", type=float, default=20.0, help="timed calls of one size, mode and run")
+    add("--limit-s", type=float, default=240.0, help="after which a run is given up")
+    add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    options = parser.parse_args()
+    options.sizes = tuple(options.sizes or (*SIZES, *([256 << 20] if options.full else [])))
+    if any(size % 4 for size in options.sizes):
+        parser.error("--sizes: whole elements of four bytes")
+    options.ranks = options.ranks or ([2, 4] if options.full else [2])
+    options.rounds = options.rounds or (9 if options.full else 5)
+    options.out = options.out.absolute()
+    return options
+
+
+def prepared(names: list[str], console: Console) -> tuple[dict[str, Peer], dict[str, str]]:
+    """Those that are ready, and why the others are not."""
+    ready: dict[str, Peer] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            with console.status(f"preparing {TITLES.get(name, name)}"):
+                ready[name] = PEERS[name]()
+        except Unavailable as error:
+            missing[name] = str(error)
+            line = f"{TITLES.get(name, name)} is left out: {error}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return ready, missing
+
+
+def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Console) -> list[Run]:
+    """Round after round of all, so that noise and the moves of cores meet every peer alike."""
+    plan = Plan(options.sizes, tuple(options.modes), options.budget_ms, options.limit_s)
+    prober = own_programs() / "one_host_probe"
+    turns = [
+        (name, ranks, dtype)
+        for _ in range(options.rounds)
+        for ranks in options.ranks
+        for dtype in options.dtypes
+        for name in peers
+    ]
+    runs: list[Run] = []
+    failures: Counter[tuple[str, int]] = Counter()
+    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn())
+    # Drawn between runs alone: no thread that wakes up in them.
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True,
+                  auto_refresh=False, disable=not console.is_terminal) as bar:  # fmt: skip
+        task = bar.add_task("", total=len(turns))
+        for name, ranks, dtype in turns:
+            bar.update(task, description=TITLES.get(name, name), refresh=True)
+            # One that failed twice would fail again, and may take its whole time to do so.
+            if failures[name, ranks] < 2:
+                runs.append(run_once(name, peers[name], ranks, dtype, plan, prober))
+                if runs[-1].failure:
+                    failures[name, ranks] += 1
+                    what = f"{TITLES.get(name, name)}, {ranks} ranks, {dtype}"
+                    line = f"{what}: a run failed: {runs[-1].failure}"
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
+            bar.update(task, advance=1, refresh=True)
+    return runs
+
+
+def report(rows: list[Row], runs: list[Run], options: argparse.Namespace, console: Console) -> None:
+    console.print(f"{processor_name()}, {describe_place()}", highlight=False, soft_wrap=True)
+    seen = Counter(run.state for run in runs)
+    mixed = f"{seen['mixed']} runs were mixed and are left out"
+    console.print(f"{len(runs)} runs: {seen['near']} near, {seen['far']} far; {mixed}")
+    for ranks in options.ranks:
+        for dtype in options.dtypes:
+            for mode in options.modes:
+                for state in STATES:
+                    title = f"all_reduce, {dtype}, {ranks} ranks, {mode}, {state}"
+                    lines = tables.lines_of(rows, dtype, mode, state, ranks)
+                    if lines:
+                        tables.show(console, lines, title)
+                    else:
+                        console.print(f"{title}: not seen")
+
+
+def write(
+    path: Path,
+    rows: list[Row],
+    runs: list[Run],
+    missing: dict[str, str],
+    options: argparse.Namespace,
+) -> None:
+    content: dict[str, Any] = {
+        "processor": processor_name(),
+        "timestamp": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "rounds": options.rounds,
+        "budget_ms": options.budget_ms,
+        "left_out": {TITLES.get(name, name): reason for name, reason in missing.items()},
+        "runs": dict(Counter(run.state for run in runs)),
+        "failed_runs": [f"{run.peer}: {run.failure}" for run in runs if run.failure],
+        "probes_ns": [[run.before_ns, run.after_ns] for run in runs],
+    }
+    with replaced_when_complete(path) as file:
+        # A row is a line, so that two results can be told apart by eye.
+        head = json.dumps(content)
+        lines = ",\n".join(json.dumps(dataclasses.asdict(row)) for row in rows)
+        file.write(f'{head[:-1]},\n"rows": [\n{lines}\n]}}\n')
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""What the memory allows an all-reduce of two ranks with private tensors: docs/one_host.md.
+
+The rates were measured on a Zen 4 with two cores; on another processor the bound is a yardstick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+CACHE_BYTES = 32 << 20  # an L3's
+RANKS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    exchange_us: float  # both cores store a line, and both see the other's
+    write_gb_s: float  # lines that the other core reads, per core
+    read_gb_s: float  # lines that the other core wrote, per core
+    memory_gb_s: float  # both cores together, from DRAM and to it
+
+
+RATES = {"near": Rates(0.031, 100, 99, 51), "far": Rates(0.185, 27, 37, 90)}
+
+
+def bound_us(size: int, state: str) -> float:
+    """Each rank publishes `size` bytes and reads as many. What no cache holds crosses the memory
+    four times: each rank reads its tensor and writes it."""
+    rates = RATES[state]
+    if RANKS * size >= CACHE_BYTES:
+        return 4 * size / rates.memory_gb_s / 1e3
+    return rates.exchange_us + size / rates.write_gb_s / 1e3 + size / rates.read_gb_s / 1e3

@@ -1,0 +1,48 @@
+"""The rows of the results: of all runs of a peer in one state, the median of their medians."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Any
+
+from benchmarks.one_host.runs import Run
+from benchmarks.one_host.states import STATES
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Times in us; wrong elements of all of its runs."""
+
+    peer: str
+    op: str
+    dtype: str
+    size: int
+    ranks: int
+    mode: str
+    state: str
+    median_us: float
+    p99_us: float
+    runs: int
+    wrong: int
+
+
+def rows_of(runs: list[Run]) -> list[Row]:
+    """Runs that are neither near nor far have none, and those that failed none either."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        if run.state in STATES and not run.failure:
+            for row in run.rows:
+                key = (row["peer"], "all_reduce", row["dtype"], row["size"], run.ranks,
+                       row["mode"], run.state)  # fmt: skip
+                found.setdefault(key, []).append(row)
+    return [
+        Row(
+            *key,
+            median_us=statistics.median(row["median_us"] for row in rows),
+            p99_us=statistics.median(row["p99_us"] for row in rows),
+            runs=len(rows),
+            wrong=sum(row["wrong"] for row in rows),
+        )
+        for key, rows in found.items()
+    ]

@@ -1,0 +1,141 @@
+"""One run of one peer: its ranks at all sizes, between two probes of the cores."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.one_host.peers import ROOT, TITLES, Peer
+from benchmarks.one_host.states import cpus_of_ranks, probe, state_of_run
+
+MEETING_BYTES = 1 << 20  # MeetingPlace::kBytes
+SHARED = Path("/dev/shm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What every run measures. Sizes in bytes."""
+
+    sizes: tuple[int, ...]
+    modes: tuple[str, ...]
+    budget_ms: float  # of timed calls of one size and mode
+    limit_s: float  # after which a run is given up
+
+
+@dataclasses.dataclass
+class Run:
+    """failure is empty where all went well; rows are those that were written until then."""
+
+    peer: str
+    ranks: int
+    dtype: str
+    before_ns: float
+    after_ns: float
+    rows: list[dict[str, Any]]
+    failure: str = ""
+
+    @property
+    def state(self) -> str:
+        return state_of_run(self.before_ns, self.after_ns)
+
+
+def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: Path) -> Run:
+    usable = os.sched_getaffinity(0)
+    cpus = cpus_of_ranks(usable, ranks)
+    probed = cpus or cpus_of_ranks(usable, 2) or []
+    with tempfile.TemporaryDirectory(prefix="one_host_", dir=_folder()) as folder:
+        out = Path(folder) / "rows"
+        # Some peers name their own memory after this file: a name that nobody else has.
+        meet = Path(folder) / f"{Path(folder).name}_meet"
+        with meet.open("wb") as file:
+            file.truncate(MEETING_BYTES)
+
+        def flags(rank: int) -> list[str]:
+            given = {
+                "rank": rank, "ranks": ranks, "cpu": cpus[rank] if cpus else -1,
+                "meet": meet, "out": out, "sizes": ",".join(map(str, plan.sizes)),
+                "dtypes": dtype, "modes": ",".join(plan.modes), "budget-ms": plan.budget_ms,
+            }  # fmt: skip
+            return [word for key, value in given.items() for word in (f"--{key}", str(value))]
+
+        before = probe(prober, probed)
+        failure = _finish(peer.commands(flags, ranks), peer.environment, plan.limit_s, folder)
+        after = probe(prober, probed)
+        lines = out.read_text().splitlines() if out.exists() else []
+    title = TITLES.get(name, name)
+    rows = [{"peer": title, **json.loads(line)} for line in lines]
+    return Run(name, ranks, dtype, before, after, rows, failure)
+
+
+def _folder() -> str | None:
+    """In memory: a file on a disk is written back to it now and then."""
+    return str(SHARED) if os.access(SHARED, os.W_OK) else None
+
+
+def _finish(
+    commands: list[list[str]], environment: dict[str, str], limit_s: float, folder: str
+) -> str:
+    """Runs them side by side; one line about what went wrong, or nothing."""
+    errors = Path(folder) / "stderr"
+    with errors.open("wb") as stderr, _started(commands, environment, stderr) as processes:
+        end = time.monotonic() + limit_s
+        failed = _first_failure(processes, end)
+    if not failed:
+        return ""
+    return f"{failed}: {telling_line(errors.read_text(errors='replace'))}"
+
+
+def telling_line(said: str) -> str:
+    """The line that says most of what went wrong: the first that names an error, or the first."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"error|fail|abort|signal", line, re.IGNORECASE)]
+    return [*errors, *lines, "no word"][0][:200]
+
+
+def _first_failure(processes: list[subprocess.Popen[bytes]], end: float) -> str:
+    """Waits for all of them, or for the first that fails, or until `end`."""
+    while time.monotonic() < end:
+        statuses = [process.poll() for process in processes]
+        if any(statuses):
+            return f"exit status {next(filter(None, statuses))}"
+        if None not in statuses:
+            return ""
+        time.sleep(0.02)
+    return "took too long"
+
+
+@contextlib.contextmanager
+def _started(
+    commands: list[list[str]], environment: dict[str, str], stderr: Any
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Each leads a process group of its own, of which nothing is left at the end."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env={**os.environ, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+            )
+        yield processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,93 @@
+"""The tables: each peer at each size, who is best, and how far dscomm is from the bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.one_host import bound
+from benchmarks.one_host.rows import Row
+
+OURS = ("dscomm", "dscomm torch", "dscomm direct")
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Of one size. medians: us by peer. What needs a peer or a bound that is not there is None."""
+
+    size: int
+    medians: dict[str, float]
+    best: str | None  # the fastest that is not ours
+    ratio: float | None  # its time by that of dscomm: above 1 dscomm is faster
+    bound_us: float | None
+    of_bound: float | None  # dscomm's time by the bound
+
+
+def lines_of(rows: list[Row], dtype: str, mode: str, state: str, ranks: int) -> list[Line]:
+    """In the order of sizes."""
+    chosen = [
+        row for row in rows
+        if (row.dtype, row.mode, row.state, row.ranks) == (dtype, mode, state, ranks)
+    ]  # fmt: skip
+    found = []
+    for size in sorted({row.size for row in chosen}):
+        medians = {row.peer: row.median_us for row in chosen if row.size == size}
+        others = {peer: time for peer, time in medians.items() if peer not in OURS}
+        best = min(others, key=others.__getitem__) if others else None
+        dscomm = medians.get("dscomm")
+        limit = bound.bound_us(size, state) if ranks == bound.RANKS else None
+        found.append(
+            Line(
+                size,
+                medians,
+                best,
+                others[best] / dscomm if best and dscomm else None,
+                limit,
+                dscomm / limit if dscomm and limit else None,
+            )
+        )
+    return found
+
+
+def mean_ratio(lines: list[Line]) -> float | None:
+    """The geometric mean of the ratios, over the sizes that have one."""
+    ratios = [line.ratio for line in lines if line.ratio is not None]
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def show(console: Console, lines: list[Line], title: str) -> None:
+    peers = list(dict.fromkeys(peer for line in lines for peer in line.medians))
+    peers.sort(key=lambda peer: OURS.index(peer) if peer in OURS else len(OURS))
+    table = Table(title=f"{title}, median in us", title_justify="left")
+    table.add_column("size", justify="right")
+    for peer in [*peers, "best", "best/dscomm", "bound", "dscomm/bound"]:
+        table.add_column(peer, justify="right", no_wrap=True)
+    for line in lines:
+        times = (_time(line.medians.get(peer)) for peer in peers)
+        ratios = (line.best or "-", _ratio(line.ratio), _time(line.bound_us), _ratio(line.of_bound))
+        table.add_row(size_text(line.size), *times, *ratios)
+    table.add_section()
+    blank = [""] * len(peers)
+    table.add_row("mean", *blank, "geometric", _ratio(mean_ratio(lines)), "", "")
+    console.print(table)
+
+
+def size_text(size: int) -> str:
+    """8, 64K or 16M: powers of 1024."""
+    for bits, unit in ((20, "M"), (10, "K")):
+        if size >= 1 << bits and size % (1 << bits) == 0:
+            return f"{size >> bits}{unit}"
+    return str(size)
+
+
+def _time(us: float | None) -> str:
+    if us is None:
+        return "-"
+    return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"

@@ -1,0 +1,79 @@
+"""One rank of dscomm and gloo as torch.distributed calls them, with the flags of options.h.
+
+The measurement is that of deepspeed_comm.bench: both in turns, slowest rank counted, checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_comm import comm
+from deepspeed_comm.bench import flags
+from deepspeed_comm.bench.ledger import Ledger
+from deepspeed_comm.bench.measurement import Measurement, Row, groups_of
+from deepspeed_comm.bench.plan import settings
+
+NAMES = {"dscomm": "dscomm torch", "dscomm-direct": "dscomm direct", "gloo": "gloo"}
+# Of one size and mode. More than C++ needs: Python varies more.
+MOST_BYTES, MOST_ITERATIONS, FEWEST_ITERATIONS = 256 << 20, 200, 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("--rank", "--ranks", "--cpu"):
+        parser.add_argument(name, type=int, required=True)
+    for name in ("--meet", "--out", "--sizes", "--dtypes", "--modes"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--budget-ms", type=float, required=True)
+    given = parser.parse_args()
+    if given.cpu >= 0:
+        os.sched_setaffinity(0, {given.cpu})
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{given.meet}.store", given.ranks)
+    dist.init_process_group("dscomm", store=store, rank=given.rank, world_size=given.ranks)
+    comm.init_distributed("dscomm", verbose=False)  # finds the group; for the direct calls
+    groups = groups_of(["dscomm", "gloo"])
+    ledger = Ledger()
+    for dtype in given.dtypes.split(","):
+        for size in map(int, given.sizes.split(",")):
+            for mode in given.modes.split(","):
+                write(measured(size, dtype, mode, groups, ledger), dtype, mode, given)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measured(
+    size: int, dtype: str, mode: str, groups: dict[str, dist.ProcessGroup], ledger: Ledger
+) -> list[Row]:
+    iterations = max(FEWEST_ITERATIONS, min(MOST_ITERATIONS, MOST_BYTES // size))
+    options = flags.Options(
+        collectives=["all_reduce"], backends=list(groups), sizes=[size],
+        dtypes=["float" if dtype == "float32" else dtype], ops=["sum"], root=0, iters=iterations,
+        warmup_iters=2, agg_iters=1, check=True, touch=mode == "touch", direct=True,
+        json=None, csv=None, plot=None,
+    )  # fmt: skip
+    [setting] = settings(options, ledger.world)
+    found = [row for rows in Measurement(options, groups, ledger).rows(setting) for row in rows]
+    return [row for row in found if isinstance(row, Row)]
+
+
+def write(rows: list[Row], dtype: str, mode: str, given: argparse.Namespace) -> None:
+    if given.rank != 0:
+        return
+    with Path(given.out).open("a") as file:
+        for row in rows:
+            line = {
+                "peer": NAMES[row.backend], "dtype": dtype, "size": row.size_bytes, "mode": mode,
+                "median_us": row.time_p50_us, "p99_us": row.time_p99_us, "wrong": row.wrong,
+            }  # fmt: skip
+            file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
