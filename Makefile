@@ -3,7 +3,7 @@
 #   TORCH=debian   use Debian's torch 1.13.1 and .venv-debian instead of torch 2.13 and .venv
 #   PYTHON=        the interpreter to make .venv from
 #   TORCH_INDEX=   a package index to take torch from
-#   ARGS=          further options of the demo, or of bench-hosts
+#   ARGS=          further options of the demo, of bench or of bench-hosts
 #   RANKS=         processes of the demo
 
 TORCH ?= pypi
@@ -21,7 +21,7 @@ endif
 environment := $(if $(filter debian,$(TORCH)),.venv-debian,.venv)
 python := $(environment)/bin/python
 
-.PHONY: help setup demo check test drill bench-hosts lint format clean
+.PHONY: help setup demo check test drill bench bench-hosts lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make check    the quick loop: build, core tests, each collective on two ranks"
 	@echo "make test     everything, on torch 2.13 and then on Debian's torch"
 	@echo "make drill    the long form: all kill counts, mutations, soak"
+	@echo "make bench    all-reduces on this host, beside gloo, MPIs and other peers (ARGS=...)"
 	@echo "make bench-hosts  all-reduces between hosts, beside gloo and flat MPI (ARGS=...)"
 	@echo "make lint     formatting and lint (make format: apply the formatting)"
 	@echo "make clean    remove what was built; the environments stay"
@@ -55,6 +56,9 @@ test: setup
 
 drill: setup
 	@tools/run_stages drill
+
+bench: setup
+	@$(python) -m benchmarks.one_host $(ARGS)
 
 bench-hosts: setup
 	@$(python) benchmarks/hosts.py $(ARGS)

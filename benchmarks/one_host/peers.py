@@ -68,9 +68,8 @@ def compiled(name: str, sources: list[Path], *flags: str) -> Path:
 @functools.cache
 def own_programs() -> Path:
     """The folder of one_host_dscomm and one_host_probe, built by CMake."""
-    build = ROOT / "build" / "one_host"
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DDSCOMM_BENCHMARKS=ON", "-DDSCOMM_TESTS=OFF"]
-    run_tool(["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", *options], "CMake")
+    build = ROOT / "build" / "release"
+    run_tool(["cmake", "--preset", "release", "-DDSCOMM_BENCHMARKS=ON"], "CMake", folder=ROOT)
     targets = ["--target", "one_host_dscomm", "one_host_probe"]
     jobs = str(len(os.sched_getaffinity(0)))
     run_tool(["cmake", "--build", str(build), "-j", jobs, *targets], "building dscomm")
@@ -81,11 +80,11 @@ def dscomm() -> Peer:
     return Peer(one_process_per_rank(str(own_programs() / "one_host_dscomm")))
 
 
-def through_torch() -> Peer:
-    """dscomm and gloo in turns, as programs in Python call them."""
+def through_torch(backend: str) -> Peer:
+    """As programs in Python call it: torch.distributed, and for dscomm the direct call as well."""
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return Peer(
-        one_process_per_rank(sys.executable, "-m", "benchmarks.one_host.torch_rank"),
+        one_process_per_rank(sys.executable, "-m", "benchmarks.one_host.torch_rank", backend),
         {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path},
     )
 
@@ -203,10 +202,11 @@ def vllm() -> Peer:
     return Peer(one_process_per_rank(str(program)), {"OMP_NUM_THREADS": "1"})
 
 
-# By the names of --peers, in the order of a round. "torch" has several rows of the tables.
+# By the names of --peers, in the order of a round. "torch" is dscomm through torch, in two ways.
 PEERS: dict[str, Callable[[], Peer]] = {
     "dscomm": dscomm,
-    "torch": through_torch,
+    "torch": functools.partial(through_torch, "dscomm"),
+    "gloo": functools.partial(through_torch, "gloo"),
     "openmpi": open_mpi,
     "mpich": mpich,
     "intelmpi": intel_mpi,

@@ -1,0 +1,246 @@
+"""make bench: the runs of one host, what they are sorted into, and the arithmetic of the tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402
+
+from benchmarks.one_host import __main__ as bench  # noqa: E402
+from benchmarks.one_host import bound, fetch, peers, runs, states, tables  # noqa: E402
+from benchmarks.one_host.rows import Row, rows_of  # noqa: E402
+
+two_cores = pytest.mark.skipif(
+    states.cpus_of_ranks(os.sched_getaffinity(0), 2) is None,
+    reason="ranks are bound to cores, of which this machine has one",
+)
+PLAN = runs.Plan((64,), ("tight", "touch"), budget_ms=0.1, limit_s=60)
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores that stay where they are, which those of a virtual machine need not do."""
+    monkeypatch.setattr(runs, "probe", lambda program, cpus: 50.0)
+
+
+@two_cores
+def test_a_run_of_the_engine_and_gloo(
+    near: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = ["--peers", "dscomm", "gloo", "--sizes", "8", "4K", "--rounds", "1", "--budget-ms", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench", *given, "--out", str(tmp_path)])
+    assert bench.main() == 0
+    rows = json.loads((tmp_path / "one_host.json").read_text())["rows"]
+    cases = {(row["peer"], row["dtype"], row["size"], row["mode"]) for row in rows}
+    assert len(rows) == len(cases) == 16  # two of each
+    for row in rows:
+        assert (row["op"], row["ranks"], row["state"], row["runs"]) == ("all_reduce", 2, "near", 1)
+        assert row["wrong"] == 0 and row["p99_us"] >= row["median_us"] > 0
+        assert set(row) == {field.name for field in dataclasses.fields(Row)}
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert [file.name for file in pictures] == [
+        "one_host_bfloat16_2_ranks.png",
+        "one_host_float32_2_ranks.png",
+    ]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in pictures)
+
+
+@two_cores
+def test_the_probe_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = states.cpus_of_ranks(os.sched_getaffinity(0), 2)
+    assert cpus is not None
+    assert states.probe(peers.own_programs() / "one_host_probe", cpus) > 1
+
+
+@two_cores
+def test_a_peer_that_reduces_nothing_is_seen(near: None, tmp_path: Path) -> None:
+    source = tmp_path / "idle.cc"
+    source.write_text("""
+#include "loop.h"
+int main(int count, char** arguments) {
+  const one_host::Options options = one_host::parse(count, arguments);
+  one_host::Meeting meeting(options);
+  one_host::measure(options, meeting, [](void*, size_t, one_host::DType) {});
+}
+""")
+    program = tmp_path / "idle"
+    command = ["g++", "-std=c++20", f"-I{peers.HERE}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=300)
+    peer = peers.Peer(peers.one_process_per_rank(str(program)))
+    for dtype in ("float32", "bfloat16"):
+        run = runs.run_once("idle", peer, 2, dtype, PLAN, Path())
+        assert run.failure == "" and [row["mode"] for row in run.rows] == ["tight", "touch"]
+        assert all(row["wrong"] > 0 for row in run.rows)
+
+
+@two_cores
+def test_a_peer_that_fails_or_hangs_is_a_line(near: None) -> None:
+    def shell(script: str) -> peers.Peer:
+        return peers.Peer(lambda flags, ranks: [["sh", "-c", script]] * ranks)
+
+    fails = shell("echo hello; echo an error of its own >&2; exit 3")
+    run = runs.run_once("fails", fails, 2, "float32", PLAN, Path())
+    assert run.failure == "exit status 3: an error of its own" and run.rows == []
+    hangs = shell("sleep 1000")
+    short = dataclasses.replace(PLAN, limit_s=0.2)
+    run = runs.run_once("hangs", hangs, 2, "float32", short, Path())
+    assert run.failure == "took too long: no word"
+
+
+def test_peers_that_cannot_be_had_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> peers.Peer:
+        raise fetch.Unavailable("it is on the moon")
+
+    monkeypatch.setitem(bench.PEERS, "vllm", missing)
+    monkeypatch.setitem(bench.PEERS, "mpich", lambda: peers.Peer(lambda flags, ranks: []))
+    said = io.StringIO()
+    ready, left_out = bench.prepared(["vllm", "mpich"], Console(file=said, width=200))
+    assert list(ready) == ["mpich"] and left_out == {"vllm": "it is on the moon"}
+    assert said.getvalue() == "vLLM is left out: it is on the moon\n"
+
+
+def test_folders_are_made_once_and_whole(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def make(text: str) -> Path:
+        def fill(part: Path) -> None:
+            made.append(text)
+            (part / "file").write_text(text)
+            if text == "bad":
+                raise fetch.Unavailable("bad")
+
+        return fetch.made_once(tmp_path / "folder", text, fill)
+
+    assert (make("1") / "file").read_text() == "1"
+    assert (make("1") / "file").read_text() == "1" and made == ["1"]
+    with pytest.raises(fetch.Unavailable):
+        make("bad")
+    assert (make("2") / "file").read_text() == "2"
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_tool_that_is_not_there_or_fails_says_so() -> None:
+    with pytest.raises(fetch.Unavailable, match="^trying: .*no-such-tool"):
+        fetch.run_tool(["no-such-tool"], "trying")
+    with pytest.raises(fetch.Unavailable, match="^trying failed: E: gone$"):
+        fetch.run_tool(["sh", "-c", "echo hello; echo E: gone; exit 1"], "trying")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "state"),
+    [
+        (31, 54, "near"),
+        (99.9, 40, "near"),
+        (100, 40, "mixed"),
+        (185, 254, "far"),
+        (150.1, 200, "far"),
+        (150, 200, "mixed"),
+        (40, 200, "mixed"),
+        (200, 40, "mixed"),
+        (120, 120, "mixed"),
+    ],
+)
+def test_states(before: float, after: float, state: str) -> None:
+    assert states.state_of_run(before, after) == state
+
+
+def test_ranks_get_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Cpus 0 and 1 are threads of one core, and so on.
+    monkeypatch.setattr(states, "core_count", lambda cpus: len({cpu // 2 for cpu in cpus}))
+    assert states.cpus_of_ranks({5, 0, 1, 2, 3, 4}, 3) == [0, 2, 4]
+    assert states.cpus_of_ranks({0, 1, 2}, 2) == [0, 2]
+    assert states.cpus_of_ranks({0, 1}, 2) is None
+
+
+def run_of(peer: str, after_ns: float, median: float, **more: Any) -> runs.Run:
+    row = {"peer": peer, "dtype": "float32", "size": 8, "mode": "tight", "median_us": median,
+           "p99_us": 2 * median, "wrong": 1}  # fmt: skip
+    return runs.Run(peer, 2, "float32", 50, after_ns, [row], **more)
+
+
+def test_a_row_is_the_median_of_the_runs_of_its_state() -> None:
+    found = rows_of(
+        [
+            *(run_of("a", 50, time) for time in (3, 1, 2)),
+            run_of("a", 200, 100),  # mixed
+            run_of("a", 50, 100, failure="ended early"),
+            dataclasses.replace(run_of("a", 200, 7), before_ns=200),
+            run_of("b", 50, 4),
+        ]
+    )
+    assert [(row.peer, row.state, row.median_us, row.p99_us, row.runs, row.wrong) for row in found]
+    assert {(row.peer, row.state): (row.median_us, row.p99_us, row.runs, row.wrong)
+            for row in found} == {
+        ("a", "near"): (2, 4, 3, 3), ("a", "far"): (7, 14, 1, 1), ("b", "near"): (4, 8, 1, 1),
+    }  # fmt: skip
+
+
+def row(peer: str, size: int, time: float, ranks: int = 2) -> Row:
+    return Row(peer, "all_reduce", "float32", size, ranks, "tight", "near", time, time, 1, 0)
+
+
+def test_the_best_peer_is_none_of_ours() -> None:
+    rows = [row("dscomm", 8, 0.5), row("dscomm direct", 8, 0.1), row("a", 8, 1), row("b", 8, 2),
+            row("dscomm", 64, 4), row("a", 64, 9), row("b", 64, 2),
+            row("a", 512, 1), row("dscomm", 4096, 1)]  # fmt: skip
+    lines = tables.lines_of(rows, "float32", "tight", "near", 2)
+    assert [(line.size, line.best, line.ratio) for line in lines] == [
+        (8, "a", 2.0),
+        (64, "b", 0.5),
+        (512, "a", None),
+        (4096, None, None),
+    ]
+    assert tables.mean_ratio(lines) == pytest.approx(1.0)
+    assert lines[0].of_bound == pytest.approx(0.5 / bound.bound_us(8, "near"))
+    assert lines[2].of_bound is None
+    assert tables.lines_of(rows, "float32", "tight", "far", 2) == []
+    assert tables.mean_ratio([]) is None
+
+
+def test_more_than_two_ranks_have_no_bound() -> None:
+    [line] = tables.lines_of(
+        [row("dscomm", 8, 1.0, ranks=4), row("dscomm", 8, 9.0)], "float32", "tight", "near", 4
+    )
+    assert (line.medians, line.bound_us, line.of_bound) == ({"dscomm": 1.0}, None, None)
+
+
+def test_tables_show_every_peer_and_the_mean() -> None:
+    lines = tables.lines_of(
+        [row("b", 1 << 20, 1234.5), row("dscomm", 1 << 20, 100)], "float32", "tight", "near", 2
+    )
+    said = io.StringIO()
+    tables.show(Console(file=said, width=200), lines, "all_reduce")
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in
+             said.getvalue().splitlines() if "│" in line]  # fmt: skip
+    # In this order, ours first: size, dscomm, b, and what is made of them.
+    assert cells == [
+        ["1M", "100.0", "1234", "b", "12.35", "21.1", "4.74"],
+        ["mean", "", "", "geometric", "12.35", "", ""],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "near_us", "far_us"),
+    [(8, 0.031, 0.186), (4096, 0.113, 0.447), (1 << 20, 21.1, 67.4), (4 << 20, 84.3, 268.9),
+     (16 << 20, 1316, 746), (256 << 20, 21054, 11930)],
+)  # fmt: skip
+def test_the_bound(size: int, near_us: float, far_us: float) -> None:
+    assert bound.bound_us(size, "near") == pytest.approx(near_us, rel=0.01)
+    assert bound.bound_us(size, "far") == pytest.approx(far_us, rel=0.01)
+
+
+def test_sizes_are_written_in_powers_of_1024() -> None:
+    sizes = [8, 1024, 4096, 1536, 1 << 20, 256 << 20]
+    assert [tables.size_text(size) for size in sizes] == ["8", "1K", "4K", "1536", "1M", "256M"]
