@@ -48,7 +48,8 @@ def main() -> int:
     rows = rows_of(runs)
     report(rows, runs, options, console)
     options.out.mkdir(parents=True, exist_ok=True)
-    write(options.out / "one_host.json", rows, runs, missing, options)
+    versions = {name: peer.version for name, peer in peers.items()}
+    write(options.out / "one_host.json", rows, runs, versions, missing, options)
     files = plot.draw(rows, options.out)
     for file in [options.out / "one_host.json", *files]:
         console.print(f"written: {file}", soft_wrap=True)
@@ -109,6 +110,7 @@ def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Conso
     ]
     runs: list[Run] = []
     failures: Counter[tuple[str, int]] = Counter()
+    told: set[str] = set()
     columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn())
     # Drawn between runs alone: no thread that wakes up in them.
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True,
@@ -119,6 +121,9 @@ def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Conso
             # One that failed twice would fail again, and may take its whole time to do so.
             if failures[name, ranks] < 2:
                 runs.append(run_once(name, peers[name], ranks, dtype, plan, prober))
+                for line in set(runs[-1].refused) - told:
+                    told.add(line)
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
                 if runs[-1].failure:
                     failures[name, ranks] += 1
                     what = f"{TITLES.get(name, name)}, {ranks} ranks, {dtype}"
@@ -149,6 +154,7 @@ def write(
     path: Path,
     rows: list[Row],
     runs: list[Run],
+    versions: dict[str, str],
     missing: dict[str, str],
     options: argparse.Namespace,
 ) -> None:
@@ -157,8 +163,10 @@ def write(
         "timestamp": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "rounds": options.rounds,
         "budget_ms": options.budget_ms,
+        "versions": {TITLES.get(name, name): version for name, version in versions.items()},
         "left_out": {TITLES.get(name, name): reason for name, reason in missing.items()},
         "runs": dict(Counter(run.state for run in runs)),
+        "refused": sorted({line for run in runs for line in run.refused}),
         "failed_runs": [f"{run.peer}: {run.failure}" for run in runs if run.failure],
         "probes_ns": [[run.before_ns, run.after_ns] for run in runs],
     }

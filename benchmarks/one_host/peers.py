@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.metadata
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import deepspeed_comm
 from benchmarks.one_host.fetch import Unavailable, debian_packages, run_tool, source, wheels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +35,7 @@ Flags = Callable[[int], list[str]]
 class Peer:
     """Ready to run. `commands` makes of a rank's flags and the number of ranks what is started."""
 
+    version: str
     commands: Callable[[Flags, int], list[list[str]]]
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -77,13 +80,15 @@ def own_programs() -> Path:
 
 
 def dscomm() -> Peer:
-    return Peer(one_process_per_rank(str(own_programs() / "one_host_dscomm")))
+    program = str(own_programs() / "one_host_dscomm")
+    return Peer(f"deepspeed_comm {deepspeed_comm.__version__}", one_process_per_rank(program))
 
 
 def through_torch(backend: str) -> Peer:
     """As programs in Python call it: torch.distributed, and for dscomm the direct call as well."""
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return Peer(
+        f"torch {importlib.metadata.version('torch')}",
         one_process_per_rank(sys.executable, "-m", "benchmarks.one_host.torch_rank", backend),
         {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path},
     )
@@ -102,7 +107,8 @@ def open_mpi() -> Peer:
     # Ranks bind themselves.
     options = ("--oversubscribe", "--bind-to", "none")
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return Peer(one_launcher(launcher, *options, program=program), root)
+    version = run_tool([launcher, "--version"], launcher).splitlines()[0]
+    return Peer(version, one_launcher(launcher, *options, program=program), root)
 
 
 def mpich() -> Peer:
@@ -119,6 +125,7 @@ def mpich() -> Peer:
     )  # fmt: skip
     launcher = str(root / "usr" / "bin" / "mpiexec.hydra")
     return Peer(
+        f"MPICH, {library.resolve().name}",
         one_launcher(launcher, "-launcher", "fork", "-bind-to", "none", program=program),
         {"LD_LIBRARY_PATH": str(library.parent)},
     )
@@ -137,7 +144,8 @@ def _intel_mpi() -> tuple[Path, list[str], dict[str, str], str]:
 def intel_mpi() -> Peer:
     _, flags, environment, launcher = _intel_mpi()
     program = compiled("intel_mpi", [HERE / "mpi_rank.cc"], *flags)
-    return Peer(one_launcher(launcher, "-launcher", "fork", program=program), environment)
+    commands = one_launcher(launcher, "-launcher", "fork", program=program)
+    return Peer(INTEL_MPI[0], commands, environment)
 
 
 def oneccl() -> Peer:
@@ -152,7 +160,8 @@ def oneccl() -> Peer:
         str(root / "lib/libintlc.so.5"), f"-Wl,-rpath,{root / 'lib'}", "-lhwloc", "-ldl",
     )  # fmt: skip
     wanted = {"CCL_WORKER_OFFLOAD": "0", "CCL_ATL_TRANSPORT": "mpi", "CCL_LOG_LEVEL": "error"}
-    return Peer(one_launcher(launcher, "-launcher", "fork", program=program), environment | wanted)
+    commands = one_launcher(launcher, "-launcher", "fork", program=program)
+    return Peer(ONECCL[0], commands, environment | wanted)
 
 
 def _torch_flags() -> list[str]:
@@ -188,7 +197,7 @@ def deepspeed() -> Peer:
         [HERE / "deepspeed_rank.cc", folder / "shm.cpp"],
         f"-I{stand_in.parents[1]}", f"-I{folder}", *_torch_flags(),
     )  # fmt: skip
-    return Peer(one_process_per_rank(str(program)), {"OMP_NUM_THREADS": "1"})
+    return Peer(DEEPSPEED, one_process_per_rank(str(program)), {"OMP_NUM_THREADS": "1"})
 
 
 def vllm() -> Peer:
@@ -199,7 +208,7 @@ def vllm() -> Peer:
         [HERE / "vllm_rank.cc", folder / "cpu" / "shm.cpp"],
         f"-I{folder}", *_torch_flags(),
     )  # fmt: skip
-    return Peer(one_process_per_rank(str(program)), {"OMP_NUM_THREADS": "1"})
+    return Peer(VLLM, one_process_per_rank(str(program)), {"OMP_NUM_THREADS": "1"})
 
 
 # By the names of --peers, in the order of a round. "torch" is dscomm through torch, in two ways.

@@ -36,13 +36,13 @@ def rows_of(runs: list[Run]) -> list[Row]:
                 key = (row["peer"], "all_reduce", row["dtype"], row["size"], run.ranks,
                        row["mode"], run.state)  # fmt: skip
                 found.setdefault(key, []).append(row)
+    medians = ("median_us", "p99_us")
     return [
         Row(
             *key,
-            median_us=statistics.median(row["median_us"] for row in rows),
-            p99_us=statistics.median(row["p99_us"] for row in rows),
-            runs=len(rows),
-            wrong=sum(row["wrong"] for row in rows),
+            *(statistics.median(row[name] for row in rows) for name in medians),
+            len(rows),
+            sum(row["wrong"] for row in rows),
         )
         for key, rows in found.items()
     ]

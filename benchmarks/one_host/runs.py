@@ -34,7 +34,8 @@ class Plan:
 
 @dataclasses.dataclass
 class Run:
-    """failure is empty where all went well; rows are those that were written until then."""
+    """failure is empty where all went well; rows are those that were written until then; refused
+    are sentences about what the peer does not have."""
 
     peer: str
     ranks: int
@@ -43,6 +44,7 @@ class Run:
     after_ns: float
     rows: list[dict[str, Any]]
     failure: str = ""
+    refused: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -73,8 +75,10 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
         after = probe(prober, probed)
         lines = out.read_text().splitlines() if out.exists() else []
     title = TITLES.get(name, name)
-    rows = [{"peer": title, **json.loads(line)} for line in lines]
-    return Run(name, ranks, dtype, before, after, rows, failure)
+    found = [{"peer": title, **json.loads(line)} for line in lines]
+    rows = [row for row in found if "refused" not in row]
+    refused = tuple(dict.fromkeys(row["refused"] for row in found if "refused" in row))
+    return Run(name, ranks, dtype, before, after, rows, failure, refused)
 
 
 def _folder() -> str | None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from deepspeed_comm import comm
 from deepspeed_comm.bench import flags
 from deepspeed_comm.bench.ledger import Ledger
-from deepspeed_comm.bench.measurement import Measurement, Row, groups_of
+from deepspeed_comm.bench.measurement import Measurement, Refusal, Row, groups_of
 from deepspeed_comm.bench.plan import settings
 
 NAMES = {"dscomm": "dscomm torch", "dscomm-direct": "dscomm direct", "gloo": "gloo"}
@@ -53,7 +53,7 @@ def main() -> None:
 
 def measured(
     size: int, dtype: str, mode: str, groups: dict[str, dist.ProcessGroup], ledger: Ledger
-) -> list[Row]:
+) -> list[Row | Refusal]:
     iterations = max(FEWEST_ITERATIONS, min(MOST_ITERATIONS, MOST_BYTES // size))
     options = flags.Options(
         collectives=["all_reduce"], backends=list(groups), sizes=[size],
@@ -62,15 +62,19 @@ def measured(
         json=None, csv=None, plot=None,
     )  # fmt: skip
     [setting] = settings(options, ledger.world)
-    found = [row for rows in Measurement(options, groups, ledger).rows(setting) for row in rows]
-    return [row for row in found if isinstance(row, Row)]
+    return [row for rows in Measurement(options, groups, ledger).rows(setting) for row in rows]
 
 
-def write(rows: list[Row], dtype: str, mode: str, given: argparse.Namespace) -> None:
+def write(rows: list[Row | Refusal], dtype: str, mode: str, given: argparse.Namespace) -> None:
     if given.rank != 0:
         return
     with Path(given.out).open("a") as file:
         for row in rows:
+            line: dict[str, object]
+            if isinstance(row, Refusal):
+                line = {"refused": f"{NAMES[row.backend]} has no {dtype}: {row.reason}"}
+                file.write(json.dumps(line) + "\n")
+                continue
             line = {
                 "peer": NAMES[row.backend], "dtype": dtype, "size": row.size_bytes, "mode": mode,
                 "median_us": row.time_p50_us, "p99_us": row.time_p99_us, "wrong": row.wrong,
