@@ -1,6 +1,6 @@
 """dscomm beside its peers on one host: builds them, runs all in turns, prints tables.
 
-    python -m benchmarks.one_host [--full] [--peers dscomm vllm] [--rounds 5] [--out FOLDER]
+    python -m benchmarks.one_host [--full] [--peers dscomm vllm] [--rounds 4] [--out FOLDER]
 
 docs/one_host.md says what is measured and how to read it. The exit status is 1 where a result was
 wrong or dscomm itself failed, and else 0: a peer that cannot be had is a line.
@@ -33,6 +33,8 @@ from deepspeed_comm.log_files import replaced_when_complete
 
 SIZES = tuple(8 << k for k in (0, 3, 6, 9, 12, 15, 17, 19, 21, 23))  # 8 bytes to 64 MB
 OURS = ("dscomm", "torch")
+# Above this, Python takes longer to check a result than all others to be measured.
+FROM_PYTHON, MOST_FROM_PYTHON = ("torch", "gloo"), 16 << 20
 
 
 def main() -> int:
@@ -62,13 +64,13 @@ def main() -> int:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.one_host", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--full", action="store_true", help="256 MB and four ranks as well, and more rounds")
+    add("--full", action="store_true", help="256 MB, four ranks, large sizes from Python; 9 rounds")
     add("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
     add("--sizes", nargs="+", type=byte_size, help="in bytes; K and M are powers of 1024")
     add("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     add("--modes", nargs="+", choices=["tight", "touch"], default=["tight", "touch"])
     add("--ranks", nargs="+", type=int, choices=[2, 4, 8], help="2; with --full 2 4")
-    add("--rounds", type=int, help="runs of each peer, dtype and number of ranks: 5; 9 with --full")
+    add("--rounds", type=int, help="runs of each peer, dtype and number of ranks: 4; 9 with --full")
     add("--budget-ms", type=float, default=20.0, help="timed calls of one size, mode and run")
     add("--limit-s", type=float, default=240.0, help="after which a run is given up")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
@@ -77,7 +79,7 @@ def parsed() -> argparse.Namespace:
     if any(size % 4 for size in options.sizes):
         parser.error("--sizes: whole elements of four bytes")
     options.ranks = options.ranks or ([2, 4] if options.full else [2])
-    options.rounds = options.rounds or (9 if options.full else 5)
+    options.rounds = options.rounds or (9 if options.full else 4)
     options.out = options.out.absolute()
     return options
 
@@ -100,6 +102,8 @@ def prepared(names: list[str], console: Console) -> tuple[dict[str, Peer], dict[
 def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Console) -> list[Run]:
     """Round after round of all, so that noise and the moves of cores meet every peer alike."""
     plan = Plan(options.sizes, tuple(options.modes), options.budget_ms, options.limit_s)
+    short = tuple(size for size in plan.sizes if size <= MOST_FROM_PYTHON or options.full)
+    plans = {name: dataclasses.replace(plan, sizes=short) for name in FROM_PYTHON if short}
     prober = own_programs() / "one_host_probe"
     turns = [
         (name, ranks, dtype)
@@ -120,7 +124,8 @@ def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Conso
             bar.update(task, description=TITLES.get(name, name), refresh=True)
             # One that failed twice would fail again, and may take its whole time to do so.
             if failures[name, ranks] < 2:
-                runs.append(run_once(name, peers[name], ranks, dtype, plan, prober))
+                mine = plans.get(name, plan)
+                runs.append(run_once(name, peers[name], ranks, dtype, mine, prober))
                 for line in set(runs[-1].refused) - told:
                     told.add(line)
                     console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.one_host.runs import Run
 from benchmarks.one_host.states import STATES
 
+Key = tuple[str, str, str, int, int, str, str]  # the first fields of a Row
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -29,20 +31,22 @@ class Row:
 
 def rows_of(runs: list[Run]) -> list[Row]:
     """Runs that are neither near nor far have none, and those that failed none either."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    found: dict[Key, list[dict[str, Any]]] = {}
     for run in runs:
         if run.state in STATES and not run.failure:
             for row in run.rows:
                 key = (row["peer"], "all_reduce", row["dtype"], row["size"], run.ranks,
                        row["mode"], run.state)  # fmt: skip
                 found.setdefault(key, []).append(row)
-    medians = ("median_us", "p99_us")
     return [
-        Row(
-            *key,
-            *(statistics.median(row[name] for row in rows) for name in medians),
-            len(rows),
-            sum(row["wrong"] for row in rows),
-        )
+        Row(*key, _middle(rows, "median_us"), _middle(rows, "p99_us"), len(rows), _wrong(rows))
         for key, rows in found.items()
     ]
+
+
+def _middle(rows: list[dict[str, Any]], name: str) -> float:
+    return float(statistics.median(row[name] for row in rows))
+
+
+def _wrong(rows: list[dict[str, Any]]) -> int:
+    return sum(row["wrong"] for row in rows)

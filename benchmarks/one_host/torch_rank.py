@@ -21,8 +21,8 @@ from deepspeed_comm.bench.measurement import Measurement, Refusal, Row, groups_o
 from deepspeed_comm.bench.plan import settings
 
 NAMES = {"dscomm": "dscomm torch", "dscomm-direct": "dscomm direct", "gloo": "gloo"}
-# Of one size and mode. More than C++ needs: Python varies more.
-MOST_BYTES, MOST_ITERATIONS, FEWEST_ITERATIONS = 256 << 20, 200, 5
+# Of one size and mode.
+MOST_BYTES, MOST_ITERATIONS, FEWEST_ITERATIONS = 128 << 20, 100, 5
 
 
 def main() -> None:
