@@ -73,6 +73,8 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
         before = probe(prober, probed)
         failure = _finish(peer.commands(flags, ranks), peer.environment, plan.limit_s, folder)
         after = probe(prober, probed)
+        for left in SHARED.glob(f"*{meet.name}*"):  # by a peer that was ended
+            left.unlink()
         lines = out.read_text().splitlines() if out.exists() else []
     title = TITLES.get(name, name)
     found = [{"peer": title, **json.loads(line)} for line in lines]

@@ -100,6 +100,11 @@ def test_a_peer_that_fails_or_hangs_is_a_line(near: None) -> None:
     fails = shell("echo hello; echo an error of its own >&2; exit 3")
     run = runs.run_once("fails", fails, 2, "float32", PLAN, Path())
     assert run.failure == "exit status 3: an error of its own" and run.rows == []
+    if runs.SHARED.is_dir():  # what it leaves there goes
+        before = set(runs.SHARED.iterdir())
+        leaves = peers.Peer("0", lambda flags, ranks: [["cp", flags(0)[7], "/dev/shm"]])
+        assert runs.run_once("leaves", leaves, 2, "float32", PLAN, Path()).failure == ""
+        assert set(runs.SHARED.iterdir()) <= before
     hangs = shell("sleep 1000")
     short = dataclasses.replace(PLAN, limit_s=0.2)
     run = runs.run_once("hangs", hangs, 2, "float32", short, Path())
