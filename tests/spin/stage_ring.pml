@@ -246,19 +246,28 @@ inline read_rounds(from_all) {
   od
 }
 
-/* The next piece of the ring, from its beginning where it does not fit behind the last. */
+/* The next piece of the ring, from its beginning where it does not fit behind the last; or any: the
+ * code has small calls stay where they are. */
 inline open(rounds) {
-  d_step {
+  atomic {
     buffers = ((rounds) < BUFFERS -> (rounds) : BUFFERS);
+#ifdef ANYWHERE
+    first = 0;
+    do
+    :: first + buffers < BUFFERS -> first++
+    :: break
+    od
+#else
     first = (last + buffers <= BUFFERS -> last : 0);
     last = first + buffers
+#endif
   }
   store(PLACE(me, call), PLACED(first, buffers))
 }
 
 inline close() {
   d_step {
-    for (k : first .. last - 1) { free_after[k] = PROGRESS(call + 1, 0) }
+    for (k : first .. first + buffers - 1) { free_after[k] = PROGRESS(call + 1, 0) }
     k = 0
   }
 }

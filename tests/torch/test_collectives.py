@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Any
 
 import pytest
@@ -532,3 +533,26 @@ def test_integers_are_covered() -> None:
     expected = 8 if TORCH_2 else 5
     assert len(INTEGERS) == expected
     assert len(FLOAT8) == (5 if TORCH_2 else 0)
+
+
+def _three_gib_case() -> None:
+    """Bytes, counts and offsets past 2^31 and, for the sum, past 2^32 in all that a call moves."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((3 << 30,), rank + 1, dtype=torch.uint8)
+    marks = torch.tensor([0, (1 << 31) - 1, 1 << 31, (3 << 30) - 1])
+    tensor[marks] = torch.arange(4, dtype=torch.uint8) + rank
+    dist.all_reduce(tensor)
+    expected = torch.tensor(
+        [sum(i + k for k in range(size)) for i in range(4)], dtype=torch.uint8
+    )
+    assert torch.equal(tensor[marks], expected)
+    assert (tensor == size * (size + 1) // 2).sum().item() >= tensor.numel() - 4
+    dist.broadcast(tensor.fill_(rank + 7), 1)
+    assert int(tensor.min()) == int(tensor.max()) == 8
+
+
+def test_three_gib(ranks: RankSets) -> None:
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if available < 12 << 30:  # two tensors, and what comparing them takes
+        pytest.skip("needs 12 GiB of free memory")
+    ranks(2).run(_three_gib_case)

@@ -8,6 +8,11 @@ namespace {
 // Groups keep their slabs between calls while less than this of the arena is handed out.
 constexpr size_t kKeptBytes = 64 << 20;
 
+// Pieces of up to half a page take turns in the ring's first pages, one in each: a reader's core
+// fetches ahead within a page, and would take the lines of the next call from their writer.
+constexpr size_t kSmallPieceBytes = kPageBytes / 2;
+constexpr size_t kSmallRingBytes = 4 * kPageBytes;
+
 size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
 
 }  // namespace
@@ -31,7 +36,7 @@ Status Stage::take_slab() {
   data_ = arena_->data() + slab_offset_;
   // Nobody in this group has read it.
   earlier_.fill({});
-  piece_ = {};
+  next_ = next_small_ = 0;
   table_free_after_ = 0;
   return {};
 }
@@ -50,7 +55,11 @@ Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
                "a call's buffers fit into the ring");
   buffers_ = static_cast<uint32_t>(std::min<size_t>(rounds, ring_bytes_ / buffer_bytes_));
   const size_t length = buffers_ * buffer_bytes_;
-  const size_t begin = piece_.end + length <= ring_bytes_ ? piece_.end : 0;
+  const bool is_small = length <= kSmallPieceBytes;
+  size_t& next = is_small ? next_small_ : next_;
+  const size_t begin =
+      next + length <= (is_small ? std::min(kSmallRingBytes, ring_bytes_) : ring_bytes_) ? next : 0;
+  next = begin + (is_small ? kPageBytes : length);
   piece_ = {lines_.sequence(), begin, begin + length};
   lines_.own_slot().stage = {
       slab_offset_ + table_bytes() + begin, buffer_bytes_, slab_offset_, bytes, buffers_, 0};

@@ -5,7 +5,7 @@
 // rewritten only when every reader of what it last held has said so: within a call by
 // acknowledgements, from call to call by the readers' done words. Calls walk through the whole ring
 // because a line that a peer has just read is dear to write: by the time its turn comes again it
-// has left the peer's cache.
+// has left the peer's cache. Small calls stay in the ring's first lines, which are in the own one.
 //
 // The slab is taken from the arena at the first call that needs one. A group keeps it between calls
 // while the slabs of all groups are few; past that it gives it back after each call, as soon as its
@@ -71,7 +71,8 @@ class Stage {
   const size_t ring_bytes_;
   uint64_t slab_offset_ = 0;  // 0: none yet (offset 0 is the arena's header)
   std::byte* data_ = nullptr;
-  Piece piece_;  // of the call in progress
+  Piece piece_;                     // of the call in progress
+  size_t next_ = 0, next_small_ = 0;  // where the next call's piece begins, if it fits
   size_t buffer_bytes_ = 0;
   uint32_t buffers_ = 0;
   // Of the last calls, by sequence. One that is older than there are slots is done everywhere:
