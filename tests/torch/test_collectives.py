@@ -542,9 +542,7 @@ def _three_gib_case() -> None:
     marks = torch.tensor([0, (1 << 31) - 1, 1 << 31, (3 << 30) - 1])
     tensor[marks] = torch.arange(4, dtype=torch.uint8) + rank
     dist.all_reduce(tensor)
-    expected = torch.tensor(
-        [sum(i + k for k in range(size)) for i in range(4)], dtype=torch.uint8
-    )
+    expected = torch.tensor([sum(i + k for k in range(size)) for i in range(4)], dtype=torch.uint8)
     assert torch.equal(tensor[marks], expected)
     assert (tensor == size * (size + 1) // 2).sum().item() >= tensor.numel() - 4
     dist.broadcast(tensor.fill_(rank + 7), 1)

@@ -100,6 +100,38 @@ struct BFloat16Lanes {
   }
 };
 
+// Twice as many bfloat16 as D has lanes, as two vectors of float: those of even index and those of
+// odd index, which is what neither promotes nor demotes. The bits are BFloat16Lanes' (but payloads
+// of NaN).
+struct BFloat16Pair {
+  template <class D>
+  static HWY_INLINE void load(D d, const uint8_t* memory, hn::Vec<D>& even, hn::Vec<D>& odd) {
+    const hn::RebindToUnsigned<D> du32;
+    const auto both = load_bytes(du32, memory);  // little-endian: the even one is the lower half
+    even = hn::BitCast(d, hn::ShiftLeft<16>(both));
+    odd = hn::BitCast(d, hn::And(both, hn::Set(du32, 0xffff0000)));
+  }
+  template <class D>
+  static HWY_INLINE void store(D d, hn::Vec<D> even, hn::Vec<D> odd, uint8_t* memory) {
+    const hn::RebindToUnsigned<D> du32;
+    const auto upper = hn::And(round(d, odd), hn::Set(du32, 0xffff0000));
+    store_bytes(du32, hn::Or(upper, hn::ShiftRight<16>(round(d, even))), memory);
+  }
+
+ private:
+  // To nearest even, in the upper half. The sign takes no part: only a NaN could carry into it.
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> round(D d, hn::Vec<D> value) {
+    const hn::RebindToUnsigned<D> du32;
+    const auto bits = hn::BitCast(du32, value);
+    const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du32, 1));
+    const auto rounded = hn::Add(hn::Add(bits, hn::Set(du32, 0x7fff)), is_odd);
+    const auto is_nan = hn::RebindMask(du32, hn::Ne(value, value));
+    (void)d;
+    return hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(du32, 0x00400000)), rounded);
+  }
+};
+
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
 
 // AVX2 and better have F16C, which converts exactly up and to nearest even down, denormals

@@ -90,6 +90,35 @@ HWY_INLINE void reduce_four_vectors(D d, const Operator& op, void* dst, const vo
   Lanes::store(d, op.finish(d, result3), written + 3 * step);
 }
 
+// Twice two vectors of bfloat16.
+template <class D, class Operator, typename SourceCount>
+HWY_INLINE void reduce_two_pairs(D d, const Operator& op, void* dst, const void* const* sources,
+                                 SourceCount n, size_t i) {
+  const size_t start = i * BFloat16Lanes::kElementBytes;
+  const size_t step = 2 * hn::Lanes(d) * BFloat16Lanes::kElementBytes;
+  const uint8_t* memory = static_cast<const uint8_t*>(sources[0]) + start;
+  hn::Vec<D> even0, odd0, even1, odd1;
+  BFloat16Pair::load(d, memory, even0, odd0);
+  BFloat16Pair::load(d, memory + step, even1, odd1);
+  even0 = op.prepare(d, even0);
+  odd0 = op.prepare(d, odd0);
+  even1 = op.prepare(d, even1);
+  odd1 = op.prepare(d, odd1);
+  for (int source = 1; source < n; ++source) {
+    hn::Vec<D> even, odd;
+    memory = static_cast<const uint8_t*>(sources[source]) + start;
+    BFloat16Pair::load(d, memory, even, odd);
+    even0 = op.combine(d, even0, op.prepare(d, even));
+    odd0 = op.combine(d, odd0, op.prepare(d, odd));
+    BFloat16Pair::load(d, memory + step, even, odd);
+    even1 = op.combine(d, even1, op.prepare(d, even));
+    odd1 = op.combine(d, odd1, op.prepare(d, odd));
+  }
+  uint8_t* written = static_cast<uint8_t*>(dst) + start;
+  BFloat16Pair::store(d, op.finish(d, even0), op.finish(d, odd0), written);
+  BFloat16Pair::store(d, op.finish(d, even1), op.finish(d, odd1), written + step);
+}
+
 template <class Lanes, class Operator, typename SourceCount>
 HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sources, SourceCount n,
                            size_t count) {
@@ -100,6 +129,11 @@ HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sou
 
   size_t i = 0;
   const size_t lanes = hn::Lanes(whole);
+  if constexpr (std::is_same_v<Lanes, BFloat16Lanes>) {
+    for (; count - i >= 4 * lanes; i += 4 * lanes) {
+      reduce_two_pairs(whole, op, dst, sources, n, i);
+    }
+  }
   for (; count - i >= 4 * lanes; i += 4 * lanes) {
     reduce_four_vectors<Lanes>(whole, op, dst, sources, n, i);
   }

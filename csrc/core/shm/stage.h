@@ -71,7 +71,7 @@ class Stage {
   const size_t ring_bytes_;
   uint64_t slab_offset_ = 0;  // 0: none yet (offset 0 is the arena's header)
   std::byte* data_ = nullptr;
-  Piece piece_;                     // of the call in progress
+  Piece piece_;                       // of the call in progress
   size_t next_ = 0, next_small_ = 0;  // where the next call's piece begins, if it fits
   size_t buffer_bytes_ = 0;
   uint32_t buffers_ = 0;
