@@ -1,0 +1,100 @@
+"""What users of dscomm feel, beside gloo: decodes, training steps, checkpoints, object collectives.
+
+    python benchmarks/end_to_end [--quick] [--workloads NAME ...] [--rounds 3] [--json FILE]
+
+Two ranks, each on a core and with a thread of its own. The contenders of a workload take turns,
+each time in new processes; a figure is the median of its rounds. All contenders must come to the
+same tokens, losses and bits. docs/end_to_end.md says what each row is. Exit status 1: some run
+failed, or came to something else.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before torch: ranks are forked, and an OpenMP pool of the parent would not survive that.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+if int(torch.__version__.split(".")[0]) < 2:
+    sys.exit(f"end_to_end: torch {torch.__version__} has no DTensor and no FSDP2")
+
+from ranks import ROOT
+from report import machine, print_table
+from rounds import Found, measure
+
+RESULTS = ROOT / "benchmarks" / "results" / "end_to_end.json"
+# AutoTP last: this process imports DeepSpeed for it, and what it changes in torch is no one else's.
+WORKLOADS = (
+    "decode_dtensor",
+    "decode_all_reduce",
+    "train_ddp",
+    "train_fsdp2",
+    "checkpoints",
+    "objects",
+    "overlap",
+    "decode_autotp",
+)
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(1)
+    found = Found()
+    for name in options.workloads:
+        workload = importlib.import_module(name).WORKLOAD
+        measure(name, workload, options.rounds, options.quick, found, not options.unpinned)
+    contenders = list(dict.fromkeys(name for row in found.rows for name in row.rounds))
+    print_table(found.rows, contenders, not options.unpinned)
+    for line in found.notes + found.disturbed + found.failures:
+        print(line)
+    if options.json:
+        write(options.json, options, found)
+    sys.exit(1 if found.failures else 0)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/end_to_end", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, one round: does it run?")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, help="3, or 1 with --quick")
+    parser.add_argument("--unpinned", action="store_true", help="ranks go where the kernel likes")
+    parser.add_argument("--json", type=Path, help=f"{RESULTS.relative_to(ROOT)} for a whole run")
+    options = parser.parse_args()
+    if options.rounds is None:
+        options.rounds = 1 if options.quick else 3
+    if options.rounds < 1:
+        parser.error("--rounds: expected 1 or more")
+    is_whole = options.workloads == list(WORKLOADS) and not options.quick and not options.unpinned
+    if options.json is None and is_whole:
+        options.json = RESULTS
+    return options
+
+
+def write(path: Path, options: argparse.Namespace, found: Found) -> None:
+    path.parent.mkdir(exist_ok=True)
+    content = {
+        "machine": machine(),
+        "quick": options.quick,
+        "pinned": not options.unpinned,
+        "rounds": options.rounds,
+        "rows": [each for row in found.rows for each in row.as_json()],
+        "notes": found.notes,
+        "disturbed": found.disturbed,
+        "failures": found.failures,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

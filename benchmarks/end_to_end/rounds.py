@@ -1,0 +1,60 @@
+"""All rounds of a workload: its contenders take turns, and must come to the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import sys
+from typing import Any
+
+from ranks import RunFailed, run
+from report import Row
+from workload import UNITS, Workload
+
+# Of a core's time. A machine that has nothing else to do stays below a hundredth; where another
+# process computes, every wait for the rank there is longer by the scheduler's slice.
+DISTURBED = 0.1
+
+
+@dataclasses.dataclass
+class Found:
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)  # what was left out, and why
+    disturbed: list[str] = dataclasses.field(default_factory=list)
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+
+def measure(
+    name: str, workload: Workload, rounds: int, quick: bool, found: Found, pinned: bool = True
+) -> None:
+    """Adds what all rounds of a workload give. A contender that failed once is not run again."""
+    absent = workload.prepare(quick)
+    found.notes += [f"{name}, {contender}: {reason}" for contender, reason in absent.items()]
+    gc.collect()
+    gc.freeze()  # a rank that collects garbage need not walk through what it was forked with
+    contenders = [contender for contender in workload.contenders if contender not in absent]
+    rows = [
+        Row(name, key, metric, {contender: [] for contender in contenders})
+        for key, metric in workload.metrics.items()
+    ]
+    expected: Any = None
+    for number in range(rounds):
+        for contender in list(contenders):
+            print(f"{name}, {contender}, round {number + 1}", file=sys.stderr, flush=True)
+            try:
+                done = run(workload, contender, quick, pinned)
+            except RunFailed as failure:
+                found.failures.append(f"{name}, {contender}: {failure}")
+                contenders.remove(contender)
+                continue
+            expected = done.outcome if expected is None else expected
+            if done.outcome != expected:
+                found.failures.append(f"{name}, {contender}: {done.outcome} instead of {expected}")
+            if done.disturbance > DISTURBED:
+                found.disturbed.append(
+                    f"{name}, {contender}, round {number + 1}: other processes had "
+                    f"{done.disturbance:.0%} of a rank's core"
+                )
+            for row in rows:
+                row.rounds[contender].append(UNITS[row.metric.unit](done.figures[row.key]))
+    found.rows += [row for row in rows if row.medians()]

@@ -1,0 +1,47 @@
+"""What a workload is: a module of this folder with a WORKLOAD."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+GLOO, DSCOMM = "gloo", "dscomm"
+DIRECT = "dscomm direct"  # through deepspeed_comm.inference_all_reduce
+DEEPSPEED = "DeepSpeed's op"
+
+# By metric, the samples of this rank in seconds, as many as every other rank has, or a figure; and
+# what every contender must have come to, of the bit.
+Measured = tuple[dict[str, list[float]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """Of samples in seconds, the median is shown, in this unit."""
+
+    label: str
+    unit: str  # of UNITS
+    is_compared: bool = True  # else what the contenders did is not the same
+
+
+# The figure of a sample, or of a median, in seconds.
+UNITS: dict[str, Callable[[float], float]] = {
+    "tokens/s": lambda seconds: 1 / seconds,
+    "steps/s": lambda seconds: 1 / seconds,
+    "s": lambda seconds: seconds,
+    "ms": lambda seconds: seconds * 1e3,
+    "us": lambda seconds: seconds * 1e6,
+    "together/sum": lambda ratio: ratio,
+}
+RATES = ("tokens/s", "steps/s")  # of which more is better
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    metrics: dict[str, Metric]  # by their keys in Measured
+    measure: Callable[[str, bool], Measured]  # of a contender, quick or not; in a rank
+    contenders: tuple[str, ...] = (GLOO, DSCOMM)
+    # In the process that ranks are forked from: makes what they all need, of the quick shapes or
+    # not, and says which contenders cannot be had, and why.
+    prepare: Callable[[bool], dict[str, str]] = lambda quick: {}
+    has_group: bool = True  # made before measure() is called
