@@ -3,7 +3,7 @@
 #   TORCH=debian   use Debian's torch 1.13.1 and .venv-debian instead of torch 2.13 and .venv
 #   PYTHON=        the interpreter to make .venv from
 #   TORCH_INDEX=   a package index to take torch from
-#   ARGS=          further options of the demo, of bench or of bench-hosts
+#   ARGS=          further options of the demo, or of bench, bench-hosts and bench-end-to-end
 #   RANKS=         processes of the demo
 
 TORCH ?= pypi
@@ -21,7 +21,7 @@ endif
 environment := $(if $(filter debian,$(TORCH)),.venv-debian,.venv)
 python := $(environment)/bin/python
 
-.PHONY: help setup demo check test drill bench bench-hosts lint format clean
+.PHONY: help setup demo check test drill bench bench-hosts bench-end-to-end lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make drill    the long form: all kill counts, mutations, soak"
 	@echo "make bench    all-reduces on this host, beside gloo, MPIs and other peers (ARGS=...)"
 	@echo "make bench-hosts  all-reduces between hosts, beside gloo and flat MPI (ARGS=...)"
+	@echo "make bench-end-to-end  decodes, training steps, checkpoints, beside gloo (ARGS=...)"
 	@echo "make lint     formatting and lint (make format: apply the formatting)"
 	@echo "make clean    remove what was built; the environments stay"
 	@echo "TORCH=debian  with any of them: Debian's torch 1.13.1 instead of 2.13"
@@ -62,6 +63,13 @@ bench: setup
 
 bench-hosts: setup
 	@$(python) benchmarks/hosts.py $(ARGS)
+
+# 77: no package index was reached. What needs DeepSpeed is left out then, and says so.
+bench-end-to-end: setup
+	@status=0; python=.venv-clients/bin/python; \
+	PYTHON=$(python) tests/clients/setup || status=$$?; \
+	if [ $$status -eq 77 ]; then python=$(python); elif [ $$status -ne 0 ]; then exit $$status; fi; \
+	$$python benchmarks/end_to_end $(ARGS)
 
 lint:
 	@tools/lint
