@@ -3,12 +3,31 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <future>
+#include <new>
+#include <thread>
 
+#include "core/base/deadline.h"
 #include "core/engine/context.h"
 #include "core/engine/group.h"
 #include "core/engine/worker_pool.h"
 #include "shm_ranks.h"
+
+namespace {
+
+thread_local uint64_t allocations_of_this_thread = 0;
+
+}  // namespace
+
+// The program's own, which the other forms of new come to as well.
+void* operator new(size_t bytes) {
+  ++allocations_of_this_thread;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace dscomm::test {
 namespace {
@@ -253,6 +272,110 @@ TEST(Engine, TheRecorderKeepsTheLastOperations) {
     EXPECT_NE(json.find("\"id\": 45,"), std::string::npos);
     EXPECT_EQ(json.find("\"id\": 44,"), std::string::npos);
     EXPECT_NE(json.find("\"state\": \"completed\""), std::string::npos);
+  });
+}
+
+// The numbers behind a name in the record, entry by entry.
+std::vector<int64_t> numbers_of(const std::string& json, const std::string& name) {
+  std::vector<int64_t> found;
+  const std::string key = "\"" + name + "\": ";
+  for (size_t at = json.find(key); at != std::string::npos; at = json.find(key, at + 1))
+    found.push_back(std::stoll(json.substr(at + key.size())));
+  return found;
+}
+
+TEST(Engine, TheRecorderHasTheTimesOfTheWallClock) {
+  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 1);
+    int64_t x = 7, inside = 0;
+    const int64_t before = wall_clock_ns();
+    ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
+    auto body = [&](Team&, const CallOptions&) {
+      std::this_thread::sleep_for(milliseconds(20));
+      inside = wall_clock_ns();
+      std::this_thread::sleep_for(milliseconds(20));
+      return Status();
+    };
+    ASSERT_TRUE(group->start(kSum, body, milliseconds(0))->wait().ok());
+    const int64_t after = wall_clock_ns();
+    std::this_thread::sleep_for(milliseconds(20));
+    const std::string json = group->flight_record_json();
+    const std::vector<int64_t> queued = numbers_of(json, "queued_ns"),
+                               started = numbers_of(json, "started_ns"),
+                               finished = numbers_of(json, "finished_ns");
+    ASSERT_EQ(finished.size(), 2u) << json;
+    const int64_t slack = 10'000'000;  // clocks are compared a moment apart
+    EXPECT_LE(before - slack, queued[0]);
+    EXPECT_EQ(queued[0], started[0]);
+    EXPECT_LE(started[0], finished[0]);
+    EXPECT_LE(finished[0], queued[1]);
+    EXPECT_LE(queued[1], started[1]);
+    EXPECT_LE(started[1], inside - slack);
+    EXPECT_LE(inside + slack, finished[1]);
+    EXPECT_LE(finished[1], after + slack);
+  });
+}
+
+TEST(Engine, ASynchronousCallAllocatesNothing) {
+  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = world.group(context, rank, 1);
+    int64_t x = 7;
+    auto body = [&x](Team& team, const CallOptions& options) {
+      return team.all_reduce(&x, &x, 1, kInt64Sum, options);
+    };
+    ASSERT_TRUE(group->run(kSum, body, milliseconds(0)).ok());
+    const uint64_t before = allocations_of_this_thread;
+    for (int i = 0; i < 1000; ++i) ASSERT_TRUE(group->run(kSum, body, milliseconds(0)).ok());
+    EXPECT_EQ(allocations_of_this_thread, before);
+    const auto counted = std::make_unique<int>(1);
+    EXPECT_EQ(allocations_of_this_thread, before + 1);
+  });
+}
+
+// Calls of a group of one from several threads, which never run at once and are all made, while
+// others wait for the group to be idle; then it is shut down while they go on.
+TEST(Engine, CallsOfSeveralThreadsAndAShutdownMeet) {
+  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
+    for (int round = 0; round < 20; ++round) {
+      std::shared_ptr<Group> group = world.group(context, rank, 1, std::to_string(round));
+      std::atomic<int> inside{0}, made{0};
+      std::atomic<bool> end{false};
+      auto body = [&](Team&, const CallOptions&) {
+        EXPECT_EQ(inside.fetch_add(1), 0);
+        made.fetch_add(1);
+        inside.fetch_sub(1);
+        return Status();
+      };
+      std::atomic<int> accepted{0};
+      std::vector<std::thread> threads;
+      for (int k = 0; k < 3; ++k)
+        threads.emplace_back([&, k] {
+          std::vector<OperationPtr> operations;
+          for (int i = 0;; ++i) {
+            if (k == 0 || i % 3 != 0) {
+              if (!group->run(kSum, body, milliseconds(0)).ok()) break;
+            } else {
+              operations.push_back(group->start(kSum, body, milliseconds(0)));
+              if (operations.back()->refused()) break;
+            }
+            accepted.fetch_add(1);
+          }
+          for (const OperationPtr& operation : operations) static_cast<void>(operation->wait());
+          EXPECT_TRUE(end);
+        });
+      threads.emplace_back([&] {
+        while (!end) static_cast<void>(group->idle_within(milliseconds(1)));
+      });
+      while (made < 300) std::this_thread::yield();
+      end = true;
+      group->shutdown();
+      const int made_at_end = made;
+      EXPECT_TRUE(group->idle_within(milliseconds(0)));
+      for (std::thread& thread : threads) thread.join();
+      EXPECT_EQ(made, made_at_end);
+      EXPECT_EQ(made, accepted);
+      EXPECT_EQ(group->sequence(), static_cast<uint64_t>(made.load()));
+    }
   });
 }
 

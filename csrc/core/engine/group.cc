@@ -406,7 +406,7 @@ uint64_t Group::sequence() const {
 // Why a call cannot start at all; under mutex_.
 Status Group::refuse_locked() const {
   DSCOMM_RETURN_IF_ERROR(context_->check_process());
-  if (closed_)
+  if (has_state(kClosed))
     return Status(Code::kInvalidArgument,
                   "group '" + options_.name + "' has been destroyed on this rank");
   return {};
@@ -431,28 +431,37 @@ Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
 }
 
 Status Group::run(const OperationInfo& info, const Body& body, std::chrono::milliseconds timeout) {
-  bool nothing_before;
-  {
-    std::lock_guard lock(mutex_);
-    DSCOMM_RETURN_IF_ERROR(refuse_locked());
-    nothing_before = !running_ && queue_.empty();
-    if (nothing_before) running_ = true;
-  }
-  if (!nothing_before) return start(info, body, timeout)->wait();
+  DSCOMM_RETURN_IF_ERROR(context_->check_process());
+  uint32_t state = 0;
+  // Acquires what the thread that ran the Team before has released, below or in
+  // end_running_locked().
+  if (!state_.compare_exchange_strong(state, kRunning, std::memory_order_acquire,
+                                      std::memory_order_relaxed))
+    return start(info, body, timeout)->wait();
   sequence_.fetch_add(1, std::memory_order_relaxed);  // orders nothing
   uint64_t ticket = recorder_.started(info);
   Status status = execute(body, timeout);
   recorder_.finished(ticket, status.ok());
+  state = kRunning;
+  // Released to whoever begins to run the Team next, and to shutdown(), which destroys it.
+  if (state_.compare_exchange_strong(state, 0, std::memory_order_release,
+                                     std::memory_order_relaxed))
+    return status;
+  // Meanwhile somebody has queued a call, or waits for this one's end.
   Status scheduled;
   {
     std::lock_guard lock(mutex_);
-    running_ = false;
+    end_running_locked();
     scheduled = schedule_locked();
     if (!scheduled.ok()) end_locked(scheduled);
-    idle_.notify_all();
   }
   if (!scheduled.ok()) drain(nullptr);
   return status;
+}
+
+// Under mutex_, by who has begun to run the Team.
+void Group::end_running_locked() {
+  if ((state_.fetch_and(~uint32_t{kRunning}) & (kClosed | kWatched)) != 0) idle_.notify_all();
 }
 
 OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::milliseconds timeout) {
@@ -465,6 +474,7 @@ OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::mil
     operation = std::make_shared<Queued>(shared_from_this(), std::move(body), timeout,
                                          recorder_.queued(info));
     queue_.push_back(operation);
+    state_.fetch_or(kQueued);
     scheduled = schedule_locked();
     if (!scheduled.ok()) end_locked(scheduled);
   }
@@ -475,7 +485,7 @@ OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::mil
 // Asks for a worker when there is something to run and nobody runs it; under mutex_. kResource when
 // no thread can be had: the caller, who may be a worker and can go on himself, decides.
 Status Group::schedule_locked() {
-  if (queue_.empty() || running_ || scheduled_) return {};
+  if (queue_.empty() || has_state(kRunning) || scheduled_) return {};
   Status submitted =
       context_->workers().submit([self = shared_from_this()] { self->drain(nullptr, true); });
   scheduled_ = submitted.ok();
@@ -488,18 +498,17 @@ Status Group::schedule_locked() {
 void Group::drain(const Operation* until, bool was_scheduled) {
   std::unique_lock lock(mutex_);
   if (was_scheduled) scheduled_ = false;
-  while (!running_ && !queue_.empty() && (until == nullptr || !until->done())) {
+  while (!queue_.empty() && (until == nullptr || !until->done()) && begin_running_locked()) {
     std::shared_ptr<Queued> operation = queue_.front();
     queue_.pop_front();
-    running_ = true;
+    if (queue_.empty()) state_.fetch_and(~uint32_t{kQueued});
     lock.unlock();
     Status status = operation->execute();
     lock.lock();
-    running_ = false;
     // Done before the next call can start or shutdown() return; called back when the queue is free
     // of it, since its callbacks may start the next call.
     std::vector<Operation::Callback> callbacks = operation->complete(status);
-    idle_.notify_all();
+    end_running_locked();
     // A worker runs what is left while the callbacks do; where none can be had, who runs the queue
     // to its end does it after them.
     if (Status scheduled = schedule_locked(); !scheduled.ok() && until != nullptr) {
@@ -559,7 +568,12 @@ Status Group::check_process() const { return context_->check_process(); }
 
 bool Group::idle_within(std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
-  return idle_.wait_for(lock, limit, [this] { return queue_.empty() && !running_; });
+  ++watchers_;
+  state_.fetch_or(kWatched);
+  const bool idle =
+      idle_.wait_for(lock, limit, [this] { return queue_.empty() && !has_state(kRunning); });
+  if (--watchers_ == 0) state_.fetch_and(~uint32_t{kWatched});
+  return idle;
 }
 
 Status Group::failure() const {
@@ -586,9 +600,9 @@ void Group::end_locked(const Status& cause) {
 void Group::shutdown() {
   if (!context_->check_process().ok()) return;
   std::unique_lock lock(mutex_);
-  closed_ = true;
+  state_.fetch_or(kClosed);
   // Ends: what is queued runs under its deadlines.
-  idle_.wait(lock, [this] { return queue_.empty() && !running_; });
+  idle_.wait(lock, [this] { return queue_.empty() && !has_state(kRunning); });
   if (team_ == nullptr) return;
   std::unique_ptr<Team> team = std::move(team_);
   std::unique_ptr<ShmTeam> flat = std::move(flat_);

@@ -1,9 +1,9 @@
 // Group: the engine of one c10d group: its Team, its ordered queue, its point-to-point and its end.
 //
-// A synchronous collective runs on the calling thread when nothing is queued before it.
-// Asynchronous ones queue in order and are run by a worker of the process's pool, or by a thread
-// that waits for one and finds the queue idle. Groups progress independently. Point-to-point never
-// enters the queue.
+// A synchronous collective runs on the calling thread when nothing is queued before it, and then
+// takes no lock of the group and allocates nothing. Asynchronous ones queue in order and are run by
+// a worker of the process's pool, or by a thread that waits for one and finds the queue idle.
+// Groups progress independently. Point-to-point never enters the queue.
 #pragma once
 
 #include <atomic>
@@ -105,7 +105,20 @@ class Group : public std::enable_shared_from_this<Group> {
   Group(std::shared_ptr<Context> context, GroupOptions options);
   Status form(std::shared_ptr<Store> store);
   void make_point_to_point(const Formation& formation);
+  // What a call that takes no lock must know, in one word. kRunning is set by the thread that
+  // begins to run the Team, and all others with mutex_ held. Without it a thread changes the word
+  // only from 0 to kRunning and back, so with mutex_ held a word that has one of the others does
+  // not change.
+  enum StateBit : uint32_t {
+    kRunning = 1,  // some thread runs the Team
+    kQueued = 2,   // the queue is not empty
+    kClosed = 4,   // shutdown() was called
+    kWatched = 8,  // somebody waits for idle_
+  };
   Status refuse_locked() const;
+  bool has_state(StateBit bit) const { return (state_.load() & bit) != 0; }
+  bool begin_running_locked() { return (state_.fetch_or(kRunning) & kRunning) == 0; }
+  void end_running_locked();
   void drain(const Operation* until, bool was_scheduled = false);
   Status execute(const Body& body, std::chrono::milliseconds timeout);
   Status schedule_locked();
@@ -126,11 +139,11 @@ class Group : public std::enable_shared_from_this<Group> {
   Recorder recorder_;
 
   mutable std::mutex mutex_;
-  std::condition_variable idle_;  // a runner has ended
+  std::condition_variable idle_;  // a runner has ended; told only if kClosed or kWatched is set
+  int watchers_ = 0;              // threads in idle_within()
   std::deque<std::shared_ptr<Queued>> queue_;
-  bool running_ = false;    // some thread runs the Team
   bool scheduled_ = false;  // a worker has been asked for
-  bool closed_ = false;
+  std::atomic<uint32_t> state_{0};
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};
 };

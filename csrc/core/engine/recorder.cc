@@ -1,11 +1,37 @@
 #include "core/engine/recorder.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <fstream>
+#include <string>
 
 #include "core/base/deadline.h"
 
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
 namespace dscomm {
 namespace {
+
+// Every call asks twice what time it is, which takes 22 ns of clock_gettime(), or 9 ns of the
+// processor's time stamp counter (Zen 4). That counts time where the kernel itself keeps time by
+// it: at one rate, and alike on all cores.
+#if defined(__x86_64__)
+bool counter_counts_time() {
+  static const bool does = [] {
+    std::ifstream file("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+    std::string name;
+    return (file >> name) && name == "tsc";
+  }();
+  return does;
+}
+
+int64_t ticks() { return counter_counts_time() ? static_cast<int64_t>(__rdtsc()) : monotonic_ns(); }
+#else
+int64_t ticks() { return monotonic_ns(); }
+#endif
 
 const char* state_name(OperationState state) {
   switch (state) {
@@ -23,6 +49,21 @@ const char* state_name(OperationState state) {
 
 }  // namespace
 
+// The thread may be taken off its core between two clocks: of some tries, the shortest.
+Recorder::Moment Recorder::read_clocks() {
+  Moment best{};
+  int64_t shortest = INT64_MAX;
+  for (int i = 0; i < 5; ++i) {
+    const int64_t before = ticks();
+    const int64_t monotonic = monotonic_ns(), wall_clock = wall_clock_ns();
+    const int64_t after = ticks();
+    if (after - before >= shortest) continue;
+    shortest = after - before;
+    best = {before + shortest / 2, monotonic, wall_clock};
+  }
+  return best;
+}
+
 Recorder::Entry* Recorder::find(uint64_t ticket) {
   if (ring_.empty()) return nullptr;
   Entry& entry = ring_[ticket % ring_.size()];
@@ -31,7 +72,7 @@ Recorder::Entry* Recorder::find(uint64_t ticket) {
 
 uint64_t Recorder::queued(const OperationInfo& info) {
   if (ring_.empty()) return 0;
-  int64_t now = wall_clock_ns();
+  int64_t now = ticks();
   std::lock_guard lock(mutex_);
   uint64_t ticket = ++next_ticket_;
   ring_[ticket % ring_.size()] = {ticket, info, OperationState::kQueued, now, 0, 0};
@@ -40,7 +81,7 @@ uint64_t Recorder::queued(const OperationInfo& info) {
 
 uint64_t Recorder::started(const OperationInfo& info) {
   if (ring_.empty()) return 0;
-  int64_t now = wall_clock_ns();
+  int64_t now = ticks();
   std::lock_guard lock(mutex_);
   uint64_t ticket = ++next_ticket_;
   ring_[ticket % ring_.size()] = {ticket, info, OperationState::kRunning, now, now, 0};
@@ -51,7 +92,7 @@ void Recorder::running(uint64_t ticket) {
   std::lock_guard lock(mutex_);
   if (Entry* entry = find(ticket)) {
     entry->state = OperationState::kRunning;
-    entry->started_ns = wall_clock_ns();
+    entry->started = ticks();
   }
 }
 
@@ -59,12 +100,20 @@ void Recorder::finished(uint64_t ticket, bool ok) {
   std::lock_guard lock(mutex_);
   if (Entry* entry = find(ticket)) {
     entry->state = ok ? OperationState::kCompleted : OperationState::kFailed;
-    entry->finished_ns = wall_clock_ns();
+    entry->finished = ticks();
   }
 }
 
 std::string Recorder::json() const {
   std::lock_guard lock(mutex_);
+  const Moment now = read_clocks();
+  const double tick_ns = static_cast<double>(now.monotonic_ns - made_.monotonic_ns) /
+                         static_cast<double>(std::max<int64_t>(now.ticks - made_.ticks, 1));
+  // By the wall clock of now, even if it was set meanwhile.
+  auto epoch_ns = [&](int64_t at) -> long long {
+    if (at == 0) return 0;
+    return now.wall_clock_ns - static_cast<int64_t>(static_cast<double>(now.ticks - at) * tick_ns);
+  };
   std::string text = "[";
   uint64_t first = next_ticket_ > ring_.size() ? next_ticket_ - ring_.size() + 1 : 1;
   for (uint64_t ticket = first; ticket <= next_ticket_ && !ring_.empty(); ++ticket) {
@@ -79,9 +128,8 @@ std::string Recorder::json() const {
         dtype_name(entry.info.dtype), entry.info.has_op ? "\"" : "",
         entry.info.has_op ? reduce_op_name(entry.info.op) : "null", entry.info.has_op ? "\"" : "",
         static_cast<long long>(entry.info.count), entry.info.peer, entry.info.tag,
-        entry.info.asynchronous ? "true" : "false", state_name(entry.state),
-        static_cast<long long>(entry.queued_ns), static_cast<long long>(entry.started_ns),
-        static_cast<long long>(entry.finished_ns));
+        entry.info.asynchronous ? "true" : "false", state_name(entry.state), epoch_ns(entry.queued),
+        epoch_ns(entry.started), epoch_ns(entry.finished));
     text += line;
   }
   return text + "]";

@@ -27,7 +27,7 @@ enum class OperationState : uint8_t { kQueued, kRunning, kCompleted, kFailed };
 
 class Recorder {
  public:
-  explicit Recorder(size_t entries) : ring_(entries) {}
+  explicit Recorder(size_t entries) : ring_(entries), made_(read_clocks()) {}
 
   // Returns the entry's ticket. Any thread.
   uint64_t queued(const OperationInfo& info);
@@ -44,13 +44,19 @@ class Recorder {
     uint64_t ticket = 0;
     OperationInfo info;
     OperationState state = OperationState::kQueued;
-    int64_t queued_ns = 0, started_ns = 0, finished_ns = 0;
+    int64_t queued = 0, started = 0, finished = 0;  // ticks
   };
+  // The same moment by three clocks.
+  struct Moment {
+    int64_t ticks, monotonic_ns, wall_clock_ns;
+  };
+  static Moment read_clocks();
   Entry* find(uint64_t ticket);
 
   mutable std::mutex mutex_;
   std::vector<Entry> ring_;
   uint64_t next_ticket_ = 0;
+  const Moment made_;
 };
 
 }  // namespace dscomm
