@@ -8,6 +8,8 @@ import torch
 
 from deepspeed_comm import constants
 
+NOT_INITIALIZED = "DeepSpeed backend not set, please initialize it using init_process_group()"
+
 
 class Backend:
     """A way to communicate: what `cdb` is."""
@@ -22,6 +24,9 @@ class Backend:
 
     def is_initialized(self) -> bool:
         return self.initialized
+
+    def check_initialized(self) -> None:
+        assert self.is_initialized(), NOT_INITIALIZED
 
     def new_group(self, ranks: list[int]) -> Any:
         raise NotImplementedError(f"backend {self.name} makes no groups")

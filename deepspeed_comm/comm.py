@@ -32,6 +32,7 @@ from torch.distributed import GradBucket  # noqa: F401
 
 from deepspeed_comm import comms_trace, environment, log_files, utils
 from deepspeed_comm._log import logger, warn_once
+from deepspeed_comm.backend import NOT_INITIALIZED as _NOT_INITIALIZED
 from deepspeed_comm.backend import Backend
 from deepspeed_comm.comms_logging import CommsLogger
 from deepspeed_comm.config import DeepSpeedCommsConfig
@@ -83,9 +84,7 @@ class ProcessGroup:
 
 
 def _backend() -> TorchBackend:
-    assert cdb is not None and cdb.is_initialized(), (
-        "DeepSpeed backend not set, please initialize it using init_process_group()"
-    )
+    assert cdb is not None and cdb.is_initialized(), _NOT_INITIALIZED
     return cdb  # type: ignore[return-value]  # or what a program has set that is like it
 
 
@@ -561,7 +560,9 @@ def inference_all_reduce(
 
     torch.compile can trace it, with an `op` of ReduceOp and async_op=False.
     """
-    return _backend().inference_all_reduce(tensor, op, group, async_op)
+    # TorchBackend asks itself whether it is initialised, if the call cannot be made at once.
+    backend = cdb if type(cdb) is TorchBackend else _backend()
+    return backend.inference_all_reduce(tensor, op, group, async_op)
 
 
 @timed_op
@@ -583,7 +584,8 @@ def all_reduce_caching(
     Raises ValueError for another group, shape, dtype or op under the same match_id, TypeError for
     none. Ranks of dscomm that come with different match_ids all raise DistBackendError.
     """
-    return _backend().all_reduce_caching(tensor, op, match_id, group, async_op)
+    backend = cdb if type(cdb) is TorchBackend else _backend()  # as above
+    return backend.all_reduce_caching(tensor, op, match_id, group, async_op)
 
 
 @timed_op

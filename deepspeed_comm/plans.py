@@ -6,13 +6,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from deepspeed_comm.native_executor import not_implemented
 from deepspeed_comm.reduce_op import torch_reduce_op
 
 
 class Plan:
-    """The first call of a match_id."""
+    """The first call of a match_id, and `repeat`, which makes it again, or returns NotImplemented
+    where it is another call, or where dscomm does not carry it."""
 
     def __init__(self, tensor: Any, op: Any, group: Any) -> None:
+        self.repeat: Callable[[Any, Any, Any, Any], Any] = not_implemented
         self.group = weakref.ref(group)
         self.shape = tensor.shape
         self.dtype = tensor.dtype
@@ -28,13 +31,13 @@ class Plan:
 
 
 class Plans:
-    """By match_id. A match_id is free again once its group has been destroyed.
+    """By match_id, in `known`. A match_id is free again once its group has been destroyed.
 
     ranks_of gives the ranks of a group, for messages.
     """
 
     def __init__(self, ranks_of: Callable[[Any], Sequence[int]]) -> None:
-        self._plans: dict[str, Plan] = {}
+        self.known: dict[Any, Plan] = {}
         self._ranks_of = ranks_of
 
     def find(self, match_id: str, tensor: Any, op: Any, group: Any) -> Plan:
@@ -44,7 +47,7 @@ class Plans:
         Raises ValueError, which says what differs, for another call than the first one, and
         TypeError for a match_id that is not a string of at least one letter.
         """
-        plan = self._plans.get(match_id) if isinstance(match_id, str) else None
+        plan = self.known.get(match_id) if isinstance(match_id, str) else None
         if plan is not None and plan.fits(tensor, op, group):
             return plan
         if not isinstance(match_id, str) or not match_id:
@@ -61,7 +64,7 @@ class Plans:
         return Plan(tensor, op, group)
 
     def keep(self, match_id: str, plan: Plan) -> None:
-        self._plans[match_id] = plan
+        self.known[match_id] = plan
 
     def _difference(self, plan: Plan, tensor: Any, op: Any, group: Any) -> str:
         if plan.group() is not group:

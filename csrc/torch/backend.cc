@@ -208,8 +208,7 @@ void DscommBackend::check_alive(const char* title) const {
 }
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group::Body body,
-                                                    const std::vector<at::Tensor>& inputs,
-                                                    const std::vector<at::Tensor>& outputs) {
+                                                    at::TensorList inputs, at::TensorList outputs) {
   check_alive(call.info.title);
   std::optional<ProfiledParameters> parameters;
   if (profiled()) parameters.emplace(call, identity(), group_->sequence() + 1, inputs, outputs);

@@ -134,9 +134,16 @@ class DscommBackend : public BackendBase {
   // ranks the same, with a tensor of the same dtype and size: what a Team prepares for it is kept.
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                             bool asynchronous);
+  // What of such a call is the same each time.
+  struct AllReducePlan {
+    AllReducePlan(std::string id, c10d::ReduceOp op);
+    std::string match_id;
+    c10d::ReduceOp op;
+    uint64_t hash;  // of match_id
+  };
   c10::intrusive_ptr<c10d::Work> all_reduce_caching(const at::Tensor& tensor,
-                                                    const c10d::ReduceOp& op,
-                                                    const std::string& match_id, bool asynchronous);
+                                                    std::shared_ptr<const AllReducePlan> plan,
+                                                    bool asynchronous);
 
   // point_to_point.cc
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override;
@@ -151,20 +158,18 @@ class DscommBackend : public BackendBase {
   friend class c10::intrusive_ptr<DscommBackend>;
 
   // Runs or queues a body: any copyable `Status(Team&, const CallOptions&)` that owns its buffers.
-  // Defined in submit.h.
+  // A synchronous one is not copied, and nothing is allocated for it. Defined in submit.h.
   template <typename Body>
-  c10::intrusive_ptr<c10d::Work> submit(const CallInfo& call, Body body,
-                                        const std::vector<at::Tensor>& inputs,
-                                        const std::vector<at::Tensor>& outputs);
+  c10::intrusive_ptr<c10d::Work> submit(const CallInfo& call, Body body, at::TensorList inputs,
+                                        at::TensorList outputs);
 
-  c10::intrusive_ptr<c10d::Work> all_reduce_tensor(std::vector<at::Tensor>& tensors,
+  c10::intrusive_ptr<c10d::Work> all_reduce_tensor(const at::Tensor& tensor,
                                                    const c10d::ReduceOp& op, bool asynchronous,
                                                    std::chrono::milliseconds timeout);
   // Raises the group's first cause if it has ended.
   void check_alive(const char* title) const;
   c10::intrusive_ptr<c10d::Work> start(const CallInfo& call, Group::Body body,
-                                       const std::vector<at::Tensor>& inputs,
-                                       const std::vector<at::Tensor>& outputs);
+                                       at::TensorList inputs, at::TensorList outputs);
   c10::intrusive_ptr<c10d::Work> follow(const CallInfo& call, OperationPtr operation,
                                         c10::intrusive_ptr<DscommWork> work,
                                         DscommWork::Epilogue epilogue);
@@ -175,9 +180,11 @@ class DscommBackend : public BackendBase {
   class EndsCoalescing {
    public:
     explicit EndsCoalescing(DscommBackend& backend)
-        : backend_(backend), exceptions_(std::uncaught_exceptions()) {}
+        : backend_(backend),
+          is_needed_(backend.coalescing()),
+          exceptions_(is_needed_ ? std::uncaught_exceptions() : 0) {}
     ~EndsCoalescing() {
-      if (std::uncaught_exceptions() == exceptions_ || !backend_.coalescing()) return;
+      if (!is_needed_ || std::uncaught_exceptions() == exceptions_) return;
       backend_.coalesced_.clear();
       backend_.coalescing_thread_ = std::thread::id();
     }
@@ -186,9 +193,14 @@ class DscommBackend : public BackendBase {
 
    private:
     DscommBackend& backend_;
+    const bool is_needed_;
     const int exceptions_;
   };
-  bool coalescing() const { return coalescing_thread_.load() == std::this_thread::get_id(); }
+  // Whether this thread is coalescing calls. Relaxed: a thread asks for what it has set itself.
+  bool coalescing() const {
+    const std::thread::id thread = coalescing_thread_.load(std::memory_order_relaxed);
+    return thread != std::thread::id() && thread == std::this_thread::get_id();
+  }
   GroupIdentity identity() const;
   int check_rank(int64_t rank, const char* argument) const;
   size_t group_size() const { return static_cast<size_t>(getSize()); }

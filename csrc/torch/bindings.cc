@@ -8,6 +8,7 @@
 #include "core/base/settings.h"
 #include "core/reduce/reduce.h"
 #include "torch/backend.h"
+#include "torch/direct.h"
 #include "torch/exit.h"
 
 #ifndef TORCH_EXTENSION_NAME
@@ -78,9 +79,9 @@ c10::intrusive_ptr<c10d::Work> all_reduce(DscommBackend& backend, const at::Tens
 c10::intrusive_ptr<c10d::Work> all_reduce_caching(DscommBackend& backend, const at::Tensor& tensor,
                                                   const py::object& op, const std::string& match_id,
                                                   bool async_op) {
-  const c10d::ReduceOp torch_op = to_torch_op(op);
+  auto plan = std::make_shared<const DscommBackend::AllReducePlan>(match_id, to_torch_op(op));
   py::gil_scoped_release without_gil;
-  return backend.all_reduce_caching(tensor, torch_op, match_id, async_op);
+  return backend.all_reduce_caching(tensor, std::move(plan), async_op);
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -116,6 +117,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            "The same for a call that is made again and again under one match_id.")
       .def("flight_record", &DscommBackend::flight_record,
            "The last operations of the group, oldest first, as JSON.");
+  add_direct_calls(module);
 }
 
 }  // namespace

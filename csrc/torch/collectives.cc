@@ -128,18 +128,14 @@ struct AllReduceBody {
 
 struct PlannedAllReduceBody {
   AllReduceBody all_reduce;
-  std::string match_id;
-  uint64_t plan;
-
-  PlannedAllReduceBody(AllReduceBody body, const std::string& id)
-      : all_reduce(std::move(body)), match_id(id), plan(hash_text(id)) {}
+  std::shared_ptr<const DscommBackend::AllReducePlan> plan;
 
   Status operator()(Team& team, const CallOptions& options) const {
     CallOptions planned = options;
-    planned.plan = plan;
+    planned.plan = plan->hash;
     Status status = all_reduce(team, planned);
     if (status.code() != Code::kMismatch) return status;
-    return Status(status.code(), status.message() + " (match_id '" + match_id + "' here)");
+    return Status(status.code(), status.message() + " (match_id '" + plan->match_id + "' here)");
   }
 };
 
@@ -321,43 +317,45 @@ WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
 }
 
 WorkPtr DscommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return all_reduce_tensor(tensors, options.reduceOp, is_asynchronous(options),
+  const EndsCoalescing on_error(*this);
+  return all_reduce_tensor(only_one(tensors, "tensor"), options.reduceOp, is_asynchronous(options),
                            call_timeout(options));
 }
 
 WorkPtr DscommBackend::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                   bool asynchronous) {
-  Tensors tensors{tensor};
-  return all_reduce_tensor(tensors, op, asynchronous, std::chrono::milliseconds(0));
+  const EndsCoalescing on_error(*this);
+  return all_reduce_tensor(tensor, op, asynchronous, std::chrono::milliseconds(0));
 }
 
-WorkPtr DscommBackend::all_reduce_tensor(Tensors& tensors, const c10d::ReduceOp& op,
+WorkPtr DscommBackend::all_reduce_tensor(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                          bool asynchronous, std::chrono::milliseconds timeout) {
-  const EndsCoalescing on_error(*this);
-  const at::Tensor& tensor = only_one(tensors, "tensor");
   CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce", asynchronous, timeout);
   if (tensor.defined() && tensor.layout() == at::kSparse) {
     SparseAllReduceBody body(tensor, op);
     describe_data(call, body.reduction.dtype, static_cast<size_t>(tensor._values().numel()));
     describe_reduction(call, body.reduction);
-    return submit(call, std::move(body), tensors, tensors);
+    return submit(call, std::move(body), tensor, tensor);
   }
   AllReduceBody body(tensor, op, {"tensor"});
   describe_data(call, body.buffer.dtype(), body.buffer.count());
   describe_reduction(call, body.reduction);
-  return submit(call, std::move(body), tensors, tensors);
+  return submit(call, std::move(body), tensor, tensor);
 }
 
-WorkPtr DscommBackend::all_reduce_caching(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                                          const std::string& match_id, bool asynchronous) {
+DscommBackend::AllReducePlan::AllReducePlan(std::string id, c10d::ReduceOp reduce_op)
+    : match_id(std::move(id)), op(std::move(reduce_op)), hash(hash_text(match_id)) {}
+
+WorkPtr DscommBackend::all_reduce_caching(const at::Tensor& tensor,
+                                          std::shared_ptr<const AllReducePlan> plan,
+                                          bool asynchronous) {
   const EndsCoalescing on_error(*this);
-  Tensors tensors{tensor};
   CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce_caching", asynchronous,
                 std::chrono::milliseconds(0));
-  PlannedAllReduceBody body(AllReduceBody(tensor, op, {"tensor"}), match_id);
-  describe_data(call, body.all_reduce.buffer.dtype(), body.all_reduce.buffer.count());
-  describe_reduction(call, body.all_reduce.reduction);
-  return submit(call, std::move(body), tensors, tensors);
+  AllReduceBody all_reduce(tensor, plan->op, {"tensor"});
+  describe_data(call, all_reduce.buffer.dtype(), all_reduce.buffer.count());
+  describe_reduction(call, all_reduce.reduction);
+  return submit(call, PlannedAllReduceBody{std::move(all_reduce), std::move(plan)}, tensor, tensor);
 }
 
 WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,

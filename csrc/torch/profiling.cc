@@ -9,12 +9,12 @@
 namespace dscomm {
 namespace {
 
-std::vector<c10::IValue> to_values(const std::vector<at::Tensor>& tensors) {
+std::vector<c10::IValue> to_values(at::TensorList tensors) {
   return std::vector<c10::IValue>(tensors.begin(), tensors.end());
 }
 
 #if DSCOMM_TORCH_2
-int64_t elements_of(const std::vector<at::Tensor>& tensors) {
+int64_t elements_of(at::TensorList tensors) {
   int64_t elements = 0;
   for (const at::Tensor& tensor : tensors) elements += tensor.numel();
   return elements;
@@ -23,7 +23,7 @@ int64_t elements_of(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-ProfiledCall::ProfiledCall(const CallInfo& call, const std::vector<at::Tensor>& inputs)
+ProfiledCall::ProfiledCall(const CallInfo& call, at::TensorList inputs)
     : record_(at::RecordScope::USER_SCOPE) {
   if (!record_.isActive()) return;
   // As for every other backend, whose events may end on another thread; tools look for the mark.
@@ -36,8 +36,8 @@ ProfiledCall::ProfiledCall(const CallInfo& call, const std::vector<at::Tensor>& 
 #if DSCOMM_TORCH_2
 
 ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity& group,
-                                       uint64_t sequence, const std::vector<at::Tensor>& inputs,
-                                       const std::vector<at::Tensor>& outputs) {
+                                       uint64_t sequence, at::TensorList inputs,
+                                       at::TensorList outputs) {
   const std::tuple<std::string, std::string> name(group.name, group.description);
   const std::vector<int64_t> no_splits;
   // Start and stride say which ranks are members where these are evenly spaced.
@@ -74,8 +74,8 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
 #else
 
 ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity& group,
-                                       uint64_t sequence, const std::vector<at::Tensor>& inputs,
-                                       const std::vector<at::Tensor>& outputs) {
+                                       uint64_t sequence, at::TensorList inputs,
+                                       at::TensorList outputs) {
   // torch 1.13 reads these from NCCL alone.
   (void)call, (void)group, (void)sequence, (void)inputs, (void)outputs;
 }

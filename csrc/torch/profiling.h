@@ -30,7 +30,7 @@ inline bool profiled() { return at::hasCallbacks(); }
 // it.)
 class ProfiledCall {
  public:
-  ProfiledCall(const CallInfo& call, const std::vector<at::Tensor>& inputs);
+  ProfiledCall(const CallInfo& call, at::TensorList inputs);
   ProfiledCall(const ProfiledCall&) = delete;
   ProfiledCall& operator=(const ProfiledCall&) = delete;
 
@@ -42,7 +42,7 @@ class ProfiledCall {
 class ProfiledParameters {
  public:
   ProfiledParameters(const CallInfo& call, const GroupIdentity& group, uint64_t sequence,
-                     const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
+                     at::TensorList inputs, at::TensorList outputs);
 
  private:
   std::optional<c10::DebugInfoGuard> debug_info_;

@@ -22,8 +22,8 @@ Status run_body(Body& body, Team& team, const CallOptions& options) {
 
 template <typename Body>
 c10::intrusive_ptr<c10d::Work> DscommBackend::submit(const CallInfo& call, Body body,
-                                                     const std::vector<at::Tensor>& inputs,
-                                                     const std::vector<at::Tensor>& outputs) {
+                                                     at::TensorList inputs,
+                                                     at::TensorList outputs) {
   if (call.asynchronous || coalescing()) {
     // std::function copies what it holds; the buffers are to exist once.
     auto shared = std::make_shared<Body>(std::move(body));

@@ -19,13 +19,13 @@ std::string describe_call(const char* title, const Group& group) {
   return std::string(title) + " in group '" + group.name() + "'";
 }
 
-DscommWork::DscommWork(const CallInfo& call, std::shared_ptr<Group> group,
-                       const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs)
+DscommWork::DscommWork(const CallInfo& call, std::shared_ptr<Group> group, at::TensorList inputs,
+                       at::TensorList outputs)
     : c10d::Work(group->rank(), call.type, profiled() ? call.profiling_title : nullptr,
-                 profiled() ? c10::optional<std::vector<at::Tensor>>(inputs) : c10::nullopt),
+                 profiled() ? c10::optional<std::vector<at::Tensor>>(inputs.vec()) : c10::nullopt),
       title_(call.info.title),
       group_(std::move(group)),
-      outputs_(std::move(outputs)),
+      outputs_(outputs.vec()),
       started_(std::chrono::steady_clock::now()) {}
 
 void DscommWork::follow(const c10::intrusive_ptr<DscommWork>& work, OperationPtr operation,

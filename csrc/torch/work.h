@@ -19,8 +19,8 @@ class DscommWork : public c10d::Work {
   // finishes or waits, whichever comes first.
   using Epilogue = std::function<Status()>;
 
-  DscommWork(const CallInfo& call, std::shared_ptr<Group> group,
-             const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs);
+  DscommWork(const CallInfo& call, std::shared_ptr<Group> group, at::TensorList inputs,
+             at::TensorList outputs);
 
   // Ties the Work to what it stands for. Called once, before anybody else sees the Work.
   static void follow(const c10::intrusive_ptr<DscommWork>& work, OperationPtr operation,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import sys
+import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ import torch.distributed
 from harness import TORCH_2, World, run_fresh
 
 import deepspeed_comm as dist
-from deepspeed_comm import comm
+from deepspeed_comm import comm, native_executor
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.torch import Noop
 
@@ -27,11 +31,11 @@ old_gloo = pytest.mark.skipif(
 )
 
 
-def init(world: World, backend: str = "dscomm") -> None:
+def init(world: World, backend: str = "dscomm", name: str = "meet") -> None:
     dist.init_distributed(
         backend,
         auto_mpi_discovery=False,
-        init_method=f"file://{os.path.join(world.folder, 'meet')}",
+        init_method=f"file://{os.path.join(world.folder, name)}",
         rank=world.rank,
         world_size=world.size,
         verbose=False,
@@ -221,6 +225,123 @@ def _inference(world: World) -> None:
 
 def test_inference_all_reduce() -> None:
     run_fresh(RANKS, _inference)
+
+
+class _Undecided:
+    def __bool__(self) -> bool:
+        raise ArithmeticError("neither")
+
+
+def _direct_calls(world: World) -> None:
+    """What the native entry does itself, what it leaves to others, and what it refuses."""
+    init(world)
+    everyone = torch.distributed.group.WORLD
+    assert native_executor.world._default_pg is everyone
+    tensor = values(world.rank)
+    dist.all_reduce_caching(tensor, match_id="again")
+    dist.inference_all_reduce(tensor)
+    SUM = dist.ReduceOp.SUM
+    direct = native_executor.direct_all_reduce
+    repeat = dist.cdb._plans.known["again"].repeat
+    assert "not_implemented" not in (direct.__name__, repeat.__name__)
+    total = values(0) + values(1)
+    for call in (direct, repeat):
+        tensor = values(world.rank)
+        references = sys.getrefcount(tensor)
+        assert call(tensor, SUM, everyone, False) is None
+        assert torch.equal(tensor, total) and sys.getrefcount(tensor) == references
+        tensor = torch.nn.Parameter(values(world.rank), requires_grad=False)
+        call(tensor, SUM, everyone, True).wait()
+        assert torch.equal(tensor, total)
+        for other in (
+            (None, SUM, everyone, False),
+            ([tensor], SUM, everyone, False),
+            (tensor.to("meta"), SUM, everyone, False),
+            (tensor, "sum", everyone, False),
+            (tensor, dist.ReduceOp.UNUSED, everyone, False),
+            (tensor, SUM, None, False),
+            (tensor, SUM, "a group", False),
+        ):
+            assert call(*other) is NotImplemented, other
+        for count in (0, 3, 5):
+            with pytest.raises(TypeError, match=f"by position, got {count} arguments"):
+                call(*(tensor, SUM, everyone, False, None)[:count])
+        with pytest.raises(TypeError, match="keyword"):
+            call(tensor, SUM, everyone, async_op=False)
+        with pytest.raises(ArithmeticError, match="neither"):
+            call(tensor, SUM, everyone, _Undecided())
+    assert direct(tensor, torch.distributed.ReduceOp.MAX, everyone, False) is None
+    assert repeat(tensor, dist.ReduceOp.MAX, everyone, False) is NotImplemented
+    assert repeat(tensor[1:], SUM, everyone, False) is NotImplemented
+    assert repeat(tensor.double(), SUM, everyone, False) is NotImplemented
+
+    # The operations say what is wrong with it.
+    for nothing in (None, "SUM", dist.ReduceOp.UNUSED):
+        with pytest.raises(TypeError, match="op: expected one of deepspeed_comm.ReduceOp"):
+            dist.inference_all_reduce(tensor, nothing)
+    caching = functools.partial(dist.all_reduce_caching, match_id="no")
+    for call in (dist.inference_all_reduce, caching):
+        with pytest.raises((TypeError, AttributeError)):
+            call([1.0, 2.0])
+        with pytest.raises(TypeError, match="complex32|ComplexHalf"):
+            call(torch.zeros(2, dtype=torch.complex32))
+        with pytest.raises(NotImplementedError, match="AVG of int64"):
+            call(torch.zeros(2, dtype=torch.int64), op=dist.ReduceOp.AVG)
+    dist.barrier()
+
+    # Another thread runs while this one waits: here it lets the other rank come.
+    store = torch.distributed.FileStore(f"{world.folder}/let come", world.size)
+    tensor = values(world.rank)
+    if world.rank == 0:
+        thread = threading.Timer(0.2, store.set, ("come", "now"))
+        thread.start()
+    else:
+        store.wait(["come"])
+    dist.inference_all_reduce(tensor)
+    assert torch.equal(tensor, total)
+
+    # Groups end: one that is kept says so, and another one may be at its address.
+    group = dist.new_group([0, 1])
+    for _ in range(3):
+        dist.inference_all_reduce(tensor, group=group)
+        dist.all_reduce_caching(tensor, match_id="of a group", group=group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    with pytest.raises((ValueError, RuntimeError), match="destroyed on this rank|nvalid"):
+        dist.inference_all_reduce(tensor, group=group)
+    gone = weakref.ref(group)
+    del group
+    gc.collect()
+    assert gone() is None
+    for round_number in range(5):
+        group = dist.new_group([0, 1])
+        tensor = values(world.rank)
+        dist.inference_all_reduce(tensor, group=group)
+        dist.all_reduce_caching(tensor, match_id="of a group", group=group)
+        assert torch.equal(tensor, 2 * total), round_number
+        dist.barrier()
+        dist.destroy_process_group(group)
+        del group
+
+    # And so does the world, after which there may be another one.
+    dist.barrier()
+    dist.destroy_process_group()
+    assert native_executor.world._default_pg is None
+    for call in (dist.inference_all_reduce, caching):
+        with pytest.raises(AssertionError, match="initialize it"):
+            call(tensor)
+    init(world, name="another")
+    assert native_executor.world._default_pg is torch.distributed.group.WORLD
+    tensor = values(world.rank)
+    dist.inference_all_reduce(tensor)
+    dist.all_reduce_caching(tensor, match_id="again")
+    assert torch.equal(tensor, 2 * total)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_direct_calls() -> None:
+    run_fresh(2, _direct_calls)
 
 
 def _caching(world: World, backend: str) -> None:

@@ -115,6 +115,9 @@ def documented(function: Any) -> list[tuple[str, bool]]:
     # The texts of defaults and types may hold brackets and commas.
     parts = re.findall(r"(?:[^,(\[]|\([^()]*\)|\[[^\[\]]*\])+", signature[1])
     parameters = [(part.split(":")[0].strip(), " = " in part) for part in parts]
+    if ("/", False) in parameters:  # as pybind11 calls what has no name for callers
+        unnamed = parameters.index(("/", False))
+        parameters[: unnamed + 1] = [("arg0", left_out) for _, left_out in parameters[:unnamed]]
     return [each for each in parameters if each[0] != "self"]
 
 
