@@ -544,13 +544,14 @@ def _three_gib_case() -> None:
     dist.all_reduce(tensor)
     expected = torch.tensor([sum(i + k for k in range(size)) for i in range(4)], dtype=torch.uint8)
     assert torch.equal(tensor[marks], expected)
-    assert (tensor == size * (size + 1) // 2).sum().item() >= tensor.numel() - 4
+    tensor[marks] = size * (size + 1) // 2
+    assert int(tensor.min()) == int(tensor.max()) == size * (size + 1) // 2
     dist.broadcast(tensor.fill_(rank + 7), 1)
     assert int(tensor.min()) == int(tensor.max()) == 8
 
 
 def test_three_gib(ranks: RankSets) -> None:
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if available < 12 << 30:  # two tensors, and what comparing them takes
-        pytest.skip("needs 12 GiB of free memory")
+    if available < 8 << 30:  # a tensor in each of two ranks
+        pytest.skip("needs 8 GiB of free memory")
     ranks(2).run(_three_gib_case)
