@@ -73,9 +73,9 @@ void remember_group(const py::object& group, const c10::intrusive_ptr<DscommBack
   known_groups.insert_or_assign(group.ptr(), std::move(known));
 }
 
-void remember_op(const py::object& op, c10d::ReduceOp::RedOpType torch_op) {
+void remember_op(const py::object& op, const c10d::ReduceOp& torch_op) {
   if (op.ptr() == Py_None) throw py::type_error("dscomm: op: got None");
-  known_ops.push_back({op, c10d::ReduceOp(torch_op)});
+  known_ops.push_back({op, torch_op});
 }
 
 const c10d::ReduceOp* find_op(PyObject* op) {

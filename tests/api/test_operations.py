@@ -281,9 +281,10 @@ def _direct_calls(world: World) -> None:
             dist.inference_all_reduce(tensor, nothing)
     caching = functools.partial(dist.all_reduce_caching, match_id="no")
     for call in (dist.inference_all_reduce, caching):
-        with pytest.raises((TypeError, AttributeError)):
+        # torch 1.13 has no Python TypeError for these; a list has no shape to make a plan of.
+        with pytest.raises((TypeError, AttributeError, RuntimeError), match="ensor|shape"):
             call([1.0, 2.0])
-        with pytest.raises(TypeError, match="complex32|ComplexHalf"):
+        with pytest.raises((TypeError, RuntimeError), match="complex32|ComplexHalf"):
             call(torch.zeros(2, dtype=torch.complex32))
         with pytest.raises(NotImplementedError, match="AVG of int64"):
             call(torch.zeros(2, dtype=torch.int64), op=dist.ReduceOp.AVG)
@@ -307,8 +308,11 @@ def _direct_calls(world: World) -> None:
         dist.all_reduce_caching(tensor, match_id="of a group", group=group)
     dist.barrier()
     dist.destroy_process_group(group)
-    with pytest.raises((ValueError, RuntimeError), match="destroyed on this rank|nvalid"):
-        dist.inference_all_reduce(tensor, group=group)
+    if TORCH_2:  # 1.13 tells a group of its end by dropping it
+        with pytest.raises(ValueError, match="destroyed on this rank"):
+            dist.inference_all_reduce(tensor, group=group)
+        with pytest.raises(ValueError, match="destroyed on this rank"):
+            dist.all_reduce_caching(tensor, match_id="of a group", group=group)
     gone = weakref.ref(group)
     del group
     gc.collect()
