@@ -1,11 +1,11 @@
 """The native module, csrc/torch/bindings.cc. It lies in a folder of _native/ named after its torch,
 which joins the package's search path; tests/house/test_types.py compares this with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict, type_check_only
 
-from torch import Tensor
+from torch import Tensor, dtype
 from torch._C._distributed_c10d import Backend, Work, _DistributedBackendOptions
 
 @type_check_only
@@ -31,6 +31,8 @@ def remember_op(op: Any, torch_op: Any) -> None: ...
 def repeated_all_reduce(
     tensor: Tensor, op: Any, torch_op: Any, group: Any, backend: DscommBackend, match_id: str
 ) -> Callable[[Any, Any, Any, Any], Any]: ...
+def empty(size: Sequence[int], dtype: dtype) -> Tensor: ...
+def is_in_pool(tensor: Tensor) -> bool: ...
 
 class DscommBackend(Backend):
     class Options(Backend.Options):

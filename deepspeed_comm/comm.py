@@ -21,7 +21,7 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import Enum  # noqa: F401 - names that the original's module has
 from typing import Any, TypeVar
@@ -30,7 +30,8 @@ import torch
 import torch.distributed
 from torch.distributed import GradBucket  # noqa: F401
 
-from deepspeed_comm import comms_trace, environment, log_files, utils
+from deepspeed_comm import comms_trace, environment, log_files, native_executor, utils
+from deepspeed_comm._backend import load_extension
 from deepspeed_comm._log import logger, warn_once
 from deepspeed_comm.backend import NOT_INITIALIZED as _NOT_INITIALIZED
 from deepspeed_comm.backend import Backend
@@ -806,6 +807,34 @@ def batch_isend_irecv(
 ) -> list[Any]:
     """Starts all of them; returns a Work for each."""
     return _backend().batch_isend_irecv(p2p_op_list)
+
+
+# --- memory
+
+
+def empty(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None
+) -> torch.Tensor:
+    """An uninitialized CPU tensor whose memory the other ranks of its host can read.
+
+    Over dscomm, large collectives of such a tensor, or of any part of it, go without copies to and
+    from staging; results are the same. It may outlive the group, and serves every group of dscomm.
+    Where the group has another backend, and where there is no room (DSCOMM_POOL_BYTES), it is an
+    ordinary tensor.
+
+    size: whole numbers or one sequence of them, as of torch.empty().
+    dtype: torch's default dtype unless another one is given.
+
+    Raises AssertionError before there is a process group of torch.
+    """
+    assert torch.distributed.is_initialized(), (
+        "empty() asks the backend of a process group: call init_distributed() first"
+    )
+    shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
+    dtype = dtype or torch.get_default_dtype()
+    if native_executor.find_group_backend(group) is None:
+        return torch.empty(shape, dtype=dtype)
+    return load_extension().empty(shape, dtype)  # type: ignore[no-any-return]
 
 
 # --- groups and probes

@@ -50,6 +50,11 @@ def find_backend(group: Any, tensor: Any) -> Any:
     something (torch's debug mode) stands before it, or where the tensor is none of plain memory."""
     if type(tensor) not in _PLAIN_TENSORS or not tensor.is_cpu:
         return None
+    return find_group_backend(group)
+
+
+def find_group_backend(group: Any) -> Any:
+    """The dscomm backend that the group uses for CPU tensors, None where it uses another one."""
     if group is None:
         group = dist.group.WORLD
     native = sys.modules.get("deepspeed_comm._C")

@@ -1,12 +1,12 @@
 #include "torch/backend.h"
 
 #include <Python.h>
-#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 
 #include "core/engine/context.h"
 #include "torch/exit.h"
+#include "torch/pool_allocator.h"
 #include "torch/store_adapter.h"
 
 namespace dscomm {
@@ -155,11 +155,11 @@ at::Tensor DscommBackend::allocateTensor(long size, at::TensorOptions options) {
     raise_value_error("allocate_tensor: got size " + std::to_string(size) + ", expected 0 or more");
   if (!options.device().is_cpu())
     raise_value_error("allocate_tensor: got device " + options.device().str() + ", expected cpu");
-  return at::empty({size}, options);
+  return empty_in_pool({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
 std::shared_ptr<c10::Allocator> DscommBackend::getMemAllocator() {
-  return {c10::GetCPUAllocator(), [](c10::Allocator*) {}};  // it is torch's, and lives for ever
+  return {pool_allocator(), [](c10::Allocator*) {}};  // it lives for ever
 }
 
 void DscommBackend::startCoalescing() {

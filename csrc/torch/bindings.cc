@@ -1,6 +1,7 @@
 // The Python module deepspeed_comm._C.
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cmath>
@@ -10,6 +11,7 @@
 #include "torch/backend.h"
 #include "torch/direct.h"
 #include "torch/exit.h"
+#include "torch/pool_allocator.h"
 
 #ifndef TORCH_EXTENSION_NAME
 #define TORCH_EXTENSION_NAME _C
@@ -84,6 +86,13 @@ c10::intrusive_ptr<c10d::Work> all_reduce_caching(DscommBackend& backend, const 
   return backend.all_reduce_caching(tensor, std::move(plan), async_op);
 }
 
+at::Tensor empty(const std::vector<int64_t>& size, const py::object& dtype) {
+  if (!THPDtype_Check(dtype.ptr()))
+    throw py::type_error("dtype: got " + py::str(py::type::of(dtype)).cast<std::string>() +
+                         ", expected a torch.dtype");
+  return empty_in_pool(size, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+}
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");  // declares the base classes
 
@@ -96,6 +105,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("settings", &settings, "The table of DSCOMM_* settings: a dict for each.");
   module.def("reduce_target", &reduce_target_name,
              "The instruction set that reductions run on here.");
+
+  module.def("empty", &empty, py::arg("size"), py::arg("dtype"),
+             "An uninitialized tensor that peers of this host can read where it is.");
+  module.def("is_in_pool", &is_in_pool, py::arg("tensor"),
+             "Whether peers of this host can read the tensor where it is.");
 
   using Options = DscommBackend::Options;
   py::class_<DscommBackend, BackendBase, c10::intrusive_ptr<DscommBackend>> backend(

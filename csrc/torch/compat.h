@@ -26,6 +26,13 @@
 #define DSCOMM_OVERRIDE_2
 #endif
 
+// c10::Allocator::allocate() was const in torch 1.13.
+#if DSCOMM_TORCH_2
+#define DSCOMM_CONST_1
+#else
+#define DSCOMM_CONST_1 const
+#endif
+
 namespace dscomm {
 
 #if DSCOMM_TORCH_2

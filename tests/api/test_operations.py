@@ -17,6 +17,7 @@ from harness import TORCH_2, World, run_fresh
 
 import deepspeed_comm as dist
 from deepspeed_comm import comm, native_executor
+from deepspeed_comm._backend import load_extension
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.torch import Noop
 
@@ -502,6 +503,46 @@ def _compiled_over_gloo(world: World) -> None:
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no torch.compile")
 def test_inference_all_reduce_is_traced_over_gloo() -> None:
     run_fresh(RANKS, _compiled_over_gloo)
+
+
+def _empty(world: World) -> None:
+    with pytest.raises(AssertionError, match="init_distributed"):
+        dist.empty(3)
+    # torch's own initialisation is enough.
+    world.init()
+    is_in_pool = load_extension().is_in_pool
+    tensor = dist.empty(30, 1000)
+    assert tensor.shape == (30, 1000) and tensor.dtype == torch.float32 and is_in_pool(tensor)
+    assert dist.empty([30, 1000], dtype=torch.int16).dtype == torch.int16
+    assert dist.empty(torch.Size((7, 5))).shape == dist.empty((7, 5)).shape == (7, 5)
+    assert dist.empty(0).numel() == 0 and dist.empty().shape == ()
+    tensor.requires_grad_().sum().backward()
+    with pytest.raises(RuntimeError, match="negative"):
+        dist.empty(-3)
+    gloo = torch.distributed.new_group(backend="gloo")
+    assert not is_in_pool(dist.empty(30, 1000, group=gloo))
+    # What does not fit is an ordinary tensor. One that is freed leaves room.
+    kept = [dist.empty(100_000, dtype=torch.float64) for _ in range(8)]
+    assert [is_in_pool(each) for each in kept] == [True] * 5 + [False] * 3
+    del kept[1], tensor
+    kept.append(dist.empty(100_000, dtype=torch.float64))
+    assert is_in_pool(kept[-1])
+    for each in kept:
+        each.fill_(world.rank)
+        torch.distributed.all_reduce(each)
+        assert each.eq(1).all()
+    torch.distributed.destroy_process_group()
+    assert kept[0].eq(1).all()
+    global outlives
+    outlives = kept[0]  # freed at the end of the process, or never
+
+
+outlives: torch.Tensor
+
+
+def test_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSCOMM_POOL_BYTES", str(4 << 20))
+    run_fresh(2, _empty)
 
 
 def _groups(world: World) -> None:

@@ -54,19 +54,24 @@ class MemoryStore final : public Store {
 // Where the arenas of all ranks of a test are known.
 class Registry {
  public:
-  void add(std::shared_ptr<Arena> arena) {
+  struct Entry {
+    std::shared_ptr<Arena> arena;
+    std::shared_ptr<TensorPool> pool;
+  };
+  void add(Entry entry) {
     std::lock_guard lock(mutex_);
-    arenas_[arena->id()] = std::move(arena);
+    const ArenaId id = entry.arena->id();
+    entries_[id] = std::move(entry);
   }
-  std::shared_ptr<Arena> find(const ArenaId& id) {
+  Entry find(const ArenaId& id) {
     std::lock_guard lock(mutex_);
-    auto found = arenas_.find(id);
-    return found == arenas_.end() ? nullptr : found->second;
+    auto found = entries_.find(id);
+    return found == entries_.end() ? Entry() : found->second;
   }
 
  private:
   std::mutex mutex_;
-  std::map<ArenaId, std::shared_ptr<Arena>> arenas_;
+  std::map<ArenaId, Entry> entries_;
 };
 
 class InProcessDirectory final : public Directory {
@@ -75,7 +80,8 @@ class InProcessDirectory final : public Directory {
       : registry_(std::move(registry)) {}
   ~InProcessDirectory() override { die(); }
 
-  Result<PeerAddress> publish(std::shared_ptr<Arena> arena, const ArenaId& doorbell) override {
+  Result<PeerAddress> publish(std::shared_ptr<Arena> arena, std::shared_ptr<TensorPool> pool,
+                              const ArenaId& doorbell) override {
     arena_ = std::move(arena);
     std::mutex mutex;
     std::condition_variable born;
@@ -93,16 +99,25 @@ class InProcessDirectory final : public Directory {
     });
     std::unique_lock lock(mutex);
     born.wait(lock, [&] { return alive; });
-    registry_->add(arena_);
+    registry_->add({arena_, std::move(pool)});
     PeerAddress address = describe_this_process(*arena_);
     address.doorbell = doorbell;
     return address;
   }
   Attached attach(const PeerAddress& address, const Deadline&) override {
-    std::shared_ptr<Arena> arena = registry_->find(address.arena);
-    if (arena == nullptr) return {nullptr, "it is not in this test"};
-    return {std::make_shared<Peer>(address, std::move(arena)), ""};
+    Registry::Entry entry = registry_->find(address.arena);
+    if (entry.arena == nullptr) return {nullptr, "it is not in this test"};
+    if (hides_pools && entry.arena != arena_) {
+      Result<Mapping> view = map_for_reading(entry.arena->fd(), entry.arena->size());
+      if (!view.ok()) return {nullptr, view.status().message()};
+      return {std::make_shared<Peer>(address, std::move(view).value(), UniqueFd(),
+                                     Peer::PoolView{.missing = true}),
+              ""};
+    }
+    return {std::make_shared<Peer>(address, std::move(entry.arena), std::move(entry.pool)), ""};
   }
+  bool hides_pools = false;  // as if this rank could not map the pools of others
+
   // As if the process had ended.
   void die() {
     {

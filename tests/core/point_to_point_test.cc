@@ -82,7 +82,7 @@ class World {
       std::unique_ptr<Doorbell> doorbell = Doorbell::create(&token).value();
       rank.engine = std::make_unique<PointToPoint>(rank.arena, settings, std::move(doorbell));
       rank.directory = std::make_unique<InProcessDirectory>(registry);
-      rank.address = rank.directory->publish(rank.arena, token).value();
+      rank.address = rank.directory->publish(rank.arena, nullptr, token).value();
     }
   }
 
@@ -105,7 +105,7 @@ class World {
     group->name = "g" + std::to_string(id);
     group->rank = rank;
     for (Rank& other : ranks_)
-      group->peers.push_back(std::make_shared<Peer>(other.address, other.arena));
+      group->peers.push_back(std::make_shared<Peer>(other.address, other.arena, nullptr));
     group->failure = [known] { return known->failure(); };
     group->abort = [known](const Status& cause) { known->abort(cause); };
     group->has_left = [known](int member) { return known->has_left(member); };
@@ -823,7 +823,7 @@ TEST(PointToPoint, NonsenseInAPeersMemoryIsAnErrorAndNotACrash) {
     End zero(world, 0), one(world, 1);
     int64_t number = 1, read = 0;
     EXPECT_OK(one.send_number(number, 0));
-    Peer peer(world.rank(1).address, world.rank(1).arena);
+    Peer peer(world.rank(1).address, world.rank(1).arena, nullptr);
     auto* lines = const_cast<ChannelLines*>(find_channel_lines(peer, world.rank(0).arena->id()));
     ASSERT_NE(lines, nullptr);
     change(lines, reinterpret_cast<CellHeader*>(world.rank(1).arena->data() + lines->cells_offset));
@@ -878,7 +878,7 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
   auto doorbell = Doorbell::create(&token).value();
   PointToPoint engine(arena, settings, std::move(doorbell));
   SocketDirectory directory;
-  PeerAddress own = directory.publish(arena, token).value(), other;
+  PeerAddress own = directory.publish(arena, nullptr, token).value(), other;
   bool met = write(sockets[rank], &own, sizeof own) == sizeof own &&
              read(sockets[rank], &other, sizeof other) == sizeof other;
   Directory::Attached attached = directory.attach(other, Deadline::after(kLong));
@@ -894,7 +894,7 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
   group->id = 1;
   group->name = "g1";
   group->rank = rank;
-  group->peers = {std::make_shared<Peer>(own, arena), attached.peer};
+  group->peers = {std::make_shared<Peer>(own, arena, nullptr), attached.peer};
   if (rank == 1) std::swap(group->peers[0], group->peers[1]);
   group->failure = [&] { return board.failure(); };
   group->abort = [&](const Status& cause) { board.abort(cause); };

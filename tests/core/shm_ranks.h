@@ -11,6 +11,7 @@ namespace dscomm::test {
 inline Settings small_settings() {
   Settings settings;
   settings.arena_bytes = 32 << 20;
+  settings.pool_bytes = 32 << 20;
   settings.staging_chunk_bytes = 4096;
   settings.staging_bytes = 4 * 4096;
   settings.one_shot_bytes = 512;
@@ -24,7 +25,8 @@ class RankParty {
     directory = std::make_unique<InProcessDirectory>(std::move(registry));
     topology_ = std::move(Topology::load("")).value();
     arena = Arena::create(static_cast<size_t>(settings.arena_bytes)).value();
-    address_ = directory->publish(arena, ArenaId{}).value();
+    pool = TensorPool::create(static_cast<size_t>(settings.pool_bytes)).value();
+    address_ = directory->publish(arena, pool, ArenaId{}).value();
   }
 
   Result<Formation> form(Store& store, int rank, int size, const std::string& name = "test",
@@ -45,10 +47,12 @@ class RankParty {
     EXPECT_TRUE(formation.ok()) << formation.status().message();
     Formation& f = formation.value();
     return std::make_unique<ShmTeam>(arena, f.group_id, name, rank, f.members, f.wait_policy,
-                                     f.tuning);
+                                     f.tuning, InPlace{pool, least_in_place});
   }
 
   std::shared_ptr<Arena> arena;
+  std::shared_ptr<TensorPool> pool;
+  uint64_t least_in_place = 1;
   std::unique_ptr<InProcessDirectory> directory;
 
  private:

@@ -335,9 +335,9 @@ def processes_of_session(session: int) -> list[int]:
     return found
 
 
-def arena_descriptors(pid: int | str = "self") -> list[str]:
-    """The descriptors of a process that are arenas, as inode numbers (one for each descriptor)."""
-    return _descriptors(pid, r"/memfd:dscomm-arena")
+def memory_descriptors(pid: int | str = "self") -> list[str]:
+    """The descriptors of a process that are arenas or pools, as inode numbers (one for each)."""
+    return _descriptors(pid, r"/memfd:dscomm-(arena|pool)")
 
 
 def _descriptors(pid: int | str, pattern: str) -> list[str]:
@@ -355,13 +355,13 @@ def _descriptors(pid: int | str, pattern: str) -> list[str]:
     return found
 
 
-def arena_mappings(pid: int | str = "self") -> list[str]:
-    """The inode numbers of arenas that a process maps, each once."""
+def memory_mappings(pid: int | str = "self") -> list[str]:
+    """The inode numbers of arenas and pools that a process maps, each once."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return []
-    return sorted({line.split()[4] for line in lines if "/memfd:dscomm-arena" in line})
+    return sorted({line.split()[4] for line in lines if "/memfd:dscomm-" in line})
 
 
 def sockets_of(pid: int | str = "self") -> list[str]:
@@ -392,7 +392,7 @@ class Belongings:
     def __init__(self, pids: Iterable[int]) -> None:
         self.pids = list(pids)
         self.sockets = {name for pid in self.pids for name in sockets_of(pid)}
-        self.arenas = {inode for pid in self.pids for inode in arena_descriptors(pid)}
+        self.memory = {inode for pid in self.pids for inode in memory_descriptors(pid)}
         self._files = _files_in_memory()
 
     def left_behind(self, limit_s: float = 5.0) -> str:
@@ -411,8 +411,8 @@ class Belongings:
         found += [f"socket {name}" for name in self.sockets & sockets_of_host()]
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                held = {*arena_descriptors(entry.name), *arena_mappings(entry.name)}
-                found += [f"arena {inode} in {entry.name}" for inode in held & self.arenas]
+                held = {*memory_descriptors(entry.name), *memory_mappings(entry.name)}
+                found += [f"memory {inode} in {entry.name}" for inode in held & self.memory]
         found += [f"file {path}" for path in _files_in_memory() - self._files]
         return ", ".join(found)
 

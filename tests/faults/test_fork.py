@@ -14,12 +14,14 @@ from rank_processes import (
     SOON_S,
     Job,
     World,
-    arena_descriptors,
-    arena_mappings,
+    memory_descriptors,
+    memory_mappings,
     names_rank,
     sockets_of,
 )
 from torch.utils.data import DataLoader, Dataset
+
+import deepspeed_comm
 
 RANKS = 3
 
@@ -88,6 +90,34 @@ def test_a_call_in_a_forked_child_raises() -> None:
                     said
                 )
             assert destroyed == "None", said
+
+
+def _reads_in_child(world: World) -> list[str]:
+    """What a child sees of tensors that peers of its parent read."""
+    world.init()
+    tensor = deepspeed_comm.empty(50_000).fill_(1)
+
+    def child() -> str:
+        before = tensor.sum().item()
+        tensor.fill_(7)  # the child's own copy
+        other = deepspeed_comm.empty(50_000).fill_(7)
+        sums = (before, tensor.sum().item(), other.sum().item())
+        del other
+        return str(sums)
+
+    said = [_in_child(child)]
+    dist.all_reduce(tensor)
+    said.append(str(tensor.sum().item()))
+    again = deepspeed_comm.empty(50_000)
+    assert again.data_ptr() != tensor.data_ptr()
+    dist.destroy_process_group()
+    return said
+
+
+def test_tensors_of_the_pool_in_a_child() -> None:
+    with Job(RANKS, _reads_in_child) as job:
+        sums = "(50000.0, 350000.0, 350000.0)"
+        assert job.results() == [[sums, str(50000.0 * RANKS)]] * RANKS
 
 
 def _makes_its_own(world: World) -> list[str]:
@@ -186,5 +216,5 @@ def test_parent_killed_while_a_child_lives(exit_early: bool) -> None:
         assert Path(f"/proc/{child}").exists() == (not exit_early)
         if not exit_early:
             # It holds neither the parent's memory nor its sockets.
-            assert arena_descriptors(child) == arena_mappings(child) == sockets_of(child) == []
+            assert memory_descriptors(child) == memory_mappings(child) == sockets_of(child) == []
             os.kill(child, signal.SIGKILL)

@@ -24,7 +24,7 @@ from rank_processes import (
     Belongings,
     Job,
     World,
-    arena_mappings,
+    memory_mappings,
     process_state,
     processes_of_session,
     sockets_of,
@@ -60,7 +60,7 @@ def test_all_ranks_killed(attempt: int) -> None:
             job.kill(rank)
         job.finish()
         if attempt >= 4:
-            assert len(belongings.arenas) == RANKS
+            assert len(belongings.memory) == 2 * RANKS  # an arena and a pool each
             assert len(belongings.sockets) == 2 * RANKS  # one listens, one is the doorbell
         assert belongings.left_behind() == ""
 
@@ -103,7 +103,7 @@ def test_torchrun_killed(whom: str, tmp_path: Path) -> None:
         ranks = [int(pid) for pid in children if sockets_of(int(pid))]
         assert len(ranks) == 2, children
         belongings = Belongings([agent.pid, *ranks])
-        assert len(belongings.arenas) == 2
+        assert len(belongings.memory) == 4
         agent.kill()
         agent.wait(10)
         if whom == "torchrun and ranks":
@@ -139,11 +139,10 @@ def _waits(world: World) -> float:
     return total[0].item()
 
 
-def _arena_path(pid: int) -> str:
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        if os.readlink(entry).startswith("/memfd:dscomm-arena"):
-            return str(entry)
-    raise AssertionError(f"process {pid} has no arena")
+def _memory_paths(pid: int) -> list[str]:
+    """Its arena and its pool."""
+    paths = {os.readlink(entry): str(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return [paths[f"/memfd:dscomm-{name} (deleted)"] for name in ("arena", "pool")]
 
 
 def _as_nobody(paths: list[str], names: list[str]) -> dict[str, str]:
@@ -189,11 +188,11 @@ def _tries_as_nobody(world: World, paths: list[str], names: list[str]) -> dict[s
 def test_another_user() -> None:
     with Job(RANKS, _waits) as job:
         job.wait_for("ready")
-        paths = [_arena_path(pid) for pid in job.pids]
+        paths = [path for pid in job.pids for path in _memory_paths(pid)]
         names = [name for pid in job.pids for name in sockets_of(pid)]
         with Job(1, _tries_as_nobody, paths, names) as stranger:
             got = stranger.results()[0]
-        assert [got[path] for path in paths] == ["Permission denied"] * RANKS, got
+        assert [got[path] for path in paths] == ["Permission denied"] * 2 * RANKS, got
         listeners = [name for name in names if got[name] != "doorbell"]
         assert len(listeners) == RANKS, got
         for name in listeners:
@@ -258,8 +257,8 @@ def test_the_memory_is_sealed() -> None:
     """A process of the same user that opens the memory cannot shrink it or write it."""
     with Job(2, _waits) as job:
         job.wait_for("ready")
-        for pid in job.pids:
-            descriptor = os.open(_arena_path(pid), os.O_RDWR)
+        for path in (path for pid in job.pids for path in _memory_paths(pid)):
+            descriptor = os.open(path, os.O_RDWR)
             try:
                 size = os.fstat(descriptor).st_size
                 for length in (0, size // 2, size + 4096):
@@ -275,14 +274,15 @@ def test_the_memory_is_sealed() -> None:
                     assert len(page[:64]) == 64
             finally:
                 os.close(descriptor)
-            # What a rank maps of its peers it cannot write; its own arena it can.
+        for pid in job.pids:
+            # What a rank maps of its peers it cannot write; its own arena and pool it can.
             writable = [
                 line
                 for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
-                if "dscomm-arena" in line and re.search(r" rw", line)
+                if "/memfd:dscomm-" in line and re.search(r" rw", line)
             ]
-            assert len({line.split()[4] for line in writable}) == 1
-            assert len(arena_mappings(pid)) == 2
+            assert len({line.split()[4] for line in writable}) == 2
+            assert len(memory_mappings(pid)) == 4
         job.tell("go")
         assert job.results() == [2.0, 2.0]
 

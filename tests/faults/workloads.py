@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from rank_processes import SOON_S, Job, World, arena_descriptors, names_rank
+from rank_processes import SOON_S, Job, World, memory_descriptors, names_rank
 
 # More than a group's staging: a rank can be killed between two chunks.
 LARGE = 600_000
@@ -76,8 +76,8 @@ def work_until_raised(world: World, step: Step) -> None:
         world.say("raised again", text=str(error))
     assert canary.tolist() == [5.0] * 9
     dist.destroy_process_group()
-    # Of arenas only its own is open: those of peers are closed once they are mapped.
-    world.say("destroyed", descriptors=len(arena_descriptors()))
+    # Of arenas and pools only its own are open: those of peers are closed once they are mapped.
+    world.say("destroyed", descriptors=len(memory_descriptors()))
 
 
 def check_survivors(job: Job, dead: list[int], at_s: float, limit_s: float = SOON_S) -> list[float]:
@@ -97,7 +97,7 @@ def check_survivors(job: Job, dead: list[int], at_s: float, limit_s: float = SOO
         assert again is not None and first is not None, job.report()
         destroyed = job.first(rank, "destroyed")
         assert destroyed is not None, job.report()
-        assert destroyed.facts == {"descriptors": 1}, job.report()
+        assert destroyed.facts == {"descriptors": 2}, job.report()
         assert cause(again.facts["text"]) == cause(first.facts["text"]), job.report()
     assert max(took) < limit_s, f"{took}\n{job.report()}"
     return took

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
+import unittest.mock
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +15,12 @@ import torch.distributed as dist
 from conftest import needs_torch_2
 from harness import TORCH_2, RankSets, World, run_fresh
 from torch.nn.parallel import DistributedDataParallel
+
+from deepspeed_comm._backend import load_extension
+
+
+def is_in_pool(tensor: torch.Tensor) -> bool:
+    return bool(load_extension().is_in_pool(tensor))
 
 
 def _model() -> torch.nn.Module:
@@ -63,6 +72,15 @@ def test_ddp_equals_gloo(ranks: RankSets, hook: str | None) -> None:
 def _ddp_memory_case(world: World) -> None:
     os.environ["DDP_DISABLE_COMM_MEM"] = "0"  # torch reads it at the first DDP of a process
     world.init("dscomm")
+    seen = []
+
+    def hook(group, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations
+        seen.append(is_in_pool(bucket.buffer()))
+        work = dist.all_reduce(bucket.buffer().div_(world.size), group=group, async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    _train(dist.group.WORLD, hook)
+    assert seen and any(seen)  # a bucket of less than a page is not
     _ddp_case(None)
 
 
@@ -81,6 +99,10 @@ def _allocate_case() -> None:
         tensor.fill_(1)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         assert tensor.eq(1).all()
+    large = backend.allocate_tensor(5000, dtype=torch.float32, device=torch.device("cpu"))
+    assert is_in_pool(large) and not is_in_pool(torch.ones(5000))
+    assert is_in_pool(large[77:200]) and not is_in_pool(large.clone())
+    assert is_in_pool(large.resize_(50_000))  # by the allocator that it came from
     assert backend.allocate_tensor(0, dtype=torch.float32, device=torch.device("cpu")).numel() == 0
     for size, device, got in [(-1, "cpu", "size -1"), (3, "meta", "device meta")]:
         with pytest.raises(ValueError, match=f"allocate_tensor: got {got}, expected"):
@@ -147,6 +169,21 @@ def test_torch_compile(ranks: RankSets) -> None:
 
 def _fsdp_case(from_backend: bool) -> None:
     from torch.distributed.fsdp import fully_shard
+
+    in_pool = []
+
+    def spy(call: Callable[..., Any], **given: Any) -> Any:
+        in_pool.append(is_in_pool(given["input"]))
+        return call(**given)
+
+    with unittest.mock.patch.object(
+        dist, "reduce_scatter_single", functools.partial(spy, dist.reduce_scatter_single)
+    ):
+        _check_fsdp(from_backend, fully_shard)
+    assert in_pool and set(in_pool) == {from_backend}
+
+
+def _check_fsdp(from_backend: bool, fully_shard: Callable[..., Any]) -> None:
 
     rank, size = dist.get_rank(), dist.get_world_size()
     plain = _model()[:2]

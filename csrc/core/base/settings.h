@@ -32,6 +32,13 @@
   NUMBER(arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",         \
          "address space that a process reserves for lines and staging; memory is taken as it is " \
          "used")                                                                                  \
+  NUMBER(pool_bytes, "DSCOMM_POOL_BYTES", 68719476736, 0, 1099511627776, "bytes",                 \
+         "address space that a process reserves for tensors which its peers read where they are " \
+         "(deepspeed_comm.empty()), never more than this machine's memory, of which is taken "    \
+         "what such tensors need; 0 has none")                                                    \
+  NUMBER(in_place_bytes, "DSCOMM_IN_PLACE_BYTES", 1048576, 1, 1099511627776, "bytes",             \
+         "smallest data that a rank has its peers read where it is, if it lies in the pool; "     \
+         "smaller data is staged")                                                                \
   NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 262144, 4096, 67108864, "bytes",                  \
          "staging of one point-to-point channel, made when a rank first sends to another")        \
   NUMBER(unexpected_bytes, "DSCOMM_UNEXPECTED_BYTES", 1073741824, 0, 1099511627776, "bytes",      \

@@ -51,6 +51,15 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
   Result<std::shared_ptr<Arena>> arena = Arena::create(static_cast<size_t>(settings.arena_bytes));
   if (!arena.ok()) return arena.status();
   context->arena_ = std::move(arena).value();
+  if (settings.pool_bytes > 0) {
+    Result<std::shared_ptr<TensorPool>> pool =
+        TensorPool::create(static_cast<size_t>(settings.pool_bytes));
+    if (pool.ok())
+      context->pool_ = std::move(pool).value();
+    else
+      log_line(LogLevel::kInfo, "no pool of tensors that peers read in place: %s",
+               pool.status().message().c_str());
+  }
   ArenaId doorbell_token;
   Result<std::unique_ptr<Doorbell>> doorbell = Doorbell::create(&doorbell_token);
   if (!doorbell.ok()) return doorbell.status();
@@ -62,7 +71,8 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
   context->networks_ = own_networks();
   context->make_transport_ = std::move(make_transport);
   context->directory_ = std::move(directory);
-  Result<PeerAddress> address = context->directory_->publish(context->arena_, doorbell_token);
+  Result<PeerAddress> address =
+      context->directory_->publish(context->arena_, context->pool_, doorbell_token);
   if (!address.ok()) return address.status();
   context->address_ = address.value();
   return context;
@@ -97,11 +107,17 @@ void Context::after_fork_in_child() {
     Context& parents = **process_context;
     parents.directory_->close_descriptors();
     parents.arena_->close_descriptors();
+    if (parents.pool_ != nullptr) parents.pool_->after_fork_in_child();
     parents.point_to_point_->close_descriptors();
     if (parents.transport_ != nullptr) parents.transport_->close_descriptors();
   }
   process_context = nullptr;
   process_mutex.unlock();
+}
+
+std::shared_ptr<TensorPool> Context::process_pool() {
+  std::lock_guard lock(process_mutex);
+  return process_context == nullptr ? nullptr : (*process_context)->pool_;
 }
 
 FormationParty Context::party() const {

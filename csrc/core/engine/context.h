@@ -36,6 +36,15 @@ class Context {
 
   const Settings& settings() const { return settings_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
+  // Null where there is none: DSCOMM_POOL_BYTES=0, or a limit of this process.
+  const std::shared_ptr<TensorPool>& pool() const { return pool_; }
+  // What of this rank the others of a group read in place.
+  InPlace in_place(const Formation& formation) const {
+    return {formation.reads_pools ? pool_ : nullptr,
+            static_cast<uint64_t>(settings_.in_place_bytes)};
+  }
+  // That of the process's Context; null as well before there is one. Any thread.
+  static std::shared_ptr<TensorPool> process_pool();
   const Topology& topology() const { return *topology_; }
   FormationParty party() const;
   WorkerPool& workers() { return *workers_; }
@@ -62,6 +71,7 @@ class Context {
   Settings settings_;
   std::unique_ptr<Topology> topology_;
   std::shared_ptr<Arena> arena_;
+  std::shared_ptr<TensorPool> pool_;
   std::unique_ptr<Directory> directory_;
   PeerAddress address_;
   std::unique_ptr<WorkerPool> workers_;

@@ -146,7 +146,7 @@ class Group::Builder {
     }
     return std::make_unique<ShmTeam>(context_.arena(), formation.group_id, options_.name,
                                      position_here, std::move(members), formation.wait_policy,
-                                     formation.tuning);
+                                     formation.tuning, context_.in_place(formation));
   }
 
   // Of the members on this host: one ShmTeam, or ShmTeams inside a ShmTeam where they are bound to

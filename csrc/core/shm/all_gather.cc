@@ -26,9 +26,18 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   uint32_t rounds = 1;
   for (size_t out_count : out_counts)
     rounds = std::max(rounds, rounds_of(out_count * element_bytes, chunk));
-  DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), own_rounds));
+  std::optional<uint64_t> place = find_in_pool(in, bytes);
+  for (size_t k = 0; k < outs.size(); ++k)
+    if (k != me && overlap(in, bytes, outs[k], out_counts[k] * element_bytes)) place.reset();
+  if (place.has_value()) {
+    stage_->open_nothing();
+    stage_->open_tensor(bytes, *place, kInput);
+    lines_->post(own_rounds);
+  } else {
+    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), own_rounds));
+  }
   for (uint32_t round = 0; round < rounds; ++round) {
-    if (round < own_rounds) {
+    if (round < own_rounds && !place.has_value()) {
       Result<std::byte*> stage = stage_->fill(round);
       if (!stage.ok()) return stage.status();
       size_t length = round_bytes(bytes, chunk, round);
@@ -41,16 +50,19 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
       if (round >= rounds_of(their_bytes, chunk)) continue;
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
       if (round == 0) DSCOMM_RETURN_IF_ERROR(check_bytes(k, their_bytes));
-      Result<const std::byte*> theirs = stage_->read(k, round);
-      if (!theirs.ok()) return theirs.status();
       size_t length = round_bytes(their_bytes, chunk, round);
+      Result<const std::byte*> theirs = stage_->read(k, round, 0, size_t{round} * chunk, length);
+      if (!theirs.ok()) return theirs.status();
       if (length > 0)
         std::memcpy(static_cast<std::byte*>(outs[static_cast<size_t>(k)]) + size_t{round} * chunk,
                     theirs.value(), length);
     }
     lines_->acknowledge(round + 1);
   }
-  stage_->close();
+  if (place.has_value())
+    DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(progress(lines_->sequence(), own_rounds)));
+  else
+    stage_->close();
   return lines_->end();
 }
 

@@ -8,6 +8,11 @@
 //
 // The size decides alone, so all ranks choose alike. No closing barrier: a buffer is reused when
 // its readers have said that they are done.
+//
+// In the chunked form a rank whose tensor lies in its pool stages nothing: the others read its
+// input, and in place also its results, where they are. That is safe because its slice of rank k is
+// read by rank k alone, and overwritten, with rank k's result, only after rank k has posted that.
+// What the others gather from it they must have acknowledged before it returns.
 #include <cstring>
 
 #include "core/reduce/reduce.h"
@@ -82,7 +87,7 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
       continue;
     }
     DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, 1));
-    Result<const std::byte*> theirs = stage_->read(k, 0);
+    Result<const std::byte*> theirs = stage_->read(k, 0, 0, 0, bytes);
     if (!theirs.ok()) return theirs.status();
     sources_[index] = theirs.value();
   }
@@ -99,10 +104,23 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
   const size_t block_count = kBlockBytes / element_bytes;
   const auto* input = static_cast<const std::byte*>(in);
   auto* output = static_cast<std::byte*>(out);
-  DSCOMM_RETURN_IF_ERROR(
-      stage_->open(count * element_bytes, chunk_count * element_bytes, 2 * chunks));
+  // A result is read where it is only if the input was: c10d knows no other call.
+  const size_t bytes = count * element_bytes;
+  std::optional<uint64_t> place = find_in_pool(in, bytes);
+  if (in != out && overlap(in, bytes, out, bytes)) place.reset();
+  const bool input_in_place = place.has_value(), result_in_place = input_in_place && in == out;
+  if (!result_in_place)
+    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, chunk_count * element_bytes, 2 * chunks));
+  else
+    stage_->open_nothing();
+  if (input_in_place)
+    stage_->open_tensor(bytes, *place, result_in_place ? kInput | kResult : kInput);
 
   auto stage_chunk = [&](uint32_t chunk) -> Status {
+    if (input_in_place) {
+      lines_->post(input_round(chunk) + 1);
+      return {};
+    }
     Result<std::byte*> buffer = stage_->fill(input_round(chunk));
     if (!buffer.ok()) return buffer.status();
     size_t begin = size_t{chunk} * chunk_count;
@@ -128,18 +146,25 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
         continue;
       }
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, input_round(chunk) + 1));
-      Result<const std::byte*> theirs = stage_->read(k, input_round(chunk));
+      Result<const std::byte*> theirs =
+          stage_->read(k, input_round(chunk), own.begin * element_bytes,
+                       (begin + own.begin) * element_bytes, own.length * element_bytes);
       if (!theirs.ok()) return theirs.status();
-      sources_[index] = theirs.value() + own.begin * element_bytes;
+      sources_[index] = theirs.value();
     }
-    Result<std::byte*> buffer = stage_->fill(result_round(chunk, chunks));
-    if (!buffer.ok()) return buffer.status();
+    std::byte* staged = nullptr;
+    if (!result_in_place) {
+      Result<std::byte*> buffer = stage_->fill(result_round(chunk, chunks));
+      if (!buffer.ok()) return buffer.status();
+      staged = buffer.value();
+    }
     for (size_t done = 0; done < own.length; done += block_count) {
       const size_t block = std::min(block_count, own.length - done);
       dscomm::reduce(reduced + done * element_bytes, sources_.data(), size(), block, reduction,
                      size());
-      copy(buffer.value() + done * element_bytes, reduced + done * element_bytes,
-           block * element_bytes, stores());
+      if (staged != nullptr)
+        copy(staged + done * element_bytes, reduced + done * element_bytes, block * element_bytes,
+             stores());
       for (const void*& source : sources_)
         source = static_cast<const std::byte*>(source) + block * element_bytes;
     }
@@ -153,11 +178,12 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     for (int step = 1; step < size(); ++step) {
       int k = (rank() + step) % size();
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, result_round(chunk, chunks) + 1));
-      Result<const std::byte*> theirs = stage_->read(k, result_round(chunk, chunks));
-      if (!theirs.ok()) return theirs.status();
       Slice slice = slice_of(round_bytes(count, chunk_count, chunk), size(), k, element_bytes);
-      std::memcpy(output + (begin + slice.begin) * element_bytes, theirs.value(),
-                  slice.length * element_bytes);
+      const size_t at = (begin + slice.begin) * element_bytes;
+      Result<const std::byte*> theirs = stage_->read(k, result_round(chunk, chunks), 0, at,
+                                                     slice.length * element_bytes, kResult);
+      if (!theirs.ok()) return theirs.status();
+      std::memcpy(output + at, theirs.value(), slice.length * element_bytes);
     }
     lines_->acknowledge(result_round(chunk, chunks) + 1);
     return {};
@@ -172,7 +198,12 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     if (chunk > 0) DSCOMM_RETURN_IF_ERROR(gather_slices(chunk - 1));
   }
   DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
-  stage_->close();
+  if (!result_in_place) {
+    stage_->close();
+    return lines_->end();
+  }
+  const uint64_t last_read = progress(lines_->sequence(), result_round(chunks - 1, chunks) + 1);
+  DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(last_read));
   return lines_->end();
 }
 

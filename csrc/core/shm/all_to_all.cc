@@ -3,6 +3,7 @@
 // may be any that fit: each rank's table says what it sends to whom, and a reader compares before
 // it copies.
 #include <cstring>
+#include <numeric>
 
 #include "core/shm/shm_team.h"
 
@@ -32,14 +33,28 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   const uint32_t rounds = std::max(own_rounds, rounds_of(longest_out, piece));
 
   const size_t stride = std::min(piece, longest_in) * element_bytes;
-  DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(call.own_count * element_bytes, stride, own_rounds));
+  std::optional<uint64_t> place = find_in_pool(ins, in_counts, element_bytes);
+  for (size_t k = 0; k < outs.size(); ++k)
+    if ((k != me || outs[k] != ins[k]) &&
+        overlap(ins[0], call.own_count * element_bytes, outs[k], out_counts[k] * element_bytes))
+      place.reset();
+  if (place.has_value()) {
+    DSCOMM_RETURN_IF_ERROR(stage_->open_table());
+    stage_->open_tensor(call.own_count * element_bytes, *place, kInput);
+  } else {
+    DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(call.own_count * element_bytes, stride, own_rounds));
+  }
   Result<uint64_t*> table = stage_->fill_table();
   if (!table.ok()) return table.status();
   std::copy(in_counts.begin(), in_counts.end(), table.value());
-  if (out_counts[me] > 0) std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
+  if (place.has_value()) lines_->post(own_rounds);
+  if (out_counts[me] > 0 && outs[me] != ins[me])
+    std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
+  // Where each rank's block for this one begins in its tensor: as its table says.
+  std::vector<size_t> begins(outs.size(), 0);
 
   for (uint32_t round = 0; round < rounds; ++round) {
-    if (round < own_rounds) {
+    if (round < own_rounds && !place.has_value()) {
       Result<std::byte*> stage = stage_->fill(round);
       if (!stage.ok()) return stage.status();
       for (size_t k = 0; k < in_counts.size(); ++k) {
@@ -66,9 +81,13 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
                                                    " elements to " + lines_->name_member(rank()) +
                                                    ", which expects " + std::to_string(expected) +
                                                    "; the split sizes do not fit");
+        begins[static_cast<size_t>(k)] =
+            std::accumulate(theirs.value(), theirs.value() + me, size_t{0}) * element_bytes;
       }
       if (length == 0) continue;
-      Result<const std::byte*> theirs = stage_->read_piece(k, round);
+      Result<const std::byte*> theirs =
+          stage_->read_piece(k, round, begins[static_cast<size_t>(k)] + size_t{round} * piece_bytes,
+                             length * element_bytes);
       if (!theirs.ok()) return theirs.status();
       std::memcpy(
           static_cast<std::byte*>(outs[static_cast<size_t>(k)]) + size_t{round} * piece_bytes,
@@ -76,6 +95,10 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
     }
     lines_->acknowledge(round + 1);
   }
+  // Each reads the block for it, and then says no more than that.
+  for (int k = 0; k < size() && place.has_value(); ++k)
+    DSCOMM_RETURN_IF_ERROR(lines_->wait_acknowledged(
+        k, progress(lines_->sequence(), rounds_of(in_counts[static_cast<size_t>(k)], piece))));
   stage_->close();
   return lines_->end();
 }

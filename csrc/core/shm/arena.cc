@@ -1,6 +1,5 @@
 #include "core/shm/arena.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -13,13 +12,6 @@
 #include <new>
 
 #include "core/base/memory_limit.h"
-
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 
 namespace dscomm {
 namespace {
@@ -35,13 +27,6 @@ Status system_error(const char* what) {
   return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
 }
 
-// MFD_NOEXEC_SEAL is required by some hosts and unknown to older kernels.
-int make_memfd() {
-  int fd = memfd_create("dscomm-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-  if (fd < 0 && errno == EINVAL) fd = memfd_create("dscomm-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  return fd;
-}
-
 // What this process has mapped; 0 where /proc does not tell.
 size_t mapped_bytes() {
   std::ifstream file("/proc/self/statm");
@@ -53,15 +38,12 @@ size_t mapped_bytes() {
 }  // namespace
 
 Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes) {
-  // A file past RLIMIT_FSIZE is a signal (SIGXFSZ), not an error: read the limits first.
-  for (int which : {RLIMIT_FSIZE, RLIMIT_AS}) {
-    rlimit limit;
-    if (getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
-    size_t most = limit.rlim_cur;
-    // Address space is needed for every peer's arena too, and for threads.
-    if (which == RLIMIT_AS) most = (most - std::min(most, mapped_bytes())) / 16;
-    arena_bytes = std::min(arena_bytes, most);
-  }
+  arena_bytes = std::min(arena_bytes, file_size_limit());
+  rlimit limit;
+  // Address space is needed for every peer's arena too, and for threads.
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    arena_bytes = std::min(
+        arena_bytes, (limit.rlim_cur - std::min<size_t>(limit.rlim_cur, mapped_bytes())) / 16);
   arena_bytes = arena_bytes / kPageBytes * kPageBytes;
   if (arena_bytes < 1 << 20)
     return make_status(
@@ -71,22 +53,11 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes) {
         arena_bytes);
 
   std::shared_ptr<Arena> arena(new Arena);
-  arena->fd_ = UniqueFd(make_memfd());
-  if (!arena->fd_.valid()) return system_error("memfd_create");
-  if (ftruncate(arena->fd(), static_cast<off_t>(arena_bytes)) != 0)
-    return system_error("ftruncate of the arena");
-  void* address = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd(), 0);
-  if (address == MAP_FAILED) return system_error("mmap of the arena");
-  arena->mapping_ = Mapping(address, arena_bytes);
-  // A forked child must not keep the arena alive, and a core dump must not hold every peer's.
-  madvise(address, arena_bytes, MADV_DONTFORK);
-  madvise(address, arena_bytes, MADV_DONTDUMP);
-  // Kernels before 5.1 do not know F_SEAL_FUTURE_WRITE: there peers are trusted not to map it
-  // writable.
-  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  if (fcntl(arena->fd(), F_ADD_SEALS, kSeals | F_SEAL_FUTURE_WRITE) != 0 &&
-      fcntl(arena->fd(), F_ADD_SEALS, kSeals) != 0)
-    return system_error("sealing the arena");
+  Result<SealedMemory> memory = SealedMemory::reserve("dscomm-arena", arena_bytes);
+  if (!memory.ok()) return memory.status();
+  arena->memory_ = std::move(memory).value();
+  // A forked child must not keep the arena alive.
+  madvise(arena->data(), arena_bytes, MADV_DONTFORK);
 
   Result<uint64_t> first = arena->allocate(sizeof(ArenaHeader));
   if (!first.ok()) return first.status();
@@ -124,19 +95,15 @@ Result<uint64_t> Arena::allocate(size_t bytes) {
     used_ += bytes;
     return offset;
   }
-  if (next_ + bytes > mapping_.size())
+  if (next_ + bytes > memory_.size())
     return make_status(
         Code::kResource,
         "the arena of %zu bytes is full; raise DSCOMM_ARENA_BYTES or destroy groups that are done",
-        mapping_.size());
+        memory_.size());
   if (next_ + bytes > backed_) {
-    uint64_t end = std::min<uint64_t>(round_up(next_ + bytes, kBackingStep), mapping_.size());
+    uint64_t end = std::min<uint64_t>(round_up(next_ + bytes, kBackingStep), memory_.size());
     DSCOMM_RETURN_IF_ERROR(check_limits(end - backed_, 1));
-    int result;
-    do {
-      result = fallocate(fd(), 0, static_cast<off_t>(backed_), static_cast<off_t>(end - backed_));
-    } while (result != 0 && errno == EINTR);
-    if (result != 0) return system_error("fallocate of shared memory");
+    DSCOMM_RETURN_IF_ERROR(memory_.back(backed_, end));
     backed_ = end;
   }
   uint64_t offset = next_;

@@ -1,8 +1,6 @@
 // Arena: the memory of one rank that its peers read.
 //
-// A memfd without a name, mapped writable once by its owner and then sealed against shrinking and
-// against any further writable mapping, so that peers cannot write it. Memory is taken from the
-// kernel as it is handed out (never on a page fault, so shortage is an error and not a SIGBUS), and
+// Sealed, so that peers cannot write it. Memory is taken from the kernel as it is handed out, and
 // is reused but never given back while the process lives.
 #pragma once
 
@@ -13,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/base/owned.h"
 #include "core/base/status.h"
 #include "core/shm/layout.h"
+#include "core/shm/sealed_memory.h"
 
 namespace dscomm {
 
@@ -25,11 +23,11 @@ class Arena {
   static Result<std::shared_ptr<Arena>> create(size_t arena_bytes);
   ~Arena();
 
-  int fd() const { return fd_.get(); }
+  int fd() const { return memory_.fd(); }
   ArenaId id() const { return header().id; }
-  std::byte* data() const { return mapping_.data(); }
-  size_t size() const { return mapping_.size(); }
-  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(mapping_.data()); }
+  std::byte* data() const { return memory_.data(); }
+  size_t size() const { return memory_.size(); }
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(memory_.data()); }
 
   // Bytes (rounded up to pages) of zeroed or reused memory, as an offset. kResource with both
   // numbers when a limit cannot hold it. Any thread.
@@ -52,7 +50,7 @@ class Arena {
   void end_life();
 
   // In a forked child: closes what it inherited. Nothing else works on this object there.
-  void close_descriptors() { fd_.reset(); }
+  void close_descriptors() { memory_.close_descriptor(); }
 
   // Bytes taken from the kernel so far, and those of them that are handed out.
   size_t resident_bytes() const;
@@ -68,8 +66,7 @@ class Arena {
     std::vector<std::pair<uint64_t, size_t>> pieces;
   };
 
-  UniqueFd fd_;
-  Mapping mapping_;
+  SealedMemory memory_;
   mutable std::mutex mutex_;
   uint64_t next_ = 0;    // first byte never handed out
   uint64_t backed_ = 0;  // bytes that fallocate has backed

@@ -15,9 +15,11 @@ class Directory {
  public:
   virtual ~Directory() = default;
 
-  // Makes this rank's arena available to others, and keeps its life mutex until the end. The
-  // doorbell (see Doorbell) becomes part of the address.
-  virtual Result<PeerAddress> publish(std::shared_ptr<Arena> arena, const ArenaId& doorbell) = 0;
+  // Makes this rank's arena and its pool, which may be null, available to others, and keeps the
+  // arena's life mutex until the end. The doorbell (see Doorbell) becomes part of the address.
+  virtual Result<PeerAddress> publish(std::shared_ptr<Arena> arena,
+                                      std::shared_ptr<TensorPool> pool,
+                                      const ArenaId& doorbell) = 0;
 
   // The arena behind an address, mapped and proved: its id was read back from memory. A null Peer
   // (not an error) when the address cannot be reached or its memory cannot be shared, with why.

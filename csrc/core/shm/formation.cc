@@ -8,6 +8,8 @@
 #include <iterator>
 #include <sstream>
 
+#include "core/base/log.h"
+
 namespace dscomm {
 namespace {
 
@@ -45,7 +47,7 @@ struct RosterHead {
 struct Report {
   uint64_t magic = kArenaMagic;
   uint32_t failed_code = 0;  // Code; 0 when all is well
-  uint32_t reserved = 0;
+  uint32_t lacks_pool = 0;   // 1: there is a pool that a rank cannot read
   char failed_text[2 * kTextBytes] = {};
 };
 
@@ -396,7 +398,10 @@ class Former {
 
   Status publish_report() {
     reported_ = true;
-    return store_.set(key("report/" + std::to_string(request_.rank)), to_bytes(Report()));
+    Report report;
+    for (const LinesMember& member : formation_.members)
+      if (member.peer != nullptr && member.peer->lacks_pool()) report.lacks_pool = 1;
+    return store_.set(key("report/" + std::to_string(request_.rank)), to_bytes(report));
   }
 
   // Says why the group cannot be formed to all who still wait, before this rank raises it: who sees
@@ -460,6 +465,8 @@ class Former {
       } else if (!from_bytes(bytes.value(), &report) || report.magic != kArenaMagic) {
         verdict.failed_code = static_cast<uint32_t>(Code::kInternal);
         set_text(verdict.failed_text, "the report of " + name_rank(rank) + " is malformed");
+      } else {
+        verdict.lacks_pool |= report.lacks_pool;
       }
     }
     // Before the verdict lets anyone go: some may still attach, and would take this rank for dead.
@@ -485,9 +492,16 @@ class Former {
     return accept(verdict);
   }
 
-  Status accept(const Report& verdict) const {
-    if (verdict.failed_code == 0) return {};
-    return error(static_cast<Code>(verdict.failed_code), get_text(verdict.failed_text));
+  Status accept(const Report& verdict) {
+    if (verdict.failed_code != 0)
+      return error(static_cast<Code>(verdict.failed_code), get_text(verdict.failed_text));
+    formation_.reads_pools = verdict.lacks_pool == 0;
+    if (!formation_.reads_pools)
+      log_line(LogLevel::kInfo,
+               "group '%s': a rank cannot read the pool of another (ulimit -v, ulimit -n), so all "
+               "tensors are staged",
+               request_.name.c_str());
+    return {};
   }
 
   const FormationParty& party_;

@@ -64,6 +64,7 @@ struct Formation {
   std::vector<uint64_t> transport_ids;             // of the transport it has; 0: none
   std::string hierarchy;                           // rank 0's DSCOMM_HIERARCHY
   bool halves_as_float32 = false;                  // between hosts, as rank 0 has it
+  bool reads_pools = false;  // whether every rank can read the pools of all others of its host
   ShmTuning tuning;
   WaitPolicy wait_policy;
 };

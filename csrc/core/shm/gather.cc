@@ -25,6 +25,13 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
 
   if (rank() != root) {
     const uint32_t rounds = rounds_of(bytes, chunk);
+    if (const std::optional<uint64_t> place = find_in_pool(in, bytes)) {
+      stage_->open_nothing();
+      stage_->open_tensor(bytes, *place, kInput);
+      lines_->post(rounds);
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_acknowledged(root, progress(lines_->sequence(), rounds)));
+      return lines_->end();
+    }
     DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));
     for (uint32_t round = 0; round < rounds; ++round) {
       Result<std::byte*> stage = stage_->fill(round, root);
@@ -47,9 +54,9 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
       if (k == rank() || round >= rounds_of(their_bytes, chunk)) continue;
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
       if (round == 0) DSCOMM_RETURN_IF_ERROR(check_bytes(k, their_bytes));
-      Result<const std::byte*> theirs = stage_->read(k, round);
-      if (!theirs.ok()) return theirs.status();
       size_t length = round_bytes(their_bytes, chunk, round);
+      Result<const std::byte*> theirs = stage_->read(k, round, 0, size_t{round} * chunk, length);
+      if (!theirs.ok()) return theirs.status();
       if (length > 0)
         std::memcpy(static_cast<std::byte*>(outs[static_cast<size_t>(k)]) + size_t{round} * chunk,
                     theirs.value(), length);

@@ -16,7 +16,7 @@
 namespace dscomm {
 
 inline constexpr uint64_t kArenaMagic = 0x4d4d4f435344ull;  // "DSCOMM"
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 
 // Two 64-byte cache lines: processors fetch them in pairs.
 inline constexpr size_t kLineBytes = 128;
@@ -122,15 +122,20 @@ static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);
 
 inline constexpr size_t kTinyBytes = 48;
 
-// Where a rank's staging for one call lies, in place of tiny data. Offsets are in the rank's arena.
+// Where a rank's data of one call lies, in place of tiny data. Offsets are in the rank's arena, but
+// for the tensor's.
 struct StagePlace {
-  uint64_t offset;        // of the buffers; round r is in buffer r % buffers
-  uint64_t buffer_bytes;  // from one to the next
-  uint64_t table_offset;  // of one number for each rank
-  uint64_t bytes;         // that this rank stages in all, where readers must know
+  uint64_t offset;         // of the buffers; round r is in buffer r % buffers
+  uint64_t table_offset;   // of one number for each rank
+  uint64_t bytes;          // that this rank publishes in all, where readers must know
+  uint64_t tensor_offset;  // in the rank's pool
+  uint32_t buffer_bytes;   // from one to the next
   uint32_t buffers;
   uint32_t piece_bytes;  // where a buffer is cut into one piece for each rank
+  uint32_t in_place;     // what is read from the tensor in place of the buffers: kInput, kResult
 };
+inline constexpr uint32_t kInput = 1;   // what the rank brought
+inline constexpr uint32_t kResult = 2;  // what it has made of it
 static_assert(sizeof(StagePlace) <= kTinyBytes);
 
 struct alignas(kLineBytes) Slot {

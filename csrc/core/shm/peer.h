@@ -1,4 +1,5 @@
-// Peer: another rank's arena as this process sees it: mapped read-only, with its owner's life.
+// Peer: another rank's arena, and its pool of tensors, as this process sees them: mapped read-only,
+// with their owner's life.
 #pragma once
 
 #include <memory>
@@ -8,6 +9,7 @@
 #include "core/shm/arena.h"
 #include "core/shm/endpoint.h"
 #include "core/shm/layout.h"
+#include "core/shm/tensor_pool.h"
 
 namespace dscomm {
 
@@ -27,10 +29,16 @@ struct PeerAddress {
 
 class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
  public:
-  // A mapping of another process's memfd, with a pidfd of it where it could send one.
-  Peer(const PeerAddress& address, Mapping mapping, UniqueFd pidfd);
-  // An arena of this very process: its own, or in tests that of a rank on another thread.
-  Peer(const PeerAddress& address, std::shared_ptr<Arena> arena);
+  // What another process handed over: its arena, its pool, and a pidfd of it where it could send
+  // one.
+  struct PoolView {
+    Mapping mapping;       // empty where it has no pool
+    bool missing = false;  // it has one, which could not be mapped here
+  };
+  Peer(const PeerAddress& address, Mapping mapping, UniqueFd pidfd, PoolView pool);
+  // A rank of this very process: this one, or in tests that of another thread. The pool may be
+  // null.
+  Peer(const PeerAddress& address, std::shared_ptr<Arena> arena, std::shared_ptr<TensorPool> pool);
   ~Peer() override;
 
   const PeerAddress& address() const { return address_; }
@@ -41,6 +49,14 @@ class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
     if (offset > bytes_ || bytes > bytes_ - offset || offset % alignment != 0) return nullptr;
     return data_ + offset;
   }
+
+  // As at(), in its pool.
+  const std::byte* at_in_pool(uint64_t offset, size_t bytes) const {
+    if (offset > pool_bytes_ || bytes > pool_bytes_ - offset) return nullptr;
+    return pool_data_ + offset;
+  }
+  // Whether it has a pool that this process cannot read.
+  bool lacks_pool() const { return pool_missing_; }
 
   // Whether the owner's process still runs. The robust mutex says so at once; the pidfd is asked
   // only when `thoroughly`, for a kernel that could not walk the owner's robust list.
@@ -69,6 +85,12 @@ class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
   std::shared_ptr<Arena> arena_;
   const std::byte* data_;
   size_t bytes_;
+
+  Mapping pool_mapping_;
+  std::shared_ptr<TensorPool> pool_;
+  const std::byte* pool_data_ = nullptr;
+  size_t pool_bytes_ = 0;
+  bool pool_missing_ = false;
 };
 
 }  // namespace dscomm

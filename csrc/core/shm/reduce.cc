@@ -20,6 +20,13 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   const auto* input = static_cast<const std::byte*>(in);
 
   if (rank() != root) {
+    if (const std::optional<uint64_t> place = find_in_pool(in, count * element_bytes)) {
+      stage_->open_nothing();
+      stage_->open_tensor(count * element_bytes, *place, kInput);
+      lines_->post(rounds);
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_acknowledged(root, progress(lines_->sequence(), rounds)));
+      return lines_->end();
+    }
     DSCOMM_RETURN_IF_ERROR(
         stage_->open(count * element_bytes, std::min(count, chunk_count) * element_bytes, rounds));
     for (uint32_t round = 0; round < rounds; ++round) {
@@ -37,17 +44,17 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   auto* output = static_cast<std::byte*>(out);
   for (uint32_t round = 0; round < rounds; ++round) {
     size_t begin = size_t{round} * chunk_count * element_bytes;
+    size_t length = round_bytes(count, chunk_count, round);
     for (int k = 0; k < size(); ++k) {
       if (k == rank()) {
         sources_[static_cast<size_t>(k)] = input + begin;
         continue;
       }
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
-      Result<const std::byte*> theirs = stage_->read(k, round);
+      Result<const std::byte*> theirs = stage_->read(k, round, 0, begin, length * element_bytes);
       if (!theirs.ok()) return theirs.status();
       sources_[static_cast<size_t>(k)] = theirs.value();
     }
-    size_t length = round_bytes(count, chunk_count, round);
     if (length > 0)
       dscomm::reduce(output + begin, sources_.data(), size(), length, reduction, size());
     lines_->acknowledge(round + 1);

@@ -1,6 +1,7 @@
 // Reduce-scatter through memory: a round stages a piece of every other rank's block; each rank
 // reduces its own pieces from all ranks' staging, straight into its output.
 #include <cstring>
+#include <numeric>
 
 #include "core/reduce/reduce.h"
 #include "core/shm/shm_team.h"
@@ -29,9 +30,21 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   const auto* own_input = static_cast<const std::byte*>(ins[me]);
   auto* output = static_cast<std::byte*>(out);
   const size_t stride = std::min(piece, longest) * element_bytes;
-  DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(total * element_bytes, stride, rounds));
+  std::optional<uint64_t> place = find_in_pool(ins, counts, element_bytes);
+  if (out != ins[me] && overlap(ins[0], total * element_bytes, out, counts[me] * element_bytes))
+    place.reset();
+  const size_t own_begin =
+      std::accumulate(counts.begin(), counts.begin() + rank(), size_t{0}) * element_bytes;
+  if (place.has_value()) {
+    stage_->open_nothing();
+    stage_->open_tensor(total * element_bytes, *place, kInput);
+    lines_->post(rounds);
+  } else {
+    DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(total * element_bytes, stride, rounds));
+  }
 
   auto stage_round = [&](uint32_t round) -> Status {
+    if (place.has_value()) return {};
     Result<std::byte*> stage = stage_->fill(round);
     if (!stage.ok()) return stage.status();
     for (size_t k = 0; k < counts.size(); ++k) {
@@ -48,23 +61,27 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   DSCOMM_RETURN_IF_ERROR(stage_round(0));
   for (uint32_t round = 0; round < rounds; ++round) {
     if (round + 1 < rounds) DSCOMM_RETURN_IF_ERROR(stage_round(round + 1));
+    const size_t length = round_bytes(counts[me], piece, round);
     for (int k = 0; k < size(); ++k) {
       if (k == rank()) {
         sources_[me] = own_input + size_t{round} * piece_bytes;
         continue;
       }
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
-      Result<const std::byte*> theirs = stage_->read_piece(k, round);
+      Result<const std::byte*> theirs = stage_->read_piece(
+          k, round, own_begin + size_t{round} * piece_bytes, length * element_bytes);
       if (!theirs.ok()) return theirs.status();
       sources_[static_cast<size_t>(k)] = theirs.value();
     }
-    size_t length = round_bytes(counts[me], piece, round);
     if (length > 0)
       dscomm::reduce(output + size_t{round} * piece_bytes, sources_.data(), size(), length,
                      reduction, size());
     lines_->acknowledge(round + 1);
   }
-  stage_->close();
+  if (place.has_value())
+    DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(progress(lines_->sequence(), rounds)));
+  else
+    stage_->close();
   return lines_->end();
 }
 

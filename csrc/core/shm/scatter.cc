@@ -1,6 +1,7 @@
 // Scatter through memory: a round stages a piece of every other rank's block on the root; each rank
 // copies its own pieces out. The root's table says how many elements each rank is to get.
 #include <cstring>
+#include <numeric>
 
 #include "core/shm/shm_team.h"
 
@@ -30,11 +31,21 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
     for (size_t in_count : in_counts) longest = std::max(longest, in_count);
     const uint32_t rounds = rounds_of(longest, piece);
     const size_t stride = std::min(piece, longest) * element_bytes;
-    DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(longest * element_bytes, stride, rounds));
+    std::optional<uint64_t> place = find_in_pool(ins, in_counts, element_bytes);
+    const size_t total = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
+    if (out != ins[me] && overlap(ins[0], total * element_bytes, out, count * element_bytes))
+      place.reset();
+    if (place.has_value()) {
+      DSCOMM_RETURN_IF_ERROR(stage_->open_table());
+      stage_->open_tensor(longest * element_bytes, *place, kInput);
+    } else {
+      DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(longest * element_bytes, stride, rounds));
+    }
     Result<uint64_t*> table = stage_->fill_table();
     if (!table.ok()) return table.status();
     std::copy(in_counts.begin(), in_counts.end(), table.value());
-    for (uint32_t round = 0; round < rounds; ++round) {
+    if (place.has_value()) lines_->post(rounds);
+    for (uint32_t round = 0; round < rounds && !place.has_value(); ++round) {
       Result<std::byte*> stage = stage_->fill(round);
       if (!stage.ok()) return stage.status();
       for (size_t k = 0; k < in_counts.size(); ++k) {
@@ -47,6 +58,10 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
       post_staged(round + 1);
     }
     if (output != ins[me] && count > 0) std::memcpy(output, ins[me], count * element_bytes);
+    // Each reads the block for it, and then says no more than that.
+    for (int k = 0; k < size() && place.has_value(); ++k)
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_acknowledged(
+          k, progress(lines_->sequence(), rounds_of(in_counts[static_cast<size_t>(k)], piece))));
     stage_->close();
     return lines_->end();
   }
@@ -60,11 +75,14 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
                                              lines_->name_member(rank()) + ", whose output holds " +
                                              std::to_string(count));
   const uint32_t rounds = rounds_of(count, piece);
+  const size_t own_begin =
+      std::accumulate(table.value(), table.value() + me, size_t{0}) * element_bytes;
   for (uint32_t round = 0; round < rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, round + 1));
-    Result<const std::byte*> theirs = stage_->read_piece(root, round);
-    if (!theirs.ok()) return theirs.status();
     size_t length = round_bytes(count, piece, round);
+    Result<const std::byte*> theirs = stage_->read_piece(
+        root, round, own_begin + size_t{round} * piece_bytes, length * element_bytes);
+    if (!theirs.ok()) return theirs.status();
     if (length > 0)
       std::memcpy(output + size_t{round} * piece_bytes, theirs.value(), length * element_bytes);
     lines_->acknowledge(round + 1);

@@ -4,10 +4,11 @@ namespace dscomm {
 
 ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
                  std::vector<LinesMember> members, const WaitPolicy& policy,
-                 const ShmTuning& tuning)
+                 const ShmTuning& tuning, InPlace in_place)
     : arena_(std::move(arena)),
       lines_offset_(members[static_cast<size_t>(rank)].lines_offset),
-      tuning_(tuning) {
+      tuning_(tuning),
+      in_place_(std::move(in_place)) {
   lines_ =
       std::make_unique<Lines>(arena_, group_id, std::move(name), rank, std::move(members), policy);
   stage_ = std::make_unique<Stage>(arena_, *lines_, tuning_.staging_bytes);
@@ -24,6 +25,26 @@ ShmTeam::~ShmTeam() {
 
 std::string ShmTeam::describe() const {
   return "shared memory, " + std::to_string(size()) + " ranks";
+}
+
+std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) const {
+  if (in_place_.pool == nullptr || bytes < in_place_.least_bytes) return {};
+  // A call of too many rounds is refused where it is staged.
+  if (bytes / tuning_.chunk_bytes * static_cast<size_t>(size()) >= kLastPhase / 4) return {};
+  return in_place_.pool->find(data, bytes);
+}
+
+std::optional<uint64_t> ShmTeam::find_in_pool(std::span<const void* const> blocks,
+                                              std::span<const size_t> counts,
+                                              size_t element_bytes) const {
+  if (in_place_.pool == nullptr) return {};
+  const auto* begin = static_cast<const std::byte*>(blocks[0]);
+  const std::byte* end = begin;
+  for (size_t k = 0; k < blocks.size(); ++k) {
+    if (blocks[k] != end && counts[k] > 0) return {};
+    end += counts[k] * element_bytes;
+  }
+  return find_in_pool(begin, static_cast<size_t>(end - begin));
 }
 
 Status ShmTeam::check_bytes(int member, size_t expected_bytes) {

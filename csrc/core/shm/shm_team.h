@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/shm/copy.h"
@@ -28,10 +29,17 @@ struct ShmTuning {
   uint64_t staging_bytes = 0;   // at least kLeastBuffers chunks
 };
 
+// What one rank decides for itself: which of its tensors the others read where they are.
+struct InPlace {
+  std::shared_ptr<TensorPool> pool;  // null: none of them
+  uint64_t least_bytes = 0;          // that others read of it in a call
+};
+
 class ShmTeam final : public Team {
  public:
   ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
-          std::vector<LinesMember> members, const WaitPolicy& policy, const ShmTuning& tuning);
+          std::vector<LinesMember> members, const WaitPolicy& policy, const ShmTuning& tuning,
+          InPlace in_place = {});
   ~ShmTeam() override;
 
   int rank() const override { return lines_->rank(); }
@@ -79,17 +87,31 @@ class ShmTeam final : public Team {
     lines_->post(phase);
   }
 
+  // Where in the pool this rank's data of a call lies, if the others shall read it there.
+  std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
+  // The same for blocks, one for each rank, that lie one behind the other.
+  std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
+                                       std::span<const size_t> counts, size_t element_bytes) const;
+
   // What a member staged in bytes must be what this rank expects of it.
   Status check_bytes(int member, size_t expected_bytes);
 
   std::shared_ptr<Arena> arena_;
   const uint64_t lines_offset_;
   const ShmTuning tuning_;
+  const InPlace in_place_;
   std::unique_ptr<Lines> lines_;
   std::unique_ptr<Stage> stage_;
   std::vector<const void*>
       sources_;  // one per rank, for reductions; here to save an allocation a call
 };
+
+// What others may still read is not written: data of which an output is a part is staged.
+inline bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
+  const auto *a_begin = static_cast<const std::byte*>(a),
+             *b_begin = static_cast<const std::byte*>(b);
+  return a_begin < b_begin + b_bytes && b_begin < a_begin + a_bytes;
+}
 
 // Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, so that everybody
 // posts.

@@ -30,7 +30,12 @@ struct Request {
 struct Reply {
   uint64_t magic;
   uint64_t arena_bytes;
+  uint64_t pool_bytes;  // 0: it has no pool
+  uint32_t has_pidfd;
+  uint32_t reserved;
 };
+// In this order: the arena, the pidfd, the pool.
+constexpr int kMostDescriptors = 3;
 
 Directory::Attached too_late() {
   return {nullptr, "it did not hand over its memory in time", Code::kTimeout};
@@ -73,7 +78,7 @@ bool wait_readable(int fd, int64_t timeout_ms) {
 
 bool send_with_descriptors(int socket, const Reply& reply, const int* descriptors, size_t count) {
   iovec data{const_cast<Reply*>(&reply), sizeof reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
@@ -87,11 +92,11 @@ bool send_with_descriptors(int socket, const Reply& reply, const int* descriptor
   return sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof reply);
 }
 
-// Fills up to two descriptors; returns how many came (fewer than were sent where this process may
+// Fills up to kMostDescriptors; returns how many came (fewer than were sent where this process may
 // open no more), or -1 when the other end has gone.
 int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
   iovec data{reply, sizeof *reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &data;
   message.msg_iovlen = 1;
@@ -103,7 +108,7 @@ int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     int count = static_cast<int>((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    for (int i = 0; i < count && received < 2; ++i) {
+    for (int i = 0; i < count && received < kMostDescriptors; ++i) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(header) + static_cast<size_t>(i) * sizeof(int), sizeof fd);
       descriptors[received++] = UniqueFd(fd);
@@ -168,8 +173,10 @@ PeerAddress describe_this_process(const Arena& arena) {
 }
 
 Result<PeerAddress> SocketDirectory::publish(std::shared_ptr<Arena> arena,
+                                             std::shared_ptr<TensorPool> pool,
                                              const ArenaId& doorbell) {
   arena_ = std::move(arena);
+  pool_ = std::move(pool);
   address_ = describe_this_process(*arena_);
   address_.doorbell = doorbell;
   if (getrandom(&address_.socket, sizeof address_.socket, 0) < 0) return system_error("getrandom");
@@ -246,16 +253,20 @@ void SocketDirectory::answer(int connection) {
       request.magic != kArenaMagic || request.version != kLayoutVersion ||
       request.arena != arena_->id())
     return;
-  Reply reply{kArenaMagic, arena_->size()};
-  int descriptors[2] = {arena_->fd(), own_pidfd_.get()};
-  if (!send_with_descriptors(connection, reply, descriptors, own_pidfd_.valid() ? 2 : 1))
+  Reply reply{kArenaMagic, arena_->size(), pool_ == nullptr ? 0 : pool_->size(), own_pidfd_.valid(),
+              0};
+  int descriptors[kMostDescriptors] = {arena_->fd()};
+  size_t count = 1;
+  if (own_pidfd_.valid()) descriptors[count++] = own_pidfd_.get();
+  if (pool_ != nullptr) descriptors[count++] = pool_->fd();
+  if (!send_with_descriptors(connection, reply, descriptors, count))
     log_line(LogLevel::kWarn, "handing the arena to a peer failed: %s", std::strerror(errno));
 }
 
 Directory::Attached SocketDirectory::attach(const PeerAddress& address, const Deadline& deadline) {
   if (address.magic != kArenaMagic || address.version != kLayoutVersion)
     return {nullptr, "it runs another version of dscomm"};
-  if (address.arena == arena_->id()) return {std::make_shared<Peer>(address, arena_), ""};
+  if (address.arena == arena_->id()) return {std::make_shared<Peer>(address, arena_, pool_), ""};
   {
     std::lock_guard lock(mutex_);
     if (std::shared_ptr<Peer> peer = peers_[address.arena].lock()) return {std::move(peer), ""};
@@ -274,7 +285,7 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
 
 Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Deadline& deadline) {
   Reply reply{};
-  UniqueFd descriptors[2];
+  UniqueFd descriptors[kMostDescriptors];
   // A process that runs answers, since the request names the arena that it published itself; but it
   // hangs up on who is slow to ask. One that ended refuses the next connection.
   int received = -1;
@@ -287,26 +298,26 @@ Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Dea
   if (received == 0)
     return {nullptr, "no descriptor is left for its memory (ulimit -n)", Code::kResource};
   if (reply.magic != kArenaMagic) return {nullptr, "what it handed over is not its memory"};
-  struct stat memory;
-  int seals = fcntl(descriptors[0].get(), F_GET_SEALS);
-  if (reply.arena_bytes < kPageBytes || fstat(descriptors[0].get(), &memory) != 0 ||
-      static_cast<uint64_t>(memory.st_size) < reply.arena_bytes || seals < 0 ||
-      (seals & F_SEAL_SHRINK) == 0)
-    return {nullptr, "the memory it handed over could shrink or is too small"};
-
-  void* mapped = mmap(nullptr, reply.arena_bytes, PROT_READ, MAP_SHARED, descriptors[0].get(), 0);
-  if (mapped == MAP_FAILED)
-    return {nullptr, std::string("mapping its memory failed (ulimit -v?): ") + std::strerror(errno),
-            Code::kResource};
-  Mapping mapping(mapped, reply.arena_bytes);
-  madvise(mapped, reply.arena_bytes, MADV_DONTFORK);
-  madvise(mapped, reply.arena_bytes, MADV_DONTDUMP);
+  if (reply.arena_bytes < kPageBytes) return {nullptr, "the memory it handed over is too small"};
+  Result<Mapping> mapped = map_for_reading(descriptors[0].get(), reply.arena_bytes);
+  if (!mapped.ok()) return {nullptr, mapped.status().message(), mapped.status().code()};
+  Mapping mapping = std::move(mapped).value();
   auto* header = reinterpret_cast<const ArenaHeader*>(mapping.data());
   // The proof of locality: the id that came through the store stands in the mapped memory.
   if (header->magic != kArenaMagic || header->id != address.arena ||
       header->arena_bytes != reply.arena_bytes)
     return {nullptr, "the memory it handed over is not the arena it published"};
-  return {std::make_shared<Peer>(address, std::move(mapping), std::move(descriptors[1])), ""};
+  UniqueFd pidfd = reply.has_pidfd != 0 ? std::move(descriptors[1]) : UniqueFd();
+  // Whose pool cannot be read is a peer all the same, whose tensors are staged.
+  Peer::PoolView pool;
+  if (reply.pool_bytes > 0) {
+    Result<Mapping> view =
+        map_for_reading(descriptors[reply.has_pidfd != 0 ? 2 : 1].get(), reply.pool_bytes);
+    pool.missing = !view.ok();
+    if (view.ok()) pool.mapping = std::move(view).value();
+  }
+  return {std::make_shared<Peer>(address, std::move(mapping), std::move(pidfd), std::move(pool)),
+          ""};
 }
 
 }  // namespace dscomm

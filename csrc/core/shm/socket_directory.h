@@ -1,8 +1,9 @@
 // Arenas of different processes meet over abstract Unix sockets.
 //
 // A process listens on a socket whose name is 128 random bits. A peer that learned the name through
-// the store connects, shows the arena's id, and gets two descriptors: the arena's memfd and a pidfd
-// of its owner (its own, because a peer in another PID namespace could not make one). Both sides
+// the store connects, shows the arena's id, and gets descriptors: the arena's memfd, a pidfd of its
+// owner (its own, because a peer in another PID namespace could not make one), and the memfd of its
+// pool of tensors. The first it must have, the others help. Both sides
 // check that the other runs as the same user. Nothing has a name in a file system, so nothing can
 // be left behind, guessed or collide, and two hosts (network namespaces) never meet.
 //
@@ -20,7 +21,8 @@ class SocketDirectory : public Directory {
   SocketDirectory() = default;
   ~SocketDirectory() override;  // ends the service thread
 
-  Result<PeerAddress> publish(std::shared_ptr<Arena> arena, const ArenaId& doorbell) override;
+  Result<PeerAddress> publish(std::shared_ptr<Arena> arena, std::shared_ptr<TensorPool> pool,
+                              const ArenaId& doorbell) override;
   Attached attach(const PeerAddress& address, const Deadline& deadline) override;
   void close_descriptors() override;
 
@@ -30,6 +32,7 @@ class SocketDirectory : public Directory {
   static Attached fetch(const PeerAddress& address, const Deadline& deadline);
 
   std::shared_ptr<Arena> arena_;
+  std::shared_ptr<TensorPool> pool_;  // null: there is none
   PeerAddress address_;
   UniqueFd listener_, stop_, own_pidfd_;
   std::thread service_;

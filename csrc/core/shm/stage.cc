@@ -61,8 +61,13 @@ Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
       next + length <= (is_small ? std::min(kSmallRingBytes, ring_bytes_) : ring_bytes_) ? next : 0;
   next = begin + (is_small ? kPageBytes : length);
   piece_ = {lines_.sequence(), begin, begin + length};
-  lines_.own_slot().stage = {
-      slab_offset_ + table_bytes() + begin, buffer_bytes_, slab_offset_, bytes, buffers_, 0};
+  StagePlace& place = lines_.own_slot().stage;
+  place = {};
+  place.offset = slab_offset_ + table_bytes() + begin;
+  place.table_offset = slab_offset_;
+  place.bytes = bytes;
+  place.buffer_bytes = static_cast<uint32_t>(buffer_bytes_);
+  place.buffers = buffers_;
   return {};
 }
 
@@ -70,6 +75,20 @@ Status Stage::open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds) {
   DSCOMM_RETURN_IF_ERROR(open(bytes, piece_bytes * static_cast<size_t>(lines_.size()), rounds));
   lines_.own_slot().stage.piece_bytes = static_cast<uint32_t>(piece_bytes);
   return {};
+}
+
+Status Stage::open_table() {
+  if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab());
+  open_nothing();
+  lines_.own_slot().stage.table_offset = slab_offset_;
+  return {};
+}
+
+void Stage::open_tensor(uint64_t bytes, uint64_t tensor_offset, uint32_t part) {
+  StagePlace& place = lines_.own_slot().stage;
+  place.bytes = bytes;
+  place.tensor_offset = tensor_offset;
+  place.in_place = part;
 }
 
 // The done word that every reader of earlier calls must reach before these bytes are rewritten.
@@ -98,25 +117,28 @@ Result<std::byte*> Stage::fill(uint32_t round, int reader) {
   return ring() + begin;
 }
 
-Result<const std::byte*> Stage::read(int member, uint32_t round) const {
-  const StagePlace& place = lines_.slot(member).stage;
-  const uint32_t buffers = std::max(place.buffers, 1u);
-  const std::byte* data = lines_.peer(member).at(
-      place.offset + round % buffers * place.buffer_bytes, place.buffer_bytes, kLineBytes);
+Result<const std::byte*> Stage::read(int member, uint32_t round, size_t in_buffer, size_t in_tensor,
+                                     size_t bytes, uint32_t part) const {
+  const StagePlace place = lines_.slot(member).stage;
+  const Peer& peer = lines_.peer(member);
+  const std::byte* data = nullptr;
+  if (bytes == 0) return peer.at(0, 0);  // may be past the end of what it has
+  if ((place.in_place & part) != 0) {
+    data = peer.at_in_pool(place.tensor_offset + in_tensor, bytes);
+  } else if (in_buffer <= place.buffer_bytes && bytes <= place.buffer_bytes - in_buffer) {
+    const uint64_t buffer = round % std::max(place.buffers, 1u);
+    data = peer.at(place.offset + buffer * place.buffer_bytes + in_buffer, bytes, 1);
+  }
   if (data == nullptr)
     return lines_.fail(Code::kInternal,
-                       "the staging of " + lines_.name_member(member) + " lies outside its memory");
+                       "the data of " + lines_.name_member(member) + " lies outside its memory");
   return data;
 }
 
-Result<const std::byte*> Stage::read_piece(int member, uint32_t round) const {
-  const StagePlace& place = lines_.slot(member).stage;
-  Result<const std::byte*> buffer = read(member, round);
-  if (!buffer.ok()) return buffer;
-  if (place.piece_bytes > place.buffer_bytes / static_cast<size_t>(lines_.size()))
-    return lines_.fail(Code::kInternal,
-                       "the pieces of " + lines_.name_member(member) + " overflow their buffer");
-  return buffer.value() + static_cast<size_t>(lines_.rank()) * place.piece_bytes;
+Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in_tensor,
+                                           size_t bytes) const {
+  const size_t piece = lines_.slot(member).stage.piece_bytes;
+  return read(member, round, static_cast<size_t>(lines_.rank()) * piece, in_tensor, bytes);
 }
 
 void Stage::close() {

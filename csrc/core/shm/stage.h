@@ -36,16 +36,25 @@ class Stage {
 
   // The same for rounds of one piece for each rank, of at most piece_bytes.
   Status open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds);
+  // The same for a call that stages no round, and for one that stages the table alone.
+  void open_nothing() { lines_.own_slot().stage = {}; }
+  Status open_table();
+  // After one of them: members read `part` in this tensor, which lies at tensor_offset of the pool.
+  // It stays as it is until they have acknowledged the last round of it.
+  void open_tensor(uint64_t bytes, uint64_t tensor_offset, uint32_t part);
 
   // The buffer of a round, safe to fill: waits for the readers of what it held. `reader` is the one
   // rank that reads this rank's rounds in this call, or -1 for every member.
   Result<std::byte*> fill(uint32_t round, int reader = -1);
-  // A round of this rank, or of a member that has posted its call.
-  Result<const std::byte*> read(int member, uint32_t round) const;
-  // This rank's piece of it.
-  Result<const std::byte*> read_piece(int member, uint32_t round) const;
+  // Of a member that has posted this round of its call: `bytes` bytes, which lie at in_buffer of
+  // the round's buffer, or at in_tensor of the tensor where that is read in place.
+  Result<const std::byte*> read(int member, uint32_t round, size_t in_buffer, size_t in_tensor,
+                                size_t bytes, uint32_t part = kInput) const;
+  // The same of this rank's piece.
+  Result<const std::byte*> read_piece(int member, uint32_t round, size_t in_tensor,
+                                      size_t bytes) const;
 
-  // Before Lines::end().
+  // Before Lines::end(), after all but open_nothing().
   void close();
 
   // The table of one number per rank that a member stages beside its buffers.
