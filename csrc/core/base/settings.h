@@ -46,7 +46,7 @@
   NUMBER(spin_pauses, "DSCOMM_SPIN_PAUSES", -1, -1, 1000000, "pauses",                            \
          "pause instructions in a wait before it yields; -1 decides by ranks and usable cores: "  \
          "100 when the ranks of this host fit, 20 when they do not")                              \
-  NUMBER(yield_us, "DSCOMM_YIELD_US", 50, 0, 1000000, "us",                                       \
+  NUMBER(yield_us, "DSCOMM_YIELD_US", 200, 0, 1000000, "us",                                       \
          "time a wait yields the core before it sleeps")                                          \
   NUMBER(sleep_slice_ms, "DSCOMM_SLEEP_SLICE_MS", 10, 0, 1000, "ms",                              \
          "longest sleep before a wait looks at peers and deadline again; 0, for tests of "        \

@@ -17,6 +17,23 @@ constexpr int kSpinWithCores = 100;
 constexpr int kSpinWithoutCores = 20;
 constexpr int64_t kFirstSliceNs = 1'000'000;
 
+// A yield that lasts this long went to a process that computes, which would get its whole slice
+// each time, whereas who sleeps is let in as soon as it is woken. So this thread then sleeps without
+// yielding for a while, and for twice as long each time that its next yield is as long. (A DDP step
+// of two ranks beside one busy process: 760 ms with yields, 390 without; gloo, which sleeps, 310.)
+constexpr int64_t kLongYieldNs = 500'000;
+constexpr int64_t kShortestPauseNs = 5'000'000, kLongestPauseNs = 320'000'000;
+thread_local int64_t yields_again_ns = 0, without_yields_ns = 0;
+
+void note_yield(int64_t began_ns, int64_t ended_ns) {
+  if (ended_ns - began_ns < kLongYieldNs) {
+    without_yields_ns = 0;
+    return;
+  }
+  without_yields_ns = std::clamp(2 * without_yields_ns, kShortestPauseNs, kLongestPauseNs);
+  yields_again_ns = ended_ns + without_yields_ns;
+}
+
 }  // namespace
 
 WaitPolicy WaitPolicy::choose(const Settings& settings, int local_ranks, int usable_cores) {
@@ -31,11 +48,16 @@ WaitPolicy WaitPolicy::choose(const Settings& settings, int local_ranks, int usa
 Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
                    const Deadline& deadline, Watch& watch) {
-  const int64_t yield_end = monotonic_ns() + policy.yield_ns;
-  while (monotonic_ns() < yield_end) {
+  int64_t now = monotonic_ns();
+  const int64_t yield_end = now < yields_again_ns ? now : now + policy.yield_ns;
+  while (now < yield_end) {
     sched_yield();
+    const int64_t back = monotonic_ns();
+    note_yield(now, back);
     if (word.load(std::memory_order_acquire) >= target)
       return {};  // pairs with the owner's exchange
+    if (back < yields_again_ns) break;
+    now = back;
   }
   int64_t slice = std::min(policy.slice_ns, kFirstSliceNs);
   while (true) {

@@ -18,7 +18,7 @@ namespace dscomm {
 // How long each stage of a wait lasts.
 struct WaitPolicy {
   int spin_pauses = 100;
-  int64_t yield_ns = 50'000;
+  int64_t yield_ns = 200'000;
   int64_t slice_ns = 10'000'000;  // 0: sleep until woken
 
   // For `local_ranks` ranks that share `usable_cores` cores.
