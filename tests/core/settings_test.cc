@@ -39,7 +39,7 @@ std::string error_of(std::initializer_list<Variable> variables) {
 TEST(Settings, DefaultsAreThoseOfTheTable) {
   Result<Settings> settings = Settings::from_environment();
   ASSERT_TRUE(settings.ok()) << settings.status().message();
-  EXPECT_EQ(settings.value().yield_us, 50);
+  EXPECT_EQ(settings.value().yield_us, 200);
   EXPECT_EQ(settings.value().hierarchy, "auto");
   EXPECT_EQ(settings.value().topology, "");
 }

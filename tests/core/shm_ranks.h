@@ -3,6 +3,7 @@
 
 #include "core/shm/formation.h"
 #include "in_process.h"
+#include "pooled_team.h"
 
 namespace dscomm::test {
 
@@ -52,7 +53,7 @@ class RankParty {
 
   std::shared_ptr<Arena> arena;
   std::shared_ptr<TensorPool> pool;
-  uint64_t least_in_place = 1;
+  int64_t least_in_place = 0;
   std::unique_ptr<InProcessDirectory> directory;
 
  private:
@@ -61,14 +62,17 @@ class RankParty {
   PeerAddress address_;
 };
 
-// Runs body(team) on every rank of a fresh group of threads.
+// Runs body(team) on every rank of a fresh group of threads. Each makes this share of its calls
+// with tensors of its pool, which the others read where they are, whatever their size.
 inline void run_shm_ranks(int ranks, const std::function<void(Team&)>& body,
-                          const Settings& settings = small_settings()) {
+                          const Settings& settings = small_settings(), double pooled_share = 0) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(ranks, [&](int rank) {
     RankParty party(registry, settings);
-    std::unique_ptr<ShmTeam> team = party.team(store, rank, ranks);
+    std::unique_ptr<Team> team = party.team(store, rank, ranks);
+    if (pooled_share > 0)
+      team = std::make_unique<PooledTeam>(std::move(team), party.pool, pooled_share);
     body(*team);
     // Nobody leaves before all are done with this test's checks of each other.
     EXPECT_TRUE(!team->failure().ok() ||

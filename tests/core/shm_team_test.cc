@@ -40,9 +40,86 @@ TEST_P(ShmTeamRanks, EveryCollective) {
 TEST_P(ShmTeamRanks, SameBits) { check_same_bits(GetParam(), shm_ranks(GetParam())); }
 TEST_P(ShmTeamRanks, Disagreements) { check_disagreements(GetParam(), shm_ranks(GetParam())); }
 
+// Tensors that the others read in place, of all ranks and of some, as each draws for each call; the
+// PooledTeam overwrites and frees them as soon as a call returns.
+RunRanks pooled_ranks(int ranks, double share) {
+  return [ranks, share](const testing::RankBody& body) {
+    run_shm_ranks(ranks, body, small_settings(), share);
+  };
+}
+
+TEST_P(ShmTeamRanks, EveryCollectiveReadInPlace) {
+  ReferenceOptions options;
+  options.counts = {0, 1, 13, 1100, 5000};
+  options.dtypes = {DType::kFloat32, DType::kInt16, DType::kComplex128};
+  check_every_collective(GetParam(), pooled_ranks(GetParam(), 1), options);
+  options.dtypes = {DType::kBFloat16, DType::kInt64, DType::kUInt8};
+  check_every_collective(GetParam(), pooled_ranks(GetParam(), 0.5), options);
+}
+TEST_P(ShmTeamRanks, SameBitsReadInPlace) {
+  check_same_bits(GetParam(), pooled_ranks(GetParam(), 0.5));
+}
+TEST_P(ShmTeamRanks, DisagreementsReadInPlace) {
+  check_disagreements(GetParam(), pooled_ranks(GetParam(), 0.5));
+}
+
+// One call after the other, with no wait between them but their own.
+TEST_P(ShmTeamRanks, TensorsMayBeWrittenAtOnce) {
+  run_shm_ranks(
+      GetParam(),
+      [](Team& team) {
+        std::vector<int64_t> data(3000), all(data.size() * static_cast<size_t>(team.size()));
+        std::vector<void*> outs;
+        std::vector<size_t> counts(static_cast<size_t>(team.size()), data.size());
+        for (size_t k = 0; k < counts.size(); ++k) outs.push_back(all.data() + k * data.size());
+        const int64_t ranks_sum = int64_t{team.size()} * (team.size() - 1) / 2;
+        for (int64_t i = 0; i < 100; ++i) {
+          data.assign(data.size(), i + team.rank());
+          ASSERT_TRUE(
+              team.all_gather(data.data(), data.size(), DType::kInt64, outs, counts, within(60000))
+                  .ok());
+          ASSERT_TRUE(
+              team.all_reduce(data.data(), data.data(), data.size(), {DType::kInt64}, within(60000))
+                  .ok());
+          for (int64_t value : data) ASSERT_EQ(value, i * team.size() + ranks_sum);
+          for (size_t k = 0; k < all.size(); ++k)
+            ASSERT_EQ(all[k], i + static_cast<int64_t>(k / data.size()));
+          const int root = static_cast<int>(i % team.size());
+          ASSERT_TRUE(
+              team.broadcast(data.data(), data.size(), DType::kInt64, root, within(60000)).ok());
+          for (int64_t value : data) ASSERT_EQ(value, i * team.size() + ranks_sum);
+        }
+      },
+      small_settings(), 0.7);
+}
+
+// Who has its tensor read in place waits for its readers under the deadline, and hears of those
+// that go.
+TEST(ShmTeam, ReadersInPlaceThatLeaveOrAreLate) {
+  for (bool leaves : {true, false}) {
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    std::atomic<bool> is_over{false};
+    run_ranks(2, [&](int rank) {
+      RankParty party(registry, small_settings());
+      std::unique_ptr<ShmTeam> team = party.team(store, rank, 2);
+      if (rank == 1) {
+        if (leaves) team.reset();
+        while (!is_over) std::this_thread::sleep_for(milliseconds(1));
+        return;
+      }
+      std::byte* tensor = party.pool->allocate(100'000).value();
+      Status status =
+          team->broadcast(tensor, 100'000, DType::kUInt8, 0, within(leaves ? 60000 : 50));
+      EXPECT_EQ(status.code(), leaves ? Code::kPeerLeft : Code::kTimeout) << status.message();
+      is_over = true;
+    });
+  }
+}
+
 // ShmTeams inside and across: the composition that several NUMA nodes or L3 caches get.
-RunRanks composed_ranks(std::vector<std::vector<int>> domains) {
-  return [domains](const testing::RankBody& body) {
+RunRanks composed_ranks(std::vector<std::vector<int>> domains, double pooled_share = 0) {
+  return [domains, pooled_share](const testing::RankBody& body) {
     int ranks = 0;
     for (const std::vector<int>& domain : domains) ranks += static_cast<int>(domain.size());
     auto registry = std::make_shared<Registry>();
@@ -56,10 +133,13 @@ RunRanks composed_ranks(std::vector<std::vector<int>> domains) {
         return std::unique_ptr<Team>(
             party.team(store, local, static_cast<int>(members.size()), name));
       };
-      auto team = HierarchicalTeam::make(rank, domains, factory, factory, {"composed", 4096});
-      ASSERT_TRUE(team.ok()) << team.status().message();
-      body(*team.value());
-      EXPECT_TRUE(!team.value()->failure().ok() || team.value()->barrier(within(60000)).ok());
+      auto composed = HierarchicalTeam::make(rank, domains, factory, factory, {"composed", 4096});
+      ASSERT_TRUE(composed.ok()) << composed.status().message();
+      std::unique_ptr<Team> team = std::move(composed).value();
+      if (pooled_share > 0)
+        team = std::make_unique<PooledTeam>(std::move(team), party.pool, pooled_share);
+      body(*team);
+      EXPECT_TRUE(!team->failure().ok() || team->barrier(within(60000)).ok());
     });
   };
 }
@@ -70,7 +150,9 @@ TEST(ShmTeam, ComposesEveryCollective) {
   options.counts = {0, 1, 13, 3000};
   check_every_collective(4, composed_ranks({{0, 2}, {1, 3}}), options);
   check_every_collective(5, composed_ranks({{0, 1}, {2, 3, 4}}), options);
+  check_every_collective(4, composed_ranks({{0, 2}, {1, 3}}, 0.5), options);
   check_same_bits(5, composed_ranks({{0, 1}, {2, 3, 4}}));
+  check_same_bits(5, composed_ranks({{0, 1}, {2, 3, 4}}, 0.5));
   check_disagreements(4, composed_ranks({{0, 2}, {1, 3}}));
 }
 

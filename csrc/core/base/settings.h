@@ -36,9 +36,10 @@
          "address space that a process reserves for tensors which its peers read where they are " \
          "(deepspeed_comm.empty()), never more than this machine's memory, of which is taken "    \
          "what such tensors need; 0 has none")                                                    \
-  NUMBER(in_place_bytes, "DSCOMM_IN_PLACE_BYTES", 1048576, 1, 1099511627776, "bytes",             \
+  NUMBER(in_place_bytes, "DSCOMM_IN_PLACE_BYTES", -1, -1, 1099511627776, "bytes",                 \
          "smallest data that a rank has its peers read where it is, if it lies in the pool; "     \
-         "smaller data is staged")                                                                \
+         "smaller data is staged; -1 decides by what was measured: 4 MiB where the cores of the " \
+         "ranks share a cache, 32 MiB where they do not")                                         \
   NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 262144, 4096, 67108864, "bytes",                  \
          "staging of one point-to-point channel, made when a rank first sends to another")        \
   NUMBER(unexpected_bytes, "DSCOMM_UNEXPECTED_BYTES", 1073741824, 0, 1099511627776, "bytes",      \
@@ -46,7 +47,7 @@
   NUMBER(spin_pauses, "DSCOMM_SPIN_PAUSES", -1, -1, 1000000, "pauses",                            \
          "pause instructions in a wait before it yields; -1 decides by ranks and usable cores: "  \
          "100 when the ranks of this host fit, 20 when they do not")                              \
-  NUMBER(yield_us, "DSCOMM_YIELD_US", 200, 0, 1000000, "us",                                       \
+  NUMBER(yield_us, "DSCOMM_YIELD_US", 200, 0, 1000000, "us",                                      \
          "time a wait yields the core before it sleeps")                                          \
   NUMBER(sleep_slice_ms, "DSCOMM_SLEEP_SLICE_MS", 10, 0, 1000, "ms",                              \
          "longest sleep before a wait looks at peers and deadline again; 0, for tests of "        \

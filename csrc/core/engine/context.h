@@ -40,8 +40,7 @@ class Context {
   const std::shared_ptr<TensorPool>& pool() const { return pool_; }
   // What of this rank the others of a group read in place.
   InPlace in_place(const Formation& formation) const {
-    return {formation.reads_pools ? pool_ : nullptr,
-            static_cast<uint64_t>(settings_.in_place_bytes)};
+    return {formation.reads_pools ? pool_ : nullptr, settings_.in_place_bytes};
   }
   // That of the process's Context; null as well before there is one. Any thread.
   static std::shared_ptr<TensorPool> process_pool();

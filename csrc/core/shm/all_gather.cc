@@ -26,9 +26,7 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   uint32_t rounds = 1;
   for (size_t out_count : out_counts)
     rounds = std::max(rounds, rounds_of(out_count * element_bytes, chunk));
-  std::optional<uint64_t> place = find_in_pool(in, bytes);
-  for (size_t k = 0; k < outs.size(); ++k)
-    if (k != me && overlap(in, bytes, outs[k], out_counts[k] * element_bytes)) place.reset();
+  const std::optional<uint64_t> place = find_in_pool(in, bytes);
   if (place.has_value()) {
     stage_->open_nothing();
     stage_->open_tensor(bytes, *place, kInput);

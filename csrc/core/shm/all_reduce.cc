@@ -9,10 +9,11 @@
 // The size decides alone, so all ranks choose alike. No closing barrier: a buffer is reused when
 // its readers have said that they are done.
 //
-// In the chunked form a rank whose tensor lies in its pool stages nothing: the others read its
-// input, and in place also its results, where they are. That is safe because its slice of rank k is
-// read by rank k alone, and overwritten, with rank k's result, only after rank k has posted that.
-// What the others gather from it they must have acknowledged before it returns.
+// In the chunked form a rank may have the others read its tensor where it is, whatever they do with
+// theirs: they read its input there, and, where input and output are one, its results as well. Its
+// slice of rank k is read by rank k alone, and is overwritten, with rank k's result, only after
+// rank k has posted that. So nobody reads its input any more when it has gathered; what the others
+// gather from it they must have acknowledged before it returns.
 #include <cstring>
 
 #include "core/reduce/reduce.h"
@@ -43,6 +44,9 @@ constexpr uint32_t result_round(uint32_t chunk, uint32_t chunks) {
 
 // What is reduced in one go and copied on while it is in the first cache.
 constexpr size_t kBlockBytes = 8192;
+
+// Of a tensor this large no cache holds enough for whoever uses it next.
+constexpr size_t kPastCachesBytes = 16 << 20;
 
 }  // namespace
 
@@ -106,15 +110,18 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
   auto* output = static_cast<std::byte*>(out);
   // A result is read where it is only if the input was: c10d knows no other call.
   const size_t bytes = count * element_bytes;
-  std::optional<uint64_t> place = find_in_pool(in, bytes);
-  if (in != out && overlap(in, bytes, out, bytes)) place.reset();
+  const std::optional<uint64_t> place = find_in_pool(in, bytes);
   const bool input_in_place = place.has_value(), result_in_place = input_in_place && in == out;
-  if (!result_in_place)
-    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, chunk_count * element_bytes, 2 * chunks));
-  else
+  if (result_in_place)
     stage_->open_nothing();
+  else
+    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, chunk_count * element_bytes, 2 * chunks));
   if (input_in_place)
     stage_->open_tensor(bytes, *place, result_in_place ? kInput | kResult : kInput);
+  // Where a slice is gathered to, its rank has just read the input: ordinary stores would fetch
+  // each line back from its cache.
+  const Stores gather_stores =
+      result_in_place && bytes >= kPastCachesBytes ? Stores::kStreaming : Stores::kOrdinary;
 
   auto stage_chunk = [&](uint32_t chunk) -> Status {
     if (input_in_place) {
@@ -183,7 +190,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
       Result<const std::byte*> theirs = stage_->read(k, result_round(chunk, chunks), 0, at,
                                                      slice.length * element_bytes, kResult);
       if (!theirs.ok()) return theirs.status();
-      std::memcpy(output + at, theirs.value(), slice.length * element_bytes);
+      copy(output + at, theirs.value(), slice.length * element_bytes, gather_stores);
     }
     lines_->acknowledge(result_round(chunk, chunks) + 1);
     return {};
@@ -198,12 +205,12 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     if (chunk > 0) DSCOMM_RETURN_IF_ERROR(gather_slices(chunk - 1));
   }
   DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
-  if (!result_in_place) {
+  finish_copies();  // of what was gathered: the caller may hand it to another thread
+  if (result_in_place)
+    DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(
+        progress(lines_->sequence(), result_round(chunks - 1, chunks) + 1)));
+  else
     stage_->close();
-    return lines_->end();
-  }
-  const uint64_t last_read = progress(lines_->sequence(), result_round(chunks - 1, chunks) + 1);
-  DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(last_read));
   return lines_->end();
 }
 

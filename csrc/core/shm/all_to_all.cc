@@ -33,11 +33,7 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   const uint32_t rounds = std::max(own_rounds, rounds_of(longest_out, piece));
 
   const size_t stride = std::min(piece, longest_in) * element_bytes;
-  std::optional<uint64_t> place = find_in_pool(ins, in_counts, element_bytes);
-  for (size_t k = 0; k < outs.size(); ++k)
-    if ((k != me || outs[k] != ins[k]) &&
-        overlap(ins[0], call.own_count * element_bytes, outs[k], out_counts[k] * element_bytes))
-      place.reset();
+  const std::optional<uint64_t> place = find_in_pool(ins, in_counts, element_bytes);
   if (place.has_value()) {
     DSCOMM_RETURN_IF_ERROR(stage_->open_table());
     stage_->open_tensor(call.own_count * element_bytes, *place, kInput);
@@ -48,8 +44,7 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   if (!table.ok()) return table.status();
   std::copy(in_counts.begin(), in_counts.end(), table.value());
   if (place.has_value()) lines_->post(own_rounds);
-  if (out_counts[me] > 0 && outs[me] != ins[me])
-    std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
+  if (out_counts[me] > 0) std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
   // Where each rank's block for this one begins in its tensor: as its table says.
   std::vector<size_t> begins(outs.size(), 0);
 

@@ -30,9 +30,7 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   const auto* own_input = static_cast<const std::byte*>(ins[me]);
   auto* output = static_cast<std::byte*>(out);
   const size_t stride = std::min(piece, longest) * element_bytes;
-  std::optional<uint64_t> place = find_in_pool(ins, counts, element_bytes);
-  if (out != ins[me] && overlap(ins[0], total * element_bytes, out, counts[me] * element_bytes))
-    place.reset();
+  const std::optional<uint64_t> place = find_in_pool(ins, counts, element_bytes);
   const size_t own_begin =
       std::accumulate(counts.begin(), counts.begin() + rank(), size_t{0}) * element_bytes;
   if (place.has_value()) {

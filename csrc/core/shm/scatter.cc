@@ -31,10 +31,7 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
     for (size_t in_count : in_counts) longest = std::max(longest, in_count);
     const uint32_t rounds = rounds_of(longest, piece);
     const size_t stride = std::min(piece, longest) * element_bytes;
-    std::optional<uint64_t> place = find_in_pool(ins, in_counts, element_bytes);
-    const size_t total = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
-    if (out != ins[me] && overlap(ins[0], total * element_bytes, out, count * element_bytes))
-      place.reset();
+    const std::optional<uint64_t> place = find_in_pool(ins, in_counts, element_bytes);
     if (place.has_value()) {
       DSCOMM_RETURN_IF_ERROR(stage_->open_table());
       stage_->open_tensor(longest * element_bytes, *place, kInput);

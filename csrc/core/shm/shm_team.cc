@@ -1,6 +1,14 @@
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
+namespace {
+
+// From where on reading in place pays. Below it, what is staged stays in caches, whereas every line
+// that a peer has read in place has to be fetched back when its owner next writes it.
+constexpr size_t kLeastNearBytes = 4 << 20;
+constexpr size_t kLeastFarBytes = 32 << 20;
+
+}  // namespace
 
 ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
                  std::vector<LinesMember> members, const WaitPolicy& policy,
@@ -28,7 +36,11 @@ std::string ShmTeam::describe() const {
 }
 
 std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) const {
-  if (in_place_.pool == nullptr || bytes < in_place_.least_bytes) return {};
+  if (in_place_.pool == nullptr) return {};
+  const bool is_far = lines_->distance().is_far();
+  const size_t least = in_place_.least_bytes >= 0 ? static_cast<size_t>(in_place_.least_bytes)
+                                                  : (is_far ? kLeastFarBytes : kLeastNearBytes);
+  if (bytes < least) return {};
   // A call of too many rounds is refused where it is staged.
   if (bytes / tuning_.chunk_bytes * static_cast<size_t>(size()) >= kLastPhase / 4) return {};
   return in_place_.pool->find(data, bytes);

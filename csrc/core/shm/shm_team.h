@@ -31,8 +31,8 @@ struct ShmTuning {
 
 // What one rank decides for itself: which of its tensors the others read where they are.
 struct InPlace {
-  std::shared_ptr<TensorPool> pool;  // null: none of them
-  uint64_t least_bytes = 0;          // that others read of it in a call
+  std::shared_ptr<TensorPool> pool;  // those that lie in it; null: none
+  int64_t least_bytes = -1;          // and are so large; -1 decides by what is measured
 };
 
 class ShmTeam final : public Team {
@@ -87,7 +87,8 @@ class ShmTeam final : public Team {
     lines_->post(phase);
   }
 
-  // Where in the pool this rank's data of a call lies, if the others shall read it there.
+  // Where in the pool this rank's data of a call lies, if the others shall read it there. They must
+  // have acknowledged that before the call returns: its caller may write the tensor, or free it.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
   // The same for blocks, one for each rank, that lie one behind the other.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
@@ -105,13 +106,6 @@ class ShmTeam final : public Team {
   std::vector<const void*>
       sources_;  // one per rank, for reductions; here to save an allocation a call
 };
-
-// What others may still read is not written: data of which an output is a part is staged.
-inline bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
-  const auto *a_begin = static_cast<const std::byte*>(a),
-             *b_begin = static_cast<const std::byte*>(b);
-  return a_begin < b_begin + b_bytes && b_begin < a_begin + a_bytes;
-}
 
 // Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, so that everybody
 // posts.

@@ -18,9 +18,10 @@ constexpr int kSpinWithoutCores = 20;
 constexpr int64_t kFirstSliceNs = 1'000'000;
 
 // A yield that lasts this long went to a process that computes, which would get its whole slice
-// each time, whereas who sleeps is let in as soon as it is woken. So this thread then sleeps without
-// yielding for a while, and for twice as long each time that its next yield is as long. (A DDP step
-// of two ranks beside one busy process: 760 ms with yields, 390 without; gloo, which sleeps, 310.)
+// each time, whereas who sleeps is let in as soon as it is woken. So this thread then sleeps
+// without yielding for a while, and for twice as long each time that its next yield is as long. (A
+// DDP step of two ranks beside one busy process: 760 ms with yields, 390 without; gloo, which
+// sleeps, 310.)
 constexpr int64_t kLongYieldNs = 500'000;
 constexpr int64_t kShortestPauseNs = 5'000'000, kLongestPauseNs = 320'000'000;
 thread_local int64_t yields_again_ns = 0, without_yields_ns = 0;

@@ -1,0 +1,149 @@
+// PooledTeam: a Team whose callers' memory is replaced by tensors of a pool, at odd places, and
+// overwritten the moment that a call returns. Any test of a Team is one of reading in place then.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "core/shm/tensor_pool.h"
+#include "core/team/team.h"
+
+namespace dscomm::test {
+
+class PooledTeam final : public Team {
+ public:
+  // Of all calls `share` are made from the pool, as each rank draws for itself.
+  PooledTeam(std::unique_ptr<Team> inner, std::shared_ptr<TensorPool> pool, double share)
+      : inner_(std::move(inner)),
+        pool_(std::move(pool)),
+        share_(share),
+        random_(static_cast<unsigned>(inner_->rank())) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::string describe() const override { return "pooled " + inner_->describe(); }
+
+  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                    const CallOptions& options) override {
+    if (!draw()) return inner_->all_reduce(in, out, count, reduction, options);
+    Tensor tensor(*this, in, count * dtype_bytes(reduction.dtype));
+    // Also with input and output apart, of which the output stays the caller's.
+    void* result = in == out ? tensor.data() : out;
+    Status status = inner_->all_reduce(tensor.data(), result, count, reduction, options);
+    if (in == out) tensor.copy_to(out);
+    return status;
+  }
+  Status broadcast(void* buffer, size_t count, DType dtype, int root,
+                   const CallOptions& options) override {
+    if (!draw()) return inner_->broadcast(buffer, count, dtype, root, options);
+    Tensor tensor(*this, buffer, count * dtype_bytes(dtype));
+    Status status = inner_->broadcast(tensor.data(), count, dtype, root, options);
+    tensor.copy_to(buffer);
+    return status;
+  }
+  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
+                const CallOptions& options) override {
+    if (!draw()) return inner_->reduce(in, out, count, reduction, root, options);
+    Tensor tensor(*this, in, count * dtype_bytes(reduction.dtype));
+    return inner_->reduce(tensor.data(), out, count, reduction, root, options);
+  }
+  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                    std::span<const size_t> out_counts, const CallOptions& options) override {
+    if (!draw()) return inner_->all_gather(in, count, dtype, outs, out_counts, options);
+    Tensor tensor(*this, in, count * dtype_bytes(dtype));
+    return inner_->all_gather(tensor.data(), count, dtype, outs, out_counts, options);
+  }
+  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
+                        const Reduction& reduction, const CallOptions& options) override {
+    if (!draw()) return inner_->reduce_scatter(ins, counts, out, reduction, options);
+    Tensor tensor(*this, ins, counts, dtype_bytes(reduction.dtype));
+    const bool is_own = out == ins[static_cast<size_t>(rank())];
+    void* result = is_own ? tensor.block(rank()) : out;
+    Status status = inner_->reduce_scatter(tensor.blocks(), counts, result, reduction, options);
+    if (is_own)
+      std::memcpy(out, result, counts[static_cast<size_t>(rank())] * dtype_bytes(reduction.dtype));
+    return status;
+  }
+  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                std::span<const size_t> out_counts, int root, const CallOptions& options) override {
+    if (!draw()) return inner_->gather(in, count, dtype, outs, out_counts, root, options);
+    Tensor tensor(*this, in, count * dtype_bytes(dtype));
+    return inner_->gather(tensor.data(), count, dtype, outs, out_counts, root, options);
+  }
+  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
+                 size_t count, DType dtype, int root, const CallOptions& options) override {
+    if (!draw() || ins.empty())
+      return inner_->scatter(ins, in_counts, out, count, dtype, root, options);
+    Tensor tensor(*this, ins, in_counts, dtype_bytes(dtype));
+    return inner_->scatter(tensor.blocks(), in_counts, out, count, dtype, root, options);
+  }
+  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
+                    const CallOptions& options) override {
+    if (!draw()) return inner_->all_to_all(ins, in_counts, outs, out_counts, dtype, options);
+    Tensor tensor(*this, ins, in_counts, dtype_bytes(dtype));
+    return inner_->all_to_all(tensor.blocks(), in_counts, outs, out_counts, dtype, options);
+  }
+  Status barrier(const CallOptions& options) override { return inner_->barrier(options); }
+  void abort(const Status& cause) override { inner_->abort(cause); }
+  Status failure() override { return inner_->failure(); }
+
+ private:
+  // A copy of what a caller passes, which goes as a user's tensor may: overwritten, then freed.
+  class Tensor {
+   public:
+    Tensor(PooledTeam& team, const void* from, size_t bytes) : team_(team), bytes_(bytes) {
+      take();
+      if (bytes > 0) std::memcpy(data(), from, bytes);
+    }
+    Tensor(PooledTeam& team, std::span<const void* const> from, std::span<const size_t> counts,
+           size_t element_bytes)
+        : team_(team) {
+      for (size_t count : counts) bytes_ += count * element_bytes;
+      take();
+      std::byte* block = data();
+      for (size_t k = 0; k < from.size(); ++k) {
+        const size_t bytes = counts[k] * element_bytes;
+        if (bytes > 0) std::memcpy(block, from[k], bytes);
+        blocks_.push_back(block);
+        block += bytes;
+      }
+    }
+    ~Tensor() {
+      std::memset(data(), 0x5A, bytes_);
+      team_.pool_->release(memory_);
+    }
+    Tensor(const Tensor&) = delete;
+    Tensor& operator=(const Tensor&) = delete;
+
+    std::byte* data() const { return memory_ + offset_; }
+    std::span<const void* const> blocks() const { return blocks_; }
+    void* block(int rank) const { return const_cast<void*>(blocks_[static_cast<size_t>(rank)]); }
+    void copy_to(void* to) const {
+      if (bytes_ > 0) std::memcpy(to, data(), bytes_);
+    }
+
+   private:
+    void take() {
+      memory_ = team_.pool_->allocate(bytes_ + 1024).value();
+      offset_ = 16 * (team_.random_() % 64);  // a part of a tensor; elements have up to 16 bytes
+    }
+
+    PooledTeam& team_;
+    size_t bytes_ = 0;
+    std::byte* memory_ = nullptr;
+    size_t offset_ = 0;
+    std::vector<const void*> blocks_;
+  };
+
+  bool draw() { return std::uniform_real_distribution<>(0, 1)(random_) < share_; }
+
+  std::unique_ptr<Team> inner_;
+  std::shared_ptr<TensorPool> pool_;
+  const double share_;
+  std::mt19937 random_;
+};
+
+}  // namespace dscomm::test
