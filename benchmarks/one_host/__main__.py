@@ -32,7 +32,7 @@ from deepspeed_comm.bench.flags import byte_size
 from deepspeed_comm.log_files import replaced_when_complete
 
 SIZES = tuple(8 << k for k in (0, 3, 6, 9, 12, 15, 17, 19, 21, 23))  # 8 bytes to 64 MB
-OURS = ("dscomm", "torch")
+OURS = ("dscomm", "pool", "torch")
 # Above this, Python takes longer to check a result than all others to be measured.
 FROM_PYTHON, MOST_FROM_PYTHON = ("torch", "gloo"), 16 << 20
 

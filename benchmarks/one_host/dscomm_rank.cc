@@ -87,7 +87,7 @@ int main(int count, char** arguments) {
   const dscomm::Group::Body body = [&](dscomm::Team& team, const dscomm::CallOptions& call) {
     return team.all_reduce(data, data, values, reduction, call);
   };
-  one_host::measure(options, meeting, [&](void* buffer, size_t n, one_host::DType dtype) {
+  const auto all_reduce = [&](void* buffer, size_t n, one_host::DType dtype) {
     data = buffer;
     values = n;
     reduction.dtype =
@@ -96,7 +96,18 @@ int main(int count, char** arguments) {
         "all_reduce", reduction.dtype, true, dscomm::ReduceOp::kSum, static_cast<int64_t>(n), -1, 0,
         false};
     require(group.run(info, body, 0ms));
-  });
+  };
+  const auto pool = context.value()->pool();
+  const auto allocate_from_pool = [&](size_t bytes) -> std::shared_ptr<void> {
+    if (pool == nullptr) one_host::fail("there is no pool on this machine");
+    dscomm::Result<std::byte*> block = pool->allocate(bytes);
+    require(block.status());
+    return {block.value(), [&](std::byte* released) { pool->release(released); }};
+  };
+  if (options.from_pool)
+    one_host::measure(options, meeting, all_reduce, allocate_from_pool);
+  else
+    one_host::measure(options, meeting, all_reduce);
   group.shutdown();
   return 0;
 }

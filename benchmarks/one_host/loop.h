@@ -158,15 +158,22 @@ inline void report(std::FILE* out, const Options& options, Meeting& meeting, DTy
   std::fflush(out);
 }
 
-// Measures all cases. Collective over the ranks. Memory is a page's multiple and aligned to one.
-inline void measure(const Options& options, Meeting& meeting, const AllReduce& all_reduce) {
+// Memory of at least so many bytes, at a page's boundary; null where there is none.
+using Allocate = std::function<std::shared_ptr<void>(size_t bytes)>;
+
+inline std::shared_ptr<void> allocate_pages(size_t bytes) {
+  return {std::aligned_alloc(4096, (bytes | 4095) + 1), std::free};
+}
+
+// Measures all cases. Collective over the ranks.
+inline void measure(const Options& options, Meeting& meeting, const AllReduce& all_reduce,
+                    const Allocate& allocate = allocate_pages) {
   if (options.ranks < 2 || !std::has_single_bit(static_cast<unsigned>(options.ranks)))
     fail("the number of ranks has to be 2, 4, 8 or 16");
   std::FILE* out = options.rank == 0 ? std::fopen(options.out.c_str(), "a") : nullptr;
   if (options.rank == 0 && out == nullptr) fail("cannot write " + options.out);
   const size_t most = *std::max_element(options.sizes.begin(), options.sizes.end());
-  std::unique_ptr<void, decltype(&std::free)> data(std::aligned_alloc(4096, (most | 4095) + 1),
-                                                   std::free);
+  const std::shared_ptr<void> data = allocate(most);
   if (data == nullptr) fail("no memory");
   for (DType dtype : options.dtypes) {
     for (size_t bytes : options.sizes) {

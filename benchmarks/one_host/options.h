@@ -1,7 +1,7 @@
 // What a rank of a benchmark is told, the same for every peer: its place and what to measure.
 //
 //   PROGRAM --rank 0 --ranks 2 --cpu 0 --meet FILE --out FILE --sizes 8,4096 --dtypes float32
-//           --modes tight,touch --budget-ms 40
+//           --modes tight,touch --budget-ms 40 [--memory pool]
 #pragma once
 
 #include <sched.h>
@@ -32,6 +32,7 @@ struct Options {
   std::vector<DType> dtypes;
   std::vector<bool> touch;  // for each mode whether it is `touch`
   double budget_ms = 40;    // of timed calls in a case
+  bool from_pool = false;  // --memory pool: dscomm's tensors lie where its ranks read them in place
 };
 
 [[noreturn]] inline void fail(const std::string& what) {
@@ -71,6 +72,7 @@ inline Options parse(int count, char** arguments) {
     options.touch.push_back(mode == "touch");
   }
   options.budget_ms = std::stod(take("--budget-ms"));
+  options.from_pool = given.count("--memory") != 0 && given["--memory"] == "pool";
   if (options.cpu >= 0) {
     cpu_set_t cpus;
     CPU_ZERO(&cpus);

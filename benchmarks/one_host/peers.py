@@ -79,9 +79,10 @@ def own_programs() -> Path:
     return build
 
 
-def dscomm() -> Peer:
+def dscomm(*options: str) -> Peer:
     program = str(own_programs() / "one_host_dscomm")
-    return Peer(f"deepspeed_comm {deepspeed_comm.__version__}", one_process_per_rank(program))
+    version = f"deepspeed_comm {deepspeed_comm.__version__}"
+    return Peer(version, one_process_per_rank(program, *options))
 
 
 def through_torch(backend: str) -> Peer:
@@ -214,6 +215,7 @@ def vllm() -> Peer:
 # By the names of --peers, in the order of a round. "torch" is dscomm through torch, in two ways.
 PEERS: dict[str, Callable[[], Peer]] = {
     "dscomm": dscomm,
+    "pool": functools.partial(dscomm, "--memory", "pool"),
     "torch": functools.partial(through_torch, "dscomm"),
     "gloo": functools.partial(through_torch, "gloo"),
     "openmpi": open_mpi,
@@ -224,6 +226,7 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "vllm": vllm,
 }
 TITLES = {
+    "pool": "dscomm pool",
     "openmpi": "Open MPI",
     "mpich": "MPICH",
     "intelmpi": "Intel MPI",

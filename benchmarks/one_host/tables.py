@@ -11,7 +11,7 @@ from rich.table import Table
 from benchmarks.one_host import bound
 from benchmarks.one_host.rows import Row
 
-OURS = ("dscomm", "dscomm torch", "dscomm direct")
+OURS = ("dscomm", "dscomm pool", "dscomm torch", "dscomm direct")
 
 
 @dataclasses.dataclass(frozen=True)
