@@ -819,6 +819,7 @@ def empty(
 
     Over dscomm, large collectives of such a tensor, or of any part of it, go without copies to and
     from staging; results are the same. It may outlive the group, and serves every group of dscomm.
+    In a forked child it is no snapshot: what the parent writes later may show there.
     Where the group has another backend, and where there is no room (DSCOMM_POOL_BYTES), it is an
     ordinary tensor.
 

@@ -90,7 +90,9 @@ at::Tensor empty(const std::vector<int64_t>& size, const py::object& dtype) {
   if (!THPDtype_Check(dtype.ptr()))
     throw py::type_error("dtype: got " + py::str(py::type::of(dtype)).cast<std::string>() +
                          ", expected a torch.dtype");
-  return empty_in_pool(size, reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
+  const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+  py::gil_scoped_release without_gil;  // the kernel may take its time for the memory
+  return empty_in_pool(size, type);
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {

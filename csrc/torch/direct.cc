@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -35,7 +36,7 @@ struct KnownOp {
 };
 // Never destroyed: Python is gone when static destructors run.
 auto& known_groups = *new std::unordered_map<PyObject*, KnownGroup>;
-auto& known_ops = *new std::vector<KnownOp>;
+auto& known_ops = *new std::deque<KnownOp>;  // calls without the GIL hold what is in it
 
 bool refers_to(PyObject* reference, PyObject* object) {
 #if PY_VERSION_HEX >= 0x030D0000

@@ -104,6 +104,7 @@ Result<uint64_t> Arena::allocate(size_t bytes) {
     uint64_t end = std::min<uint64_t>(round_up(next_ + bytes, kBackingStep), memory_.size());
     DSCOMM_RETURN_IF_ERROR(check_limits(end - backed_, 1));
     DSCOMM_RETURN_IF_ERROR(memory_.back(backed_, end));
+    memory_.map_now(backed_, end);
     backed_ = end;
   }
   uint64_t offset = next_;

@@ -3,9 +3,9 @@
 namespace dscomm {
 namespace {
 
-// On Zen 4, the clock included: some 50 ns from a core with the same L3, 180 ns from another die.
-// Between sockets of other processors it is 120 ns and more.
-constexpr int64_t kFarNs = 100;
+// On Zen 4: some 30 ns from a core with the same L3, 100 to 220 ns from another die. Between
+// sockets of other processors it is 100 ns and more.
+constexpr int64_t kFarNs = 75;
 
 }  // namespace
 

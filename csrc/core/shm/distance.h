@@ -16,8 +16,8 @@ class Distance {
  public:
   explicit Distance(int members) : members_(static_cast<size_t>(members)) {}
 
-  // One load of `member`'s beacon took so long. Two in a row are believed, since what interrupts a
-  // load only makes it slower.
+  // One load of `member`'s beacon took so long, without what reading the clock takes. Two in a row
+  // are believed, since what interrupts a load only makes it slower.
   void add(int member, int64_t load_ns);
 
   // Whether most members that are known are far away.

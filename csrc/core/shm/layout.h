@@ -163,6 +163,11 @@ struct AbortRecord {
   char message[888];  // ends with a zero
 };
 
+inline constexpr size_t kBeacons = 8;
+struct alignas(kLineBytes) Beacon {
+  std::atomic<uint64_t> sequence;  // in which the owner last wrote it
+};
+
 // A rank's lines for one group.
 struct alignas(kPageBytes) GroupLines {
   // Of the group; another one means that the owner has reused the lines, hence left long ago.
@@ -181,10 +186,10 @@ struct alignas(kPageBytes) GroupLines {
   alignas(kLineBytes) std::atomic<uint32_t> sleepers;
   Slot slots[kSlots];
   alignas(kLineBytes) AbortRecord abort;
-  // The sequence in which the owner last wrote it. Relaxed on both sides: nothing follows from the
-  // value but that a load of it had to fetch the line from the owner's cache; see Distance. Away
-  // from lines that are looked at all the time, or the processor fetches it with these.
-  alignas(8 * kLineBytes) std::atomic<uint64_t> beacon;
+  // Relaxed on both sides: nothing follows from a value but that a load of it had to fetch the line
+  // from the owner's cache; see Distance. Several, used in no order, and away from lines that are
+  // looked at all the time, or the processor learns to fetch them together with these.
+  alignas(8 * kLineBytes) Beacon beacons[kBeacons];
 };
 static_assert(sizeof(GroupLines) == kPageBytes);
 

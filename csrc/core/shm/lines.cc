@@ -113,7 +113,7 @@ void Lines::set_up(Arena& arena, uint64_t offset) {
   lines->aborted.store(0, std::memory_order_relaxed);
   lines->done.store(progress(1, 0), std::memory_order_relaxed);
   lines->sleepers.store(0, std::memory_order_relaxed);
-  lines->beacon.store(0, std::memory_order_relaxed);
+  for (Beacon& beacon : lines->beacons) beacon.sequence.store(0, std::memory_order_relaxed);
   for (Slot& slot : lines->slots) {
     slot.posted.store(0, std::memory_order_relaxed);
     slot.hash.store(0, std::memory_order_relaxed);
@@ -143,7 +143,6 @@ Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, 
                                          members_[static_cast<size_t>(rank)].lines_offset)),
       known_done_(members_.size(), progress(1, 0)),
       distance_(static_cast<int>(members_.size())),
-      beacons_(members_.size(), 0),
       verified_(members_.size(), 0) {
   for (const LinesMember& member : members_)
     views_.push_back(reinterpret_cast<const GroupLines*>(
@@ -186,18 +185,21 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
 
 void Lines::measure_distance() {
   const uint64_t period = sequence_ < kFirstCalls ? kFirstBeaconPeriod : kBeaconPeriod;
-  if (sequence_ % period == 0) own_->beacon.store(sequence_, std::memory_order_relaxed);
-  if (sequence_ % period != period / 2) return;
-  const int member = static_cast<int>(sequence_ / period % members_.size());
+  const uint64_t turn = sequence_ / period, place = sequence_ % period;
+  if (place != 0 && place != period / 2) return;
+  const size_t which = mix_hash(0, turn) % kBeacons;
+  if (place == 0) {
+    own_->beacons[which].sequence.store(sequence_, std::memory_order_relaxed);
+    return;
+  }
+  const int member = static_cast<int>(turn % members_.size());
   if (member == rank_) return;
-  const int64_t before = monotonic_ns();
+  const int64_t clock_began = monotonic_ns(), before = monotonic_ns();
   const uint64_t beacon =
-      views_[static_cast<size_t>(member)]->beacon.load(std::memory_order_relaxed);
+      views_[static_cast<size_t>(member)]->beacons[which].sequence.load(std::memory_order_relaxed);
   const int64_t after = monotonic_ns();
-  // Of one that was not written since, this core has had a copy all along.
-  if (beacon == beacons_[static_cast<size_t>(member)]) return;
-  beacons_[static_cast<size_t>(member)] = beacon;
-  distance_.add(member, after - before);
+  // One that has not been written in this turn may have lain in this core's cache.
+  if (beacon >= turn * period) distance_.add(member, (after - before) - (before - clock_began));
 }
 
 void Lines::post(uint32_t phase) {
@@ -214,7 +216,10 @@ void Lines::acknowledge(uint32_t phase) {
 }
 
 Status Lines::end() {
-  // After the last read: a member that gave up meanwhile may have let its memory go.
+  // After the last read: a member that gave up meanwhile may have let its memory go, or write it.
+#if !defined(__SANITIZE_THREAD__)                       // which knows no fences
+  std::atomic_thread_fence(std::memory_order_acquire);  // orders plain reads before the next load
+#endif
   DSCOMM_RETURN_IF_ERROR(adopt_abort());
   own_->done.exchange(progress(sequence_ + 1, 0), std::memory_order_seq_cst);  // as in post()
   wake_sleepers(own_->done);

@@ -136,7 +136,6 @@ class Lines {
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
   Distance distance_;
-  std::vector<uint64_t> beacons_;   // of each member: what it said when it was last looked at
   std::vector<uint64_t> verified_;  // of each member: the last sequence whose hash was compared
 
   mutable std::mutex failure_mutex_;

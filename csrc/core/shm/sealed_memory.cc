@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -30,6 +31,8 @@ int make_memfd(const char* name) {
   return fd;
 }
 
+constexpr uint64_t kBackingStep = 4 << 20;
+
 }  // namespace
 
 Result<SealedMemory> SealedMemory::reserve(const char* name, size_t bytes) {
@@ -53,12 +56,23 @@ Result<SealedMemory> SealedMemory::reserve(const char* name, size_t bytes) {
 }
 
 Status SealedMemory::back(uint64_t begin, uint64_t end) {
-  int result;
-  do {
-    result = fallocate(fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(end - begin));
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) return system_error("fallocate of shared memory");
+  // In steps: a signal undoes the call that it interrupts.
+  while (begin < end) {
+    const uint64_t step = std::min<uint64_t>(end - begin, kBackingStep);
+    if (fallocate(fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(step)) == 0)
+      begin += step;
+    else if (errno != EINTR)
+      return system_error("fallocate of shared memory");
+  }
   return {};
+}
+
+void SealedMemory::map_now(uint64_t begin, uint64_t end) {
+#ifdef MADV_POPULATE_WRITE
+  madvise(data() + begin, end - begin, MADV_POPULATE_WRITE);  // Linux 5.14; else at the first touch
+#else
+  static_cast<void>(begin), static_cast<void>(end);
+#endif
 }
 
 // A private mapping in place of the shared one. Where it cannot be made, nothing is kept: the child

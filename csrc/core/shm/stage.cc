@@ -5,8 +5,9 @@
 namespace dscomm {
 namespace {
 
-// Groups keep their slabs between calls while less than this of the arena is handed out.
-constexpr size_t kKeptBytes = 64 << 20;
+// Groups keep their slabs between calls while less than this of the arena is handed out, and less
+// than a quarter of it.
+constexpr size_t kKeptBytes = 128 << 20;
 
 // Pieces of up to half a page take turns in the ring's first pages, one in each: a reader's core
 // fetches ahead within a page, and would take the lines of the next call from their writer.
@@ -143,7 +144,7 @@ Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in
 
 void Stage::close() {
   earlier_[piece_.sequence % kSlots] = piece_;
-  if (arena_->used_bytes() > kKeptBytes) give_back_slab();
+  if (arena_->used_bytes() > std::min(kKeptBytes, arena_->size() / 4)) give_back_slab();
 }
 
 Result<uint64_t*> Stage::fill_table() {
