@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from rank_processes import SOON_S, Job, World, memory_descriptors, names_rank
+
+import deepspeed_comm
 
 # More than a group's staging: a rank can be killed between two chunks.
 LARGE = 600_000
@@ -44,6 +47,18 @@ def mixed(world: World, number: int) -> None:
     dist.all_to_all_single(torch.empty(40 * size), torch.ones(40 * size))
 
 
+def in_place(world: World, number: int) -> None:
+    """Tensors that the others read where they are, of all ranks but the last."""
+    size = world.size
+    make = deepspeed_comm.empty if world.rank < size - 1 else torch.empty
+    tensor = make(LARGE).fill_(1.0)
+    dist.all_reduce(tensor)
+    assert tensor.eq(size).all()
+    gathered = make(LARGE)
+    dist.all_gather_into_tensor(gathered, tensor[: LARGE // size])
+    dist.broadcast(tensor, number % size)
+
+
 def ring(world: World, number: int) -> None:
     """Point-to-point around a ring: every rank waits for a neighbour."""
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
@@ -59,11 +74,13 @@ WORKLOADS: list[Step] = [
     asynchronous,
     asynchronous_large,
     mixed,
+    in_place,
     ring,
 ]
 
 
 def work_until_raised(world: World, step: Step) -> None:
+    os.environ["DSCOMM_IN_PLACE_BYTES"] = "0"  # far less than it pays for, so that steps are short
     world.init()
     dist.barrier()
     world.say("working")

@@ -58,7 +58,7 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
     lines_->acknowledge(round + 1);
   }
   if (place.has_value())
-    DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(progress(lines_->sequence(), own_rounds)));
+    DSCOMM_RETURN_IF_ERROR(await_readers(own_rounds));
   else
     stage_->close();
   return lines_->end();

@@ -207,8 +207,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
   DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
   finish_copies();  // of what was gathered: the caller may hand it to another thread
   if (result_in_place)
-    DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(
-        progress(lines_->sequence(), result_round(chunks - 1, chunks) + 1)));
+    DSCOMM_RETURN_IF_ERROR(await_readers(result_round(chunks - 1, chunks) + 1));
   else
     stage_->close();
   return lines_->end();

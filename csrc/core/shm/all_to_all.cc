@@ -92,8 +92,7 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   }
   // Each reads the block for it, and then says no more than that.
   for (int k = 0; k < size() && place.has_value(); ++k)
-    DSCOMM_RETURN_IF_ERROR(lines_->wait_acknowledged(
-        k, progress(lines_->sequence(), rounds_of(in_counts[static_cast<size_t>(k)], piece))));
+    DSCOMM_RETURN_IF_ERROR(await_readers(rounds_of(in_counts[static_cast<size_t>(k)], piece), k));
   stage_->close();
   return lines_->end();
 }

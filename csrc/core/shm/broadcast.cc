@@ -32,7 +32,7 @@ Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
     stage_->open_nothing();
     stage_->open_tensor(bytes, *place, kInput);
     lines_->post(rounds);
-    DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(progress(lines_->sequence(), rounds)));
+    DSCOMM_RETURN_IF_ERROR(await_readers(rounds));
     return lines_->end();
   }
   if (rank() == root) {

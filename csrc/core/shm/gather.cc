@@ -29,7 +29,7 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
       stage_->open_nothing();
       stage_->open_tensor(bytes, *place, kInput);
       lines_->post(rounds);
-      DSCOMM_RETURN_IF_ERROR(lines_->wait_acknowledged(root, progress(lines_->sequence(), rounds)));
+      DSCOMM_RETURN_IF_ERROR(await_readers(rounds, root));
       return lines_->end();
     }
     DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));

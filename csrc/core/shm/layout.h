@@ -175,7 +175,8 @@ struct alignas(kPageBytes) GroupLines {
   std::atomic<uint64_t> group_id;
   // 1 after the owner left the group. Release store; acquire loads in slow waits and sweeps.
   std::atomic<uint32_t> closed;
-  // 1 after `abort` is written. Release store; acquire loads at entry, at exit and in slow waits.
+  // 1 after `abort` is written. seq_cst exchange; acquire loads at entry, at exit and in slow
+  // waits.
   alignas(kLineBytes) std::atomic<uint32_t> aborted;
   // How far the owner has read: progress(s, rounds) within s, progress(s + 1, 0) when s is done.
   // seq_cst exchange by the owner; acquire loads by members that want memory back.

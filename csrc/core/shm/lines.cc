@@ -395,7 +395,10 @@ void Lines::abort(const Status& cause) {
   size_t length = std::min(cause.message().size(), sizeof record.message - 1);
   std::memcpy(record.message, cause.message().data(), length);
   record.message[length] = '\0';
-  own_->aborted.store(1, std::memory_order_release);  // pairs with adopt_abort(), begin(), look()
+  // Pairs with adopt_abort(), begin(), look(). Sequentially consistent, and an exchange, so that
+  // nobody sees what this rank's caller writes next into a tensor that members read in place, and
+  // not this: end() looks here after the last read.
+  own_->aborted.exchange(1, std::memory_order_seq_cst);
   // Members may sleep on any of this rank's words; the slot in use is not known to this thread.
   for (const Slot& slot : own_->slots) futex_wake_all(slot.posted);
   futex_wake_all(own_->done);

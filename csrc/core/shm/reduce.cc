@@ -24,7 +24,7 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
       stage_->open_nothing();
       stage_->open_tensor(count * element_bytes, *place, kInput);
       lines_->post(rounds);
-      DSCOMM_RETURN_IF_ERROR(lines_->wait_acknowledged(root, progress(lines_->sequence(), rounds)));
+      DSCOMM_RETURN_IF_ERROR(await_readers(rounds, root));
       return lines_->end();
     }
     DSCOMM_RETURN_IF_ERROR(

@@ -77,7 +77,7 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
     lines_->acknowledge(round + 1);
   }
   if (place.has_value())
-    DSCOMM_RETURN_IF_ERROR(lines_->wait_all_acknowledged(progress(lines_->sequence(), rounds)));
+    DSCOMM_RETURN_IF_ERROR(await_readers(rounds));
   else
     stage_->close();
   return lines_->end();

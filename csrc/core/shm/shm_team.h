@@ -87,12 +87,19 @@ class ShmTeam final : public Team {
     lines_->post(phase);
   }
 
-  // Where in the pool this rank's data of a call lies, if the others shall read it there. They must
-  // have acknowledged that before the call returns: its caller may write the tensor, or free it.
+  // Where in the pool this rank's data of a call lies, if the others shall read it there. Before
+  // the call returns, await_readers(): its caller may write the tensor, or free it.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
   // The same for blocks, one for each rank, that lie one behind the other.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
                                        std::span<const size_t> counts, size_t element_bytes) const;
+
+  // Until `reader`, or every member with -1, has acknowledged so many rounds of the call.
+  Status await_readers(uint32_t rounds, int reader = -1) {
+    const uint64_t last_read = progress(lines_->sequence(), rounds);
+    return reader < 0 ? lines_->wait_all_acknowledged(last_read)
+                      : lines_->wait_acknowledged(reader, last_read);
+  }
 
   // What a member staged in bytes must be what this rank expects of it.
   Status check_bytes(int member, size_t expected_bytes);
