@@ -54,8 +54,11 @@ class Mapping {
   void reset() {
     if (address_ != nullptr) ::munmap(std::exchange(address_, nullptr), bytes_);
   }
-  // Lets go without unmapping: in a forked child the range is not mapped (MADV_DONTFORK).
-  void forget() { address_ = nullptr; }
+  // Lets go without unmapping: in a forked child, where the range is not mapped, or is to stay.
+  void forget() {
+    address_ = nullptr;
+    bytes_ = 0;
+  }
 
  private:
   void* address_ = nullptr;

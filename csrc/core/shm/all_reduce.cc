@@ -6,8 +6,8 @@
 //             chunk from all ranks' staging, publishes the result, and gathers the others' slices
 //             of the chunk before, while the next chunk has already been staged.
 //
-// The size decides alone, so all ranks choose alike. No closing barrier: a buffer is reused when
-// its readers have said that they are done.
+// The size decides alone, so all ranks choose alike. No closing barrier where data is staged: a
+// buffer is reused when its readers have said that they are done.
 //
 // In the chunked form a rank may have the others read its tensor where it is, whatever they do with
 // theirs: they read its input there, and, where input and output are one, its results as well. Its

@@ -40,7 +40,7 @@ class Stage {
   void open_nothing() { lines_.own_slot().stage = {}; }
   Status open_table();
   // After one of them: members read `part` in this tensor, which lies at tensor_offset of the pool.
-  // It stays as it is until they have acknowledged the last round of it.
+  // What they read of it stays as it is until they have acknowledged the round.
   void open_tensor(uint64_t bytes, uint64_t tensor_offset, uint32_t part);
 
   // The buffer of a round, safe to fill: waits for the readers of what it held. `reader` is the one
