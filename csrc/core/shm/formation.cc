@@ -199,10 +199,15 @@ class Former {
     card->transport_id = party_.transport_id;
     // Room for an element of the largest dtype from every rank, however many there are.
     uint64_t least = (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
-    uint64_t pages = static_cast<uint64_t>(settings.staging_chunk_bytes) / kPageBytes;
+    // Of an arena that limits have made small, staging leaves most to other groups.
+    const uint64_t room = party_.arena->size() / 4;
+    const uint64_t pages =
+        std::min<uint64_t>(settings.staging_chunk_bytes, room / kLeastBuffers) / kPageBytes;
     const uint64_t chunk = std::max(pages, least) * kPageBytes;
-    card->tuning = {chunk, static_cast<uint64_t>(settings.one_shot_bytes),
-                    std::max(kLeastBuffers * chunk, static_cast<uint64_t>(settings.staging_bytes))};
+    card->tuning = {
+        chunk, static_cast<uint64_t>(settings.one_shot_bytes),
+        std::max(kLeastBuffers * chunk,
+                 std::min<uint64_t>(settings.staging_bytes, room) / kPageBytes * kPageBytes)};
     // All ranks reserve at once, so each looks whether there is room for all.
     DSCOMM_RETURN_IF_ERROR(
         Arena::check_limits(sizeof(GroupLines) + card->tuning.staging_bytes, request_.size));

@@ -1,0 +1,163 @@
+"""Tensors that the other ranks read where they are: the same bits as from staging, whoever does it,
+and free to be written when a call has returned."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import needs_torch_2
+from harness import World, run_fresh
+
+import deepspeed_comm
+from deepspeed_comm._backend import load_extension
+
+# More than what goes in one shot, and no whole number of chunks.
+COUNT = 300_007
+
+
+class Maker:
+    """Tensors of one rank, of which some are read in place, each at an odd place of the pool."""
+
+    def __init__(self, rank: int, share: float) -> None:
+        self.random = random.Random(f"{rank} of {share}")
+        self.share = share
+        self.in_place = 0
+
+    def like(self, values: torch.Tensor) -> torch.Tensor:
+        if self.random.random() >= self.share:
+            return values.clone()
+        offset = self.random.randrange(1, 100)
+        whole = deepspeed_comm.empty(values.numel() + 100, dtype=values.dtype)
+        tensor = whole[offset : offset + values.numel()].view(values.shape)
+        assert load_extension().is_in_pool(tensor)
+        self.in_place += 1
+        return tensor.copy_(values)
+
+
+def _values(seed: int, dtype: torch.dtype, count: int = COUNT) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=generator).to(dtype)
+    return torch.randint(-100, 100, (count,), generator=generator).to(dtype)
+
+
+def _results(rank: int, size: int, dtype: torch.dtype, make: Maker) -> list[torch.Tensor]:
+    """Of every collective with random data. What a call has used is spoiled when it returns."""
+    results: list[torch.Tensor] = []
+
+    def done(used: torch.Tensor, *outputs: torch.Tensor) -> None:
+        results.extend(output.clone() for output in outputs)
+        used.fill_(77)
+
+    for number, op in enumerate((dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT)):
+        tensor = make.like(_values(100 * number + rank, dtype))
+        dist.all_reduce(tensor, op)
+        done(tensor, tensor)
+    tensor = make.like(_values(rank, dtype))
+    work = dist.all_reduce(tensor, async_op=True)
+    other = make.like(_values(rank + 50, dtype))
+    dist.all_reduce(other)
+    work.wait()
+    done(tensor, tensor)
+    done(other, other)
+    for root in range(size):
+        tensor = make.like(_values(rank, dtype))
+        dist.broadcast(tensor, root)
+        done(tensor, tensor)
+        tensor = make.like(_values(rank, dtype))
+        dist.reduce(tensor, root)
+        done(tensor, *([tensor] if rank == root else []))
+        tensor = make.like(_values(rank, dtype))
+        parts = [torch.empty_like(tensor) for _ in range(size)] if rank == root else None
+        dist.gather(tensor, parts, root)
+        done(tensor, *(parts or []))
+        whole = make.like(_values(rank, dtype, COUNT // size * size))
+        output = torch.empty(COUNT // size, dtype=dtype)
+        dist.scatter(output, list(whole.chunk(size)) if rank == root else None, root)
+        done(whole, output)
+    tensor = make.like(_values(rank, dtype))
+    parts = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(parts, tensor)
+    done(tensor, *parts)
+    # As FSDP2: the input is a part of the output.
+    whole = make.like(torch.zeros(COUNT * size, dtype=dtype))
+    whole.chunk(size)[rank].copy_(_values(rank, dtype))
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(whole, whole.chunk(size)[rank])
+    done(whole, whole)
+    whole = make.like(_values(rank, dtype, COUNT // size * size))
+    output = torch.empty(COUNT // size, dtype=dtype)
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    scatter(output, whole)
+    done(whole, output)
+    sent = [10_000 * (rank + k) for k in range(size)]  # sent[k] here is got[rank] there
+    whole = make.like(_values(rank, dtype, sum(sent)))
+    output = torch.empty(sum(sent), dtype=dtype)
+    dist.all_to_all_single(output, whole, sent, sent)
+    done(whole, output)
+    return results
+
+
+def _same_bits_case(world: World, dtype: torch.dtype) -> None:
+    world.init()
+    staged = _results(world.rank, world.size, dtype, Maker(world.rank, 0))
+    for share in (1.0, 0.5):
+        make = Maker(world.rank, share)
+        for expected, result in zip(
+            staged, _results(world.rank, world.size, dtype, make), strict=True
+        ):
+            assert torch.equal(expected.view(torch.uint8), result.view(torch.uint8))
+        assert make.in_place > 0
+    dist.destroy_process_group()
+
+
+@needs_torch_2
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_same_bits(monkeypatch: pytest.MonkeyPatch, size: int, dtype: torch.dtype) -> None:
+    monkeypatch.setenv("DSCOMM_IN_PLACE_BYTES", "0")
+    run_fresh(size, _same_bits_case, dtype)
+
+
+def _large_case(world: World) -> None:
+    """By what was measured, and past all caches."""
+    world.init()
+    count = 10_000_000
+    for number in range(3):
+        tensor = deepspeed_comm.empty(count)
+        torch.arange(count, out=tensor).add_(world.rank * (number + 1))
+        dist.all_reduce(tensor)
+        expected = torch.arange(count, dtype=torch.float32) * 2 + (number + 1)
+        assert torch.equal(tensor, expected)
+        del tensor  # the next one gets the same memory
+    dist.destroy_process_group()
+
+
+def test_large() -> None:
+    run_fresh(2, _large_case)
+
+
+def _overlapping_case(world: World) -> None:
+    """Arguments that share memory, which the others must not read while it is written."""
+    world.init()
+    rank, size = world.rank, world.size
+    whole = deepspeed_comm.empty(COUNT * size).fill_(-1)
+    whole[:COUNT] = _values(rank, torch.float32)  # not the place of this rank
+    parts = list(whole.chunk(size))
+    dist.all_gather(parts, whole[:COUNT])
+    for k, part in enumerate(parts):
+        assert torch.equal(part, _values(k, torch.float32))
+    whole.fill_(1)
+    out: Any = whole[5 : 5 + COUNT]
+    dist.reduce_scatter(out, [part for part in whole.chunk(size)])
+    assert out.eq(size).all()
+    dist.destroy_process_group()
+
+
+def test_arguments_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSCOMM_IN_PLACE_BYTES", "0")
+    run_fresh(3, _overlapping_case)
