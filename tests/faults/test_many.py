@@ -149,14 +149,21 @@ def _make_groups(warm_up: int, count: int, limit_s: float) -> None:
             _check_flat(before, after, count)
 
 
+# A group's staging with its table. One more than before may be taken: that of a group whose readers
+# were not done yet when the next group took its own.
+ONE_STAGING = (4 << 20) + (256 << 10)
+
+
 def _check_flat(before: dict[str, int], after: dict[str, int], count: int) -> None:
     text = f"before {before}, after {count} groups {after}"
     assert after["descriptors"] <= before["descriptors"], text
     assert after["threads"] <= before["threads"] + 1, text
-    assert after["arena_bytes"] <= before["arena_bytes"] + (1 << 20), text
+    assert after["arena_bytes"] <= before["arena_bytes"] + ONE_STAGING, text
     assert after["mappings"] <= before["mappings"] + 8, text
     # torch itself keeps some 400 bytes of each group it made.
-    assert after["resident_kib"] <= before["resident_kib"] + 1024 + count, text
+    assert after["resident_kib"] <= before["resident_kib"] + 1024 + count + ONE_STAGING // 1024, (
+        text
+    )
 
 
 def test_groups_made_and_destroyed() -> None:
