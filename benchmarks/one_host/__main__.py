@@ -140,9 +140,10 @@ def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Conso
 
 def report(rows: list[Row], runs: list[Run], options: argparse.Namespace, console: Console) -> None:
     console.print(f"{processor_name()}, {describe_place()}", highlight=False, soft_wrap=True)
-    seen = Counter(run.state for run in runs)
-    mixed = f"{seen['mixed']} runs were mixed and are left out"
-    console.print(f"{len(runs)} runs: {seen['near']} near, {seen['far']} far; {mixed}")
+    seen = states_seen(runs)
+    counts = ", ".join(f"{seen[state]} {state}" for state in STATES)
+    mixed = f"{seen['mixed']} were mixed and are left out"
+    console.print(f"{len(runs)} runs; of their rows {counts}; {mixed}")
     for ranks in options.ranks:
         for dtype in options.dtypes:
             for mode in options.modes:
@@ -153,6 +154,10 @@ def report(rows: list[Row], runs: list[Run], options: argparse.Namespace, consol
                         tables.show(console, lines, title)
                     else:
                         console.print(f"{title}: not seen")
+
+
+def states_seen(runs: list[Run]) -> Counter[str]:
+    return Counter(row["state"] for run in runs for row in run.rows)
 
 
 def write(
@@ -170,10 +175,11 @@ def write(
         "budget_ms": options.budget_ms,
         "versions": {TITLES.get(name, name): version for name, version in versions.items()},
         "left_out": {TITLES.get(name, name): reason for name, reason in missing.items()},
-        "runs": dict(Counter(run.state for run in runs)),
+        "runs": len(runs),
+        "rows_of_runs": dict(states_seen(runs)),
         "refused": sorted({line for run in runs for line in run.refused}),
         "failed_runs": [f"{run.peer}: {run.failure}" for run in runs if run.failure],
-        "probes_ns": [[run.before_ns, run.after_ns] for run in runs],
+        "probes_ns": [row["after_ns"] for run in runs for row in run.rows],
     }
     with replaced_when_complete(path) as file:
         # A row is a line, so that two results can be told apart by eye.

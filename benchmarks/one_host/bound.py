@@ -22,10 +22,12 @@ class Rates:
 RATES = {"near": Rates(0.031, 100, 99, 51), "far": Rates(0.185, 27, 37, 90)}
 
 
-def bound_us(size: int, state: str) -> float:
+def bound_us(size: int, state: str) -> float | None:
     """Each rank publishes `size` bytes and reads as many. What no cache holds crosses the memory
-    four times: each rank reads its tensor and writes it."""
-    rates = RATES[state]
+    four times: each rank reads its tensor and writes it. None for a state without rates."""
+    rates = RATES.get(state)
+    if rates is None:
+        return None
     if RANKS * size >= CACHE_BYTES:
         return 4 * size / rates.memory_gb_s / 1e3
     return rates.exchange_us + size / rates.write_gb_s / 1e3 + size / rates.read_gb_s / 1e3

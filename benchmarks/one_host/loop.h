@@ -16,8 +16,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <vector>
 
 #include "meeting.h"
@@ -30,7 +32,7 @@ using AllReduce = std::function<void(void* data, size_t count, DType dtype)>;
 
 // Powers that a float32 has above sums of 8 bits.
 constexpr int kExponents = 110;
-constexpr int kWarmUps = 8;
+constexpr int kWarmUps = 8;  // after the values were written anew
 constexpr size_t kFewestSamples = 5;
 constexpr double kShortestSampleUs = 2;
 constexpr int kLongestBatch = 20;
@@ -56,6 +58,7 @@ class Case {
   // The number of samples that every rank has put where the meeting has room for them.
   size_t run(bool touch) {
     wrong_ = 0;
+    warm_up();
     size_t samples = touch ? run_touch() : run_tight();
     meeting_.wrong(options_.rank) = wrong_;
     meeting_.meet();
@@ -63,6 +66,16 @@ class Case {
   }
 
  private:
+  // Whatever memory a peer goes through in turns has been touched by then. Sums of zeros stay
+  // zeros.
+  void warm_up() {
+    std::memset(data_, 0, count_ * bytes_of(dtype_));
+    const double end = now_us() + 1000 * options_.budget_ms / 2;
+    do {
+      for (int i = 0; i < kWarmUps; ++i) call();
+    } while (meeting_.meet(now_us() < end) != 0);
+  }
+
   void call() { all_reduce_(data_, count_, dtype_); }
 
   size_t run_tight() {
@@ -142,7 +155,7 @@ inline double nearest_rank(std::vector<double> numbers, double percent) {
 }
 
 inline void report(std::FILE* out, const Options& options, Meeting& meeting, DType dtype,
-                   size_t bytes, bool touch, size_t samples) {
+                   size_t bytes, bool touch, size_t samples, const std::string& probes) {
   std::vector<double> slowest(samples);
   uint64_t wrong = 0;
   for (int rank = 0; rank < options.ranks; ++rank) {
@@ -152,9 +165,10 @@ inline void report(std::FILE* out, const Options& options, Meeting& meeting, DTy
   }
   std::fprintf(out,
                "{\"dtype\": \"%s\", \"size\": %zu, \"mode\": \"%s\", \"median_us\": %.4f, "
-               "\"p99_us\": %.4f, \"samples\": %zu, \"wrong\": %llu}\n",
+               "\"p99_us\": %.4f, \"samples\": %zu, \"wrong\": %llu%s}\n",
                name_of(dtype), bytes, touch ? "touch" : "tight", nearest_rank(slowest, 50),
-               nearest_rank(slowest, 99), samples, static_cast<unsigned long long>(wrong));
+               nearest_rank(slowest, 99), samples, static_cast<unsigned long long>(wrong),
+               probes.c_str());
   std::fflush(out);
 }
 
@@ -175,12 +189,21 @@ inline void measure(const Options& options, Meeting& meeting, const AllReduce& a
   const size_t most = *std::max_element(options.sizes.begin(), options.sizes.end());
   const std::shared_ptr<void> data = allocate(most);
   if (data == nullptr) fail("no memory");
+  // The cores may move between two cases: a case counts for where they were before and after it.
+  const auto probe = [&] { return options.cpu >= 0 ? meeting.exchange_ns() : 0; };
+  double before = probe();
   for (DType dtype : options.dtypes) {
     for (size_t bytes : options.sizes) {
       for (bool touch : options.touch) {
         Case one(options, meeting, all_reduce, dtype, data.get(), bytes);
         const size_t samples = one.run(touch);
-        if (out != nullptr) report(out, options, meeting, dtype, bytes, touch, samples);
+        const double after = probe();
+        std::ostringstream probes;
+        if (options.cpu >= 0)
+          probes << ", \"before_ns\": " << before << ", \"after_ns\": " << after;
+        before = after;
+        if (out != nullptr)
+          report(out, options, meeting, dtype, bytes, touch, samples, probes.str());
         meeting.meet();  // the samples are read, and may be written again
       }
     }

@@ -11,7 +11,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "options.h"
+#include "exchange.h"
 
 namespace one_host {
 
@@ -26,20 +26,13 @@ struct MeetingPlace {
     uint64_t wrong;                 // elements
   };
   Line lines[kMostRanks];
+  ExchangeLine exchange[2];  // of rank 0, and of the one with which it exchanges
   double samples[kMostRanks][kMostSamples];
 
   static constexpr size_t kBytes = 1 << 20;
 };
 static_assert(sizeof(MeetingPlace) <= MeetingPlace::kBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 class Meeting {
  public:
@@ -68,12 +61,40 @@ class Meeting {
     return place_->lines[0].word[meetings_ % 2];
   }
 
+  // In how many ns rank 0's core exchanges a cache line with the farthest of the others, as rank 0
+  // measures it. Collective; ranks have to have a core each.
+  double exchange_ns() {
+    double farthest = 0;
+    for (int other = 1; other < ranks_; ++other)
+      farthest = std::max(farthest, exchange_ns_with(other));
+    return farthest;
+  }
+
   double* samples(int rank) { return place_->samples[rank]; }
   uint64_t& wrong(int rank) { return place_->lines[rank].wrong; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  double exchange_ns_with(int other) {
+    constexpr size_t kBatches = 21;
+    constexpr int kExchanges = 50;
+    const int end = rank_ == 0 ? 0 : 1;
+    // Cores that take turns on one of the host's need much longer; that is seen in one batch.
+    const Clock::time_point enough = Clock::now() + std::chrono::milliseconds(5);
+    std::vector<double> batches;
+    while (meet(batches.empty() || (batches.size() < kBatches && Clock::now() < enough)) != 0) {
+      const Clock::time_point began = Clock::now();
+      for (uint64_t i = 1; (rank_ == 0 || rank_ == other) && i <= kExchanges; ++i)
+        exchange(place_->exchange[end], place_->exchange[1 - end], exchanges_ + i);
+      exchanges_ += kExchanges;
+      const std::chrono::duration<double, std::nano> took = Clock::now() - began;
+      batches.push_back(took.count() / kExchanges);
+    }
+    return middle(batches);
+  }
+
   void wait_for(int rank) {
-    using Clock = std::chrono::steady_clock;
     int turns = 0;
     Clock::time_point end;
     // Pairs with the release above.
@@ -90,7 +111,7 @@ class Meeting {
 
   int rank_, ranks_;
   int pauses_ = 0;
-  uint64_t meetings_ = 0;
+  uint64_t meetings_ = 0, exchanges_ = 0;
   MeetingPlace* place_ = nullptr;
 };
 

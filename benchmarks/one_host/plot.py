@@ -43,8 +43,8 @@ def _figure(rows: list[Row], title: str) -> Figure:
                     axes.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3,
                               label=peer, **style)  # fmt: skip
             sizes = sorted({row.size for row in own})
-            if sizes and rows[0].ranks == bound.RANKS:
-                limits = [bound.bound_us(each, state) for each in sizes]
+            limits = [bound.bound_us(each, state) for each in sizes]
+            if sizes and None not in limits and rows[0].ranks == bound.RANKS:
                 axes.plot(sizes, limits, color="black", linestyle="--", label="bound")
             if sizes:
                 axes.legend(fontsize="small")

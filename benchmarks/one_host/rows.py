@@ -30,13 +30,13 @@ class Row:
 
 
 def rows_of(runs: list[Run]) -> list[Row]:
-    """Runs that are neither near nor far have none, and those that failed none either."""
+    """Without what is of no state, and without runs that failed."""
     found: dict[Key, list[dict[str, Any]]] = {}
     for run in runs:
-        if run.state in STATES and not run.failure:
-            for row in run.rows:
+        for row in [] if run.failure else run.rows:
+            if row["state"] in STATES:
                 key = (row["peer"], "all_reduce", row["dtype"], row["size"], run.ranks,
-                       row["mode"], run.state)  # fmt: skip
+                       row["mode"], row["state"])  # fmt: skip
                 found.setdefault(key, []).append(row)
     return [
         Row(*key, _middle(rows, "median_us"), _middle(rows, "p99_us"), len(rows), _wrong(rows))

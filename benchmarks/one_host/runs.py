@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.one_host.peers import ROOT, TITLES, Peer
-from benchmarks.one_host.states import cpus_of_ranks, probe, state_of_run
+from benchmarks.one_host.states import cpus_of_ranks, probe, state_between
 
 MEETING_BYTES = 1 << 20  # MeetingPlace::kBytes
 SHARED = Path("/dev/shm")
@@ -34,21 +34,15 @@ class Plan:
 
 @dataclasses.dataclass
 class Run:
-    """failure is empty where all went well; rows are those that were written until then; refused
-    are sentences about what the peer does not have."""
+    """failure is empty where all went well; rows are those that were written until then, each with
+    its `state`; refused are sentences about what the peer does not have."""
 
     peer: str
     ranks: int
     dtype: str
-    before_ns: float
-    after_ns: float
     rows: list[dict[str, Any]]
     failure: str = ""
     refused: tuple[str, ...] = ()
-
-    @property
-    def state(self) -> str:
-        return state_of_run(self.before_ns, self.after_ns)
 
 
 def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: Path) -> Run:
@@ -77,10 +71,14 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
             left.unlink()
         lines = out.read_text().splitlines() if out.exists() else []
     title = TITLES.get(name, name)
-    found = [{"peer": title, **json.loads(line)} for line in lines]
+    # Ranks that have a core each probe between any two rows, unless they are in Python.
+    whole = {"before_ns": before, "after_ns": after}
+    found = [{"peer": title, **whole, **json.loads(line)} for line in lines]
+    for row in found:
+        row["state"] = state_between(row["before_ns"], row["after_ns"])
     rows = [row for row in found if "refused" not in row]
     refused = tuple(dict.fromkeys(row["refused"] for row in found if "refused" in row))
-    return Run(name, ranks, dtype, before, after, rows, failure, refused)
+    return Run(name, ranks, dtype, rows, failure, refused)
 
 
 def _folder() -> str | None:

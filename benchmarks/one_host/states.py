@@ -1,7 +1,8 @@
 """Where the cores are: near ones share a cache, far ones do not, and a hypervisor may move them.
 
-Only a measurement can tell: the time in which two cores exchange a cache line, before and after
-each run. A run whose two probes disagree belongs to neither state.
+It may even run two of them as threads of one core, which share all caches. Only a measurement can
+tell: the time in which two cores exchange a cache line, before and after what is timed. What lies
+between two probes that disagree belongs to no state.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from pathlib import Path
 
 from deepspeed_comm._machine import core_count
 
-STATES = ("near", "far")
-NEAR_BELOW_NS, FAR_ABOVE_NS = 100.0, 150.0
+STATES = ("same core", "near", "far")
+# Beyond the last the cores take turns on one of the host's.
+SAME_CORE_BELOW_NS, NEAR_BELOW_NS, FAR_ABOVE_NS, FAR_BELOW_NS = 40.0, 100.0, 150.0, 1000.0
 
 
 def state_of(exchange_ns: float) -> str:
-    """near, far, or mixed for what is between the two."""
+    """One of STATES, or mixed for what is none of them."""
     if exchange_ns < NEAR_BELOW_NS:
-        return "near"
-    return "far" if exchange_ns > FAR_ABOVE_NS else "mixed"
+        return "same core" if exchange_ns < SAME_CORE_BELOW_NS else "near"
+    return "far" if FAR_ABOVE_NS < exchange_ns < FAR_BELOW_NS else "mixed"
 
 
-def state_of_run(before_ns: float, after_ns: float) -> str:
+def state_between(before_ns: float, after_ns: float) -> str:
     """The state that both probes agree on, else mixed."""
     before, after = state_of(before_ns), state_of(after_ns)
     return before if before == after else "mixed"

@@ -35,6 +35,7 @@ PLAN = runs.Plan((64,), MODES, budget_ms=0.1, limit_s=60)
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores that stay where they are, which those of a virtual machine need not do."""
     monkeypatch.setattr(runs, "probe", lambda program, cpus: 50.0)
+    monkeypatch.setattr(runs, "state_between", lambda before_ns, after_ns: "near")
 
 
 @two_cores
@@ -153,7 +154,9 @@ def test_a_tool_that_is_not_there_or_fails_says_so() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "state"),
     [
-        (31, 54, "near"),
+        (22, 39.9, "same core"),
+        (39, 41, "mixed"),
+        (47, 54, "near"),
         (99.9, 40, "near"),
         (100, 40, "mixed"),
         (185, 254, "far"),
@@ -162,10 +165,12 @@ def test_a_tool_that_is_not_there_or_fails_says_so() -> None:
         (40, 200, "mixed"),
         (200, 40, "mixed"),
         (120, 120, "mixed"),
+        (999, 200, "far"),
+        (1000, 200, "mixed"),
     ],
 )
 def test_states(before: float, after: float, state: str) -> None:
-    assert states.state_of_run(before, after) == state
+    assert states.state_between(before, after) == state
 
 
 def test_ranks_get_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,20 +181,20 @@ def test_ranks_get_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert states.cpus_of_ranks({0, 1}, 2) is None
 
 
-def run_of(peer: str, after_ns: float, median: float, **more: Any) -> runs.Run:
+def run_of(peer: str, state: str, median: float, **more: Any) -> runs.Run:
     row = {"peer": peer, "dtype": "float32", "size": 8, "mode": "tight", "median_us": median,
-           "p99_us": 2 * median, "wrong": 1}  # fmt: skip
-    return runs.Run(peer, 2, "float32", 50, after_ns, [row], **more)
+           "p99_us": 2 * median, "wrong": 1, "state": state}  # fmt: skip
+    return runs.Run(peer, 2, "float32", [row], **more)
 
 
 def test_a_row_is_the_median_of_the_runs_of_its_state() -> None:
     found = rows_of(
         [
-            *(run_of("a", 50, time) for time in (3, 1, 2)),
-            run_of("a", 200, 100),  # mixed
-            run_of("a", 50, 100, failure="ended early"),
-            dataclasses.replace(run_of("a", 200, 7), before_ns=200),
-            run_of("b", 50, 4),
+            *(run_of("a", "near", time) for time in (3, 1, 2)),
+            run_of("a", "mixed", 100),
+            run_of("a", "near", 100, failure="ended early"),
+            run_of("a", "far", 7),
+            run_of("b", "near", 4),
         ]
     )
     assert [(row.peer, row.state, row.median_us, row.p99_us, row.runs, row.wrong) for row in found]
@@ -251,6 +256,7 @@ def test_tables_show_every_peer_and_the_mean() -> None:
 def test_the_bound(size: int, near_us: float, far_us: float) -> None:
     assert bound.bound_us(size, "near") == pytest.approx(near_us, rel=0.01)
     assert bound.bound_us(size, "far") == pytest.approx(far_us, rel=0.01)
+    assert bound.bound_us(size, "same core") is None
 
 
 def test_sizes_are_written_in_powers_of_1024() -> None:

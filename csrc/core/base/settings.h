@@ -16,7 +16,7 @@
 // otherwise.
 #define DSCOMM_SETTINGS(NUMBER, TEXT)                                                             \
   NUMBER(                                                                                         \
-      staging_bytes, "DSCOMM_STAGING_BYTES", 4194304, 16384, 1073741824, "bytes",                 \
+      staging_bytes, "DSCOMM_STAGING_BYTES", 2097152, 16384, 1073741824, "bytes",                 \
       "staging that a group with a large operation in flight holds in each rank, at least four "  \
       "chunks; more than a core's own cache, so that what is written again has left the "         \
       "readers' caches; the rank 0 of a group decides for all of it")                             \

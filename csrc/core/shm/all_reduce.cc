@@ -42,6 +42,20 @@ constexpr uint32_t result_round(uint32_t chunk, uint32_t chunks) {
   return std::min(2 * chunk + 2, 2 * chunks - 1);
 }
 
+// Four chunks overlap well; smaller ones than this cost more in hand-overs than they gain.
+constexpr size_t kWantedChunks = 4;
+constexpr size_t kLeastChunkBytes = 256 << 10;
+
+// How many elements of a tensor go through the staging at a time, in whole lines: alike for all
+// chunks but the last, and at most `most_bytes`, which is a multiple of a page.
+size_t elements_of_chunk(size_t count, size_t element_bytes, size_t most_bytes) {
+  const size_t bytes = count * element_bytes;
+  const size_t wanted_bytes = std::max(bytes / kWantedChunks, kLeastChunkBytes);
+  const size_t chunks = std::max(bytes / wanted_bytes, (bytes + most_bytes - 1) / most_bytes);
+  const size_t line = std::max<size_t>(64 / element_bytes, 1);
+  return ((count + chunks - 1) / chunks + line - 1) / line * line;
+}
+
 // What is reduced in one go and copied on while it is in the first cache.
 constexpr size_t kBlockBytes = 8192;
 
@@ -103,7 +117,8 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
 Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
                                    const Reduction& reduction) {
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  const size_t chunk_count = std::min(count, tuning_.chunk_bytes / element_bytes);
+  const size_t chunk_count =
+      std::min(count, elements_of_chunk(count, element_bytes, tuning_.chunk_bytes));
   const uint32_t chunks = rounds_of(count, chunk_count);
   const size_t block_count = kBlockBytes / element_bytes;
   const auto* input = static_cast<const std::byte*>(in);

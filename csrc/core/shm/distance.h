@@ -1,4 +1,5 @@
-// Distance: whether this rank's core shares a cache with those of the ranks that read its data.
+// Distance: whether this rank's core shares a cache with those of the ranks that read its data, the
+// last one or even the first ones.
 //
 // What is measured is how long a load takes that has to come out of another core's cache: each rank
 // writes a beacon now and then, and the others time their first load of it. Topology cannot tell:
@@ -22,15 +23,21 @@ class Distance {
 
   // Whether most members that are known are far away.
   bool is_far() const { return far_ > near_; }
+  // Whether there are known members and all run on this core, as its other hardware threads, or
+  // take turns on it: what either writes is in the other's caches.
+  bool is_same_core() const { return same_ > 0 && same_ == far_ + near_; }
 
  private:
   struct Member {
-    bool known = false, far = false;
+    bool known = false, far = false, same = false;
     bool last = false;  // what the last load said
     bool has_last = false;
+    double mean_ns = 0;  // of its near loads, the last ones above all
+    int loads = 0;       // near ones, up to kLoads
   };
   std::vector<Member> members_;
   int far_ = 0, near_ = 0;  // how many of them are
+  int same_ = 0;            // of the near ones
 };
 
 }  // namespace dscomm

@@ -16,7 +16,7 @@
 namespace dscomm {
 
 inline constexpr uint64_t kArenaMagic = 0x4d4d4f435344ull;  // "DSCOMM"
-inline constexpr uint32_t kLayoutVersion = 3;
+inline constexpr uint32_t kLayoutVersion = 4;
 
 // Two 64-byte cache lines: processors fetch them in pairs.
 inline constexpr size_t kLineBytes = 128;
@@ -165,7 +165,8 @@ struct AbortRecord {
 
 inline constexpr size_t kBeacons = 8;
 struct alignas(kLineBytes) Beacon {
-  std::atomic<uint64_t> sequence;  // in which the owner last wrote it
+  std::atomic<uint64_t> sequence;   // of the call in which the owner last wrote it
+  std::atomic<int64_t> written_ns;  // when, by CLOCK_MONOTONIC
 };
 
 // A rank's lines for one group.

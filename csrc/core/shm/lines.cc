@@ -14,11 +14,14 @@
 namespace dscomm {
 namespace {
 
-// In one of so many calls a rank writes its beacon, and in another one it looks at one member's; in
-// the first calls more often, so that a group soon knows.
-constexpr uint64_t kBeaconPeriod = 16;
+// In one of so many calls ranks write their beacons, and each looks at one member's; in the first
+// calls more often, so that a group soon knows.
+constexpr uint64_t kBeaconPeriod = 32;
 constexpr uint64_t kFirstBeaconPeriod = 2;
 constexpr uint64_t kFirstCalls = 64;
+
+// An older beacon may have left its owner's cache, for what the owner has written since.
+constexpr int64_t kFreshNs = 5000;
 
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
@@ -113,7 +116,10 @@ void Lines::set_up(Arena& arena, uint64_t offset) {
   lines->aborted.store(0, std::memory_order_relaxed);
   lines->done.store(progress(1, 0), std::memory_order_relaxed);
   lines->sleepers.store(0, std::memory_order_relaxed);
-  for (Beacon& beacon : lines->beacons) beacon.sequence.store(0, std::memory_order_relaxed);
+  for (Beacon& beacon : lines->beacons) {
+    beacon.sequence.store(0, std::memory_order_relaxed);
+    beacon.written_ns.store(0, std::memory_order_relaxed);
+  }
   for (Slot& slot : lines->slots) {
     slot.posted.store(0, std::memory_order_relaxed);
     slot.hash.store(0, std::memory_order_relaxed);
@@ -179,30 +185,43 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   slot.hash.store(hash_call(hash_before, record),
                   std::memory_order_release);  // pairs with verify()
   store_record(&slot.call, record);
-  measure_distance();
+  choose_beacon();
   return {};
 }
 
-void Lines::measure_distance() {
+void Lines::choose_beacon() {
   const uint64_t period = sequence_ < kFirstCalls ? kFirstBeaconPeriod : kBeaconPeriod;
-  const uint64_t turn = sequence_ / period, place = sequence_ % period;
-  if (place != 0 && place != period / 2) return;
-  const size_t which = mix_hash(0, turn) % kBeacons;
-  if (place == 0) {
-    own_->beacons[which].sequence.store(sequence_, std::memory_order_relaxed);
-    return;
-  }
-  const int member = static_cast<int>(turn % members_.size());
-  if (member == rank_) return;
+  const uint64_t turn = sequence_ / period;
+  beacon_ = nullptr;
+  observed_ = -1;
+  if (sequence_ % period != 0 || size() == 1) return;
+  beacon_ = &own_->beacons[mix_hash(0, turn) % kBeacons];
+  observed_ = static_cast<int>((static_cast<uint64_t>(rank_) + 1 + turn % (members_.size() - 1)) %
+                               members_.size());
+}
+
+// Right before what is published, so that whoever sees that can look at a line as fresh.
+void Lines::write_beacon() {
+  if (beacon_ == nullptr) return;
+  beacon_->written_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  beacon_->sequence.store(sequence_, std::memory_order_relaxed);
+}
+
+void Lines::look_at_beacon(int member) {
+  if (member != observed_) return;
+  const Beacon& beacon = views_[static_cast<size_t>(member)]->beacons[beacon_ - own_->beacons];
   const int64_t clock_began = monotonic_ns(), before = monotonic_ns();
-  const uint64_t beacon =
-      views_[static_cast<size_t>(member)]->beacons[which].sequence.load(std::memory_order_relaxed);
+  const uint64_t sequence = beacon.sequence.load(std::memory_order_relaxed);
   const int64_t after = monotonic_ns();
-  // One that has not been written in this turn may have lain in this core's cache.
-  if (beacon >= turn * period) distance_.add(member, (after - before) - (before - clock_began));
+  // One of another call may have lain in this core's cache.
+  if (sequence != sequence_) return;
+  if (before - beacon.written_ns.load(std::memory_order_relaxed) > kFreshNs) return;
+  observed_ = -1;
+  distance_.add(member, (after - before) - (before - clock_began));
 }
 
 void Lines::post(uint32_t phase) {
+  write_beacon();
   Slot& slot = own_slot();
   // seq_cst: releases the slot and staging to wait_posted(), and is the store half of the Dekker
   // pair with the members' sleepers.
@@ -211,6 +230,7 @@ void Lines::post(uint32_t phase) {
 }
 
 void Lines::acknowledge(uint32_t phase) {
+  write_beacon();
   own_->done.exchange(progress(sequence_, phase), std::memory_order_seq_cst);  // as in post()
   wake_sleepers(own_->done);
 }
@@ -245,6 +265,7 @@ Status Lines::wait_word(const std::atomic<uint64_t>& word, uint64_t target, int 
 Status Lines::wait_posted(int member, uint32_t phase) {
   size_t k = static_cast<size_t>(member);
   DSCOMM_RETURN_IF_ERROR(wait_word(slot(member).posted, progress(sequence_, phase), member));
+  look_at_beacon(member);
   if (verified_[k] < sequence_) {
     known_done_[k] = std::max(known_done_[k], progress(sequence_, 0));
     return verify(member, sequence_);
@@ -262,6 +283,7 @@ Status Lines::wait_acknowledged(int member, uint64_t word) {
   size_t k = static_cast<size_t>(member);
   if (known_done_[k] >= word) return {};
   DSCOMM_RETURN_IF_ERROR(wait_word(views_[k]->done, word, member));
+  look_at_beacon(member);
   known_done_[k] =
       views_[k]->done.load(std::memory_order_acquire);  // pairs with acknowledge(), end()
   return {};

@@ -110,7 +110,9 @@ class Lines {
  private:
   class MemberWatch;
 
-  void measure_distance();
+  void choose_beacon();
+  void write_beacon();
+  void look_at_beacon(int member);
   static bool unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,
                      uint64_t done_word);
   void wake_sleepers(const std::atomic<uint64_t>& word);
@@ -136,6 +138,9 @@ class Lines {
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
   Distance distance_;
+  // In a call in which the distance is measured:
+  Beacon* beacon_ = nullptr;  // where this rank has its own; null in other calls
+  int observed_ = -1;         // the member at whose beacon it looks; -1: none, or it has looked
   std::vector<uint64_t> verified_;  // of each member: the last sequence whose hash was compared
 
   mutable std::mutex failure_mutex_;

@@ -14,6 +14,11 @@ constexpr size_t kKeptBytes = 128 << 20;
 constexpr size_t kSmallPieceBytes = kPageBytes / 2;
 constexpr size_t kSmallRingBytes = 4 * kPageBytes;
 
+// Where readers run on the writer's core, what they have read is in its cache: pieces of up to half
+// of this stay there. (32 KiB, two threads of a core: 2.6 us, and 3.8 to 5.7 through all of a
+// ring.)
+constexpr size_t kSameCoreRingBytes = 256 << 10;
+
 size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
 
 }  // namespace
@@ -57,9 +62,13 @@ Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
   buffers_ = static_cast<uint32_t>(std::min<size_t>(rounds, ring_bytes_ / buffer_bytes_));
   const size_t length = buffers_ * buffer_bytes_;
   const bool is_small = length <= kSmallPieceBytes;
+  size_t walked_bytes = ring_bytes_;
+  if (is_small)
+    walked_bytes = std::min(kSmallRingBytes, ring_bytes_);
+  else if (length <= kSameCoreRingBytes / 2 && lines_.distance().is_same_core())
+    walked_bytes = std::min(kSameCoreRingBytes, ring_bytes_);
   size_t& next = is_small ? next_small_ : next_;
-  const size_t begin =
-      next + length <= (is_small ? std::min(kSmallRingBytes, ring_bytes_) : ring_bytes_) ? next : 0;
+  const size_t begin = next + length <= walked_bytes ? next : 0;
   next = begin + (is_small ? kPageBytes : length);
   piece_ = {lines_.sequence(), begin, begin + length};
   StagePlace& place = lines_.own_slot().stage;

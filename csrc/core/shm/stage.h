@@ -5,7 +5,8 @@
 // rewritten only when every reader of what it last held has said so: within a call by
 // acknowledgements, from call to call by the readers' done words. Calls walk through the whole ring
 // because a line that a peer has just read is dear to write: by the time its turn comes again it
-// has left the peer's cache. Small calls stay in the ring's first lines, which are in the own one.
+// has left the peer's cache. Small calls stay in the ring's first lines, which are in the own one,
+// as do larger ones where the peers share it.
 //
 // The slab is taken from the arena at the first call that needs one. A group keeps it between calls
 // while the slabs of all groups are few; past that it gives it back after each call, as soon as its
