@@ -1,6 +1,6 @@
 // All-reduce through memory, by size:
 //
-//   tiny      what fits into the line beside the sequence travels with it: one hand-over;
+//   tiny      what fits into the slot beside the sequence travels with it: one hand-over;
 //   one shot  everyone stages everything, everyone reads all the others and reduces;
 //   chunked   reduce-scatter and all-gather, chunk by chunk: each rank reduces its slice of the
 //             chunk from all ranks' staging, publishes the result, and gathers the others' slices
@@ -79,8 +79,7 @@ Status ShmTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
 
 Status ShmTeam::all_reduce_tiny(const void* in, void* out, size_t count,
                                 const Reduction& reduction) {
-  size_t bytes = count * dtype_bytes(reduction.dtype);
-  if (bytes > 0) std::memcpy(lines_->own_slot().tiny, in, bytes);
+  lines_->put_tiny(in, count * dtype_bytes(reduction.dtype));
   lines_->post(1);
   DSCOMM_RETURN_IF_ERROR(lines_->wait_all_posted(1));
   if (count > 0) {

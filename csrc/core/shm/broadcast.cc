@@ -17,7 +17,7 @@ Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   const size_t bytes = count * dtype_bytes(dtype);
 
   if (bytes <= kTinyBytes) {
-    if (rank() == root && bytes > 0) std::memcpy(lines_->own_slot().tiny, data, bytes);
+    if (rank() == root) lines_->put_tiny(data, bytes);
     lines_->post(1);
     if (rank() != root) {
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, 1));

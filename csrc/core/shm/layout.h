@@ -120,7 +120,9 @@ struct ChannelBlock {
 };
 static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);
 
-inline constexpr size_t kTinyBytes = 48;
+// What a slot has room for: it is two cache lines, of which a processor that fetches one also
+// fetches the other.
+inline constexpr size_t kTinyBytes = kLineBytes - 2 * sizeof(uint64_t);
 
 // Where a rank's data of one call lies, in place of tiny data. Offsets are in the rank's arena, but
 // for the tensor's.
@@ -149,9 +151,6 @@ struct alignas(kLineBytes) Slot {
     std::byte tiny[kTinyBytes];
     StagePlace stage;
   };
-  // Copied word by word with atomics, the sequence first, because the reader of an error message
-  // may race with the next call; a torn copy is told by looking at the sequence again afterwards.
-  CallRecord call;
 };
 static_assert(sizeof(Slot) == kLineBytes);
 
@@ -187,6 +186,10 @@ struct alignas(kPageBytes) GroupLines {
   // looks here, so at least one of them sees the other.
   alignas(kLineBytes) std::atomic<uint32_t> sleepers;
   Slot slots[kSlots];
+  // Of the calls in the slots. Copied word by word with atomics, the sequence first, because the
+  // reader of an error message may race with the next call; a torn copy is told by looking at the
+  // sequence again afterwards.
+  alignas(kLineBytes) CallRecord calls[kSlots];
   alignas(kLineBytes) AbortRecord abort;
   // Relaxed on both sides: nothing follows from a value but that a load of it had to fetch the line
   // from the owner's cache; see Distance. Several, used in no order, and away from lines that are

@@ -123,8 +123,8 @@ void Lines::set_up(Arena& arena, uint64_t offset) {
   for (Slot& slot : lines->slots) {
     slot.posted.store(0, std::memory_order_relaxed);
     slot.hash.store(0, std::memory_order_relaxed);
-    store_record(&slot.call, CallRecord{});
   }
+  for (CallRecord& call : lines->calls) store_record(&call, CallRecord{});
 }
 
 void Lines::open(Arena& arena, uint64_t offset, uint64_t group_id) {
@@ -184,9 +184,19 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   slot.posted.store(progress(sequence_, 0), std::memory_order_relaxed);  // ordered by the next line
   slot.hash.store(hash_call(hash_before, record),
                   std::memory_order_release);  // pairs with verify()
-  store_record(&slot.call, record);
+  store_record(&own_->calls[sequence_ % kSlots], record);
   choose_beacon();
   return {};
+}
+
+// Cut where the slot's first cache line ends: a store to two lines waits for both at once.
+void Lines::put_tiny(const void* data, size_t bytes) {
+  constexpr size_t kFirst = kLineBytes / 2 - offsetof(Slot, tiny);
+  std::byte* tiny = own_slot().tiny;
+  const size_t first = std::min(bytes, kFirst);
+  if (first > 0) std::memcpy(tiny, data, first);
+  if (bytes > first)
+    std::memcpy(tiny + first, static_cast<const std::byte*>(data) + first, bytes - first);
 }
 
 void Lines::choose_beacon() {
@@ -317,8 +327,8 @@ Status Lines::verify(int member, uint64_t sequence) {
 Status Lines::mismatch(int member, uint64_t sequence) {
   uint64_t first = sequence > kSlots ? sequence - kSlots + 1 : 1;
   for (uint64_t s = first; s <= sequence; ++s) {
-    CallRecord mine = load_record(own_->slots[s % kSlots].call);
-    CallRecord theirs = load_record(views_[static_cast<size_t>(member)]->slots[s % kSlots].call);
+    CallRecord mine = load_record(own_->calls[s % kSlots]);
+    CallRecord theirs = load_record(views_[static_cast<size_t>(member)]->calls[s % kSlots]);
     if (mine.sequence != s || theirs.sequence != s) continue;
     if (hash_call(0, mine) == hash_call(0, theirs)) continue;
     return fail(Code::kMismatch,
@@ -378,8 +388,8 @@ Status Lines::timed_out(int member) {
     if (other != member && !(any_absent ? absent[k] : done[k] == slowest)) continue;
     // The newest of its slots is its last call.
     CallRecord last;
-    for (const Slot& candidate : views_[k]->slots) {
-      CallRecord record = load_record(candidate.call);
+    for (const CallRecord& candidate : views_[k]->calls) {
+      CallRecord record = load_record(candidate);
       if (record.sequence > last.sequence) last = record;
     }
     if (!missing.empty()) missing += "; ";
@@ -495,7 +505,7 @@ std::string LinesMember::name(int rank, int global_rank, const std::string& proc
 }
 
 std::string Lines::name_call() const {
-  CallRecord record = load_record(own_->slots[sequence_ % kSlots].call);
+  CallRecord record = load_record(own_->calls[sequence_ % kSlots]);
   if (record.sequence != sequence_)
     return "call #" + std::to_string(sequence_) + " of group '" + name_ + "'";
   return std::string(collective_name(static_cast<Collective>(record.kind))) + " #" +

@@ -76,6 +76,8 @@ class Lines {
   // The slot of the call in progress: mine to fill between begin() and post(), a member's to read
   // after wait_posted().
   Slot& own_slot() { return own_->slots[sequence_ % kSlots]; }
+  // Puts tiny data there.
+  void put_tiny(const void* data, size_t bytes);
   const Slot& slot(int member) const {
     return views_[static_cast<size_t>(member)]->slots[sequence_ % kSlots];
   }

@@ -12,6 +12,7 @@
 #include "core/base/deadline.h"
 #include "core/base/settings.h"
 #include "core/base/status.h"
+#include "core/shm/layout.h"
 
 namespace dscomm {
 
@@ -50,14 +51,19 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
                    const Deadline& deadline, Watch& watch);
 
+// What is written in the cache line after the word's comes with the word: it is fetched at the same
+// time, and not when the word has been seen.
 inline Status wait_at_least(const std::atomic<uint64_t>& word, uint64_t target,
                             std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
                             const Deadline& deadline, Watch& watch) {
-  // Acquire pairs with the owner's seq_cst exchange of the word.
-  if (word.load(std::memory_order_acquire) >= target) return {};
+  const auto is_there = [&] {
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(&word) + kLineBytes / 2);
+    return word.load(std::memory_order_acquire) >= target;  // pairs with the owner's exchange
+  };
+  if (is_there()) return {};
   for (int i = 0; i < policy.spin_pauses; ++i) {
     pause_core();
-    if (word.load(std::memory_order_acquire) >= target) return {};
+    if (is_there()) return {};
   }
   return wait_slowly(word, target, sleepers, policy, deadline, watch);
 }
