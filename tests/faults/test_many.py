@@ -151,7 +151,7 @@ def _make_groups(warm_up: int, count: int, limit_s: float) -> None:
 
 # A group's staging with its table. One more than before may be taken: that of a group whose readers
 # were not done yet when the next group took its own.
-ONE_STAGING = (4 << 20) + (256 << 10)
+ONE_STAGING = 5 * (512 << 10) + (256 << 10)
 
 
 def _check_flat(before: dict[str, int], after: dict[str, int], count: int) -> None:

@@ -16,7 +16,7 @@
 // otherwise.
 #define DSCOMM_SETTINGS(NUMBER, TEXT)                                                             \
   NUMBER(                                                                                         \
-      staging_bytes, "DSCOMM_STAGING_BYTES", 2097152, 16384, 1073741824, "bytes",                 \
+      staging_bytes, "DSCOMM_STAGING_BYTES", 2621440, 16384, 1073741824, "bytes",                 \
       "staging that a group with a large operation in flight holds in each rank, at least four "  \
       "chunks; more than a core's own cache, so that what is written again has left the "         \
       "readers' caches; the rank 0 of a group decides for all of it")                             \
@@ -38,8 +38,8 @@
          "what such tensors need; 0 has none")                                                    \
   NUMBER(in_place_bytes, "DSCOMM_IN_PLACE_BYTES", -1, -1, 1099511627776, "bytes",                 \
          "smallest data that a rank has its peers read where it is, if it lies in the pool; "     \
-         "smaller data is staged; -1 decides by what was measured: 4 MiB where the cores of the " \
-         "ranks share a cache, 32 MiB where they do not")                                         \
+         "smaller data is staged; -1 decides by what was measured: 2 MiB where the cores of the " \
+         "ranks share a cache, 16 MiB where they do not")                                         \
   NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 262144, 4096, 67108864, "bytes",                  \
          "staging of one point-to-point channel, made when a rank first sends to another")        \
   NUMBER(unexpected_bytes, "DSCOMM_UNEXPECTED_BYTES", 1073741824, 0, 1099511627776, "bytes",      \

@@ -5,8 +5,8 @@ namespace {
 
 // From where on reading in place pays. Below it, what is staged stays in caches, whereas every line
 // that a peer has read in place has to be fetched back when its owner next writes it.
-constexpr size_t kLeastNearBytes = 4 << 20;
-constexpr size_t kLeastFarBytes = 32 << 20;
+constexpr size_t kLeastNearBytes = 2 << 20;
+constexpr size_t kLeastFarBytes = 16 << 20;
 
 }  // namespace
 
