@@ -120,8 +120,8 @@ struct ChannelBlock {
 };
 static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);
 
-// What a slot has room for: it is two cache lines, of which a processor that fetches one also
-// fetches the other.
+// What a slot has room for: it is two cache lines, which a reader fetches at once, see
+// wait_at_least().
 inline constexpr size_t kTinyBytes = kLineBytes - 2 * sizeof(uint64_t);
 
 // Where a rank's data of one call lies, in place of tiny data. Offsets are in the rank's arena, but
