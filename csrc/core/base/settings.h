@@ -21,7 +21,7 @@
       "chunks; more than a core's own cache, so that what is written again has left the "         \
       "readers' caches; the rank 0 of a group decides for all of it")                             \
   NUMBER(staging_chunk_bytes, "DSCOMM_STAGING_CHUNK_BYTES", 524288, 4096, 67108864, "bytes",      \
-         "the piece in which large data goes through the staging; the rank 0 of a group decides " \
+         "largest piece in which data goes through the staging; the rank 0 of a group decides "   \
          "for all of it")                                                                         \
   NUMBER(                                                                                         \
       one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 262144, 0, 67108864, "bytes",                      \
