@@ -157,7 +157,7 @@ def report(rows: list[Row], runs: list[Run], options: argparse.Namespace, consol
 
 
 def states_seen(runs: list[Run]) -> Counter[str]:
-    return Counter(row["state"] for run in runs for row in run.rows)
+    return Counter(row["state"] for run in runs if not run.failure for row in run.rows)
 
 
 def write(

@@ -19,7 +19,7 @@ class Rates:
     memory_gb_s: float  # both cores together, from DRAM and to it
 
 
-RATES = {"near": Rates(0.031, 100, 99, 51), "far": Rates(0.185, 27, 37, 90)}
+RATES = {"near": Rates(0.047, 100, 99, 51), "far": Rates(0.185, 27, 37, 90)}
 
 
 def bound_us(size: int, state: str) -> float | None:

@@ -32,7 +32,8 @@ using AllReduce = std::function<void(void* data, size_t count, DType dtype)>;
 
 // Powers that a float32 has above sums of 8 bits.
 constexpr int kExponents = 110;
-constexpr int kWarmUps = 8;  // after the values were written anew
+constexpr int kWarmUps = 8;              // after the values were written anew
+constexpr size_t kLargeBytes = 1 << 20;  // of which one call is warm-up enough
 constexpr size_t kFewestSamples = 5;
 constexpr double kShortestSampleUs = 2;
 constexpr int kLongestBatch = 20;
@@ -71,8 +72,9 @@ class Case {
   void warm_up() {
     std::memset(data_, 0, count_ * bytes_of(dtype_));
     const double end = now_us() + 1000 * options_.budget_ms / 2;
+    const int calls = count_ * bytes_of(dtype_) < kLargeBytes ? kWarmUps : 1;
     do {
-      for (int i = 0; i < kWarmUps; ++i) call();
+      for (int i = 0; i < calls; ++i) call();
     } while (meeting_.meet(now_us() < end) != 0);
   }
 

@@ -55,11 +55,12 @@ def measured(
     size: int, dtype: str, mode: str, groups: dict[str, dist.ProcessGroup], ledger: Ledger
 ) -> list[Row | Refusal]:
     iterations = max(FEWEST_ITERATIONS, min(MOST_ITERATIONS, MOST_BYTES // size))
+    warm_ups = min(50, max(2, MOST_BYTES // size // 10))
     options = flags.Options(
         collectives=["all_reduce"], backends=list(groups), sizes=[size],
         dtypes=["float" if dtype == "float32" else dtype], ops=["sum"], root=0, iters=iterations,
-        warmup_iters=2, agg_iters=1, check=True, touch=mode == "touch", direct="dscomm" in groups,
-        json=None, csv=None, plot=None,
+        warmup_iters=warm_ups, agg_iters=1, check=True, touch=mode == "touch",
+        direct="dscomm" in groups, json=None, csv=None, plot=None,
     )  # fmt: skip
     [setting] = settings(options, ledger.world)
     return [row for rows in Measurement(options, groups, ledger).rows(setting) for row in rows]

@@ -32,7 +32,7 @@ _SPARE_BYTES = 16 << 20
 _LEAST_ARENA_BYTES = 1 << 20
 _ARENA_SHARE = 16
 _STAGING_BYTES, _CHUNK_BYTES, _ARENA_BYTES = (
-    4 << 20,
+    2560 << 10,
     512 << 10,
     1 << 30,
 )  # the defaults of csrc/core/base/settings.h

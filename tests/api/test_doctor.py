@@ -22,7 +22,7 @@ import torch
 
 import deepspeed_comm
 from deepspeed_comm import _machine
-from deepspeed_comm._backend import native_folder
+from deepspeed_comm._backend import load_extension, native_folder
 from deepspeed_comm.doctor import child, host, job, mpi, report
 from deepspeed_comm.doctor.checks import CHECKS, examine
 from deepspeed_comm.doctor.examination import Examination
@@ -333,11 +333,18 @@ def test_limits_of_descriptors(
     assert advice in "".join(trouble.advice for trouble in finding.troubles)
 
 
+def test_defaults_are_those_of_the_engine() -> None:
+    defaults = {row["name"]: row["default"] for row in load_extension().settings()}
+    assert defaults["DSCOMM_STAGING_BYTES"] == str(host._STAGING_BYTES)
+    assert defaults["DSCOMM_STAGING_CHUNK_BYTES"] == str(host._CHUNK_BYTES)
+    assert defaults["DSCOMM_ARENA_BYTES"] == str(host._ARENA_BYTES)
+
+
 def test_too_little_memory(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(Examination, "transport_file", "")
     bare.setattr(host, "memory_room", lambda: host.Room(1 << 20, "memory.max of /job"))
     finding = look("memory")
-    assert "2 ranks need 24.0 MiB" in troubles(finding)
+    assert "2 ranks need 21.0 MiB" in troubles(finding)
     assert finding.found[0] == "1.0 MiB can be taken, by memory.max of /job"
     bare.setenv("LOCAL_WORLD_SIZE", "4")
     bare.setenv("DSCOMM_STAGING_CHUNK_BYTES", str(2 << 20))

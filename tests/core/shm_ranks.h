@@ -15,7 +15,7 @@ inline Settings small_settings() {
   settings.pool_bytes = 32 << 20;
   settings.staging_chunk_bytes = 4096;
   settings.staging_bytes = 4 * 4096;
-  settings.one_shot_bytes = 512;
+  settings.one_shot_bytes = 2048;
   return settings;
 }
 

@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ShmTeamRanks, ::testing::Values(2, 3, 4, 7));
 
 TEST_P(ShmTeamRanks, EveryCollective) {
   ReferenceOptions options;
-  options.counts = {0, 1, 7, 13, 200, 1100, 5000};  // tiny, one shot, one chunk, several chunks
+  options.counts = {0, 1, 28, 29, 60, 200, 1100, 5000};  // tiny, one shot, one chunk, several
   if (GetParam() != 3)
     options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kUInt8};
   check_every_collective(GetParam(), shm_ranks(GetParam()), options);

@@ -2,9 +2,10 @@
 // last one or even the first ones.
 //
 // What is measured is how long a load takes that has to come out of another core's cache: each rank
-// writes a beacon now and then, and the others time their first load of it. Topology cannot tell:
+// writes a beacon now and then, and looks at that of one other at a time. Topology cannot tell:
 // virtual machines show one cache where there are several, and move between them while they run.
-// Each rank decides for itself, as the answer changes only how it writes.
+// Each rank decides for itself, as the answer changes only how and where it writes what the others
+// read.
 #pragma once
 
 #include <cstddef>

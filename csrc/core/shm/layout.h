@@ -164,8 +164,7 @@ struct AbortRecord {
 
 inline constexpr size_t kBeacons = 8;
 struct alignas(kLineBytes) Beacon {
-  std::atomic<uint64_t> sequence;   // of the call in which the owner last wrote it
-  std::atomic<int64_t> written_ns;  // when, by CLOCK_MONOTONIC
+  std::atomic<int64_t> written_ns;  // when the owner last wrote it, by CLOCK_MONOTONIC
 };
 
 // A rank's lines for one group.

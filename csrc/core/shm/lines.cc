@@ -14,8 +14,8 @@
 namespace dscomm {
 namespace {
 
-// In one of so many calls ranks write their beacons, and each looks at one member's; in the first
-// calls more often, so that a group soon knows.
+// In one of so many calls ranks write a beacon, and in it, or soon after, each looks at one
+// member's; in the first calls more often, so that a group soon knows.
 constexpr uint64_t kBeaconPeriod = 32;
 constexpr uint64_t kFirstBeaconPeriod = 2;
 constexpr uint64_t kFirstCalls = 64;
@@ -116,10 +116,7 @@ void Lines::set_up(Arena& arena, uint64_t offset) {
   lines->aborted.store(0, std::memory_order_relaxed);
   lines->done.store(progress(1, 0), std::memory_order_relaxed);
   lines->sleepers.store(0, std::memory_order_relaxed);
-  for (Beacon& beacon : lines->beacons) {
-    beacon.sequence.store(0, std::memory_order_relaxed);
-    beacon.written_ns.store(0, std::memory_order_relaxed);
-  }
+  for (Beacon& beacon : lines->beacons) beacon.written_ns.store(0, std::memory_order_relaxed);
   for (Slot& slot : lines->slots) {
     slot.posted.store(0, std::memory_order_relaxed);
     slot.hash.store(0, std::memory_order_relaxed);
@@ -201,31 +198,34 @@ void Lines::put_tiny(const void* data, size_t bytes) {
 
 void Lines::choose_beacon() {
   const uint64_t period = sequence_ < kFirstCalls ? kFirstBeaconPeriod : kBeaconPeriod;
-  const uint64_t turn = sequence_ / period;
-  beacon_ = nullptr;
-  observed_ = -1;
-  if (sequence_ % period != 0 || size() == 1) return;
-  beacon_ = &own_->beacons[mix_hash(0, turn) % kBeacons];
-  observed_ = static_cast<int>((static_cast<uint64_t>(rank_) + 1 + turn % (members_.size() - 1)) %
-                               members_.size());
+  const uint64_t turn = sequence_ / period, place = sequence_ % period;
+  writes_beacon_ = place == 0 && size() > 1;
+  if (writes_beacon_) {
+    beacon_ = mix_hash(0, turn) % kBeacons;
+    observed_ = static_cast<int>((static_cast<uint64_t>(rank_) + 1 + turn % (members_.size() - 1)) %
+                                 members_.size());
+  } else if (place == 1) {
+    look_at_beacon(observed_);  // who had nothing to wait for, as a root, looks now
+  }
 }
 
 // Right before what is published, so that whoever sees that can look at a line as fresh.
 void Lines::write_beacon() {
-  if (beacon_ == nullptr) return;
-  beacon_->written_ns.store(monotonic_ns(), std::memory_order_relaxed);
-  beacon_->sequence.store(sequence_, std::memory_order_relaxed);
+  if (!writes_beacon_) return;
+  Beacon& beacon = own_->beacons[beacon_];
+  beacon.written_ns.store(monotonic_ns(), std::memory_order_relaxed);
 }
 
 void Lines::look_at_beacon(int member) {
-  if (member != observed_) return;
-  const Beacon& beacon = views_[static_cast<size_t>(member)]->beacons[beacon_ - own_->beacons];
+  if (member < 0 || member != observed_) return;
+  const Beacon& beacon = views_[static_cast<size_t>(member)]->beacons[beacon_];
   const int64_t clock_began = monotonic_ns(), before = monotonic_ns();
-  const uint64_t sequence = beacon.sequence.load(std::memory_order_relaxed);
+  const int64_t written_ns = beacon.written_ns.load(std::memory_order_relaxed);
   const int64_t after = monotonic_ns();
-  // One of another call may have lain in this core's cache.
-  if (sequence != sequence_) return;
-  if (before - beacon.written_ns.load(std::memory_order_relaxed) > kFreshNs) return;
+  // One that was not written since may have lain in this core's cache.
+  const bool is_new = written_ns > looked_ns_[beacon_];
+  looked_ns_[beacon_] = before;
+  if (!is_new || before - written_ns > kFreshNs) return;
   observed_ = -1;
   distance_.add(member, (after - before) - (before - clock_began));
 }
@@ -386,7 +386,7 @@ Status Lines::timed_out(int member) {
     size_t k = static_cast<size_t>(other);
     if (other == rank_) continue;
     if (other != member && !(any_absent ? absent[k] : done[k] == slowest)) continue;
-    // The newest of its slots is its last call.
+    // The newest of them is its last call.
     CallRecord last;
     for (const CallRecord& candidate : views_[k]->calls) {
       CallRecord record = load_record(candidate);

@@ -16,6 +16,7 @@
 // One thread at a time calls into Lines, but abort(), failure() and leave(), which any thread may.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -140,9 +141,11 @@ class Lines {
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
   Distance distance_;
-  // In a call in which the distance is measured:
-  Beacon* beacon_ = nullptr;  // where this rank has its own; null in other calls
-  int observed_ = -1;         // the member at whose beacon it looks; -1: none, or it has looked
+  // Every so many calls ranks take the next beacon:
+  size_t beacon_ = 0;
+  bool writes_beacon_ = false;  // in this call
+  int observed_ = -1;           // the member at whose beacon it looks; -1: none, or it has looked
+  std::array<int64_t, kBeacons> looked_ns_ = {};  // when it last did, at each of anybody's
   std::vector<uint64_t> verified_;  // of each member: the last sequence whose hash was compared
 
   mutable std::mutex failure_mutex_;
