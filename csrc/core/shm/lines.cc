@@ -15,10 +15,11 @@ namespace dscomm {
 namespace {
 
 // In one of so many calls ranks write a beacon, and in it, or soon after, each looks at one
-// member's; in the first calls more often, so that a group soon knows.
+// member's; in a group's first calls and in large ones more often, so that it soon knows.
 constexpr uint64_t kBeaconPeriod = 32;
-constexpr uint64_t kFirstBeaconPeriod = 2;
+constexpr uint64_t kShortBeaconPeriod = 2;
 constexpr uint64_t kFirstCalls = 64;
+constexpr uint64_t kLargeCount = 64 << 10;  // elements
 
 // An older beacon may have left its owner's cache, for what the owner has written since.
 constexpr int64_t kFreshNs = 5000;
@@ -182,7 +183,7 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   slot.hash.store(hash_call(hash_before, record),
                   std::memory_order_release);  // pairs with verify()
   store_record(&own_->calls[sequence_ % kSlots], record);
-  choose_beacon();
+  choose_beacon(record);
   return {};
 }
 
@@ -196,8 +197,9 @@ void Lines::put_tiny(const void* data, size_t bytes) {
     std::memcpy(tiny + first, static_cast<const std::byte*>(data) + first, bytes - first);
 }
 
-void Lines::choose_beacon() {
-  const uint64_t period = sequence_ < kFirstCalls ? kFirstBeaconPeriod : kBeaconPeriod;
+void Lines::choose_beacon(const CallRecord& call) {
+  const bool is_short = sequence_ < kFirstCalls || call.count >= kLargeCount;
+  const uint64_t period = is_short ? kShortBeaconPeriod : kBeaconPeriod;
   const uint64_t turn = sequence_ / period, place = sequence_ % period;
   writes_beacon_ = place == 0 && size() > 1;
   if (writes_beacon_) {

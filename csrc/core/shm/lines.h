@@ -113,7 +113,7 @@ class Lines {
  private:
   class MemberWatch;
 
-  void choose_beacon();
+  void choose_beacon(const CallRecord& call);
   void write_beacon();
   void look_at_beacon(int member);
   static bool unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,
