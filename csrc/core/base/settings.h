@@ -24,7 +24,7 @@
          "largest piece in which data goes through the staging; the rank 0 of a group decides "   \
          "for all of it")                                                                         \
   NUMBER(                                                                                         \
-      one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 262144, 0, 67108864, "bytes",                      \
+      one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 32768, 0, 67108864, "bytes",                       \
       "most that a rank reads of the others in an all-reduce in which each reads all of all; "    \
       "past "                                                                                     \
       "it, and past a staging chunk, each reduces its slice and they exchange the results; the "  \
