@@ -168,14 +168,14 @@ def oneccl() -> Peer:
 def _torch_flags() -> list[str]:
     try:
         import torch
-        from torch.utils import cpp_extension
+        from torch.utils.cpp_extension import include_paths, library_paths
     except ImportError as error:
         raise Unavailable(f"it is compiled against torch: {error}") from None
     return [
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-I{path}" for path in cpp_extension.include_paths()),
-        *(f"-L{path}" for path in cpp_extension.library_paths()),
-        *(f"-Wl,-rpath,{path}" for path in cpp_extension.library_paths()),
+        *(f"-I{path}" for path in include_paths()),
+        *(f"-L{path}" for path in library_paths()),
+        *(f"-Wl,-rpath,{path}" for path in library_paths()),
         *("-fopenmp", "-ltorch_cpu", "-lc10"),
     ]
 
