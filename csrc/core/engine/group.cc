@@ -400,8 +400,8 @@ std::string Group::describe() const {
 }
 
 uint64_t Group::sequence() const {
-  return sequence_.load(std::memory_order_relaxed);
-}  // orders nothing
+  return state_.load(std::memory_order_relaxed) / kOneCall;  // orders nothing
+}
 
 // Why a call cannot start at all; under mutex_.
 Status Group::refuse_locked() const {
@@ -432,19 +432,20 @@ Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
 
 Status Group::run(const OperationInfo& info, const Body& body, std::chrono::milliseconds timeout) {
   DSCOMM_RETURN_IF_ERROR(context_->check_process());
-  uint32_t state = 0;
+  uint64_t state = state_.load(std::memory_order_relaxed);  // the exchange orders
+  const uint64_t running = state + kOneCall + kRunning;
   // Acquires what the thread that ran the Team before has released, below or in
   // end_running_locked().
-  if (!state_.compare_exchange_strong(state, kRunning, std::memory_order_acquire,
+  if (state % kOneCall != 0 ||
+      !state_.compare_exchange_strong(state, running, std::memory_order_acquire,
                                       std::memory_order_relaxed))
     return start(info, body, timeout)->wait();
-  sequence_.fetch_add(1, std::memory_order_relaxed);  // orders nothing
   uint64_t ticket = recorder_.started(info);
   Status status = execute(body, timeout);
   recorder_.finished(ticket, status.ok());
-  state = kRunning;
+  state = running;
   // Released to whoever begins to run the Team next, and to shutdown(), which destroys it.
-  if (state_.compare_exchange_strong(state, 0, std::memory_order_release,
+  if (state_.compare_exchange_strong(state, running - kRunning, std::memory_order_release,
                                      std::memory_order_relaxed))
     return status;
   // Meanwhile somebody has queued a call, or waits for this one's end.
@@ -461,7 +462,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
 
 // Under mutex_, by who has begun to run the Team.
 void Group::end_running_locked() {
-  if ((state_.fetch_and(~uint32_t{kRunning}) & (kClosed | kWatched)) != 0) idle_.notify_all();
+  if ((state_.fetch_and(~uint64_t{kRunning}) & (kClosed | kWatched)) != 0) idle_.notify_all();
 }
 
 OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::milliseconds timeout) {
@@ -470,10 +471,10 @@ OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::mil
   {
     std::lock_guard lock(mutex_);
     if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);
-    sequence_.fetch_add(1, std::memory_order_relaxed);  // orders nothing
     operation = std::make_shared<Queued>(shared_from_this(), std::move(body), timeout,
                                          recorder_.queued(info));
     queue_.push_back(operation);
+    state_.fetch_add(kOneCall);
     state_.fetch_or(kQueued);
     scheduled = schedule_locked();
     if (!scheduled.ok()) end_locked(scheduled);
@@ -501,7 +502,7 @@ void Group::drain(const Operation* until, bool was_scheduled) {
   while (!queue_.empty() && (until == nullptr || !until->done()) && begin_running_locked()) {
     std::shared_ptr<Queued> operation = queue_.front();
     queue_.pop_front();
-    if (queue_.empty()) state_.fetch_and(~uint32_t{kQueued});
+    if (queue_.empty()) state_.fetch_and(~uint64_t{kQueued});
     lock.unlock();
     Status status = operation->execute();
     lock.lock();
@@ -572,7 +573,7 @@ bool Group::idle_within(std::chrono::milliseconds limit) {
   state_.fetch_or(kWatched);
   const bool idle =
       idle_.wait_for(lock, limit, [this] { return queue_.empty() && !has_state(kRunning); });
-  if (--watchers_ == 0) state_.fetch_and(~uint32_t{kWatched});
+  if (--watchers_ == 0) state_.fetch_and(~uint64_t{kWatched});
   return idle;
 }
 

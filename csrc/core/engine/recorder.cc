@@ -64,48 +64,85 @@ Recorder::Moment Recorder::read_clocks() {
   return best;
 }
 
-Recorder::Entry* Recorder::find(uint64_t ticket) {
-  if (ring_.empty()) return nullptr;
+uint64_t Recorder::write(const OperationInfo& info, OperationState state) {
+  if (ring_.empty()) return 0;
+  const int64_t now = ticks();
+  const uint64_t ticket = last_ticket_.fetch_add(1, std::memory_order_relaxed) + 1;
   Entry& entry = ring_[ticket % ring_.size()];
-  return entry.ticket == ticket ? &entry : nullptr;  // overwritten since
+  constexpr auto release = std::memory_order_release;  // all of these: see Entry
+  // Acquire: no store below comes before it.
+  if (entry.stamp.exchange(kBeingWritten, std::memory_order_acquire) == kBeingWritten) return 0;
+  entry.title.store(info.title, release);
+  entry.count.store(info.count, release);
+  entry.queued.store(now, release);
+  entry.started.store(now, release);  // of use if it runs
+  entry.peer.store(info.peer, release);
+  entry.tag.store(info.tag, release);
+  entry.dtype.store(info.dtype, release);
+  entry.op.store(info.op, release);
+  entry.has_op.store(info.has_op, release);
+  entry.asynchronous.store(info.asynchronous, release);
+  entry.stamp.store(stamp_of(ticket, state), release);
+  return ticket;
+}
+
+// Nothing where the entry has been overwritten. If that happens meanwhile, a later operation may
+// show this one's time.
+void Recorder::change(uint64_t ticket, OperationState from, OperationState to,
+                      std::atomic<int64_t> Entry::* time) {
+  if (ticket == 0) return;
+  Entry& entry = ring_[ticket % ring_.size()];
+  uint64_t stamp = stamp_of(ticket, from);
+  if (entry.stamp.load(std::memory_order_relaxed) != stamp) return;  // orders nothing
+  (entry.*time).store(ticks(), std::memory_order_release);           // pairs with read()
+  // Release: who sees the state, in read(), sees the time.
+  entry.stamp.compare_exchange_strong(stamp, stamp_of(ticket, to), std::memory_order_release,
+                                      std::memory_order_relaxed);
 }
 
 uint64_t Recorder::queued(const OperationInfo& info) {
-  if (ring_.empty()) return 0;
-  int64_t now = ticks();
-  std::lock_guard lock(mutex_);
-  uint64_t ticket = ++next_ticket_;
-  ring_[ticket % ring_.size()] = {ticket, info, OperationState::kQueued, now, 0, 0};
-  return ticket;
+  return write(info, OperationState::kQueued);
 }
 
 uint64_t Recorder::started(const OperationInfo& info) {
-  if (ring_.empty()) return 0;
-  int64_t now = ticks();
-  std::lock_guard lock(mutex_);
-  uint64_t ticket = ++next_ticket_;
-  ring_[ticket % ring_.size()] = {ticket, info, OperationState::kRunning, now, now, 0};
-  return ticket;
+  return write(info, OperationState::kRunning);
 }
 
 void Recorder::running(uint64_t ticket) {
-  std::lock_guard lock(mutex_);
-  if (Entry* entry = find(ticket)) {
-    entry->state = OperationState::kRunning;
-    entry->started = ticks();
-  }
+  change(ticket, OperationState::kQueued, OperationState::kRunning, &Entry::started);
 }
 
 void Recorder::finished(uint64_t ticket, bool ok) {
-  std::lock_guard lock(mutex_);
-  if (Entry* entry = find(ticket)) {
-    entry->state = ok ? OperationState::kCompleted : OperationState::kFailed;
-    entry->finished = ticks();
-  }
+  change(ticket, OperationState::kRunning,
+         ok ? OperationState::kCompleted : OperationState::kFailed, &Entry::finished);
+}
+
+// A record that was never written when there is none any more, or not yet.
+Recorder::Record Recorder::read(uint64_t ticket) const {
+  const Entry& entry = ring_[ticket % ring_.size()];
+  constexpr auto acquire = std::memory_order_acquire;  // all of these: see Entry
+  Record record;
+  record.stamp = entry.stamp.load(acquire);
+  if (ticket_of(record.stamp) != ticket) return {};
+  record.info.title = entry.title.load(acquire);
+  record.info.count = entry.count.load(acquire);
+  record.queued = entry.queued.load(acquire);
+  if (state_of(record.stamp) != OperationState::kQueued)
+    record.started = entry.started.load(acquire);
+  if (state_of(record.stamp) == OperationState::kCompleted ||
+      state_of(record.stamp) == OperationState::kFailed)
+    record.finished = entry.finished.load(acquire);
+  record.info.peer = entry.peer.load(acquire);
+  record.info.tag = entry.tag.load(acquire);
+  record.info.dtype = entry.dtype.load(acquire);
+  record.info.op = entry.op.load(acquire);
+  record.info.has_op = entry.has_op.load(acquire);
+  record.info.asynchronous = entry.asynchronous.load(acquire);
+  if (ticket_of(entry.stamp.load(std::memory_order_relaxed)) != ticket) return {};
+  return record;
 }
 
 std::string Recorder::json() const {
-  std::lock_guard lock(mutex_);
   const Moment now = read_clocks();
   const double tick_ns = static_cast<double>(now.monotonic_ns - made_.monotonic_ns) /
                          static_cast<double>(std::max<int64_t>(now.ticks - made_.ticks, 1));
@@ -115,9 +152,11 @@ std::string Recorder::json() const {
     return now.wall_clock_ns - static_cast<int64_t>(static_cast<double>(now.ticks - at) * tick_ns);
   };
   std::string text = "[";
-  uint64_t first = next_ticket_ > ring_.size() ? next_ticket_ - ring_.size() + 1 : 1;
-  for (uint64_t ticket = first; ticket <= next_ticket_ && !ring_.empty(); ++ticket) {
-    const Entry& entry = ring_[ticket % ring_.size()];
+  const uint64_t last = last_ticket_.load(std::memory_order_relaxed);  // orders nothing
+  const uint64_t first = last > ring_.size() ? last - ring_.size() + 1 : 1;
+  for (uint64_t ticket = first; ticket <= last && !ring_.empty(); ++ticket) {
+    const Record entry = read(ticket);
+    if (entry.stamp == kNeverWritten) continue;
     char line[512];
     std::snprintf(
         line, sizeof line,
@@ -128,8 +167,8 @@ std::string Recorder::json() const {
         dtype_name(entry.info.dtype), entry.info.has_op ? "\"" : "",
         entry.info.has_op ? reduce_op_name(entry.info.op) : "null", entry.info.has_op ? "\"" : "",
         static_cast<long long>(entry.info.count), entry.info.peer, entry.info.tag,
-        entry.info.asynchronous ? "true" : "false", state_name(entry.state), epoch_ns(entry.queued),
-        epoch_ns(entry.started), epoch_ns(entry.finished));
+        entry.info.asynchronous ? "true" : "false", state_name(state_of(entry.stamp)),
+        epoch_ns(entry.queued), epoch_ns(entry.started), epoch_ns(entry.finished));
     text += line;
   }
   return text + "]";

@@ -1,8 +1,9 @@
 // The flight recorder: the last operations of a group, always on, read after something went wrong.
+// In the way of every call, so it takes no lock.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -29,33 +30,61 @@ class Recorder {
  public:
   explicit Recorder(size_t entries) : ring_(entries), made_(read_clocks()) {}
 
-  // Returns the entry's ticket. Any thread.
+  // Returns the entry's ticket. Any thread. Of two operations that come to one entry at once, as
+  // many operations apart as there are entries, one is not kept.
   uint64_t queued(const OperationInfo& info);
   uint64_t started(const OperationInfo& info);  // queued and running at once
   void running(uint64_t ticket);
   void finished(uint64_t ticket, bool ok);
 
   // A JSON array, oldest first: id, title, dtype, op, count, peer, tag, async, state and the times
-  // at which it was queued, started and finished, in ns since the epoch (0: not yet).
+  // at which it was queued, started and finished, in ns since the epoch (0: not yet). Any thread;
+  // an entry that is being overwritten is left out.
   std::string json() const;
 
  private:
-  struct Entry {
-    uint64_t ticket = 0;
+  // A ticket and a state, so that a state is changed only of the operation it is meant for; or that
+  // the entry is being written. Tickets are from 1, and 0 is that of who keeps nothing.
+  static constexpr uint64_t kBeingWritten = 0, kNeverWritten = 1;
+  static constexpr uint64_t stamp_of(uint64_t ticket, OperationState state) {
+    return ticket << 2 | static_cast<uint64_t>(state);
+  }
+  static constexpr uint64_t ticket_of(uint64_t stamp) { return stamp >> 2; }
+  static constexpr OperationState state_of(uint64_t stamp) {
+    return static_cast<OperationState>(stamp & 3);
+  }
+
+  // Written by the thread that has exchanged the stamp for kBeingWritten, until it stores another
+  // one: releases, which pair with the acquires of read(). Who reads anything newer than the stamp
+  // that it read first sees that the stamp has changed.
+  struct alignas(64) Entry {
+    std::atomic<uint64_t> stamp{kNeverWritten};
+    std::atomic<const char*> title{""};
+    std::atomic<int64_t> count{0};
+    std::atomic<int64_t> queued{0}, started{0}, finished{0};  // ticks
+    std::atomic<int32_t> peer{0}, tag{0};
+    std::atomic<DType> dtype{};
+    std::atomic<ReduceOp> op{};
+    std::atomic<bool> has_op{false}, asynchronous{false};
+  };
+  // What an entry says.
+  struct Record {
+    uint64_t stamp = kNeverWritten;
     OperationInfo info;
-    OperationState state = OperationState::kQueued;
-    int64_t queued = 0, started = 0, finished = 0;  // ticks
+    int64_t queued = 0, started = 0, finished = 0;
   };
   // The same moment by three clocks.
   struct Moment {
     int64_t ticks, monotonic_ns, wall_clock_ns;
   };
   static Moment read_clocks();
-  Entry* find(uint64_t ticket);
+  uint64_t write(const OperationInfo& info, OperationState state);
+  void change(uint64_t ticket, OperationState from, OperationState to,
+              std::atomic<int64_t> Entry::* time);
+  Record read(uint64_t ticket) const;
 
-  mutable std::mutex mutex_;
   std::vector<Entry> ring_;
-  uint64_t next_ticket_ = 0;
+  std::atomic<uint64_t> last_ticket_{0};
   const Moment made_;
 };
 
