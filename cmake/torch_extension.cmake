@@ -67,6 +67,7 @@ endforeach()
 # editable install this path leads nowhere, which does no harm: torch, always imported first, has
 # loaded its libraries by then.
 set_target_properties(_C PROPERTIES
+  INLINES_ACROSS_FILES ON
   BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../../torch/lib"
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package)
 

@@ -164,8 +164,10 @@ class Former {
 
   std::string members_text() const {
     std::string text;
-    for (int rank : request_.global_ranks)
-      text += (text.empty() ? "" : ", ") + std::to_string(rank);
+    for (int rank : request_.global_ranks) {
+      if (!text.empty()) text += ", ";
+      text += std::to_string(rank);
+    }
     return text;
   }
 
