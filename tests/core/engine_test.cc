@@ -12,6 +12,7 @@
 #include "core/engine/context.h"
 #include "core/engine/group.h"
 #include "core/engine/worker_pool.h"
+#include "json_numbers.h"
 #include "shm_ranks.h"
 
 namespace {
@@ -276,15 +277,6 @@ TEST(Engine, TheRecorderKeepsTheLastOperations) {
     EXPECT_EQ(json.find("\"id\": 44,"), std::string::npos);
     EXPECT_NE(json.find("\"state\": \"completed\""), std::string::npos);
   });
-}
-
-// The numbers behind a name in the record, entry by entry.
-std::vector<int64_t> numbers_of(const std::string& json, const std::string& name) {
-  std::vector<int64_t> found;
-  const std::string key = "\"" + name + "\": ";
-  for (size_t at = json.find(key); at != std::string::npos; at = json.find(key, at + 1))
-    found.push_back(std::stoll(json.substr(at + key.size())));
-  return found;
 }
 
 TEST(Engine, TheRecorderHasTheTimesOfTheWallClock) {

@@ -9,17 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "json_numbers.h"
+
 namespace dscomm {
 namespace {
-
-// The numbers behind a name, entry by entry.
-std::vector<int64_t> numbers_of(const std::string& json, const std::string& name) {
-  std::vector<int64_t> found;
-  const std::string key = "\"" + name + "\": ";
-  for (size_t at = json.find(key); at != std::string::npos; at = json.find(key, at + 1))
-    found.push_back(std::stoll(json.substr(at + key.size())));
-  return found;
-}
 
 OperationInfo send_of(int number) {
   OperationInfo info;
