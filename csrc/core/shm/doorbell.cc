@@ -47,8 +47,16 @@ void Doorbell::ring(const ArenaId& token) const {
   sockaddr_un name;
   socklen_t length = fill(&name, token);
   const char byte = 1;
-  sendto(socket_.get(), &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL,
-         reinterpret_cast<sockaddr*>(&name), length);
+  const auto send_from = [&](int socket) {
+    return sendto(socket, &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL,
+                  reinterpret_cast<sockaddr*>(&name), length) == sizeof byte;
+  };
+  if (send_from(socket_.get()) || (errno != EAGAIN && errno != ENOBUFS)) return;
+  // Either that socket is full, or this one has too much under way: bytes count until the kernel
+  // frees them, which it may put off (Linux 6.18) until well after they were received. A new socket
+  // has nothing under way.
+  UniqueFd fresh(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fresh.valid()) send_from(fresh.get());
 }
 
 void Doorbell::sleep(int64_t timeout_ns) const {

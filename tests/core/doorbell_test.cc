@@ -1,0 +1,49 @@
+#include "core/shm/doorbell.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+namespace dscomm {
+namespace {
+
+struct Bell {
+  ArenaId token;
+  std::unique_ptr<Doorbell> doorbell = Doorbell::create(&token).value();
+};
+
+TEST(Doorbell, ARingWakesAndStaysUntilItIsCleared) {
+  Bell sleeper, ringer;
+  ringer.doorbell->ring(sleeper.token);
+  sleeper.doorbell->sleep(-1);  // would not end
+  sleeper.doorbell->sleep(-1);
+  sleeper.doorbell->clear();
+  ringer.doorbell->ring(sleeper.token);
+  sleeper.doorbell->sleep(-1);
+}
+
+// Bytes that nobody has taken count for who sent them, up to some hundred.
+TEST(Doorbell, WhoHasRungManyStillWakesOneMore) {
+  constexpr int kSleepers = 100, kRings = 20;  // more than a socket holds, and than one may send
+  std::vector<Bell> sleepers(kSleepers);
+  Bell ringer;
+  for (int i = 0; i < kRings; ++i)
+    for (Bell& sleeper : sleepers) ringer.doorbell->ring(sleeper.token);
+  for (Bell& sleeper : sleepers) sleeper.doorbell->sleep(-1);
+  Bell last;
+  ringer.doorbell->ring(last.token);
+  last.doorbell->sleep(-1);  // would not end
+}
+
+TEST(Doorbell, RingingNobodyIsNoError) {
+  ArenaId gone;
+  {
+    Bell bell;
+    gone = bell.token;
+  }
+  Bell().doorbell->ring(gone);
+}
+
+}  // namespace
+}  // namespace dscomm
