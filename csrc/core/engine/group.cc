@@ -433,13 +433,14 @@ Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
 Status Group::run(const OperationInfo& info, const Body& body, std::chrono::milliseconds timeout) {
   DSCOMM_RETURN_IF_ERROR(context_->check_process());
   uint64_t state = state_.load(std::memory_order_relaxed);  // the exchange orders
-  const uint64_t running = state + kOneCall + kRunning;
-  // Acquires what the thread that ran the Team before has released, below or in
-  // end_running_locked().
-  if (state % kOneCall != 0 ||
-      !state_.compare_exchange_strong(state, running, std::memory_order_acquire,
-                                      std::memory_order_relaxed))
-    return start(info, body, timeout)->wait();
+  uint64_t running = 0;
+  do {
+    if (state % kOneCall != 0) return start(info, body, timeout)->wait();
+    running = state + kOneCall + kRunning;
+    // Acquires what the thread that ran the Team before has released, below or in
+    // end_running_locked().
+  } while (!state_.compare_exchange_weak(state, running, std::memory_order_acquire,
+                                         std::memory_order_relaxed));
   uint64_t ticket = recorder_.started(info);
   Status status = execute(body, timeout);
   recorder_.finished(ticket, status.ok());

@@ -105,17 +105,18 @@ class Group : public std::enable_shared_from_this<Group> {
   Group(std::shared_ptr<Context> context, GroupOptions options);
   Status form(std::shared_ptr<Store> store);
   void make_point_to_point(const Formation& formation);
-  // What a call that takes no lock must know and tell, in one word: these bits, and above them how
-  // many collectives were called. kRunning is set by the thread that begins to run the Team, and
-  // all others with mutex_ held. Without it a thread changes the word only where none is set, and
-  // where kRunning alone is; so with mutex_ held a word that has one of the others does not change.
+  // What a call that takes no lock must know and tell, in one word: these bits, and above them, in
+  // units of kOneCall, how many collectives were called. kRunning is set by the thread that begins
+  // to run the Team, and all other bits with mutex_ held. Without it a thread changes the word only
+  // where no bit is set, and where kRunning alone is; so with mutex_ held a word that has one of
+  // the others does not change.
   enum StateBit : uint64_t {
     kRunning = 1,  // some thread runs the Team
     kQueued = 2,   // the queue is not empty
     kClosed = 4,   // shutdown() was called
     kWatched = 8,  // somebody waits for idle_
-    kOneCall = 16,
   };
+  static constexpr uint64_t kOneCall = 16;
   Status refuse_locked() const;
   bool has_state(StateBit bit) const { return (state_.load() & bit) != 0; }
   bool begin_running_locked() { return (state_.fetch_or(kRunning) & kRunning) == 0; }

@@ -69,9 +69,13 @@ uint64_t Recorder::write(const OperationInfo& info, OperationState state) {
   const int64_t now = ticks();
   const uint64_t ticket = last_ticket_.fetch_add(1, std::memory_order_relaxed) + 1;
   Entry& entry = ring_[ticket % ring_.size()];
-  constexpr auto release = std::memory_order_release;  // all of these: see Entry
-  // Acquire: no store below comes before it.
-  if (entry.stamp.exchange(kBeingWritten, std::memory_order_acquire) == kBeingWritten) return 0;
+  constexpr auto release = std::memory_order_release;            // all of these: see Entry
+  uint64_t stamp = entry.stamp.load(std::memory_order_relaxed);  // the exchange orders
+  // Acquire: what was written under the older stamp comes before what is written now.
+  do {
+    if (stamp == kBeingWritten || ticket_of(stamp) > ticket) return 0;
+  } while (!entry.stamp.compare_exchange_weak(stamp, kBeingWritten, std::memory_order_acquire,
+                                              std::memory_order_relaxed));
   entry.title.store(info.title, release);
   entry.count.store(info.count, release);
   entry.queued.store(now, release);
@@ -152,19 +156,24 @@ std::string Recorder::json() const {
     return now.wall_clock_ns - static_cast<int64_t>(static_cast<double>(now.ticks - at) * tick_ns);
   };
   std::string text = "[";
+  // All are read before any is written out, the newest first: a busy group overwrites the others.
   const uint64_t last = last_ticket_.load(std::memory_order_relaxed);  // orders nothing
   const uint64_t first = last > ring_.size() ? last - ring_.size() + 1 : 1;
-  for (uint64_t ticket = first; ticket <= last && !ring_.empty(); ++ticket) {
-    const Record entry = read(ticket);
-    if (entry.stamp == kNeverWritten) continue;
+  std::vector<Record> records;
+  records.reserve(ring_.size());
+  for (uint64_t ticket = last; ticket >= first && !ring_.empty(); --ticket)
+    if (const Record record = read(ticket); record.stamp != kNeverWritten)
+      records.push_back(record);
+  std::reverse(records.begin(), records.end());
+  for (const Record& entry : records) {
     char line[512];
     std::snprintf(
         line, sizeof line,
         "%s{\"id\": %llu, \"title\": \"%s\", \"dtype\": \"%s\", \"op\": %s%s%s, \"count\": %lld, "
         "\"peer\": %d, \"tag\": %d, \"async\": %s, \"state\": \"%s\", \"queued_ns\": %lld, "
         "\"started_ns\": %lld, \"finished_ns\": %lld}",
-        text.size() > 1 ? ", " : "", static_cast<unsigned long long>(ticket), entry.info.title,
-        dtype_name(entry.info.dtype), entry.info.has_op ? "\"" : "",
+        text.size() > 1 ? ", " : "", static_cast<unsigned long long>(ticket_of(entry.stamp)),
+        entry.info.title, dtype_name(entry.info.dtype), entry.info.has_op ? "\"" : "",
         entry.info.has_op ? reduce_op_name(entry.info.op) : "null", entry.info.has_op ? "\"" : "",
         static_cast<long long>(entry.info.count), entry.info.peer, entry.info.tag,
         entry.info.asynchronous ? "true" : "false", state_name(state_of(entry.stamp)),

@@ -30,8 +30,8 @@ class Recorder {
  public:
   explicit Recorder(size_t entries) : ring_(entries), made_(read_clocks()) {}
 
-  // Returns the entry's ticket. Any thread. Of two operations that come to one entry at once, as
-  // many operations apart as there are entries, one is not kept.
+  // Returns the entry's ticket. Any thread. An operation whose entry is being written for another
+  // one, as many operations apart as there are entries, is not kept.
   uint64_t queued(const OperationInfo& info);
   uint64_t started(const OperationInfo& info);  // queued and running at once
   void running(uint64_t ticket);
@@ -56,7 +56,8 @@ class Recorder {
 
   // Written by the thread that has exchanged the stamp for kBeingWritten, until it stores another
   // one: releases, which pair with the acquires of read(). Who reads anything newer than the stamp
-  // that it read first sees that the stamp has changed.
+  // that it read first sees that the stamp has changed. Only times are written later as well, see
+  // change().
   struct alignas(64) Entry {
     std::atomic<uint64_t> stamp{kNeverWritten};
     std::atomic<const char*> title{""};
