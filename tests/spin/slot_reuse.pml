@@ -1,9 +1,9 @@
 /* No reader reads a slot or a staging buffer that has been overwritten, whatever the group calls.
  *
- * Mirrors: csrc/core/shm/lines.cc, begin(), post(), wait_posted() and end();
- * csrc/core/shm/stage.cc, open(), fill() and close(), for calls of one round; and barrier.cc, the
- * tiny and one-shot forms of all_reduce.cc, and broadcast.cc and gather.cc in their tiny and staged
- * forms, one round each.
+ * Mirrors: csrc/core/shm/lines.cc, begin(), post(), own_next_slot(), wait_posted() and end();
+ * csrc/core/shm/stage.cc, open(), fill(), own_next_piece() and close(), for calls of one round; and
+ * barrier.cc, the tiny and one-shot forms of all_reduce.cc, and broadcast.cc and gather.cc in their
+ * tiny and staged forms, one round each.
  *
  * Programs of ANY length: each call is chosen when the first rank reaches it, among all kinds and
  * roots, and the same for every rank. Sequence numbers are kept modulo 3 * SLOTS, which is enough
@@ -214,18 +214,50 @@ inline put_in() {
   fi
 }
 
+#define NEXT_BUFFER ((first + 1) % BUFFERS)
+
 /* Stage::close(). */
 inline close_stage() {
   d_step {
     if
-    :: STAGED -> free_after[first] = sequence; first = (first + 1) % BUFFERS
+    :: STAGED -> free_after[first] = sequence; first = NEXT_BUFFER
+    :: else
+    fi
+  }
+}
+
+/* Lines::own_next_slot() and Stage::own_next_piece(): what nobody reads any more is written over
+ * before the next call begins. */
+inline own_ahead() {
+  d_step {
+    if
+#ifdef MUTANT_OWNS_UNREAD_SLOT
+    :: true ->
+#else
+    :: DONE_BY_ALL(MINUS(PLUS(sequence, 1), SLOTS)) ->
+#endif
+       memory[PAYLOAD(me, SLOT_OF(PLUS(sequence, 1)))] = NONE
+    :: else
+    fi;
+    if
+#ifdef MUTANT_OWNS_BUFFER_IN_USE
+    :: STAGED ->
+#else
+    :: STAGED && NEXT_BUFFER != first ->
+#endif
+       if
+       :: free_after[NEXT_BUFFER] == NONE || DONE_BY_ALL(free_after[NEXT_BUFFER]) ->
+          memory[STAGE(me, NEXT_BUFFER)] = NONE
+       :: else
+       fi
     :: else
     fi
   }
 }
 
 inline post() {
-  exchange(POSTED(me, slot), PROGRESS(sequence, 1))
+  exchange(POSTED(me, slot), PROGRESS(sequence, 1));
+  own_ahead()
 }
 
 /* What a member put in. To read all in one step loses nothing: it may come as late as can be, and

@@ -43,7 +43,7 @@ void finish_copies() { hwy::FlushStream(); }
 void copy(void* to, const void* from, size_t bytes, Stores stores) {
   constexpr size_t kLine = 64;
   if (bytes == 0) return;
-  if (stores == Stores::kOrdinary || bytes < 4 * kLine) {
+  if (stores == Stores::kOrdinary || bytes <= kShortCopyBytes) {
     std::memcpy(to, from, bytes);
     return;
   }

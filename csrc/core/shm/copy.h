@@ -12,9 +12,17 @@ namespace dscomm {
 
 enum class Stores { kOrdinary, kStreaming };
 
+// So little is written with ordinary stores in any case.
+inline constexpr size_t kShortCopyBytes = 512;
+
 // The two ranges do not overlap. What was copied with streaming stores is ordered before later
 // stores by finish_copies() alone.
 void copy(void* to, const void* from, size_t bytes, Stores stores);
 void finish_copies();
+
+// Takes a line from the readers' caches, for what this rank will write there next. The store does
+// so by itself while the rank goes on, or waits; fetching the line for writing (prefetchw) gained
+// nothing. The byte must be of no more use to anybody.
+inline void own_ahead(std::byte* in_line) { *in_line = std::byte{0}; }
 
 }  // namespace dscomm

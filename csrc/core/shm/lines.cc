@@ -9,6 +9,7 @@
 
 #include "core/base/futex.h"
 #include "core/base/log.h"
+#include "core/shm/copy.h"
 #include "core/team/call.h"
 
 namespace dscomm {
@@ -23,6 +24,9 @@ constexpr uint64_t kLargeCount = 64 << 10;  // elements
 
 // An older beacon may have left its owner's cache, for what the owner has written since.
 constexpr int64_t kFreshNs = 5000;
+
+// Of tiny data, what lies in the slot's first cache line.
+constexpr size_t kFirstTinyBytes = kLineBytes / 2 - offsetof(Slot, tiny);
 
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
@@ -189,9 +193,8 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
 
 // Cut where the slot's first cache line ends: a store to two lines waits for both at once.
 void Lines::put_tiny(const void* data, size_t bytes) {
-  constexpr size_t kFirst = kLineBytes / 2 - offsetof(Slot, tiny);
   std::byte* tiny = own_slot().tiny;
-  const size_t first = std::min(bytes, kFirst);
+  const size_t first = std::min(bytes, kFirstTinyBytes);
   if (first > 0) std::memcpy(tiny, data, first);
   if (bytes > first)
     std::memcpy(tiny + first, static_cast<const std::byte*>(data) + first, bytes - first);
@@ -238,7 +241,17 @@ void Lines::post(uint32_t phase) {
   // seq_cst: releases the slot and staging to wait_posted(), and is the store half of the Dekker
   // pair with the members' sleepers.
   slot.posted.exchange(progress(sequence_, phase), std::memory_order_seq_cst);
+  if (phase == 1) own_next_slot();
   wake_sleepers(slot.posted);
+}
+
+// The next call's slot, where every member is known to have read what it holds.
+void Lines::own_next_slot() {
+  const uint64_t next = sequence_ + 1;
+  if (next <= kSlots || !have_acknowledged(progress(next - kSlots + 1, 0))) return;
+  std::byte* tiny = own_->slots[next % kSlots].tiny;
+  own_ahead(tiny);
+  own_ahead(tiny + kFirstTinyBytes);
 }
 
 void Lines::acknowledge(uint32_t phase) {
@@ -286,6 +299,7 @@ Status Lines::wait_posted(int member, uint32_t phase) {
 }
 
 Status Lines::wait_all_posted(uint32_t phase) {
+  hold_off();
   for (int member = 0; member < size(); ++member)
     if (member != rank_) DSCOMM_RETURN_IF_ERROR(wait_posted(member, phase));
   return {};
@@ -299,6 +313,11 @@ Status Lines::wait_acknowledged(int member, uint64_t word) {
   known_done_[k] =
       views_[k]->done.load(std::memory_order_acquire);  // pairs with acknowledge(), end()
   return {};
+}
+
+bool Lines::have_acknowledged(uint64_t word) const {
+  return std::all_of(known_done_.begin(), known_done_.end(),
+                     [word](uint64_t done) { return done >= word; });
 }
 
 Status Lines::wait_all_acknowledged(uint64_t word) {

@@ -71,6 +71,8 @@ class Lines {
   // Until `member` has acknowledged, or finished, at least `word` (see progress()).
   Status wait_acknowledged(int member, uint64_t word);
   Status wait_all_acknowledged(uint64_t word);
+  // Whether all are known to have; looks at no line.
+  bool have_acknowledged(uint64_t word) const;
   Status end();
 
   uint64_t sequence() const { return sequence_; }
@@ -113,6 +115,7 @@ class Lines {
  private:
   class MemberWatch;
 
+  void own_next_slot();
   void choose_beacon(const CallRecord& call);
   void write_beacon();
   void look_at_beacon(int member);

@@ -85,6 +85,7 @@ class ShmTeam final : public Team {
   void post_staged(uint32_t phase) {
     finish_copies();
     lines_->post(phase);
+    if (phase == 1) stage_->own_next_piece();
   }
 
   // Where in the pool this rank's data of a call lies, if the others shall read it there. Before

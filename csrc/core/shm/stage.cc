@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/shm/copy.h"
+
 namespace dscomm {
 namespace {
 
@@ -18,6 +20,12 @@ constexpr size_t kSmallRingBytes = 4 * kPageBytes;
 // of this stay there. (32 KiB, two threads of a core: 2.6 us, and 3.8 to 5.7 through all of a
 // ring.)
 constexpr size_t kSameCoreRingBytes = 256 << 10;
+
+// What is worth owning ahead. (4 KiB near 0.60 us without and 0.50 with it, 8 KiB alike, 32 KiB 2.2
+// and 2.4; 512 bytes far 0.84 and 0.60, 2 KiB 1.00 and 1.10.) Nothing where readers run on the
+// writer's core: it has the lines.
+constexpr size_t kOwnedNearBytes = 4096;
+constexpr size_t kOwnedFarBytes = kShortCopyBytes;
 
 size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
 
@@ -61,15 +69,11 @@ Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
                "a call's buffers fit into the ring");
   buffers_ = static_cast<uint32_t>(std::min<size_t>(rounds, ring_bytes_ / buffer_bytes_));
   const size_t length = buffers_ * buffer_bytes_;
-  const bool is_small = length <= kSmallPieceBytes;
-  size_t walked_bytes = ring_bytes_;
-  if (is_small)
-    walked_bytes = std::min(kSmallRingBytes, ring_bytes_);
-  else if (length <= kSameCoreRingBytes / 2 && lines_.distance().is_same_core())
-    walked_bytes = std::min(kSameCoreRingBytes, ring_bytes_);
-  size_t& next = is_small ? next_small_ : next_;
-  const size_t begin = next + length <= walked_bytes ? next : 0;
-  next = begin + (is_small ? kPageBytes : length);
+  const size_t begin = next_begin(length);
+  if (length <= kSmallPieceBytes)
+    next_small_ = begin + kPageBytes;
+  else
+    next_ = begin + length;
   piece_ = {lines_.sequence(), begin, begin + length};
   StagePlace& place = lines_.own_slot().stage;
   place = {};
@@ -79,6 +83,29 @@ Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
   place.buffer_bytes = static_cast<uint32_t>(buffer_bytes_);
   place.buffers = buffers_;
   return {};
+}
+
+size_t Stage::next_begin(size_t length) const {
+  const bool is_small = length <= kSmallPieceBytes;
+  size_t walked_bytes = ring_bytes_;
+  if (is_small)
+    walked_bytes = std::min(kSmallRingBytes, ring_bytes_);
+  else if (length <= kSameCoreRingBytes / 2 && lines_.distance().is_same_core())
+    walked_bytes = std::min(kSameCoreRingBytes, ring_bytes_);
+  const size_t next = is_small ? next_small_ : next_;
+  return next + length <= walked_bytes ? next : 0;
+}
+
+void Stage::own_next_piece() {
+  if (data_ == nullptr || piece_.sequence != lines_.sequence()) return;  // nothing is staged
+  const Distance& distance = lines_.distance();
+  const size_t length = piece_.end - piece_.begin;
+  if (distance.is_same_core() || length > (distance.is_far() ? kOwnedFarBytes : kOwnedNearBytes))
+    return;
+  const size_t begin = next_begin(length);
+  const bool is_in_use = begin < piece_.end && piece_.begin < begin + length;
+  if (is_in_use || !lines_.have_acknowledged(free_after(begin, begin + length))) return;
+  for (size_t at = begin; at < begin + length; at += kLineBytes / 2) own_ahead(ring() + at);
 }
 
 Status Stage::open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds) {

@@ -55,6 +55,9 @@ class Stage {
   Result<const std::byte*> read_piece(int member, uint32_t round, size_t in_tensor,
                                       size_t bytes) const;
 
+  // While this rank waits: readies the lines that a next call as short as this one will fill.
+  void own_next_piece();
+
   // Before Lines::end(), after all but open_nothing().
   void close();
 
@@ -69,6 +72,8 @@ class Stage {
     size_t begin = 0, end = 0;
   };
 
+  // Where in the ring a call that takes so many bytes begins.
+  size_t next_begin(size_t length) const;
   Status take_slab();
   void give_back_slab();
   size_t table_bytes() const;

@@ -46,6 +46,17 @@ inline void pause_core() {
 #endif
 }
 
+// Some 20 ns, between posting and the first look at what others post at the same time: who looks
+// too early takes the line from its writer, who has to have it back first. (8 bytes far, 0.57 us
+// without and 0.30 with it.)
+inline void hold_off() {
+#if defined(__x86_64__) || defined(__i386__)
+  const uint64_t began = __builtin_ia32_rdtsc();
+  while (__builtin_ia32_rdtsc() - began < 50) {
+  }
+#endif
+}
+
 // Returns OK once word >= target. `sleepers` is this rank's own counter in its lines.
 Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
