@@ -23,12 +23,22 @@ constexpr uint64_t kFirstCalls = 64;
 constexpr uint64_t kLargeCount = 64 << 10;  // elements
 
 // An older beacon may have left its owner's cache, for what the owner has written since.
-constexpr int64_t kFreshNs = 5000;
+constexpr int64_t kFreshNs = 100'000;
 
 // Of tiny data, what lies in the slot's first cache line.
 constexpr size_t kFirstTinyBytes = kLineBytes / 2 - offsetof(Slot, tiny);
 
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
+
+// Who has to wait no longer has foreseen that, and would fetch what it loads next before the clock
+// is read.
+void finish_instructions() {
+#if defined(__x86_64__)
+  __builtin_ia32_lfence();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
 
 // A copy word by word, the sequence first: a reader may race with the owner's next call. Release
 // pairs with the acquire in load_record(): who sees a later word of a record also sees its
@@ -224,7 +234,9 @@ void Lines::write_beacon() {
 void Lines::look_at_beacon(int member) {
   if (member < 0 || member != observed_) return;
   const Beacon& beacon = views_[static_cast<size_t>(member)]->beacons[beacon_];
+  finish_instructions();
   const int64_t clock_began = monotonic_ns(), before = monotonic_ns();
+  finish_instructions();
   const int64_t written_ns = beacon.written_ns.load(std::memory_order_relaxed);
   const int64_t after = monotonic_ns();
   // One that was not written since may have lain in this core's cache.
@@ -243,6 +255,7 @@ void Lines::post(uint32_t phase) {
   slot.posted.exchange(progress(sequence_, phase), std::memory_order_seq_cst);
   if (phase == 1) own_next_slot();
   wake_sleepers(slot.posted);
+  if (phase == 1) hold_off();
 }
 
 // The next call's slot, where every member is known to have read what it holds.
@@ -299,7 +312,6 @@ Status Lines::wait_posted(int member, uint32_t phase) {
 }
 
 Status Lines::wait_all_posted(uint32_t phase) {
-  hold_off();
   for (int member = 0; member < size(); ++member)
     if (member != rank_) DSCOMM_RETURN_IF_ERROR(wait_posted(member, phase));
   return {};
