@@ -142,7 +142,8 @@ static_assert(sizeof(StagePlace) <= kTinyBytes);
 
 struct alignas(kLineBytes) Slot {
   // progress(sequence, phase). seq_cst exchange by the owner, after everything else in the slot and
-  // in staging; acquire loads by the members. progress(s, 0) marks a slot that is being rewritten.
+  // in staging; acquire loads by the members. progress(s, 0) marks a slot that is being rewritten;
+  // bytes of its data that nobody reads any more may have been before.
   std::atomic<uint64_t> posted;
   // Rolling hash of every call up to this one. Stored with release after posted was set to
   // progress(s, 0), so that whoever reads a new hash also sees that the slot has moved on.

@@ -258,7 +258,7 @@ void Lines::post(uint32_t phase) {
   if (phase == 1) hold_off();
 }
 
-// The next call's slot, where every member is known to have read what it holds.
+// Owns the next call's slot ahead, where every member is known to have read what it holds.
 void Lines::own_next_slot() {
   const uint64_t next = sequence_ + 1;
   if (next <= kSlots || !have_acknowledged(progress(next - kSlots + 1, 0))) return;

@@ -77,7 +77,7 @@ class Lines {
 
   uint64_t sequence() const { return sequence_; }
   // The slot of the call in progress: mine to fill between begin() and post(), a member's to read
-  // after wait_posted().
+  // after wait_posted(). Into that of the next call post() writes as well, see own_next_slot().
   Slot& own_slot() { return own_->slots[sequence_ % kSlots]; }
   // Puts tiny data there.
   void put_tiny(const void* data, size_t bytes);

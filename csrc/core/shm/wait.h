@@ -46,9 +46,9 @@ inline void pause_core() {
 #endif
 }
 
-// Some 20 ns, between posting and the first look at what others post at the same time: who looks
-// too early takes the line from its writer, who has to have it back first. (8 bytes far, 0.57 us
-// without and 0.30 with it.)
+// Some 20 ns, between a call's first post and the first look at what others post at the same time:
+// who looks too early takes the line from its writer, who has to have it back first. (8 bytes far,
+// 0.57 us without and 0.30 with it.)
 inline void hold_off() {
 #if defined(__x86_64__) || defined(__i386__)
   const uint64_t began = __builtin_ia32_rdtsc();
