@@ -22,7 +22,8 @@ constexpr uint64_t kShortBeaconPeriod = 2;
 constexpr uint64_t kFirstCalls = 64;
 constexpr uint64_t kLargeCount = 64 << 10;  // elements
 
-// An older beacon may have left its owner's cache, for what the owner has written since.
+// An older beacon may have left its owner's cache, for what the owner has written since. But a rank
+// that is late, as it takes far for near, has to learn from those that wait for it.
 constexpr int64_t kFreshNs = 100'000;
 
 // Of tiny data, what lies in the slot's first cache line.
@@ -30,8 +31,8 @@ constexpr size_t kFirstTinyBytes = kLineBytes / 2 - offsetof(Slot, tiny);
 
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
-// Who has to wait no longer has foreseen that, and would fetch what it loads next before the clock
-// is read.
+// Lets no later load begin before earlier instructions are done: a processor that guesses that a wait
+// is over would fetch the beacon before it reads the clock, and far would look near.
 void finish_instructions() {
 #if defined(__x86_64__)
   __builtin_ia32_lfence();
