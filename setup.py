@@ -222,6 +222,8 @@ setup(
     name="deepspeed_comm",
     version=read_version(),
     description="A torch.distributed backend for CPU tensors: shared memory within a host",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["deepspeed_comm", "deepspeed_comm.*"]),
     package_data={"deepspeed_comm": ["py.typed", "*.pyi"]},
