@@ -31,8 +31,8 @@ constexpr size_t kFirstTinyBytes = kLineBytes / 2 - offsetof(Slot, tiny);
 
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
-// Lets no later load begin before earlier instructions are done: a processor that guesses that a wait
-// is over would fetch the beacon before it reads the clock, and far would look near.
+// Lets no later load begin before earlier instructions are done: a processor that guesses that a
+// wait is over would fetch the beacon before it reads the clock, and far would look near.
 void finish_instructions() {
 #if defined(__x86_64__)
   __builtin_ia32_lfence();
