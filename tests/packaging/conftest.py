@@ -7,12 +7,14 @@ through a folder of links, in which everything is found except deepspeed_comm it
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,13 @@ dist.destroy_process_group()
 
 def clean_environment(**changes: str) -> dict[str, str]:
     """The variables for a process that shall know nothing of the environment pytest runs in."""
-    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    foreign = (
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "VIRTUAL_ENV",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD",
+        "CMAKE_CXX_COMPILER_LAUNCHER",  # a cache may know no paths but those of this tree
+    )
     variables = {name: value for name, value in os.environ.items() if name not in foreign}
     return dict(variables, PIP_DISABLE_PIP_VERSION_CHECK="1", **changes)
 
@@ -103,6 +111,43 @@ class Environment:
         assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
 
 
+def quick_build() -> str:
+    """CMAKE_ARGS of a build that is tested for its files, not its speed. With ccache it compiles as
+    the set-up did, and finds the results."""
+    if shutil.which("ccache"):
+        return f"{os.environ.get('CMAKE_ARGS', '')} -DDSCOMM_LTO=OFF"
+    return "-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0"
+
+
+def with_requirements(names: set[str]) -> set[str]:
+    """These installed packages, and all that they require."""
+    found: set[str] = set()
+    while names:
+        name = re.sub(r"[-_.]+", "-", names.pop()).lower()
+        if name in found:
+            continue
+        try:
+            requirements = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:  # of an extra, or of another platform
+            continue
+        found.add(name)
+        names |= {re.match(r"[\w.-]+", each)[0] for each in requirements if "extra ==" not in each}
+    return found
+
+
+def link_packages(names: set[str], folder: Path) -> None:
+    """Makes a folder in which these installed packages are found, with all that they require, and
+    nothing else."""
+    folder.mkdir(exist_ok=True)
+    for name in with_requirements(names):
+        distribution = metadata.distribution(name)
+        tops = {file.parts[0] for file in distribution.files or [] if file.parts[0] != ".."}
+        for top in tops - {"__pycache__"}:
+            link = folder / top
+            if not link.exists():
+                link.symlink_to(distribution.locate_file(top))
+
+
 @pytest.fixture(scope="session")
 def outer_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of links to every installed package except deepspeed_comm."""
@@ -127,18 +172,21 @@ def outer_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_environment(
     tmp_path_factory: pytest.TempPathFactory, outer_packages: Path
 ) -> Callable[..., Environment]:
-    def make(with_torch: bool = True) -> Environment:
+    def make(with_torch: bool = True, packages: Path | None = None) -> Environment:
+        """With the packages of one folder, or with torch and all else, or with nothing."""
         folder = tmp_path_factory.mktemp("environment")
         subprocess.run(
             [sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=120
         )
         (folder / "elsewhere").mkdir()
         environment = Environment(folder / "venv", folder / "elsewhere")
-        if with_torch:
+        if with_torch or packages:
             site_packages = environment.run(
                 "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
             ).stdout.strip()
-            (Path(site_packages) / "outer_packages.pth").write_text(f"{outer_packages}\n")
+            (Path(site_packages) / "outer_packages.pth").write_text(
+                f"{packages or outer_packages}\n"
+            )
         return environment
 
     return make
@@ -152,19 +200,17 @@ def environment(make_environment: Callable[..., Environment]) -> Environment:
 
 @pytest.fixture(scope="session")
 def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources with nothing built, for builds that are not to leave a trace."""
+    """A fresh clone, with what is not committed yet: builds in it leave no trace in this tree."""
     copy = tmp_path_factory.mktemp("sources") / "deepspeed_comm"
-
-    def built(folder: str, names: list[str]) -> set[str]:
-        unwanted = {name for name in names if name in ("_native", "__pycache__")}
-        if Path(folder) == ROOT:
-            unwanted |= {
-                name
-                for name in names
-                if name.startswith((".git", ".venv", "build", "dist", "tests", "benchmarks"))
-                or name.endswith(("cache", ".egg-info"))
-            }
-        return unwanted
-
-    shutil.copytree(ROOT, copy, ignore=built, symlinks=True)
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for name in filter(None, listing.split("\0")):
+        if (ROOT / name).is_file():  # one that has just been removed is still tracked
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
     return copy
