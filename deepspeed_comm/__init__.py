@@ -11,7 +11,8 @@ has deepspeed.comm's API: everything of comm.py is found here under its name.
 
 The extension fits one torch, so each build of it lies in a folder named after its torch, and an
 editable install can serve several environments. The folder for the torch at hand joins the
-package's search path here, which is what makes `deepspeed_comm._C` importable.
+package's search path here, which is what makes `deepspeed_comm._C` importable. A checkout without
+such a folder uses that of the installed package: see _use_installed_build() of _backend.py.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-_NATIVE = os.path.join(_PACKAGE, "_native")
+# The folder of the native code: the package's own, or that of _use_installed_build().
+_native = os.path.join(_PACKAGE, "_native")
 
 
 def _autoload() -> None:
@@ -75,6 +76,9 @@ def load_extension() -> ModuleType:
         )
     try:
         built_against = _torch_of_build(native_folder(version))
+        if built_against is None:
+            _use_installed_build(version)
+            built_against = _torch_of_build(native_folder(version))
     except OSError as error:
         raise RuntimeError(f"the native code of deepspeed_comm cannot be read: {error}") from error
     if built_against != version:
@@ -135,7 +139,59 @@ def is_doctor() -> bool:
 
 def native_folder(version: str) -> str:
     """Where a build against this torch lies; setup.py spells it the same way."""
-    return os.path.join(_NATIVE, "torch_" + re.sub(r"\W", "_", version))
+    return os.path.join(_native, "torch_" + re.sub(r"\W", "_", version))
+
+
+def _use_installed_build(version: str) -> None:
+    """Takes the native code of an installed package that this one hides. A program that runs in a
+    clone finds the clone's Python files first, although `pip install .` put the native code
+    elsewhere. Both packages must have the same Python files, since only then do they fit."""
+    global _native
+    for package in _installed_packages():
+        native = os.path.join(package, "_native")
+        folder = os.path.join(native, os.path.basename(native_folder(version)))
+        if os.path.realpath(package) == os.path.realpath(_PACKAGE):
+            continue
+        if _torch_of_build(folder) != version:
+            continue
+        if _python_files(package) != _python_files(_PACKAGE):
+            raise RuntimeError(
+                f"deepspeed_comm in {_PACKAGE} has no native code, and its Python files differ "
+                f"from those of the package that it hides, {package}: run in another folder, or "
+                f"build this one with `{_rebuild_command()}`."
+            )
+        _native = native
+        sys.modules["deepspeed_comm"].__path__.append(folder)
+        return
+
+
+def _installed_packages() -> Iterator[str]:
+    """The folders of all installed deepspeed_comm, in the order of sys.path."""
+    import json
+    from importlib.metadata import distributions
+    from urllib.parse import unquote, urlsplit
+
+    for distribution in distributions(name="deepspeed_comm"):
+        yield str(distribution.locate_file("deepspeed_comm"))
+        try:  # PEP 610: where an editable install has its files
+            origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        except ValueError:
+            continue
+        if origin.get("dir_info", {}).get("editable"):
+            yield os.path.join(unquote(urlsplit(origin["url"]).path), "deepspeed_comm")
+
+
+def _python_files(package: str) -> dict[str, bytes]:
+    """The Python files of a package, by their names in it."""
+    files = {}
+    for folder, folders, names in os.walk(package):
+        folders[:] = [each for each in folders if each not in ("_native", "__pycache__")]
+        for name in names:
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                with open(path, "rb") as file:
+                    files[os.path.relpath(path, package)] = file.read()
+    return files
 
 
 def _torch_of_build(folder: str) -> str | None:
@@ -151,10 +207,10 @@ def _torch_of_build(folder: str) -> str | None:
 
 def _torches_of_all_builds() -> list[str]:
     try:
-        folders = sorted(os.listdir(_NATIVE))
+        folders = sorted(os.listdir(_native))
     except OSError:
         return []
-    versions = (_torch_of_build(os.path.join(_NATIVE, folder)) for folder in folders)
+    versions = (_torch_of_build(os.path.join(_native, folder)) for folder in folders)
     return [version for version in versions if version is not None]
 
 

@@ -126,7 +126,13 @@ def describe_group() -> str:
 
 def load_digits(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Images and labels to train on, then images and labels held out; the same on every rank."""
-    import sklearn.datasets
+    try:
+        import sklearn.datasets
+    except ImportError as error:
+        raise SystemExit(
+            f"the demo trains on the digits of scikit-learn ({error}): run "
+            "`pip install numpy scikit-learn`"
+        ) from None
 
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=generator)
@@ -187,10 +193,15 @@ def train(options: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def progress(steps: int) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
     """(call after each step, print a line): with a bar on rank 0 where it writes to a terminal."""
-    if dist.get_rank() != 0 or not sys.stdout.isatty():
+    with_bar = dist.get_rank() == 0 and sys.stdout.isatty()
+    if with_bar:
+        try:
+            from rich.progress import Progress
+        except ImportError:  # a bar is not worth a failure
+            with_bar = False
+    if not with_bar:
         yield (lambda: None), say
         return
-    from rich.progress import Progress
 
     with Progress(transient=True) as bar:
         task = bar.add_task("training", total=steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from typing import Any
 
 from deepspeed_comm import _backend
 from deepspeed_comm.doctor.child import tell
@@ -25,20 +26,26 @@ def main() -> None:
     )
     if not dist.is_available():
         return
-    folder = _backend.native_folder(str(torch.__version__))
-    tell(folder=folder, build=_build_record(folder), registered=hasattr(dist.Backend, "DSCOMM"))
+    tell(registered=hasattr(dist.Backend, "DSCOMM"), **_build(str(torch.__version__)))
     try:
         native = _backend.load_extension()
     except RuntimeError as error:
         tell(extension_error=str(error))
         return
     tell(
+        # Loading may have found the build of another folder.
+        **_build(str(torch.__version__)),
         extension=native.__file__,
         built_for=native.torch_version,
         target=native.reduce_target(),
         settings=native.settings(),
     )
     _read_settings()
+
+
+def _build(torch_version: str) -> dict[str, Any]:
+    folder = _backend.native_folder(torch_version)
+    return {"folder": folder, "build": _build_record(folder)}
 
 
 def _build_record(folder: str) -> dict[str, str]:

@@ -219,8 +219,19 @@ def broken(copy: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_no_native_code(copy: Path) -> None:
+    with (copy / "deepspeed_comm/comm.py").open("a") as file:
+        file.write("# not as installed\n")
     [trouble] = broken(copy)["extension"]["troubles"]
-    assert "has no native code here" in trouble["wrong"] and "pip install" in trouble["wrong"]
+    assert f"{copy}/deepspeed_comm has no native code" in trouble["wrong"]
+    assert str(PACKAGE) in trouble["wrong"] and "pip install" in trouble["wrong"]
+
+
+def test_native_code_of_the_installed_package(copy: Path) -> None:
+    checks = read(doctor("--json", folder=copy, PYTHONPATH=in_front("PYTHONPATH", copy)))
+    assert checks["versions"]["facts"]["deepspeed_comm_folder"] == str(copy / "deepspeed_comm")
+    assert checks["extension"]["outcome"] == "ok"
+    assert checks["extension"]["facts"]["path"].startswith(f"{PACKAGE}/_native/")
+    assert checks["extension"]["facts"]["build"]["torch_version"] == str(torch.__version__)
 
 
 def test_native_code_for_another_torch(copy: Path) -> None:

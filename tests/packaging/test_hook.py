@@ -132,6 +132,36 @@ def test_native_code_of_another_python(environment: Environment, installation: P
     assert "cannot be loaded" in output
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_checkout_without_native_code_hides_an_installed_package(
+    environment: Environment, installation: Path, tmp_path_factory, changed: bool
+) -> None:
+    """It uses the native code of the installed package where both have the same Python files, and
+    names both packages where they differ."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(installation / "deepspeed_comm", checkout / "deepspeed_comm")
+    if changed:
+        with (checkout / "deepspeed_comm" / "comm.py").open("a") as file:
+            file.write("# changed\n")
+    version = torch_version(environment)
+    add_build(native_folder(installation, version), version, b"no shared library")
+    program = "import sys\nsys.path.insert(0, sys.argv[1])\n" + USE_BACKEND
+    output = environment.run(
+        "-c",
+        program,
+        str(checkout),
+        PYTHONPATH=str(installation),
+        TORCH_DEVICE_BACKEND_AUTOLOAD="1",
+    ).stdout
+    if changed:
+        assert f"{checkout}/deepspeed_comm has no native code, and its Python files" in output
+        assert f"the package that it hides, {installation}/deepspeed_comm" in output
+        assert "pip install --no-build-isolation" in output
+    else:
+        assert "cannot be loaded" in output
+        assert f"{installation}/deepspeed_comm/_native/" in output
+
+
 @pytest.mark.parametrize(
     "fault",
     [
