@@ -1,0 +1,151 @@
+"""tools/run_stages: what it runs together, what it reports, and that make drill has all the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+import time
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from source_tree import ROOT
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    loader = SourceFileLoader("run_stages", str(ROOT / "tools" / "run_stages"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, loader.name, module)  # where its dataclasses look for it
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader.exec_module(module)
+    module.LOGS = tmp_path / "logs"
+    return module
+
+
+def test_stages_run_together_which_may(stages: ModuleType) -> None:
+    """Two at a time, one of them computing; never two that are timed or write the same."""
+    running: set[str] = set()
+    seen: set[frozenset[str]] = set()
+    order: list[str] = []
+    lock = threading.Lock()
+
+    def stage(name: str, kind: str, **options: Any) -> Any:
+        def work(run: Any) -> int:
+            with lock:
+                running.add(name)
+                order.append(name)
+                seen.add(frozenset(running))
+            time.sleep(0.02)
+            with lock:
+                running.discard(name)
+            return 0
+
+        return stages.Stage(name, kind, work, **options)
+
+    tree = frozenset({"tree"})
+    chosen = [
+        stage("timed 1", stages.TIMED),
+        stage("after", stages.TIMED, after=("compute 1",)),
+        stage("compute 1", stages.COMPUTES, writes=tree),
+        stage("compute 2", stages.COMPUTES),
+        *(stage(f"ordinary {n}", stages.ORDINARY, writes=tree) for n in range(4)),
+    ]
+    report = stages.Report()
+    stages.run_all(chosen, report, 2)
+    assert sorted(order) == sorted(each.name for each in chosen)
+    assert len(report.results) == len(chosen) and report.failures == 0
+    assert max(map(len, seen)) == 2
+    kinds = {each.name: each.kind for each in chosen}
+    for pair in (each for each in seen if len(each) == 2):
+        assert not all(each.startswith("ordinary") for each in pair), "both write the tree"
+        assert pair != {"compute 1", "ordinary 0"}
+        assert len({kinds[each] for each in pair}) == 2, pair
+    assert order.index("after") > order.index("compute 1")
+
+    order.clear()
+    seen.clear()
+    stages.run_all(chosen, stages.Report(), 1)
+    assert max(map(len, seen)) == 1 and len(order) == len(chosen)
+
+
+def test_what_stages_report(stages: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    results = '<testsuite><testcase classname="a" name="{}" time="{}"/></testsuite>'
+
+    def passes(run: Any) -> int:
+        run.result_file().write_text(results.format("slow", 9.5))
+        run.result_file().write_text(results.format("quick", 0.5))
+        program = "sum(range(10**6)); print('said')"
+        return run.call(sys.executable, "-c", program, env={"HOME": None})
+
+    def skipped(run: Any) -> int:
+        run.report.skip("a part", "it needs a moon")
+        return stages.SKIPPED
+
+    chosen = [
+        stages.Stage("passes", stages.ORDINARY, passes),
+        stages.Stage("fails", stages.ORDINARY, lambda run: run.call("sh", "-c", "exit 3")),
+        stages.Stage("is not there", stages.ORDINARY, lambda run: 1 // 0),
+        stages.Stage("skipped", stages.ORDINARY, skipped),
+    ]
+    report = stages.Report()
+    files = stages.run_all(chosen, report, 2)
+    outcomes = {each.name: each.outcome for each in report.results}
+    assert outcomes == {
+        "passes": "passed",
+        "fails": "FAILED (3)",
+        "is not there": "FAILED (1)",
+        "skipped": "skipped",
+    }
+    assert report.failures == 2 and report.skips == ["a part: it needs a moon"]
+    assert stages.slowest_tests(files) == [(9.5, "a::slow"), (0.5, "a::quick")]
+    output = capsys.readouterr().out
+    assert "=== passes\nsaid\n=== passes: passed, " in output
+    assert "ZeroDivisionError" in output and "=== a part: skipped, it needs a moon" in output
+    assert next(each.cpu_s for each in report.results if each.name == "passes") > 0
+
+
+def commands(stages: ModuleType, which: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of all stages, which are not run."""
+    monkeypatch.setattr(stages, "is_debians_torch", lambda python: False)
+    monkeypatch.setattr(stages.shutil, "which", lambda name: f"/usr/bin/{name}")
+    found: list[list[str]] = []
+    report = stages.Report()
+    for stage in getattr(stages, f"stages_of_{which}")(stages.environment_of("pypi"), report):
+        run = stages.Run(stage, 1, report)
+        run.call = lambda *command, env=None: found.append([str(word) for word in command]) or 0
+        assert stage.work(run) == 0
+    return found
+
+
+def test_the_drill_has_all_that_make_test_leaves_out(
+    stages: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folders(which: str, marker: bool) -> set[str]:
+        return {
+            next(word for word in command if word.startswith("tests/"))
+            for command in commands(stages, which, monkeypatch)
+            if "pytest" in command and ("drill" in command) is marker
+        }
+
+    marked = {
+        f"tests/{file.relative_to(ROOT / 'tests').parts[0]}"
+        for file in (ROOT / "tests").glob("*/test_*.py")
+        if "pytest.mark.drill" in file.read_text()
+    }
+    # The house says what a drill is, and has none.
+    assert marked - {"tests/house"} <= folders("drill", marker=True)
+    assert marked - {"tests/house"} <= folders("test", marker=False)
+    for which in ("test", "drill"):
+        chosen = commands(stages, which, monkeypatch)
+        debian = [command for command in chosen if ".venv-debian" in " ".join(command)]
+        ignored = [word for command in debian for word in command if word.startswith("--ignore=")]
+        assert len(debian) == 3 and bool(ignored) is (which == "test")
+        assert all((ROOT / word.partition("=")[2]).exists() for word in ignored)
+        presets = [command[2] for command in chosen if command[0] == "ctest"]
+        assert presets == ["release", "asan", "tsan"]
