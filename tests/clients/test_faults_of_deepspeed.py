@@ -1,9 +1,9 @@
 """Faults of deepspeed.comm 0.19.8 that a CPU can show: the original has each, and ours has not.
 
-Every program here is run twice, word for word: over deepspeed.comm with gloo, where it goes wrong
-in the way that the test names, and over deepspeed_comm with dscomm, where it does what it says. A
-newer DeepSpeed without a fault fails the half that is about it: then docs/deepspeed.md is to be
-changed too.
+Every program here is run over deepspeed_comm with dscomm, where it does what it says. The drill
+also runs it, word for word, over deepspeed.comm with gloo, where it goes wrong in the way that the
+test names: that can change only with DeepSpeed's version. A newer DeepSpeed without a fault fails
+there: docs/deepspeed.md is to be changed then.
 
 Not here, since no run of 0.19.8 on a CPU of one host shows them:
 
@@ -41,7 +41,8 @@ if importlib.util.find_spec("deepspeed") is None:
         allow_module_level=True,
     )
 
-Both = Callable[..., tuple[Outcome, Outcome]]
+# The outcome over deepspeed.comm, where it was run, and over deepspeed_comm.
+Both = Callable[..., tuple[Outcome | None, Outcome]]
 
 # What DeepSpeed compiles for sums in shared memory works where the CPU has them; elsewhere it uses
 # gloo's all-reduce, and the faults of its own one cannot be seen.
@@ -58,7 +59,7 @@ ShareMemCommBuilder().load()
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def their_extension(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every first group of deepspeed.comm compiles its extension, unless it lies here."""
     folder = tmp_path_factory.mktemp("torch_extensions")
@@ -91,16 +92,22 @@ def segments_of(outcome: Outcome) -> list[Path]:
     return sorted(THEIR_SEGMENTS.glob(f"*_{outcome.port}_*"))
 
 
-@pytest.fixture
-def both(tmp_path: Path) -> Iterator[Both]:
-    """run_both(), and removes the segments that deepspeed.comm leaves behind."""
+@pytest.fixture(params=["ours", pytest.param("both", marks=pytest.mark.drill)])
+def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Both]:
+    """Runs a program, and removes the segments that deepspeed.comm leaves behind."""
     outcomes: list[Outcome] = []
+    if request.param == "both":
+        request.getfixturevalue("their_extension")
 
-    def run(program: str, **options: Any) -> tuple[Outcome, Outcome]:
-        found = run_both(program, tmp_path, **options)
-        outcomes.extend(found)
-        found[1].must_be_well()
-        return found
+    def run(
+        program: str, they_may_hang: bool = False, **options: Any
+    ) -> tuple[Outcome | None, Outcome]:
+        if request.param == "both":
+            theirs, ours = run_both(program, tmp_path, they_may_hang=they_may_hang, **options)
+            outcomes.append(theirs)
+            return theirs, ours.must_be_well()
+        with Job(OURS, program, tmp_path, **options) as job:
+            return None, job.outcome().must_be_well()
 
     yield run
     for outcome in outcomes:
@@ -123,7 +130,7 @@ def test_inference_all_reduce_under_torchrun(both: Both) -> None:
         they_may_hang=True,  # a rank whose peer has crashed
     )
     assert [ours.last(rank) for rank in (0, 1)] == [[[3.0]]] * 2
-    if HAS_THEIR_SHARED_MEMORY:
+    if theirs is not None and HAS_THEIR_SHARED_MEMORY:
         assert -signal.SIGSEGV in theirs.exit_codes, theirs
 
 
@@ -160,7 +167,7 @@ def test_inference_all_reduce_of_what_it_was_not_made_for(both: Both) -> None:
         ["sum", [3.0]],
     ]
     assert ours.said == [right, right]
-    if HAS_THEIR_SHARED_MEMORY:
+    if theirs is not None and HAS_THEIR_SHARED_MEMORY:
         for rank, said in enumerate(theirs.said):
             assert said == [
                 ["MAX", [3.0]],
@@ -191,7 +198,7 @@ def test_inference_all_reduce_in_a_group(both: Both) -> None:
         they_may_hang=True,
     )
     assert [ours.last(rank) for rank in (0, 1)] == [[[3.0]]] * 2
-    if HAS_THEIR_SHARED_MEMORY:
+    if theirs is not None and HAS_THEIR_SHARED_MEMORY:
         assert theirs.exit_codes == [None, None, 0], theirs
 
 
@@ -217,9 +224,13 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_inference_all_reduce_after_another_job(both: Both, tmp_path: Path) -> None:
+@pytest.mark.drill
+@pytest.mark.usefixtures("their_extension")
+def test_inference_all_reduce_after_another_job(tmp_path: Path) -> None:
     """Fault 6: a job takes the segments that another one with its port left for its own."""
-    first, ours = both(AFTER_ANOTHER_JOB, init=False, variables={**ALL_LOCAL, "FACTOR": "1"})
+    once = {"init": False, "variables": {**ALL_LOCAL, "FACTOR": "1"}}
+    first, ours = run_both(AFTER_ANOTHER_JOB, tmp_path, **once)
+    ours.must_be_well()
     assert ours.last() == [[3.0]]
     if HAS_THEIR_SHARED_MEMORY:
         assert first.last() == [[3.0]]
@@ -234,6 +245,8 @@ def test_inference_all_reduce_after_another_job(both: Both, tmp_path: Path) -> N
     if HAS_THEIR_SHARED_MEMORY:
         # What rank 1 of the job before had left there: 10 + 2.
         assert theirs.last(0) == [[12.0]], theirs
+    for segment in segments_of(first):
+        segment.unlink()
 
 
 @pytest.mark.drill  # 4 GiB of tensors
@@ -250,7 +263,7 @@ def test_inference_all_reduce_of_two_gibibytes(both: Both) -> None:
         variables=ALL_LOCAL,
     )
     assert ours.said == [[[3.0, 3.0]]] * 2
-    if HAS_THEIR_SHARED_MEMORY:
+    if theirs is not None and HAS_THEIR_SHARED_MEMORY:
         assert theirs.said == [[[1.0, 1.0]], [[2.0, 2.0]]]
 
 
@@ -261,6 +274,8 @@ def test_ranks_of_no_group(both: Both) -> None:
     """Fault 7: none are found."""
     theirs, ours = both("say(dist.get_all_ranks_from_group()); dist.barrier()")
     assert ours.last() == [[0, 1]]
+    if theirs is None:
+        return
     assert theirs.last() == [[]]
 
 
@@ -275,6 +290,8 @@ def test_ranks_of_the_world(both: Both) -> None:
         they_may_hang=True,
     )
     assert ours.last() == [[0]]
+    if theirs is None:
+        return
     assert theirs.exit_codes == [None], theirs
 
 
@@ -300,6 +317,8 @@ def test_latencies_in_the_log(both: Both) -> None:
         """
     )
     for outcome, is_cumulative in ((theirs, True), (ours, False)):
+        if outcome is None:
+            continue
         [latencies], [after_reset] = outcome.said[0]
         assert len(latencies) == 6 and len(after_reset) == 3
         assert (min(latencies[1:]) >= latencies[0]) is is_cumulative, outcome
@@ -328,10 +347,12 @@ def test_asynchronous_calls_in_the_log(both: Both) -> None:
         dist.barrier()
         """
     )
-    launch_ms, [logged_ms] = theirs.last(0)
-    assert logged_ms <= launch_ms, theirs
     launch_ms, [logged_ms] = ours.last(0)
     assert logged_ms >= 500, ours  # for so long the other rank has not called
+    if theirs is None:
+        return
+    launch_ms, [logged_ms] = theirs.last(0)
+    assert logged_ms <= launch_ms, theirs
 
 
 def test_bytes_in_the_log(both: Both) -> None:
@@ -357,6 +378,8 @@ def test_bytes_in_the_log(both: Both) -> None:
         """,
         ranks=3,
     )
+    if theirs is None:
+        return
     assert theirs.last() == [
         {
             "all_reduce": 2400,
@@ -402,6 +425,8 @@ def test_calls_that_the_log_does_not_know(both: Both, call: str) -> None:
         """
     )
     assert ours.last() == ["the rest of the program", [call.partition("(")[0]]]
+    if theirs is None:
+        return
     assert theirs.exit_codes == [0, 0] and theirs.said == [[], []], theirs
 
 
@@ -415,6 +440,8 @@ def test_a_call_that_took_no_time(both: Both) -> None:
         ranks=1,
     )
     assert ours.last() == [1]
+    if theirs is None:
+        return
     assert theirs.exit_codes == [1] and "ZeroDivisionError" in theirs.output[0], theirs
 
 
@@ -438,6 +465,8 @@ def test_stragglers_where_ranks_logged_different_calls(both: Both) -> None:
     )
     assert ours.last(0) == [["all_reduce"]]
     assert ours.last(1) == [["all_reduce", "send"]]
+    if theirs is None:
+        return
     assert None in theirs.exit_codes, theirs
 
 
@@ -456,6 +485,8 @@ def test_a_log_that_is_not_enabled(both: Both) -> None:
         """
     )
     assert ours.last() == [False, []]
+    if theirs is None:
+        return
     assert theirs.last() == [True, ["all_reduce"]]
 
 
@@ -482,6 +513,8 @@ def test_all_gather_coalesced(both: Both) -> None:
     )
     # Ours coalesces by itself, so programs that ask need not.
     assert ours.said[0][1:] == [[[[1.0, 2.0], [10.0, 10.0, 11.0, 11.0]]], [[1.0, 2.0]]]
+    if theirs is None:
+        return
     [says_it_can], [error], [later] = theirs.said[0]
     assert says_it_can is True
     assert "does not implement startCoalescing" in error
@@ -511,6 +544,8 @@ def test_no_launcher(both: Both) -> None:
         ),
     )
     assert ours.last() == [0, 1]
+    if theirs is None:
+        return
     assert theirs.exit_codes == [1] and "ModuleNotFoundError" in theirs.output[0], theirs
 
 
@@ -545,6 +580,8 @@ def test_azure_ml_and_sagemaker(both: Both) -> None:
         ["^docker0,lo"],
         ["RuntimeError('SageMaker should have set MASTER_ADDR, and has not')"],
     ]
+    if theirs is None:
+        return
     assert theirs.said[0] == [
         ["KeyError('NCCL_SOCKET_IFNAME')"],
         ["KeyError('MASTER_ADDR')"],
@@ -587,6 +624,8 @@ def test_what_the_original_lacks_of_torch(both: Both) -> None:
         ranks=1,
     )
     assert ours.said[0] == [[[]], [True, True, True], [0]]
+    if theirs is None:
+        return
     lacks, taken, [deprecated] = theirs.said[0]
     assert len(lacks[0]) == 6
     assert taken == [False, False, False]
@@ -622,6 +661,8 @@ def test_names_of_callers_and_functions(both: Both) -> None:
         ["all_reduce | [Caller Func: train]", "all_reduce | [Caller Func: the first layer]"],
     ]
     assert "incompatible function arguments" not in ours.last()[0] and "SUM" in ours.last()[0]
+    if theirs is None:
+        return
     assert theirs.said[0][:2] == [
         ["log_wrapper", ["args", "kwargs"]],
         ["all_reduce | [Caller Func: train]"],
@@ -656,4 +697,6 @@ def test_all_reduce_switched_off(both: Both) -> None:
         """
     )
     assert ours.last(0) == [[1.0]]
+    if theirs is None:
+        return
     assert theirs.last(0) == [[3.0]]

@@ -85,9 +85,9 @@ def test_two_ranks_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> N
 @pytest.mark.parametrize(
     "placement",
     [
-        pytest.param([0, 1, 2, 3], id="one on each of four"),
-        pytest.param([0, 1, 0, 1], id="interleaved"),
-        pytest.param([0, 1, 1, 1], id="one and three"),
+        pytest.param([0, 1, 2, 3], id="one on each of four", marks=pytest.mark.drill),
+        pytest.param([0, 1, 0, 1], id="interleaved", marks=pytest.mark.drill),
+        pytest.param([0, 1, 1, 1], id="one and three", marks=pytest.mark.drill),
         pytest.param([1, 1, 0, 1, 0, 1, 1], id="two and five, mixed"),
     ],
 )

@@ -42,7 +42,7 @@ def in_peace(job: Job, ranks: list[int]) -> None:
     ("dead", "workload"),
     [
         ([3], "small_all_reduce"),
-        ([2], "chunked_all_reduce"),
+        pytest.param([2], "chunked_all_reduce", marks=pytest.mark.drill),
         ([0], "ring"),
         ([2, 3], "mixed"),
     ],
@@ -64,7 +64,9 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
         assert [[*job.exit_codes().values()][rank] for rank in dead] == [-9] * len(dead)
 
 
-@pytest.mark.parametrize("workload", ["chunked_all_reduce", "ring"])
+@pytest.mark.parametrize(
+    "workload", ["chunked_all_reduce", pytest.param("ring", marks=pytest.mark.drill)]
+)
 def test_kill_with_messages_under_way(make_hosts: Callable[[int], Hosts], workload: str) -> None:
     """Messages to a rank wait for room in its connection when the kernel resets that.
 
@@ -90,7 +92,7 @@ def test_kill_with_messages_under_way(make_hosts: Callable[[int], Hosts], worklo
 @pytest.mark.parametrize(
     ("what", "workload"),
     [
-        ("link_down", "small_all_reduce"),
+        pytest.param("link_down", "small_all_reduce", marks=pytest.mark.drill),
         ("link_down", "chunked_all_reduce"),
         ("drop_packets", "small_all_reduce"),
     ],
@@ -158,7 +160,11 @@ def test_restart(make_hosts: Callable[[int], Hosts], rendezvous: str) -> None:
 @pytest.mark.skipif(not NAMES, reason="gloo does not notice that ranks disagree")
 @pytest.mark.parametrize(
     ("count", "odd_rank", "placement"),
-    [(6, 0, [0, 1, 1]), (3000, 2, [0, 0, 1]), (300_000, 2, [0, 1, 2])],
+    [
+        pytest.param(6, 0, [0, 1, 1], marks=pytest.mark.drill),
+        (3000, 2, [0, 0, 1]),
+        pytest.param(300_000, 2, [0, 1, 2], marks=pytest.mark.drill),
+    ],
 )
 def test_mismatch(
     make_hosts: Callable[[int], Hosts], count: int, odd_rank: int, placement: list[int]

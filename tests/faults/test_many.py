@@ -41,7 +41,9 @@ def _everything(world: World) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8, 16])
+@pytest.mark.parametrize(
+    "ranks", [5, 16, *(pytest.param(ranks, marks=pytest.mark.drill) for ranks in (2, 3, 8))]
+)
 def test_many_ranks(ranks: int) -> None:
     with Job(ranks, _everything) as job:
         job.results()

@@ -1,4 +1,4 @@
-"""tools/run_stages: what it runs together, what it reports, and that make drill has all the rest."""
+"""tools/run_stages: what it runs together and reports, and that make drill has all the rest."""
 
 from __future__ import annotations
 

@@ -153,7 +153,13 @@ def make_job(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
         job.close()
 
 
-@pytest.mark.parametrize("hosts", ["0,0", "0,1", "0,0,0,0", "0,0,1,1", "0,1,0,1", "0,1,2,3"])
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        *("0,0", "0,0,1,1", "0,1,2,3"),
+        *(pytest.param(hosts, marks=pytest.mark.drill) for hosts in ("0,1", "0,0,0,0", "0,1,0,1")),
+    ],
+)
 def test_it_comes_up(make_job: Callable[[str], Job], hosts: str) -> None:
     job = make_job(hosts)
     job.start_all(children="yes")
@@ -247,7 +253,13 @@ def test_no_descriptor_of_a_rank_stays_with_the_helper(make_job: Callable[[str],
     job.nothing_left()
 
 
-@pytest.mark.parametrize("victims", [[0], [1], [2], [0, 1], [0, 1, 2, 3]])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        *([0], [0, 1, 2, 3]),
+        *(pytest.param(victims, marks=pytest.mark.drill) for victims in ([1], [2], [0, 1])),
+    ],
+)
 def test_killed_ranks_leave_nothing(make_job: Callable[[str], Job], victims: list[int]) -> None:
     job = make_job("0,0,1,1")
     job.start_all(hold="go")
@@ -379,7 +391,9 @@ def test_a_rank_that_does_not_come_is_named(make_job: Callable[[str], Job]) -> N
     assert "nothing was heard from rank 2 (pid" in job.output(1), job.report()
 
 
-@pytest.mark.parametrize("victim", [None, 0, 1, 2])
+@pytest.mark.parametrize(
+    "victim", [None, 1, *(pytest.param(rank, marks=pytest.mark.drill) for rank in (0, 2))]
+)
 def test_a_host_that_does_not_enter_mpi_init(
     make_job: Callable[[str], Job], victim: int | None
 ) -> None:

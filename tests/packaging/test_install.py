@@ -38,7 +38,21 @@ print(open("/proc/self/maps").read())
 """
 
 
-@pytest.fixture(scope="module", params=[OLD_PIP, NEW_PIP], ids=["old-pip", "new-pip"])
+# Each pip and each kind of isolation once for each way to install; the drill has all pairs.
+OLD = pytest.param(OLD_PIP, "no-build-isolation", id="old-pip-no-build-isolation")
+NEW = pytest.param(NEW_PIP, "isolated", id="new-pip-isolated")
+OTHERS = [
+    pytest.param(OLD_PIP, "isolated", id="old-pip-isolated", marks=pytest.mark.drill),
+    pytest.param(
+        NEW_PIP, "no-build-isolation", id="new-pip-no-build-isolation", marks=pytest.mark.drill
+    ),
+]
+with_pip = pytest.mark.parametrize(
+    ("pip_environment", "isolation"), [OLD, NEW, *OTHERS], indirect=["pip_environment"]
+)
+
+
+@pytest.fixture(scope="module")
 def pip_environment(
     request: pytest.FixtureRequest, make_environment: Callable[..., Environment]
 ) -> Environment:
@@ -67,15 +81,20 @@ def installed_files(environment: Environment) -> list[str]:
     return environment.run("-c", WHERE_IS_IT).stdout.split()
 
 
-def uninstall(environment: Environment) -> None:
+def uninstall(environment: Environment, outer_packages: Path) -> None:
+    """Leaves the environment as it was; the install must not have pulled a torch of its own."""
+    torch_file = environment.run("-c", "import torch; print(torch.__file__)").stdout
+    assert torch_file.startswith(str(outer_packages))
     environment.pip("uninstall", "-q", "-y", "deepspeed_comm")
     missing = environment.run("-c", "import torch, deepspeed_comm", check=False)
     assert "No module named 'deepspeed_comm'" in missing.stderr
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("isolation", ["isolated", "no-build-isolation"])
-def test_editable_install(pip_environment: Environment, tmp_path: Path, isolation: str) -> None:
+@with_pip
+def test_editable_install(
+    pip_environment: Environment, outer_packages: Path, tmp_path: Path, isolation: str
+) -> None:
     options = [] if isolation == "isolated" else ["--no-build-isolation"]
     pip_environment.pip("install", *options, "-e", str(ROOT))
     hook, package, native_code = installed_files(pip_environment)
@@ -83,13 +102,13 @@ def test_editable_install(pip_environment: Environment, tmp_path: Path, isolatio
     assert package.startswith(str(ROOT))
     assert native_code.startswith(str(ROOT / "deepspeed_comm" / "_native"))
     pip_environment.all_reduce_works(tmp_path / "store")
-    uninstall(pip_environment)
+    uninstall(pip_environment, outer_packages)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("isolation", ["isolated", "no-build-isolation"])
+@with_pip
 def test_wheel_installs_and_runs_elsewhere(
-    pip_environment: Environment, tmp_path: Path, isolation: str
+    pip_environment: Environment, outer_packages: Path, tmp_path: Path, isolation: str
 ) -> None:
     options = [] if isolation == "isolated" else ["--no-build-isolation"]
     wheels = tmp_path / "wheels"
@@ -107,13 +126,7 @@ def test_wheel_installs_and_runs_elsewhere(
     for folder in ("deepspeed_comm", "build", "csrc"):
         assert f"{ROOT / folder}/" not in loaded
     pip_environment.all_reduce_works(tmp_path / "store")
-    uninstall(pip_environment)
-
-
-def test_the_environment_keeps_its_torch(pip_environment: Environment, outer_packages) -> None:
-    """The installs above must not have pulled a torch of their own."""
-    torch_file = pip_environment.run("-c", "import torch; print(torch.__file__)").stdout
-    assert torch_file.startswith(str(outer_packages))
+    uninstall(pip_environment, outer_packages)
 
 
 @pytest.mark.timeout(900)
@@ -203,7 +216,9 @@ def test_a_failed_build_says_what_to_do(
     assert "Traceback" not in without_headers
 
 
-@pytest.mark.parametrize("isolation", ["isolated", "no-build-isolation"])
+@pytest.mark.parametrize(
+    "isolation", ["isolated", pytest.param("no-build-isolation", marks=pytest.mark.drill)]
+)
 def test_without_torch_the_build_ends_with_one_sentence(
     make_environment: Callable[..., Environment], source_tree: Path, isolation: str
 ) -> None:
