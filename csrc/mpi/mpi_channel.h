@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/shm/endpoint.h"
+#include "core/messages/endpoint.h"
 
 namespace dscomm {
 

@@ -1,4 +1,4 @@
-#include "core/shm/doorbell.h"
+#include "core/messages/doorbell.h"
 
 #include <gtest/gtest.h>
 

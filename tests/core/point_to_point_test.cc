@@ -3,7 +3,7 @@
 // A group's failure, and who has left it, are kept on a board that all ranks see, in place of a
 // Team's lines. Most worlds sleep without slices, so that a wake-up that is lost makes a test time
 // out.
-#include "core/engine/point_to_point.h"
+#include "core/messages/point_to_point.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -105,7 +105,8 @@ class World {
     group->name = "g" + std::to_string(id);
     group->rank = rank;
     for (Rank& other : ranks_)
-      group->peers.push_back(std::make_shared<Peer>(other.address, other.arena, nullptr));
+      group->peers.push_back(std::make_shared<PeerEndpoint>(
+          std::make_shared<Peer>(other.address, other.arena, nullptr)));
     group->failure = [known] { return known->failure(); };
     group->abort = [known](const Status& cause) { known->abort(cause); };
     group->has_left = [known](int member) { return known->has_left(member); };
@@ -894,7 +895,8 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
   group->id = 1;
   group->name = "g1";
   group->rank = rank;
-  group->peers = {std::make_shared<Peer>(own, arena, nullptr), attached.peer};
+  group->peers = {std::make_shared<PeerEndpoint>(std::make_shared<Peer>(own, arena, nullptr)),
+                  std::make_shared<PeerEndpoint>(attached.peer)};
   if (rank == 1) std::swap(group->peers[0], group->peers[1]);
   group->failure = [&] { return board.failure(); };
   group->abort = [&](const Status& cause) { board.abort(cause); };

@@ -1,4 +1,4 @@
-"""Data goes one way: base, types, reduce and topology, team, shm, transport, engine, torch; mpi
+"""Data goes one way: base, types, reduce and topology, team, shm, messages, transport, engine, torch; mpi
 implements what transport declares. So do includes."""
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ LAYERS = {
     "core/topology": {"core/base"},
     "core/team": {"core/base", "core/types", "core/reduce", "core/topology"},
     "core/shm": {"core/base", "core/types", "core/reduce", "core/topology", "core/team"},
-    "core/transport": {"core/base", "core/types", "core/team", "core/shm"},
+    "core/messages": {"core/base", "core/types", "core/team", "core/shm"},
+    "core/transport": {"core/base", "core/types", "core/team", "core/shm", "core/messages"},
     "core/engine": {
         "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
-        "core/transport",
+        "core/messages", "core/transport",
     },
     "pmix": {"core/base"},
     "mpi": {
         "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
-        "core/transport", "pmix",
+        "core/messages", "core/transport", "pmix",
     },
     "torch": {
         "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
-        "core/transport", "core/engine",
+        "core/messages", "core/transport", "core/engine",
     },
 }  # fmt: skip
 

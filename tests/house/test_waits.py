@@ -30,8 +30,8 @@ ALLOWED = {
     ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
     ("csrc/core/shm/wait.cc", "spin"): "the one wait: it yields before it sleeps",
     ("csrc/core/shm/wait.cc", "futex"): "the one wait: it sleeps, in slices",
-    ("csrc/core/shm/doorbell.cc", "poll"): "point-to-point waits for several peers at once; slices",
-    ("csrc/core/shm/doorbell.cc", "socket"): "empties the doorbell's socket, which never blocks",
+    ("csrc/core/messages/doorbell.cc", "poll"): "point-to-point waits for several peers at once; slices",
+    ("csrc/core/messages/doorbell.cc", "socket"): "empties the doorbell's socket, which never blocks",
     ("csrc/core/shm/peer.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
     (
         "csrc/core/shm/socket_directory.cc",
@@ -65,17 +65,17 @@ ALLOWED = {
     ("csrc/pmix/main.cc", "poll"): "the helper serves until the ranks of its host are gone",
     ("csrc/pmix/messages.cc", "socket"): "never blocks",
     ("csrc/pmix/process.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
-    ("csrc/core/engine/operation.cc", "condition"): "the operation's runner is under its deadline",
+    ("csrc/core/base/operation.cc", "condition"): "the operation's runner is under its deadline",
     ("csrc/core/engine/group.cc", "condition"): "what is queued runs under its deadlines",
     (
         "csrc/core/engine/worker_pool.cc",
         "condition",
     ): "idle workers; tasks are under their deadlines",
-    ("csrc/core/engine/point_to_point.cc", "spin"): "as the one wait, over all channels at once",
-    ("csrc/core/engine/point_to_point.cc", "sleep"): "at exit, for a second at most: what was sent",
-    ("csrc/core/engine/point_to_point.cc", "condition"): "one thread sleeps on the doorbell, the "
+    ("csrc/core/messages/point_to_point.cc", "spin"): "as the one wait, over all channels at once",
+    ("csrc/core/messages/point_to_point.cc", "sleep"): "at exit, for a second at most: what was sent",
+    ("csrc/core/messages/point_to_point.cc", "condition"): "one thread sleeps on the doorbell, the "
     "others until it has looked; the worker parks",
-    ("csrc/core/engine/point_to_point.cc", "thread"): "the worker, told to end, ends",
+    ("csrc/core/messages/point_to_point.cc", "thread"): "the worker, told to end, ends",
     ("csrc/torch/exit.cc", "condition"): "calls under way at exit get some seconds, then an abort",
     ("csrc/torch/exit.cc", "sleep"): "once, 2 ms at exit: other backends' workers get the GIL",
     ("csrc/torch/store_adapter.cc", "sleep"): "pauses between questions to the store; deadline",

@@ -7,7 +7,7 @@
 
 #include "core/base/log.h"
 #include "core/engine/context.h"
-#include "core/engine/point_to_point.h"
+#include "core/messages/point_to_point.h"
 #include "core/engine/worker_pool.h"
 #include "core/shm/formation.h"
 #include "core/shm/shm_team.h"
@@ -340,7 +340,7 @@ void Group::make_point_to_point(const Formation& formation) {
     if (member.peer != nullptr) {
       here.push_back(here_count++);
       there.push_back(-1);
-      known->peers.push_back(member.peer);
+      known->peers.push_back(std::make_shared<PeerEndpoint>(member.peer));
     } else {
       here.push_back(-1);
       there.push_back(transport_->rank_of(formation.addresses[k].arena));

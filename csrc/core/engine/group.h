@@ -18,7 +18,7 @@
 
 #include "core/base/status.h"
 #include "core/base/store.h"
-#include "core/engine/operation.h"
+#include "core/base/operation.h"
 #include "core/engine/recorder.h"
 #include "core/team/team.h"
 

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/base/arena_id.h"
 #include "core/team/call_record.h"
 
 namespace dscomm {
@@ -33,13 +34,6 @@ constexpr uint64_t progress(uint64_t sequence, uint32_t phase) {
   return sequence << kPhaseBits | phase;
 }
 constexpr uint64_t sequence_of(uint64_t word) { return word >> kPhaseBits; }
-
-// 128 random bits that name an arena; they travel through the store and are read back from memory.
-struct ArenaId {
-  uint64_t high = 0, low = 0;
-  bool operator==(const ArenaId&) const = default;
-  auto operator<=>(const ArenaId&) const = default;
-};
 
 // At offset 0 of every arena.
 struct ArenaHeader {
@@ -65,60 +59,6 @@ struct ArenaHeader {
   std::atomic<uint64_t> first_channel_block;
 };
 static_assert(sizeof(ArenaHeader) <= kPageBytes);
-
-// Point-to-point: one ring of cells for each ordered pair of processes, in the sender's arena.
-inline constexpr uint32_t kChannelCells = 8;
-
-// At the start of every cell; what the cell carries follows it. Plain memory, written before
-// ChannelLines::published and read after it.
-struct CellHeader {
-  uint64_t group;       // id
-  uint64_t sequence;    // of the message on this channel, from 1
-  uint64_t count;       // elements of the whole message
-  uint64_t bytes;       // of the whole message
-  uint32_t cell_bytes;  // of it in this cell
-  int32_t tag;
-  int32_t source;  // the sender's rank in the group
-  uint8_t dtype;
-  uint8_t flags;  // kFirstCell, kAbandoned
-  uint16_t reserved;
-  uint64_t unused[2];
-};
-static_assert(sizeof(CellHeader) == 64);
-inline constexpr uint8_t kFirstCell = 1;
-inline constexpr uint8_t kAbandoned = 2;  // the sender gave the message up; no more of it follows
-
-// A process's lines for one other process: what it says of its ring towards that one, and how far
-// it has read the ring that comes from there.
-struct alignas(kLineBytes) ChannelLines {
-  // Whom the lines are for; low 0: nobody. low is stored last, with release, and pairs with the
-  // acquire load of a peer that looks for its own id: who finds itself sees the lines reset. Ids
-  // are never used again, so an entry cannot be mistaken for an earlier one.
-  std::atomic<uint64_t> peer_high;
-  std::atomic<uint64_t> peer_low;
-  // The ring, once there is one. Plain: written before the first published, read after it.
-  uint64_t cells_offset;
-  uint32_t cell_bytes;  // header included
-  uint32_t reserved;
-  // Cells filled so far. seq_cst exchange by the owner; loads by the peer. Dekker pair with the
-  // peer's ArenaHeader::doorbell_sleepers.
-  alignas(kLineBytes) std::atomic<uint64_t> published;
-  // Cells of the peer's ring read so far. As published.
-  alignas(kLineBytes) std::atomic<uint64_t> consumed;
-};
-
-// The channel directory is a chain of blocks that only grows. A block is larger than a page so that
-// the arena never makes one of pages that were a group's lines, at which former members may still
-// look.
-inline constexpr size_t kChannelBlockBytes = 2 * kPageBytes;
-inline constexpr size_t kChannelsPerBlock =
-    (kChannelBlockBytes - kLineBytes) / sizeof(ChannelLines);
-struct ChannelBlock {
-  std::atomic<uint64_t>
-      next;  // offset; 0: the last. Release store, acquire loads by scanning peers
-  ChannelLines lines[kChannelsPerBlock];
-};
-static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);
 
 // What a slot has room for: it is two cache lines, which a reader fetches at once, see
 // wait_at_least().

@@ -7,7 +7,6 @@
 
 #include "core/base/owned.h"
 #include "core/shm/arena.h"
-#include "core/shm/endpoint.h"
 #include "core/shm/layout.h"
 #include "core/shm/tensor_pool.h"
 
@@ -27,7 +26,7 @@ struct PeerAddress {
   std::string describe() const;  // "pid 123 on host a"
 };
 
-class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
+class Peer final {
  public:
   // What another process handed over: its arena, its pool, and a pidfd of it where it could send
   // one.
@@ -39,7 +38,7 @@ class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
   // A rank of this very process: this one, or in tests that of another thread. The pool may be
   // null.
   Peer(const PeerAddress& address, std::shared_ptr<Arena> arena, std::shared_ptr<TensorPool> pool);
-  ~Peer() override;
+  ~Peer();
 
   const PeerAddress& address() const { return address_; }
   const ArenaHeader& header() const { return *reinterpret_cast<const ArenaHeader*>(data_); }
@@ -60,21 +59,13 @@ class Peer final : public Endpoint, public std::enable_shared_from_this<Peer> {
 
   // Whether the owner's process still runs. The robust mutex says so at once; the pidfd is asked
   // only when `thoroughly`, for a kernel that could not walk the owner's robust list.
-  bool alive(bool thoroughly = false) const override;
+  bool alive(bool thoroughly = false) const;
 
   // "pid 123 on host a"
-  std::string describe() const override;
-  std::string state_text() const override;  // "stopped (T)", "running (R)", "gone", "unknown"
+  std::string describe() const;
+  std::string state_text() const;  // "stopped (T)", "running (R)", "gone", "unknown"
   // By a signal or a debugger, as far as can be seen. Reads a file.
   bool is_stopped() const;
-
-  const ArenaId& id() const override { return address_.arena; }
-  const ArenaId* doorbell() const override { return &address_.doorbell; }
-  bool sleeps() const override {
-    return header().doorbell_sleepers.load(std::memory_order_relaxed) != 0;  // only a hint
-  }
-  std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>& arena,
-                                            ChannelDirectory& directory) override;
 
  private:
   char state() const;

@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "core/base/arena_id.h"
 #include "core/base/deadline.h"
 #include "core/base/settings.h"
 #include "core/base/status.h"
 #include "core/base/store.h"
-#include "core/shm/endpoint.h"
-#include "core/shm/layout.h"
+#include "core/messages/endpoint.h"
 #include "core/team/team.h"
 #include "core/transport/news.h"
 

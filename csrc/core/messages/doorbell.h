@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/base/arena_id.h"
 #include "core/base/owned.h"
 #include "core/base/status.h"
-#include "core/shm/layout.h"
 
 namespace dscomm {
 

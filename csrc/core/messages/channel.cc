@@ -1,4 +1,4 @@
-#include "core/shm/channel.h"
+#include "core/messages/channel.h"
 
 #include <algorithm>
 
@@ -73,9 +73,9 @@ const ChannelLines* find_channel_lines(const Peer& peer, const ArenaId& own_id) 
   return nullptr;
 }
 
-std::unique_ptr<CellChannel> Peer::make_channel(const std::shared_ptr<Arena>& arena,
-                                                ChannelDirectory& directory) {
-  return std::make_unique<Channel>(arena, directory, shared_from_this());
+std::unique_ptr<CellChannel> PeerEndpoint::make_channel(const std::shared_ptr<Arena>& arena,
+                                                        ChannelDirectory& directory) {
+  return std::make_unique<Channel>(arena, directory, peer_);
 }
 
 Channel::Channel(std::shared_ptr<Arena> arena, ChannelDirectory& directory,

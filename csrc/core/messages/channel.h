@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/messages/endpoint.h"
+#include "core/messages/layout.h"
 #include "core/shm/arena.h"
-#include "core/shm/endpoint.h"
-#include "core/shm/layout.h"
 #include "core/shm/peer.h"
 
 namespace dscomm {
@@ -81,6 +81,27 @@ class Channel final : public CellChannel {
   size_t their_cell_bytes_ = 0;
   uint64_t consumed_ = 0;
   uint64_t known_published_ = 0;  // by the peer: a lower bound
+};
+
+// A process of this host, or this very process.
+class PeerEndpoint final : public Endpoint {
+ public:
+  explicit PeerEndpoint(std::shared_ptr<Peer> peer) : peer_(std::move(peer)) {}
+
+  const ArenaId& id() const override { return peer_->address().arena; }
+  bool alive(bool thoroughly) const override { return peer_->alive(thoroughly); }
+  std::string describe() const override { return peer_->describe(); }
+  std::string state_text() const override { return peer_->state_text(); }
+  const ArenaId* doorbell() const override { return &peer_->address().doorbell; }
+  bool sleeps() const override {
+    // Relaxed: only a hint.
+    return peer_->header().doorbell_sleepers.load(std::memory_order_relaxed) != 0;
+  }
+  std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>& arena,
+                                            ChannelDirectory& directory) override;
+
+ private:
+  const std::shared_ptr<Peer> peer_;
 };
 
 }  // namespace dscomm

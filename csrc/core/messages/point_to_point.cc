@@ -1,4 +1,4 @@
-#include "core/engine/point_to_point.h"
+#include "core/messages/point_to_point.h"
 
 #include <sched.h>
 

@@ -7,8 +7,9 @@
 #include <optional>
 #include <string>
 
+#include "core/base/arena_id.h"
 #include "core/base/status.h"
-#include "core/shm/layout.h"
+#include "core/messages/cell.h"
 
 namespace dscomm {
 

@@ -1,4 +1,4 @@
-#include "core/shm/doorbell.h"
+#include "core/messages/doorbell.h"
 
 #include <poll.h>
 #include <sys/random.h>

@@ -1,4 +1,4 @@
-#include "core/engine/operation.h"
+#include "core/base/operation.h"
 
 #include <algorithm>
 

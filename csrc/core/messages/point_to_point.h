@@ -30,10 +30,10 @@
 
 #include "core/base/settings.h"
 #include "core/base/status.h"
-#include "core/engine/operation.h"
-#include "core/shm/channel.h"
-#include "core/shm/doorbell.h"
-#include "core/shm/endpoint.h"
+#include "core/base/operation.h"
+#include "core/messages/channel.h"
+#include "core/messages/doorbell.h"
+#include "core/messages/endpoint.h"
 #include "core/shm/wait.h"
 #include "core/types/dtype.h"
 
