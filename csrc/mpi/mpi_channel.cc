@@ -18,7 +18,7 @@ constexpr size_t kSmallestCell = 4096, kLargestCell = 1 << 20;
 }  // namespace
 
 MpiChannel::MpiChannel(MPI_Comm comm, int rank, std::string peer)
-    : comm_(comm), rank_(rank), peer_(std::move(peer)), sends_(kChannelCells, MPI_REQUEST_NULL) {}
+    : comm_(comm), rank_(rank), peer_(std::move(peer)), sends_(kCells, MPI_REQUEST_NULL) {}
 
 Status MpiChannel::failed(const char* what, int code) const {
   Status refused = mpi_error(what, code);
@@ -27,28 +27,28 @@ Status MpiChannel::failed(const char* what, int code) const {
   return Status(refused.code(), "the channel to " + peer_ + ": " + refused.message());
 }
 
-Status MpiChannel::open(size_t channel_bytes) {
+Status MpiChannel::open(size_t channel_bytes, uint64_t) {
   if (cells_ != nullptr) return {};
-  size_t cell_bytes = std::clamp(channel_bytes / kChannelCells, kSmallestCell, kLargestCell);
-  cells_.reset(new (std::nothrow) std::byte[kChannelCells * cell_bytes]);
+  size_t cell_bytes = std::clamp(channel_bytes / kCells, kSmallestCell, kLargestCell);
+  cells_.reset(new (std::nothrow) std::byte[kCells * cell_bytes]);
   if (cells_ == nullptr)
     return make_status(Code::kResource, "no memory is left for a channel to %s", peer_.c_str());
   cell_bytes_ = cell_bytes;
   return {};
 }
 
-std::byte* MpiChannel::vacant_cell() {
-  if (published_ - sent_ == kChannelCells) in_flight();
-  return send_failure_.ok() && published_ - sent_ < kChannelCells ? cell(published_) : nullptr;
+std::byte* MpiChannel::vacant_cell(size_t) {
+  if (published_ - sent_ == kCells) in_flight();
+  if (!send_failure_.ok() || published_ - sent_ == kCells) return nullptr;
+  return cell(published_) + sizeof(CellHeader);
 }
 
-bool MpiChannel::publish() {
+bool MpiChannel::publish(const CellHeader& header) {
   std::byte* filled = cell(published_);
-  CellHeader header;
-  std::memcpy(&header, filled, sizeof header);
+  std::memcpy(filled, &header, sizeof header);
   const int code = guarded([&] {
     return MPI_Isend(filled, static_cast<int>(sizeof header + header.cell_bytes), MPI_BYTE, rank_,
-                     kCellTag, comm_, &sends_[published_ % kChannelCells]);
+                     kCellTag, comm_, &sends_[published_ % kCells]);
   });
   if (code != MPI_SUCCESS) send_failure_ = failed("MPI_Isend", code);
   ++published_;
@@ -59,7 +59,7 @@ bool MpiChannel::in_flight() {
   while (sent_ < published_) {
     int done = 0;
     const int code =
-        guarded([&] { return MPI_Test(&sends_[sent_ % kChannelCells], &done, MPI_STATUS_IGNORE); });
+        guarded([&] { return MPI_Test(&sends_[sent_ % kCells], &done, MPI_STATUS_IGNORE); });
     if (code != MPI_SUCCESS) send_failure_ = failed("MPI_Test", code);
     if (!done) return send_failure_.ok();
     ++sent_;

@@ -26,10 +26,10 @@ class MpiChannel final : public CellChannel {
   MpiChannel(const MpiChannel&) = delete;
   MpiChannel& operator=(const MpiChannel&) = delete;
 
-  Status open(size_t channel_bytes) override;
-  size_t capacity() const override { return cell_bytes_ - sizeof(CellHeader); }
-  std::byte* vacant_cell() override;
-  bool publish() override;
+  Status open(size_t channel_bytes, uint64_t message_bytes) override;
+  size_t cell_bytes(uint64_t) const override { return cell_bytes_ - sizeof(CellHeader); }
+  std::byte* vacant_cell(size_t bytes) override;
+  bool publish(const CellHeader& header) override;
   Result<std::optional<ArrivedCell>> next_cell() override;
   bool consume() override;
   Status failure() const override { return send_failure_; }
@@ -37,7 +37,9 @@ class MpiChannel final : public CellChannel {
   void drop() override;
 
  private:
-  std::byte* cell(uint64_t number) { return cells_.get() + number % kChannelCells * cell_bytes_; }
+  static constexpr uint64_t kCells = 8;
+
+  std::byte* cell(uint64_t number) { return cells_.get() + number % kCells * cell_bytes_; }
   Status start_receive();
   Status failed(const char* what, int code) const;
 

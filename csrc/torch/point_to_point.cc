@@ -94,13 +94,16 @@ WorkPtr DscommBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) 
 WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, const CallInfo& call, int src,
                                int tag) {
   const EndsCoalescing on_error(*this);
-  check_alive(call.info.title);
   auto buffer = std::make_shared<Buffer>(tensors[0], Use::kWrite, Argument{"tensor"});
   std::optional<ProfiledParameters> parameters;
   if (profiled()) parameters.emplace(call, identity(), group_->sequence(), tensors, tensors);
   auto work = c10::make_intrusive<DscommWork>(call, group_, tensors, tensors);
   OperationPtr operation = group_->receive(buffer->data(), buffer->count(), buffer->dtype(), src,
                                            tag, buffer, call.timeout);
+  // What was sent before the group failed is received all the same; nothing else is.
+  if (operation->done() && !operation->status().ok() && !operation->refused())
+    std::rethrow_exception(
+        to_exception(operation->status(), describe_call(call.info.title, *group_)));
   DscommWork::Epilogue store;
   if (buffer->staged()) store = [buffer] { return store_all({buffer.get(), 1}); };
   return follow(call, std::move(operation), std::move(work), std::move(store));

@@ -104,6 +104,7 @@ class World {
     group->id = id;
     group->name = "g" + std::to_string(id);
     group->rank = rank;
+    group->ports = ports(id);
     for (Rank& other : ranks_)
       group->peers.push_back(std::make_shared<PeerEndpoint>(
           std::make_shared<Peer>(other.address, other.arena, nullptr)));
@@ -112,13 +113,24 @@ class World {
     group->has_left = [known](int member) { return known->has_left(member); };
     group->name_member = [](int member) { return "rank " + std::to_string(member); };
     group->wait.spin_pauses = 20;
+    engine(rank).join(group);
     return group;
   }
 
  private:
+  // Those of all ranks in a group, as its formation would give them.
+  std::vector<uint32_t> ports(uint64_t id) {
+    std::lock_guard lock(mutex_);
+    std::vector<uint32_t>& ports = ports_[id];
+    if (ports.empty())
+      for (Rank& rank : ranks_) ports.push_back(rank.engine->open_port());
+    return ports;
+  }
+
   std::vector<Rank> ranks_;
   std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<Board>> boards_;
+  std::map<uint64_t, std::vector<uint32_t>> ports_;
 };
 
 // One rank's end of a group, with the calls that tests make.
@@ -144,8 +156,10 @@ struct End {
   }
   void leave(World& world) {
     world.board(group->id)->leave(group->rank);
-    engine.forget(group->id);
+    close();
   }
+
+  void close() { engine.close_port(group->ports[static_cast<size_t>(group->rank)]); }
 
   PointToPoint& engine;
   GroupPtr group;
@@ -662,12 +676,16 @@ TEST(PointToPoint, ADeadPeerIsNamedAndItsLastMessageIsRead) {
                  {"rank 1", "died", "group 'g1'"});
   EXPECT_EQ(waiting->wait().code(), Code::kPeerDied);
   expect_failure(zero.send_number(number, 1)->wait(), Code::kPeerDied, {"rank 1"});
-  // A fresh group: a send says so at once, and any-source fails when any member has died.
+  // A fresh group: a send says so at once, and any-source fails when nobody is left who could send.
   End later(world, 0, 2);
   expect_failure(later.send_number(number, 1)->wait(), Code::kPeerDied, {"rank 1", "group 'g2'"});
   End last(world, 0, 3);
-  expect_failure(last.receive_number(&never, -1)->wait(), Code::kPeerDied,
-                 {"rank 1", "group 'g3'"});
+  OperationPtr any = last.receive_number(&never, -1);
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_FALSE(any->done());  // rank 2 is still there
+  End(world, 2, 3).leave(world);
+  expect_failure(any->wait(), Code::kPeerDied,
+                 {"rank 1 died", "rank 2 left", "group 'g3'", "no other rank is left"});
 }
 
 TEST(PointToPoint, ASendToAPeerThatDiesEnds) {
@@ -699,8 +717,8 @@ TEST(PointToPoint, APeerThatLeftIsNoFaultUntilItIsMissed) {
   EXPECT_EQ(read, 21);
   two.leave(world);
   expect_failure(zero.receive_number(&read, -1)->wait(), Code::kPeerLeft,
-                 {"every other rank", "group 'g1'"});
-  expect_failure(zero.receive_number(&read, 1)->wait(), Code::kPeerLeft, {"every other rank"});
+                 {"no other rank is left", "rank 1 left, rank 2 left", "group 'g1'"});
+  expect_failure(zero.receive_number(&read, 1)->wait(), Code::kPeerLeft, {"no other rank is left"});
 
   End again(world, 0, 2), gone(world, 1, 2);
   gone.leave(world);
@@ -709,6 +727,21 @@ TEST(PointToPoint, APeerThatLeftIsNoFaultUntilItIsMissed) {
   End sender(world, 0, 3);
   End(world, 1, 3).leave(world);
   expect_failure(sender.send_number(read, 1)->wait(), Code::kPeerLeft,
+                 {"rank 1", "left the group"});
+}
+
+// A rank that leaves and ends between two looks at it.
+TEST(PointToPoint, ARankThatLeavesAndEndsDuringALookHasLeft) {
+  World world(2, with_slices());
+  End zero(world, 0);
+  std::atomic<bool> gone{false};
+  zero.group->has_left = [&](int) {
+    if (gone.exchange(true)) return true;
+    world.rank(1).directory->die();  // after it has left, which this look came too early to see
+    return false;
+  };
+  int64_t number = 0;
+  expect_failure(zero.receive_number(&number, 1)->wait(), Code::kPeerLeft,
                  {"rank 1", "left the group"});
 }
 
@@ -741,10 +774,10 @@ TEST(PointToPoint, ForgettingAGroupEndsItsOperationsAndFreesTheChannel) {
   OperationPtr stuck =
       one.send(blocked, 0, 3);  // larger than what may be held: the ring is full of it
   EXPECT_EQ(stuck->wait(milliseconds(30)).code(), Code::kTimeout);
-  one.engine.forget(1);
+  one.close();
   expect_failure(stuck->wait(), Code::kAborted, {"group 'g1'"});
   EXPECT_FALSE(receive->done());
-  zero.engine.forget(1);
+  zero.close();
   expect_failure(receive->wait(), Code::kAborted, {"group 'g1'"});
   expect_failure(zero.receive_number(&number, 1)->wait(), Code::kAborted, {"group 'g1'", "closed"});
   // The half-sent message is cleared away, what was held is dropped, and the channel serves others.
@@ -768,7 +801,7 @@ TEST(PointToPoint, ThreadsThatWaitHearThatTheirGroupIsForgotten) {
     waiting[k] = std::thread(
         [&, k] { expect_failure(receives[k]->wait(), Code::kAborted, {"group 'g1'", "closed"}); });
   std::this_thread::sleep_for(milliseconds(20));
-  world.engine(0).forget(1);
+  zero.close();
   for (std::thread& thread : waiting) thread.join();
 }
 
@@ -781,7 +814,7 @@ TEST(PointToPoint, AGivenUpSendEndsTheReceiveThatHadBegun) {
   OperationPtr receive = zero.receive(in, 1);
   OperationPtr send = one.send(out, 0);
   // Whether the worker has moved all of it meanwhile decides the ending, and either is right.
-  one.engine.forget(1);
+  one.close();
   Status sent = send->wait(), received = receive->wait();
   EXPECT_EQ(sent.ok(), received.ok()) << sent.message() << received.message();
   if (!received.ok()) expect_failure(received, Code::kAborted, {"rank 1", "half-way"});
@@ -797,7 +830,7 @@ TEST(PointToPoint, MessagesOfAGroupThatWasNeverUsedHereAreDroppedWithIt) {
     int64_t number = 1, read = 0;
     EXPECT_OK(other.send_number(number, 0));
     EXPECT_OK(zero.receive_number(&read, 1));
-    world.engine(0).forget(id);
+    End(world, 0, id).close();
   }
 }
 
@@ -806,40 +839,56 @@ TEST(PointToPoint, TheChannelOfADeadPeerIsGivenBack) {
   size_t before = world.rank(0).arena->used_bytes();
   expect_numbers_pass(world, 0, 1, 1);
   expect_numbers_pass(world, 0, 2, 1);
+  const size_t small = world.rank(0).arena->used_bytes() - before;
+  EXPECT_LT(small, size_t{262144});  // buffers come with the first message that needs them
+  for (int peer : {1, 2}) {
+    End zero(world, 0, 3), other(world, peer, 3);
+    std::vector<uint8_t> out(1000), in(1000);
+    EXPECT_OK(zero.send(out, peer));
+    EXPECT_OK(other.receive(in, 0));
+  }
   size_t with_two = world.rank(0).arena->used_bytes();
-  EXPECT_GT(with_two, before);
+  EXPECT_EQ(with_two - before - small, 2 * size_t{262144});
+  End(world, 0, 3).close();
   world.rank(1).directory->die();
-  world.engine(0).forget(1);
+  End(world, 0, 2).close();
+  EXPECT_EQ(world.rank(0).arena->used_bytes(), with_two);  // group 1 names it
+  End(world, 0, 1).close();
   size_t with_one = world.rank(0).arena->used_bytes();
-  EXPECT_EQ(with_two - with_one, size_t{262144});
+  EXPECT_EQ(with_two - with_one, 262144 + kPageBytes);  // the cells are half a page
   world.rank(2).directory->die();
-  world.engine(0).forget(2);  // frees rank 2's channel too
-  EXPECT_EQ(with_one - world.rank(0).arena->used_bytes(), size_t{262144});
+  End(world, 0, 4).close();  // frees rank 2's channel too
+  EXPECT_LT(world.rank(0).arena->used_bytes(), with_one);
 }
 
 TEST(PointToPoint, NonsenseInAPeersMemoryIsAnErrorAndNotACrash) {
-  auto corrupt = [](const std::function<void(ChannelLines*, CellHeader*)>& change,
-                    const char* part) {
+  auto corrupt = [](const std::function<void(ChannelLines*, Cell*)>& change, const char* part,
+                    size_t bytes = 8) {
     World world(2, with_slices());
     End zero(world, 0), one(world, 1);
-    int64_t number = 1, read = 0;
-    EXPECT_OK(one.send_number(number, 0));
+    const std::vector<uint8_t> out(bytes, 1);
+    std::vector<uint8_t> in(bytes, 0);
+    EXPECT_OK(one.send(out, 0));
     Peer peer(world.rank(1).address, world.rank(1).arena, nullptr);
     auto* lines = const_cast<ChannelLines*>(find_channel_lines(peer, world.rank(0).arena->id()));
     ASSERT_NE(lines, nullptr);
-    change(lines, reinterpret_cast<CellHeader*>(world.rank(1).arena->data() + lines->cells_offset));
-    expect_failure(zero.receive_number(&read, 1)->wait(), Code::kInternal, {part});
-    EXPECT_EQ(read, 0);
+    change(lines, reinterpret_cast<Cell*>(world.rank(1).arena->data() + lines->cells_offset));
+    expect_failure(zero.receive(in, 1)->wait(), Code::kInternal, {part});
+    EXPECT_EQ(in, std::vector<uint8_t>(bytes, 0));
   };
-  corrupt([](ChannelLines* lines, CellHeader*) { lines->published.store(1000); }, "counts cells");
-  corrupt([](ChannelLines* lines, CellHeader*) { lines->cells_offset = uint64_t{1} << 62; },
+  corrupt([](ChannelLines*, Cell* cell) { cell->number.store(1000); }, "counts cells");
+  corrupt([](ChannelLines* lines, Cell*) { lines->cells_offset = uint64_t{1} << 62; },
           "outside its memory");
-  corrupt([](ChannelLines* lines, CellHeader*) { lines->cell_bytes = 0xffffffff; },
-          "outside its memory");
-  corrupt([](ChannelLines*, CellHeader* cell) { cell->cell_bytes = 1 << 30; }, "overflows");
-  corrupt([](ChannelLines*, CellHeader* cell) { cell->cell_bytes = 16; }, "does not fit");
-  corrupt([](ChannelLines*, CellHeader* cell) { cell->sequence = 5; }, "out of order");
-  corrupt([](ChannelLines*, CellHeader* cell) { cell->source = 0; }, "says that it is from rank 0");
+  corrupt([](ChannelLines* lines, Cell*) { lines->buffers_offset = uint64_t{1} << 62; },
+          "outside its memory", 1000);
+  corrupt([](ChannelLines* lines, Cell*) { lines->buffer_bytes = 0xffffffff; },
+          "outside its memory", 1000);
+  corrupt([](ChannelLines*, Cell* cell) { cell->header.cell_bytes = 1 << 30; }, "overflows", 1000);
+  corrupt([](ChannelLines*, Cell* cell) { cell->header.cell_bytes = 16; }, "does not fit");
+  corrupt([](ChannelLines*, Cell* cell) { cell->header.sequence = 5; }, "out of order");
+  corrupt([](ChannelLines*, Cell* cell) { cell->header.port = 1000; }, "never was");
+  corrupt([](ChannelLines*, Cell* cell) { cell->header.group = 1000; }, "another group");
+  corrupt([](ChannelLines*, Cell* cell) { cell->header.source = 0; }, "says that it is from rank 0");
 }
 
 TEST(PointToPoint, BadArgumentsAreRefusedAndHarmNothing) {
@@ -895,6 +944,7 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
   group->id = 1;
   group->name = "g1";
   group->rank = rank;
+  group->ports = {engine.open_port(), engine.open_port()};  // the same in both
   group->peers = {std::make_shared<PeerEndpoint>(std::make_shared<Peer>(own, arena, nullptr)),
                   std::make_shared<PeerEndpoint>(attached.peer)};
   if (rank == 1) std::swap(group->peers[0], group->peers[1]);
@@ -904,6 +954,7 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
   group->name_member = [&](int member) {
     return group->peers[static_cast<size_t>(member)]->describe();
   };
+  engine.join(group);
   std::vector<uint8_t> large = pattern(1 << 20, 4);
   auto number_call = [&](int64_t* number, bool sending) {
     OperationPtr call =
@@ -944,8 +995,7 @@ TEST(PointToPoint, AnArenaWithoutRoomIsAResourceError) {
   settings.channel_bytes = 1 << 20;
   World world(2, settings);
   End zero(world, 0);
-  int64_t number = 0;
-  expect_failure(zero.send_number(number, 1)->wait(), Code::kResource, {"DSCOMM_ARENA_BYTES"});
+  expect_failure(zero.send(pattern(1000, 1), 1)->wait(), Code::kResource, {"DSCOMM_ARENA_BYTES"});
 }
 
 }  // namespace

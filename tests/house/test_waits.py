@@ -71,9 +71,11 @@ ALLOWED = {
         "csrc/core/engine/worker_pool.cc",
         "condition",
     ): "idle workers; tasks are under their deadlines",
-    ("csrc/core/messages/point_to_point.cc", "spin"): "as the one wait, over all channels at once",
-    ("csrc/core/messages/point_to_point.cc", "sleep"): "at exit, for a second at most: what was sent",
-    ("csrc/core/messages/point_to_point.cc", "condition"): "one thread sleeps on the doorbell, the "
+    ("csrc/core/messages/point_to_point.cc", "spin"): "as the one wait, some microseconds",
+    ("csrc/core/messages/point_to_point.cc", "condition"): "operations, which have deadlines",
+    ("csrc/core/messages/waiting.cc", "spin"): "as the one wait, over all channels at once",
+    ("csrc/core/messages/waiting.cc", "sleep"): "at exit, for a second at most: what was sent",
+    ("csrc/core/messages/waiting.cc", "condition"): "one thread sleeps on the doorbell, the "
     "others until it has looked; the worker parks",
     ("csrc/core/messages/point_to_point.cc", "thread"): "the worker, told to end, ends",
     ("csrc/torch/exit.cc", "condition"): "calls under way at exit get some seconds, then an abort",

@@ -98,7 +98,8 @@ class Group::Builder {
   Status run() {
     std::vector<int> everyone(static_cast<size_t>(options_.size));
     std::iota(everyone.begin(), everyone.end(), 0);
-    Result<Formation> whole = meet(everyone, kStorePrefix, options_.name);
+    Result<Formation> whole =
+        meet(everyone, kStorePrefix, options_.name, group_.message_port_);
     if (!whole.ok()) return whole.status();
     whole_ = std::move(whole).value();
     Result<std::unique_ptr<Team>> here = make_team_of_host(everyone);
@@ -120,8 +121,9 @@ class Group::Builder {
 
   // Formation among some ranks of the group, this one among them.
   Result<Formation> meet(std::span<const int> ranks, const std::string& prefix,
-                         const std::string& name) {
+                         const std::string& name, uint32_t message_port = 0) {
     FormationRequest request;
+    request.message_port = message_port;
     request.prefix = prefix;
     request.name = name;
     request.size = static_cast<int>(ranks.size());
@@ -322,7 +324,15 @@ Status Group::form(std::shared_ptr<Store> store) {
     team_ = std::make_unique<SelfTeam>();
     return {};
   }
-  return Builder(*this, std::move(store)).run();
+  // Before the others can know of it: they may send as soon as they have formed the group.
+  message_port_ = context_->point_to_point().open_port();
+  Status status = Builder(*this, std::move(store)).run();
+  if (!status.ok()) close_message_port();
+  return status;
+}
+
+void Group::close_message_port() {
+  if (message_port_ != 0) context_->point_to_point().close_port(message_port_);
 }
 
 void Group::make_point_to_point(const Formation& formation) {
@@ -330,6 +340,7 @@ void Group::make_point_to_point(const Formation& formation) {
   known->id = formation.group_id;
   known->name = options_.name;
   known->rank = options_.rank;
+  known->ports = formation.message_ports;
   known->wait = formation.wait_policy;
   // By member: its rank in lines_, or -1, and in the transport.
   std::vector<int> here, there;
@@ -349,8 +360,7 @@ void Group::make_point_to_point(const Formation& formation) {
     names.push_back(LinesMember::name(static_cast<int>(k), member.global_rank,
                                       known->peers.back()->describe()));
   }
-  // The closures are called only while the Teams live: shutdown() has point-to-point forget the
-  // group first.
+  // The closures are called only while the Teams live: shutdown() closes the port first.
   std::vector<int> elsewhere;
   for (int rank : there)
     if (rank >= 0) elsewhere.push_back(rank);
@@ -374,6 +384,7 @@ void Group::make_point_to_point(const Formation& formation) {
   };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
   point_to_point_ = std::move(known);
+  context_->point_to_point().join(point_to_point_);
 }
 
 Group::~Group() {
@@ -546,6 +557,33 @@ OperationPtr Group::receive(void* data, size_t count, DType dtype, int src, int 
       timeout);
 }
 
+// Nobody takes the Teams away meanwhile: point-to-point asks them with its mutex held, under which
+// shutdown() closes the port before it destroys them.
+Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
+                            std::chrono::milliseconds timeout) {
+  if (!context_->check_process().ok() || has_state(kClosed) || point_to_point_ == nullptr)
+    return send(data, count, dtype, dst, tag, nullptr, timeout)->wait();
+  const uint64_t ticket = recorder_.started(
+      {"send", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), dst, tag, false});
+  Status status = context_->point_to_point().blocking_send(
+      point_to_point_, data, count, dtype, dst, tag, timeout.count() > 0 ? timeout : this->timeout());
+  recorder_.finished(ticket, status.ok());
+  return status;
+}
+
+Status Group::blocking_receive(void* data, size_t count, DType dtype, int src, int tag,
+                               std::chrono::milliseconds timeout, int* came_from) {
+  if (!context_->check_process().ok() || has_state(kClosed) || point_to_point_ == nullptr)
+    return receive(data, count, dtype, src, tag, nullptr, timeout)->wait();
+  const uint64_t ticket = recorder_.started(
+      {"recv", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), src, tag, false});
+  Status status = context_->point_to_point().blocking_receive(
+      point_to_point_, data, count, dtype, src, tag,
+      timeout.count() > 0 ? timeout : this->timeout(), came_from);
+  recorder_.finished(ticket, status.ok());
+  return status;
+}
+
 template <typename Start>
 OperationPtr Group::start_message(const OperationInfo& info, Start start,
                                   std::chrono::milliseconds timeout) {
@@ -610,7 +648,7 @@ void Group::shutdown() {
   std::unique_ptr<ShmTeam> flat = std::move(flat_);
   lock.unlock();
   // Before the Teams go, which its closures ask.
-  if (point_to_point_ != nullptr) context_->point_to_point().forget(point_to_point_->id);
+  close_message_port();
 }
 
 }  // namespace dscomm

@@ -77,6 +77,13 @@ class Group : public std::enable_shared_from_this<Group> {
   OperationPtr receive(void* data, size_t count, DType dtype, int src, int tag,
                        std::shared_ptr<void> keep, std::chrono::milliseconds timeout);
 
+  // The same, done when they return; the memory is the caller's meanwhile. `came_from`, which may be
+  // null, gets the rank that was received from. The fastest way for messages of one cell.
+  Status blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
+                       std::chrono::milliseconds timeout);
+  Status blocking_receive(void* data, size_t count, DType dtype, int src, int tag,
+                          std::chrono::milliseconds timeout, int* came_from = nullptr);
+
   // How many collectives this rank has called in this group.
   uint64_t sequence() const;
 
@@ -105,6 +112,7 @@ class Group : public std::enable_shared_from_this<Group> {
   Group(std::shared_ptr<Context> context, GroupOptions options);
   Status form(std::shared_ptr<Store> store);
   void make_point_to_point(const Formation& formation);
+  void close_message_port();
   // What a call that takes no lock must know and tell, in one word: these bits, and above them, in
   // units of kOneCall, how many collectives were called. kRunning is set by the thread that begins
   // to run the Team, and all other bits with mutex_ held. Without it a thread changes the word only
@@ -138,6 +146,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::unique_ptr<ShmTeam> flat_;
   std::shared_ptr<Transport> transport_;  // null where all members are on one host
   std::shared_ptr<PointToPointGroup> point_to_point_;
+  uint32_t message_port_ = 0;  // 0: none
   Recorder recorder_;
 
   mutable std::mutex mutex_;

@@ -6,25 +6,21 @@
 
 namespace dscomm {
 
-// Point-to-point: one ring of cells for each ordered pair of processes, in the sender's arena.
-inline constexpr uint32_t kChannelCells = 8;
-
-// At the start of every cell; what the cell carries follows it. Plain memory, written before
-// ChannelLines::published and read after it.
+// What stands at the head of every cell. A message is one cell or several, in order.
 struct CellHeader {
   uint64_t group;       // id
   uint64_t sequence;    // of the message on this channel, from 1
-  uint64_t count;       // elements of the whole message
   uint64_t bytes;       // of the whole message
-  uint32_t cell_bytes;  // of it in this cell
+  uint32_t port;        // of the destination: one rank of one group, see PointToPoint::open_port()
+  uint32_t cell_bytes;  // of the message in this cell
   int32_t tag;
   int32_t source;  // the sender's rank in the group
   uint8_t dtype;
   uint8_t flags;  // kFirstCell, kAbandoned
   uint16_t reserved;
-  uint64_t unused[2];
+  uint32_t reserved_too;
 };
-static_assert(sizeof(CellHeader) == 64);
+static_assert(sizeof(CellHeader) == 48);
 inline constexpr uint8_t kFirstCell = 1;
 inline constexpr uint8_t kAbandoned = 2;  // the sender gave the message up; no more of it follows
 

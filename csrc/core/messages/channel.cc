@@ -2,13 +2,22 @@
 
 #include <algorithm>
 
+#include "core/shm/copy.h"
+
 namespace dscomm {
 namespace {
 
-// Cells are multiples of a cache line, so that what they carry is aligned like a tensor.
-constexpr size_t kCellStep = 64;
-constexpr size_t kSmallestCell = 2 * kCellStep;
-constexpr size_t kLargestCell = size_t{1} << 31;  // cell_bytes is 32 bits wide
+// Buffers are multiples of a page, so that what they carry is aligned like a tensor.
+constexpr size_t kSmallestBuffer = kPageBytes;
+constexpr size_t kLargestBuffer = size_t{1} << 31;  // buffer_bytes is 32 bits wide
+
+// A message of several cells is cut so that the receiver copies one out while the sender fills the
+// next: into this many, but none shorter than this.
+constexpr size_t kCellsOfMessage = 8;
+constexpr size_t kLeastCellBytes = 8192;
+
+// How much of the next buffer is prefetched for ownership.
+constexpr size_t kPrefetchedBytes = 4096;
 
 // A directory of more blocks than this is a corrupt one: it would hold lines for 10^6 processes.
 constexpr int kMostBlocks = 65536;
@@ -41,13 +50,13 @@ Result<ChannelLines*> ChannelDirectory::take(const ArenaId& peer) {
   ChannelLines* lines = vacant_.back();
   vacant_.pop_back();
   // Relaxed: ordered before peer_low, by which the peer recognises its lines.
-  lines->cells_offset = 0;
-  lines->cell_bytes = 0;
-  lines->published.store(0, std::memory_order_relaxed);
+  lines->cells_offset.store(0, std::memory_order_relaxed);
+  lines->buffers_offset = 0;
+  lines->buffer_bytes = 0;
   lines->consumed.store(0, std::memory_order_relaxed);
   lines->peer_high.store(peer.high, std::memory_order_relaxed);
   lines->peer_low.store(peer.low, std::memory_order_release);  // pairs with find_channel_lines()
-  // seq_cst, and before the first published: see ArenaHeader::channel_changes.
+  // seq_cst, and before the first cell: see ArenaHeader::channel_changes.
   arena_->header().channel_changes.fetch_add(1, std::memory_order_seq_cst);
   return lines;
 }
@@ -90,21 +99,47 @@ Status Channel::make_lines() {
   return {};
 }
 
-Status Channel::open(size_t channel_bytes) {
-  if (cells_ != nullptr) return {};
-  size_t wanted = channel_bytes / kChannelCells / kCellStep * kCellStep;
-  size_t cell_bytes = std::clamp(wanted, kSmallestCell, kLargestCell);
-  Result<uint64_t> cells = arena_->allocate(kChannelCells * cell_bytes);
-  if (!cells.ok()) return cells.status();
-  if (Status status = make_lines(); !status.ok()) {
-    arena_->release(cells.value(), kChannelCells * cell_bytes);
-    return status;
+Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
+  if (cells_ == nullptr) {
+    constexpr size_t kRingBytes = kRingCells * sizeof(Cell);
+    Result<uint64_t> offset = arena_->allocate(kRingBytes);
+    if (!offset.ok()) return offset.status();
+    if (Status status = make_lines(); !status.ok()) {
+      arena_->release(offset.value(), kRingBytes);
+      return status;
+    }
+    cells_ = reinterpret_cast<Cell*>(arena_->data() + offset.value());
+    // Relaxed: ordered before the offset, without which nobody finds them.
+    for (uint32_t k = 0; k < kRingCells; ++k)
+      cells_[k].number.store(0, std::memory_order_relaxed);
+    // seq_cst: pairs with find_their_cells(); see ChannelLines::cells_offset.
+    own_->cells_offset.store(offset.value(), std::memory_order_seq_cst);
   }
-  cells_ = arena_->data() + cells.value();
-  cell_bytes_ = cell_bytes;
-  own_->cells_offset = cells.value();
-  own_->cell_bytes = static_cast<uint32_t>(cell_bytes);
+  return message_bytes > kCellDataBytes ? make_buffers(channel_bytes) : Status();
+}
+
+Status Channel::make_buffers(size_t channel_bytes) {
+  if (buffers_ != nullptr) return {};
+  const size_t wanted = channel_bytes / kRingCells / kPageBytes * kPageBytes;
+  const size_t bytes = std::clamp(wanted, kSmallestBuffer, kLargestBuffer);
+  Result<uint64_t> offset = arena_->allocate(kRingCells * bytes);
+  if (!offset.ok()) return offset.status();
+  buffers_ = arena_->data() + offset.value();
+  buffer_bytes_ = bytes;
+  own_->buffers_offset = offset.value();
+  own_->buffer_bytes = static_cast<uint32_t>(bytes);
   return {};
+}
+
+size_t Channel::cell_bytes(uint64_t message_bytes) const {
+  if (message_bytes <= kCellDataBytes) return kCellDataBytes;
+  const size_t even = (message_bytes / kCellsOfMessage + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return std::min(std::max(even, kLeastCellBytes), buffer_bytes_);
+}
+
+size_t Channel::direct_bytes() const {
+  if (cells_ == nullptr) return 0;
+  return buffers_ == nullptr ? kCellDataBytes : std::min(buffer_bytes_, kLeastCellBytes);
 }
 
 bool Channel::find_theirs() {
@@ -122,67 +157,118 @@ bool Channel::peer_sleeps() const {
   return peer_->header().doorbell_sleepers.load(std::memory_order_seq_cst) != 0;
 }
 
-std::byte* Channel::vacant_cell() {
-  if (published_ - known_consumed_ >= kChannelCells && find_theirs()) {
-    // seq_cst: acquires the peer's reads of the cell, and is the load half of the Dekker pair with
+bool Channel::is_full() {
+  if (published_ - known_consumed_ > kRingCells / 2 && find_theirs()) {
+    // seq_cst: acquires the peer's reads of the cells, and is the load half of the Dekker pair with
     // its consume(). A count that it cannot have reached is not believed.
-    uint64_t consumed = theirs_->consumed.load(std::memory_order_seq_cst);
+    const uint64_t consumed = theirs_->consumed.load(std::memory_order_seq_cst);
     if (consumed > known_consumed_ && consumed <= published_) known_consumed_ = consumed;
   }
-  if (published_ - known_consumed_ >= kChannelCells) return nullptr;
-  return cells_ + published_ % kChannelCells * cell_bytes_;
+  return published_ - known_consumed_ >= kRingCells;
 }
 
-bool Channel::publish() {
+std::byte* Channel::vacant_cell(size_t bytes) {
+  if (is_full()) return nullptr;
+  const size_t k = published_ % kRingCells;
+  return bytes <= kCellDataBytes ? cells_[k].data : buffers_ + k * buffer_bytes_;
+}
+
+bool Channel::publish(const CellHeader& header) {
+  Cell& cell = cells_[published_ % kRingCells];
+  cell.header = header;
   // seq_cst: releases the cell to the peer's next_cell(), and is the store half of the Dekker pair
   // with its doorbell_sleepers.
-  own_->published.exchange(++published_, std::memory_order_seq_cst);
-  return peer_sleeps();
+  cell.number.exchange(++published_, std::memory_order_seq_cst);
+  const bool sleeps = peer_sleeps();
+  prefetch_next(header.cell_bytes);
+  return sleeps;
+}
+
+// Takes the lines of the next cell, for data as long as this one's, from the peer's caches while
+// this thread goes on. The peer has given the cell back, but for its number, which it looks at.
+void Channel::prefetch_next(size_t bytes) {
+  if (is_full()) return;
+  const size_t k = published_ % kRingCells;
+  own_ahead(reinterpret_cast<std::byte*>(&cells_[k].header));
+  if (bytes <= kCellDataBytes) {
+    if (bytes > kCellDataBytes - kLineBytes / 2) own_ahead(&cells_[k].data[kCellDataBytes - 1]);
+    return;
+  }
+  std::byte* buffer = buffers_ + k * buffer_bytes_;
+  for (size_t i = 0; i < std::min(bytes, kPrefetchedBytes); i += kLineBytes / 2)
+    own_ahead(buffer + i);
+}
+
+// Whether the peer has made a ring that comes here; it may lie outside its memory.
+bool Channel::find_their_cells() {
+  if (their_cells_ != nullptr || their_cells_lost_) return true;
+  if (!find_theirs()) return false;
+  // seq_cst: pairs with the peer's open(); see ChannelLines::cells_offset.
+  const uint64_t offset = theirs_->cells_offset.load(std::memory_order_seq_cst);
+  if (offset == 0) return false;
+  their_cells_ = reinterpret_cast<const Cell*>(
+      peer_->at(offset, kRingCells * sizeof(Cell), kPageBytes));
+  their_cells_lost_ = their_cells_ == nullptr;
+  return true;
+}
+
+CellFlag Channel::next_flag() {
+  if (!find_their_cells() || their_cells_lost_) return {};
+  return {&their_cells_[consumed_ % kRingCells].number, consumed_ + 1};
 }
 
 Result<std::optional<ArrivedCell>> Channel::next_cell() {
-  if (known_published_ == consumed_) {
-    if (!find_theirs()) return std::optional<ArrivedCell>();
-    // seq_cst: acquires the cell, and is the load half of the Dekker pair with the peer's
-    // publish().
-    uint64_t published = theirs_->published.load(std::memory_order_seq_cst);
-    if (published == consumed_) return std::optional<ArrivedCell>();
-    if (published - consumed_ > kChannelCells)
-      return Status(Code::kInternal, "the channel from " + peer_->describe() +
-                                         " counts cells that it cannot have filled");
-    known_published_ = published;
-  }
-  if (their_cells_ == nullptr) {
-    size_t cell_bytes = theirs_->cell_bytes;
-    const std::byte* cells =
-        peer_->at(theirs_->cells_offset, kChannelCells * cell_bytes, kPageBytes);
-    if (cells == nullptr || cell_bytes < kSmallestCell || cell_bytes % kCellStep != 0)
-      return Status(Code::kInternal,
-                    "the channel from " + peer_->describe() + " lies outside its memory");
-    their_cells_ = cells;
-    their_cell_bytes_ = cell_bytes;
-  }
+  if (!find_their_cells()) return std::optional<ArrivedCell>();
+  const auto outside = [this] {
+    return Status(Code::kInternal,
+                  "the channel from " + peer_->describe() + " lies outside its memory");
+  };
+  if (their_cells_lost_) return outside();
+  const Cell& cell = their_cells_[consumed_ % kRingCells];
+  // seq_cst: acquires the cell, and is the load half of the Dekker pair with the peer's publish().
+  const uint64_t number = cell.number.load(std::memory_order_seq_cst);
+  if (number <= consumed_) return std::optional<ArrivedCell>();  // of the round before, or none
+  if (number != consumed_ + 1)
+    return Status(Code::kInternal, "the channel from " + peer_->describe() +
+                                       " counts cells that it cannot have filled");
   DSCOMM_RETURN_IF_ERROR(make_lines());  // for consume()
-  const std::byte* cell = their_cells_ + consumed_ % kChannelCells * their_cell_bytes_;
-  ArrivedCell arrived{*reinterpret_cast<const CellHeader*>(cell), cell + sizeof(CellHeader)};
-  if (arrived.header.cell_bytes > their_cell_bytes_ - sizeof(CellHeader))
+  ArrivedCell arrived{cell.header, cell.data};
+  if (arrived.header.cell_bytes <= kCellDataBytes) return std::optional<ArrivedCell>(arrived);
+  if (their_buffers_ == nullptr) {
+    const size_t bytes = theirs_->buffer_bytes;
+    const std::byte* buffers = peer_->at(theirs_->buffers_offset, kRingCells * bytes, kPageBytes);
+    if (buffers == nullptr || bytes < kSmallestBuffer || bytes % kPageBytes != 0) return outside();
+    their_buffers_ = buffers;
+    their_buffer_bytes_ = bytes;
+  }
+  if (arrived.header.cell_bytes > their_buffer_bytes_)
     return Status(Code::kInternal,
                   "a cell of the channel from " + peer_->describe() + " says that it overflows");
+  arrived.data = their_buffers_ + consumed_ % kRingCells * their_buffer_bytes_;
   return std::optional<ArrivedCell>(arrived);
 }
 
+// A sender that waits for room has filled a whole ring, of which this stores one half or the other
+// in any case.
 bool Channel::consume() {
-  // seq_cst: releases the reads of the cell to the peer's vacant_cell(), and is the store half of
-  // the Dekker pair with its doorbell_sleepers.
-  own_->consumed.exchange(++consumed_, std::memory_order_seq_cst);
+  if (++consumed_ % (kRingCells / 2) != 0) return false;
+  // seq_cst: releases the reads of the cells to the peer's is_full(), and is the store half of the
+  // Dekker pair with its doorbell_sleepers.
+  own_->consumed.exchange(consumed_, std::memory_order_seq_cst);
   return peer_sleeps();
 }
 
 void Channel::drop() {
-  if (cells_ != nullptr)
-    arena_->release(static_cast<uint64_t>(cells_ - arena_->data()), kChannelCells * cell_bytes_);
+  const auto release = [this](const void* memory, size_t bytes) {
+    if (memory == nullptr) return;
+    arena_->release(static_cast<uint64_t>(static_cast<const std::byte*>(memory) - arena_->data()),
+                    bytes);
+  };
+  release(cells_, kRingCells * sizeof(Cell));
+  release(buffers_, kRingCells * buffer_bytes_);
   if (own_ != nullptr) directory_.vacate(own_);
   cells_ = nullptr;
+  buffers_ = nullptr;
   own_ = nullptr;
 }
 

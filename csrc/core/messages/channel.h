@@ -1,10 +1,13 @@
-// Channel: the two rings of cells between this process and another one.
+// Channel: the two rings of cells between this process and another one, or this process itself.
 //
-// A ring has one writer and one reader. The writer fills a cell and then counts it in `published`;
-// the reader copies it out and then counts it in `consumed`. Each process writes only its own
-// arena: the ring and `published` lie in the sender's, `consumed` in the receiver's. The two find
-// each other's lines in the channel directories of their arenas, by arena id; a side that has made
-// no lines has published and consumed nothing.
+// A ring has one writer and one reader. The writer fills a cell and then numbers it; the reader,
+// which looks at the number of the cell that comes next, copies it out and counts it in `consumed`,
+// half a ring at a time. Each process writes only its own arena: the ring lies in the sender's,
+// `consumed` in the receiver's. The two find each other's lines in the channel directories of their
+// arenas, by arena id; a side that has made no lines has sent and consumed nothing.
+//
+// Data of a few bytes lies in the cell, beside its number. What is longer lies in the cell's
+// buffer; buffers are made when a message first needs one.
 //
 // Nothing here blocks, and one thread at a time calls in (PointToPoint's mutex). What a peer wrote
 // is checked before it is used: here that it lies in the peer's memory, by the caller what it
@@ -51,18 +54,24 @@ class Channel final : public CellChannel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  Status open(size_t channel_bytes) override;
-  size_t capacity() const override { return cell_bytes_ - sizeof(CellHeader); }
-  std::byte* vacant_cell() override;
-  bool publish() override;
+  Status open(size_t channel_bytes, uint64_t message_bytes) override;
+  size_t cell_bytes(uint64_t message_bytes) const override;
+  size_t direct_bytes() const override;
+  std::byte* vacant_cell(size_t bytes) override;
+  bool publish(const CellHeader& header) override;
   Result<std::optional<ArrivedCell>> next_cell() override;
+  CellFlag next_flag() override;
   bool consume() override;
   bool in_flight() override { return false; }  // what is in memory is there
   void drop() override;
 
  private:
   Status make_lines();
+  Status make_buffers(size_t channel_bytes);
   bool find_theirs();
+  bool find_their_cells();
+  bool is_full();
+  void prefetch_next(size_t bytes);
   bool peer_sleeps() const;
 
   std::shared_ptr<Arena> arena_;
@@ -72,15 +81,17 @@ class Channel final : public CellChannel {
   const ChannelLines* theirs_ = nullptr;
   uint64_t scanned_changes_ = 0;  // of the peer's directory when it was last searched in vain
 
-  std::byte* cells_ = nullptr;  // of the outbound ring
-  size_t cell_bytes_ = 0;
+  Cell* cells_ = nullptr;  // of the outbound ring
+  std::byte* buffers_ = nullptr;
+  size_t buffer_bytes_ = 0;
   uint64_t published_ = 0;
   uint64_t known_consumed_ = 0;  // by the peer: a lower bound
 
-  const std::byte* their_cells_ = nullptr;
-  size_t their_cell_bytes_ = 0;
+  const Cell* their_cells_ = nullptr;
+  bool their_cells_lost_ = false;  // they lie outside the peer's memory
+  const std::byte* their_buffers_ = nullptr;
+  size_t their_buffer_bytes_ = 0;
   uint64_t consumed_ = 0;
-  uint64_t known_published_ = 0;  // by the peer: a lower bound
 };
 
 // A process of this host, or this very process.

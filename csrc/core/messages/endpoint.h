@@ -2,6 +2,7 @@
 // cells that go to it and come from it, in order.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -23,24 +24,35 @@ struct ArrivedCell {
   const std::byte* data;
 };
 
+// Where the next cell will show: the word has this value once it is there.
+struct CellFlag {
+  const std::atomic<uint64_t>* word = nullptr;
+  uint64_t value = 0;
+};
+
 // Nothing here blocks, and one thread at a time calls in (PointToPoint's mutex).
 class CellChannel {
  public:
   virtual ~CellChannel() = default;
 
-  // Makes the outbound ring, of about channel_bytes, unless it is there. kResource when there is no
-  // memory for it.
-  virtual Status open(size_t channel_bytes) = 0;
-  // What a cell of the outbound ring carries.
-  virtual size_t capacity() const = 0;
-  // The next cell to fill, its header first; null while the ring is full.
-  virtual std::byte* vacant_cell() = 0;
-  // Hands the filled cell over. True when the peer sleeps and its doorbell is to be rung.
-  virtual bool publish() = 0;
+  // Makes what cells of such a message need, unless it is there; of the buffers, about
+  // channel_bytes. kResource when there is no memory for it.
+  virtual Status open(size_t channel_bytes, uint64_t message_bytes) = 0;
+  // How much of a message goes into one cell of it, the last one left out; open() was called.
+  virtual size_t cell_bytes(uint64_t message_bytes) const = 0;
+  // What one cell carries to a peer that reads it from memory, without any more open(); 0 where
+  // something else has to carry it.
+  virtual size_t direct_bytes() const { return 0; }
+  // Where the bytes of the next cell go; null while the ring is full.
+  virtual std::byte* vacant_cell(size_t bytes) = 0;
+  // Hands that cell over. True when the peer sleeps and its doorbell is to be rung.
+  virtual bool publish(const CellHeader& header) = 0;
 
   // The oldest cell that has arrived, if any. An error when what the peer says makes no sense, or
   // there is no memory for this side's part.
   virtual Result<std::optional<ArrivedCell>> next_cell() = 0;
+  // Where next_cell() looks, for whoever waits for it alone. No word where that is not known.
+  virtual CellFlag next_flag() { return {}; }
   // Gives that cell back to the peer. True when the peer sleeps and its doorbell is to be rung.
   virtual bool consume() = 0;
 

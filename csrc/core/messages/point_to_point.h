@@ -6,12 +6,17 @@
 // message that finds no receive is moved to the heap, up to DSCOMM_UNEXPECTED_BYTES for the
 // process; past that its channel is left alone, and the sender waits.
 //
+// A process may hold several ranks of a group, as threads. Every rank of every group has a port,
+// which its group opens before it forms and closes at its end, and which cells name; all state goes
+// by port. A channel, in contrast, is one for each ordered pair of processes.
+//
 // Progress is made by whoever waits for an operation, and by one worker thread for operations that
 // nobody waits for. All of it is straight-line code under one mutex, and none of it blocks but for
 // the sleep on the doorbell, which happens with the mutex free. Who ends that sleep: a peer that
-// publishes or consumes, the end of a slice (a short one where a peer is on another host, which
-// rings no doorbell) (after which the groups' failures, the deadlines and the lives of the peers
-// that are waited for are looked at), or the first deadline.
+// publishes or consumes, the end of a slice, or the first deadline. A slice is short where a peer is
+// on another host, which rings no doorbell; after it, the groups' failures, the deadlines and the
+// lives of the peers that are waited for are looked at. Time in which this process did not run,
+// because it was stopped, is added to the deadlines.
 //
 // Callbacks of operations run with no lock of this file held. One that blocks on the worker thread
 // holds up what nobody waits for until it returns.
@@ -25,28 +30,30 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
+#include "core/base/operation.h"
 #include "core/base/settings.h"
 #include "core/base/status.h"
-#include "core/base/operation.h"
 #include "core/messages/channel.h"
 #include "core/messages/doorbell.h"
 #include "core/messages/endpoint.h"
+#include "core/messages/liveness.h"
 #include "core/shm/wait.h"
 #include "core/types/dtype.h"
 
 namespace dscomm {
 
 // What point-to-point must know of a group. Made once by the group, then shared and not changed.
-// The functions are called with PointToPoint's mutex held, and no more once forget() has returned:
+// The functions are called with PointToPoint's mutex held, and no more once close_port() has returned:
 // they do not wait, and neither call into PointToPoint nor need a lock under which somebody does.
 struct PointToPointGroup {
   uint64_t id = 0;
   std::string name;
   int rank = 0;
   std::vector<std::shared_ptr<Endpoint>> peers;  // in group order, own rank included
+  std::vector<uint32_t> ports;                   // in group order: open_port() of each member
   std::function<Status()> failure;               // not OK once the group has failed; cheap
   std::function<void(const Status&)> abort;      // ends the group for every member with a cause
   std::function<bool(int)> has_left;             // a member left the group
@@ -74,10 +81,24 @@ class PointToPoint {
                        DType dtype, int src, int tag, std::shared_ptr<void> keep,
                        std::chrono::milliseconds timeout);
 
-  // The group is closing: pending operations of it fail with its first cause, or with kAborted when
-  // there is none; messages of it, come and to come, are dropped. Finishes operations, so the
-  // caller holds no lock. Idempotent.
-  void forget(uint64_t group_id);
+  // The same, done when they return; the memory is the caller's meanwhile. `came_from` may be null.
+  // A message that one cell carries takes no allocation, and no thread but this one.
+  Status blocking_send(const std::shared_ptr<PointToPointGroup>& group, const void* data,
+                       size_t count, DType dtype, int dst, int tag,
+                       std::chrono::milliseconds timeout);
+  Status blocking_receive(const std::shared_ptr<PointToPointGroup>& group, void* data, size_t count,
+                          DType dtype, int src, int tag, std::chrono::milliseconds timeout,
+                          int* came_from);
+
+  // A number under which one rank of a group that is about to form receives messages; not 0, and
+  // never used again. Peers may send to it as soon as they know it.
+  uint32_t open_port();
+  // The group has formed; it has its port in `ports`. Nothing is sent or received before.
+  void join(std::shared_ptr<PointToPointGroup> group);
+  // The group is closing, or has not formed: pending operations of the port fail with the group's
+  // first cause, or with kAborted when there is none; messages to it, come and to come, are dropped.
+  // Finishes operations, so the caller holds no lock. Idempotent.
+  void close_port(uint32_t port);
 
   // Until what was sent needs this process no more, or the limit has passed.
   void flush(std::chrono::milliseconds limit);
@@ -88,8 +109,7 @@ class PointToPoint {
  private:
   class Transfer;
   struct Message;
-  struct Bucket;
-  struct GroupState;
+  struct Port;
   struct Connection;
   struct Settled;
   using TransferPtr = std::shared_ptr<Transfer>;
@@ -97,45 +117,55 @@ class PointToPoint {
   using GroupPtr = std::shared_ptr<PointToPointGroup>;
   using Outcome = std::vector<Settled>;  // to be finished once the mutex is free
 
-  OperationPtr submit(const TransferPtr& transfer);
+  OperationPtr submit(const TransferPtr& transfer);  // with the mutex free, as the next two
   void help(Transfer& transfer, std::chrono::milliseconds limit);
   void deliver(Outcome outcome);
 
-  // The rest is called with mutex_ held.
-  GroupState& state_of(const GroupPtr& group);
-  Status start(GroupState& state, const TransferPtr& transfer, Outcome* outcome);
-  Status start_send(const TransferPtr& transfer);
-  Status start_receive(GroupState& state, const TransferPtr& transfer, Outcome* outcome);
+  // The rest is called with mutex_ held. In point_to_point.cc:
+  Port* find_port(uint32_t number) const;
+  void use(Port& port);
+  Status start(Port& port, const TransferPtr& transfer, Outcome* outcome);
+  Status start_send(Port& port, const TransferPtr& transfer);
+  Status start_receive(Port& port, const TransferPtr& transfer, Outcome* outcome);
   Status attend(const TransferPtr& transfer);
-  Status start_worker(const PointToPointGroup& group);
-  void unpark_worker();
-  bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0 || in_flight_; }
+  bool send_at_once(const PointToPointGroup& group, const void* data, size_t bytes, DType dtype,
+                    int dst, int tag);
+  enum class Taken { kYes, kNotYet, kNot };
+  Taken receive_at_once(const PointToPointGroup& group, void* data, size_t bytes, DType dtype,
+                        int src, int tag, CellFlag* flag);
+  void settle(TransferPtr transfer, const Status& status, Outcome* outcome);
+  void fail_group(Port& port, const Status& cause, Outcome* outcome);
+  void end_port(Port& port, const Status& status, Outcome* outcome);
+  void drop_dead_channels();
+  void ring(const Endpoint& peer) const {
+    if (peer.doorbell() != nullptr) doorbell_->ring(*peer.doorbell());
+  }
 
+  // In progress.cc:
   bool progress(Outcome* outcome);
   bool progress_in(Connection& connection, Outcome* outcome);
   bool progress_out(Connection& connection, Outcome* outcome);
   bool take_cell(Connection& connection, const ArrivedCell& cell, Outcome* outcome);
   MessagePtr begin_message(Connection& connection, const CellHeader& header, Outcome* outcome);
+  MessagePtr hold_message(Port& port, MessagePtr message, Outcome* outcome);
+  bool has_room(uint64_t bytes) const;
   void end_abandoned(const MessagePtr& message, Outcome* outcome);
   bool break_connection(Connection& connection, const Status& cause);
   static Status nonsense(const Connection& connection, const char* what);
-  Connection& connection_to(const PointToPointGroup& group, int peer) const;
   Status check_match(const Transfer& transfer, const Message& message) const;
   void refund(Message* message);
 
-  void settle(TransferPtr transfer, const Status& status, Outcome* outcome);
-  void fail_group(GroupState& state, const Status& cause, Outcome* outcome);
-  void end_group(GroupState& state, const Status& status, Outcome* outcome);
-  void ring(const Endpoint& peer) const {
-    if (peer.doorbell() != nullptr) doorbell_->ring(*peer.doorbell());
-  }
-
+  // In look.cc:
   void look_when_due(Outcome* outcome);
-  Status look_at(GroupState& state, int64_t now, bool thoroughly, Outcome* outcome);
-  Status look_for_gone(GroupState& state, bool thoroughly, Outcome* outcome);
-  std::string timeout_text(const Transfer& transfer) const;
-  void drop_dead_channels();
+  Status look_at(Port& port, int64_t now, bool thoroughly, Outcome* outcome);
+  Status look_for_hopeless(Port& port, const std::vector<MemberLife>& members) const;
+  std::string timeout_text(const Transfer& transfer, const std::vector<MemberLife>& members) const;
+  void credit_lost_time(int64_t now);
 
+  // In waiting.cc:
+  Status start_worker(const PointToPointGroup& group);
+  void unpark_worker();
+  bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0 || in_flight_; }
   // Sleeps once, until end_ns at the latest: on the doorbell, or where another thread does, until
   // that one has made progress. The mutex is free meanwhile. Returns what is to be delivered.
   Outcome sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
@@ -151,10 +181,9 @@ class PointToPoint {
   std::mutex mutex_;  // guards everything below
   ChannelDirectory directory_;
   std::map<ArenaId, std::unique_ptr<Connection>> connections_;
-  std::map<uint64_t, std::unique_ptr<GroupState>> groups_;
-  // Groups that were closed, so that a message of one that comes late is told from a message of one
-  // that this rank has not used yet. Some 40 bytes for each closed group.
-  std::unordered_set<uint64_t> forgotten_;
+  // Those that are open. A number up to last_port_ that is not here was closed.
+  std::unordered_map<uint32_t, std::unique_ptr<Port>> ports_;
+  uint32_t last_port_ = 0;
   uint64_t unexpected_used_ = 0;
   size_t pending_count_ = 0;
   size_t abandoning_count_ = 0;  // connections whose peer must still hear of a message given up

@@ -26,7 +26,7 @@ struct Card {
   ShmTuning tuning;
   char hierarchy[16] = {};
   uint32_t halves_as_float32 = 0;  // between hosts
-  uint32_t reserved = 0;
+  uint32_t message_port = 0;
   char members[256] = {};  // the global ranks of the group, as this rank was told
   char cpu_list[256] = {};
   char host_identity[96] = {};
@@ -199,6 +199,7 @@ class Former {
     set_text(card->host_identity, party_.host_identity);
     set_text(card->networks, join(party_.networks, sizeof card->networks - 1));
     card->transport_id = party_.transport_id;
+    card->message_port = request_.message_port;
     // Room for an element of the largest dtype from every rank, however many there are.
     uint64_t least = (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
     // Of an arena that limits have made small, staging leaves most to other groups.
@@ -323,6 +324,7 @@ class Former {
       formation_.addresses.push_back(card.address);
       formation_.networks.push_back(split(get_text(card.networks)));
       formation_.transport_ids.push_back(card.transport_id);
+      formation_.message_ports.push_back(card.message_port);
       std::string identity = get_text(card.host_identity);
       auto known = std::find(identities.begin(), identities.end(), identity);
       formation_.hosts.push_back(static_cast<int>(known - identities.begin()));

@@ -47,6 +47,7 @@ struct FormationRequest {
   int rank = 0;
   int size = 1;
   std::vector<int> global_ranks;  // may be empty
+  uint32_t message_port = 0;      // under which this rank receives messages of the group; 0: none
   // Asked while this rank waits, where the members know of each other already: not OK once one has
   // died or given up. May be empty.
   std::function<Status()> watch;
@@ -62,6 +63,7 @@ struct Formation {
   std::vector<Place> places;                       // where it is bound
   std::vector<std::vector<std::string>> networks;  // as its party has them
   std::vector<uint64_t> transport_ids;             // of the transport it has; 0: none
+  std::vector<uint32_t> message_ports;             // as its request has it
   std::string hierarchy;                           // rank 0's DSCOMM_HIERARCHY
   bool halves_as_float32 = false;                  // between hosts, as rank 0 has it
   bool reads_pools = false;  // whether every rank can read the pools of all others of its host

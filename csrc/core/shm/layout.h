@@ -17,7 +17,7 @@
 namespace dscomm {
 
 inline constexpr uint64_t kArenaMagic = 0x4d4d4f435344ull;  // "DSCOMM"
-inline constexpr uint32_t kLayoutVersion = 4;
+inline constexpr uint32_t kLayoutVersion = 5;
 
 // Two 64-byte cache lines: processors fetch them in pairs.
 inline constexpr size_t kLineBytes = 128;
@@ -48,7 +48,7 @@ struct ArenaHeader {
   alignas(kLineBytes) pthread_mutex_t life;
   // Not zero while a thread of the owner sleeps on its doorbell: whoever posts to a channel that
   // the owner reads, or consumes from one that it writes, sends the doorbell a byte then. Dekker
-  // pair with ChannelLines::{published,consumed}: both sides seq_cst.
+  // pair with Cell::number and ChannelLines::consumed: both sides seq_cst.
   alignas(kLineBytes) std::atomic<uint32_t> doorbell_sleepers;
   // How often an entry of the channel directory has changed, so that a peer that looks for its own
   // entry scans again only then. seq_cst on both sides: the owner adds after the entry is complete

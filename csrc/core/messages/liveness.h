@@ -1,0 +1,80 @@
+// Liveness: which members of a group are gone, and what that means for a send or a receive.
+//
+// What a member published before it went counts: a receive goes on while a message of it may still
+// lie in the channel. So does one from any source while any other member can still send.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace dscomm {
+
+// A member as one look found it.
+struct MemberLife {
+  bool died = false;    // without leaving the group
+  bool left = false;    // in order
+  bool unread = false;  // cells of its process may wait to be read
+  bool gone() const { return died || left; }
+};
+
+// Whether it lives is asked first: a member leaves before its process ends, so that "has left" is
+// final once the process has been seen dead. In the other order, one that does both in between
+// would seem to have died.
+template <typename Alive, typename HasLeft>
+MemberLife look_at_member(const Alive& alive, const HasLeft& has_left) {
+  const bool lives = alive();
+  const bool left = has_left();
+  return {.died = !lives && !left, .left = left};
+}
+
+// "rank 1 died or exited without leaving the group; look for ..."
+std::string death_text(const std::string& member);
+
+// Of the members that are gone, for the text of a receive from any source: "; rank 1 died, rank 2
+// left before"; empty where none is.
+template <typename Name>
+std::string gone_text(int self, std::span<const MemberLife> members, const Name& name) {
+  std::string text;
+  for (int member = 0; member < static_cast<int>(members.size()); ++member) {
+    const MemberLife& life = members[static_cast<size_t>(member)];
+    if (member == self || !life.gone()) continue;
+    text += (text.empty() ? "; " : ", ") + name(member) + (life.died ? " died" : " left the group");
+  }
+  return text.empty() ? text : text + " before";
+}
+
+// Why a send to `peer`, or a receive from it (-1: from any), can never be done by a group of which
+// these are the members and `self` this one; nothing while it can. `what` begins the text, and
+// `name` names a member.
+template <typename Name>
+std::optional<Status> hopeless(bool sending, int peer, int self, std::span<const MemberLife> members,
+                               const std::string& what, const Name& name) {
+  if (peer >= 0) {
+    const MemberLife& life = members[static_cast<size_t>(peer)];
+    if (!life.gone() || (!sending && life.unread)) return {};
+    if (life.died) return Status(Code::kPeerDied, what + death_text(name(peer)));
+    return Status(Code::kPeerLeft, what + name(peer) +
+                                       (sending ? " left the group without receiving it"
+                                                : " left the group without sending it"));
+  }
+  bool some_died = false;
+  std::string who;
+  for (int member = 0; member < static_cast<int>(members.size()); ++member) {
+    const MemberLife& life = members[static_cast<size_t>(member)];
+    if (member == self) continue;
+    if (!life.gone() || life.unread) return {};
+    some_died |= life.died;
+    who += (who.empty() ? "" : ", ") + name(member) + (life.died ? " died" : " left");
+  }
+  const std::string text = what + "no other rank is left that could send it: " + who;
+  if (!some_died) return Status(Code::kPeerLeft, text);
+  return Status(Code::kPeerDied,
+                text +
+                    "; look for the dead rank's own error, a signal or the out-of-memory killer in "
+                    "its output and the system log");
+}
+
+}  // namespace dscomm

@@ -1,0 +1,122 @@
+// PointToPoint: whether waiting still makes sense. Asked between slices of sleep.
+#include "core/messages/state.h"
+#include "core/team/first_cause.h"
+
+namespace dscomm {
+namespace {
+
+// A look asks every member of every group with something pending; as often as the first slice of a
+// futex wait.
+constexpr int64_t kLookNs = 1'000'000;
+// A thorough look costs a system call for each member.
+constexpr int64_t kThoroughLookNs = 100'000'000;
+
+// Looks that come so much later than they are due show that this process did not run.
+constexpr int64_t kLostTimeNs = 1'000'000'000;
+
+}  // namespace
+
+// Asks, not more often than it pays.
+void PointToPoint::look_when_due(Outcome* outcome) {
+  int64_t now = monotonic_ns();
+  if (now < last_look_ns_ + kLookNs && now < next_deadline_ns_) return;
+  credit_lost_time(now);
+  last_look_ns_ = now;
+  bool thoroughly = now >= last_thorough_look_ns_ + kThoroughLookNs;
+  if (thoroughly) last_thorough_look_ns_ = now;
+  next_deadline_ns_ = INT64_MAX;
+  for (auto& [number, port] : ports_) {
+    if (port->pending.empty() || !port->failure.ok()) continue;
+    Status status = look_at(*port, now, thoroughly, outcome);
+    if (!status.ok()) fail_group(*port, status, outcome);
+  }
+}
+
+// Time in which this process did not run (it was stopped, or the machine was suspended) is added to
+// the deadlines of what is pending. Where something is pending there is a look after each slice of
+// sleep.
+void PointToPoint::credit_lost_time(int64_t now) {
+  if (slice_ns_ == 0) return;  // looks come when they come
+  const int64_t lost_ns = now - (last_look_ns_ + slice_ns_);
+  if (lost_ns < kLostTimeNs) return;
+  for (auto& [number, port] : ports_)
+    for (const TransferPtr& transfer : port->pending)
+      if (transfer->end_ns != INT64_MAX) transfer->end_ns += lost_ns;
+}
+
+Status PointToPoint::look_at(Port& port, int64_t now, bool thoroughly, Outcome* outcome) {
+  const PointToPointGroup& group = *port.group;
+  Status failure = group.failure();
+  const int size = static_cast<int>(group.peers.size());
+  std::vector<MemberLife> members(static_cast<size_t>(size));
+  bool some_gone = false;
+  for (int member = 0; member < size; ++member) {
+    if (member == group.rank) continue;
+    const auto k = static_cast<size_t>(member);
+    members[k] = look_at_member([&] { return group.peers[k]->alive(thoroughly); },
+                                [&] { return group.has_left(member); });
+    some_gone |= members[k].gone();
+  }
+  bool late = false;
+  for (const TransferPtr& transfer : port.pending) late |= transfer->end_ns <= now;
+  const bool suspicious = !port.suspicion.ok() && now - port.suspected_ns >= kCauseGraceNs;
+  if (!failure.ok() || some_gone || late || suspicious) {
+    // What was published before counts: those were acquire loads.
+    progress(outcome);
+    if (!port.failure.ok() || port.pending.empty()) return {};
+    // And somebody may have said why it went.
+    DSCOMM_RETURN_IF_ERROR(group.failure());
+    for (int member = 0; member < size; ++member)
+      if (member != group.rank)
+        members[static_cast<size_t>(member)].unread =
+            port.connections[static_cast<size_t>(member)]->unread;
+    if (some_gone) DSCOMM_RETURN_IF_ERROR(look_for_hopeless(port, members));
+    if (suspicious) return port.suspicion;
+  }
+  for (const TransferPtr& transfer : port.pending) {
+    if (transfer->end_ns <= now) return Status(Code::kTimeout, timeout_text(*transfer, members));
+    next_deadline_ns_ = std::min(next_deadline_ns_, transfer->end_ns);
+  }
+  return {};
+}
+
+// Whether something is pending that a member will never do any more.
+Status PointToPoint::look_for_hopeless(Port& port, const std::vector<MemberLife>& members) const {
+  const PointToPointGroup& group = *port.group;
+  for (const TransferPtr& transfer : port.pending) {
+    const std::string what = transfer->describe() + ": ";
+    if (!port.suspicion.ok())  // for which any death is a reason
+      for (size_t member = 0; member < members.size(); ++member)
+        if (members[member].died)
+          return Status(Code::kPeerDied,
+                        what + death_text(group.name_member(static_cast<int>(member))));
+    if (std::optional<Status> never = hopeless(transfer->sending, transfer->peer, group.rank,
+                                               members, what, group.name_member))
+      return *never;
+  }
+  return {};
+}
+
+std::string PointToPoint::timeout_text(const Transfer& transfer,
+                                       const std::vector<MemberLife>& members) const {
+  const PointToPointGroup& group = *transfer.group;
+  std::string text = transfer.describe() + " timed out after " +
+                     std::to_string(transfer.timeout_ms) + " ms waiting for ";
+  bool held_up = false;
+  for (int member = 0; member < static_cast<int>(members.size()); ++member) {
+    const auto k = static_cast<size_t>(member);
+    if (member == group.rank || (transfer.peer >= 0 && transfer.peer != member)) continue;
+    held_up |= members[k].unread && !transfer.sending;
+    if (transfer.peer == -1 && members[k].gone() && !members[k].unread) continue;
+    if (text.back() != ' ') text += "; ";
+    text += group.name_member(member) + ", " + group.peers[k]->state_text();
+  }
+  if (transfer.peer == -1) text += gone_text(group.rank, members, group.name_member);
+  if (held_up)
+    text +=
+        "; messages that nobody has received fill DSCOMM_UNEXPECTED_BYTES and hold up what comes "
+        "after them: receive them, or raise it";
+  return text + "; if that is only slow, raise the timeout";
+}
+
+}  // namespace dscomm

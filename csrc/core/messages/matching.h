@@ -1,0 +1,77 @@
+// Matching: the posted receives and the held messages of one rank in one group.
+//
+// A receive names a tag, and a source or any (-1); a message has both. Receives are matched in the
+// order in which they were posted, messages in the order in which they arrived. No receive and
+// message that are both here match: whoever adds one asks for its match first.
+//
+// Plain data under the caller's lock. Receive and Message are pointers: receive->peer and
+// receive->tag, message->source and message->tag.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <map>
+
+namespace dscomm {
+
+template <typename Receive, typename Message>
+class Matching {
+ public:
+  bool empty() const { return tags_.empty(); }
+
+  // The first message that the receive takes; null if there is none.
+  Message find_message(const Receive& receive) const {
+    const auto at = tags_.find(receive->tag);
+    if (at == tags_.end()) return nullptr;
+    for (const Message& message : at->second.held)
+      if (takes(receive, message->source)) return message;
+    return nullptr;
+  }
+  // The first receive that takes a message; null if there is none.
+  Receive find_receive(int source, int tag) const {
+    const auto at = tags_.find(tag);
+    if (at == tags_.end()) return nullptr;
+    for (const Receive& receive : at->second.posted)
+      if (takes(receive, source)) return receive;
+    return nullptr;
+  }
+
+  void post(const Receive& receive) { tags_[receive->tag].posted.push_back(receive); }
+  void hold(const Message& message) { tags_[message->tag].held.push_back(message); }
+
+  // Forgets it, if it is here.
+  void erase_receive(const Receive& receive) {
+    erase(receive->tag, [&](OfTag& of) { std::erase(of.posted, receive); });
+  }
+  void erase_message(const Message& message) {
+    erase(message->tag, [&](OfTag& of) { std::erase(of.held, message); });
+  }
+  void clear() { tags_.clear(); }
+
+  template <typename Visit>
+  void for_each_message(const Visit& visit) const {
+    for (const auto& [tag, of] : tags_)
+      for (const Message& message : of.held) visit(message);
+  }
+
+ private:
+  struct OfTag {
+    std::deque<Receive> posted;
+    std::deque<Message> held;
+  };
+
+  static bool takes(const Receive& receive, int source) {
+    return receive->peer == -1 || receive->peer == source;
+  }
+  template <typename Change>
+  void erase(int tag, const Change& change) {
+    const auto at = tags_.find(tag);
+    if (at == tags_.end()) return;
+    change(at->second);
+    if (at->second.posted.empty() && at->second.held.empty()) tags_.erase(at);
+  }
+
+  std::map<int, OfTag> tags_;
+};
+
+}  // namespace dscomm

@@ -1,0 +1,262 @@
+// PointToPoint: messages into cells, and cells into messages. Nothing here blocks.
+#include <new>
+
+#include "core/messages/state.h"
+
+namespace dscomm {
+namespace {
+
+// How many cells one connection may move before the others get their turn: two ringfuls, so that a
+// pass empties a ring even when its sender refills it meanwhile.
+constexpr int kMostCellsInTurn = 2 * kRingCells;
+
+// What a held message costs beside its data, so that empty ones are bounded too.
+constexpr uint64_t kMessageOverheadBytes = 256;
+
+// Whether a message that came from a process is from the rank that it names.
+Status check_source(const PointToPointGroup& group, const ArenaId& from, int source) {
+  if (source >= 0 && source < static_cast<int>(group.peers.size()) &&
+      group.peers[static_cast<size_t>(source)]->id() == from)
+    return {};
+  return make_status(Code::kInternal,
+                     "a message in group '%s' says that it is from rank %d, but it is not",
+                     group.name.c_str(), source);
+}
+
+}  // namespace
+
+Status PointToPoint::nonsense(const Connection& connection, const char* what) {
+  return Status(Code::kInternal, "a cell from " + connection.peer->describe() + " " + what);
+}
+
+// Moves what can be moved now.
+bool PointToPoint::progress(Outcome* outcome) {
+  bool moved = false;
+  in_flight_ = false;
+  for (auto& [id, connection] : connections_) {
+    moved |= progress_in(*connection, outcome);
+    moved |= progress_out(*connection, outcome);
+    in_flight_ |= connection->channel->in_flight();
+  }
+  return moved;
+}
+
+bool PointToPoint::progress_in(Connection& connection, Outcome* outcome) {
+  connection.unread = false;
+  if (!connection.broken.ok()) return false;
+  for (int taken = 0;; ++taken) {
+    Result<std::optional<ArrivedCell>> cell = connection.channel->next_cell();
+    if (!cell.ok()) return break_connection(connection, cell.status());
+    if (!cell.value().has_value()) return taken > 0;
+    if (taken == kMostCellsInTurn || !take_cell(connection, *cell.value(), outcome)) {
+      connection.unread = true;
+      return taken > 0;
+    }
+    if (connection.channel->consume()) ring(*connection.peer);
+  }
+}
+
+// Copies a cell to where it belongs. False when it has to stay in the ring.
+bool PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell, Outcome* outcome) {
+  const CellHeader& header = cell.header;
+  bool first = (header.flags & kFirstCell) != 0;
+  bool continues = connection.incoming != nullptr;
+  if (header.sequence != connection.received_messages + 1 || first == continues ||
+      (continues && header.port != connection.incoming->port))
+    return break_connection(connection, nonsense(connection, "came out of order"));
+  if (!continues) {
+    if (header.port == 0 || header.port > last_port_)
+      return break_connection(connection, nonsense(connection, "is for a port that never was"));
+    connection.incoming = begin_message(connection, header, outcome);
+  }
+  if (connection.incoming == nullptr) return false;
+  MessagePtr message = connection.incoming;
+  if ((header.flags & kAbandoned) != 0) {
+    connection.incoming = nullptr;
+    ++connection.received_messages;
+    end_abandoned(message, outcome);
+    return true;
+  }
+  uint64_t left = message->bytes - message->arrived;
+  if (header.cell_bytes > left || (header.cell_bytes == 0 && left > 0))
+    return break_connection(connection, nonsense(connection, "does not fit its message"));
+  if (header.cell_bytes > 0 && !message->discarded) {
+    std::byte* base = message->receive ? message->receive->destination : message->heap.get();
+    std::memcpy(base + message->arrived, cell.data, header.cell_bytes);
+  }
+  message->arrived += header.cell_bytes;
+  if (message->arrived == message->bytes) {
+    connection.incoming = nullptr;
+    ++connection.received_messages;
+    if (message->receive) settle(message->receive, {}, outcome);
+  }
+  return true;
+}
+
+// Finds the receive of a message, or a place to keep it. Null when there is no room for it now.
+PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
+                                                     const CellHeader& header, Outcome* outcome) {
+  auto message = std::make_shared<Message>();
+  message->from = connection.peer->id();
+  message->port = header.port;
+  message->group = header.group;
+  message->source = header.source;
+  message->tag = header.tag;
+  message->dtype = static_cast<DType>(header.dtype);
+  message->bytes = header.bytes;
+  const auto discard = [&] {
+    message->discarded = true;
+    return message;
+  };
+  Port* port = find_port(header.port);
+  if (port == nullptr || !port->failure.ok()) return discard();  // closed, or failed here
+  if (port->group != nullptr) {
+    Status status = check_source(*port->group, message->from, header.source);
+    if (status.ok() && header.group != port->group->id)
+      status = nonsense(connection, "is for another group than its port");
+    if (!status.ok()) {
+      fail_group(*port, status, outcome);
+      return discard();
+    }
+    if (TransferPtr receive = port->matching.find_receive(header.source, header.tag)) {
+      if (Status match = check_match(*receive, *message); !match.ok()) {
+        fail_group(*port, match, outcome);
+        return discard();
+      }
+      message->receive = receive;
+      receive->came_from = header.source;
+      port->matching.erase_receive(receive);
+      return message;
+    }
+  }
+  return hold_message(*port, std::move(message), outcome);
+}
+
+bool PointToPoint::has_room(uint64_t bytes) const {
+  const uint64_t room = unexpected_bytes_ - unexpected_used_;
+  return room >= kMessageOverheadBytes && bytes <= room - kMessageOverheadBytes;
+}
+
+PointToPoint::MessagePtr PointToPoint::hold_message(Port& port, MessagePtr message,
+                                                    Outcome* outcome) {
+  if (!has_room(message->bytes)) {
+    // What groups hold that have failed elsewhere is only kept for receives that may come.
+    for (auto& [number, other] : ports_) {
+      if (other->group == nullptr || other->matching.empty() || !other->failure.ok()) continue;
+      if (Status failure = other->group->failure(); !failure.ok() && other->pending.empty())
+        fail_group(*other, failure, outcome);
+    }
+    if (!port.failure.ok()) {
+      message->discarded = true;
+      return message;
+    }
+    if (!has_room(message->bytes)) return nullptr;
+  }
+  message->heap.reset(new (std::nothrow) std::byte[std::max<uint64_t>(message->bytes, 1)]);
+  if (message->heap == nullptr) return nullptr;  // as if the limit were that low
+  message->charge = message->bytes + kMessageOverheadBytes;
+  unexpected_used_ += message->charge;
+  port.matching.hold(message);
+  return message;
+}
+
+// The sender has given up a message in the middle.
+void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
+  if (message->discarded) return;
+  message->discarded = true;
+  refund(message.get());
+  Port* port = find_port(message->port);
+  if (port == nullptr) return;
+  if (TransferPtr receive = std::move(message->receive)) {
+    if (Status cause = port->group->failure(); !cause.ok()) {
+      fail_group(*port, cause, outcome);
+    } else {
+      // Why it did is on its way, or not: it may come through a process that has died meanwhile.
+      port->suspect(Status(Code::kAborted, receive->describe() + ": " +
+                                               receive->group->name_member(message->source) +
+                                               " gave up its send half-way"));
+    }
+    return;
+  }
+  port->matching.erase_message(message);
+}
+
+// Nothing more is read from there; the groups that talk to it end, with the reason why it broke
+// where that is heard of soon. Returns false, for nothing was taken.
+bool PointToPoint::break_connection(Connection& connection, const Status& cause) {
+  connection.broken = cause;
+  if (connection.abandoning) --abandoning_count_;  // it can be told no more
+  connection.abandoning = false;
+  for (auto& [number, port] : ports_)
+    if (port->failure.ok() && !port->connections.empty() && port->names(connection.peer->id()))
+      port->suspect(connection.broken);
+  return false;
+}
+
+bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
+  // What is pending waits for the reason why.
+  if (!connection.broken.ok()) return false;
+  int filled = 0;
+  for (; filled < kMostCellsInTurn; ++filled) {
+    if (connection.outgoing.empty() && !connection.abandoning) break;
+    CellHeader header{};
+    header.sequence = connection.sent_messages + 1;
+    TransferPtr done;
+    if (connection.abandoning) {
+      if (connection.channel->vacant_cell(0) == nullptr) break;
+      header.group = connection.abandoned_group;
+      header.port = connection.abandoned_port;
+      header.flags = kAbandoned;
+      connection.abandoning = false;
+      --abandoning_count_;
+      ++connection.sent_messages;
+    } else {
+      const TransferPtr& transfer = connection.outgoing.front();
+      const size_t bytes = std::min<uint64_t>(connection.channel->cell_bytes(transfer->bytes),
+                                              transfer->bytes - transfer->sent_bytes);
+      std::byte* cell = connection.channel->vacant_cell(bytes);
+      if (cell == nullptr) break;
+      header.group = transfer->group->id;
+      header.port = transfer->destination_port();
+      header.bytes = transfer->bytes;
+      header.cell_bytes = static_cast<uint32_t>(bytes);
+      header.tag = transfer->tag;
+      header.source = transfer->group->rank;
+      header.dtype = static_cast<uint8_t>(transfer->dtype);
+      header.flags = connection.begun ? 0 : kFirstCell;
+      if (bytes > 0) std::memcpy(cell, transfer->source + transfer->sent_bytes, bytes);
+      transfer->sent_bytes += bytes;
+      connection.begun = transfer->sent_bytes < transfer->bytes;
+      if (!connection.begun) {
+        done = transfer;
+        connection.outgoing.pop_front();
+        ++connection.sent_messages;
+      }
+    }
+    if (connection.channel->publish(header)) ring(*connection.peer);
+    if (Status sent = connection.channel->failure(); !sent.ok())
+      return break_connection(connection, sent);
+    if (done != nullptr) settle(done, {}, outcome);
+  }
+  return filled > 0;
+}
+
+Status PointToPoint::check_match(const Transfer& transfer, const Message& message) const {
+  const PointToPointGroup& group = *transfer.group;
+  DSCOMM_RETURN_IF_ERROR(check_source(group, message.from, message.source));
+  if (transfer.dtype == message.dtype && transfer.bytes == message.bytes) return {};
+  return Status(Code::kMismatch,
+                "send and receive differ in group '" + group.name +
+                    "': " + group.name_member(message.source) + " made a send of " +
+                    describe_data(message.dtype, message.count(), message.tag) + " to " +
+                    group.name_member(group.rank) + ", which made a receive of " +
+                    describe_data(transfer.dtype, transfer.count, transfer.tag) +
+                    "; both sides must name the same dtype and number of elements");
+}
+
+void PointToPoint::refund(Message* message) {
+  unexpected_used_ -= std::exchange(message->charge, 0);
+  message->heap.reset();
+}
+
+}  // namespace dscomm

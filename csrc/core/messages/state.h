@@ -1,0 +1,156 @@
+// What PointToPoint keeps: its operations, messages, ports and connections. Guarded by its mutex.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/messages/matching.h"
+#include "core/messages/point_to_point.h"
+
+namespace dscomm {
+
+inline constexpr int64_t kLongestTimeoutMs = int64_t{1}
+                                             << 40;  // some 35 years; keeps nanoseconds in range
+
+inline std::string describe_data(DType dtype, uint64_t count, int tag) {
+  return std::string(dtype_name(dtype)) + "[" + std::to_string(count) + "] tag " +
+         std::to_string(tag);
+}
+
+// A send or a receive.
+class PointToPoint::Transfer final : public Operation {
+ public:
+  Transfer(PointToPoint* engine, GroupPtr of, const void* from, void* to, size_t elements,
+           DType type, int other, int label, std::shared_ptr<void> owner,
+           std::chrono::milliseconds timeout)
+      : group(std::move(of)),
+        port(group->ports[static_cast<size_t>(group->rank)]),
+        sending(from != nullptr),
+        source(static_cast<const std::byte*>(from)),
+        destination(static_cast<std::byte*>(to)),
+        count(elements),
+        bytes(elements * dtype_bytes(type)),
+        dtype(type),
+        peer(other),
+        tag(label),
+        timeout_ms(std::min<int64_t>(timeout.count(), kLongestTimeoutMs)),
+        keep(std::move(owner)),
+        engine_(engine) {}
+
+  const GroupPtr group;
+  const uint32_t port;  // this rank's
+  const bool sending;
+  const std::byte* const source;
+  std::byte* const destination;
+  const uint64_t count;
+  const uint64_t bytes;
+  const DType dtype;
+  const int peer;  // -1: any
+  const int tag;
+  const int64_t timeout_ms;
+
+  std::shared_ptr<void> keep;
+  int64_t end_ns = INT64_MAX;
+  uint64_t sent_bytes = 0;  // of a send: in cells
+  int came_from = -1;       // of a receive: the rank
+  int waiting_threads = 0;
+  bool settled = false;  // its end is decided; finish() follows with the mutex free
+
+  uint32_t destination_port() const { return group->ports[static_cast<size_t>(peer)]; }
+  std::string describe() const {
+    return std::string(sending ? "send of " : "receive of ") + describe_data(dtype, count, tag) +
+           " in group '" + group->name + "'";
+  }
+
+ protected:
+  void help(std::chrono::milliseconds limit) override { engine_->help(*this, limit); }
+
+ private:
+  PointToPoint* const engine_;
+};
+
+// A message on its way in.
+struct PointToPoint::Message {
+  ArenaId from;
+  uint32_t port = 0;
+  uint64_t group = 0;
+  int source = -1;
+  int tag = 0;
+  DType dtype = DType::kUInt8;
+  uint64_t bytes = 0;
+  uint64_t arrived = 0;
+  TransferPtr receive;                // where it goes, once a receive has matched
+  std::unique_ptr<std::byte[]> heap;  // where it goes until then
+  uint64_t charge = 0;                // of unexpected_used_
+  bool discarded = false;
+
+  uint64_t count() const { return bytes / std::max<size_t>(dtype_bytes(dtype), 1); }
+};
+
+// One rank of one group.
+struct PointToPoint::Port {
+  explicit Port(uint32_t own) : number(own) {}
+
+  const uint32_t number;
+  GroupPtr group;  // null until the group has formed
+  // By member, null for this rank; empty until this rank first sends or receives. Members of one
+  // process share one.
+  std::vector<Connection*> connections;
+  Status failure;  // what ended it; every later operation fails with the same
+  Matching<TransferPtr, MessagePtr> matching;
+  std::unordered_set<TransferPtr> pending;
+  Status suspicion;  // ends the group unless its cause is heard of soon
+  int64_t suspected_ns = 0;
+
+  void suspect(const Status& consequence) {
+    if (!suspicion.ok()) return;
+    suspicion = consequence;
+    suspected_ns = monotonic_ns();
+  }
+  bool names(const ArenaId& process) const {
+    return group != nullptr && std::any_of(group->peers.begin(), group->peers.end(),
+                                           [&](const auto& peer) { return peer->id() == process; });
+  }
+};
+
+// Everything between this process and another one, or itself, whatever the group.
+struct PointToPoint::Connection {
+  Connection(const std::shared_ptr<Arena>& arena, ChannelDirectory& directory,
+             std::shared_ptr<Endpoint> endpoint)
+      : peer(std::move(endpoint)), channel(peer->make_channel(arena, directory)) {}
+
+  const std::shared_ptr<Endpoint> peer;
+  const std::unique_ptr<CellChannel> channel;
+  Status broken;  // why nothing that comes from there can be believed, or read
+
+  std::deque<TransferPtr> outgoing;
+  uint64_t sent_messages = 0;
+  bool begun = false;       // the first of outgoing has a cell out
+  bool abandoning = false;  // the message that had begun was given up; a cell has to say so
+  uint64_t abandoned_group = 0;
+  uint32_t abandoned_port = 0;
+
+  MessagePtr incoming;  // begun and not complete
+  uint64_t received_messages = 0;
+  bool unread = false;  // the last pass left cells in the ring
+};
+
+struct PointToPoint::Settled {
+  TransferPtr transfer;
+  Status status;
+};
+
+inline PointToPoint::Port* PointToPoint::find_port(uint32_t number) const {
+  const auto found = ports_.find(number);
+  return found == ports_.end() ? nullptr : found->second.get();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,179 @@
+// PointToPoint: the threads that wait for operations, and the worker for what nobody waits for.
+#include <sched.h>
+
+#include "core/base/thread.h"
+#include "core/messages/state.h"
+
+namespace dscomm {
+namespace {
+
+// How long a wait sleeps where a peer rings no doorbell: short beside what the wire takes.
+constexpr int64_t kPolledSliceNs = 50'000;
+
+// The worker looks this often whether somebody waits himself; it takes over when nobody did for one
+// tick, and parks after this many in which it had nothing to do.
+constexpr std::chrono::milliseconds kWorkerTick{1};
+constexpr int kTicksBeforeParking = 10;
+
+}  // namespace
+
+void PointToPoint::flush(std::chrono::milliseconds limit) {
+  const Deadline deadline = Deadline::after(limit);
+  std::unique_lock lock(mutex_);
+  Outcome outcome;
+  while (in_flight_ && !deadline.expired()) {
+    progress(&outcome);
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kPolledSliceNs));
+    lock.lock();
+  }
+  lock.unlock();
+  deliver(std::move(outcome));
+}
+
+Status PointToPoint::start_worker(const PointToPointGroup& group) {
+  if (worker_.joinable()) return {};
+  Result<std::thread> worker = start_thread("point-to-point", [this] { work(); });
+  if (!worker.ok())
+    return Status(worker.status().code(), "rank " + std::to_string(group.rank) + " of group '" +
+                                              group.name + "': " + worker.status().message());
+  worker_ = std::move(worker).value();
+  return {};
+}
+
+void PointToPoint::unpark_worker() {
+  if (!worker_parked_) return;
+  worker_parked_ = false;
+  worker_wake_.notify_all();
+}
+
+void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
+  const int64_t end_ns = limit.count() > 0 ? monotonic_ns() + limit.count() * 1'000'000 : INT64_MAX;
+  const WaitPolicy& policy = transfer.group->wait;
+  int pauses = 0;
+  int64_t yield_end_ns = 0;  // 0: not yielding yet
+  std::unique_lock lock(mutex_);
+  ++helpers_;
+  ++helper_visits_;
+  ++transfer.waiting_threads;
+  while (!transfer.settled) {
+    Outcome outcome;
+    bool moved = progress(&outcome);
+    if (moved) look_when_due(&outcome);
+    bool settled = transfer.settled;
+    deliver_as_helper(lock, std::move(outcome));
+    lock.unlock();
+    if (moved || settled) {
+      pauses = 0;
+      yield_end_ns = 0;
+      if (!settled && end_ns != INT64_MAX && monotonic_ns() >= end_ns) break;
+    } else if (pauses < policy.spin_pauses) {
+      ++pauses;
+      pause_core();
+    } else {
+      int64_t now = monotonic_ns();
+      if (now >= end_ns) break;
+      if (yield_end_ns == 0) yield_end_ns = now + policy.yield_ns;
+      if (now < yield_end_ns) {
+        sched_yield();
+      } else {
+        lock.lock();
+        if (!transfer.settled) {
+          Outcome after = sleep_once(lock, end_ns);
+          deliver_as_helper(lock, std::move(after));
+        }
+        continue;
+      }
+    }
+    lock.lock();
+  }
+  if (!lock.owns_lock()) lock.lock();
+  --transfer.waiting_threads;
+  --helpers_;
+  if (helpers_ == 0 && has_work()) unpark_worker();
+}
+
+// With the mutex free. What calls back may take its time: meanwhile this thread helps nobody.
+void PointToPoint::deliver_as_helper(std::unique_lock<std::mutex>& lock, Outcome outcome) {
+  if (outcome.empty()) return;
+  --helpers_;
+  if (helpers_ == 0 && has_work()) unpark_worker();
+  lock.unlock();
+  deliver(std::move(outcome));
+  lock.lock();
+  ++helpers_;
+  ++helper_visits_;
+}
+
+PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns) {
+  Outcome outcome;
+  auto timeout_ns = [&] {
+    int64_t now = monotonic_ns();
+    int64_t end = std::min(end_ns, next_deadline_ns_);
+    if (slice_ns_ > 0) end = std::min(end, now + slice_ns_);
+    if (polled_count_ > 0) end = std::min(end, now + kPolledSliceNs);
+    return end == INT64_MAX ? int64_t{-1} : std::max<int64_t>(end - now, 0);
+  };
+  if (polling_) {
+    // Ends: the other thread notifies after its progress, and settle() for what this one waits for.
+    int64_t most_ns = timeout_ns();
+    if (most_ns < 0)
+      changed_.wait(lock);
+    else
+      changed_.wait_for(lock, std::chrono::nanoseconds(most_ns));
+  } else {
+    polling_ = true;
+    std::atomic<uint32_t>& sleepers = arena_->header().doorbell_sleepers;
+    // Dekker: this side adds itself and then looks at the channels (Cell::number, consumed), a peer
+    // publishes or consumes and then loads the counter. All are seq_cst, so the cell is seen here
+    // or the sleeper there.
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    if (!progress(&outcome) && outcome.empty() && !stopping_) {
+      int64_t most_ns = timeout_ns();
+      asleep_ = true;
+      lock.unlock();
+      doorbell_->sleep(most_ns);
+      lock.lock();
+      asleep_ = false;
+      doorbell_->clear();
+    }
+    sleepers.fetch_sub(1, std::memory_order_relaxed);  // a late ring by a peer is harmless
+    progress(&outcome);
+    polling_ = false;
+    changed_.notify_all();
+  }
+  look_when_due(&outcome);
+  return outcome;
+}
+
+// The worker: attends to what is pending while no thread waits for anything. A thread that calls
+// and waits at once is better served by itself, so the worker takes over only after a tick without
+// one.
+void PointToPoint::work() {
+  std::unique_lock lock(mutex_);
+  uint64_t seen_visits = helper_visits_;
+  int idle_ticks = 0;
+  worker_wake_.wait_for(lock, kWorkerTick, [this] { return stopping_; });
+  while (!stopping_) {
+    bool attended = helpers_ > 0 || polling_ || helper_visits_ != seen_visits;
+    seen_visits = helper_visits_;
+    if (has_work() && !attended) {
+      idle_ticks = 0;
+      Outcome outcome = sleep_once(lock, INT64_MAX);
+      lock.unlock();
+      deliver(std::move(outcome));
+      lock.lock();
+      continue;
+    }
+    if (++idle_ticks < kTicksBeforeParking || (has_work() && helpers_ == 0)) {
+      worker_wake_.wait_for(lock, kWorkerTick, [this] { return stopping_; });
+      continue;
+    }
+    // Ends: the next operation that is left pending, or the last helper that leaves some behind.
+    worker_parked_ = true;
+    worker_wake_.wait(lock, [this] { return stopping_ || !worker_parked_; });
+    idle_ticks = 0;
+  }
+}
+
+}  // namespace dscomm

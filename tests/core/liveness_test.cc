@@ -1,0 +1,73 @@
+// Liveness: who is gone, and what that means for what is pending.
+#include "core/messages/liveness.h"
+
+#include <gtest/gtest.h>
+
+namespace dscomm {
+namespace {
+
+constexpr MemberLife kLives{}, kDied{.died = true}, kLeft{.left = true},
+    kDiedUnread{.died = true, .unread = true}, kLeftUnread{.left = true, .unread = true};
+
+std::string name(int member) { return "rank " + std::to_string(member); }
+
+std::optional<Status> ask(bool sending, int peer, std::vector<MemberLife> members) {
+  return hopeless(sending, peer, 0, members, "receive: ", name);
+}
+
+TEST(Liveness, AMemberThatLeavesAndEndsDuringALookHasNotDied) {
+  bool left = false, lives = true;
+  const auto alive = [&] {
+    const bool before = lives;
+    left = true;
+    lives = false;
+    return before;
+  };
+  const auto has_left = [&] { return left; };
+  for (int look = 0; look < 2; ++look) {
+    const MemberLife life = look_at_member(alive, has_left);
+    EXPECT_TRUE(life.left);
+    EXPECT_FALSE(life.died);
+  }
+}
+
+TEST(Liveness, AMemberThatEndsWithoutLeavingHasDied) {
+  const MemberLife life = look_at_member([] { return false; }, [] { return false; });
+  EXPECT_TRUE(life.died);
+  EXPECT_FALSE(life.left);
+}
+
+TEST(Liveness, ANamedReceiveGoesOnWhileCellsOfItsSourceAreUnread) {
+  EXPECT_FALSE(ask(false, 1, {kLives, kLives, kDied}).has_value());
+  EXPECT_FALSE(ask(false, 1, {kLives, kDiedUnread}).has_value());
+  EXPECT_FALSE(ask(false, 1, {kLives, kLeftUnread}).has_value());
+  EXPECT_EQ(ask(false, 1, {kLives, kDied})->code(), Code::kPeerDied);
+  EXPECT_EQ(ask(false, 1, {kLives, kLeft})->code(), Code::kPeerLeft);
+}
+
+TEST(Liveness, ASendEndsWithItsDestination) {
+  EXPECT_FALSE(ask(true, 1, {kLives, kLives, kDied}).has_value());
+  EXPECT_EQ(ask(true, 1, {kLives, kDiedUnread})->code(), Code::kPeerDied);
+  EXPECT_EQ(ask(true, 1, {kLives, kLeftUnread})->code(), Code::kPeerLeft);
+}
+
+TEST(Liveness, AReceiveFromAnySourceEndsWhenNobodyIsLeftWhoCouldSend) {
+  EXPECT_FALSE(ask(false, -1, {kLives, kDied, kLives}).has_value());
+  EXPECT_FALSE(ask(false, -1, {kLives, kDied, kLeftUnread}).has_value());
+  EXPECT_FALSE(ask(false, -1, {kLives, kDiedUnread, kLeft}).has_value());
+  const Status died = *ask(false, -1, {kLives, kDied, kLeft});
+  EXPECT_EQ(died.code(), Code::kPeerDied);
+  EXPECT_NE(died.message().find("rank 1 died, rank 2 left"), std::string::npos) << died.message();
+  const Status left = *ask(false, -1, {kLives, kLeft, kLeft});
+  EXPECT_EQ(left.code(), Code::kPeerLeft);
+  EXPECT_NE(left.message().find("rank 1 left, rank 2 left"), std::string::npos) << left.message();
+}
+
+TEST(Liveness, TextNamesMembersThatAreGone) {
+  const std::vector<MemberLife> members{kLives, kDied, kLives, kLeft};
+  EXPECT_EQ(gone_text(0, members, name), "; rank 1 died, rank 3 left the group before");
+  EXPECT_EQ(gone_text(0, std::vector<MemberLife>(3), name), "");
+}
+
+}  // namespace
+}  // namespace dscomm

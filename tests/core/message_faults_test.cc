@@ -1,0 +1,287 @@
+// Messages of groups when members leave, die, abort, are late, share a process, or are stopped.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "core/base/deadline.h"
+#include "core/engine/context.h"
+#include "core/engine/group.h"
+#include "shm_ranks.h"
+
+namespace dscomm::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLong{60'000};
+
+class Prefixed final : public Store {
+ public:
+  Prefixed(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  Status set(const std::string& key, std::string_view value) override {
+    return store_.set(prefix_ + key, value);
+  }
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+    return store_.get(prefix_ + key, deadline);
+  }
+  Result<bool> has(const std::string& key) override { return store_.has(prefix_ + key); }
+  Result<int64_t> add(const std::string& key, int64_t amount) override {
+    return store_.add(prefix_ + key, amount);
+  }
+
+ private:
+  Store& store_;
+  std::string prefix_;
+};
+
+// Processes of one host, in this one: a Context each. Groups form among any ranks of any of them.
+class Host {
+ public:
+  std::shared_ptr<Context> process() {
+    auto directory = std::make_unique<InProcessDirectory>(registry_);
+    InProcessDirectory* life = directory.get();
+    std::shared_ptr<Context> made =
+        Context::create(small_settings(), std::move(directory)).value();
+    lives_[made.get()] = life;
+    return made;
+  }
+  // As if the process had ended, its groups not closed.
+  void die(const std::shared_ptr<Context>& process) { lives_.at(process.get())->die(); }
+
+  // A group of processes[rank] for each rank; blocks until all have formed it.
+  std::vector<std::shared_ptr<Group>> group(const std::vector<std::shared_ptr<Context>>& processes,
+                                            const std::string& name, milliseconds timeout = kLong) {
+    const int size = static_cast<int>(processes.size());
+    std::vector<std::shared_ptr<Group>> groups(processes.size());
+    run_ranks(size, [&](int rank) {
+      GroupOptions options;
+      options.name = name;
+      options.rank = rank;
+      options.size = size;
+      options.timeout = timeout;
+      Result<std::shared_ptr<Group>> made =
+          Group::create(processes[static_cast<size_t>(rank)],
+                        std::make_shared<Prefixed>(store_, name), std::move(options));
+      ASSERT_TRUE(made.ok()) << made.status().message();
+      groups[static_cast<size_t>(rank)] = std::move(made).value();
+    });
+    return groups;
+  }
+
+ private:
+  std::map<const Context*, InProcessDirectory*> lives_;
+  std::shared_ptr<Registry> registry_ = std::make_shared<Registry>();
+  MemoryStore store_;
+};
+
+Status send(Group& group, int64_t number, int to, int tag = 0) {
+  return group.send(&number, 1, DType::kInt64, to, tag, nullptr, milliseconds(0))->wait();
+}
+
+OperationPtr receive(Group& group, int64_t* number, int from, int tag = 0,
+                     milliseconds timeout = milliseconds(0)) {
+  return group.receive(number, 1, DType::kInt64, from, tag, nullptr, timeout);
+}
+
+#define EXPECT_STATUS_OK(expression)                \
+  do {                                              \
+    Status status_ = (expression);                  \
+    EXPECT_TRUE(status_.ok()) << status_.message(); \
+  } while (0)
+
+#define EXPECT_NUMBER(group, from, expected)                \
+  do {                                                      \
+    int64_t number_ = -1;                                   \
+    EXPECT_STATUS_OK(receive(group, &number_, from)->wait()); \
+    EXPECT_EQ(number_, expected);                           \
+  } while (0)
+
+void expect_failure(const Status& status, Code code, std::initializer_list<const char*> parts) {
+  EXPECT_EQ(status.code(), code) << status.message();
+  for (const char* part : parts)
+    EXPECT_NE(status.message().find(part), std::string::npos)
+        << "no '" << part << "' in: " << status.message();
+}
+
+// Rank 0 sends in one group and ends; rank 1 closes another group of the two before it receives.
+// Messages in the other group go before or after.
+void expect_last_messages_survive(int64_t earlier, int64_t later = 0) {
+  Host host;
+  std::shared_ptr<Context> zero = host.process(), one = host.process();
+  auto first = host.group({zero, one}, "first"), second = host.group({zero, one}, "second");
+  for (int64_t n = 0; n < earlier; ++n) {
+    EXPECT_STATUS_OK(send(*first[0], n, 1));
+    EXPECT_NUMBER(*first[1], 0, n);
+  }
+  EXPECT_STATUS_OK(send(*second[0], 101, 1));
+  EXPECT_STATUS_OK(send(*second[0], 102, 1));
+  for (int64_t n = 0; n < later; ++n) {
+    EXPECT_STATUS_OK(send(*first[0], n, 1));
+    EXPECT_NUMBER(*first[1], 0, n);
+  }
+  for (auto* group : {&first[0], &second[0]}) {
+    (*group)->shutdown();
+    group->reset();
+  }
+  zero.reset();  // the process of rank 0 ends
+  first[1]->shutdown();
+  first[1].reset();
+  EXPECT_NUMBER(*second[1], 0, 101);
+  EXPECT_NUMBER(*second[1], 0, 102);
+}
+
+TEST(MessageFaults, MessagesOfADeadRankSurviveTheEndOfAnotherGroup) {
+  expect_last_messages_survive(1);
+}
+
+TEST(MessageFaults, MessagesOfADeadRankSurviveTheEndOfAnotherGroupAfterManyCells) {
+  expect_last_messages_survive(100);
+}
+
+TEST(MessageFaults, MessagesOfADeadRankSurviveInAGroupThatWasNeverUsed) {
+  expect_last_messages_survive(0);
+}
+
+TEST(MessageFaults, MessagesOfADeadRankThatHaveArrivedAreReceivedOnce) {
+  expect_last_messages_survive(0, 1);
+}
+
+TEST(MessageFaults, RanksOfOneProcessReceiveTheirOwnMessages) {
+  Host host;
+  std::shared_ptr<Context> process = host.process();
+  auto group = host.group({process, process, process}, "threads");
+  for (int64_t round = 0; round < 50; ++round)
+    run_ranks(3, [&](int rank) {
+      Group& own = *group[static_cast<size_t>(rank)];
+      if (rank == 0) {
+        EXPECT_STATUS_OK(send(own, 10 + round, 1));
+        EXPECT_STATUS_OK(send(own, 20 + round, 2));
+        EXPECT_NUMBER(own, 1, 30 + round);
+        EXPECT_NUMBER(own, 2, 40 + round);
+      } else {
+        EXPECT_NUMBER(own, 0, 10 * rank + round);
+        EXPECT_STATUS_OK(send(own, 20 + 10 * rank + round, 0));
+      }
+    });
+}
+
+TEST(MessageFaults, RanksOfTwoProcessesOfTwoRanksEachExchangeLargeMessages) {
+  Host host;
+  std::shared_ptr<Context> one = host.process(), other = host.process();
+  auto group = host.group({one, other, one, other}, "mixed");
+  run_ranks(4, [&](int rank) {
+    Group& own = *group[static_cast<size_t>(rank)];
+    constexpr size_t kCount = 300'000;
+    std::vector<std::vector<int32_t>> in(4, std::vector<int32_t>(kCount)), out = in;
+    std::vector<OperationPtr> calls;
+    for (int peer = 0; peer < 4; ++peer) {
+      if (peer == rank) continue;
+      const auto k = static_cast<size_t>(peer);
+      std::fill(out[k].begin(), out[k].end(), 10 * rank + peer);
+      calls.push_back(own.receive(in[k].data(), kCount, DType::kInt32, peer, 3, nullptr, kLong));
+      calls.push_back(own.send(out[k].data(), kCount, DType::kInt32, peer, 3, nullptr, kLong));
+    }
+    for (const OperationPtr& call : calls) EXPECT_STATUS_OK(call->wait());
+    for (int peer = 0; peer < 4; ++peer)
+      if (peer != rank)
+        EXPECT_EQ(in[static_cast<size_t>(peer)],
+                  std::vector<int32_t>(kCount, 10 * peer + rank));
+  });
+}
+
+TEST(MessageFaults, ARankThatClosesItsGroupLeavesTheOthersOfItsProcessTheirMessages) {
+  Host host;
+  std::shared_ptr<Context> process = host.process();
+  auto group = host.group({process, process, process}, "threads");
+  EXPECT_STATUS_OK(send(*group[0], 1, 1));
+  EXPECT_STATUS_OK(send(*group[0], 2, 2));
+  int64_t number = 0;
+  OperationPtr pending = receive(*group[2], &number, 1);
+  group[0]->shutdown();
+  EXPECT_NUMBER(*group[1], 0, 1);
+  EXPECT_STATUS_OK(send(*group[1], 3, 2));
+  EXPECT_STATUS_OK(pending->wait());
+  EXPECT_EQ(number, 3);
+  EXPECT_NUMBER(*group[2], 0, 2);
+  expect_failure(send(*group[1], 4, 0), Code::kPeerLeft, {"rank 0", "left the group"});
+}
+
+TEST(MessageFaults, AnySourceGoesOnWhileALivingRankCanStillSend) {
+  Host host;
+  std::vector<std::shared_ptr<Context>> processes = {host.process(), host.process(),
+                                                     host.process()};
+  auto group = host.group(processes, "world");
+  EXPECT_STATUS_OK(send(*group[1], 7, 0));
+  EXPECT_NUMBER(*group[0], -1, 7);
+  int64_t number = 0;
+  OperationPtr any = receive(*group[0], &number, -1);
+  // Rank 1 dies: it does not leave the group.
+  host.die(processes[1]);
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_FALSE(any->done()) << any->status().message();
+  EXPECT_STATUS_OK(send(*group[2], 8, 0));
+  EXPECT_STATUS_OK(any->wait());
+  EXPECT_EQ(number, 8);
+  expect_failure(receive(*group[0], &number, -1, 0, milliseconds(100))->wait(), Code::kTimeout,
+                 {"timed out", "rank 1", "died"});
+}
+
+TEST(MessageFaults, WhatWasSentBeforeAnAbortIsReceived) {
+  Host host;
+  auto group = host.group({host.process(), host.process()}, "world");
+  int64_t number = 0;
+  OperationPtr pending = receive(*group[0], &number, 1, 3);
+  EXPECT_STATUS_OK(send(*group[1], 5, 0));
+  EXPECT_STATUS_OK(send(*group[1], 6, 0));
+  EXPECT_STATUS_OK(send(*group[1], 7, 0, 3));
+  group[1]->abort("that is all");
+  EXPECT_STATUS_OK(pending->wait());
+  EXPECT_EQ(number, 7);
+  EXPECT_NUMBER(*group[0], 1, 5);
+  EXPECT_NUMBER(*group[0], 1, 6);
+  expect_failure(receive(*group[0], &number, 1)->wait(), Code::kAborted, {"that is all"});
+  expect_failure(send(*group[0], 8, 1), Code::kAborted, {"that is all"});
+}
+
+// In a process of its own, which is stopped for longer than the receives may take.
+void be_stopped() {
+  Host host;
+  auto group = host.group({host.process(), host.process()}, "world", milliseconds(1500));
+  int64_t waited_for = 0, left_to_worker = 0;
+  OperationPtr first = receive(*group[0], &waited_for, 1, 1);
+  OperationPtr second = receive(*group[0], &left_to_worker, 1, 2);
+  Status status;
+  std::thread waiter([&] { status = first->wait(); });
+  std::this_thread::sleep_for(milliseconds(100));
+  kill(getpid(), SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(300));
+  bool good = send(*group[1], 9, 0, 1).ok() && send(*group[1], 10, 0, 2).ok();
+  waiter.join();
+  good &= status.ok() && waited_for == 9 && second->wait().ok() && left_to_worker == 10;
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
+  _exit(good ? 0 : 1);
+}
+
+TEST(MessageFaults, TimeInWhichTheProcessIsStoppedIsNotChargedToADeadline) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    be_stopped();
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(child, &state, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(state));
+  std::this_thread::sleep_for(milliseconds(3000));
+  kill(child, SIGCONT);
+  ASSERT_EQ(waitpid(child, &state, 0), child);
+  EXPECT_EQ(state, 0);
+}
+
+}  // namespace
+}  // namespace dscomm::test
