@@ -27,6 +27,25 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
+// Takes the GIL for as long as it lives, whether or not this thread holds it already.
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+  ~WithGil() { PyGILState_Release(state_); }
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// What it returns, as a new reference; null, and no exception, where it raises.
+PyObject* call_or_null(PyObject* object, const char* method) {
+  PyObject* result = object == nullptr ? nullptr : PyObject_CallMethod(object, method, nullptr);
+  if (result == nullptr && PyErr_Occurred()) PyErr_Clear();
+  return result;
+}
+
 [[noreturn]] void raise_creation_error(const Status& status, const GroupOptions& options) {
   std::rethrow_exception(to_exception(status, "making group '" + options.name + "' (rank " +
                                                   std::to_string(options.rank) + " of " +
@@ -65,6 +84,10 @@ DscommBackend::DscommBackend(std::shared_ptr<Group> group, GroupOptions options)
 // torch destroys a group by shutdown() alone, or, in 1.13 and when a program simply ends, by
 // dropping it. A Work may outlive the backend and then holds the Group.
 DscommBackend::~DscommBackend() {
+  if (coalescing_manager_ != nullptr && Py_IsInitialized()) {
+    const WithGil with_gil;
+    Py_CLEAR(coalescing_manager_);
+  }
   WithoutGil without_gil;
   group_->shutdown();
   group_.reset();
@@ -164,10 +187,16 @@ std::shared_ptr<c10::Allocator> DscommBackend::getMemAllocator() {
 
 void DscommBackend::startCoalescing() {
   std::thread::id nobody;
+  end_abandoned_coalescing();
   if (!coalescing_thread_.compare_exchange_strong(nobody, std::this_thread::get_id()))
     raise_value_error("startCoalescing: calls of group '" + group_->name() +
                       "' are being coalesced already; end that first");
   coalesced_.clear();
+  const WithGil with_gil;
+  PyObject* module = PyImport_ImportModule("deepspeed_comm._coalescing");
+  coalescing_manager_ = call_or_null(module, "calling_manager");
+  Py_XDECREF(module);
+  if (PyErr_Occurred()) PyErr_Clear();
 }
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::endCoalescing() {
@@ -175,12 +204,28 @@ c10::intrusive_ptr<c10d::Work> DscommBackend::endCoalescing() {
     raise_value_error("endCoalescing: this thread has not started to coalesce calls of group '" +
                       group_->name() + "'");
   auto work = c10::make_intrusive<CoalescedWork>(getRank(), std::move(coalesced_));
-  coalesced_.clear();
-  coalescing_thread_ = std::thread::id();
+  end_coalescing();
   return work;
 }
 
 #endif
+
+void DscommBackend::end_coalescing() {
+  coalesced_.clear();
+  const WithGil with_gil;
+  Py_CLEAR(coalescing_manager_);
+  coalescing_thread_ = std::thread::id();
+}
+
+bool DscommBackend::end_abandoned_coalescing() {
+  if (coalescing_thread_.load() == std::thread::id()) return false;
+  const WithGil with_gil;
+  PyObject* has_ended = call_or_null(coalescing_manager_, "has_ended");
+  const bool abandoned = has_ended == Py_True;
+  Py_XDECREF(has_ended);
+  if (abandoned) end_coalescing();
+  return abandoned;
+}
 
 GroupIdentity DscommBackend::identity() const {
   GroupIdentity identity;

@@ -8,6 +8,8 @@
 // Lists of several calls ("coalesced") are one body, so that nothing comes between their parts.
 #pragma once
 
+#include <Python.h>
+
 #include <atomic>
 #include <exception>
 #include <memory>
@@ -80,8 +82,13 @@ class DscommBackend : public BackendBase {
   // Between the two, calls of this thread are started and not waited for; the Work of all of them
   // together comes from endCoalescing(). Nothing is fused, and batch_isend_irecv is better served
   // by a Work for each message, so supportsCoalescing() stays false.
+  //
+  // torch's _coalescing_manager does not end what it has started when its body raises. So the state
+  // knows the manager that started it (deepspeed_comm/_coalescing.py), and is over when that is.
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+  // Works have durations whether it is called or not.
+  void enableCollectivesTiming() override {}
 #endif
   std::string describe() const { return group_->describe(); }
   std::string flight_record() const { return group_->flight_record_json(); }
@@ -144,6 +151,21 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> all_reduce_caching(const at::Tensor& tensor,
                                                     std::shared_ptr<const AllReducePlan> plan,
                                                     bool asynchronous);
+  // While it lives, allreduce() of this backend on this thread is all_reduce_caching() under the
+  // match_id: for what has to go through torch's dispatcher.
+  class WithMatchId {
+   public:
+    WithMatchId(const DscommBackend& backend, std::string match_id);
+    ~WithMatchId();
+    WithMatchId(const WithMatchId&) = delete;
+    WithMatchId& operator=(const WithMatchId&) = delete;
+    static const std::string* of(const DscommBackend& backend);  // null where none lives
+
+   private:
+    const DscommBackend& backend_;
+    const std::string match_id_;
+    const WithMatchId* const outer_;
+  };
 
   // point_to_point.cc
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override;
@@ -166,6 +188,10 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> all_reduce_tensor(const at::Tensor& tensor,
                                                    const c10d::ReduceOp& op, bool asynchronous,
                                                    std::chrono::milliseconds timeout);
+  c10::intrusive_ptr<c10d::Work> submit_planned(const at::Tensor& tensor,
+                                                std::shared_ptr<const AllReducePlan> plan,
+                                                bool asynchronous,
+                                                std::chrono::milliseconds timeout);
   // Raises the group's first cause if it has ended.
   void check_alive(const char* title) const;
   c10::intrusive_ptr<c10d::Work> start(const CallInfo& call, Group::Body body,
@@ -175,18 +201,17 @@ class DscommBackend : public BackendBase {
                                         DscommWork::Epilogue epilogue);
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, const CallInfo& call,
                                          int src, int tag);
-  // Ends the coalescing of calls when one of them throws: torch does not, and the thread's later
-  // synchronous calls would return before they are done.
+  // Stands at the beginning of each call. Ends the coalescing of calls that was left behind, and
+  // that in which this call throws: torch does neither, and the thread's later synchronous calls
+  // would return before they are done.
   class EndsCoalescing {
    public:
     explicit EndsCoalescing(DscommBackend& backend)
         : backend_(backend),
-          is_needed_(backend.coalescing()),
+          is_needed_(backend.coalescing() && !backend.end_abandoned_coalescing()),
           exceptions_(is_needed_ ? std::uncaught_exceptions() : 0) {}
     ~EndsCoalescing() {
-      if (!is_needed_ || std::uncaught_exceptions() == exceptions_) return;
-      backend_.coalesced_.clear();
-      backend_.coalescing_thread_ = std::thread::id();
+      if (is_needed_ && std::uncaught_exceptions() != exceptions_) backend_.end_coalescing();
     }
     EndsCoalescing(const EndsCoalescing&) = delete;
     EndsCoalescing& operator=(const EndsCoalescing&) = delete;
@@ -201,6 +226,9 @@ class DscommBackend : public BackendBase {
     const std::thread::id thread = coalescing_thread_.load(std::memory_order_relaxed);
     return thread != std::thread::id() && thread == std::this_thread::get_id();
   }
+  void end_coalescing();
+  // Ends it if the manager that started it is over without having ended it; whether it did so.
+  bool end_abandoned_coalescing();
   GroupIdentity identity() const;
   int check_rank(int64_t rank, const char* argument) const;
   size_t group_size() const { return static_cast<size_t>(getSize()); }
@@ -209,6 +237,8 @@ class DscommBackend : public BackendBase {
   GroupOptions options_;
   std::atomic<std::thread::id> coalescing_thread_{};  // the one between start- and endCoalescing()
   std::vector<c10::intrusive_ptr<DscommWork>> coalesced_;  // used by that thread alone
+  // _coalescing.Manager that started it, or null where none is known. Guarded by the GIL.
+  PyObject* coalescing_manager_ = nullptr;
 };
 
 }  // namespace dscomm

@@ -86,6 +86,12 @@ c10::intrusive_ptr<c10d::Work> all_reduce_caching(DscommBackend& backend, const 
   return backend.all_reduce_caching(tensor, std::move(plan), async_op);
 }
 
+py::object with_match_id(const DscommBackend& backend, const std::string& match_id,
+                         const py::function& call) {
+  const DscommBackend::WithMatchId named(backend, match_id);
+  return call();
+}
+
 at::Tensor empty(const std::vector<int64_t>& size, const py::object& dtype) {
   if (!THPDtype_Check(dtype.ptr()))
     throw py::type_error("dtype: got " + py::str(py::type::of(dtype)).cast<std::string>() +
@@ -131,8 +137,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("all_reduce_caching", &all_reduce_caching, py::arg("tensor"), py::arg("op"),
            py::arg("match_id"), py::arg("async_op"),
            "The same for a call that is made again and again under one match_id.")
+      .def("with_match_id", &with_match_id, py::arg("match_id"), py::arg("call"),
+           "call(), in which all-reduces of torch.distributed over this backend are "
+           "all_reduce_caching() under the match_id.")
+      .def("_set_default_timeout", &DscommBackend::setTimeout, py::arg("timeout"),
+           py::call_guard<py::gil_scoped_release>(), "As of torch's own backends.")
       .def("flight_record", &DscommBackend::flight_record,
            "The last operations of the group, oldest first, as JSON.");
+#if DSCOMM_TORCH_2
+  backend.def("get_error", &DscommBackend::getError,
+              "The ErrorType of what ended the group: TIMEOUT, REMOTE_ERROR for a rank that died or "
+              "left, COMM_ERROR for anything else; SUCCESS while it lives.");
+#endif
   add_direct_calls(module);
 }
 

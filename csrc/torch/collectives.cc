@@ -4,6 +4,7 @@
 // what the user wrote.
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "core/team/call_record.h"
 #include "torch/backend.h"
@@ -62,20 +63,32 @@ void describe_reduction(CallInfo& call, const Reduction& reduction) {
   call.info.op = reduction.op;
 }
 
-// The body of a coalesced call: one after the other. They have one deadline, which starts with the
-// first: copies of a deadline that nobody has looked at would each start their own.
+// The body of a coalesced call: its parts one after the other, each with the inputs that its
+// tensors held when the call began, whatever the parts before it have written; where outputs of two
+// parts overlap, the later part's values remain. That is what gloo gives.
+//
+// The parts have one deadline, which starts with the first: copies of a deadline that nobody has
+// looked at would each start their own.
 template <typename Part>
 struct CoalescedBody {
   std::vector<Part> parts;
 
+  explicit CoalescedBody(std::vector<Part> all) : parts(std::move(all)) {
+    std::vector<PartBuffers> buffers;
+    for (Part& part : parts) buffers.push_back({part.reads(), part.writes()});
+    if (!separate_parts(buffers)) return;
+    for (Part& part : parts) part.find_pointers();
+  }
+
   Status operator()(Team& team, const CallOptions& options) const {
     (void)options.deadline.remaining_ns();
+    for (const Part& part : parts) part.load();
     Status first_mistake;
     for (size_t k = 0; k < parts.size(); ++k) {
       CallOptions part_options = options;
       part_options.part = static_cast<uint32_t>(k);
       part_options.part_count = static_cast<uint32_t>(parts.size());
-      Status status = parts[k](team, part_options);
+      Status status = parts[k].run(team, part_options);
       // A mistake of this rank alone, seen when its result was written: the others go on, and wait
       // for this rank in the parts that follow.
       if (!status.ok() && status.code() != Code::kInvalidArgument) return status;
@@ -84,6 +97,13 @@ struct CoalescedBody {
     return first_mistake;
   }
 };
+
+// As in-place operators of torch do, for calls that do not go through c10d: what autograd has saved
+// of the tensor is another value now, and a backward pass that needs it raises. (c10d's operators do
+// not, over any backend.)
+void tell_autograd(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
 
 // Equal slices of one buffer, one for each rank.
 template <typename Pointer>
@@ -118,8 +138,18 @@ struct AllReduceBody {
   AllReduceBody(const at::Tensor& tensor, const c10d::ReduceOp& op, const Argument& argument)
       : buffer(tensor, Use::kReadWrite, argument), reduction(to_reduction(op, buffer.dtype())) {}
 
+  std::span<Buffer> reads() { return {&buffer, 1}; }
+  std::span<Buffer> writes() { return {&buffer, 1}; }
+  void find_pointers() {}  // run() asks the buffer
+
+  void load() const { buffer.load(); }
+
   Status operator()(Team& team, const CallOptions& options) const {
-    buffer.load();
+    load();
+    return run(team, options);
+  }
+
+  Status run(Team& team, const CallOptions& options) const {
     DSCOMM_RETURN_IF_ERROR(
         team.all_reduce(buffer.data(), buffer.data(), buffer.count(), reduction, options));
     return store_all({&buffer, 1});
@@ -183,8 +213,18 @@ struct AllGatherBody {
     if (in.data() != pointers[static_cast<size_t>(rank)] && overlaps_any(in, outs)) in.stage();
   }
 
+  std::span<Buffer> reads() { return {&in, 1}; }
+  std::span<Buffer> writes() { return outs; }
+  void find_pointers() {}  // those of the outputs stay, and run() asks the input
+
+  void load() const { in.load(); }
+
   Status operator()(Team& team, const CallOptions& options) const {
-    in.load();
+    load();
+    return run(team, options);
+  }
+
+  Status run(Team& team, const CallOptions& options) const {
     DSCOMM_RETURN_IF_ERROR(
         team.all_gather(in.data(), in.count(), in.dtype(), pointers, counts, options));
     return store_all(outs);
@@ -240,8 +280,21 @@ struct ReduceScatterBody {
     if (elsewhere) out.stage();
   }
 
+  std::span<Buffer> reads() { return ins; }
+  std::span<Buffer> writes() { return {&out, 1}; }
+  void find_pointers() {
+    pointers = ins.size() == counts.size() ? read_pointers(ins)
+                                           : slices_of<const void*>(ins[0], counts);
+  }
+
+  void load() const { load_all(ins); }
+
   Status operator()(Team& team, const CallOptions& options) const {
-    load_all(ins);
+    load();
+    return run(team, options);
+  }
+
+  Status run(Team& team, const CallOptions& options) const {
     DSCOMM_RETURN_IF_ERROR(team.reduce_scatter(pointers, counts, out.data(), reduction, options));
     return store_all({&out, 1});
   }
@@ -318,6 +371,10 @@ WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
 
 WorkPtr DscommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const EndsCoalescing on_error(*this);
+  if (const std::string* match_id = WithMatchId::of(*this))
+    return submit_planned(only_one(tensors, "tensor"),
+                          std::make_shared<const AllReducePlan>(*match_id, options.reduceOp),
+                          is_asynchronous(options), call_timeout(options));
   return all_reduce_tensor(only_one(tensors, "tensor"), options.reduceOp, is_asynchronous(options),
                            call_timeout(options));
 }
@@ -325,7 +382,9 @@ WorkPtr DscommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
 WorkPtr DscommBackend::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                   bool asynchronous) {
   const EndsCoalescing on_error(*this);
-  return all_reduce_tensor(tensor, op, asynchronous, std::chrono::milliseconds(0));
+  auto work = all_reduce_tensor(tensor, op, asynchronous, std::chrono::milliseconds(0));
+  tell_autograd(tensor);
+  return work;
 }
 
 WorkPtr DscommBackend::all_reduce_tensor(const at::Tensor& tensor, const c10d::ReduceOp& op,
@@ -350,8 +409,32 @@ WorkPtr DscommBackend::all_reduce_caching(const at::Tensor& tensor,
                                           std::shared_ptr<const AllReducePlan> plan,
                                           bool asynchronous) {
   const EndsCoalescing on_error(*this);
-  CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce_caching", asynchronous,
-                std::chrono::milliseconds(0));
+  auto work =
+      submit_planned(tensor, std::move(plan), asynchronous, std::chrono::milliseconds(0));
+  tell_autograd(tensor);
+  return work;
+}
+
+namespace {
+thread_local const DscommBackend::WithMatchId* current_match_id = nullptr;
+}  // namespace
+
+DscommBackend::WithMatchId::WithMatchId(const DscommBackend& backend, std::string match_id)
+    : backend_(backend), match_id_(std::move(match_id)), outer_(current_match_id) {
+  current_match_id = this;
+}
+
+DscommBackend::WithMatchId::~WithMatchId() { current_match_id = outer_; }
+
+const std::string* DscommBackend::WithMatchId::of(const DscommBackend& backend) {
+  if (current_match_id == nullptr || &current_match_id->backend_ != &backend) return nullptr;
+  return &current_match_id->match_id_;
+}
+
+WorkPtr DscommBackend::submit_planned(const at::Tensor& tensor,
+                                      std::shared_ptr<const AllReducePlan> plan, bool asynchronous,
+                                      std::chrono::milliseconds timeout) {
+  CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce_caching", asynchronous, timeout);
   AllReduceBody all_reduce(tensor, plan->op, {"tensor"});
   describe_data(call, all_reduce.buffer.dtype(), all_reduce.buffer.count());
   describe_reduction(call, all_reduce.reduction);
@@ -373,7 +456,7 @@ WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,
   }
   describe_data(call, parts[0].buffer.dtype(), count);
   describe_reduction(call, parts[0].reduction);
-  return submit(call, CoalescedBody{std::move(parts)}, tensors, tensors);
+  return submit(call, CoalescedBody(std::move(parts)), tensors, tensors);
 }
 
 WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -446,7 +529,7 @@ WorkPtr DscommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
     count += parts.back().in.count();
   }
   describe_data(call, parts[0].in.dtype(), count);
-  return submit(call, CoalescedBody{std::move(parts)}, inputs, flat_outputs);
+  return submit(call, CoalescedBody(std::move(parts)), inputs, flat_outputs);
 }
 
 WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -465,7 +548,7 @@ WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
     count += parts.back().in.count();
   }
   describe_data(call, parts[0].in.dtype(), count);
-  return submit(call, CoalescedBody{std::move(parts)}, inputs, outputs);
+  return submit(call, CoalescedBody(std::move(parts)), inputs, outputs);
 }
 
 WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -585,7 +668,7 @@ WorkPtr DscommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
   }
   describe_data(call, parts[0].out.dtype(), count);
   describe_reduction(call, parts[0].reduction);
-  return submit(call, CoalescedBody{std::move(parts)}, inputs, outputs);
+  return submit(call, CoalescedBody(std::move(parts)), inputs, outputs);
 }
 
 WorkPtr DscommBackend::alltoall(Tensors& outputs, Tensors& inputs,

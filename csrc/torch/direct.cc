@@ -1,5 +1,7 @@
 #include "torch/direct.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -92,11 +94,33 @@ c10::intrusive_ptr<DscommBackend> find_backend(PyObject* group) {
   return found->second.backend.lock();
 }
 
-// The tensor where it is one of plain CPU memory: a subclass may mean something else by it.
+// What torch's dispatcher would ask of a dense CPU tensor, and find nothing to do for; the negative
+// and the conjugate bit are read by the backend itself. Any other key means that the tensor is not
+// its memory: a wrapper of torch.func, a zero tensor, a sparse or a quantised one.
+constexpr c10::DispatchKeySet kPlainKeys({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
+                                          c10::DispatchKey::AutocastCPU,
+                                          c10::DispatchKey::ADInplaceOrView,
+                                          c10::DispatchKey::Conjugate,
+                                          c10::DispatchKey::Negative});
+
+// Whether somebody is to see this thread's calls of torch: a TorchDispatchMode, a transform of
+// torch.func, a tracer (all of these include a key in the dispatch of every operator), or a
+// TorchFunctionMode.
+bool calls_are_seen() {
+  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+  return !c10::default_included_set.has_all(included) ||
+         at::impl::PythonTorchFunctionTLS::stack_len() > 0;
+}
+
+// The tensor if a call may go past torch's dispatcher with it, else null: it is no more than CPU
+// memory (a subclass may mean something else by it), and nobody is to see the call.
 const at::Tensor* plain_tensor(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return nullptr;
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  return tensor.is_cpu() ? &tensor : nullptr;
+  const c10::DispatchKeySet keys = tensor.key_set();
+  if (!keys.has_all(c10::DispatchKeySet(c10::DispatchKey::CPU)) || !kPlainKeys.has_all(keys))
+    return nullptr;
+  return calls_are_seen() ? nullptr : &tensor;
 }
 
 // Calls without the GIL, for others may need it to come to the call that is waited for. The result
@@ -214,9 +238,14 @@ void add_direct_calls(py::module_& module) {
        "direct_all_reduce(tensor, op, group, async_op, /)\n\n"
        "all_reduce() of the backend of a group that remember_group() was told of, by an op that "
        "remember_op() was told of. NotImplemented, and nothing is done, where the group or the op "
-       "is another one, or the tensor none of plain CPU memory."},
+       "is another one, or is_plain(tensor) is false."},
       {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(module.ptr(), methods) != 0) throw py::error_already_set();
+  module.def(
+      "is_plain", [](const py::handle& tensor) { return plain_tensor(tensor.ptr()) != nullptr; },
+      py::arg("tensor"),
+      "Whether a call may go past torch's dispatcher with it: it is no more than CPU memory, and no "
+      "mode, transform or tracer is to see the call.");
   module.def("remember_group", &remember_group, py::arg("group"), py::arg("backend"),
              "For direct_all_reduce(): the backend that the group uses, until the group is gone.");
   module.def("remember_op", &remember_op, py::arg("op"), py::arg("torch_op"),

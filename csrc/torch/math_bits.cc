@@ -1,13 +1,16 @@
-// Lets views with a conjugate or negative bit reach the backend as they are.
+// Lets views with a conjugate or negative bit, and zero tensors, reach the backend as they are.
 //
 // Such a view is the original memory plus a note "conjugate me" (t.conj()) or "negate me"
 // (t.conj().imag). For operators that do not know the notes, torch's dispatcher calls them with a
 // materialised copy. The schemas of c10d's operators do not say which tensors they write, so the
 // result lands in the copy and the caller sees nothing. For groups of this backend, which reads and
 // writes such views itself, the dispatcher therefore hands them on untouched; for every other group
-// the kernels below do what torch would have done.
+// the kernels below do what torch would have done. A zero tensor, which is a shape without memory,
+// is materialised in the same way, and its result is lost in the same way: this backend reads it as
+// zeros, and refuses to write it.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #if __has_include(<torch/csrc/distributed/c10d/ProcessGroup.hpp>)
@@ -35,7 +38,16 @@ bool carried_by_dscomm(const c10::IValue& value) {
 template <c10::DispatchKey key>
 bool has_bit(const at::Tensor& tensor) {
   if (!tensor.defined()) return false;
-  return key == c10::DispatchKey::Conjugate ? tensor.is_conj() : tensor.is_neg();
+  if constexpr (key == c10::DispatchKey::Conjugate) return tensor.is_conj();
+  if constexpr (key == c10::DispatchKey::Negative) return tensor.is_neg();
+  return tensor._is_zerotensor();
+}
+
+template <c10::DispatchKey key>
+at::Tensor materialised(const at::Tensor& tensor) {
+  if constexpr (key == c10::DispatchKey::ZeroTensor)
+    return at::zeros({}, tensor.options()).expand(tensor.sizes());  // as torch does
+  return at::clone(tensor);
 }
 
 template <c10::DispatchKey key>
@@ -47,11 +59,11 @@ void pass_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   for (size_t i = first; !is_ours && i < stack->size(); ++i) {
     c10::IValue& argument = (*stack)[i];
     if (argument.isTensor()) {
-      if (has_bit<key>(argument.toTensor())) argument = at::clone(argument.toTensor());
+      if (has_bit<key>(argument.toTensor())) argument = materialised<key>(argument.toTensor());
     } else if (argument.isTensorList()) {
       auto tensors = argument.toTensorList().copy();
       for (size_t k = 0; k < tensors.size(); ++k)
-        if (has_bit<key>(tensors.get(k))) tensors.set(k, at::clone(tensors.get(k)));
+        if (has_bit<key>(tensors.get(k))) tensors.set(k, materialised<key>(tensors.get(k)));
       argument = std::move(tensors);
     }
   }
@@ -70,6 +82,9 @@ TORCH_LIBRARY_IMPL(c10d, Conjugate, library) {
 }
 TORCH_LIBRARY_IMPL(c10d, Negative, library) {
   register_for_all<c10::DispatchKey::Negative>(library);
+}
+TORCH_LIBRARY_IMPL(c10d, ZeroTensor, library) {
+  register_for_all<c10::DispatchKey::ZeroTensor>(library);
 }
 
 }  // namespace

@@ -58,6 +58,13 @@ TORCH_LIBRARY_IMPL(dscomm, Meta, library) {
   library.impl("inference_all_reduce_", &no_data_);
 }
 
+// Tells autograd that the tensor is another one now, so that a backward pass which needs what was in
+// it raises.
+TORCH_LIBRARY_IMPL(dscomm, ADInplaceOrView, library) {
+  library.impl("inference_all_reduce_",
+               torch::autograd::autogradNotImplementedInplaceOrViewFallback());
+}
+
 TORCH_LIBRARY_IMPL(dscomm, Autograd, library) {
   library.impl("inference_all_reduce", torch::autograd::autogradNotImplementedFallback());
   library.impl("inference_all_reduce_", torch::autograd::autogradNotImplementedFallback());

@@ -8,6 +8,8 @@
 #include <array>
 #include <string>
 
+#include "torch/tensors.h"
+
 namespace dscomm {
 namespace {
 
@@ -67,6 +69,8 @@ SparseAllReduceBody::SparseAllReduceBody(const at::Tensor& sparse, const c10d::R
   if (sparse.dim() > static_cast<int64_t>(kMostDimensions))
     raise_value_error("tensor: got a sparse tensor of " + std::to_string(sparse.dim()) +
                       " dimensions, expected at most " + std::to_string(kMostDimensions));
+  check_memory(sparse._indices(), {"indices of tensor"});
+  check_memory(sparse._values(), {"values of tensor"});
   reduction = to_reduction(op, to_dtype(sparse.scalar_type(), {"tensor"}));
   // Entries that a rank lacks are zeros, which only a sum can leave out.
   if (reduction.op != ReduceOp::kSum)

@@ -5,6 +5,7 @@
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/neg.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -132,7 +133,31 @@ void apply_bits(const at::Tensor& tensor, at::Tensor staging) {
   if (tensor.is_neg()) staging.neg_();
 }
 
+// A zero tensor (torch._efficientzerotensor, tangents of forward-mode AD) is a shape without memory.
+at::Tensor with_memory(const at::Tensor& zeros, Use use, const Argument& argument) {
+  if (use != Use::kRead)
+    raise_value_error(argument.text() +
+                      ": got a zero tensor, which has no memory to write to, expected an ordinary "
+                      "tensor; tensor.clone() makes one");
+  at::AutoDispatchBelowADInplaceOrView plain;
+  return at::zeros(zeros.sizes(), at::TensorOptions(zeros.scalar_type()));
+}
+
 }  // namespace
+
+// A storage can be shrunk under a tensor: FSDP and DeepSpeed free parameters that way.
+void check_memory(const at::Tensor& tensor, const Argument& argument) {
+  if (tensor.numel() == 0) return;
+  int64_t elements = tensor.storage_offset() + 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
+  const size_t needed = static_cast<size_t>(elements) * tensor.element_size();
+  const size_t present = tensor.has_storage() ? tensor.storage().nbytes() : 0;
+  if (present >= needed && tensor.storage().data() != nullptr) return;
+  raise_value_error(argument.text() + ": got a tensor without memory: its elements span " +
+                    std::to_string(needed) + " bytes, and its storage holds " +
+                    std::to_string(present >= needed ? 0 : present) +
+                    "; if the storage was freed, resize_() it first");
+}
 
 Buffer::Buffer(const at::Tensor& tensor, Use use, const Argument& argument)
     : use_(use), argument_(argument) {
@@ -147,13 +172,14 @@ Buffer::Buffer(const at::Tensor& tensor, Use use, const Argument& argument)
                      ", expected a dense one");
   }
   dtype_ = to_dtype(tensor.scalar_type(), argument);
-  tensor_ = tensor;
-  count_ = static_cast<size_t>(tensor.numel());
-  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
-    data_ = tensor.data_ptr();
+  tensor_ = tensor._is_zerotensor() ? with_memory(tensor, use, argument) : tensor;
+  check_memory(tensor_, argument);
+  count_ = static_cast<size_t>(tensor_.numel());
+  if (tensor_.is_contiguous() && !tensor_.is_conj() && !tensor_.is_neg()) {
+    data_ = tensor_.data_ptr();
   } else {
     stage();
-    verify_ = use != Use::kRead && may_overlap_itself(tensor);
+    verify_ = use != Use::kRead && may_overlap_itself(tensor_);
   }
 }
 
@@ -260,6 +286,52 @@ std::vector<size_t> counts_of(std::span<const Buffer> buffers) {
   counts.reserve(buffers.size());
   for (const Buffer& buffer : buffers) counts.push_back(buffer.count());
   return counts;
+}
+
+bool separate_parts(std::span<const PartBuffers> parts) {
+  struct Extent {
+    Range range;
+    size_t part;
+    bool written;
+  };
+  std::vector<Extent> extents;
+  for (size_t k = 0; k < parts.size(); ++k)
+    for (bool written : {false, true})
+      for (const Buffer& buffer : written ? parts[k].writes : parts[k].reads)
+        if (buffer.count() > 0) extents.push_back({range_of(buffer.tensor()), k, written});
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.range.begin < b.range.begin; });
+  // Almost always the parts lie apart, which one walk shows: it keeps the two extents of different
+  // parts that reach farthest.
+  bool apart = true;
+  Extent farthest{{nullptr, nullptr}, 0, false}, of_another_part = farthest;
+  for (const Extent& extent : extents) {
+    const Extent& before = farthest.part == extent.part ? of_another_part : farthest;
+    if (extent.range.begin < before.range.end) {
+      apart = false;
+      break;
+    }
+    if (extent.range.end > farthest.range.end) {
+      if (farthest.part != extent.part) of_another_part = farthest;
+      farthest = extent;
+    } else if (farthest.part != extent.part && extent.range.end > of_another_part.range.end) {
+      of_another_part = extent;
+    }
+  }
+  if (apart) return false;
+
+  bool any = false;
+  for (size_t k = 0; k < parts.size(); ++k)
+    for (Buffer& read : parts[k].reads) {
+      const Range range = range_of(read.tensor());
+      for (const Extent& extent : extents) {
+        if (extent.part == k || !extent.written || !extent.range.intersects(range)) continue;
+        if (read.staged()) break;
+        read.stage();
+        any = true;
+      }
+    }
+  return any;
 }
 
 void load_all(std::span<const Buffer> buffers) {

@@ -5,6 +5,9 @@
 // and store() writes the result back just after the Team wrote it, both on the thread that runs the
 // call, because an operation queued earlier may still be changing the tensor when the call is made.
 //
+// A tensor without memory is refused before anything is published: one whose storage was freed
+// (`untyped_storage().resize_(0)`), and a zero tensor that the call writes.
+//
 // A written tensor whose elements share memory (an expanded one) is accepted if all elements that
 // share a place receive the same value; store() looks, and reports kInvalidArgument otherwise.
 #pragma once
@@ -23,10 +26,14 @@ namespace dscomm {
 
 enum class Use { kRead, kWrite, kReadWrite };
 
+// ValueError for a tensor whose elements reach beyond its storage, as where that was freed.
+void check_memory(const at::Tensor& tensor, const Argument& argument);
+
 class Buffer {
  public:
   Buffer() = default;
-  // Raises for a tensor that is undefined, not on the CPU, not strided, or of an unknown dtype.
+  // Raises for a tensor that is undefined, not on the CPU, not strided, of an unknown dtype, or
+  // without memory.
   // Allocates the staging, so that a lack of memory is raised on the calling thread too.
   Buffer(const at::Tensor& tensor, Use use, const Argument& argument);
 
@@ -80,6 +87,17 @@ void check_same_dtype(const Buffer& a, const Buffer& b);
 std::vector<const void*> read_pointers(std::span<const Buffer> buffers);
 std::vector<void*> write_pointers(std::span<const Buffer> buffers);
 std::vector<size_t> counts_of(std::span<const Buffer> buffers);
+
+// The buffers of one part of a coalesced call; a buffer may be among both.
+struct PartBuffers {
+  std::span<Buffer> reads;
+  std::span<Buffer> writes;
+};
+
+// Stages every buffer that a part reads and another part writes. If all parts are loaded before the
+// first one runs, each part then reads what its tensors held when the call began. True if a buffer
+// was staged.
+bool separate_parts(std::span<const PartBuffers> parts);
 
 void load_all(std::span<const Buffer> buffers);
 Status store_all(std::span<const Buffer> buffers);
