@@ -32,6 +32,8 @@ from torch.distributed import GradBucket  # noqa: F401
 
 from deepspeed_comm import comms_trace, environment, log_files, native_executor, utils
 from deepspeed_comm._backend import load_extension
+from deepspeed_comm._compiler import is_compiling as _is_compiling
+from deepspeed_comm._compiler import outside_graphs as _outside_graphs
 from deepspeed_comm._log import logger, warn_once
 from deepspeed_comm.backend import NOT_INITIALIZED as _NOT_INITIALIZED
 from deepspeed_comm.backend import Backend
@@ -48,7 +50,6 @@ from deepspeed_comm.environment import (  # noqa: F401
 )
 from deepspeed_comm.reduce_op import ReduceOp
 from deepspeed_comm.torch import TorchBackend
-from deepspeed_comm.torch import is_compiling as _is_compiling
 from deepspeed_comm.utils import (  # noqa: F401
     get_caller_func,
     get_debug_log_name,
@@ -221,7 +222,7 @@ def timed_op(func: _Function) -> _Function:
         result = func(*args, **kwargs)
         if group_size < 0:  # not a rank of the group
             return result
-        if device is None and hasattr(result, "wait"):
+        if device is None and _is_work(result):
             return _logged_when_done([result], log)[0]
         if device is None and _are_works(result):
             return _logged_when_done(result, log)
@@ -263,10 +264,13 @@ def make(_func, _timed, _defaults):
     return functools.wraps(func)(wrapper)  # type: ignore[return-value]
 
 
+def _is_work(result: Any) -> bool:
+    # A tensor may have a wait(), too: an AsyncCollectiveTensor of the functional collectives.
+    return hasattr(result, "wait") and not isinstance(result, torch.Tensor)
+
+
 def _are_works(result: Any) -> bool:
-    return (
-        isinstance(result, list) and bool(result) and all(hasattr(each, "wait") for each in result)
-    )
+    return isinstance(result, list) and bool(result) and all(map(_is_work, result))
 
 
 def _group_of(given: dict[str, Any]) -> Any:
@@ -812,6 +816,7 @@ def batch_isend_irecv(
 # --- memory
 
 
+@_outside_graphs
 def empty(
     *size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None
 ) -> torch.Tensor:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from deepspeed_comm.log_files import replaced_when_complete
+from deepspeed_comm.torch import is_unlisted
 
 # Each takes microseconds to a millisecond; the quickest of them decide.
 _CLOCK_BARRIERS = 20
@@ -100,13 +101,18 @@ _ranks_of_groups: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionar
 
 
 def group_text(group: Any) -> str:
-    """The group as the trace names it: by its ranks."""
+    """The group as the trace names it: by its ranks, or by its own name if torch has no list of them
+    (as of the groups that group.split_group() makes)."""
     if group is None or group is dist.group.WORLD:
         return _WORLD
     known = _ranks_of_groups.get(group)
     if known is None:
-        ranks = [dist.get_global_rank(group, k) for k in range(dist.get_world_size(group))]
-        known = _ranks_of_groups[group] = f"ranks {ranks_text(ranks)}"
+        if is_unlisted(group):
+            known = f"group {group.group_name}"
+        else:
+            ranks = [dist.get_global_rank(group, k) for k in range(dist.get_world_size(group))]
+            known = f"ranks {ranks_text(ranks)}"
+        _ranks_of_groups[group] = known
     return known
 
 

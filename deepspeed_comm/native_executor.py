@@ -6,7 +6,9 @@ group's backend is dscomm.
 
 direct_all_reduce(tensor, op, group, async_op), by position, is the native module's of that name
 once that is loaded: it makes the call where it knows the op and the group, which find_backend()
-tells it of, and else returns NotImplemented.
+tells it of, and else returns NotImplemented. So it does if the tensor is more than CPU memory, and if
+a mode (TorchDispatchMode, TorchFunctionMode), a transform of torch.func or a tracer is active on this
+thread, which is to see the call: it then goes through torch's dispatcher, with the same result.
 """
 
 from __future__ import annotations
@@ -18,9 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from deepspeed_comm._compiler import outside_graphs
 from deepspeed_comm.reduce_op import ReduceOp, torch_reduce_op
-
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def not_implemented(tensor: Any, op: Any, group: Any, async_op: Any) -> Any:
@@ -45,14 +46,20 @@ if not hasattr(world, "_default_pg"):
     world = _DefaultGroup()
 
 
+@outside_graphs
 def find_backend(group: Any, tensor: Any) -> Any:
-    """The dscomm backend that the group uses for the tensor; None where it uses another one, where
-    something (torch's debug mode) stands before it, or where the tensor is none of plain memory."""
-    if type(tensor) not in _PLAIN_TENSORS or not tensor.is_cpu:
+    """The dscomm backend that a call with the tensor may go to past torch's dispatcher.
+
+    None if the group uses another backend, if something (torch's debug mode) stands before it, if
+    the tensor is more than CPU memory, or if a mode or a transform of torch is to see the call.
+    """
+    native = sys.modules.get("deepspeed_comm._C")
+    if native is None or not native.is_plain(tensor):
         return None
     return find_group_backend(group)
 
 
+@outside_graphs
 def find_group_backend(group: Any) -> Any:
     """The dscomm backend that the group uses for CPU tensors, None where it uses another one."""
     if group is None:

@@ -8,7 +8,6 @@ are global ranks, group_src and group_dst are ranks of the group.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_comm import constants, native_executor
+from deepspeed_comm._compiler import is_compiling, is_dynamo, outside_graphs
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import Backend, select_backend
 from deepspeed_comm.plans import Plans
@@ -76,22 +76,12 @@ def _tell_of_fallback(missing: str, instead: str) -> None:
         warn_once(f"{missing}; {instead}")
 
 
-def _never() -> bool:
-    return False
-
-
-# Whether torch.compile traces this; torch 1.13 has none. The second is of Dynamo alone, which reads
-# Python, and takes a third of the time.
-_compiler = getattr(torch, "compiler", None)
-is_compiling: Callable[[], bool] = getattr(_compiler, "is_compiling", _never)
-_is_dynamo: Callable[[], bool] = getattr(_compiler, "is_dynamo_compiling", is_compiling)
-
-
 def has_all_reduce_coalesced() -> bool:
     """Whether torch has it; every backend for CPU tensors does."""
     return hasattr(dist, "all_reduce_coalesced")
 
 
+@outside_graphs
 def has_coalescing_manager(group: Any = None, device: Any = "cpu") -> bool:
     """Whether torch has it and the group's backend for that device can do it, as gloo cannot."""
     if not hasattr(dist.distributed_c10d, "_coalescing_manager"):
@@ -117,11 +107,45 @@ def _device_type() -> str:
     return next((device.type for device in devices if device.type != "cpu"), "cpu")
 
 
+# What torch knows of its groups; torch 1.13, which has no split_group, keeps it elsewhere.
+_torch_world: Any = getattr(dist.distributed_c10d, "_world", None)
+
+
+def is_unlisted(group: Any) -> bool:
+    """Whether torch keeps no list of the group's ranks, as of those that group.split_group() and
+    group.merge_remote_group() make: its functions raise where they need that list."""
+    return (
+        _torch_world is not None
+        and isinstance(group, dist.ProcessGroup)
+        and group not in _torch_world.pg_group_ranks
+    )
+
+
+def _backends_of(group: Any) -> list[Any]:
+    return [group._get_backend(device) for device in group._device_types]
+
+
+def _ranks_of_unlisted(group: Any) -> list[int]:
+    for backend in _backends_of(group):
+        ranks = list(getattr(getattr(backend, "options", None), "global_ranks_in_group", []))
+        if len(ranks) == group.size():
+            return ranks
+    raise ValueError(
+        f"the global ranks of group '{group.group_name}' are not known: torch has no list of them, "
+        f"and neither has its backend; use ranks of the group (group_src, group_dst)"
+    )
+
+
 def _peer(
     name: str, rank: int | None, group_rank: int | None, group: Any, default: int | None = None
 ) -> dict[str, int]:
-    """src= or dst= for torch, a global rank. `default` is what `rank` is where nobody gave it."""
+    """src= or dst= for torch, a global rank. `default` is what `rank` is where nobody gave it.
+
+    Of a group that torch does not list, group_src= or group_dst=.
+    """
     if group_rank is not None and rank == default:
+        if is_unlisted(group):
+            return {f"group_{name}": group_rank}
         target: Any = group or dist.group.WORLD
         return {name: dist.get_global_rank(target, group_rank)}
     if group_rank is not None:
@@ -130,6 +154,11 @@ def _peer(
         raise ValueError(
             f"expected {name} (a global rank) or group_{name} (a rank of the group), got neither"
         )
+    if rank is not None and is_unlisted(group):
+        ranks = _ranks_of_unlisted(group)
+        if rank not in ranks:
+            raise ValueError(f"{name}: rank {rank} is none of the group's, which are {ranks}")
+        return {f"group_{name}": ranks.index(rank)}
     return {name: rank if rank is not None else 0}
 
 
@@ -147,7 +176,7 @@ class TorchBackend(Backend):
     ) -> None:
         super().__init__()
         self.name = name
-        self._plans = Plans(self.get_process_group_ranks)
+        self._plans = Plans(self.get_process_group_ranks, lambda group: not is_unlisted(group))
         self._has_operations = False
         self.has_all_reduce_coalesced = has_all_reduce_coalesced()
         self.all_gather_function = self.get_all_gather_function()
@@ -211,7 +240,7 @@ class TorchBackend(Backend):
     ) -> Any:
         # A call of Python takes as long as a quarter of the native one. So that comes first, and
         # the rest is looked at where it does not know what it is given.
-        if not _is_dynamo() and not _switched_off:
+        if not is_dynamo() and not _switched_off:
             work = native_executor.direct_all_reduce(
                 tensor, op, native_executor.world._default_pg if group is None else group, async_op
             )
@@ -227,16 +256,24 @@ class TorchBackend(Backend):
             work = native.all_reduce(tensor, torch_reduce_op(op), async_op)
         else:
             work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
+            _tell_autograd(tensor)
         return work if async_op else tensor
 
     def _traced_all_reduce(self, tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
         """inference_all_reduce() as torch.compile sees it."""
         target: Any = group or dist.group.WORLD
-        if self._has_operations and not async_op and dist.get_rank(target) >= 0:
-            torch.ops.dscomm.inference_all_reduce_(tensor, op.name, target.group_name)
+        name = getattr(op, "name", None)
+        if name is None and is_dynamo():  # PREMUL_SUM, which comes with a factor: none can be traced
+            return self._all_reduce_apart(tensor, op, group, async_op)
+        if self._has_operations and not async_op and name is not None and self.get_rank(target) >= 0:
+            torch.ops.dscomm.inference_all_reduce_(tensor, name, target.group_name)
             return tensor
         work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
         return work if async_op else tensor
+
+    @outside_graphs
+    def _all_reduce_apart(self, tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
+        return self.inference_all_reduce(tensor, op, group, async_op)
 
     def all_reduce_caching(
         self,
@@ -254,19 +291,32 @@ class TorchBackend(Backend):
             if work is not NotImplemented:
                 return work
         self.check_initialized()
-        if group is not None and dist.get_rank(group) < 0:
+        return self._all_reduce_of_plan(tensor, op, match_id, group, async_op)
+
+    @outside_graphs
+    def _all_reduce_of_plan(
+        self, tensor: Any, op: Any, match_id: str, group: Any, async_op: bool
+    ) -> Any:
+        if group is not None and self.get_rank(group) < 0:
             return None
         plan = self._plans.find(match_id, tensor, op, group or dist.group.WORLD)
         if _is_off("all_reduce"):
             return Noop()
         native = native_executor.find_backend(group, tensor)
-        if native is None:
+        of_group = native or native_executor.find_group_backend(group)
+        if native is None and of_group is not None:
+            work = of_group.with_match_id(
+                match_id, lambda: dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
+            )
+            _tell_autograd(tensor)
+        elif native is None:
             _tell_of_fallback(
-                f"{dist.get_backend(group)} keeps nothing for a match_id",
+                f"{self.get_backend(group)} keeps nothing for a match_id",
                 "all_reduce_caching is all_reduce, and does not see match_ids that differ between "
                 "ranks",
             )
             work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
+            _tell_autograd(tensor)
         else:
             work = native.all_reduce_caching(tensor, torch_reduce_op(op), match_id, async_op)
             if plan.repeat is native_executor.not_implemented:
@@ -361,6 +411,7 @@ class TorchBackend(Backend):
 
     all_gather_base = all_gather_into_tensor  # its name in older versions
 
+    @outside_graphs
     def all_gather_coalesced(
         self,
         output_tensors: list[Any],
@@ -375,13 +426,13 @@ class TorchBackend(Backend):
         )
         if _is_off("all_gather"):
             return Noop()
-        if not input_tensors or dist.get_rank(group) < 0:
+        if not input_tensors or self.get_rank(group) < 0:
             return None
         pairs = list(zip(output_tensors, input_tensors, strict=True))
         if has_coalescing_manager(group, input_tensors[0].device):
             return self._all_gather_at_once(pairs, group, async_op)
         _tell_of_fallback(
-            f"{dist.get_backend(group)} cannot coalesce calls",
+            f"{self.get_backend(group)} cannot coalesce calls",
             "all_gather_coalesced gathers one tensor after the other",
         )
         works = [self.all_gather_into_tensor(output, own, group, True) for output, own in pairs]
@@ -453,19 +504,21 @@ class TorchBackend(Backend):
     def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         return dist.barrier(group, async_op, device_ids)
 
+    @outside_graphs
     def monitored_barrier(
         self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> Any:
         """torch allows it for gloo alone, by name; dscomm has one of its own."""
-        if dist.get_rank(group) < 0:
+        if self.get_rank(group) < 0:
             return None
         own = getattr(group or dist.group.WORLD, "monitored_barrier", None)
-        if dist.get_backend(group) != "gloo" and own is not None:
+        if (is_unlisted(group) or dist.get_backend(group) != "gloo") and own is not None:
             return own(timeout=timeout, wait_all_ranks=wait_all_ranks)
         return dist.monitored_barrier(group, timeout, wait_all_ranks)
 
     # --- objects
 
+    @outside_graphs
     def broadcast_object_list(
         self,
         object_list: list[Any],
@@ -478,9 +531,11 @@ class TorchBackend(Backend):
             object_list, group=group, device=device, **_peer("src", src, group_src, group)
         )
 
+    @outside_graphs
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> Any:
         return dist.all_gather_object(object_list, obj, group)
 
+    @outside_graphs
     def gather_object(
         self,
         obj: Any,
@@ -492,6 +547,7 @@ class TorchBackend(Backend):
         to = _peer("dst", dst, group_dst, group, default=0)
         return dist.gather_object(obj, object_gather_list, group=group, **to)
 
+    @outside_graphs
     def scatter_object_list(
         self,
         scatter_object_output_list: list[Any],
@@ -508,15 +564,19 @@ class TorchBackend(Backend):
     # --- point-to-point
 
     def send(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
-        return dist.send(tensor, dst, group, tag)
+        return dist.send(tensor, group=group, tag=tag, **_peer("dst", dst, None, group))
 
     def recv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
+        if is_unlisted(group):
+            return _receive_of_unlisted(tensor, src, group, tag)
         return dist.recv(tensor, src, group, tag)
 
     def isend(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
-        return dist.isend(tensor, dst, group, tag)
+        return dist.isend(tensor, group=group, tag=tag, **_peer("dst", dst, None, group))
 
     def irecv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
+        if src is not None and is_unlisted(group):
+            return dist.irecv(tensor, group=group, tag=tag, **_peer("src", src, None, group))
         return dist.irecv(tensor, src, group, tag)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Any]:
@@ -531,23 +591,30 @@ class TorchBackend(Backend):
     # --- groups
 
     def get_rank(self, group: Any = None) -> int:
-        return dist.get_rank(group)
+        return group.rank() if is_unlisted(group) else dist.get_rank(group)
 
     def get_world_size(self, group: Any = None) -> int:
         return dist.get_world_size(group)
 
     def get_backend(self, group: Any = None) -> str:
+        if is_unlisted(group):
+            return ",".join(dict.fromkeys(each.name() for each in _backends_of(group)))
         return dist.get_backend(group)
 
     def new_group(self, ranks: list[int] | None = None, **options: Any) -> Any:
         return dist.new_group(ranks, **options)
 
     def get_global_rank(self, group: Any, group_rank: int) -> int:
+        if is_unlisted(group):
+            return _ranks_of_unlisted(group)[group_rank]
         target: Any = group or dist.group.WORLD
         return dist.get_global_rank(target, group_rank)
 
+    @outside_graphs
     def get_process_group_ranks(self, group: Any = None) -> list[int]:
         group = group or dist.group.WORLD
+        if is_unlisted(group):
+            return _ranks_of_unlisted(group)
         return [dist.get_global_rank(group, k) for k in range(dist.get_world_size(group))]
 
     def get_world_group(self) -> Any:
@@ -567,6 +634,26 @@ class TorchBackend(Backend):
         except ImportError as error:
             raise RuntimeError(f"torch {torch.__version__} has no symmetric memory") from error
         enable_symm_mem_for_group(cast(Any, group_name))
+
+
+def _receive_of_unlisted(tensor: Any, src: int | None, group: Any, tag: int) -> int:
+    """dist.recv(), which asks torch's list of ranks who the sender was."""
+    if src is not None:
+        dist.recv(tensor, group=group, tag=tag, **_peer("src", src, None, group))
+        return src
+    work = group.recv_anysource([tensor], tag)
+    work.wait()
+    return _ranks_of_unlisted(group)[work._source_rank()]
+
+
+_increment_version: Any = getattr(torch.autograd.graph, "increment_version", None)
+
+
+def _tell_autograd(tensor: Any) -> None:
+    """That what it has saved of the tensor is another value now, as dscomm's own calls do; torch's
+    collectives do not."""
+    if _increment_version is not None and not tensor.is_inference():
+        _increment_version(tensor)
 
 
 class _Works:
