@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed
 
 from deepspeed_comm import constants
+from deepspeed_comm._log import warn_once
 
 NOT_INITIALIZED = "DeepSpeed backend not set, please initialize it using init_process_group()"
 
@@ -38,10 +40,21 @@ class Backend:
 def select_backend(wanted: str | None = None) -> str:
     """The name that torch.distributed.init_process_group() is given.
 
-    What is wanted, else dscomm for CPU tensors and, where there is a GPU, NCCL for its own.
+    What is wanted, else dscomm for CPU tensors and, where there is a GPU, NCCL for its own. "ccl",
+    which is what DeepSpeed calls its CPU backend, is dscomm unless oneCCL's bindings are loaded.
     """
     if wanted is not None:
-        return wanted
+        return ",".join(_known_name(part) for part in wanted.split(","))
     if torch.cuda.is_available():
         return f"cpu:{constants.DSCOMM_BACKEND},cuda:{constants.NCCL_BACKEND}"
     return constants.DSCOMM_BACKEND
+
+
+def _known_name(part: str) -> str:
+    """A part of "cpu:gloo,cuda:nccl", or a name alone."""
+    device, colon, name = part.rpartition(":")
+    is_ccl = name.lower() == constants.CCL_BACKEND
+    if not is_ccl or hasattr(torch.distributed.Backend, constants.CCL_BACKEND.upper()):
+        return part
+    warn_once("the backend ccl is not registered with torch; dscomm takes its place")
+    return device + colon + constants.DSCOMM_BACKEND

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -836,11 +838,31 @@ def empty(
     assert torch.distributed.is_initialized(), (
         "empty() asks the backend of a process group: call init_distributed() first"
     )
-    shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)  # type: ignore[arg-type]
+    shape = _shape(size)
     dtype = dtype or torch.get_default_dtype()
     if native_executor.find_group_backend(group) is None:
         return torch.empty(shape, dtype=dtype)
     return load_extension().empty(shape, dtype)  # type: ignore[no-any-return]
+
+
+def _shape(size: tuple[Any, ...]) -> torch.Size:
+    """Whole numbers of any kind, such as NumPy's, or one sequence of them."""
+    try:
+        if len(size) == 1 and not _is_whole(size[0]):
+            size = tuple(size[0])
+        return torch.Size([operator.index(number) for number in size])
+    except TypeError as error:
+        raise TypeError(
+            f"size: expected whole numbers or one sequence of them, got {size!r} ({error})"
+        ) from error
+
+
+def _is_whole(number: Any) -> bool:
+    try:
+        operator.index(number)
+    except TypeError:
+        return False
+    return True
 
 
 # --- groups and probes
@@ -862,8 +884,17 @@ def new_group(ranks: list[int] | None = None, **options: Any) -> Any:
 
 
 def destroy_process_group(group: Any = None) -> Any:
-    """Of all groups when none is named."""
-    return None if cdb is None else _backend().destroy_process_group(group)
+    """Of all groups when none is named. What DeepSpeed, where it is loaded, keeps of them is
+    released, as its own function does."""
+    if cdb is None:
+        return None
+    is_whole_world = group is None or group is get_world_group()
+    result = _backend().destroy_process_group(group)
+    groups: Any = sys.modules.get("deepspeed.utils.groups")
+    release = getattr(groups, "_release_process_group_references", None)
+    if release is not None and group != torch.distributed.GroupMember.NON_GROUP_MEMBER:
+        release(group=None if is_whole_world else group)
+    return result
 
 
 def get_world_group() -> Any:

@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from deepspeed_comm import constants
 
-# Of the keys that are no switches.
-_TYPES: dict[str, type] = {
-    constants.COMMS_LOGGER_PROF_OPS: list,
-    constants.COMMS_LOGGER_TRACE_EVENTS: int,
+_TRUE = {"1", "on", "t", "true", "y", "yes"}
+_FALSE = {"0", "off", "f", "false", "n", "no"}
+
+
+# A value is taken where pydantic, by which DeepSpeed reads its configuration, takes it. Each raises
+# ValueError for one that it does not take.
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, (bool, int, float)) and value in (0, 1):
+        return bool(value)
+    word = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if isinstance(word, str) and word.lower() in _TRUE | _FALSE:
+        return word.lower() in _TRUE
+    raise ValueError
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, bool):  # an int to Python, and to pydantic, but hardly meant as one
+        raise ValueError
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    raise ValueError
+
+
+def _to_list(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    raise ValueError
+
+
+# Of the keys that are no switches: the type, and how a value becomes one.
+_TYPES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    constants.COMMS_LOGGER_PROF_OPS: ("list", _to_list),
+    constants.COMMS_LOGGER_TRACE_EVENTS: ("int", _to_int),
 }
 
 
@@ -19,8 +52,9 @@ _TYPES: dict[str, type] = {
 class CommsLoggerConfig:
     """What the communication log shall do; see constants.COMMS_LOGGER_FORMAT.
 
-    Raises TypeError for a key that it does not know or a value of another type, and ValueError for
-    a negative number.
+    Values of another type are converted as DeepSpeed converts them: 1, "true" and "on" are True.
+    Raises TypeError for a key that it does not know or a value that cannot be converted, and
+    ValueError for a negative number.
     """
 
     enabled: bool = constants.COMMS_LOGGER_ENABLED_DEFAULT
@@ -34,12 +68,13 @@ class CommsLoggerConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            expected = _TYPES.get(field.name, bool)
-            # A bool is an int to Python.
-            if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+            expected, convert = _TYPES.get(field.name, ("bool", _to_bool))
+            try:
+                setattr(self, field.name, convert(value))
+            except ValueError:
                 raise TypeError(
-                    f"comms_logger: {field.name}: expected a {expected.__name__}, got {value!r}"
-                )
+                    f"comms_logger: {field.name}: expected a {expected}, got {value!r}"
+                ) from None
         if self.trace_events < 0:
             raise ValueError(
                 f"comms_logger: trace_events: expected 0 or more, got {self.trace_events}"

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_comm._compiler import outside_graphs
-from deepspeed_comm.reduce_op import ReduceOp, torch_reduce_op
+from deepspeed_comm.reduce_op import ReduceOp, foreign_ops, torch_reduce_op
 
 
 def not_implemented(tensor: Any, op: Any, group: Any, async_op: Any) -> Any:
@@ -90,6 +90,8 @@ def _remember(native: Any, group: Any, backend: Any) -> None:
             if op is not ReduceOp.UNUSED:
                 native.remember_op(op, op.torch_op)
                 native.remember_op(op.torch_op, op.torch_op)
+        for op, torch_op in foreign_ops.values():
+            native.remember_op(op, torch_op)
         direct_all_reduce = native.direct_all_reduce
     native.remember_group(group, backend)
 

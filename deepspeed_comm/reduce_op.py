@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Any
 
 import torch.distributed
@@ -30,16 +31,41 @@ for _op in ReduceOp:
         _op.torch_op = getattr(torch.distributed.ReduceOp, _op.name)
 
 
-def torch_reduce_op(op: Any) -> Any:
-    """torch's operation for one of ours; torch's own are returned as they are.
+# Operations of other packages' enums: by the id of the member, the member, which keeps the id its
+# own, and torch's operation. Bounded, as a program may make enums without end.
+MOST_FOREIGN_OPS = 64
+foreign_ops: dict[int, tuple[Any, Any]] = {}
 
-    Raises TypeError for anything else, and for ReduceOp.UNUSED.
+
+def torch_reduce_op(op: Any) -> Any:
+    """torch's operation for one of ours, or for the member of the same name of another enum called
+    ReduceOp, as deepspeed.comm's is; torch's own are returned as they are.
+
+    Raises TypeError for anything else, and for UNUSED.
     """
     if isinstance(op, ReduceOp) and op is not ReduceOp.UNUSED:
         return op.torch_op
     if isinstance(op, (torch.distributed.ReduceOp, type(torch.distributed.ReduceOp.SUM))):
         return op
+    known = foreign_ops.get(id(op))
+    if known is not None:
+        return known[1]
+    if isinstance(op, enum.Enum) and type(op).__name__ == "ReduceOp":
+        own = ReduceOp.__members__.get(op.name, ReduceOp.UNUSED)
+        if own is not ReduceOp.UNUSED:
+            _remember_foreign(op, own.torch_op)
+            return own.torch_op
     raise TypeError(
         f"op: expected one of deepspeed_comm.ReduceOp (SUM, PRODUCT, MIN, MAX, BAND, BOR, BXOR, "
-        f"AVG) or of torch.distributed.ReduceOp, got {op!r}"
+        f"AVG), deepspeed.comm.ReduceOp or torch.distributed.ReduceOp, got {op!r}"
     )
+
+
+def _remember_foreign(op: Any, torch_op: Any) -> None:
+    if len(foreign_ops) >= MOST_FOREIGN_OPS:
+        return
+    foreign_ops[id(op)] = (op, torch_op)
+    # Before the extension is loaded there is no direct call to tell; see native_executor.py.
+    native = sys.modules.get("deepspeed_comm._C")
+    if native is not None:
+        native.remember_op(op, torch_op)

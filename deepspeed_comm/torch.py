@@ -602,6 +602,8 @@ class TorchBackend(Backend):
         return dist.get_backend(group)
 
     def new_group(self, ranks: list[int] | None = None, **options: Any) -> Any:
+        if isinstance(options.get("backend"), str):
+            options["backend"] = select_backend(options["backend"])
         return dist.new_group(ranks, **options)
 
     def get_global_rank(self, group: Any, group_rank: int) -> int:
