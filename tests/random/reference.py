@@ -1,0 +1,744 @@
+"""What each rank of a random program must see: a plain model, and the judge of what was observed.
+
+Calls of a group are matched by their number: the k-th call of a rank with the k-th calls of the
+others. Messages of one source, target and tag are matched in the order of sending. Every operation
+of every rank then is one of
+
+  OK    everything it needs is published, whatever happens to others: it must succeed
+  FAIL  something it needs is never published: it must be told
+  MAY   either; as long as a success has the right value
+
+and a success must have the right value in every case. What is published counts: a rank that
+completed its part of a call may end as it likes, and no other rank may fail in that call for it.
+
+Where the moment of a fault is left to chance, what the faulty rank had completed is read from its
+own report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import defaultdict
+from typing import Any
+
+import torch
+from program import COALESCED, COUNT_COMPARED, ROOTED, Program, Step, actions, members
+from rank import object_of
+from values import checksum, joined, moved_input, reduction
+
+OK, MAY, FAIL = "ok", "may", "fail"
+NEVER = 1 << 30
+# Of the machine: added to the timeout before a rank counts as one that hangs.
+SLACK_S = 12.0
+# Faults that others notice by a timeout, during which they keep third ranks waiting.
+OF_TIME = ("skip", "change", "stop_long", "absent")
+DEADLY = ("kill", "kill_at", "exit", "raise", "absent")
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a rank reported of one of its actions."""
+
+    what: str = "unmade"  # unmade, begin, started, done, error, absent
+    values: list[Any] = dataclasses.field(default_factory=list)
+    kind: str = ""
+    text: str = ""
+    began: float = 0.0
+    ended: float = 0.0
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Observed:
+    reports: list[dict[int, Outcome]]  # of each rank, by the number of the action
+    exits: list[int | None]  # of each process: exit code, negative for a signal, None: hung
+    pids: list[int]
+    outputs: list[str]
+    left_behind: str = ""
+    hung: str = ""
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass
+class Operation:
+    rank: int
+    group: str
+    kind: str  # call, send, receive, form
+    step: Step
+    issued: int  # number of the action that starts it
+    completed: int  # number of the action after which it is known to be done, or NEVER
+    place: int  # in the steps of the program
+    certain: bool = True  # surely made and completed, as far as its own rank goes
+    status: str = OK
+    reason: str = ""
+    partner: Operation | None = None  # of a message
+    sources: list[Operation] = dataclasses.field(default_factory=list)  # of a receive from any
+
+    def weaken(self, status: str, reason: str) -> bool:
+        if self.status == OK or (self.status == MAY and status == FAIL):
+            self.status, self.reason = status, reason
+            return True
+        return False
+
+
+@dataclasses.dataclass
+class Call:
+    """One call as the group counts them: a coalesced one is several."""
+
+    operation: Operation
+    part: int
+    descriptor: tuple[Any, ...]
+
+
+def parse_report(text: str) -> dict[int, Outcome]:
+    found: dict[int, Outcome] = defaultdict(Outcome)
+    for line in text.splitlines():
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue  # cut off by a death
+        outcome = found[said["n"]]
+        if said["what"] == "begin":
+            outcome.began = said["t"]
+        outcome.what, outcome.ended = said["what"], said["t"]
+        outcome.values = said.get("values") or []
+        outcome.kind, outcome.text = said.get("kind", ""), said.get("text", "")
+        outcome.extra = said
+    return found
+
+
+def needs(step: Step, rank: int, ranks: list[int]) -> list[int]:
+    """Whose data this rank waits for in this call."""
+    others = [each for each in ranks if each != rank]
+    kind = step["call"]
+    if kind in ("barrier", "monitored_barrier"):
+        return others
+    if kind in ("broadcast", "scatter", "broadcast_object"):
+        wanted = [] if rank == step["root"] else [step["root"]]
+    elif kind in ("reduce", "gather"):
+        wanted = others if rank == step["root"] else []
+    else:
+        wanted = others
+    if kind.endswith("object"):
+        return wanted
+    if kind in COALESCED:
+        return wanted if max(step["counts"]) > 0 else []
+    if "splits" in step:
+        me = ranks.index(rank)
+        rows = {each: step["splits"][ranks.index(each)] for each in ranks}
+        if kind == "all_gather":
+            return [each for each in wanted if rows[each][0] > 0]
+        if kind == "reduce_scatter":
+            return wanted if rows[rank][0] > 0 else []
+        return [each for each in wanted if rows[each][me] > 0]
+    return wanted if step["count"] > 0 else []
+
+
+def descriptors(step: Step) -> list[tuple[Any, ...]]:
+    kind = step["call"]
+    if kind == "inference_all_reduce":
+        kind = "all_reduce"
+    if kind in COALESCED:
+        single = "all_gather" if kind == "manager_all_gather" else "all_reduce"
+        return [(single, step["dtype"], step["op"], count) for count in step["counts"]]
+    if kind in ("barrier", "monitored_barrier"):
+        return [(kind,)]
+    if kind.endswith("object"):
+        return [(kind, step["id"])]
+    return [
+        (
+            kind,
+            step["dtype"],
+            step["op"] if "reduce" in kind else "",
+            step["count"] if kind in COUNT_COMPARED else "",
+            step["root"] if kind in ROOTED else "",
+        )
+    ]
+
+
+class Model:
+    def __init__(self, program: Program, observed: Observed) -> None:
+        self.program = program
+        self.observed = observed
+        self.fault: Step = (program["faults"] or [{"kind": ""}])[0]
+        self.fault_kind: str = self.fault["kind"]
+        self.faulty: int = self.fault.get("rank", -1)
+        self.ranks = range(program["size"])
+        self.places = {step["id"]: n for n, step in enumerate(program["steps"])}
+        self.place_of_fault = self.places.get(self.fault.get("before", -1), NEVER)
+        if self.fault_kind in ("stop_long",):
+            self.place_of_fault = -1
+        self.operations: dict[tuple[int, int], Operation] = {}
+        self.calls: dict[str, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
+        self.forms: dict[str, dict[int, Operation]] = defaultdict(dict)
+        self.disagreeing: set[str] = set()  # groups whose ranks do not make the same calls
+        self.doomed: set[str] = set()  # groups that cannot be made
+        self.actions = [actions(program, rank) for rank in self.ranks]
+        for rank in self.ranks:
+            self.collect(rank)
+        self.match_calls()
+        self.match_messages()
+        self.spread()
+
+    # --- what is made
+
+    def collect(self, rank: int) -> None:
+        mine = self.actions[rank]
+        report = self.observed.reports[rank]
+        dies = rank == self.faulty and self.fault_kind in DEADLY
+        by_step: dict[int, Operation] = {}
+
+        def add(kind: str, step: Step, number: int, completed: int) -> None:
+            operation = Operation(
+                rank, step["group"], kind, step, number, completed, self.places.get(place, -1)
+            )
+            if dies:
+                # Started, and perhaps done: its own report says what it had completed.
+                if report[number].what == "unmade":
+                    return
+                at = report[completed].what if completed != NEVER else "begin"
+                operation.certain = at == "done"
+            elif completed == NEVER:
+                operation.certain = False
+            self.operations[rank, step["id"]] = by_step[step["id"]] = operation
+            if kind == "call":
+                for part, descriptor in enumerate(descriptors(step)):
+                    self.calls[step["group"]][rank].append(Call(operation, part, descriptor))
+            if kind == "form":
+                self.forms[step["group"]][rank] = operation
+
+        for number, action in enumerate(mine):
+            place = action["id"]
+            if action["do"] in ("world", "group"):
+                if rank in action["ranks"]:
+                    add("form", action, number, number)
+            elif action["do"] == "call":
+                ranks = members(self.program, action["group"])
+                how = action["how"][ranks.index(rank)]
+                add("call", action, number, number if how == "sync" else NEVER)
+            elif action["do"] in ("send", "receive"):
+                add(action["do"], action, number, number if action["how"] == "sync" else NEVER)
+            elif action["do"] == "batch":
+                for part in action["parts"]:
+                    if part["rank"] == rank:
+                        add(part["do"], part, number, number)
+            elif action["do"] == "wait" and action["of"] in by_step:
+                waited = by_step[action["of"]]
+                waited.completed = number
+                waited.certain = not dies or report[number].what == "done"
+            if action["do"] in ("destroy", "leave", "world"):
+                # A destroyed group first finishes the collectives that are queued.
+                ending = action["group"] if action["do"] != "world" else None
+                for operation in by_step.values():
+                    if ending in (None, operation.group) and operation.kind == "call":
+                        if operation.completed == NEVER and operation.issued < number:
+                            operation.completed = number
+                            operation.certain = not dies or report[number].what == "done"
+        if self.program["endings"][rank] == "destroy" and not dies:
+            for operation in by_step.values():
+                if operation.kind == "call" and operation.completed == NEVER:
+                    operation.completed, operation.certain = len(mine), True
+        if self.fault_kind == "abort" and rank == self.faulty:
+            at = next((n for n, a in enumerate(mine) if a["do"] == "abort"), NEVER)
+            for operation in by_step.values():
+                if operation.group == self.fault["group"] and operation.completed > at:
+                    operation.certain = False
+
+    # --- what data goes where
+
+    def match_calls(self) -> None:
+        for group, calls in self.calls.items():
+            ranks = members(self.program, group)
+            longest = max(len(mine) for mine in calls.values())
+            lists = {rank: calls.get(rank, []) for rank in ranks}
+            agree: dict[tuple[int, int], bool] = {(a, b): True for a in ranks for b in ranks}
+            failed: set[int] = set()
+            for k in range(longest):
+                at = {rank: mine[k] if k < len(mine) else None for rank, mine in lists.items()}
+                for a, b in agree:
+                    left, right = at[a], at[b]
+                    if left is not None and right is not None:
+                        if left.descriptor != right.descriptor:
+                            agree[a, b] = False
+                            self.disagreeing.add(group)
+                    elif left is not None or right is not None:
+                        if self.fault_kind == "skip":
+                            self.disagreeing.add(group)
+                fail_here = set()
+                for rank, call in at.items():
+                    if call is None:
+                        continue
+                    if all(
+                        other is not None and other.operation.certain and agree[rank, who]
+                        for who, other in at.items()
+                    ):
+                        continue
+                    missing = [
+                        who
+                        for who in needs(call.operation.step, rank, ranks)
+                        if at[who] is None or not agree[rank, who] or who in failed
+                    ]
+                    if rank in failed or missing:
+                        text = f"call {k}: needs ranks {missing}, which do not make this call"
+                        call.operation.weaken(FAIL, text)
+                        fail_here.add(rank)
+                    else:
+                        call.operation.weaken(MAY, f"call {k}: not all ranks surely complete it")
+                failed |= fail_here
+
+    def match_messages(self) -> None:
+        classes: dict[tuple[str, int | None, int, int], tuple[list[Any], list[Any]]]
+        classes = defaultdict(lambda: ([], []))
+        for operation in self.operations.values():
+            step = operation.step
+            if operation.kind == "receive":
+                key = (operation.group, step["peer"], operation.rank, step["tag"])
+                classes[key][1].append(operation)
+        for operation in self.operations.values():
+            step = operation.step
+            if operation.kind == "send":
+                key = (operation.group, operation.rank, step["peer"], step["tag"])
+                if (any_key := (operation.group, None, step["peer"], step["tag"])) in classes:
+                    key = any_key
+                classes[key][0].append(operation)
+        for (_, source, _, _), (sends, receives) in classes.items():
+            sends.sort(key=lambda each: (each.issued, each.place))
+            receives.sort(key=lambda each: (each.issued, each.place))
+            if source is None:
+                for receive in receives:
+                    receive.sources = sends
+                    if len(sends) < len(receives):
+                        receive.weaken(MAY, "not every receive has a send")
+                    elif not all(send.certain for send in sends):
+                        receive.weaken(MAY, "a send of this tag may not have been made")
+                if len(sends) != len(receives):
+                    for send in sends:
+                        send.weaken(MAY, "not every send has a receive")
+                continue
+            for send, receive in zip(sends, receives):
+                send.partner, receive.partner = receive, send
+                data = [(each.step["dtype"], each.step["count"]) for each in (send, receive)]
+                if data[0] != data[1]:
+                    send.weaken(MAY, "differs from its receive")
+                    receive.weaken(FAIL, "differs from its send")
+                if not send.certain:
+                    receive.weaken(MAY, "its send may not have been completed")
+                if not receive.certain:
+                    send.weaken(MAY, "its receive may not have been completed")
+            for send in sends[len(receives) :]:
+                send.weaken(MAY, "nobody receives it")
+            for receive in receives[len(sends) :]:
+                receive.weaken(FAIL, "nobody sends it")
+
+    # --- what follows from that
+
+    def spread(self) -> None:
+        every = list(self.operations.values())
+        self.spread_formation()
+        if self.fault_kind in OF_TIME:
+            for operation in every:
+                if operation.place >= self.place_of_fault or self.place_of_fault == NEVER:
+                    operation.weaken(MAY, "others may be kept waiting by the fault")
+        if self.fault_kind == "abort":
+            for operation in every:
+                if operation.group == self.fault["group"]:
+                    if operation.rank == self.faulty and not operation.certain:
+                        operation.weaken(MAY, "aborted")
+        quiet = self.quiet_exits()
+        changed = True
+        while changed:
+            changed = False
+            unclean = {each.group for each in every if each.status != OK}
+            weak = defaultdict(list)
+            for each in every:
+                if each.status != OK:
+                    weak[each.rank, each.group].append(each)
+            for each in every:
+                if each.status != OK:
+                    continue
+                for other in weak[each.rank, each.group]:
+                    if other.issued < each.completed:
+                        changed |= each.weaken(MAY, "an earlier operation of this group may fail")
+                        break
+                if each.status == OK and each.kind in ("send", "receive"):
+                    changed |= self.spread_to_message(each, unclean, quiet)
+            for group, calls in self.calls.items():
+                ranks = members(self.program, group)
+                for k in range(max(len(mine) for mine in calls.values())):
+                    at = [calls[rank][k] for rank in ranks if k < len(calls.get(rank, []))]
+                    if any(call.operation.status != OK for call in at):
+                        for call in at:
+                            text = f"call {k}: another rank may fail in it"
+                            if not self.died_after(call, at):
+                                changed |= call.operation.weaken(MAY, text)
+
+    def died_after(self, call: Call, at: list[Call]) -> bool:
+        """Whether only the faulty rank's own part is in doubt, which it has completed."""
+        weak = [each.operation for each in at if each.operation.status != OK]
+        return all(each.rank == self.faulty and each.certain for each in weak)
+
+    def quiet_exits(self) -> dict[int, int]:
+        """Ranks that end without leaving their groups, which others see as deaths."""
+        return {
+            rank: rank
+            for rank in self.ranks
+            if self.program["endings"][rank] == "exit"
+            or (rank == self.faulty and self.fault_kind in DEADLY)
+        }
+
+    def spread_to_message(
+        self, each: Operation, unclean: set[str], quiet: dict[int, int]
+    ) -> bool:
+        partners = each.sources if each.sources else [each.partner] if each.partner else []
+        if each.kind == "receive":
+            # What a dying rank had sent before is there, whatever its death does to the group.
+            if partners and all(p.rank == self.faulty and p.certain for p in partners):
+                if self.fault_kind in DEADLY:
+                    return False
+            if any(p.status != OK and p.rank != self.faulty for p in partners):
+                return each.weaken(MAY, "its send may fail")
+        elif any(p.status != OK for p in partners):
+            return each.weaken(MAY, "its receive may fail")
+        if each.group in unclean:
+            return each.weaken(MAY, "the group may have ended by another operation")
+        ranks = members(self.program, each.group)
+        ends = [rank for rank in ranks if rank in quiet and rank != each.rank]
+        if each.kind == "receive":
+            ends = [rank for rank in ends if rank not in [p.rank for p in partners]]
+        elif each.partner is not None:
+            ends = [rank for rank in ends if rank != each.partner.rank]
+        if ends:
+            return each.weaken(MAY, f"rank {ends[0]} ends without leaving the group")
+        return False
+
+    def spread_formation(self) -> None:
+        for group, made in self.forms.items():
+            ranks = members(self.program, group)
+            missing = [rank for rank in ranks if rank not in made]
+            unsure = [rank for rank, operation in made.items() if not operation.certain]
+            if missing:
+                self.doomed.add(group)
+                for operation in made.values():
+                    operation.weaken(FAIL, f"rank {missing[0]} never makes the group")
+                    self.place_of_fault = min(self.place_of_fault, operation.place)
+                    self.fault_kind = "absent"
+            elif unsure:
+                for operation in made.values():
+                    operation.weaken(MAY, f"rank {unsure[0]} may not have made the group")
+            if missing or unsure:
+                for operation in self.operations.values():
+                    if operation.group == group and operation.kind != "form":
+                        operation.status, operation.reason = MAY, "the group may not be there"
+
+    # --- values
+
+    def expected(self, operation: Operation) -> list[Any] | None:
+        """Checksums of what a successful operation has written; None where several are right."""
+        step, rank = operation.step, operation.rank
+        if operation.kind == "send":
+            return []
+        if operation.kind == "receive":
+            if operation.partner is None:
+                return None
+            send = operation.partner.step
+            values = moved_input(send["dtype"], send["count"], (send["id"], 0))
+            return [[operation.partner.rank, *checksum(values)]]
+        ranks = members(self.program, operation.group)
+        mine = self.calls[operation.group][rank]
+        number = next(n for n, call in enumerate(mine) if call.operation is operation)
+        steps: dict[int, Step] = {}
+        for who in ranks:
+            theirs = self.calls[operation.group].get(who, [])
+            steps[who] = theirs[number].operation.step if number < len(theirs) else step
+        return expected_values(step, rank, ranks, {who: each["id"] for who, each in steps.items()})
+
+
+def expected_values(
+    step: Step, rank: int, ranks: list[int], ids: dict[int, int]
+) -> list[Any]:
+    """`ids`: of the step that each rank makes in this place, from which its input derives."""
+    kind, dtype, op, count, root = (step[key] for key in ("call", "dtype", "op", "count", "root"))
+    me, size = ranks.index(rank), len(ranks)
+    splits = step.get("splits", [[count] * size] * size)
+
+    def reduced(part: int, elements: int) -> torch.Tensor:
+        return reduction(dtype, op, elements, [(ids[who], who, part) for who in ranks])
+
+    def moved(who: int, part: int, elements: int) -> torch.Tensor:
+        return moved_input(dtype, elements, (ids[who], who, part))
+
+    if kind in ("barrier", "monitored_barrier"):
+        return []
+    if kind in ("all_reduce", "inference_all_reduce"):
+        tensors = [reduced(0, count)]
+    elif kind == "reduce":
+        own = reduction(dtype, "SUM", count, [(ids[rank], rank, 0)])
+        if op == "PRODUCT":
+            own = reduction(dtype, op, count, [(ids[rank], rank, 0)])
+        tensors = [reduced(0, count) if rank == root else own]
+    elif kind == "broadcast":
+        tensors = [moved(root, 0, count)]
+    elif kind == "all_gather":
+        tensors = [moved(who, 0, splits[n][0]) for n, who in enumerate(ranks)]
+    elif kind == "all_gather_into_tensor":
+        tensors = [joined([moved(who, 0, count) for who in ranks])]
+    elif kind == "gather":
+        tensors = [moved(who, 0, count) for who in ranks] if rank == root else []
+    elif kind == "scatter":
+        tensors = [moved(root, me, count)]
+    elif kind == "reduce_scatter":
+        tensors = [reduced(me, splits[me][0])]
+    elif kind == "reduce_scatter_tensor":
+        tensors = [reduced(0, count * size)[me * count : (me + 1) * count]]
+    elif kind == "all_to_all":
+        tensors = [moved(who, me, splits[n][me]) for n, who in enumerate(ranks)]
+    elif kind == "all_to_all_single":
+        parts = []
+        for n, who in enumerate(ranks):
+            start = sum(splits[n][:me])
+            whole = moved(who, 0, sum(splits[n]))
+            parts.append(whole[start : start + splits[n][me]])
+        tensors = [joined(parts)]
+    elif kind in ("all_reduce_coalesced", "manager_all_reduce"):
+        tensors = [reduced(k, each) for k, each in enumerate(step["counts"])]
+    elif kind == "manager_all_gather":
+        counts = enumerate(step["counts"])
+        tensors = [joined([moved(who, k, each) for who in ranks]) for k, each in counts]
+    elif kind == "all_gather_object":
+        return [object_of(ids[who], who, count) for who in ranks]
+    else:
+        return [object_of(ids[root], root, count)]
+    return [checksum(tensor) for tensor in tensors]
+
+
+# --- judgement
+
+
+class Judge:
+    def __init__(self, program: Program, observed: Observed) -> None:
+        self.program, self.observed = program, observed
+        self.model = Model(program, observed)
+        self.problems: list[str] = []
+        self.told = False
+
+    def blame(self, rank: int, text: str) -> None:
+        self.problems.append(f"rank {rank}: {text}")
+
+    def run(self) -> list[str]:
+        self.judge_processes()
+        for rank in self.model.ranks:
+            self.judge_rank(rank)
+        self.judge_any_source()
+        self.judge_disagreements()
+        if self.observed.left_behind:
+            self.problems.append(f"left behind: {self.observed.left_behind}")
+        return self.problems
+
+    def judge_processes(self) -> None:
+        fault = (self.program["faults"] or [{"kind": ""}])[0]
+        for index, ranks in enumerate(self.program["processes"]):
+            code = self.observed.exits[index]
+            if code is None:
+                self.blame(ranks[0], f"HANG: its process does not end\n{self.observed.hung}")
+                continue
+            allowed = {0}
+            if fault.get("rank") in ranks:
+                allowed |= {"kill": {-9}, "kill_at": {-9}, "absent": {-9}, "raise": {1}}.get(
+                    fault["kind"], set()
+                )
+            if code not in allowed:
+                end = f"signal {-code}" if code < 0 else f"code {code}"
+                self.blame(ranks[0], f"CRASH: {end}\n{self.observed.outputs[index][-3000:]}")
+
+    def outcome(self, operation: Operation) -> Outcome:
+        report = self.observed.reports[operation.rank]
+        started = report[operation.issued]
+        if operation.completed in (operation.issued, NEVER) or started.what == "error":
+            return started
+        if operation.completed == len(self.model.actions[operation.rank]):
+            return self.at_end(operation, report[-1])
+        ended = report[operation.completed]
+        action = self.model.actions[operation.rank][operation.completed]
+        if action["do"] == "wait":
+            return ended
+        return self.at_end(operation, ended)
+
+    @staticmethod
+    def at_end(operation: Operation, ended: Outcome) -> Outcome:
+        """Of a dropped Work: what its tensors hold when the group has been destroyed."""
+        dropped = dict(ended.extra.get("dropped") or {})
+        for values in ended.values:
+            if isinstance(values, dict):
+                dropped.update(values)
+        found = dropped.get(operation.group, {}).get(str(operation.step["id"]))
+        if found is None:
+            return Outcome("begin")
+        return Outcome("done", found, began=ended.began, ended=ended.ended)
+
+    def judge_rank(self, rank: int) -> None:
+        limit = self.program["timeout_s"] + SLACK_S + sum(
+            fault.get("for_ms", 0) / 1000 for fault in self.program["faults"]
+        )
+        if self.model.fault_kind in OF_TIME:
+            limit += self.program["timeout_s"]
+        for number, outcome in self.observed.reports[rank].items():
+            if outcome.ended - outcome.began > limit:
+                self.blame(rank, f"action {number} took {outcome.ended - outcome.began:.1f} s")
+        faulty_ends = rank == self.model.faulty and self.model.fault_kind in DEADLY
+        failed_at: dict[str, int] = {}
+        own = [each for (who, _), each in self.model.operations.items() if who == rank]
+        own.sort(key=lambda each: each.issued)
+        for operation in own:
+            outcome = self.outcome(operation)
+            name = f"{describe(operation)}"
+            if outcome.what == "error":
+                self.told = True
+                if operation.status == OK:
+                    self.blame(
+                        rank, f"{name} failed, though all it needs was published: {outcome.text}"
+                    )
+                else:
+                    self.judge_error(operation, outcome, name)
+            elif outcome.what == "done":
+                if operation.status == FAIL and not self.dropped(operation):
+                    self.blame(rank, f"{name} succeeded; {operation.reason}")
+                elif operation.status == OK or not self.dropped(operation):
+                    self.judge_value(operation, outcome, name)
+                if failed_at.get(operation.group, NEVER) < operation.issued:
+                    if not self.dropped(operation):
+                        self.blame(rank, f"{name} succeeded after its group had ended")
+            elif outcome.what == "absent":
+                if operation.status == OK:
+                    self.blame(rank, f"{name} could not be made")
+            elif not faulty_ends and operation.completed != NEVER and operation.status == OK:
+                if not self.observed.hung:
+                    self.blame(rank, f"{name} has no outcome ({outcome.what})")
+            if outcome.what == "error" and operation.kind != "form":
+                at = operation.completed if outcome.extra["n"] != operation.issued else -1
+                at = operation.issued if at == -1 else at
+                failed_at[operation.group] = min(at, failed_at.get(operation.group, NEVER))
+        self.judge_other_actions(rank)
+
+    def dropped(self, operation: Operation) -> bool:
+        if operation.kind != "call":
+            return False
+        ranks = members(self.program, operation.group)
+        return bool(operation.step["how"][ranks.index(operation.rank)] == "dropped")
+
+    def judge_value(self, operation: Operation, outcome: Outcome, name: str) -> None:
+        values = outcome.values
+        report = self.observed.reports[operation.rank]
+        action = self.model.actions[operation.rank][operation.issued]
+        if action["do"] == "batch":
+            if operation.kind == "send":
+                return
+            receives = [
+                part
+                for part in action["parts"]
+                if part["rank"] == operation.rank and part["do"] == "receive"
+            ]
+            at = [part["id"] for part in receives].index(operation.step["id"])
+            values = report[operation.issued].values[at : at + 1]
+        if operation.kind in ("form", "send"):
+            return
+        expected = self.model.expected(operation)
+        if expected is not None and values != expected:
+            self.blame(rank=operation.rank, text=f"{name}: WRONG VALUE {values}, not {expected}")
+
+    def judge_error(self, operation: Operation, outcome: Outcome, name: str) -> None:
+        """Of an error that may be: whether it says what it must."""
+        kind, text = self.model.fault_kind, outcome.text
+        if outcome.kind not in ("DistBackendError", "RuntimeError"):
+            self.blame(operation.rank, f"{name} raised {outcome.kind}: {text}")
+        elif operation.kind == "form":
+            pass
+        elif kind in ("kill", "kill_at", "exit", "raise", "leave"):
+            pid = self.pid_of(self.model.faulty)
+            if f"pid {pid} " not in text and not self.other_cause(operation, text):
+                self.blame(operation.rank, f"{name}: the error does not name pid {pid}: {text}")
+        elif kind == "abort" and operation.group == self.model.fault["group"]:
+            if "abort" not in text and not self.other_cause(operation, text):
+                self.blame(operation.rank, f"{name}: the error tells of no abort: {text}")
+
+    def other_cause(self, operation: Operation, text: str) -> bool:
+        """Whether the error names another rank that ended without leaving."""
+        quiet = self.model.quiet_exits()
+        return any(f"pid {self.pid_of(rank)} " in text for rank in quiet)
+
+    def pid_of(self, rank: int) -> int:
+        for index, ranks in enumerate(self.program["processes"]):
+            if rank in ranks:
+                return self.observed.pids[index]
+        return -1
+
+    def judge_other_actions(self, rank: int) -> None:
+        unclean = {op.group for op in self.model.operations.values() if op.status != OK}
+        for number, outcome in self.observed.reports[rank].items():
+            if outcome.what != "error":
+                continue
+            if number == -1:
+                self.told = True
+                if not unclean:
+                    self.blame(rank, f"the end of all groups raised: {outcome.text}")
+                continue
+            action = self.model.actions[rank][number]
+            if action["do"] in ("destroy", "leave", "sleep", "abort"):
+                self.told = True
+                if action.get("group") not in unclean:
+                    self.blame(rank, f"{action['do']} raised: {outcome.text}")
+            if action["do"] == "group" and rank not in action["ranks"]:
+                self.blame(rank, f"new_group without this rank raised: {outcome.text}")
+
+    def judge_any_source(self) -> None:
+        """The messages of one source come in order, each once."""
+        by_tag: dict[tuple[str, int, int], list[Operation]] = defaultdict(list)
+        for operation in self.model.operations.values():
+            if operation.kind == "receive" and operation.step["peer"] is None:
+                key = (operation.group, operation.rank, operation.step["tag"])
+                by_tag[key].append(operation)
+        for receives in by_tag.values():
+            receives.sort(key=lambda each: each.issued)
+            taken: dict[int, int] = defaultdict(int)
+            for receive in receives:
+                outcome = self.outcome(receive)
+                if outcome.what != "done":
+                    continue
+                source = outcome.values[0][0]
+                sends = [send for send in receive.sources if send.rank == source]
+                number = taken[source]
+                taken[source] += 1
+                expected = None
+                if number < len(sends):
+                    send = sends[number].step
+                    values = moved_input(send["dtype"], send["count"], (send["id"], 0))
+                    expected = [[source, *checksum(values)]]
+                if outcome.values != expected:
+                    text = f"WRONG VALUE {outcome.values}, not {expected}"
+                    self.blame(receive.rank, f"{describe(receive)} (any source): {text}")
+
+    def judge_disagreements(self) -> None:
+        if not self.model.disagreeing or self.observed.hung:
+            return
+        if self.told or any(re.search(r"dscomm.*rank", text) for text in self.observed.outputs):
+            return
+        names = ", ".join(sorted(self.model.disagreeing))
+        self.problems.append(f"nobody was told that the ranks made different calls in {names}")
+
+
+def describe(operation: Operation) -> str:
+    step = operation.step
+    if operation.kind == "call":
+        what = f"{step['call']}({step['dtype']}[{step['count']}], {step['op']}, root {step['root']})"
+    elif operation.kind == "form":
+        what = "making the group"
+    else:
+        peer = "any" if step["peer"] is None else step["peer"]
+        what = f"{operation.kind}({step['dtype']}[{step['count']}], peer {peer}, tag {step['tag']})"
+    return f"step {step['id']} {what} in {operation.group} [{operation.status}]"
+
+
+def judge(program: Program, observed: Observed) -> list[str]:
+    """What is wrong with what was observed; empty if nothing is."""
+    return Judge(program, observed).run()
