@@ -1,0 +1,215 @@
+"""Walks through random programs and says which fail; replays and shrinks them.
+
+  walk.py                    random programs for a minute, two at a time
+  walk.py --seconds 600      for longer
+  walk.py --seed 17          one program, with all that it says; --times 20 repeats it
+  walk.py --file FILE        a program in JSON, as --shrink writes it
+  walk.py --seed 17 --shrink the smallest program that fails alike, as JSON
+  walk.py --slow             faults that cost their whole timeout as well
+  walk.py --self-test        whether defects that are put in are found and shrunk
+
+Seeds count up from --first, which is the time of day unless it is given. A program that fails is
+run again, to tell how often it does. Ranks are forked from warm processes: see runner.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from program import Program, generate
+from runner import Runner
+from shrink import Shrinker, kind_of
+
+FOUND = Path(__file__).resolve().parent / "found"
+AT_ONCE = 2
+RUNS_OF_A_CANDIDATE = 4
+DEFECTS = ["wrong", "drop", "crash"]
+
+
+def summary(program: Program) -> str:
+    fault = program["faults"][0]["kind"] if program["faults"] else "no fault"
+    return f"{program['size']} ranks, {len(program['steps'])} steps, {fault}"
+
+
+def report(name: str, program: Program, answer: dict[str, Any], again: str, most: int = 6) -> None:
+    print(f"FAILED {name} ({summary(program)}){again}")
+    for problem in answer["problems"][:most]:
+        print("   ", problem[:1500].replace("\n", "\n    "))
+    if len(answer["problems"]) > most:
+        print(f"    ... and {len(answer['problems']) - most} more")
+    sys.stdout.flush()
+
+
+def how_often(runner: Runner, program: Program, kind: str, times: int = 3) -> str:
+    failures = sum(kind_of(runner.run(program)["problems"]) == kind for _ in range(times))
+    return f", and {failures} of {times} times again"
+
+
+def walk(first: int, seconds: float, slow: bool, nice: int) -> int:
+    """Programs by seed until the time has passed; returns how many failed."""
+    runners = [Runner(nice) for _ in range(AT_ONCE)]
+    deadline = time.monotonic() + seconds
+    began, seed, done, failed = time.monotonic(), first, 0, 0
+    busy: dict[int, tuple[Runner, int, Program]] = {}
+    try:
+        while True:
+            idle = [runner for runner in runners if runner not in [r for r, _, _ in busy.values()]]
+            for runner in idle:
+                if time.monotonic() < deadline:
+                    program = generate(seed, slow)
+                    runner.send(program)
+                    busy[runner.fileno()] = (runner, seed, program)
+                    seed += 1
+            if not busy:
+                break
+            for descriptor in select.select(list(busy), [], [])[0]:
+                runner, number, program = busy.pop(descriptor)
+                answer = runner.receive()
+                done += 1
+                if answer["problems"]:
+                    failed += 1
+                    again = how_often(runner, program, kind_of(answer["problems"]))
+                    replay = f"seed {number}" + (" --slow" if slow else "")
+                    report(replay, program, answer, again)
+    finally:
+        for runner in runners:
+            runner.close()
+    minutes = (time.monotonic() - began) / 60
+    print(
+        f"{done} programs, seeds {first} to {seed - 1}, {done / minutes:.0f} a minute: "
+        f"{failed} failed"
+    )
+    return failed
+
+
+def replay_found() -> int:
+    """The programs that once failed; returns how many do again."""
+    failed, paths = 0, sorted(FOUND.glob("*.json"))
+    runner = Runner()
+    for path in paths:
+        program = json.loads(path.read_text())
+        for _ in range(program.get("times", 1)):
+            answer = runner.run(program)
+            if answer["problems"]:
+                failed += 1
+                report(path.name, program, answer, "")
+                break
+    runner.close()
+    print(f"{len(paths)} programs that failed once: {failed} failed")
+    return failed
+
+
+def shrink(program: Program, runner: Runner, seconds: float, runs: int, quiet: bool = False) -> Program:
+    kind = ""
+    for _ in range(runs * 3):
+        if kind := kind_of(runner.run(program)["problems"]):
+            break
+    if not kind:
+        raise SystemExit(f"the program did not fail in {runs * 3} runs")
+
+    def fails(candidate: Program) -> bool:
+        return any(kind_of(runner.run(candidate)["problems"]) == kind for _ in range(runs))
+
+    say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr))
+    return Shrinker(fails, seconds, say).shrink(program)
+
+
+def self_test(first: int) -> int:
+    """Puts a defect into a rank, which must be found; then shrinks one of the programs."""
+    runner, failed = Runner(), 0
+    for defect in DEFECTS:
+        found = 0
+        for seed in range(first, first + 40):
+            program = generate(seed)
+            if program["faults"] or len(program["processes"]) < program["size"]:
+                continue
+            program["timeout_s"] = 3.0
+            program["sabotage"] = {"rank": seed % program["size"], "call": 2, "how": defect}
+            answer = runner.run(program)
+            if not answer["problems"]:
+                continue  # it makes no second call, or one that writes nothing
+            found += 1
+            if found == 1 and defect == "wrong":
+                smaller = shrink(program, runner, 30, 1, quiet=True)
+                if len(smaller["steps"]) > 4 or smaller["size"] > 2:
+                    failed += 1
+                    print(f"FAILED: seed {seed} was shrunk to no less than {summary(smaller)}")
+            if found == 2:
+                break
+        if found < 2:
+            failed += 1
+            print(f"FAILED: a rank with the defect '{defect}' was found {found} times")
+    if json.dumps(generate(first)) != json.dumps(generate(first)):
+        failed += 1
+        print("FAILED: a seed does not give the same program twice")
+    runner.close()
+    print(f"defects put in: {len(DEFECTS)}, {failed} checks failed")
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--first", type=int, default=None, help="the first seed")
+    parser.add_argument("--seed", type=int, default=None, help="replay this one")
+    parser.add_argument("--file", type=Path, default=None, help="replay a program in JSON")
+    parser.add_argument("--times", type=int, default=1, help="of a replay")
+    parser.add_argument("--runs", type=int, default=RUNS_OF_A_CANDIDATE, help="of a candidate")
+    parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--slow", action="store_true")
+    parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--found", action="store_true", help="replay tests/random/found first")
+    parser.add_argument("--verbose", action="store_true", help="reports and output of the ranks")
+    parser.add_argument("--nice", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.seed is not None or arguments.file is not None:
+        return replay(arguments)
+    first = int(time.time()) * 1000 if arguments.first is None else arguments.first
+    failed = 0
+    if arguments.self_test:
+        failed += self_test(1)
+    if arguments.found:
+        failed += replay_found()
+    if arguments.seconds > 0:
+        failed += walk(first, arguments.seconds, arguments.slow, arguments.nice)
+    return int(failed > 0)
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    if arguments.file is not None:
+        program: Program = json.loads(arguments.file.read_text())
+    else:
+        program = generate(arguments.seed, arguments.slow)
+    runner, failed = Runner(arguments.nice), 0
+    try:
+        if arguments.shrink:
+            program = shrink(program, runner, 600, arguments.runs)
+            print(json.dumps(program))
+        for _ in range(arguments.times):
+            answer = runner.run(program)
+            if answer["problems"]:
+                failed += 1
+                report(f"seed {program['seed']}", program, answer, "", 50)
+                if arguments.verbose:
+                    print(*answer["outputs"], *answer["reports"], sep="\n----\n")
+        if arguments.verbose and not arguments.shrink:
+            print(json.dumps(program))
+        print(f"{arguments.times} runs, {failed} failed", file=sys.stderr)
+    finally:
+        runner.close()
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
