@@ -263,9 +263,16 @@ class TorchBackend(Backend):
         """inference_all_reduce() as torch.compile sees it."""
         target: Any = group or dist.group.WORLD
         name = getattr(op, "name", None)
-        if name is None and is_dynamo():  # PREMUL_SUM, which comes with a factor: none can be traced
+        if (
+            name is None and is_dynamo()
+        ):  # PREMUL_SUM, which comes with a factor: none can be traced
             return self._all_reduce_apart(tensor, op, group, async_op)
-        if self._has_operations and not async_op and name is not None and self.get_rank(target) >= 0:
+        if (
+            self._has_operations
+            and not async_op
+            and name is not None
+            and self.get_rank(target) >= 0
+        ):
             torch.ops.dscomm.inference_all_reduce_(tensor, name, target.group_name)
             return tensor
         work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
@@ -641,7 +648,7 @@ class TorchBackend(Backend):
 def _receive_of_unlisted(tensor: Any, src: int | None, group: Any, tag: int) -> int:
     """dist.recv(), which asks torch's list of ranks who the sender was."""
     if src is not None:
-        dist.recv(tensor, group=group, tag=tag, **_peer("src", src, None, group))
+        dist.irecv(tensor, group=group, tag=tag, **_peer("src", src, None, group)).wait()  # type: ignore[union-attr]
         return src
     work = group.recv_anysource([tensor], tag)
     work.wait()

@@ -145,9 +145,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("flight_record", &DscommBackend::flight_record,
            "The last operations of the group, oldest first, as JSON.");
 #if DSCOMM_TORCH_2
-  backend.def("get_error", &DscommBackend::getError,
-              "The ErrorType of what ended the group: TIMEOUT, REMOTE_ERROR for a rank that died or "
-              "left, COMM_ERROR for anything else; SUCCESS while it lives.");
+  backend.def(
+      "get_error", &DscommBackend::getError,
+      "The ErrorType of what ended the group: TIMEOUT, REMOTE_ERROR for a rank that died or "
+      "left, COMM_ERROR for anything else; SUCCESS while it lives.");
 #endif
   add_direct_calls(module);
 }

@@ -99,8 +99,8 @@ struct CoalescedBody {
 };
 
 // As in-place operators of torch do, for calls that do not go through c10d: what autograd has saved
-// of the tensor is another value now, and a backward pass that needs it raises. (c10d's operators do
-// not, over any backend.)
+// of the tensor is another value now, and a backward pass that needs it raises. (c10d's operators
+// do not, over any backend.)
 void tell_autograd(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
@@ -283,8 +283,8 @@ struct ReduceScatterBody {
   std::span<Buffer> reads() { return ins; }
   std::span<Buffer> writes() { return {&out, 1}; }
   void find_pointers() {
-    pointers = ins.size() == counts.size() ? read_pointers(ins)
-                                           : slices_of<const void*>(ins[0], counts);
+    pointers =
+        ins.size() == counts.size() ? read_pointers(ins) : slices_of<const void*>(ins[0], counts);
   }
 
   void load() const { load_all(ins); }
@@ -409,8 +409,7 @@ WorkPtr DscommBackend::all_reduce_caching(const at::Tensor& tensor,
                                           std::shared_ptr<const AllReducePlan> plan,
                                           bool asynchronous) {
   const EndsCoalescing on_error(*this);
-  auto work =
-      submit_planned(tensor, std::move(plan), asynchronous, std::chrono::milliseconds(0));
+  auto work = submit_planned(tensor, std::move(plan), asynchronous, std::chrono::milliseconds(0));
   tell_autograd(tensor);
   return work;
 }

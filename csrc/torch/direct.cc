@@ -100,8 +100,7 @@ c10::intrusive_ptr<DscommBackend> find_backend(PyObject* group) {
 constexpr c10::DispatchKeySet kPlainKeys({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
                                           c10::DispatchKey::AutocastCPU,
                                           c10::DispatchKey::ADInplaceOrView,
-                                          c10::DispatchKey::Conjugate,
-                                          c10::DispatchKey::Negative});
+                                          c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
 // Whether somebody is to see this thread's calls of torch: a TorchDispatchMode, a transform of
 // torch.func, a tracer (all of these include a key in the dispatch of every operator), or a
@@ -244,7 +243,8 @@ void add_direct_calls(py::module_& module) {
   module.def(
       "is_plain", [](const py::handle& tensor) { return plain_tensor(tensor.ptr()) != nullptr; },
       py::arg("tensor"),
-      "Whether a call may go past torch's dispatcher with it: it is no more than CPU memory, and no "
+      "Whether a call may go past torch's dispatcher with it: it is no more than CPU memory, and "
+      "no "
       "mode, transform or tracer is to see the call.");
   module.def("remember_group", &remember_group, py::arg("group"), py::arg("backend"),
              "For direct_all_reduce(): the backend that the group uses, until the group is gone.");

@@ -6,6 +6,9 @@
 
 #if DSCOMM_TORCH_2
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -43,6 +46,22 @@ at::Tensor no_data(const at::Tensor& tensor, const std::string&, const std::stri
   return at::empty_like(tensor, at::MemoryFormat::Contiguous);
 }
 
+// As torch's own in-place operators: increments the version of the tensor, so that a backward pass
+// that saved its earlier value raises. torch's fallbacks do so for tensors that an operator
+// returns, and this one returns none.
+void autograd_inference_all_reduce_(c10::DispatchKeySet keys, at::Tensor& tensor,
+                                    const std::string& op, const std::string& group_name) {
+  static const auto below = c10::Dispatcher::singleton()
+                                .findSchemaOrThrow("dscomm::inference_all_reduce_", "")
+                                .typed<void(at::Tensor&, const std::string&, const std::string&)>();
+  torch::autograd::check_inplace(tensor, torch::autograd::compute_requires_grad(tensor));
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    below.redispatch(keys & c10::after_ADInplaceOrView_keyset, tensor, op, group_name);
+  }
+  torch::autograd::increment_version(tensor);
+}
+
 TORCH_LIBRARY(dscomm, library) {
   library.def("inference_all_reduce(Tensor tensor, str op, str group_name) -> Tensor");
   library.def("inference_all_reduce_(Tensor(a!) tensor, str op, str group_name) -> ()");
@@ -58,16 +77,9 @@ TORCH_LIBRARY_IMPL(dscomm, Meta, library) {
   library.impl("inference_all_reduce_", &no_data_);
 }
 
-// Tells autograd that the tensor is another one now, so that a backward pass which needs what was in
-// it raises.
-TORCH_LIBRARY_IMPL(dscomm, ADInplaceOrView, library) {
-  library.impl("inference_all_reduce_",
-               torch::autograd::autogradNotImplementedInplaceOrViewFallback());
-}
-
 TORCH_LIBRARY_IMPL(dscomm, Autograd, library) {
   library.impl("inference_all_reduce", torch::autograd::autogradNotImplementedFallback());
-  library.impl("inference_all_reduce_", torch::autograd::autogradNotImplementedFallback());
+  library.impl("inference_all_reduce_", &autograd_inference_all_reduce_);
 }
 
 }  // namespace

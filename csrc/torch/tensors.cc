@@ -133,7 +133,8 @@ void apply_bits(const at::Tensor& tensor, at::Tensor staging) {
   if (tensor.is_neg()) staging.neg_();
 }
 
-// A zero tensor (torch._efficientzerotensor, tangents of forward-mode AD) is a shape without memory.
+// A zero tensor (torch._efficientzerotensor, tangents of forward-mode AD) is a shape without
+// memory.
 at::Tensor with_memory(const at::Tensor& zeros, Use use, const Argument& argument) {
   if (use != Use::kRead)
     raise_value_error(argument.text() +

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import sys
 import threading
 import weakref
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,10 +18,18 @@ import torch.distributed
 from harness import TORCH_2, World, run_fresh
 
 import deepspeed_comm as dist
-from deepspeed_comm import comm, native_executor
+from deepspeed_comm import comm, comms_trace, native_executor
 from deepspeed_comm._backend import load_extension
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.torch import Noop
+
+needs_torch_2 = pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no such thing")
+if TORCH_2:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.overrides import BaseTorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
 
 RANKS = 3
 MEMBERS = [0, 2]  # of the group
@@ -651,3 +661,284 @@ def _user_initialised(world: World) -> None:
 
 def test_torch_may_have_been_initialised_before() -> None:
     run_fresh(2, _user_initialised)
+
+
+class _Seen(TorchDispatchMode if TORCH_2 else object):  # type: ignore[misc]
+    """The collectives of c10d that pass by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        if op.namespace == "c10d":
+            self.names.append(op._opname)
+        return op(*given, **(named or {}))
+
+
+def _modes(world: World) -> None:
+    """Whoever is to see torch's calls sees the direct ones, and these give what they always give."""
+    init(world)
+    everyone = torch.distributed.group.WORLD
+    total = values(0) + values(1)
+    caching = functools.partial(dist.all_reduce_caching, match_id="seen")
+    direct = (dist.inference_all_reduce, caching)
+    for call in direct:  # from here on the native entries know the group
+        for _ in range(2):
+            call(values(world.rank))
+    repeat = dist.cdb._plans.known["seen"].repeat
+
+    def reduced(call: Any, tensor: torch.Tensor | None = None) -> torch.Tensor:
+        tensor = values(world.rank) if tensor is None else tensor
+        call(tensor)
+        return tensor
+
+    for call in direct:
+        # On both ranks, and on one beside a direct call of the other.
+        for ranks in ({0, 1}, {1}):
+            mode = _Seen() if world.rank in ranks else contextlib.nullcontext()
+            with mode:
+                assert torch.equal(reduced(call), total)
+            assert world.rank not in ranks or mode.names == ["allreduce_"]
+            mode = BaseTorchFunctionMode() if world.rank in ranks else contextlib.nullcontext()
+            with mode:
+                tensor = values(world.rank)
+                for native in (native_executor.direct_all_reduce, repeat):
+                    if world.rank in ranks:
+                        given = (tensor, dist.ReduceOp.SUM, everyone, False)
+                        assert native(*given) is NotImplemented
+                assert torch.equal(reduced(call), total)
+        assert torch.equal(reduced(call), total)  # directly again
+        with CommDebugMode() as counted:
+            torch.distributed.all_reduce(values(world.rank))
+            reduced(call)
+        assert counted.get_total_counts() == 2
+
+        def traced(tensor: torch.Tensor) -> torch.Tensor:
+            return reduced(call, tensor * 2) + 1  # noqa: B023
+
+        graph = make_fx(traced)(values(world.rank))
+        assert graph.code.count("c10d.allreduce_") == 1
+        assert torch.equal(torch.func.functionalize(traced)(values(world.rank)), 2 * total + 1)
+        assert torch.equal(torch.func.grad(lambda t: traced(t).sum())(values(0)), 2 * torch.ones(4))  # noqa: B023
+        with pytest.raises(RuntimeError, match="[Bb]atching rule"):
+            torch.vmap(traced)(torch.ones(2, 4))
+
+        # A real tensor is not sent while tensors are to be without data.
+        sequence = everyone._get_backend(torch.device("cpu"))._get_sequence_number_for_group
+        before, tensor = sequence(), values(world.rank)
+        with FakeTensorMode():
+            with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):
+                call(tensor)
+            reduced(call, torch.ones(4))
+        assert sequence() == before and torch.equal(tensor, values(world.rank))
+
+        # A tensor without memory.
+        with pytest.raises(ValueError, match="zero tensor"):
+            call(torch._efficientzerotensor(4))
+        tensor = values(world.rank)
+        tensor.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match="without memory"):
+            call(tensor)
+        # Views with a bit, which the backend reads itself.
+        view = torch.complex(values(0), values(world.rank)).conj().imag
+        assert torch.equal(reduced(call, view), -total)
+    # One rank with a match_id that differs, by the long way.
+    dist.barrier()
+    match_id = "left" if world.rank == 1 else "right"
+    with pytest.raises(RuntimeError, match="under another match_id"):
+        with _Seen() if world.rank == 1 else contextlib.nullcontext():
+            dist.all_reduce_caching(values(world.rank), match_id=match_id)
+
+
+@needs_torch_2
+def test_modes_and_transforms_see_the_direct_calls() -> None:
+    run_fresh(2, _modes)
+
+
+def _versions(world: World, backend: str) -> None:
+    """A backward pass that needs what a collective has overwritten raises."""
+    init(world, backend)
+    load_extension()
+    name = torch.distributed.group.WORLD.group_name
+    operation = torch.ops.dscomm.inference_all_reduce_
+
+    def torch_ops(tensor: torch.Tensor) -> None:
+        operation(tensor, "SUM", name)
+
+    caching = functools.partial(dist.all_reduce_caching, match_id="version")
+    for call in (dist.inference_all_reduce, caching, torch_ops) * 2:
+        weight = torch.ones(4, requires_grad=True)
+        saved = torch.ones(4)
+        result = (weight * saved).sum()
+        before = saved._version
+        call(saved)
+        assert saved.tolist() == [2.0] * 4 and saved._version == before + 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.backward()
+        with torch.inference_mode():
+            tensor = torch.ones(4)
+            call(tensor)
+        assert tensor.tolist() == [2.0] * 4
+        call(tensor)  # an inference tensor outside of the mode, which has no version
+        assert tensor.tolist() == [4.0] * 4
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@needs_torch_2
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autograd_is_told_of_what_changes(backend: str) -> None:
+    run_fresh(2, _versions, backend)
+
+
+def _split_groups(world: World, is_logged: bool) -> None:
+    """Groups that torch does not list, by everything that takes a group."""
+    init(world)
+    dist.configure(enabled=is_logged, prof_all=True)
+    everyone = torch.distributed.group.WORLD
+    group = everyone.split_group(MEMBERS, timedelta(seconds=20), group_name="pair")
+    if world.rank in MEMBERS:
+        me, size = MEMBERS.index(world.rank), len(MEMBERS)
+        assert dist.get_rank(group) == me and dist.get_world_size(group) == size
+        assert dist.get_backend(group) == "dscomm"
+        assert dist.get_process_group_ranks(group) == MEMBERS
+        assert dist.get_all_ranks_from_group(group) == MEMBERS
+        assert [dist.get_global_rank(group, k) for k in range(size)] == MEMBERS
+        with pytest.raises(ValueError, match="group_rank: the group has 2 ranks"):
+            dist.get_global_rank(group, 2)
+        over(MEMBERS, world.rank, group)
+        total = values(0) + values(2)
+        for match_id in ("split", "split", "another"):
+            tensor = values(world.rank)
+            assert dist.inference_all_reduce(tensor, group=group) is tensor
+            assert torch.equal(tensor, total)
+            tensor = values(world.rank)
+            dist.all_reduce_caching(tensor, match_id=match_id, group=group)
+            assert torch.equal(tensor, total)
+        with pytest.raises(ValueError, match=r"ranks \[0, 2\] before, of ranks \[0, 1, 2\] now"):
+            dist.all_reduce_caching(tensor, match_id="split")
+        with pytest.raises(ValueError, match=r"shape \(4,\) before, \(2,\) now"):
+            dist.all_reduce_caching(tensor[:2], match_id="split", group=group)
+        dist.monitored_barrier(group, timedelta(seconds=20))
+        other, sent, got = MEMBERS[1 - me], values(world.rank), torch.empty(4)
+        works = [dist.isend(sent, other, group), dist.irecv(got, other, group)]
+        for work in works:
+            work.wait()
+        assert torch.equal(got, values(other))
+        if me == 0:
+            dist.send(sent, other, group)
+            dist.send(sent, other, group)
+        else:
+            assert dist.recv(got, other, group) == other
+            assert dist.recv(got, group=group) == other
+        with pytest.raises(ValueError, match=r"rank 1 is none of the group's, which are \[0, 2\]"):
+            dist.broadcast(sent, 1, group)
+        assert dist.empty(3, group=group).shape == (3,)
+        if is_logged:
+            assert "all_reduce" in dist.get_logged_comm_ops()
+            assert comms_trace.group_text(group) == f"group {group.group_name}"
+            assert dist.comms_logger.get_raw_data()["monitored_barrier"]
+        group.shutdown()
+    else:
+        assert group is None
+    dist.configure(enabled=False)
+    dist.reset_log()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@needs_torch_2
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_groups_of_split_group(is_logged: bool) -> None:
+    run_fresh(RANKS, _split_groups, is_logged)
+
+
+def _logged_functional(world: World) -> None:
+    """An AsyncCollectiveTensor has a wait() and is a tensor: it is returned as one, and logged."""
+    import torch.distributed._functional_collectives as functional
+
+    init(world)
+    everyone = torch.distributed.group.WORLD
+    for is_logged in (False, True):
+        dist.configure(enabled=is_logged, prof_all=True)
+        tensor = functional.all_reduce(values(world.rank), "sum", everyone)
+        assert type(tensor) is functional.AsyncCollectiveTensor
+        assert dist.inference_all_reduce(tensor) is tensor
+        assert torch.equal(tensor + 0, 2 * (values(0) + values(1)))
+    assert dist.comms_logger.get_raw_data()["all_reduce"][16][0] == 1
+    dist.configure(enabled=False)
+    dist.reset_log()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@needs_torch_2
+def test_log_of_an_asynchronous_collective_tensor() -> None:
+    run_fresh(2, _logged_functional)
+
+
+def _graph_breaks(world: World) -> None:
+    """Each operation in a function that torch.compile may leave: it is called, not traced wrongly."""
+    init(world)
+    rank, other = world.rank, 1 - world.rank
+    group = dist.new_group([0, 1])
+    half = torch.distributed._make_nccl_premul_sum(0.5)
+    total = values(0) + values(1)
+
+    def gathered(tensor: torch.Tensor) -> torch.Tensor:
+        output = torch.empty(8)
+        dist.all_gather_coalesced([output], [tensor])
+        return output[:4] + output[4:]
+
+    def of_pool(tensor: torch.Tensor) -> torch.Tensor:
+        memory = dist.empty(4)
+        memory.copy_(tensor)
+        dist.all_reduce_caching(memory, match_id="pool")
+        return memory
+
+    def barriers(tensor: torch.Tensor) -> torch.Tensor:
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
+        dist.all_reduce_caching(tensor, match_id="barriers")
+        dist.barrier()
+        return tensor
+
+    def scaled(tensor: torch.Tensor) -> torch.Tensor:
+        return 2 * dist.inference_all_reduce(tensor, half)
+
+    def of_group(tensor: torch.Tensor) -> torch.Tensor:
+        count = dist.get_rank(group) + len(dist.get_process_group_ranks(group)) - rank - 2
+        dist.inference_all_reduce(tensor, group=group)
+        return tensor + count
+
+    def objects(tensor: torch.Tensor) -> torch.Tensor:
+        everyones = [None, None]
+        dist.all_gather_object(everyones, rank)
+        dist.broadcast_object_list(everyones, 0)
+        dist.scatter_object_list([None], everyones if rank == 0 else None, 0)
+        dist.gather_object(rank, [None, None] if rank == 0 else None, 0)
+        dist.all_reduce_caching(tensor, match_id="objects")
+        return tensor + sum(everyones) - 1
+
+    def messages(tensor: torch.Tensor) -> torch.Tensor:
+        received = torch.empty(4)
+        works = [dist.isend(tensor, other), dist.irecv(received, other)]
+        for work in works:
+            work.wait()
+        return tensor + received
+
+    for function in (gathered, of_pool, barriers, scaled, of_group, objects, messages):
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda tensor: function(tensor * 1) + 1,  # noqa: B023
+            backend="eager",
+        )
+        for _ in range(3):
+            assert torch.equal(compiled(values(rank)), total + 1), function.__name__
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@needs_torch_2
+def test_compiled_with_graph_breaks() -> None:
+    run_fresh(2, _graph_breaks, limit_s=240.0)

@@ -213,3 +213,88 @@ def test_a_mistaken_setting_of_some_ranks_is_told_to_all(mistaken: tuple[int, ..
         assert "timed out" not in text
         if rank not in mistaken:
             assert any(f"rank {other} " in text for other in mistaken), text
+
+
+def _freed(
+    count: int = 4, view: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
+) -> torch.Tensor:
+    tensor = view(torch.zeros(count))
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def _without_memory_case() -> None:
+    """Each operation, with each of its tensors freed, refuses at once; nothing is published."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD
+    right, left = (rank + 1) % size, (rank - 1) % size
+
+    def full(count: int = 4) -> torch.Tensor:
+        return torch.zeros(count)
+
+    def with_freed() -> list[torch.Tensor]:
+        return [*(full() for _ in range(size - 1)), _freed()]
+
+    def fulls() -> list[torch.Tensor]:
+        return [full() for _ in range(size)]
+
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(_freed()),
+        lambda: dist.all_reduce(_freed(), async_op=True),
+        lambda: dist.all_reduce(_freed(view=lambda t: t.view(2, 2).t())),
+        lambda: dist.all_reduce(_freed(view=lambda t: t[3:])),
+        lambda: dist.all_reduce(_freed(view=lambda t: t[:1].expand(5))),
+        lambda: dist.broadcast(_freed(), 0),
+        lambda: dist.reduce(_freed(), 0),
+        lambda: dist.all_gather(fulls(), _freed()),
+        lambda: dist.all_gather(with_freed(), full()),
+        lambda: dist.all_gather_into_tensor(_freed(4 * size), full()),
+        lambda: dist.all_gather_into_tensor(full(4 * size), _freed()),
+        lambda: dist.gather(_freed(), fulls() if rank == 0 else None, 0),
+        lambda: dist.scatter(_freed(), fulls() if rank == 0 else None, 0),
+        lambda: dist.reduce_scatter(full(), with_freed()),
+        lambda: dist.reduce_scatter_tensor(_freed(), full(4 * size)),
+        lambda: dist.all_to_all(fulls(), with_freed()),
+        lambda: dist.all_to_all_single(full(4 * size), _freed(4 * size)),
+        lambda: world.allreduce_coalesced([full(), _freed()], dist.AllreduceCoalescedOptions()),
+        lambda: world.allgather_into_tensor_coalesced([full(4 * size)], [_freed()]),
+        lambda: world.reduce_scatter_tensor_coalesced([full()], [_freed(4 * size)]),
+        lambda: dist.isend(_freed(), right),
+        lambda: dist.irecv(_freed(), left),
+        lambda: world.recv_anysource([_freed()], 0),
+        lambda: dist.all_reduce(
+            torch.sparse_coo_tensor(torch.zeros(1, 4, dtype=torch.int64), _freed(), (4,))
+        ),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(ValueError, match="without memory.*the storage was freed"):
+            call()
+            raise AssertionError(number)
+    # A part of the storage is left, and a tensor of it has memory; one without elements needs none.
+    tensor = torch.ones(8)
+    tensor.untyped_storage().resize_(16)
+    with pytest.raises(ValueError, match="span 32 bytes, and its storage holds 16"):
+        dist.all_reduce(tensor)
+    tensor = torch.empty(0).set_(tensor.untyped_storage(), 0, (4,))
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [size] * 4
+    dist.all_reduce(_freed(view=lambda t: t[:0]))
+
+    zeros = torch._efficientzerotensor(4)
+    for call in (
+        lambda: dist.all_reduce(zeros),
+        lambda: dist.broadcast(zeros, right),
+        lambda: dist.all_gather([zeros, *fulls()[1:]], full()),
+        lambda: dist.irecv(zeros, left),
+    ):
+        with pytest.raises(ValueError, match="zero tensor, which has no memory to write to"):
+            call()
+    outputs = [torch.ones(4) for _ in range(size)]
+    dist.all_gather(outputs, zeros)
+    assert not any(output.any() for output in outputs)
+    dist.barrier()
+
+
+@needs_torch_2
+def test_tensors_without_memory(ranks: RankSets) -> None:
+    ranks(2).run(_without_memory_case)

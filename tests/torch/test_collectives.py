@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import needs_torch_2
-from harness import TORCH_2, RankSets
+from harness import TORCH_2, RankSets, World, run_fresh
 from reference import (
     FLOAT8,
     INTEGERS,
@@ -374,6 +375,83 @@ def test_coalesced(ranks: RankSets, size: int) -> None:
     ranks(size).run(_coalesced_case)
 
 
+OVERLAPS: list[Callable[[torch.Tensor, int], list[torch.Tensor]]] = [
+    lambda t, n: [t[: 5 * n], t[3 * n :]],
+    lambda t, n: [t[: 4 * n], t[4 * n :], t],
+    lambda t, n: [t[2 * n : 6 * n], t[: 2 * n], t[n : n + 1], t[5 * n :]],
+    lambda t, n: [t[::2], t[: 6 * n], t[1::2]],
+    lambda t, n: [t[n : 7 * n], t[::2], t[1::2]],
+]
+
+
+def _coalesced_overlap_case(world: World, backend: str) -> None:
+    """Parts that share memory: each reads what its tensors held before the call."""
+    world.init(backend)
+    group, rank = dist.group.WORLD, world.rank
+
+    def pair() -> torch.Tensor:
+        return torch.tensor([1.0 + rank, 10.0 + rank])
+
+    options = dist.AllreduceCoalescedOptions()
+    tensor = pair()
+    group.allreduce_coalesced([tensor, torch.ones(3), tensor], options).wait()
+    assert tensor.tolist() == [3.0, 21.0]
+    for parts in OVERLAPS:
+        for n in (1, 2000):
+            before = torch.arange(8.0 * n) + 10 * rank
+            tensor, covered = before.clone(), torch.zeros(8 * n, dtype=torch.bool)
+            given = parts(tensor, n)
+            if backend == "gloo" and not all(part.is_contiguous() for part in given):
+                continue  # it ignores strides
+            group.allreduce_coalesced(given, options).wait()
+            for part in parts(covered, n):
+                part.fill_(True)
+            total = 2 * torch.arange(8.0 * n) + 10
+            assert torch.equal(tensor, torch.where(covered, total, before)), (parts, n)
+    with dist._coalescing_manager():
+        tensor = pair()
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor)
+    assert tensor.tolist() == [3.0, 21.0]
+    tensor = pair()
+    torch.ops._c10d_functional.all_reduce_coalesced_([tensor, tensor], "sum", group.group_name)
+    torch.ops._c10d_functional.wait_tensor(tensor)
+    assert tensor.tolist() == [3.0, 21.0]
+
+    # The second part's input is the first part's output.
+    first, second = torch.zeros(4), torch.zeros(8)
+    group.allgather_into_tensor_coalesced([first, second], [pair(), first]).wait()
+    assert first.tolist() == [1.0, 10.0, 2.0, 11.0] and not second.any()
+    outputs = [[torch.zeros(2), torch.zeros(2)] for _ in range(2)]
+    group.allgather_coalesced(outputs, [pair(), outputs[1][0]]).wait()
+    assert outputs[1][0].tolist() == [2.0, 11.0] and not outputs[1][1].any()
+    first, second = torch.zeros(2), torch.zeros(1)
+    source = torch.arange(4.0) + rank
+    group.reduce_scatter_tensor_coalesced([first, second], [source, first]).wait()
+    assert first.tolist() == [4 * rank + 1.0, 4 * rank + 3.0] and second.tolist() == [0.0]
+    # Of two outputs in one place the later one's values remain.
+    first = torch.zeros(4)
+    group.allgather_into_tensor_coalesced([first, first], [pair(), pair() + 100]).wait()
+    assert first.tolist() == [101.0, 110.0, 102.0, 111.0]
+    # Each rank's input is a slice of the output: in place, beside another such part.
+    gathered = [torch.zeros(4), torch.zeros(6)]
+    own = [each.chunk(2)[rank].fill_(rank + 1.0) for each in gathered]
+    group.allgather_into_tensor_coalesced(gathered, own).wait()
+    assert [each.tolist() for each in gathered] == [[1.0] * n + [2.0] * n for n in (2, 3)]
+    dist.barrier()
+
+
+@needs_torch_2
+def test_coalesced_parts_that_overlap() -> None:
+    run_fresh(2, _coalesced_overlap_case, "dscomm")
+
+
+@needs_torch_2
+def test_coalesced_parts_that_overlap_over_gloo() -> None:
+    """What the case above expects is what gloo gives."""
+    run_fresh(2, _coalesced_overlap_case, "gloo")
+
+
 def _coalescing_manager_case() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = [torch.full((n,), float(rank)) for n in (1, 50)]
@@ -425,16 +503,35 @@ def _coalescing_by_device_case() -> None:
     with pytest.raises(ValueError, match="has not started"):
         backend._end_coalescing()
 
-    # A call that raises inside the block ends the block, which torch leaves open: later calls are
-    # done when they return. (torch's own all_reduce stays in its list of coalesced calls.)
-    group = dist.new_group()
-    with pytest.raises(ValueError, match="expected"):
+    # What raises inside the block ends the block, which torch leaves open: later calls are made,
+    # and are done when they return.
+    def body_that_raises(how: str) -> None:
         with dist._coalescing_manager(group, device=device):
-            dist.all_gather(outputs, torch.zeros(4), group=group)
-    for number in range(20):
-        tensor = torch.full((100_000,), float(number if rank == 0 else -1))
-        dist.broadcast(tensor, 0, group=group)
-        assert tensor[-1].item() == number
+            dist.broadcast(torch.ones(3), 0, group=group)
+            dist.all_reduce(torch.ones(3), group=group)
+            if how == "call":
+                dist.all_gather(outputs, torch.zeros(4), group=group)
+            raise ValueError("expected by nobody")
+
+    for how in ("call", "body", "body, then a manager", "body, held"):
+        group = dist.new_group()
+        with pytest.raises(ValueError, match="expected") as raised:
+            body_that_raises(how)
+        if how == "body, then a manager":
+            with dist._coalescing_manager(group, device=device, async_ops=True) as manager:
+                dist.broadcast(tensors[0], 0, group=group)
+            manager.wait()
+        if how != "body, held":
+            del raised  # with the frames in which the manager stood
+        for number in range(10):
+            tensor = torch.full((100_000,), float(number if rank == 0 else -1))
+            dist.broadcast(tensor, 0, group=group)
+            assert tensor[-1].item() == number, how
+            tensor = torch.full((100_000,), float(number + rank))
+            dist.all_reduce(tensor, group=group)
+            assert tensor[-1].item() == 2 * number + 1, how
+        dist.barrier()
+        dist.destroy_process_group(group)
 
 
 @needs_torch_2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -466,3 +467,77 @@ def _monitored_case(world: World, absent: list[int]) -> None:
 @pytest.mark.parametrize("absent", [[], [1], [1, 3]])
 def test_monitored_barrier(absent: list[int]) -> None:
     run_fresh(4, _monitored_case, absent)
+
+
+def _errors_case(world: World) -> None:
+    """What get_error() of the backend says of groups that end in different ways."""
+    from torch._C._distributed_c10d import ErrorType
+
+    world.init()
+    rank = world.rank
+    limits = {"timeout": timedelta(seconds=0.3)}
+    groups = {name: dist.new_group(timeout=limits.get(name)) for name in _ERRORS}
+
+    def error_of(name: str) -> Any:
+        return groups[name]._get_backend(torch.device("cpu")).get_error()
+
+    tensor = torch.ones(4)
+    for name, group in groups.items():
+        dist.all_reduce(tensor, group=group)
+        assert error_of(name) == ErrorType.SUCCESS
+    dist.barrier()
+    if rank == 1:
+        dist.destroy_process_group(groups["left"])
+        groups["abort"]._get_backend(torch.device("cpu")).abort()
+    dist.barrier()
+    calls: dict[str, Callable[[], object]] = {
+        "timeout": lambda: rank == 1 or dist.all_reduce(tensor, group=groups["timeout"]),
+        "left": lambda: rank == 1 or dist.all_reduce(tensor, group=groups["left"]),
+        "mismatch": lambda: dist.all_reduce(tensor[rank:], group=groups["mismatch"]),
+        "abort": lambda: dist.all_reduce(tensor, group=groups["abort"]),
+    }
+    for name, call in calls.items():
+        if rank == 1 and name in ("timeout", "left"):
+            continue
+        with pytest.raises(RuntimeError):
+            call()
+        assert error_of(name) == getattr(ErrorType, _ERRORS[name]), name
+    dist.barrier()
+    if rank == 1:  # rank 0 gave up, and rank 1 is told when it comes
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(tensor, group=groups["timeout"])
+        assert error_of("timeout") == ErrorType.TIMEOUT
+    dist.barrier()
+
+
+_ERRORS = {
+    "timeout": "TIMEOUT",
+    "left": "REMOTE_ERROR",
+    "mismatch": "COMM_ERROR",
+    "abort": "COMM_ERROR",
+}
+
+
+@needs_torch_2
+def test_get_error_after_each_end_of_a_group() -> None:
+    run_fresh(2, _errors_case)
+
+
+def _timing_and_timeout_case(world: World) -> None:
+    """What programs call on the groups of torch's own backends."""
+    world.init()
+    dist.group.WORLD._enable_collectives_timing()
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    work.wait()
+    assert work._get_duration() >= 0
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend._set_default_timeout(timedelta(seconds=17))
+    assert backend.options._timeout == timedelta(seconds=17)
+    with pytest.raises(ValueError, match="timeout"):
+        backend._set_default_timeout(timedelta(0))
+    dist.barrier()
+
+
+@needs_torch_2
+def test_collectives_timing_and_default_timeout() -> None:
+    run_fresh(2, _timing_and_timeout_case)
