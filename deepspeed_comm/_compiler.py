@@ -22,6 +22,11 @@ _compiler: Any = getattr(torch, "compiler", None)
 is_compiling: Callable[[], bool] = getattr(_compiler, "is_compiling", _never)
 is_dynamo: Callable[[], bool] = getattr(_compiler, "is_dynamo_compiling", is_compiling)
 
+# Of torch's native code, which is there without Dynamo; not of its documented API.
+_skip_code: Any = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "skip_code", None
+)
+
 
 def outside_graphs(function: _Function) -> _Function:
     """function, which torch.compile calls and does not trace: a graph ends before it.
@@ -43,5 +48,9 @@ def outside_graphs(function: _Function) -> _Function:
             apart = _compiler.disable(function)
         return apart(*args, **kwargs)
 
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # what disable() leaves there
+    # What disable() leaves there: a graph ends before the call. Nor is the frame of the call to become
+    # a graph: tracing sys.modules alone takes Dynamo a third of a second.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    if _skip_code is not None:
+        _skip_code(call.__code__)
     return call  # type: ignore[return-value]

@@ -101,8 +101,8 @@ _ranks_of_groups: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionar
 
 
 def group_text(group: Any) -> str:
-    """The group as the trace names it: by its ranks, or by its own name if torch has no list of them
-    (as of the groups that group.split_group() makes)."""
+    """The group as the trace names it: by its ranks, or by its own name if torch has no list of
+    them (as of the groups that group.split_group() makes)."""
     if group is None or group is dist.group.WORLD:
         return _WORLD
     known = _ranks_of_groups.get(group)

@@ -6,9 +6,10 @@ group's backend is dscomm.
 
 direct_all_reduce(tensor, op, group, async_op), by position, is the native module's of that name
 once that is loaded: it makes the call where it knows the op and the group, which find_backend()
-tells it of, and else returns NotImplemented. So it does if the tensor is more than CPU memory, and if
-a mode (TorchDispatchMode, TorchFunctionMode), a transform of torch.func or a tracer is active on this
-thread, which is to see the call: it then goes through torch's dispatcher, with the same result.
+tells it of, and else returns NotImplemented. So it does if the tensor is more than CPU memory, and
+if a mode (TorchDispatchMode, TorchFunctionMode), a transform of torch.func or a tracer that is
+active on this thread has to see the call: it then goes through torch's dispatcher, with the same
+result.
 """
 
 from __future__ import annotations

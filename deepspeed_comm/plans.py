@@ -34,9 +34,9 @@ class Plan:
 class Plans:
     """By match_id, in `known`. A match_id is free again once its group has been destroyed.
 
-    ranks_of gives the ranks of a group, for messages. is_listed says whether torch keeps a list of the
-    group's ranks, which it drops when the group is destroyed; of a group that it never had one of,
-    a match_id is free once the program has dropped the group.
+    ranks_of gives the ranks of a group, for messages. is_listed says whether torch keeps a list of
+    the group's ranks. torch drops the list when the group is destroyed; if it never had one, a
+    match_id is free once the program has dropped the group.
     """
 
     def __init__(
