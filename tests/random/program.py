@@ -182,6 +182,7 @@ class Generator:
             "DSCOMM_WORKER_IDLE_MS": ["0", "5"],
             "DSCOMM_RECORDER_ENTRIES": ["0", "3"],
             "DSCOMM_POOL_BYTES": ["0", "65536"],
+            "DSCOMM_ARENA_BYTES": ["16777216"],
         }
         found = {
             name: self.random.choice(values)

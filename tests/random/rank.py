@@ -202,9 +202,10 @@ class Rank:
             return [[source, *checksum(tensor)]]
         work = dist.irecv(tensor, action["peer"], group=group, tag=action["tag"])
 
+        ranks = members(self.program, action["group"])
+
         def read() -> list[list[int]]:
-            source = dist.get_global_rank(group, work._source_rank())
-            return [[source, *checksum(tensor)]]
+            return [[ranks[work._source_rank()], *checksum(tensor)]]
 
         self.works[action["id"]] = ([work], read)
         return None

@@ -30,6 +30,7 @@ from values import checksum, joined, moved_input, reduction
 
 OK, MAY, FAIL = "ok", "may", "fail"
 NEVER = 1 << 30
+MONITORED = "!"
 # Of the machine: added to the timeout before a rank counts as one that hangs.
 SLACK_S = 12.0
 # Faults that others notice by a timeout, during which they keep third ranks waiting.
@@ -136,6 +137,12 @@ def needs(step: Step, rank: int, ranks: list[int]) -> list[int]:
     return wanted if step["count"] > 0 else []
 
 
+def order_of(step: Step) -> str:
+    """Among which calls this one is counted: those of its group; monitored barriers on their own."""
+    group: str = step["group"]
+    return group + MONITORED if step["call"] == "monitored_barrier" else group
+
+
 def descriptors(step: Step) -> list[tuple[Any, ...]]:
     kind = step["call"]
     if kind == "inference_all_reduce":
@@ -205,7 +212,7 @@ class Model:
             self.operations[rank, step["id"]] = by_step[step["id"]] = operation
             if kind == "call":
                 for part, descriptor in enumerate(descriptors(step)):
-                    self.calls[step["group"]][rank].append(Call(operation, part, descriptor))
+                    self.calls[order_of(step)][rank].append(Call(operation, part, descriptor))
             if kind == "form":
                 self.forms[step["group"]][rank] = operation
 
@@ -250,7 +257,7 @@ class Model:
 
     def match_calls(self) -> None:
         for group, calls in self.calls.items():
-            ranks = members(self.program, group)
+            ranks = members(self.program, group.removesuffix(MONITORED))
             longest = max(len(mine) for mine in calls.values())
             lists = {rank: calls.get(rank, []) for rank in ranks}
             agree: dict[tuple[int, int], bool] = {(a, b): True for a in ranks for b in ranks}
@@ -346,7 +353,6 @@ class Model:
                 if operation.group == self.fault["group"]:
                     if operation.rank == self.faulty and not operation.certain:
                         operation.weaken(MAY, "aborted")
-        quiet = self.quiet_exits()
         changed = True
         while changed:
             changed = False
@@ -363,9 +369,9 @@ class Model:
                         changed |= each.weaken(MAY, "an earlier operation of this group may fail")
                         break
                 if each.status == OK and each.kind in ("send", "receive"):
-                    changed |= self.spread_to_message(each, unclean, quiet)
+                    changed |= self.spread_to_message(each, unclean)
             for group, calls in self.calls.items():
-                ranks = members(self.program, group)
+                ranks = members(self.program, group.removesuffix(MONITORED))
                 for k in range(max(len(mine) for mine in calls.values())):
                     at = [calls[rank][k] for rank in ranks if k < len(calls.get(rank, []))]
                     if any(call.operation.status != OK for call in at):
@@ -379,18 +385,16 @@ class Model:
         weak = [each.operation for each in at if each.operation.status != OK]
         return all(each.rank == self.faulty and each.certain for each in weak)
 
-    def quiet_exits(self) -> dict[int, int]:
+    def quiet_exits(self) -> list[int]:
         """Ranks that end without leaving their groups, which others see as deaths."""
-        return {
-            rank: rank
+        return [
+            rank
             for rank in self.ranks
             if self.program["endings"][rank] == "exit"
             or (rank == self.faulty and self.fault_kind in DEADLY)
-        }
+        ]
 
-    def spread_to_message(
-        self, each: Operation, unclean: set[str], quiet: dict[int, int]
-    ) -> bool:
+    def spread_to_message(self, each: Operation, unclean: set[str]) -> bool:
         partners = each.sources if each.sources else [each.partner] if each.partner else []
         if each.kind == "receive":
             # What a dying rank had sent before is there, whatever its death does to the group.
@@ -403,14 +407,6 @@ class Model:
             return each.weaken(MAY, "its receive may fail")
         if each.group in unclean:
             return each.weaken(MAY, "the group may have ended by another operation")
-        ranks = members(self.program, each.group)
-        ends = [rank for rank in ranks if rank in quiet and rank != each.rank]
-        if each.kind == "receive":
-            ends = [rank for rank in ends if rank not in [p.rank for p in partners]]
-        elif each.partner is not None:
-            ends = [rank for rank in ends if rank != each.partner.rank]
-        if ends:
-            return each.weaken(MAY, f"rank {ends[0]} ends without leaving the group")
         return False
 
     def spread_formation(self) -> None:
@@ -446,11 +442,11 @@ class Model:
             values = moved_input(send["dtype"], send["count"], (send["id"], 0))
             return [[operation.partner.rank, *checksum(values)]]
         ranks = members(self.program, operation.group)
-        mine = self.calls[operation.group][rank]
+        mine = self.calls[order_of(step)][rank]
         number = next(n for n, call in enumerate(mine) if call.operation is operation)
         steps: dict[int, Step] = {}
         for who in ranks:
-            theirs = self.calls[operation.group].get(who, [])
+            theirs = self.calls[order_of(step)].get(who, [])
             steps[who] = theirs[number].operation.step if number < len(theirs) else step
         return expected_values(step, rank, ranks, {who: each["id"] for who, each in steps.items()})
 
