@@ -1,4 +1,4 @@
-"""What an all-reduce of a small tensor costs by each of its ways, in us.
+"""What an all-reduce and a message of a small tensor cost by each of their ways, in us.
 
     python benchmarks/call_cost.py [--ranks 1 2] [--sizes 8 4096] [--rounds 400] [--json FILE]
 
@@ -14,6 +14,12 @@ makes some calls, in turns; a row has the medians of the rounds:
     caching       deepspeed_comm.all_reduce_caching()
     torch.ops     torch.ops.dscomm.inference_all_reduce_()
     native        what inference ends in: the function of the extension
+
+With two ranks also the round trip of a message, there and back by blocking calls:
+
+    torch         torch.distributed.send() and recv() of dscomm
+    api           deepspeed_comm.send() and recv()
+    native        what these end in: the functions of the extension
 
 One rank waits for nobody: its times are the CPU's, of the calls' own work. Those of more ranks are
 the clock's, on rank 0, and hold the exchange between the ranks.
@@ -51,6 +57,12 @@ WAYS = {
     "torch.ops": "operation(tensor, 'SUM', name)",
     "native": "native.all_reduce(tensor, TORCH_SUM, False)",
 }
+MESSAGES = {  # by rank 0; rank 1 makes the calls the other way round
+    "torch": ("torch_send(tensor, {peer})", "torch_recv(tensor, {peer})"),
+    "api": ("api.send(tensor, {peer})", "api.recv(tensor, {peer})"),
+    "native": ("direct.direct_send(tensor, {peer}, world, 0)",
+               "direct.direct_recv(tensor, {peer}, world, 0)"),
+}  # fmt: skip
 COLUMNS = ("torch alone", "torch", "above", "api", "inference", "caching", "torch.ops", "native")
 
 
@@ -84,6 +96,22 @@ def timers(size: int, nothing: Any, clock: Callable[[], float]) -> dict[str, tim
     return {way: timeit.Timer(written, timer=clock, globals=known) for way, written in WAYS.items()}
 
 
+def message_timers(size: int, rank: int, clock: Callable[[], float]) -> dict[str, timeit.Timer]:
+    known = {
+        "torch_send": dist.send,
+        "torch_recv": dist.recv,
+        "tensor": torch.zeros(size // 4),
+        "world": dist.group.WORLD,
+        "api": deepspeed_comm,
+        "direct": native_executor,
+    }
+    in_order = {way: calls if rank == 0 else calls[::-1] for way, calls in MESSAGES.items()}
+    return {
+        way: timeit.Timer("; ".join(calls).format(peer=1 - rank), timer=clock, globals=known)
+        for way, calls in in_order.items()
+    }
+
+
 def measure(ways: dict[str, timeit.Timer], rounds: int) -> dict[str, float]:
     """Median times of a call, in us."""
     times: dict[str, list[float]] = {way: [] for way in ways}
@@ -93,8 +121,9 @@ def measure(ways: dict[str, timeit.Timer], rounds: int) -> dict[str, float]:
         for way, timer in ways.items():
             dist.barrier()
             times[way].append(timer.timeit(CALLS) / CALLS * 1e6)
-    pairs = zip(times["torch"], times["torch alone"], strict=True)
-    times["above"] = [ours - alone for ours, alone in pairs]
+    if "torch alone" in times:
+        pairs = zip(times["torch"], times["torch alone"], strict=True)
+        times["above"] = [ours - alone for ours, alone in pairs]
     return {way: statistics.median(samples) for way, samples in times.items()}
 
 
@@ -114,9 +143,17 @@ def run_rank(rank: int, ranks: int, folder: str, options: argparse.Namespace) ->
     found = {
         str(size): measure(timers(size, nothing, clock), options.rounds) for size in options.sizes
     }
+    if ranks == 2:
+        for size in options.sizes:
+            ways = message_timers(size, rank, clock)
+            found[f"{size} B there and back"] = measure(ways, options.rounds)
     dist.barrier()
     dist.destroy_process_group()
     return found
+
+
+def print_row(title: str, figures: list[float], width: int = 16) -> None:
+    print(f"{title:<{width}}" + "".join(f"{figure:>12.2f}" for figure in figures), flush=True)
 
 
 def main() -> None:
@@ -136,9 +173,14 @@ def main() -> None:
             with context.Pool(ranks) as pool:
                 arguments = [(rank, ranks, folder, options) for rank in range(ranks)]
                 found[str(ranks)] = pool.starmap(run_rank, arguments, chunksize=1)[0]
-            for size, medians in found[str(ranks)].items():
-                figures = "".join(f"{medians[column]:>12.2f}" for column in COLUMNS)
-                print(f"{f'{ranks} ranks {size} B':<16}{figures}", flush=True)
+            for size in options.sizes:
+                medians = found[str(ranks)][str(size)]
+                print_row(f"{ranks} ranks {size} B", [medians[column] for column in COLUMNS])
+    if 2 in options.ranks:
+        print(f"{'us there and back':<24}" + "".join(f"{way:>12}" for way in MESSAGES))
+        for size in options.sizes:
+            medians = found["2"][f"{size} B there and back"]
+            print_row(f"2 ranks {size} B", [medians[way] for way in MESSAGES], 24)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 

@@ -745,7 +745,8 @@ def send(
     debug: str | None = None,
 ) -> Any:
     """Returns when `tensor` may be used again."""
-    return _backend().send(tensor, dst, group, tag)
+    backend = cdb if type(cdb) is TorchBackend else _backend()  # as in inference_all_reduce()
+    return backend.send(tensor, dst, group, tag)
 
 
 @timed_op
@@ -759,7 +760,8 @@ def recv(
     debug: str | None = None,
 ) -> Any:
     """Returns the global rank that sent; src=None takes any."""
-    return _backend().recv(tensor, src, group, tag)
+    backend = cdb if type(cdb) is TorchBackend else _backend()  # as in inference_all_reduce()
+    return backend.recv(tensor, src, group, tag)
 
 
 @timed_op

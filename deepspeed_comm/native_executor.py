@@ -10,13 +10,16 @@ tells it of, and else returns NotImplemented. So it does if the tensor is more t
 if a mode (TorchDispatchMode, TorchFunctionMode), a transform of torch.func or a tracer that is
 active on this thread has to see the call: it then goes through torch's dispatcher, with the same
 result.
+
+direct_send(tensor, dst, group, tag) and direct_recv(tensor, src, group, tag) are the same for
+blocking messages, in groups that remember_ranks() tells the native module of.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -31,6 +34,8 @@ def not_implemented(tensor: Any, op: Any, group: Any, async_op: Any) -> Any:
 
 
 direct_all_reduce: Callable[[Any, Any, Any, Any], Any] = not_implemented
+direct_send: Callable[[Any, Any, Any, Any], Any] = not_implemented
+direct_recv: Callable[[Any, Any, Any, Any], Any] = not_implemented
 
 
 class _DefaultGroup:
@@ -84,8 +89,29 @@ def find_group_backend(group: Any) -> Any:
     return backend
 
 
+@outside_graphs
+def remember_ranks(group: Any) -> None:
+    """Lets direct_send() and direct_recv() make the group's later calls, where it is dscomm's and
+    torch knows its ranks."""
+    group = world._default_pg if group is None else group
+    native = sys.modules.get("deepspeed_comm._C")
+    if native is None or native.knows_ranks(group) or find_group_backend(group) is None:
+        return
+    ranks = _ranks_of_groups().get(group)
+    if ranks:
+        native.remember_ranks(group, ranks)
+
+
+def _ranks_of_groups() -> dict[Any, dict[int, int]]:
+    """torch's table: of each group, the rank in it by global rank."""
+    of_world: Any = getattr(world, "pg_group_ranks", None)
+    if of_world is None:  # torch 1.13
+        of_world = getattr(dist.distributed_c10d, "_pg_group_ranks", {})
+    return cast("dict[Any, dict[int, int]]", of_world)
+
+
 def _remember(native: Any, group: Any, backend: Any) -> None:
-    global direct_all_reduce
+    global direct_all_reduce, direct_send, direct_recv
     if direct_all_reduce is not_implemented:
         for op in ReduceOp:
             if op is not ReduceOp.UNUSED:
@@ -94,6 +120,7 @@ def _remember(native: Any, group: Any, backend: Any) -> None:
         for op, torch_op in foreign_ops.values():
             native.remember_op(op, torch_op)
         direct_all_reduce = native.direct_all_reduce
+        direct_send, direct_recv = native.direct_send, native.direct_recv
     native.remember_group(group, backend)
 
 

@@ -570,10 +570,26 @@ class TorchBackend(Backend):
 
     # --- point-to-point
 
+    # As inference_all_reduce(): the direct call first, which says where it cannot make it.
+
     def send(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
+        if not is_dynamo():
+            own_group = native_executor.world._default_pg if group is None else group
+            done = native_executor.direct_send(tensor, dst, own_group, tag)
+            if done is not NotImplemented:
+                return done
+            self.check_initialized()
+            native_executor.remember_ranks(group)
         return dist.send(tensor, group=group, tag=tag, **_peer("dst", dst, None, group))
 
     def recv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
+        if not is_dynamo():
+            own_group = native_executor.world._default_pg if group is None else group
+            source = native_executor.direct_recv(tensor, src, own_group, tag)
+            if source is not NotImplemented:
+                return source
+            self.check_initialized()
+            native_executor.remember_ranks(group)
         if is_unlisted(group):
             return _receive_of_unlisted(tensor, src, group, tag)
         return dist.recv(tensor, src, group, tag)

@@ -171,6 +171,13 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int src, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  // The same past torch.distributed's own layers, for deepspeed_comm: they return when the message
+  // has left the tensor, or stands in it, and no Work is made. src -1 takes any source; the source
+  // is returned, a rank of the group. For dense tensors, where may_block() says so.
+  void send_and_wait(const at::Tensor& tensor, int dst, int tag);
+  int receive_and_wait(const at::Tensor& tensor, int src, int tag);
+  // Not while calls are coalesced or a profiler listens: these are for a Work to tell.
+  bool may_block() const { return !profiled() && !coalescing(); }
   // Rank 0 hears from every other rank before it lets any of them go. At the timeout it names all
   // that were not heard from, whether or not wait_all_ranks asks for more than the first.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
@@ -201,6 +208,9 @@ class DscommBackend : public BackendBase {
                                         DscommWork::Epilogue epilogue);
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, const CallInfo& call,
                                          int src, int tag);
+  // Waits for a message, which `begin` starts; returns its source.
+  template <typename Begin>
+  int finish_message(const char* title, Begin begin);
   // Stands at the beginning of each call. Ends the coalescing of calls that was left behind, and
   // that in which this call throws: torch does neither, and the thread's later synchronous calls
   // would return before they are done.

@@ -2,10 +2,12 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <climits>
 #include <deque>
 #include <memory>
 #include <string>
@@ -29,6 +31,9 @@ using WeakBackend = c10::weak_intrusive_ptr<DscommBackend>;
 struct KnownGroup {
   py::object reference;
   WeakBackend backend;
+  // For messages, whose callers name global ranks: the rank in the group by global rank (-1: no
+  // member), and the other way round. Empty while Python has not told them.
+  std::vector<int> group_ranks, global_ranks;
 };
 // One of deepspeed_comm's or torch's operations, each of which is one object, and what torch calls
 // it.
@@ -61,6 +66,14 @@ PyObject* forget_group(PyObject*, PyObject* reference) {
   Py_RETURN_NONE;
 }
 
+// Null where the group is not known, or gone.
+const KnownGroup* find_group(PyObject* group) {
+  const auto found = known_groups.find(group);
+  if (found == known_groups.end() || !refers_to(found->second.reference.ptr(), group))
+    return nullptr;
+  return &found->second;
+}
+
 py::object make_reference(const py::handle& group, PyMethodDef* callback) {
   py::object function;
   if (callback != nullptr)
@@ -72,8 +85,32 @@ py::object make_reference(const py::handle& group, PyMethodDef* callback) {
 
 void remember_group(const py::object& group, const c10::intrusive_ptr<DscommBackend>& backend) {
   static PyMethodDef callback = {"forget_group", &forget_group, METH_O, nullptr};
-  KnownGroup known{make_reference(group, &callback), WeakBackend(backend)};
+  const KnownGroup* current = find_group(group.ptr());
+  if (current != nullptr && current->backend.lock() == backend) return;
+  KnownGroup known{make_reference(group, &callback), WeakBackend(backend), {}, {}};
   known_groups.insert_or_assign(group.ptr(), std::move(known));
+}
+
+// ranks: the rank in the group by global rank.
+void remember_ranks(const py::object& group, const std::unordered_map<int, int>& ranks) {
+  const auto found = known_groups.find(group.ptr());
+  if (found == known_groups.end()) throw py::value_error("dscomm: remember_group() comes first");
+  std::vector<int> group_ranks, global_ranks(ranks.size(), -1);
+  for (const auto& [global_rank, rank] : ranks) {
+    if (global_rank < 0 || rank < 0 || static_cast<size_t>(rank) >= ranks.size())
+      throw py::value_error("dscomm: ranks: expected one global rank for each rank of the group");
+    if (group_ranks.size() <= static_cast<size_t>(global_rank))
+      group_ranks.resize(static_cast<size_t>(global_rank) + 1, -1);
+    group_ranks[static_cast<size_t>(global_rank)] = rank;
+    global_ranks[static_cast<size_t>(rank)] = global_rank;
+  }
+  found->second.group_ranks = std::move(group_ranks);
+  found->second.global_ranks = std::move(global_ranks);
+}
+
+bool knows_ranks(const py::object& group) {
+  const KnownGroup* known = find_group(group.ptr());
+  return known != nullptr && !known->group_ranks.empty();
 }
 
 void remember_op(const py::object& op, const c10d::ReduceOp& torch_op) {
@@ -89,9 +126,8 @@ const c10d::ReduceOp* find_op(PyObject* op) {
 
 // Null where the group is not known, or gone.
 c10::intrusive_ptr<DscommBackend> find_backend(PyObject* group) {
-  const auto found = known_groups.find(group);
-  if (found == known_groups.end() || !refers_to(found->second.reference.ptr(), group)) return {};
-  return found->second.backend.lock();
+  const KnownGroup* known = find_group(group);
+  return known == nullptr ? c10::intrusive_ptr<DscommBackend>() : known->backend.lock();
 }
 
 // What torch's dispatcher would ask of a dense CPU tensor, and find nothing to do for; the negative
@@ -149,10 +185,10 @@ PyObject* call_without_gil(const at::Tensor& tensor, Call call) {
   }
 }
 
-bool has_four(const char* call, Py_ssize_t count) {
+bool has_four(const char* call, Py_ssize_t count,
+              const char* expected = "tensor, op, group and async_op") {
   if (count == 4) return true;
-  PyErr_Format(PyExc_TypeError,
-               "%s(): expected tensor, op, group and async_op by position, got %zd arguments", call,
+  PyErr_Format(PyExc_TypeError, "%s(): expected %s by position, got %zd arguments", call, expected,
                count);
   return false;
 }
@@ -175,6 +211,74 @@ PyObject* direct_all_reduce(PyObject*, PyObject* const* arguments, Py_ssize_t co
   return call_without_gil(*tensor, [&](const at::Tensor& held) {
     return backend->all_reduce(held, *op, asynchronous != 0);
   });
+}
+
+// An int of Python from 0 to INT_MAX, else -1: the long way says what is wrong with it.
+int whole_number(PyObject* object) {
+  if (!PyLong_CheckExact(object)) return -1;
+  int overflow = 0;
+  const long value = PyLong_AsLongAndOverflow(object, &overflow);
+  return overflow != 0 || value < 0 || value > INT_MAX ? -1 : static_cast<int>(value);
+}
+
+// A blocking message: what both directions check in the same way.
+struct Message {
+  enum Direction { kSend, kReceive };
+
+  // False where the call has to go the long way, with nothing done.
+  bool parse(PyObject* const* arguments, Direction direction) {
+    tensor = plain_tensor(arguments[0]);
+    known = find_group(arguments[2]);
+    tag = whole_number(arguments[3]);
+    if (tensor == nullptr || known == nullptr || known->group_ranks.empty() || tag < 0)
+      return false;
+    backend = known->backend.lock();
+    // Complex numbers travel as pairs of real ones, which torch makes of them.
+    if (!backend || tensor->is_complex() || !tensor->is_contiguous() || !backend->may_block())
+      return false;
+    if (direction == kReceive && arguments[1] == Py_None) return true;
+    const int global_rank = whole_number(arguments[1]);
+    if (global_rank < 0 || static_cast<size_t>(global_rank) >= known->group_ranks.size())
+      return false;
+    peer = known->group_ranks[static_cast<size_t>(global_rank)];
+    return peer >= 0 && peer != backend->getRank();
+  }
+
+  const at::Tensor* tensor = nullptr;
+  const KnownGroup* known = nullptr;  // for as long as the GIL is held
+  c10::intrusive_ptr<DscommBackend> backend;
+  int peer = -1;  // in the group; -1: any source
+  int tag = 0;
+};
+
+PyObject* direct_send(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (!has_four("direct_send", count, "tensor, dst, group and tag")) return nullptr;
+  Message message;
+  if (!message.parse(arguments, Message::kSend)) Py_RETURN_NOTIMPLEMENTED;
+  return call_without_gil(*message.tensor, [&](const at::Tensor& held) {
+    message.backend->send_and_wait(held, message.peer, message.tag);
+    return c10::intrusive_ptr<c10d::Work>();
+  });
+}
+
+PyObject* direct_recv(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (!has_four("direct_recv", count, "tensor, src, group and tag")) return nullptr;
+  Message message;
+  if (!message.parse(arguments, Message::kReceive)) Py_RETURN_NOTIMPLEMENTED;
+  // The caller's object where the source is named; else found when it is known. By then, without
+  // the GIL, the group may have been forgotten.
+  const std::vector<int> global_ranks =
+      message.peer < 0 ? message.known->global_ranks : std::vector<int>();
+  int source = -1;
+  PyObject* done = call_without_gil(*message.tensor, [&](const at::Tensor& held) {
+    source = message.backend->receive_and_wait(held, message.peer, message.tag);
+    return c10::intrusive_ptr<c10d::Work>();
+  });
+  if (done == nullptr) return nullptr;
+  Py_DECREF(done);  // None
+  if (message.peer < 0) return PyLong_FromLong(global_ranks[static_cast<size_t>(source)]);
+  Py_INCREF(arguments[1]);
+  return arguments[1];
 }
 
 // A call of all_reduce_caching(), which is repeated: what it was the first time.
@@ -238,6 +342,14 @@ void add_direct_calls(py::module_& module) {
        "all_reduce() of the backend of a group that remember_group() was told of, by an op that "
        "remember_op() was told of. NotImplemented, and nothing is done, where the group or the op "
        "is another one, or is_plain(tensor) is false."},
+      {"direct_send", as_method(&direct_send), METH_FASTCALL,
+       "direct_send(tensor, dst, group, tag, /)\n\n"
+       "A blocking send to a global rank in a group that remember_ranks() was told of. "
+       "NotImplemented, and nothing is done, where something is not plain."},
+      {"direct_recv", as_method(&direct_recv), METH_FASTCALL,
+       "direct_recv(tensor, src, group, tag, /)\n\n"
+       "The same for a receive, of any source where src is None; returns the source's global "
+       "rank."},
       {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(module.ptr(), methods) != 0) throw py::error_already_set();
   module.def(
@@ -248,6 +360,11 @@ void add_direct_calls(py::module_& module) {
       "mode, transform or tracer is to see the call.");
   module.def("remember_group", &remember_group, py::arg("group"), py::arg("backend"),
              "For direct_all_reduce(): the backend that the group uses, until the group is gone.");
+  module.def("remember_ranks", &remember_ranks, py::arg("group"), py::arg("ranks"),
+             "For direct_send() and direct_recv(), after remember_group(): the rank in the group "
+             "by global rank.");
+  module.def("knows_ranks", &knows_ranks, py::arg("group"),
+             "Whether remember_ranks() was told of the group.");
   module.def("remember_op", &remember_op, py::arg("op"), py::arg("torch_op"),
              "For direct_all_reduce(): an object that stands for torch's operation.");
   module.def("repeated_all_reduce", &repeated_all_reduce, py::arg("tensor"), py::arg("op"),

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "torch/backend.h"
+#include "torch/exit.h"
 #include "torch/tensors.h"
 
 namespace dscomm {
@@ -107,6 +108,41 @@ WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, const CallInfo&
   DscommWork::Epilogue store;
   if (buffer->staged()) store = [buffer] { return store_all({buffer.get(), 1}); };
   return follow(call, std::move(operation), std::move(work), std::move(store));
+}
+
+template <typename Begin>
+int DscommBackend::finish_message(const char* title, Begin begin) {
+  check_alive(title);
+  // As for a Work: a process that ends waits for it, on whichever thread it is.
+  struct UnderWay {
+    UnderWay() { call_begins(); }
+    ~UnderWay() { call_ends(); }
+  } const under_way;
+  const OperationPtr operation = begin();
+  if (Status status = operation->wait(); !status.ok())
+    std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
+  return operation->source();
+}
+
+// Nothing keeps the memory for the engine: the caller holds the tensor until the operation is done.
+void DscommBackend::send_and_wait(const at::Tensor& tensor, int dst, int tag) {
+  check_rank(dst, "dst");
+  check_tag(tag);
+  const Buffer buffer(tensor, Use::kRead, Argument{"tensor"});
+  finish_message("send", [&] {
+    return group_->send(buffer.data(), buffer.count(), buffer.dtype(), dst, tag, nullptr,
+                        std::chrono::milliseconds(0));
+  });
+}
+
+int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) {
+  if (src >= 0) check_rank(src, "src");
+  check_tag(tag);
+  const Buffer buffer(tensor, Use::kWrite, Argument{"tensor"});
+  return finish_message(src < 0 ? "recvAnySource" : "recv", [&] {
+    return group_->receive(buffer.data(), buffer.count(), buffer.dtype(), src, tag, nullptr,
+                           std::chrono::milliseconds(0));
+  });
 }
 
 void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {

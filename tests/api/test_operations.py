@@ -6,7 +6,9 @@ import contextlib
 import functools
 import gc
 import importlib
+import json
 import os
+import re
 import sys
 import threading
 import weakref
@@ -358,6 +360,141 @@ def _direct_calls(world: World) -> None:
 
 def test_direct_calls() -> None:
     run_fresh(2, _direct_calls)
+
+
+def _direct_messages(world: World) -> None:
+    """Blocking messages pass torch.distributed by where they are plain, with the same results."""
+    init(world)
+    everyone = torch.distributed.group.WORLD
+    pair = dist.new_group([1, 2])  # whose ranks are other numbers than the world's
+    me, right, left = world.rank, (world.rank + 1) % 3, (world.rank - 1) % 3
+
+    def around(group: Any, to: int, of: int | None, first: bool, tag: int = 0) -> int:
+        sent, got = values(me), torch.empty(4)
+        references = sys.getrefcount(sent)
+        source = -1 if first else dist.recv(got, of, group=group, tag=tag)
+        assert dist.send(sent, to, group=group, tag=tag) is None
+        source = dist.recv(got, of, group=group, tag=tag) if first else source
+        assert torch.equal(got, values(source)) and sys.getrefcount(sent) == references
+        return source
+
+    assert around(None, right, left, me == 0) == left
+    if me > 0:
+        around(pair, 3 - me, 3 - me, me == 1)
+    send, recv = native_executor.direct_send, native_executor.direct_recv
+    assert "not_implemented" not in (send.__name__, recv.__name__)
+
+    # From now on torch's own are not called.
+    long_way = torch.distributed.send, torch.distributed.recv
+    torch.distributed.send = torch.distributed.recv = None  # type: ignore[assignment]
+    assert around(None, right, left, me == 0) == left
+    assert around(everyone, right, left, me == 0, tag=2_000_000_000) == left
+    assert around(None, right, None, me == 0) == left
+    if me > 0:
+        assert around(pair, 3 - me, 3 - me, me == 1) == 3 - me
+        assert around(pair, 3 - me, None, me == 1) == 3 - me
+    dist.barrier()
+    if me == 0:  # a later tag is taken first
+        for tag in (5, 6):
+            dist.send(torch.full((2,), float(tag)), 1, tag=tag)
+    elif me == 1:
+        for tag in (6, 5):
+            got = torch.zeros(2)
+            dist.recv(got, 0, tag=tag)
+            assert got.tolist() == [tag, tag]
+    torch.distributed.send, torch.distributed.recv = long_way
+
+    # What is not plain is left to torch, which says what is wrong, or does it.
+    plain = values(me)
+    for tensor in (None, [plain], plain.to("meta"), torch.zeros(4, dtype=torch.complex64),
+                   values(me, 8)[::2], values(me, 16).view(4, 4).t()):  # fmt: skip
+        assert send(tensor, right, everyone, 0) is NotImplemented
+        assert recv(tensor, right, everyone, 0) is NotImplemented
+    for peer in (me, 3, -1, 2**40, "1", 1.0, True):
+        assert send(plain, peer, everyone, 0) is NotImplemented
+        assert recv(plain, peer, everyone, 0) is NotImplemented
+    assert send(plain, None, everyone, 0) is NotImplemented
+    assert send(plain, 0, pair, 0) is recv(plain, 0, pair, 0) is NotImplemented
+    for tag in (-1, 2**31, None, 0.0):
+        assert (
+            send(plain, right, everyone, tag) is recv(plain, left, everyone, tag) is NotImplemented
+        )
+    for group in (None, "a group", GroupLike()):
+        assert send(plain, right, group, 0) is recv(plain, left, group, 0) is NotImplemented
+    for count in (0, 3, 5):
+        for call in (send, recv):
+            with pytest.raises(TypeError, match=f"by position, got {count} arguments"):
+                call(*(plain, right, everyone, 0, None)[:count])
+    with torch.profiler.profile():
+        assert send(plain, right, everyone, 0) is recv(plain, left, everyone, 0) is NotImplemented
+    with pytest.raises((ValueError, RuntimeError), match="itself|the same as|rank of the current"):
+        dist.send(plain, me)
+    complex_pair = torch.complex(plain, -plain)
+    work = dist.isend(complex_pair, right)
+    got = torch.zeros(4, dtype=torch.complex64)
+    assert dist.recv(got, left) == left
+    work.wait()
+    assert torch.equal(got, torch.complex(values(left), -values(left)))
+    strided = torch.zeros(8)
+    work = dist.isend(plain, right)
+    dist.recv(strided[::2], left)
+    work.wait()
+    assert torch.equal(strided[::2], values(left)) and not strided[1::2].any()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class GroupLike:
+    """No group, but an object that can be referred to weakly."""
+
+
+def test_direct_messages() -> None:
+    run_fresh(3, _direct_messages)
+
+
+def _failing_messages(world: World) -> list[list[Any]]:
+    """What a call says that fails, and what the flight record has of it: by either way."""
+    init(world)
+    told = []
+    for is_direct in (True, False):
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=30))
+        late = dist.new_group([0, 1], timeout=timedelta(milliseconds=300))
+        apart = late if world.rank == 0 else None  # rank 1 sends nothing in it
+        api: Any = dist if is_direct else torch.distributed
+        tensor = torch.zeros(3)
+        for each in (group, late):  # makes the direct calls known
+            if world.rank == 0:
+                api.send(tensor, 1, group=each)
+            else:
+                api.recv(tensor, 0, group=each)
+        known = native_executor.direct_send(tensor, world.rank, group, 0)
+        assert known is NotImplemented  # to itself, which torch refuses
+        lines = []
+        if apart is not None:
+            with pytest.raises(RuntimeError) as timed_out:
+                api.recv(tensor, 1, group=apart)
+            lines.append(str(timed_out.value))
+        with pytest.raises((RuntimeError, ValueError)) as differing:
+            if world.rank == 0:
+                api.send(torch.zeros(5), 1, group=group)
+                api.recv(tensor, 1, group=group)
+            else:
+                api.recv(tensor, 0, group=group)
+        lines.append(str(differing.value))
+        with pytest.raises((RuntimeError, ValueError)) as ended:
+            api.send(tensor, 1 - world.rank, group=group)
+        lines.append(str(ended.value))
+        record = native_executor.find_group_backend(group).flight_record()
+        fields = ("title", "dtype", "count", "peer", "tag", "async", "state")
+        entries = [[entry[field] for field in fields] for entry in json.loads(record)]
+        told.append([re.sub(r"'[^']*'|\d+", "N", line) for line in lines] + entries)
+        torch.distributed.barrier()
+    return told
+
+
+def test_direct_messages_fail_as_others_do() -> None:
+    for direct, other in run_fresh(2, _failing_messages):
+        assert direct == other and len(direct) > 3
 
 
 def _caching(world: World, backend: str) -> None:
