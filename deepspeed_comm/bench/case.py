@@ -41,7 +41,7 @@ def reduced(first: int, count: int, op: str, world: int, seed: int) -> torch.Ten
 
 
 class Case:
-    """Of this rank. `direct` calls deepspeed_comm.inference_all_reduce, else torch.distributed."""
+    """Of this rank. `direct` makes deepspeed_comm's own calls, else torch.distributed's."""
 
     def __init__(
         self,

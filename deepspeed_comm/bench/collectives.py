@@ -53,6 +53,17 @@ def _each(me: int, world: int, root: int) -> int:
     return world
 
 
+def _pinged(me: int, world: int, root: int) -> list[Source]:
+    """Of the even rank of a pair, whose input comes back; the last of an odd number has no pair."""
+    first = me - me % 2
+    return [(first, 0)] if first + 1 < world else []
+
+
+def _neighbours(me: int, world: int, root: int) -> list[Source]:
+    """What the one before sends onwards, and the next one back: parts 0 and 1 of their inputs."""
+    return [((me - 1) % world, 0), ((me + 1) % world, 1)]
+
+
 def _share(world: int) -> float:
     return (world - 1) / world
 
@@ -61,7 +72,8 @@ def _whole(world: int) -> float:
     return 1.0
 
 
-# nccl-tests, doc/PERFORMANCE.md; gather, scatter and send_recv from its sources.
+# nccl-tests, doc/PERFORMANCE.md; gather, scatter and send_recv from its sources. It has neither
+# ping_pong nor exchange: docs/bench.md says what their factor is.
 COLLECTIVES = {
     "all_reduce": Collective(
         _one, lambda me, world, root: [(None, 0)], lambda world: 2 * _share(world),
@@ -93,8 +105,14 @@ COLLECTIVES = {
         _each, lambda me, world, root: [(rank, me) for rank in range(world)], _share, divided=True
     ),
     "send_recv": Collective(_one, lambda me, world, root: [((me - 1) % world, 0)], _whole),
+    "ping_pong": Collective(_one, _pinged, lambda world: 2.0),
+    "exchange": Collective(lambda me, world, root: 2, _neighbours, lambda world: 2.0),
     "barrier": Collective(lambda me, world, root: 0, lambda me, world, root: [], lambda world: 0.0),
 }  # fmt: skip
+
+
+# Those that deepspeed_comm has a direct call for.
+DIRECT = ("all_reduce", "ping_pong")
 
 
 def bandwidths(collective: str, size: int, seconds: float, world: int) -> tuple[float, float]:
@@ -124,8 +142,8 @@ def make_call(
 ) -> Callable[[], object]:
     """One call of torch.distributed, blocking, over tensors of one dimension; of all ranks.
 
-    What a rank has no part in is an empty tensor. direct: all_reduce by
-    deepspeed_comm.inference_all_reduce. Raises ValueError for what cannot be called.
+    What a rank has no part in is an empty tensor. direct: one of DIRECT by deepspeed_comm's own
+    calls. Raises ValueError for what cannot be called.
     """
     me, world = dist.get_rank(group), dist.get_world_size(group)
     if name == "all_reduce":
@@ -150,8 +168,13 @@ def make_call(
     if name == "barrier":
         return functools.partial(dist.barrier, group)
     if world == 1:
-        raise ValueError("send_recv needs two ranks or more")
-    return functools.partial(_send_recv, given, result, (me + 1) % world, (me - 1) % world, group)
+        raise ValueError(f"{name} needs two ranks or more")
+    if name == "ping_pong":
+        return _ping_pong(given, result, group, comm if direct else dist)
+    around = ((me + 1) % world, (me - 1) % world)
+    if name == "exchange":
+        return functools.partial(_exchange, given.chunk(2), result.chunk(2), *around, group)
+    return functools.partial(_send_recv, given, result, *around, group)
 
 
 def _send_recv(given: torch.Tensor, result: torch.Tensor, to: int, of: int, group: Any) -> None:
@@ -159,3 +182,41 @@ def _send_recv(given: torch.Tensor, result: torch.Tensor, to: int, of: int, grou
     for work in works:
         assert work is not None, "this rank is in the group"
         work.wait()
+
+
+def _exchange(
+    given: tuple[torch.Tensor, ...],
+    result: tuple[torch.Tensor, ...],
+    following: int,
+    before: int,
+    group: Any,
+) -> None:
+    """Tag 0 goes around one way and tag 1 the other: with two ranks both neighbours are the same."""
+    works = [
+        dist.irecv(result[0], before, group, 0),
+        dist.irecv(result[1], following, group, 1),
+        dist.isend(given[0], following, group, 0),
+        dist.isend(given[1], before, group, 1),
+    ]
+    for work in works:
+        assert work is not None, "this rank is in the group"
+        work.wait()
+
+
+def _ping_pong(
+    given: torch.Tensor, result: torch.Tensor, group: Any, api: Any
+) -> Callable[[], object]:
+    """Even ranks send to the next one and get it back. The odd ones send what they received."""
+    me = dist.get_rank(group)
+    if not result.numel():
+        return lambda: None
+
+    def ping(peer: int = me + 1) -> None:
+        api.send(given, peer, group)
+        api.recv(result, peer, group)
+
+    def pong(peer: int = me - 1) -> None:
+        api.recv(result, peer, group)
+        api.send(result, peer, group)
+
+    return pong if me % 2 else ping

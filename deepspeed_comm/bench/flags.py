@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_comm import _launcher
-from deepspeed_comm.bench.collectives import COLLECTIVES
+from deepspeed_comm.bench.collectives import COLLECTIVES, DIRECT
 
 # By nccl-tests' names; old torch lacks some.
 DTYPES: dict[str, torch.dtype] = {
@@ -141,7 +141,7 @@ def _parser() -> _Parser:
     add("--touch", action="store_true",
         help="ranks rewrite their tensors and meet before each timed call")  # fmt: skip
     add("--direct", action="store_true",
-        help="also all_reduce through deepspeed_comm.inference_all_reduce")  # fmt: skip
+        help="also all_reduce and ping_pong by deepspeed_comm's direct calls")  # fmt: skip
     for name, what in (("json", "rows and settings"), ("csv", "rows"), ("plot", "a PNG figure")):
         add(f"--{name}", type=Path, metavar="FILE", help=f"where rank 0 writes {what}")
     return parser
@@ -166,8 +166,8 @@ def parse(arguments: Sequence[str] | None, rank: int, world: int | None) -> Opti
             parser.error(f"torch knows no backend {name!r}")
         if not getattr(dist, f"is_{name}_available", lambda: True)():
             parser.error(f"this torch was built without the backend {name!r}")
-    if given.direct and not ("all_reduce" in collectives and "dscomm" in backends):
-        parser.error("--direct is all_reduce over dscomm: name both, or leave it out")
+    if given.direct and not (set(DIRECT) & set(collectives) and "dscomm" in backends):
+        parser.error(f"--direct is {' or '.join(DIRECT)} over dscomm: name both, or leave it out")
     if given.touch and given.agg_iters > 1:
         parser.error("--touch comes before each timed call: it goes with -m 1 alone")
     if given.root is not None and world is not None and given.root >= world:

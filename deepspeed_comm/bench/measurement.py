@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from deepspeed_comm._timing import seconds_per_call
 from deepspeed_comm.bench.case import Case
-from deepspeed_comm.bench.collectives import bandwidths
+from deepspeed_comm.bench.collectives import DIRECT, bandwidths
 from deepspeed_comm.bench.flags import DTYPES, Options
 from deepspeed_comm.bench.ledger import Ledger
 from deepspeed_comm.bench.plan import Setting
@@ -74,7 +74,7 @@ class Measurement:
         elsewhere they are empty."""
         sizes = setting.sizes(self.options, self.ledger.world)
         names = list(self.groups)
-        if self.options.direct and setting.collective == "all_reduce":
+        if self.options.direct and setting.collective in DIRECT:
             names.append("dscomm-direct")
         refused: list[Row | Refusal] = []
         for name in list(names):

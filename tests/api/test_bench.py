@@ -111,13 +111,15 @@ def test_every_op_and_root_on_three_ranks(tmp_path: Path) -> None:
 def test_touch_and_direct_calls(tmp_path: Path) -> None:
     for more in (("--touch",), ("-m", "3")):
         status, output = run_bench(
-            "all_reduce", "barrier", "--direct", *more, "-b", "4K", "-e", "4K", *SHORT,
+            "all_reduce", "ping_pong", "barrier", "--direct", *more, "-b", "4K", "-e", "4K", *SHORT,
             "--json", str(tmp_path / "rows.json"),
         )  # fmt: skip
         assert status == 0, output
         assert [(row["collective"], row["backend"]) for row in rows_of(tmp_path / "rows.json")] == [
             ("all_reduce", "dscomm"),
             ("all_reduce", "dscomm-direct"),
+            ("ping_pong", "dscomm"),
+            ("ping_pong", "dscomm-direct"),
             ("barrier", "dscomm"),
         ]
 
@@ -134,6 +136,8 @@ def test_touch_and_direct_calls(tmp_path: Path) -> None:
         ("scatter", 60, 0.75),
         ("all_to_all", 60, 0.75),
         ("send_recv", 240, 1.0),
+        ("ping_pong", 240, 2.0),
+        ("exchange", 240, 2.0),
         ("barrier", 240, 0.0),
     ],
 )
@@ -266,6 +270,48 @@ def test_where_the_fault_is_does_not_matter(tmp_path: Path) -> None:
         assert status == 1 and "# wrong elements: 1 FAILED" in output, output
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_messages_go_where_they_should(ranks: int, tmp_path: Path) -> None:
+    """Of an odd number of ranks the last one has nobody to play with."""
+    status, output = run_bench(
+        "send_recv", "ping_pong", "exchange", "-b", "8", "-e", "1M", "-f", "256", *SHORT,
+        "--json", str(tmp_path / "rows.json"), ranks=ranks,
+    )  # fmt: skip
+    assert status == 0, output
+    rows = rows_of(tmp_path / "rows.json")
+    assert [row["collective"] for row in rows[::3]] == ["send_recv", "ping_pong", "exchange"]
+    for row in rows:
+        assert row["wrong"] == 0
+        both_ways = 1 if row["collective"] == "send_recv" else 2
+        assert row["busbw_gb_s"] == pytest.approx(both_ways * row["algbw_gb_s"])
+        assert row["algbw_gb_s"] == pytest.approx(row["size_bytes"] / row["time_p50_us"] / 1e3)
+
+
+class Losing:
+    """The given call of recv on one rank takes the message and keeps the old data."""
+
+    def __init__(self, rank: int, which: int) -> None:
+        self.rank, self.which = rank, which
+
+    def __call__(self, rank: int) -> None:
+        original, numbers = dist.recv, itertools.count()
+
+        def losing(tensor: torch.Tensor, *rest: Any) -> int:
+            lost = next(numbers) == self.which and rank == self.rank
+            return original(torch.empty_like(tensor) if lost else tensor, *rest)
+
+        dist.recv = losing
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("which", [1, 6])  # the calls that are checked: see Spoiling
+def test_a_lost_message_is_found(rank: int, which: int, tmp_path: Path) -> None:
+    status, output = run_bench(
+        "ping_pong", "-b", "1K", "-e", "1K", *SHORT, prepare=Losing(rank, which)
+    )
+    assert status == 1 and "FAILED" in output, output
+
+
 def test_no_check_is_said(tmp_path: Path) -> None:
     status, output = run_bench(
         "-b", "1K", "-e", "1K", "-c", "0", *SHORT, "--json", str(tmp_path / "rows.json"),
@@ -352,8 +398,8 @@ def test_files_say_the_same(tmp_path: Path) -> None:
         ("-r 2", "rank 2 is not one of 2, 0 to 1"),
         ("--backend gloo all_reduce", "put all_reduce before --backend"),
         ("--backend smoke", "torch knows no backend 'smoke'"),
-        ("--direct --backend gloo", "--direct is all_reduce over dscomm"),
-        ("--direct barrier", "--direct is all_reduce over dscomm"),
+        ("--direct --backend gloo", "--direct is all_reduce or ping_pong over dscomm"),
+        ("--direct barrier", "--direct is all_reduce or ping_pong over dscomm"),
         ("--touch -m 2", "--touch comes before each timed call"),
         ("--nonsense", "unrecognized arguments: --nonsense"),
     ],
@@ -464,7 +510,8 @@ def test_without_a_launcher_it_is_a_world_of_one() -> None:
     assert "# 1 rank, torch" in result.stdout
     refused = [line for line in result.stdout.splitlines() if "cannot" in line]
     assert refused == [
-        "# dscomm cannot do send_recv of float, none: ValueError: send_recv needs two ranks or more"
+        f"# dscomm cannot do {name} of float, none: ValueError: {name} needs two ranks or more"
+        for name in ("send_recv", "ping_pong", "exchange")
     ]
     assert "GB/s after" in result.stdout and "# wrong elements: 0 OK" in result.stdout
 
