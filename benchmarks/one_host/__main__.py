@@ -1,6 +1,7 @@
 """dscomm beside its peers on one host: builds them, runs all in turns, prints tables.
 
     python -m benchmarks.one_host [--full] [--peers dscomm vllm] [--rounds 4] [--out FOLDER]
+    python -m benchmarks.one_host --messages
 
 docs/one_host.md says what is measured and how to read it. The exit status is 1 where a result was
 wrong or dscomm itself failed, and else 0: a peer that cannot be had is a line.
@@ -23,15 +24,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.one_host import plot, tables
 from benchmarks.one_host.fetch import Unavailable
-from benchmarks.one_host.peers import PEERS, ROOT, TITLES, Peer, own_programs
+from benchmarks.one_host.peers import OF_MESSAGES, PEERS, ROOT, TITLES, Peer, own_programs
 from benchmarks.one_host.rows import Row, rows_of
-from benchmarks.one_host.runs import Plan, Run, run_once
+from benchmarks.one_host.runs import OPERATIONS, Plan, Run, run_once
 from benchmarks.one_host.states import STATES, cpus_of_ranks
 from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm.bench.flags import byte_size
 from deepspeed_comm.log_files import replaced_when_complete
 
 SIZES = tuple(8 << k for k in (0, 3, 6, 9, 12, 15, 17, 19, 21, 23))  # 8 bytes to 64 MB
+MESSAGE_SIZES = (8, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 OURS = ("dscomm", "pool", "torch")
 # Above this, Python takes longer to check a result than all others to be measured.
 FROM_PYTHON, MOST_FROM_PYTHON = ("torch", "gloo"), 16 << 20
@@ -43,7 +45,9 @@ def main() -> int:
     if cpus_of_ranks(os.sched_getaffinity(0), 2) is None:
         console.print("bench: two cores are needed, and this process may use fewer")
         return 1
-    peers, missing = prepared(options.peers, console)
+    peers, missing = prepared(
+        [name for name in options.peers if any(has(op, name) for op in options.operations)], console
+    )
     if "dscomm" in missing:
         return 1
     runs = measured(peers, options, console)
@@ -51,9 +55,11 @@ def main() -> int:
     report(rows, runs, options, console)
     options.out.mkdir(parents=True, exist_ok=True)
     versions = {name: peer.version for name, peer in peers.items()}
-    write(options.out / "one_host.json", rows, runs, versions, missing, options)
+    # What is kept of all-reduces is not overwritten by a run without them.
+    name = "one_host.json" if "all_reduce" in options.operations else "one_host_ping_pong.json"
+    write(options.out / name, rows, runs, versions, missing, options)
     files = plot.draw(rows, options.out)
-    for file in [options.out / "one_host.json", *files]:
+    for file in [options.out / name, *files]:
         console.print(f"written: {file}", soft_wrap=True)
     wrong = sum(row["wrong"] for run in runs for row in run.rows)
     failed = any(run.failure for run in runs if run.peer in OURS)
@@ -61,11 +67,19 @@ def main() -> int:
     return 1 if wrong or failed else 0
 
 
+def has(op: str, peer: str) -> bool:
+    """Whether the peer is measured in it."""
+    return op == "all_reduce" or peer in OF_MESSAGES
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.one_host", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--full", action="store_true", help="256 MB, four ranks, large sizes from Python; 9 rounds")
     add("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
+    add("--operations", nargs="+", choices=OPERATIONS, default=list(OPERATIONS))
+    add("--messages", action="store_const", dest="operations", const=["ping_pong"],
+        help="as --operations ping_pong")  # fmt: skip
     add("--sizes", nargs="+", type=byte_size, help="in bytes; K and M are powers of 1024")
     add("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     add("--modes", nargs="+", choices=["tight", "touch"], default=["tight", "touch"])
@@ -75,9 +89,14 @@ def parsed() -> argparse.Namespace:
     add("--limit-s", type=float, default=240.0, help="after which a run is given up")
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     options = parser.parse_args()
-    options.sizes = tuple(options.sizes or (*SIZES, *([256 << 20] if options.full else [])))
-    if any(size % 4 for size in options.sizes):
-        parser.error("--sizes: whole elements of four bytes")
+    largest = [256 << 20] if options.full else []
+    options.sizes = {
+        "all_reduce": tuple(options.sizes or (*SIZES, *largest)),
+        "ping_pong": tuple(options.sizes or MESSAGE_SIZES),
+    }
+    for op, unit in (("all_reduce", 4), ("ping_pong", 8)):
+        if op in options.operations and any(size % unit for size in options.sizes[op]):
+            parser.error(f"--sizes: those of {op} are multiples of {unit} bytes")
     options.ranks = options.ranks or ([2, 4] if options.full else [2])
     options.rounds = options.rounds or (9 if options.full else 4)
     options.out = options.out.absolute()
@@ -99,39 +118,55 @@ def prepared(names: list[str], console: Console) -> tuple[dict[str, Peer], dict[
     return ready, missing
 
 
-def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Console) -> list[Run]:
-    """Round after round of all, so that noise and the moves of cores meet every peer alike."""
-    plan = Plan(options.sizes, tuple(options.modes), options.budget_ms, options.limit_s)
-    short = tuple(size for size in plan.sizes if size <= MOST_FROM_PYTHON or options.full)
-    plans = {name: dataclasses.replace(plan, sizes=short) for name in FROM_PYTHON if short}
-    prober = own_programs() / "one_host_probe"
-    turns = [
-        (name, ranks, dtype)
-        for _ in range(options.rounds)
+def kinds(options: argparse.Namespace) -> list[tuple[str, int, str]]:
+    """(operation, ranks, dtype), in the order of the tables. Messages are of two ranks and of one
+    dtype: nothing is computed with what they hold."""
+    found = [
+        ("all_reduce", ranks, dtype)
         for ranks in options.ranks
         for dtype in options.dtypes
+        if "all_reduce" in options.operations
+    ]
+    return found + [("ping_pong", 2, "float32")] * ("ping_pong" in options.operations)
+
+
+def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Console) -> list[Run]:
+    """Round after round of all, so that noise and the moves of cores meet every peer alike."""
+
+    def plan_of(name: str, op: str) -> Plan:
+        sizes = options.sizes[op]
+        if name in FROM_PYTHON and not options.full:
+            sizes = tuple(size for size in sizes if size <= MOST_FROM_PYTHON) or sizes
+        return Plan(op, sizes, tuple(options.modes), options.budget_ms, options.limit_s)
+
+    prober = own_programs() / "one_host_probe"
+    turns = [
+        (name, op, ranks, dtype)
+        for _ in range(options.rounds)
+        for op, ranks, dtype in kinds(options)
         for name in peers
+        if has(op, name)
     ]
     runs: list[Run] = []
-    failures: Counter[tuple[str, int]] = Counter()
+    failures: Counter[tuple[str, str, int]] = Counter()
     told: set[str] = set()
     columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn())
     # Drawn between runs alone: no thread that wakes up in them.
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True,
                   auto_refresh=False, disable=not console.is_terminal) as bar:  # fmt: skip
         task = bar.add_task("", total=len(turns))
-        for name, ranks, dtype in turns:
+        for name, op, ranks, dtype in turns:
             bar.update(task, description=TITLES.get(name, name), refresh=True)
             # One that failed twice would fail again, and may take its whole time to do so.
-            if failures[name, ranks] < 2:
-                mine = plans.get(name, plan)
-                runs.append(run_once(name, peers[name], ranks, dtype, mine, prober))
+            if failures[name, op, ranks] < 2:
+                plan = plan_of(name, op)
+                runs.append(run_once(name, peers[name], ranks, dtype, plan, prober))
                 for line in set(runs[-1].refused) - told:
                     told.add(line)
                     console.print(line, highlight=False, markup=False, soft_wrap=True)
                 if runs[-1].failure:
-                    failures[name, ranks] += 1
-                    what = f"{TITLES.get(name, name)}, {ranks} ranks, {dtype}"
+                    failures[name, op, ranks] += 1
+                    what = f"{TITLES.get(name, name)}, {tables.title(op, dtype, ranks)}"
                     line = f"{what}: a run failed: {runs[-1].failure}"
                     console.print(line, highlight=False, markup=False, soft_wrap=True)
             bar.update(task, advance=1, refresh=True)
@@ -144,16 +179,15 @@ def report(rows: list[Row], runs: list[Run], options: argparse.Namespace, consol
     counts = ", ".join(f"{seen[state]} {state}" for state in STATES)
     mixed = f"{seen['mixed']} were mixed and are left out"
     console.print(f"{len(runs)} runs; of their rows {counts}; {mixed}")
-    for ranks in options.ranks:
-        for dtype in options.dtypes:
-            for mode in options.modes:
-                for state in STATES:
-                    title = f"all_reduce, {dtype}, {ranks} ranks, {mode}, {state}"
-                    lines = tables.lines_of(rows, dtype, mode, state, ranks)
-                    if lines:
-                        tables.show(console, lines, title)
-                    else:
-                        console.print(f"{title}: not seen")
+    for op, ranks, dtype in kinds(options):
+        for mode in options.modes:
+            for state in STATES:
+                heading = f"{tables.title(op, dtype, ranks)}, {mode}, {state}"
+                lines = tables.lines_of(rows, op, dtype, mode, state, ranks)
+                if lines:
+                    tables.show(console, lines, heading)
+                else:
+                    console.print(f"{heading}: not seen")
 
 
 def states_seen(runs: list[Run]) -> Counter[str]:

@@ -22,11 +22,13 @@ class Rates:
 RATES = {"near": Rates(0.047, 100, 99, 51), "far": Rates(0.185, 27, 37, 90)}
 
 
-def bound_us(size: int, state: str) -> float | None:
-    """Each rank publishes `size` bytes and reads as many. What no cache holds crosses the memory
-    four times: each rank reads its tensor and writes it. None for a state without rates."""
+def bound_us(op: str, size: int, state: str, ranks: int) -> float | None:
+    """None for what has no bound: another operation, more ranks, a state without rates.
+
+    Each rank publishes `size` bytes and reads as many. What no cache holds crosses the memory
+    four times: each rank reads its tensor and writes it."""
     rates = RATES.get(state)
-    if rates is None:
+    if rates is None or (op, ranks) != ("all_reduce", RANKS):
         return None
     if RANKS * size >= CACHE_BYTES:
         return 4 * size / rates.memory_gb_s / 1e3

@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <torch/extension.h>
 
-#include "loop.h"
+#include "all_reduce.h"
 #include "shm.h"  // DeepSpeed's
 
 int main(int count, char** arguments) {

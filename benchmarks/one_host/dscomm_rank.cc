@@ -1,4 +1,5 @@
-// One rank of dscomm's engine, without torch: what Group::run() takes of the caller's thread.
+// One rank of dscomm's engine, without torch: what Group::run() takes of the caller's thread, or
+// Group::send() and receive() that are waited for.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -6,9 +7,10 @@
 #include <fstream>
 #include <thread>
 
+#include "all_reduce.h"
 #include "core/engine/context.h"
 #include "core/engine/group.h"
-#include "loop.h"
+#include "ping_pong.h"
 
 namespace {
 
@@ -104,10 +106,20 @@ int main(int count, char** arguments) {
     require(block.status());
     return {block.value(), [&](std::byte* released) { pool->release(released); }};
   };
-  if (options.from_pool)
-    one_host::measure(options, meeting, all_reduce, allocate_from_pool);
+  const one_host::Allocate allocate =
+      options.from_pool ? one_host::Allocate(allocate_from_pool) : one_host::allocate_pages;
+  const one_host::Messages messages{
+      [&](const void* sent, size_t bytes, int to) {
+        require(group.send(sent, bytes, dscomm::DType::kUInt8, to, 0, nullptr, 0ms)->wait());
+      },
+      [&](void* received, size_t bytes, int from) {
+        require(
+            group.receive(received, bytes, dscomm::DType::kUInt8, from, 0, nullptr, 0ms)->wait());
+      }};
+  if (options.op == one_host::Op::kPingPong)
+    one_host::measure_messages(options, meeting, messages, allocate);
   else
-    one_host::measure(options, meeting, all_reduce);
+    one_host::measure(options, meeting, all_reduce, allocate);
   group.shutdown();
   return 0;
 }

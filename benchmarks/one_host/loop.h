@@ -1,11 +1,10 @@
-// The measurement, the same for every peer: an all-reduce in place, in one of two modes.
+// The measurement, the same for every peer and operation, in one of two modes.
 //
 //   tight  the same buffer again and again, nothing between the calls
 //   touch  before each call every rank rewrites its whole buffer and all meet; neither is timed
 //
-// Every result is checked. In a tight loop sums are summed again, so that after k calls a value is
-// ranks^(k - 1) times the sum: powers of two, which are exact. Before they get too large the loop
-// pauses, checks and starts anew.
+// Every result is checked: after each call, or in a tight loop after a round of calls, in which
+// each changes what the result has to be. all_reduce.h and ping_pong.h are the operations.
 //
 // A sample is the time of one call, or, of short ones in a tight loop, the mean of a batch: reading
 // the clock takes some 20 ns. Of each sample the rank counts that took longest.
@@ -16,22 +15,33 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <sstream>
 #include <vector>
 
 #include "meeting.h"
-#include "values.h"
 
 namespace one_host {
 
-// Reduces `count` values in place, over all ranks. A failure ends the process.
-using AllReduce = std::function<void(void* data, size_t count, DType dtype)>;
+// One operation at one size, on one rank. Its buffers are the caller's.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  // Zeros, of which any number of calls may follow.
+  virtual void clear() = 0;
+  // New contents, different for every rank and round.
+  virtual void fill(uint32_t round) = 0;
+  // A failure ends the process.
+  virtual void call() = 0;
+  // How many elements of this rank are wrong after so many calls since fill().
+  virtual uint64_t wrong(uint32_t round, int calls) const = 0;
+  // How many calls may follow fill() before results are no longer exact.
+  virtual int most_calls() const = 0;
+  // Whether this rank's time counts.
+  virtual bool is_timed() const { return true; }
+};
 
-// Powers that a float32 has above sums of 8 bits.
-constexpr int kExponents = 110;
 constexpr int kWarmUps = 8;              // after the values were written anew
 constexpr size_t kLargeBytes = 1 << 20;  // of which one call is warm-up enough
 constexpr size_t kFewestSamples = 5;
@@ -46,43 +56,33 @@ inline double now_us() {
 
 class Case {
  public:
-  Case(const Options& options, Meeting& meeting, const AllReduce& all_reduce, DType dtype,
-       void* data, size_t bytes)
-      : options_(options),
-        meeting_(meeting),
-        all_reduce_(all_reduce),
-        dtype_(dtype),
-        data_(data),
-        count_(bytes / bytes_of(dtype)),
-        values_(dtype, options.rank, options.ranks) {}
+  Case(const Options& options, Meeting& meeting, Operation& operation, size_t bytes)
+      : options_(options), meeting_(meeting), operation_(operation), bytes_(bytes) {}
 
   // The number of samples that every rank has put where the meeting has room for them.
   size_t run(bool touch) {
     wrong_ = 0;
     warm_up();
-    size_t samples = touch ? run_touch() : run_tight();
+    const size_t samples = touch ? run_touch() : run_tight();
+    if (!operation_.is_timed()) std::fill_n(meeting_.samples(options_.rank), samples, 0.0);
     meeting_.wrong(options_.rank) = wrong_;
     meeting_.meet();
     return samples;
   }
 
  private:
-  // Whatever memory a peer goes through in turns has been touched by then. Sums of zeros stay
-  // zeros.
+  // Whatever memory a peer goes through in turns has been touched by then.
   void warm_up() {
-    std::memset(data_, 0, count_ * bytes_of(dtype_));
+    operation_.clear();
     const double end = now_us() + 1000 * options_.budget_ms / 2;
-    const int calls = count_ * bytes_of(dtype_) < kLargeBytes ? kWarmUps : 1;
+    const int calls = bytes_ < kLargeBytes ? kWarmUps : 1;
     do {
-      for (int i = 0; i < calls; ++i) call();
+      for (int i = 0; i < calls; ++i) operation_.call();
     } while (meeting_.meet(now_us() < end) != 0);
   }
 
-  void call() { all_reduce_(data_, count_, dtype_); }
-
   size_t run_tight() {
-    const int growth = std::bit_width(static_cast<unsigned>(options_.ranks)) - 1;
-    const int longest = kExponents / growth;  // calls before the values are too large
+    const int longest = operation_.most_calls();
     const double call_us = pilot_us();
     const int batch =
         std::clamp(static_cast<int>(std::ceil(kShortestSampleUs / call_us)), 1, kLongestBatch);
@@ -93,16 +93,16 @@ class Case {
     double* samples = meeting_.samples(options_.rank);
     size_t taken = 0;
     for (uint32_t round = 0; taken < wanted; ++round) {
-      values_.fill(data_, count_, round);
+      operation_.fill(round);
       meeting_.meet();
       int calls = warm_ups;
-      for (int i = 0; i < warm_ups; ++i) call();
+      for (int i = 0; i < warm_ups; ++i) operation_.call();
       for (; taken < wanted && calls + batch <= longest; calls += batch) {
         const double began = now_us();
-        for (int i = 0; i < batch; ++i) call();
+        for (int i = 0; i < batch; ++i) operation_.call();
         samples[taken++] = (now_us() - began) / batch;
       }
-      wrong_ += values_.wrong(data_, count_, round, std::ldexp(1.0F, growth * (calls - 1)));
+      wrong_ += operation_.wrong(round, calls);
     }
     return taken;
   }
@@ -114,13 +114,13 @@ class Case {
         now_us() + 1000 * options_.budget_ms * 2;  // what is not timed takes time too
     size_t taken = 0;
     for (uint32_t round = 0;; ++round) {
-      values_.fill(data_, count_, round);
+      operation_.fill(round);
       const bool more = taken < kFewestSamples || (taken < kMostSamples && now_us() < end);
       if (meeting_.meet(more) == 0) return taken;  // rank 0 says when
       const double began = now_us();
-      call();
+      operation_.call();
       samples[taken++] = now_us() - began;
-      wrong_ += values_.wrong(data_, count_, round, 1);
+      wrong_ += operation_.wrong(round, 1);
     }
   }
 
@@ -128,12 +128,12 @@ class Case {
   double pilot_us() {
     double us = 0;
     for (uint32_t round = 0; round < 3; ++round) {
-      values_.fill(data_, count_, round);
+      operation_.fill(round);
       meeting_.meet();
       const double began = now_us();
-      call();
+      operation_.call();
       us = now_us() - began;
-      wrong_ += values_.wrong(data_, count_, round, 1);
+      wrong_ += operation_.wrong(round, 1);
     }
     return std::max(0.05,
                     static_cast<double>(meeting_.meet(static_cast<uint64_t>(us * 1000))) / 1000);
@@ -141,11 +141,8 @@ class Case {
 
   const Options& options_;
   Meeting& meeting_;
-  const AllReduce& all_reduce_;
-  DType dtype_;
-  void* data_;
-  size_t count_;
-  Values values_;
+  Operation& operation_;
+  size_t bytes_;
   uint64_t wrong_ = 0;
 };
 
@@ -181,24 +178,21 @@ inline std::shared_ptr<void> allocate_pages(size_t bytes) {
   return {std::aligned_alloc(4096, (bytes | 4095) + 1), std::free};
 }
 
+// Of an operation at one size; collective over the ranks, whose sizes and dtypes are the same.
+using MakeOperation = std::function<std::unique_ptr<Operation>(DType dtype, size_t bytes)>;
+
 // Measures all cases. Collective over the ranks.
-inline void measure(const Options& options, Meeting& meeting, const AllReduce& all_reduce,
-                    const Allocate& allocate = allocate_pages) {
-  if (options.ranks < 2 || !std::has_single_bit(static_cast<unsigned>(options.ranks)))
-    fail("the number of ranks has to be 2, 4, 8 or 16");
+inline void measure_cases(const Options& options, Meeting& meeting, const MakeOperation& make) {
   std::FILE* out = options.rank == 0 ? std::fopen(options.out.c_str(), "a") : nullptr;
   if (options.rank == 0 && out == nullptr) fail("cannot write " + options.out);
-  const size_t most = *std::max_element(options.sizes.begin(), options.sizes.end());
-  const std::shared_ptr<void> data = allocate(most);
-  if (data == nullptr) fail("no memory");
   // The cores may move between two cases: a case counts for where they were before and after it.
   const auto probe = [&] { return options.cpu >= 0 ? meeting.exchange_ns() : 0; };
   double before = probe();
   for (DType dtype : options.dtypes) {
     for (size_t bytes : options.sizes) {
+      const std::unique_ptr<Operation> operation = make(dtype, bytes);
       for (bool touch : options.touch) {
-        Case one(options, meeting, all_reduce, dtype, data.get(), bytes);
-        const size_t samples = one.run(touch);
+        const size_t samples = Case(options, meeting, *operation, bytes).run(touch);
         const double after = probe();
         std::ostringstream probes;
         if (options.cpu >= 0)
@@ -211,6 +205,14 @@ inline void measure(const Options& options, Meeting& meeting, const AllReduce& a
     }
   }
   if (out != nullptr) std::fclose(out);
+}
+
+// A buffer for the largest of the sizes. Ends the process where there is no memory.
+inline std::shared_ptr<void> allocate_largest(const Options& options, const Allocate& allocate) {
+  const size_t most = *std::max_element(options.sizes.begin(), options.sizes.end());
+  std::shared_ptr<void> data = allocate(most);
+  if (data == nullptr) fail("no memory");
+  return data;
 }
 
 }  // namespace one_host

@@ -1,10 +1,11 @@
-// One rank of an MPI: MPI_Allreduce in place. Compiled once for each MPI.
+// One rank of an MPI: MPI_Allreduce in place, or MPI_Send and MPI_Recv. Compiled once for each MPI.
 #include <mpi.h>
 
 #include <cstdint>
 #include <cstring>
 
-#include "loop.h"
+#include "all_reduce.h"
+#include "ping_pong.h"
 
 namespace {
 
@@ -41,6 +42,19 @@ int main(int count, char** arguments) {
   require(MPI_Op_create(add_bfloat16, 1, &sum));
 #endif
   one_host::Meeting meeting(options);
+  if (options.op == one_host::Op::kPingPong) {
+    const one_host::Messages messages{
+        [](const void* data, size_t bytes, int to) {
+          require(MPI_Send(data, static_cast<int>(bytes), MPI_BYTE, to, 0, MPI_COMM_WORLD));
+        },
+        [](void* data, size_t bytes, int from) {
+          require(MPI_Recv(data, static_cast<int>(bytes), MPI_BYTE, from, 0, MPI_COMM_WORLD,
+                           MPI_STATUS_IGNORE));
+        }};
+    one_host::measure_messages(options, meeting, messages);
+    require(MPI_Finalize());
+    return 0;
+  }
   one_host::measure(options, meeting, [&](void* data, size_t n, one_host::DType dtype) {
     const bool is_float = dtype == one_host::DType::kFloat32;
     require(MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(n), is_float ? MPI_FLOAT : bfloat16,

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <oneapi/ccl.hpp>
 
-#include "loop.h"
+#include "all_reduce.h"
 
 // The static library lacks what Intel's profilers hook into: null where no profiler is.
 extern "C" {

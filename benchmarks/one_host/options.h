@@ -1,7 +1,7 @@
 // What a rank of a benchmark is told, the same for every peer: its place and what to measure.
 //
 //   PROGRAM --rank 0 --ranks 2 --cpu 0 --meet FILE --out FILE --sizes 8,4096 --dtypes float32
-//           --modes tight,touch --budget-ms 40 [--memory pool]
+//           --modes tight,touch --budget-ms 40 [--memory pool] [--op ping_pong]
 #pragma once
 
 #include <sched.h>
@@ -22,6 +22,8 @@ inline const char* name_of(DType dtype) {
   return dtype == DType::kFloat32 ? "float32" : "bfloat16";
 }
 
+enum class Op { kAllReduce, kPingPong };
+
 struct Options {
   int rank = 0;
   int ranks = 1;
@@ -32,6 +34,7 @@ struct Options {
   std::vector<DType> dtypes;
   std::vector<bool> touch;  // for each mode whether it is `touch`
   double budget_ms = 40;    // of timed calls in a case
+  Op op = Op::kAllReduce;
   bool from_pool = false;  // --memory pool: dscomm's tensors lie where its ranks read them in place
 };
 
@@ -73,6 +76,11 @@ inline Options parse(int count, char** arguments) {
   }
   options.budget_ms = std::stod(take("--budget-ms"));
   options.from_pool = given.count("--memory") != 0 && given["--memory"] == "pool";
+  if (given.count("--op") != 0) {
+    const std::string op = given["--op"];
+    if (op != "all_reduce" && op != "ping_pong") fail("no operation of this benchmark: " + op);
+    options.op = op == "ping_pong" ? Op::kPingPong : Op::kAllReduce;
+  }
   if (options.cpu >= 0) {
     cpu_set_t cpus;
     CPU_ZERO(&cpus);

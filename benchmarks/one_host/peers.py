@@ -225,6 +225,8 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "deepspeed": deepspeed,
     "vllm": vllm,
 }
+# Those with messages, in the order of a round.
+OF_MESSAGES = ("dscomm", "pool", "torch", "gloo", "openmpi", "mpich", "intelmpi")
 TITLES = {
     "pool": "dscomm pool",
     "openmpi": "Open MPI",

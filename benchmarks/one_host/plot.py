@@ -6,18 +6,19 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.one_host import bound
+from benchmarks.one_host import bound, tables
 from benchmarks.one_host.rows import Row
 from benchmarks.one_host.tables import OURS
 
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:
-    """One file for each dtype and number of ranks, a panel for each state and mode."""
+    """One file for each operation, dtype and number of ranks, a panel for each state and mode."""
     files = []
-    for dtype, ranks in dict.fromkeys((row.dtype, row.ranks) for row in rows):
-        own = [row for row in rows if (row.dtype, row.ranks) == (dtype, ranks)]
-        files.append(folder / f"one_host_{dtype}_{ranks}_ranks.png")
-        _figure(own, f"all_reduce, {dtype}, {ranks} ranks").savefig(files[-1], dpi=110)
+    for op, dtype, ranks in dict.fromkeys((row.op, row.dtype, row.ranks) for row in rows):
+        own = [row for row in rows if (row.op, row.dtype, row.ranks) == (op, dtype, ranks)]
+        kind = dtype if op == "all_reduce" else op  # messages are of one dtype
+        files.append(folder / f"one_host_{kind}_{ranks}_ranks.png")
+        _figure(own, tables.title(op, dtype, ranks)).savefig(files[-1], dpi=110)
     return files
 
 
@@ -43,8 +44,8 @@ def _figure(rows: list[Row], title: str) -> Figure:
                     axes.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3,
                               label=peer, **style)  # fmt: skip
             sizes = sorted({row.size for row in own})
-            limits = [bound.bound_us(each, state) for each in sizes]
-            if sizes and None not in limits and rows[0].ranks == bound.RANKS:
+            limits = [bound.bound_us(rows[0].op, each, state, rows[0].ranks) for each in sizes]
+            if sizes and None not in limits:
                 axes.plot(sizes, limits, color="black", linestyle="--", label="bound")
             if sizes:
                 axes.legend(fontsize="small")

@@ -35,7 +35,7 @@ def rows_of(runs: list[Run]) -> list[Row]:
     for run in runs:
         for row in [] if run.failure else run.rows:
             if row["state"] in STATES:
-                key = (row["peer"], "all_reduce", row["dtype"], row["size"], run.ranks,
+                key = (row["peer"], run.op, row["dtype"], row["size"], run.ranks,
                        row["mode"], row["state"])  # fmt: skip
                 found.setdefault(key, []).append(row)
     return [

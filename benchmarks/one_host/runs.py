@@ -22,10 +22,14 @@ MEETING_BYTES = 1 << 20  # MeetingPlace::kBytes
 SHARED = Path("/dev/shm")
 
 
+OPERATIONS = ("all_reduce", "ping_pong")
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What every run measures. Sizes in bytes."""
+    """What every run measures. op is one of OPERATIONS. Sizes in bytes."""
 
+    op: str
     sizes: tuple[int, ...]
     modes: tuple[str, ...]
     budget_ms: float  # of timed calls of one size and mode
@@ -38,6 +42,7 @@ class Run:
     its `state`; refused are sentences about what the peer does not have."""
 
     peer: str
+    op: str
     ranks: int
     dtype: str
     rows: list[dict[str, Any]]
@@ -61,6 +66,7 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
                 "rank": rank, "ranks": ranks, "cpu": cpus[rank] if cpus else -1,
                 "meet": meet, "out": out, "sizes": ",".join(map(str, plan.sizes)),
                 "dtypes": dtype, "modes": ",".join(plan.modes), "budget-ms": plan.budget_ms,
+                "op": plan.op,
             }  # fmt: skip
             return [word for key, value in given.items() for word in (f"--{key}", str(value))]
 
@@ -78,7 +84,7 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
         row["state"] = state_between(row["before_ns"], row["after_ns"])
     rows = [row for row in found if "refused" not in row]
     refused = tuple(dict.fromkeys(row["refused"] for row in found if "refused" in row))
-    return Run(name, ranks, dtype, rows, failure, refused)
+    return Run(name, plan.op, ranks, dtype, rows, failure, refused)
 
 
 def _folder() -> str | None:

@@ -26,11 +26,11 @@ class Line:
     of_bound: float | None  # dscomm's time by the bound
 
 
-def lines_of(rows: list[Row], dtype: str, mode: str, state: str, ranks: int) -> list[Line]:
+def lines_of(rows: list[Row], op: str, dtype: str, mode: str, state: str, ranks: int) -> list[Line]:
     """In the order of sizes."""
     chosen = [
         row for row in rows
-        if (row.dtype, row.mode, row.state, row.ranks) == (dtype, mode, state, ranks)
+        if (row.op, row.dtype, row.mode, row.state, row.ranks) == (op, dtype, mode, state, ranks)
     ]  # fmt: skip
     found = []
     for size in sorted({row.size for row in chosen}):
@@ -38,7 +38,7 @@ def lines_of(rows: list[Row], dtype: str, mode: str, state: str, ranks: int) -> 
         others = {peer: time for peer, time in medians.items() if peer not in OURS}
         best = min(others, key=others.__getitem__) if others else None
         dscomm = medians.get("dscomm")
-        limit = bound.bound_us(size, state) if ranks == bound.RANKS else None
+        limit = bound.bound_us(op, size, state, ranks)
         found.append(
             Line(
                 size,
@@ -52,26 +52,32 @@ def lines_of(rows: list[Row], dtype: str, mode: str, state: str, ranks: int) -> 
     return found
 
 
+def title(op: str, dtype: str, ranks: int) -> str:
+    return f"{op}, {dtype}, {ranks} ranks"
+
+
 def mean_ratio(lines: list[Line]) -> float | None:
     """The geometric mean of the ratios, over the sizes that have one."""
     ratios = [line.ratio for line in lines if line.ratio is not None]
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-def show(console: Console, lines: list[Line], title: str) -> None:
+def show(console: Console, lines: list[Line], heading: str) -> None:
     peers = list(dict.fromkeys(peer for line in lines for peer in line.medians))
     peers.sort(key=lambda peer: OURS.index(peer) if peer in OURS else len(OURS))
-    table = Table(title=f"{title}, median in us", title_justify="left")
+    table = Table(title=f"{heading}, median in us", title_justify="left")
     table.add_column("size", justify="right")
-    for peer in [*peers, "best", "best/dscomm", "bound", "dscomm/bound"]:
-        table.add_column(peer, justify="right", no_wrap=True)
+    has_bound = any(line.bound_us is not None for line in lines)
+    of_bound = ["bound", "dscomm/bound"] if has_bound else []
+    for column in [*peers, "best", "best/dscomm", *of_bound]:
+        table.add_column(column, justify="right", no_wrap=True)
     for line in lines:
         times = (_time(line.medians.get(peer)) for peer in peers)
-        ratios = (line.best or "-", _ratio(line.ratio), _time(line.bound_us), _ratio(line.of_bound))
-        table.add_row(size_text(line.size), *times, *ratios)
+        limits = (_time(line.bound_us), _ratio(line.of_bound)) if has_bound else ()
+        table.add_row(size_text(line.size), *times, line.best or "-", _ratio(line.ratio), *limits)
     table.add_section()
     blank = [""] * len(peers)
-    table.add_row("mean", *blank, "geometric", _ratio(mean_ratio(lines)), "", "")
+    table.add_row("mean", *blank, "geometric", _ratio(mean_ratio(lines)), *[""] * len(of_bound))
     console.print(table)
 
 

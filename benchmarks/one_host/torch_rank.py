@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("--rank", "--ranks", "--cpu"):
         parser.add_argument(name, type=int, required=True)
-    for name in ("--meet", "--out", "--sizes", "--dtypes", "--modes"):
+    for name in ("--op", "--meet", "--out", "--sizes", "--dtypes", "--modes"):
         parser.add_argument(name, required=True)
     parser.add_argument("backend", choices=["dscomm", "gloo"])
     parser.add_argument("--budget-ms", type=float, required=True)
@@ -46,18 +46,23 @@ def main() -> None:
     for dtype in given.dtypes.split(","):
         for size in map(int, given.sizes.split(",")):
             for mode in given.modes.split(","):
-                write(measured(size, dtype, mode, groups, ledger), dtype, mode, given)
+                write(measured(given.op, size, dtype, mode, groups, ledger), dtype, mode, given)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measured(
-    size: int, dtype: str, mode: str, groups: dict[str, dist.ProcessGroup], ledger: Ledger
+    op: str,
+    size: int,
+    dtype: str,
+    mode: str,
+    groups: dict[str, dist.ProcessGroup],
+    ledger: Ledger,
 ) -> list[Row | Refusal]:
     iterations = max(FEWEST_ITERATIONS, min(MOST_ITERATIONS, MOST_BYTES // size))
     warm_ups = min(50, max(2, MOST_BYTES // size // 10))
     options = flags.Options(
-        collectives=["all_reduce"], backends=list(groups), sizes=[size],
+        collectives=[op], backends=list(groups), sizes=[size],
         dtypes=["float" if dtype == "float32" else dtype], ops=["sum"], root=0, iters=iterations,
         warmup_iters=warm_ups, agg_iters=1, check=True, touch=mode == "touch",
         direct="dscomm" in groups, json=None, csv=None, plot=None,

@@ -2,7 +2,7 @@
 // together with csrc/cpu/shm.cpp of vLLM.
 #include <torch/all.h>
 
-#include "loop.h"
+#include "all_reduce.h"
 
 // Of vLLM.
 int64_t init_shm_manager(const std::string& name, int64_t group_size, int64_t rank,

@@ -191,7 +191,7 @@ def _exchange(
     before: int,
     group: Any,
 ) -> None:
-    """Tag 0 goes around one way and tag 1 the other: with two ranks both neighbours are the same."""
+    """Tag 0 goes around one way, tag 1 the other: with two ranks both neighbours are the same."""
     works = [
         dist.irecv(result[0], before, group, 0),
         dist.irecv(result[1], following, group, 1),

@@ -28,7 +28,8 @@ two_cores = pytest.mark.skipif(
     reason="ranks are bound to cores, of which this machine has one",
 )
 MODES = ("tight", "touch")
-PLAN = runs.Plan((64,), MODES, budget_ms=0.1, limit_s=60)
+KIND = ("all_reduce", "float32", "tight", "near")
+PLAN = runs.Plan("all_reduce", (64,), MODES, budget_ms=0.1, limit_s=60)
 
 
 @pytest.fixture
@@ -47,22 +48,52 @@ def test_a_run_of_the_engine_and_gloo(
     assert bench.main() == 0
     content = json.loads((tmp_path / "one_host.json").read_text())
     rows = content["rows"]
-    cases = {(row["peer"], row["dtype"], row["size"], row["mode"]) for row in rows}
-    wanted = set(itertools.product(("dscomm", "gloo"), ("float32", "bfloat16"), (8, 4096), MODES))
+    cases = {(row["peer"], row["op"], row["dtype"], row["size"], row["mode"]) for row in rows}
+    kinds = [("all_reduce", "float32"), ("all_reduce", "bfloat16"), ("ping_pong", "float32")]
+    wanted = {
+        (peer, *kind, size, mode)
+        for peer, kind, size, mode in itertools.product(("dscomm", "gloo"), kinds, (8, 4096), MODES)
+    }
     # Old gloo has no bfloat16, and that is said.
-    lacking = {case for case in wanted if case[:2] == ("gloo", "bfloat16")}
+    lacking = {case for case in wanted if (case[0], case[2]) == ("gloo", "bfloat16")}
     refused = [line for line in content["refused"] if line.startswith("gloo has no bfloat16: ")]
     assert cases == (wanted - lacking if refused else wanted) and len(rows) == len(cases)
     for row in rows:
-        assert (row["op"], row["ranks"], row["state"], row["runs"]) == ("all_reduce", 2, "near", 1)
+        assert (row["ranks"], row["state"], row["runs"]) == (2, "near", 1)
         assert row["wrong"] == 0 and row["p99_us"] >= row["median_us"] > 0
         assert set(row) == {field.name for field in dataclasses.fields(Row)}
     pictures = sorted(tmp_path.glob("*.png"))
     assert [file.name for file in pictures] == [
         "one_host_bfloat16_2_ranks.png",
         "one_host_float32_2_ranks.png",
+        "one_host_ping_pong_2_ranks.png",
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in pictures)
+
+
+@two_cores
+def test_a_run_of_messages_alone(
+    near: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From C++ with both kinds of memory, and from Python in both ways; oneCCL is not asked."""
+    given = ["--messages", "--peers", "dscomm", "pool", "torch", "oneccl", "--sizes", "8", "64K",
+             "--rounds", "1", "--budget-ms", "1", "--out", str(tmp_path)]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["bench", *given])
+    assert bench.main() == 0
+    content = json.loads((tmp_path / "one_host_ping_pong.json").read_text())
+    rows = content["rows"]
+    assert content["left_out"] == {} and "oneCCL" not in content["versions"]
+    assert {(row["op"], row["wrong"]) for row in rows} == {("ping_pong", 0)}
+    assert {(row["peer"], row["size"], row["mode"]) for row in rows} == set(
+        itertools.product(
+            ("dscomm", "dscomm pool", "dscomm torch", "dscomm direct"), (8, 65536), MODES
+        )
+    )
+    # What is kept of all-reduces stays.
+    assert [file.name for file in sorted(tmp_path.iterdir())] == [
+        "one_host_ping_pong.json",
+        "one_host_ping_pong_2_ranks.png",
+    ]
 
 
 @two_cores
@@ -72,25 +103,75 @@ def test_the_probe_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert states.probe(peers.own_programs() / "one_host_probe", cpus) > 1
 
 
+def peer_of_source(text: str, folder: Path) -> peers.Peer:
+    """One that is written here, over the headers of the benchmark."""
+    source, program = folder / "peer.cc", folder / "peer"
+    source.write_text(text)
+    command = ["g++", "-std=c++20", f"-I{peers.HERE}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=300)
+    return peers.Peer("0", peers.one_process_per_rank(str(program)))
+
+
 @two_cores
 def test_a_peer_that_reduces_nothing_is_seen(near: None, tmp_path: Path) -> None:
-    source = tmp_path / "idle.cc"
-    source.write_text("""
-#include "loop.h"
+    source = """
+#include "all_reduce.h"
 int main(int count, char** arguments) {
   const one_host::Options options = one_host::parse(count, arguments);
   one_host::Meeting meeting(options);
   one_host::measure(options, meeting, [](void*, size_t, one_host::DType) {});
 }
-""")
-    program = tmp_path / "idle"
-    command = ["g++", "-std=c++20", f"-I{peers.HERE}", str(source), "-o", str(program)]
-    subprocess.run(command, check=True, timeout=300)
-    peer = peers.Peer("0", peers.one_process_per_rank(str(program)))
+"""
+    peer = peer_of_source(source, tmp_path)
     for dtype in ("float32", "bfloat16"):
         run = runs.run_once("idle", peer, 2, dtype, PLAN, Path())
         assert run.failure == "" and [row["mode"] for row in run.rows] == ["tight", "touch"]
         assert all(row["wrong"] > 0 for row in run.rows)
+
+
+# Messages through a file that both ranks map, in turns: a word that counts, then the data. The
+# rank LOST keeps what it had in place of every third message.
+FILE_MESSAGES = """
+#include "ping_pong.h"
+int main(int count, char** arguments) {
+  const one_host::Options options = one_host::parse(count, arguments);
+  one_host::Meeting meeting(options);
+  int file = ::open((options.meet + ".data").c_str(), O_RDWR | O_CREAT, 0600);
+  if (::ftruncate(file, 1 << 20) != 0) return 1;
+  auto* memory = static_cast<char*>(
+      ::mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  auto* turn = reinterpret_cast<std::atomic<uint64_t>*>(memory);
+  const int loser = std::atoi(std::getenv("LOST"));
+  uint64_t messages = 0;  // sent by either rank; the turn is of the next one's receiver
+  const one_host::Messages calls{
+      [&](const void* data, size_t bytes, int) {
+        std::memcpy(memory + 64, data, bytes);
+        turn->store(++messages);
+      },
+      [&](void* data, size_t bytes, int) {
+        ++messages;
+        while (turn->load() < messages) one_host::pause();
+        const bool lost = options.rank == loser && messages / 2 % 3 == 2;
+        if (!lost) std::memcpy(data, memory + 64, bytes);
+      }};
+  one_host::measure_messages(options, meeting, calls);
+}
+"""
+
+
+@two_cores
+def test_a_message_that_is_lost_is_seen(near: None, tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, op="ping_pong", sizes=(8, 4096))
+    peer = peer_of_source(FILE_MESSAGES, tmp_path)
+    for loser in (-1, 0, 1):
+        peer.environment["LOST"] = str(loser)
+        run = runs.run_once("peer", peer, 2, "float32", plan, Path())
+        assert run.failure == "" and run.op == "ping_pong"
+        assert [row["mode"] for row in run.rows] == ["tight", "touch"] * 2
+        assert all((row["wrong"] > 0) == (loser >= 0) for row in run.rows), (
+            loser,
+            [(row["size"], row["mode"], row["samples"], row["wrong"]) for row in run.rows],
+        )
 
 
 @two_cores
@@ -194,7 +275,7 @@ def test_ranks_get_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_of(peer: str, state: str, median: float, **more: Any) -> runs.Run:
     row = {"peer": peer, "dtype": "float32", "size": 8, "mode": "tight", "median_us": median,
            "p99_us": 2 * median, "wrong": 1, "state": state}  # fmt: skip
-    return runs.Run(peer, 2, "float32", [row], **more)
+    return runs.Run(peer, "all_reduce", 2, "float32", [row], **more)
 
 
 def test_a_row_is_the_median_of_the_runs_of_its_state() -> None:
@@ -222,7 +303,7 @@ def test_the_best_peer_is_none_of_ours() -> None:
     rows = [row("dscomm", 8, 0.5), row("dscomm direct", 8, 0.1), row("a", 8, 1), row("b", 8, 2),
             row("dscomm", 64, 4), row("a", 64, 9), row("b", 64, 2),
             row("a", 512, 1), row("dscomm", 4096, 1)]  # fmt: skip
-    lines = tables.lines_of(rows, "float32", "tight", "near", 2)
+    lines = tables.lines_of(rows, *KIND, 2)
     assert [(line.size, line.best, line.ratio) for line in lines] == [
         (8, "a", 2.0),
         (64, "b", 0.5),
@@ -230,23 +311,19 @@ def test_the_best_peer_is_none_of_ours() -> None:
         (4096, None, None),
     ]
     assert tables.mean_ratio(lines) == pytest.approx(1.0)
-    assert lines[0].of_bound == pytest.approx(0.5 / bound.bound_us(8, "near"))
+    assert lines[0].of_bound == pytest.approx(0.5 / bound.bound_us("all_reduce", 8, "near", 2))
     assert lines[2].of_bound is None
-    assert tables.lines_of(rows, "float32", "tight", "far", 2) == []
+    assert tables.lines_of(rows, "all_reduce", "float32", "tight", "far", 2) == []
     assert tables.mean_ratio([]) is None
 
 
 def test_more_than_two_ranks_have_no_bound() -> None:
-    [line] = tables.lines_of(
-        [row("dscomm", 8, 1.0, ranks=4), row("dscomm", 8, 9.0)], "float32", "tight", "near", 4
-    )
+    [line] = tables.lines_of([row("dscomm", 8, 1.0, ranks=4), row("dscomm", 8, 9.0)], *KIND, 4)
     assert (line.medians, line.bound_us, line.of_bound) == ({"dscomm": 1.0}, None, None)
 
 
 def test_tables_show_every_peer_and_the_mean() -> None:
-    lines = tables.lines_of(
-        [row("b", 1 << 20, 1234.5), row("dscomm", 1 << 20, 100)], "float32", "tight", "near", 2
-    )
+    lines = tables.lines_of([row("b", 1 << 20, 1234.5), row("dscomm", 1 << 20, 100)], *KIND, 2)
     said = io.StringIO()
     tables.show(Console(file=said, width=200), lines, "all_reduce")
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in
@@ -264,9 +341,11 @@ def test_tables_show_every_peer_and_the_mean() -> None:
      (16 << 20, 1316, 746), (256 << 20, 21054, 11930)],
 )  # fmt: skip
 def test_the_bound(size: int, near_us: float, far_us: float) -> None:
-    assert bound.bound_us(size, "near") == pytest.approx(near_us, rel=0.01)
-    assert bound.bound_us(size, "far") == pytest.approx(far_us, rel=0.01)
-    assert bound.bound_us(size, "same core") is None
+    assert bound.bound_us("all_reduce", size, "near", 2) == pytest.approx(near_us, rel=0.01)
+    assert bound.bound_us("all_reduce", size, "far", 2) == pytest.approx(far_us, rel=0.01)
+    assert bound.bound_us("all_reduce", size, "same core", 2) is None
+    assert bound.bound_us("all_reduce", size, "near", 4) is None
+    assert bound.bound_us("ping_pong", size, "near", 2) is None
 
 
 def test_sizes_are_written_in_powers_of_1024() -> None:
