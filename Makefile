@@ -30,7 +30,7 @@ help:
 	@echo "make check    the quick loop: build, core tests, each collective on two ranks"
 	@echo "make test     everything, on torch 2.13 and then on Debian's torch"
 	@echo "make drill    the long form: all kill counts, mutations, soak"
-	@echo "make bench    all-reduces on this host, beside gloo, MPIs and other peers (ARGS=...)"
+	@echo "make bench    all-reduces and messages on this host, beside gloo, MPIs and others (ARGS=...)"
 	@echo "make bench-hosts  all-reduces between hosts, beside gloo and flat MPI (ARGS=...)"
 	@echo "make bench-end-to-end  decodes, training steps, checkpoints, beside gloo (ARGS=...)"
 	@echo "make lint     formatting and lint (make format: apply the formatting)"

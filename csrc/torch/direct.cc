@@ -221,6 +221,9 @@ int whole_number(PyObject* object) {
   return overflow != 0 || value < 0 || value > INT_MAX ? -1 : static_cast<int>(value);
 }
 
+// Whether the tensor's memory is what a message holds.
+bool is_in_place(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_neg(); }
+
 // A blocking message: what both directions check in the same way.
 struct Message {
   enum Direction { kSend, kReceive };
@@ -234,7 +237,7 @@ struct Message {
       return false;
     backend = known->backend.lock();
     // Complex numbers travel as pairs of real ones, which torch makes of them.
-    if (!backend || tensor->is_complex() || !tensor->is_contiguous() || !backend->may_block())
+    if (!backend || tensor->is_complex() || !is_in_place(*tensor) || !backend->may_block())
       return false;
     if (direction == kReceive && arguments[1] == Py_None) return true;
     const int global_rank = whole_number(arguments[1]);

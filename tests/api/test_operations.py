@@ -407,7 +407,8 @@ def _direct_messages(world: World) -> None:
     # What is not plain is left to torch, which says what is wrong, or does it.
     plain = values(me)
     for tensor in (None, [plain], plain.to("meta"), torch.zeros(4, dtype=torch.complex64),
-                   values(me, 8)[::2], values(me, 16).view(4, 4).t()):  # fmt: skip
+                   values(me, 8)[::2], values(me, 16).view(4, 4).t(),
+                   torch.ones(1, dtype=torch.complex64).conj().imag):  # fmt: skip
         assert send(tensor, right, everyone, 0) is NotImplemented
         assert recv(tensor, right, everyone, 0) is NotImplemented
     for peer in (me, 3, -1, 2**40, "1", 1.0, True):
