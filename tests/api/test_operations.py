@@ -459,7 +459,7 @@ def _failing_messages(world: World) -> list[list[Any]]:
     told = []
     for is_direct in (True, False):
         group = dist.new_group([0, 1], timeout=timedelta(seconds=30))
-        late = dist.new_group([0, 1], timeout=timedelta(milliseconds=300))
+        late = dist.new_group([0, 1], timeout=timedelta(seconds=2))
         apart = late if world.rank == 0 else None  # rank 1 sends nothing in it
         api: Any = dist if is_direct else torch.distributed
         tensor = torch.zeros(3)
@@ -481,12 +481,13 @@ def _failing_messages(world: World) -> list[list[Any]]:
                 api.recv(tensor, 1, group=group)
             else:
                 api.recv(tensor, 0, group=group)
-        lines.append(str(differing.value))
+        if world.rank == 1:  # rank 0 may hear of it in either call
+            lines.append(str(differing.value))
         with pytest.raises((RuntimeError, ValueError)) as ended:
             api.send(tensor, 1 - world.rank, group=group)
         lines.append(str(ended.value))
-        record = native_executor.find_group_backend(group).flight_record()
-        fields = ("title", "dtype", "count", "peer", "tag", "async", "state")
+        record = native_executor.find_group_backend(late).flight_record()
+        fields = ("title", "dtype", "count", "peer", "tag", "state")
         entries = [[entry[field] for field in fields] for entry in json.loads(record)]
         told.append([re.sub(r"'[^']*'|\d+", "N", line) for line in lines] + entries)
         torch.distributed.barrier()
@@ -495,7 +496,7 @@ def _failing_messages(world: World) -> list[list[Any]]:
 
 def test_direct_messages_fail_as_others_do() -> None:
     for direct, other in run_fresh(2, _failing_messages):
-        assert direct == other and len(direct) > 3
+        assert direct == other and len(direct) >= 3
 
 
 def _caching(world: World, backend: str) -> None:
