@@ -88,8 +88,15 @@ def _lines_until(container: subprocess.Popen[str], word: str) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["collectives", "messages"])
-@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "dead"),
+    [
+        ("collectives", 0),
+        ("messages", 1),
+        pytest.param("collectives", 1, marks=pytest.mark.drill),
+        pytest.param("messages", 0, marks=pytest.mark.drill),
+    ],
+)
 def test_containers_of_one_pod(kind: str, dead: int) -> None:
     with tempfile.TemporaryDirectory(prefix="dscomm-test-") as folder, _pod(kind, folder) as pod:
         for container in pod:
