@@ -48,8 +48,8 @@ def outside_graphs(function: _Function) -> _Function:
             apart = _compiler.disable(function)
         return apart(*args, **kwargs)
 
-    # What disable() leaves there: a graph ends before the call. Nor is the frame of the call to become
-    # a graph: tracing sys.modules alone takes Dynamo a third of a second.
+    # What disable() leaves there: a graph ends before the call. Nor shall the frame of the call
+    # become a graph: tracing sys.modules alone takes Dynamo a third of a second.
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     if _skip_code is not None:
         _skip_code(call.__code__)
