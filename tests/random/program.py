@@ -66,6 +66,15 @@ FAULTS = {
     "skip": 5,  # leaves one call out
     "change": 6,  # makes one call otherwise
 }
+KINDS_OF_STEPS = {
+    "call": 50,
+    "message": 26,
+    "crossed": 3,
+    "sleep": 9,
+    "wait": 12,
+    "receive": 8,
+    "run_ahead": 2,
+}
 SLOW_FAULTS = {
     "stop_long": 1,  # one rank, for longer than the timeout
     "stop_all": 2,  # all ranks, for longer than the timeout
@@ -214,7 +223,8 @@ class Generator:
         self.add(do="world", group=name, ranks=list(range(self.size)))
 
     def destroy(self) -> None:
-        names = [name for name in self.usable() if name.startswith("g")]
+        # Ranks that make no more calls take part: it is not collective.
+        names = [name for name in self.groups if name.startswith("g")]
         if names:
             name = self.random.choice(names)
             self.settle(name)
@@ -371,6 +381,28 @@ class Generator:
             if (receive["peer"], receive["rank"]) == (source, target)
         )
 
+    def crossed(self) -> None:
+        """Messages of one group that are read while another one is waited for."""
+        names = self.usable(2)
+        if len(names) < 2:
+            return
+        late, first = self.random.sample(names, 2)
+        common = sorted(set(self.groups[late]) & set(self.groups[first]))
+        if len(common) < 2:
+            return
+        source, target = self.random.sample(common, 2)
+        more = {"dtype": "int32", "layout": "plain", "tag": self.random.randint(0, 2)}
+        for group, how in ((late, "ahead"), (first, "now"), (late, "ahead")):
+            for _ in range(self.random.randint(1, 2)):
+                if self.may_be_ahead(source, target):
+                    count = self.random.randint(1, 12)
+                    self.send("sync", source, target, group=group, count=count, small=True, **more)
+                    receive = self.receives[-1]
+                    while how == "now" and receive in self.receives:
+                        self.receive_now(receive)
+            if self.chance(0.3):
+                self.add(do="sleep", rank=source, ms=self.random.choice([10, 40]))
+
     def batch(self, name: str, ranks: list[int], more: dict[str, Any]) -> None:
         """An exchange: every rank of some posts all of its sends and receives at once."""
         some = self.random.sample(ranks, self.random.randint(2, len(ranks)))
@@ -449,8 +481,8 @@ class Generator:
             if index == retires_at:
                 self.retire()
             kind = self.random.choices(
-                ["call", "message", "sleep", "wait", "receive", "group", "destroy", "world", "run"],
-                [50, 28, 9, 12, 8, 0 if timed else 8, 0 if timed else 6, 0 if timed else 1, 2],
+                [*KINDS_OF_STEPS, "group", "destroy", "world"],
+                [*KINDS_OF_STEPS.values(), *([0, 0, 0] if timed else [8, 6, 1])],
             )[0]
             if kind == "call":
                 self.call()
@@ -469,14 +501,16 @@ class Generator:
                 self.destroy()
             elif kind == "world" and len(self.live) == self.size:
                 self.world()
-            elif kind == "run" and len(self.live) == self.size and not timed:
+            elif kind == "crossed":
+                self.crossed()
+            elif kind == "run_ahead" and len(self.live) == self.size and not timed:
                 self.run_ahead()
         if retires_at >= 0:
             # Who is late: groups end, and time passes, before the rest is received.
             for rank in sorted(self.live):
                 if self.chance(0.5):
                     self.add(do="sleep", rank=rank, ms=self.random.choice([10, 40, 80]))
-            while self.chance(0.4) and any(name.startswith("g") for name in self.usable()):
+            while self.chance(0.5) and any(name.startswith("g") for name in self.groups):
                 self.destroy()
         self.settle()
         for name in self.usable():

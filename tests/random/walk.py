@@ -54,56 +54,69 @@ def how_often(runner: Runner, program: Program, kind: str, times: int = 3) -> st
     return f", and {failures} of {times} times again"
 
 
-def walk(first: int, seconds: float, slow: bool, nice: int) -> int:
-    """Programs by seed until the time has passed; returns how many failed."""
+def run_all(
+    programs: Iterator[tuple[str, Program]], nice: int = 0
+) -> Iterator[tuple[str, Program, dict[str, Any], Runner]]:
+    """Runs programs, some at a time; gives their names, answers, and the idle runner of each."""
     runners = [Runner(nice) for _ in range(AT_ONCE)]
-    deadline = time.monotonic() + seconds
-    began, seed, done, failed = time.monotonic(), first, 0, 0
-    busy: dict[int, tuple[Runner, int, Program]] = {}
+    busy: dict[int, tuple[Runner, str, Program]] = {}
+    idle = list(runners)
     try:
         while True:
-            idle = [runner for runner in runners if runner not in [r for r, _, _ in busy.values()]]
-            for runner in idle:
-                if time.monotonic() < deadline:
-                    program = generate(seed, slow)
-                    runner.send(program)
-                    busy[runner.fileno()] = (runner, seed, program)
-                    seed += 1
+            while idle and (following := next(programs, None)) is not None:
+                runner = idle.pop()
+                runner.send(following[1])
+                busy[runner.fileno()] = (runner, *following)
             if not busy:
-                break
+                return
             for descriptor in select.select(list(busy), [], [])[0]:
-                runner, number, program = busy.pop(descriptor)
-                answer = runner.receive()
-                done += 1
-                if answer["problems"]:
-                    failed += 1
-                    again = how_often(runner, program, kind_of(answer["problems"]))
-                    replay = f"seed {number}" + (" --slow" if slow else "")
-                    report(replay, program, answer, again)
+                runner, name, program = busy.pop(descriptor)
+                yield name, program, runner.receive(), runner
+                idle.append(runner)
     finally:
         for runner in runners:
             runner.close()
-    minutes = (time.monotonic() - began) / 60
-    print(
-        f"{done} programs, seeds {first} to {seed - 1}, {done / minutes:.0f} a minute: "
-        f"{failed} failed"
-    )
+
+
+def walk(first: int, seconds: float, slow: bool, nice: int) -> int:
+    """Programs by seed until the time has passed; returns how many failed."""
+    began = time.monotonic()
+    done = failed = 0
+
+    def programs() -> Iterator[tuple[str, Program]]:
+        for seed in itertools.count(first):
+            if time.monotonic() >= began + seconds:
+                return
+            yield f"seed {seed}" + (" --slow" if slow else ""), generate(seed, slow)
+
+    for name, program, answer, runner in run_all(programs(), nice):
+        done += 1
+        if answer["problems"]:
+            failed += 1
+            again = how_often(runner, program, kind_of(answer["problems"]))
+            report(name, program, answer, again)
+    rate = done / (time.monotonic() - began) * 60
+    print(f"{done} programs from seed {first} on, {rate:.0f} a minute: {failed} failed")
     return failed
 
 
 def replay_found() -> int:
-    """The programs that once failed; returns how many do again."""
-    failed, paths = 0, sorted(FOUND.glob("*.json"))
-    runner = Runner()
-    for path in paths:
-        program = json.loads(path.read_text())
-        for _ in range(program.get("times", 1)):
-            answer = runner.run(program)
-            if answer["problems"]:
-                failed += 1
-                report(path.name, program, answer, "")
-                break
-    runner.close()
+    """The programs that once failed; returns how many do again. Those of faults that are known and
+    not mended yet, in found/pending, are listed and do not count."""
+    paths = [*sorted(FOUND.glob("*.json")), *sorted((FOUND / "pending").glob("*.json"))]
+    programs = ((str(path), json.loads(path.read_text())) for path in paths)
+    repeated = ((n, p) for n, p in programs for _ in range(p.get("times", 1)))
+    fails: dict[str, bool] = dict.fromkeys(map(str, paths), False)
+    for name, program, answer, _ in run_all(repeated):
+        pending = Path(name).parent != FOUND
+        if answer["problems"] and not fails[name]:
+            fails[name] = True
+            if not pending:
+                report(Path(name).name, program, answer, "")
+    failed = sum(fails[name] for name in fails if Path(name).parent == FOUND)
+    for name in fails:
+        if Path(name).parent != FOUND:
+            print(f"known fault, {'still there' if fails[name] else 'gone'}: {Path(name).stem}")
     print(f"{len(paths)} programs that failed once: {failed} failed")
     return failed
 
@@ -132,22 +145,21 @@ def self_test(first: int) -> int:
             program = generate(seed)
             if program["faults"] or len(program["processes"]) < program["size"]:
                 continue
-            program["timeout_s"] = 3.0
+            program["timeout_s"] = 1.5
             program["sabotage"] = {"rank": seed % program["size"], "call": 2, "how": defect}
             answer = runner.run(program)
             if not answer["problems"]:
                 continue  # it makes no second call, or one that writes nothing
             found += 1
-            if found == 1 and defect == "wrong":
+            if defect == "wrong":
                 smaller = shrink(program, runner, 30, 1, quiet=True)
                 if len(smaller["steps"]) > 4 or smaller["size"] > 2:
                     failed += 1
                     print(f"FAILED: seed {seed} was shrunk to no less than {summary(smaller)}")
-            if found == 2:
-                break
-        if found < 2:
+            break
+        if not found:
             failed += 1
-            print(f"FAILED: a rank with the defect '{defect}' was found {found} times")
+            print(f"FAILED: a rank with the defect '{defect}' was not found")
     if json.dumps(generate(first)) != json.dumps(generate(first)):
         failed += 1
         print("FAILED: a seed does not give the same program twice")
