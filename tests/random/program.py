@@ -282,7 +282,7 @@ class Generator:
         matrix = kind in ("all_reduce", "broadcast", "reduce")
         step["layouts"] = [[self.layout(matrix), self.layout(matrix)] for _ in ranks]
         step = self.add(**step)
-        for rank, how in zip(ranks, step["how"]):
+        for rank, how in zip(ranks, step["how"], strict=True):
             if how == "async":
                 self.waits.append({"of": step["id"], "rank": rank, "group": name})
         return step

@@ -227,7 +227,7 @@ class Rank:
             work.wait()
         return [
             [part["peer"], *checksum(tensor)]
-            for part, tensor in zip(own, tensors)
+            for part, tensor in zip(own, tensors, strict=True)
             if part["do"] == "receive"
         ]
 
@@ -314,7 +314,9 @@ class Call:
         if kind == "monitored_barrier":
             return group.monitored_barrier(self.rank.timeout)
         if kind == "all_reduce":
-            return dist.all_reduce(self.in_place(self.source(0, reduced=True)), self.operator(), **more)
+            return dist.all_reduce(
+                self.in_place(self.source(0, reduced=True)), self.operator(), **more
+            )
         if kind == "inference_all_reduce":
             tensor = self.in_place(self.source(0, reduced=True))
             result = deepspeed_comm.inference_all_reduce(tensor, self.operator(), group=group)
@@ -346,9 +348,7 @@ class Call:
             return dist.reduce_scatter(target, sources, self.operator(), **more)
         if kind == "reduce_scatter_tensor":
             source = self.source(0, count * size, reduced=True)
-            return dist.reduce_scatter_tensor(
-                self.target(count), source, self.operator(), **more
-            )
+            return dist.reduce_scatter_tensor(self.target(count), source, self.operator(), **more)
         if kind == "all_to_all":
             sources = [self.source(k, each) for k, each in enumerate(self.splits()[self.index])]
             outputs = [self.target(row[self.index]) for row in self.splits()]
@@ -376,7 +376,7 @@ class Call:
         if step["call"] == "manager_all_gather":
             sources = [self.source(k, count) for k, count in enumerate(counts)]
             with dist._coalescing_manager(group=group):
-                for source, count in zip(sources, counts):
+                for source, count in zip(sources, counts, strict=True):
                     target = self.target(count * self.size)
                     dist.all_gather_into_tensor(target, source, group=group)
             return None
@@ -414,7 +414,11 @@ def serve(program: Program, ranks: list[int], folder: Path, parent: int) -> None
         os.environ.update(program["environment"])
         if program["cpus"] is not None:
             os.sched_setaffinity(0, {program["cpus"][ranks[0]]})
-        code = _threads(program, ranks, folder) if len(ranks) > 1 else _alone(program, ranks[0], folder)
+        code = (
+            _threads(program, ranks, folder)
+            if len(ranks) > 1
+            else _alone(program, ranks[0], folder)
+        )
     except BaseException:
         traceback.print_exc()
     finally:

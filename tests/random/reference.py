@@ -138,7 +138,7 @@ def needs(step: Step, rank: int, ranks: list[int]) -> list[int]:
 
 
 def order_of(step: Step) -> str:
-    """Among which calls this one is counted: those of its group; monitored barriers on their own."""
+    """Among which calls this one counts: those of its group; monitored barriers have an order."""
     group: str = step["group"]
     return group + MONITORED if step["call"] == "monitored_barrier" else group
 
@@ -324,7 +324,7 @@ class Model:
                     for send in sends:
                         send.weaken(MAY, "not every send has a receive")
                 continue
-            for send, receive in zip(sends, receives):
+            for send, receive in zip(sends, receives, strict=False):
                 send.partner, receive.partner = receive, send
                 data = [(each.step["dtype"], each.step["count"]) for each in (send, receive)]
                 if data[0] != data[1]:
@@ -451,9 +451,7 @@ class Model:
         return expected_values(step, rank, ranks, {who: each["id"] for who, each in steps.items()})
 
 
-def expected_values(
-    step: Step, rank: int, ranks: list[int], ids: dict[int, int]
-) -> list[Any]:
+def expected_values(step: Step, rank: int, ranks: list[int], ids: dict[int, int]) -> list[Any]:
     """`ids`: of the step that each rank makes in this place, from which its input derives."""
     kind, dtype, op, count, root = (step[key] for key in ("call", "dtype", "op", "count", "root"))
     me, size = ranks.index(rank), len(ranks)
@@ -574,8 +572,10 @@ class Judge:
         return Outcome("done", found, began=ended.began, ended=ended.ended)
 
     def judge_rank(self, rank: int) -> None:
-        limit = self.program["timeout_s"] + SLACK_S + sum(
-            fault.get("for_ms", 0) / 1000 for fault in self.program["faults"]
+        limit = (
+            self.program["timeout_s"]
+            + SLACK_S
+            + sum(fault.get("for_ms", 0) / 1000 for fault in self.program["faults"])
         )
         if self.model.fault_kind in OF_TIME:
             limit += self.program["timeout_s"]
@@ -726,7 +726,9 @@ class Judge:
 def describe(operation: Operation) -> str:
     step = operation.step
     if operation.kind == "call":
-        what = f"{step['call']}({step['dtype']}[{step['count']}], {step['op']}, root {step['root']})"
+        what = (
+            f"{step['call']}({step['dtype']}[{step['count']}], {step['op']}, root {step['root']})"
+        )
     elif operation.kind == "form":
         what = "making the group"
     else:

@@ -226,7 +226,9 @@ def _run(program: Program) -> dict[str, Any]:
         reports=[reference.parse_report(text(f"report{n}")) for n in range(program["size"])],
         exits=exits,
         pids=job.pids,
-        outputs=[text(f"output{ranks[0]}") + text(f"stack{ranks[0]}") for ranks in program["processes"]],
+        outputs=[
+            text(f"output{ranks[0]}") + text(f"stack{ranks[0]}") for ranks in program["processes"]
+        ],
         left_behind=", ".join(left),
         hung=hung,
         seconds=time.monotonic() - began,
@@ -241,13 +243,11 @@ def _run(program: Program) -> dict[str, Any]:
 
 
 def _serve() -> None:
+    import rank  # noqa: F401
     import torch
+    from torch.testing._internal.distributed import multi_threaded_pg  # noqa: F401
 
     import deepspeed_comm  # noqa: F401 - before the forks, so that they have it
-
-    sys.path.insert(0, str(HERE))
-    import rank  # noqa: F401
-    from torch.testing._internal.distributed import multi_threaded_pg  # noqa: F401
 
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")

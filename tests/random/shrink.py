@@ -56,7 +56,7 @@ def units(program: Program) -> list[set[int]]:
             key = (step["group"], None if step["tag"] in any_tags else source, target, step["tag"])
             (sends if step["do"] == "send" else receives)[key].append(step["id"])
     for key, ids in sends.items():
-        for send, receive in zip(ids, receives[key]):
+        for send, receive in zip(ids, receives[key], strict=False):
             found[send] |= found.pop(receive)
     for step in program["steps"]:
         if step.get("group") in groups and step["do"] in ("call", "send", "batch", "destroy"):
@@ -64,7 +64,8 @@ def units(program: Program) -> list[set[int]]:
                 groups[step["group"]] |= found[step["id"]]
     first = program["steps"][0]["id"]
     return sorted(
-        (unit for unit in found.values() if first not in unit), key=lambda unit: (len(unit), min(unit))
+        (unit for unit in found.values() if first not in unit),
+        key=lambda unit: (len(unit), min(unit)),
     )
 
 
@@ -180,7 +181,7 @@ def _drop_idle_waits(program: Program) -> Program:
     how: dict[tuple[int, int], str] = {}
     for step in program["steps"]:
         if step["do"] == "call":
-            for rank, each in zip(members(program, step["group"]), step["how"]):
+            for rank, each in zip(members(program, step["group"]), step["how"], strict=True):
                 how[step["id"], rank] = each
         elif step["do"] in ("send", "receive"):
             how[step["id"], step["rank"]] = step["how"]
@@ -201,9 +202,7 @@ class Shrinker:
         self.say = say
 
     def tries(self, candidate: Program | None) -> bool:
-        return (
-            candidate is not None and time.monotonic() < self.deadline and self.fails(candidate)
-        )
+        return candidate is not None and time.monotonic() < self.deadline and self.fails(candidate)
 
     def shrink(self, program: Program) -> Program:
         before = None

@@ -15,15 +15,14 @@ run again, to tell how often it does. Ranks are forked from warm processes: see 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import os
 import select
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from program import Program, generate
 from runner import Runner
@@ -121,7 +120,9 @@ def replay_found() -> int:
     return failed
 
 
-def shrink(program: Program, runner: Runner, seconds: float, runs: int, quiet: bool = False) -> Program:
+def shrink(
+    program: Program, runner: Runner, seconds: float, runs: int, quiet: bool = False
+) -> Program:
     kind = ""
     for _ in range(runs * 3):
         if kind := kind_of(runner.run(program)["problems"]):
