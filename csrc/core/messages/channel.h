@@ -56,9 +56,11 @@ class Channel final : public CellChannel {
 
   Status open(size_t channel_bytes, uint64_t message_bytes) override;
   size_t cell_bytes(uint64_t message_bytes) const override;
-  size_t direct_bytes() const override;
+  bool is_direct() const override { return true; }
   std::byte* vacant_cell(size_t bytes) override;
+  void fill(std::byte* cell, const std::byte* data, size_t bytes) override;
   bool publish(const CellHeader& header) override;
+  void end_message(uint64_t message_bytes) override;
   Result<std::optional<ArrivedCell>> next_cell() override;
   CellFlag next_flag() override;
   bool consume() override;
@@ -71,7 +73,7 @@ class Channel final : public CellChannel {
   bool find_theirs();
   bool find_their_cells();
   bool is_full();
-  void prefetch_next(size_t bytes);
+  void prefetch(uint64_t cell, size_t bytes);
   bool peer_sleeps() const;
 
   std::shared_ptr<Arena> arena_;
@@ -86,6 +88,10 @@ class Channel final : public CellChannel {
   size_t buffer_bytes_ = 0;
   uint64_t published_ = 0;
   uint64_t known_consumed_ = 0;  // by the peer: a lower bound
+  // Whether the peer's core is cache-far: ordinary stores to what it has read were slow twice in a
+  // row.
+  bool is_far_ = false, was_slow_ = false;
+  uint64_t far_fills_ = 0;
 
   const Cell* their_cells_ = nullptr;
   bool their_cells_lost_ = false;  // they lie outside the peer's memory

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,13 +41,19 @@ class CellChannel {
   virtual Status open(size_t channel_bytes, uint64_t message_bytes) = 0;
   // How much of a message goes into one cell of it, the last one left out; open() was called.
   virtual size_t cell_bytes(uint64_t message_bytes) const = 0;
-  // What one cell carries to a peer that reads it from memory, without any more open(); 0 where
-  // something else has to carry it.
-  virtual size_t direct_bytes() const { return 0; }
+  // Whether the peer reads the cells where they are filled, so that one is with it as soon as it is
+  // handed over.
+  virtual bool is_direct() const { return false; }
   // Where the bytes of the next cell go; null while the ring is full.
   virtual std::byte* vacant_cell(size_t bytes) = 0;
+  // Copies to it.
+  virtual void fill(std::byte* cell, const std::byte* data, size_t bytes) {
+    if (bytes > 0) std::memcpy(cell, data, bytes);
+  }
   // Hands that cell over. True when the peer sleeps and its doorbell is to be rung.
   virtual bool publish(const CellHeader& header) = 0;
+  // The message that was handed over is complete; the next one may be as long.
+  virtual void end_message(uint64_t message_bytes) { (void)message_bytes; }
 
   // The oldest cell that has arrived, if any. An error when what the peer says makes no sense, or
   // there is no memory for this side's part.

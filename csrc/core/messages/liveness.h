@@ -41,7 +41,9 @@ std::string gone_text(int self, std::span<const MemberLife> members, const Name&
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
     const MemberLife& life = members[static_cast<size_t>(member)];
     if (member == self || !life.gone()) continue;
-    text += (text.empty() ? "; " : ", ") + name(member) + (life.died ? " died" : " left the group");
+    text += text.empty() ? "; " : ", ";
+    text += name(member);
+    text += life.died ? " died" : " left the group";
   }
   return text.empty() ? text : text + " before";
 }
@@ -67,7 +69,9 @@ std::optional<Status> hopeless(bool sending, int peer, int self, std::span<const
     if (member == self) continue;
     if (!life.gone() || life.unread) return {};
     some_died |= life.died;
-    who += (who.empty() ? "" : ", ") + name(member) + (life.died ? " died" : " left");
+    if (!who.empty()) who += ", ";
+    who += name(member);
+    who += life.died ? " died" : " left";
   }
   const std::string text = what + "no other rank is left that could send it: " + who;
   if (!some_died) return Status(Code::kPeerLeft, text);

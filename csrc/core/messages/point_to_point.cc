@@ -7,6 +7,10 @@
 namespace dscomm {
 namespace {
 
+// How long a receiver waits for the next cell of a message with the mutex held: some 2 us, as long
+// as a sender takes for a cell.
+constexpr int kPausesForCell = 40;
+
 Status check_arguments(const PointToPointGroup& group, const char* what, const void* data,
                        size_t count, DType dtype, int peer, bool any_allowed) {
   int size = static_cast<int>(group.peers.size());
@@ -77,104 +81,179 @@ OperationPtr PointToPoint::receive(GroupPtr group, void* data, size_t count, DTy
                                            tag, std::move(keep), timeout));
 }
 
-// Both blocking calls try what takes no operation, and else make one.
 Status PointToPoint::blocking_send(const GroupPtr& group, const void* data, size_t count,
                                    DType dtype, int dst, int tag,
                                    std::chrono::milliseconds timeout) {
   DSCOMM_RETURN_IF_ERROR(check_arguments(*group, "send", data, count, dtype, dst, false));
+  OperationPtr rest;
+  Outcome outcome;
+  AtOnce sent;
   {
     std::lock_guard lock(mutex_);
-    if (send_at_once(*group, data, count * dtype_bytes(dtype), dtype, dst, tag)) return {};
+    sent = send_at_once(group, data, count, dtype, dst, tag, timeout, &rest, &outcome);
   }
-  return send(group, data, count, dtype, dst, tag, nullptr, timeout)->wait();
+  if (sent == AtOnce::kNo) rest = send(group, data, count, dtype, dst, tag, nullptr, timeout);
+  if (!outcome.empty()) deliver(std::move(outcome));
+  return rest == nullptr ? Status() : rest->wait();
 }
 
 Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t count, DType dtype,
                                       int src, int tag, std::chrono::milliseconds timeout,
                                       int* came_from) {
   DSCOMM_RETURN_IF_ERROR(check_arguments(*group, "receive", data, count, dtype, src, true));
-  const size_t bytes = count * dtype_bytes(dtype);
-  for (int pauses = 0; src >= 0 && pauses <= group->wait.spin_pauses;) {
+  if (came_from != nullptr) *came_from = src;
+  OperationPtr rest;
+  AtOnce received = src >= 0 ? AtOnce::kNotYet : AtOnce::kNo;
+  for (int pauses = 0; received == AtOnce::kNotYet;) {
     CellFlag flag;
-    Taken taken;
+    Outcome outcome;
     {
       std::lock_guard lock(mutex_);
-      taken = receive_at_once(*group, data, bytes, dtype, src, tag, &flag);
+      received = receive_at_once(group, data, count, dtype, src, tag, timeout, &flag, &rest,
+                                 &outcome);
     }
-    if (taken == Taken::kNot) break;
-    if (taken == Taken::kYes) {
-      if (came_from != nullptr) *came_from = src;
-      return {};
-    }
+    if (!outcome.empty()) deliver(std::move(outcome));
+    if (received != AtOnce::kNotYet) break;
     // With the mutex free: the word lies in memory that the group's endpoint keeps mapped. Relaxed:
     // who takes the cell loads it again.
     while (flag.word->load(std::memory_order_relaxed) != flag.value &&
            ++pauses <= group->wait.spin_pauses)
       pause_core();
+    if (pauses > group->wait.spin_pauses) received = AtOnce::kNo;
   }
-  OperationPtr operation = receive(group, data, count, dtype, src, tag, nullptr, timeout);
-  Status status = operation->wait();
-  if (came_from != nullptr) *came_from = operation->source();
+  if (received == AtOnce::kNo) rest = receive(group, data, count, dtype, src, tag, nullptr, timeout);
+  if (rest == nullptr) return {};
+  Status status = rest->wait();
+  if (came_from != nullptr && src < 0) *came_from = rest->source();
   return status;
 }
 
-// Sends a message that fits a cell, where none is before it and nothing is in its way.
-bool PointToPoint::send_at_once(const PointToPointGroup& group, const void* data, size_t bytes,
-                                DType dtype, int dst, int tag) {
-  const Port* port = find_port(group.ports[static_cast<size_t>(group.rank)]);
-  if (port == nullptr || port->connections.empty() || !port->failure.ok()) return false;
+// As many cells as there is room for, where no message is before this one and nothing is in its way.
+PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const void* data,
+                                                size_t count, DType dtype, int dst, int tag,
+                                                std::chrono::milliseconds timeout,
+                                                OperationPtr* rest, Outcome* outcome) {
+  Port* port = find_port(group->ports[static_cast<size_t>(group->rank)]);
+  if (port == nullptr || port->connections.empty() || !port->failure.ok()) return AtOnce::kNo;
   const auto k = static_cast<size_t>(dst);
   Connection& connection = *port->connections[k];
-  if (!connection.outgoing.empty() || connection.abandoning || !connection.broken.ok() ||
-      bytes > connection.channel->direct_bytes())
-    return false;
-  if (!group.peers[k]->alive(false) || group.has_left(dst) || !group.failure().ok()) return false;
-  std::byte* cell = connection.channel->vacant_cell(bytes);
-  if (cell == nullptr) return false;
-  if (bytes > 0) std::memcpy(cell, data, bytes);
+  CellChannel& channel = *connection.channel;
+  const size_t bytes = count * dtype_bytes(dtype);
+  if (!channel.is_direct() || !connection.outgoing.empty() || connection.abandoning ||
+      !connection.broken.ok() || !channel.open(channel_bytes_, bytes).ok())
+    return AtOnce::kNo;
+  if (!group->peers[k]->alive(false) || group->has_left(dst) || !group->failure().ok())
+    return AtOnce::kNo;
   CellHeader header{};
-  header.group = group.id;
-  header.sequence = ++connection.sent_messages;
+  header.group = group->id;
+  header.sequence = connection.sent_messages + 1;
   header.bytes = bytes;
-  header.port = group.ports[k];
-  header.cell_bytes = static_cast<uint32_t>(bytes);
+  header.port = group->ports[k];
   header.tag = tag;
-  header.source = group.rank;
+  header.source = group->rank;
   header.dtype = static_cast<uint8_t>(dtype);
   header.flags = kFirstCell;
-  if (connection.channel->publish(header)) ring(*connection.peer);
-  return true;
+  const auto* from = static_cast<const std::byte*>(data);
+  size_t sent = 0;
+  do {
+    const size_t most = std::min(channel.cell_bytes(bytes), bytes - sent);
+    std::byte* cell = channel.vacant_cell(most);
+    if (cell == nullptr) break;
+    channel.fill(cell, from + sent, most);
+    header.cell_bytes = static_cast<uint32_t>(most);
+    if (channel.publish(header)) ring(*connection.peer);
+    header.flags = 0;
+    sent += most;
+  } while (sent < bytes);
+  if (header.flags == kFirstCell) return AtOnce::kNo;  // not one
+  if (sent == bytes) {
+    ++connection.sent_messages;
+    channel.end_message(bytes);
+    return AtOnce::kDone;
+  }
+  auto transfer = std::make_shared<Transfer>(this, group, data, nullptr, count, dtype, dst, tag,
+                                             nullptr, timeout);
+  transfer->sent_bytes = sent;
+  connection.begun = true;
+  connection.outgoing.push_back(transfer);
+  go_on(*port, transfer, outcome);
+  *rest = std::move(transfer);
+  return AtOnce::kDone;
 }
 
-// Receives a message of one cell that comes next from there, where no other could be meant. Not
-// yet: it has not come, and `flag` is where it will show.
-PointToPoint::Taken PointToPoint::receive_at_once(const PointToPointGroup& group, void* data,
-                                                  size_t bytes, DType dtype, int src, int tag,
-                                                  CellFlag* flag) {
-  const uint32_t own = group.ports[static_cast<size_t>(group.rank)];
-  const Port* port = find_port(own);
+// The message that comes next from there, where no other can be meant. Not yet: it has not come, and
+// `flag` is where it will show.
+PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* data, size_t count,
+                                                   DType dtype, int src, int tag,
+                                                   std::chrono::milliseconds timeout,
+                                                   CellFlag* flag, OperationPtr* rest,
+                                                   Outcome* outcome) {
+  const uint32_t own = group->ports[static_cast<size_t>(group->rank)];
+  Port* port = find_port(own);
   if (port == nullptr || port->connections.empty() || !port->failure.ok() ||
       !port->matching.empty())
-    return Taken::kNot;
+    return AtOnce::kNo;
   Connection& connection = *port->connections[static_cast<size_t>(src)];
-  if (connection.incoming != nullptr || !connection.broken.ok()) return Taken::kNot;
-  *flag = connection.channel->next_flag();
-  if (flag->word == nullptr) return Taken::kNot;
-  // Relaxed: next_cell() loads it again.
-  if (flag->word->load(std::memory_order_relaxed) != flag->value) return Taken::kNotYet;
-  Result<std::optional<ArrivedCell>> next = connection.channel->next_cell();
-  if (!next.ok() || !next.value().has_value()) return Taken::kNot;
-  const ArrivedCell& cell = *next.value();
-  const CellHeader& header = cell.header;
-  if (header.sequence != connection.received_messages + 1 || header.flags != kFirstCell ||
-      header.port != own || header.group != group.id || header.source != src ||
-      header.tag != tag || header.dtype != static_cast<uint8_t>(dtype) || header.bytes != bytes ||
-      header.cell_bytes != bytes)
-    return Taken::kNot;
-  if (bytes > 0) std::memcpy(data, cell.data, bytes);
-  ++connection.received_messages;
-  if (connection.channel->consume()) ring(*connection.peer);
-  return Taken::kYes;
+  CellChannel& channel = *connection.channel;
+  if (connection.incoming != nullptr || !connection.broken.ok()) return AtOnce::kNo;
+  const size_t bytes = count * dtype_bytes(dtype);
+  auto* to = static_cast<std::byte*>(data);
+  uint64_t arrived = 0;
+  do {
+    *flag = channel.next_flag();
+    if (flag->word == nullptr) break;
+    // The sender of a message that has begun is at work on its next cell. Relaxed: next_cell() loads
+    // the word again.
+    for (int pauses = 0; arrived > 0 && pauses < kPausesForCell; ++pauses) {
+      if (flag->word->load(std::memory_order_relaxed) == flag->value) break;
+      pause_core();
+    }
+    if (flag->word->load(std::memory_order_relaxed) != flag->value) {
+      if (arrived == 0) return AtOnce::kNotYet;
+      break;
+    }
+    Result<std::optional<ArrivedCell>> next = channel.next_cell();
+    if (!next.ok() || !next.value().has_value()) break;
+    const ArrivedCell& cell = *next.value();
+    const CellHeader& header = cell.header;
+    // What is in any way odd is left to progress().
+    if (header.sequence != connection.received_messages + 1 || header.port != own ||
+        header.group != group->id || header.flags != (arrived == 0 ? kFirstCell : 0) ||
+        header.source != src || header.tag != tag ||
+        header.dtype != static_cast<uint8_t>(dtype) || header.bytes != bytes ||
+        header.cell_bytes > bytes - arrived || (header.cell_bytes == 0 && bytes > 0))
+      break;
+    if (header.cell_bytes > 0) std::memcpy(to + arrived, cell.data, header.cell_bytes);
+    arrived += header.cell_bytes;
+    if (arrived == bytes) ++connection.received_messages;
+    if (channel.consume()) ring(*connection.peer);
+    if (arrived == bytes) return AtOnce::kDone;
+  } while (true);
+  if (arrived == 0) return AtOnce::kNo;
+  auto transfer = std::make_shared<Transfer>(this, group, nullptr, data, count, dtype, src, tag,
+                                             nullptr, timeout);
+  transfer->came_from = src;
+  auto message = std::make_shared<Message>();
+  message->from = connection.peer->id();
+  message->port = own;
+  message->group = group->id;
+  message->source = src;
+  message->tag = tag;
+  message->dtype = dtype;
+  message->bytes = bytes;
+  message->arrived = arrived;
+  message->receive = transfer;
+  connection.incoming = std::move(message);
+  go_on(*port, transfer, outcome);
+  *rest = std::move(transfer);
+  return AtOnce::kDone;
+}
+
+// What has begun without an operation goes on as one.
+void PointToPoint::go_on(Port& port, const TransferPtr& transfer, Outcome* outcome) {
+  port.pending.insert(transfer);
+  ++pending_count_;
+  if (Status status = attend(transfer); !status.ok()) fail_group(port, status, outcome);
 }
 
 uint32_t PointToPoint::open_port() {

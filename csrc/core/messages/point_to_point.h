@@ -82,7 +82,7 @@ class PointToPoint {
                        std::chrono::milliseconds timeout);
 
   // The same, done when they return; the memory is the caller's meanwhile. `came_from` may be null.
-  // A message that one cell carries takes no allocation, and no thread but this one.
+  // A message for which nobody has to sleep takes no operation and, if it is short, no allocation.
   Status blocking_send(const std::shared_ptr<PointToPointGroup>& group, const void* data,
                        size_t count, DType dtype, int dst, int tag,
                        std::chrono::milliseconds timeout);
@@ -128,11 +128,16 @@ class PointToPoint {
   Status start_send(Port& port, const TransferPtr& transfer);
   Status start_receive(Port& port, const TransferPtr& transfer, Outcome* outcome);
   Status attend(const TransferPtr& transfer);
-  bool send_at_once(const PointToPointGroup& group, const void* data, size_t bytes, DType dtype,
-                    int dst, int tag);
-  enum class Taken { kYes, kNotYet, kNot };
-  Taken receive_at_once(const PointToPointGroup& group, void* data, size_t bytes, DType dtype,
-                        int src, int tag, CellFlag* flag);
+  // What the blocking calls do without an operation, as far as it goes; the caller waits for `rest`
+  // where there is one.
+  enum class AtOnce { kDone, kNotYet, kNo };
+  AtOnce send_at_once(const GroupPtr& group, const void* data, size_t count, DType dtype, int dst,
+                      int tag, std::chrono::milliseconds timeout, OperationPtr* rest,
+                      Outcome* outcome);
+  AtOnce receive_at_once(const GroupPtr& group, void* data, size_t count, DType dtype, int src,
+                         int tag, std::chrono::milliseconds timeout, CellFlag* flag,
+                         OperationPtr* rest, Outcome* outcome);
+  void go_on(Port& port, const TransferPtr& transfer, Outcome* outcome);
   void settle(TransferPtr transfer, const Status& status, Outcome* outcome);
   void fail_group(Port& port, const Status& cause, Outcome* outcome);
   void end_port(Port& port, const Status& status, Outcome* outcome);

@@ -224,7 +224,7 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
       header.source = transfer->group->rank;
       header.dtype = static_cast<uint8_t>(transfer->dtype);
       header.flags = connection.begun ? 0 : kFirstCell;
-      if (bytes > 0) std::memcpy(cell, transfer->source + transfer->sent_bytes, bytes);
+      connection.channel->fill(cell, transfer->source + transfer->sent_bytes, bytes);
       transfer->sent_bytes += bytes;
       connection.begun = transfer->sent_bytes < transfer->bytes;
       if (!connection.begun) {
@@ -236,7 +236,9 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
     if (connection.channel->publish(header)) ring(*connection.peer);
     if (Status sent = connection.channel->failure(); !sent.ok())
       return break_connection(connection, sent);
-    if (done != nullptr) settle(done, {}, outcome);
+    if (done == nullptr) continue;
+    connection.channel->end_message(done->bytes);
+    settle(done, {}, outcome);
   }
   return filled > 0;
 }
