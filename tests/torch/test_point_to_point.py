@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from harness import RankSets
+from conftest import needs_torch_2
+from harness import RankSets, World, run_fresh
 from reference import MOVED, assert_same_bits, make_input
 
 
@@ -196,3 +200,90 @@ def _size_mismatch_case() -> None:
 
 def test_receive_smaller_than_send(ranks: RankSets) -> None:
     ranks(2).run(_size_mismatch_case)
+
+
+def _threads_case(world: World) -> None:
+    from torch._C._distributed_c10d import _DistributedBackendOptions
+
+    from deepspeed_comm import _C
+
+    store, size, rounds = dist.HashStore(), 3, 20
+    together = threading.Barrier(size, timeout=60)
+    problems: list[str] = []
+
+    def check(got: torch.Tensor, expected: int) -> None:
+        if got.tolist() != [float(expected)]:
+            problems.append(f"got {got.tolist()}, expected {expected}")
+
+    def work(rank: int) -> None:
+        try:
+            options = _DistributedBackendOptions()
+            options.store, options.group_rank, options.group_size = store, rank, size
+            backend = _C.create_backend(options)
+            for number in range(rounds):
+                for other in range(size):
+                    if other != rank:
+                        value = torch.tensor([float(100 * rank + 10 * other + number)])
+                        backend.send([value], other, 0).wait()
+                for other in range(size):
+                    if other != rank:
+                        got = torch.zeros(1)
+                        backend.recv([got], other, 0).wait()
+                        check(got, 100 * other + 10 * rank + number)
+            together.wait()
+            if rank == 0:
+                backend.shutdown()  # ends nothing of the other ranks
+            together.wait()
+            if rank == 1:
+                backend.send([torch.tensor([7.0])], 2, 5).wait()
+            if rank == 2:
+                got = torch.zeros(1)
+                backend.recv([got], 1, 5).wait()
+                check(got, 7)
+            together.wait()
+        except Exception as error:
+            problems.append(f"rank {rank}: {error!r}")
+            together.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems, problems
+
+
+@needs_torch_2
+def test_ranks_that_are_threads_get_their_own_messages() -> None:
+    run_fresh(1, _threads_case)
+
+
+def _abort_case() -> None:
+    """What was sent before an abort is received, as gloo has it; then comes the error."""
+    rank = dist.get_rank()
+    tensor = torch.zeros(1)
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+        dist.send(torch.ones(1) * 2, 1)
+        _backend().abort()
+    else:
+        dist.recv(tensor, 0)
+        assert tensor.item() == 1
+        dist.recv(tensor, 0)
+        assert tensor.item() == 2
+        with pytest.raises(RuntimeError, match="aborted by rank 0"):
+            dist.recv(tensor, 0)
+
+
+def _backend() -> Any:
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+@needs_torch_2
+def test_messages_before_an_abort_are_received() -> None:
+    run_fresh(2, _in_fresh_group, _abort_case)
+
+
+def _in_fresh_group(world: World, case: Callable[[], None]) -> None:
+    world.init()
+    case()

@@ -1,0 +1,156 @@
+/* A ring of cells between two processes: every message is read once, whole, and nobody sleeps for
+ * ever.
+ *
+ * Mirrors: csrc/core/messages/channel.cc, is_full(), publish(), end_message(), next_cell() and
+ * consume(); csrc/core/messages/waiting.cc, sleep_once(), as go_to_sleep() and wake_up(); and
+ * csrc/core/messages/doorbell.cc.
+ *
+ * Rank 0 sends MESSAGES messages of one cell through a ring of CELLS, rank 1 receives them. Both
+ * sleep at once when they find nothing to do. The doorbell is a socket: a byte in it ends a sleep,
+ * now or later, and the system calls that send and take it are full barriers.
+ *
+ * Left out: spinning and slices. A sleep that nobody ends is an invalid end state.
+ */
+#ifndef CELLS
+#define CELLS 2
+#endif
+#ifndef MESSAGES
+#define MESSAGES 5
+#endif
+#ifndef STORED_EACH
+#define STORED_EACH (CELLS / 2)
+#endif
+#define RANKS 2
+#define PENDING 3
+
+/* Addresses. */
+#define NUMBER(cell) (cell)
+#define DATA(cell) (CELLS + (cell))
+#define CONSUMED (2 * CELLS)
+#define SLEEPERS(r) (2 * CELLS + 1 + (r))
+#define WORDS (2 * CELLS + 3)
+
+#include "store_buffer.pml"
+
+bool doorbell[RANKS];
+
+inline ring_if_asleep(other) {
+#ifdef MUTANT_WAKE_DROPPED
+  skip
+#else
+  if
+  :: memory[SLEEPERS(other)] != 0 -> empty(pending[me]); doorbell[other] = true
+  :: else
+  fi
+#endif
+}
+
+inline go_to_sleep() { fetch_add(SLEEPERS(me), 1) }
+
+inline wake_up() { fetch_add(SLEEPERS(me), -1) }
+
+inline sleep() { d_step { doorbell[me] && empty(pending[me]) -> doorbell[me] = false } }
+
+proctype sender(byte me) {
+  byte published = 0, known = 0;
+  do
+  :: published == MESSAGES -> break
+  :: else ->
+     if
+     :: published - known > CELLS / 2 -> known = memory[CONSUMED]
+     :: else
+     fi;
+     do
+     :: published - known < CELLS -> break
+     :: else ->
+        go_to_sleep();
+#ifndef MUTANT_NO_SECOND_LOOK
+        known = memory[CONSUMED];
+#endif
+        if
+        :: published - known == CELLS -> sleep()
+        :: else
+        fi;
+        wake_up();
+        known = memory[CONSUMED]
+     od;
+#ifdef MUTANT_NUMBER_FIRST
+     exchange(NUMBER(published % CELLS), published + 1);
+     store(DATA(published % CELLS), published + 1);
+#else
+     store(DATA(published % CELLS), published + 1);
+#ifdef MUTANT_LOOK_BEFORE_NUMBER
+     ring_if_asleep(1);
+#endif
+#ifdef MUTANT_PLAIN_NUMBER
+     store(NUMBER(published % CELLS), published + 1);
+#else
+     exchange(NUMBER(published % CELLS), published + 1);
+#endif
+#endif
+     published++;
+#ifndef MUTANT_LOOK_BEFORE_NUMBER
+     ring_if_asleep(1);
+#endif
+     /* The next cell is prefetched for ownership. */
+     if
+#ifdef MUTANT_PREFETCHES_UNREAD
+     :: true -> store(DATA(published % CELLS), 0)
+#else
+     :: published - known < CELLS -> store(DATA(published % CELLS), 0)
+#endif
+     :: else
+     fi
+  od
+}
+
+proctype receiver(byte me) {
+  byte consumed = 0, seen;
+  do
+  :: consumed == MESSAGES -> break
+  :: else ->
+     do
+     :: seen = memory[NUMBER(consumed % CELLS)];
+        if
+        :: seen == consumed + 1 -> break
+        :: else
+        fi;
+        assert(seen <= consumed);
+        go_to_sleep();
+#ifndef MUTANT_NO_SECOND_LOOK
+        seen = memory[NUMBER(consumed % CELLS)];
+#endif
+        if
+        :: seen != consumed + 1 -> sleep()
+        :: else
+        fi;
+        wake_up()
+     od;
+#ifdef MUTANT_CONSUMED_UNREAD
+     exchange(CONSUMED, consumed + 1);
+     ring_if_asleep(0);
+#endif
+     assert(memory[DATA(consumed % CELLS)] == consumed + 1);
+     consumed++;
+#ifndef MUTANT_CONSUMED_UNREAD
+     if
+     :: consumed % (STORED_EACH) == 0 ->
+#ifdef MUTANT_PLAIN_CONSUMED
+        store(CONSUMED, consumed);
+#else
+        exchange(CONSUMED, consumed);
+#endif
+        ring_if_asleep(0)
+     :: else
+     fi
+#endif
+  od
+}
+
+init {
+  atomic {
+    run sender(0);
+    run receiver(1);
+    run drain()
+  }
+}
