@@ -120,8 +120,8 @@ class Rank {
     of_group.rank = rank;
     of_group.size = 2;
     of_group.timeout = 60s;
-    auto made = dscomm::Group::create(context_, std::make_shared<FolderStore>(options.folder),
-                                      of_group);
+    auto made =
+        dscomm::Group::create(context_, std::make_shared<FolderStore>(options.folder), of_group);
     require(made.status());
     group_ = made.value();
   }
@@ -151,8 +151,7 @@ class Rank {
         receive(in, bytes);
         send(in, bytes);
       }
-      if (round >= 0)
-        us.push_back(static_cast<double>(dscomm::monotonic_ns() - began) / 1000);
+      if (round >= 0) us.push_back(static_cast<double>(dscomm::monotonic_ns() - began) / 1000);
       right &= bytes == 0 || (in[0] == std::byte(round & 127) && in[bytes - 1] == in[0]);
     }
     if (options_.pool)
@@ -169,8 +168,7 @@ class Rank {
   void send(const std::byte* data, size_t bytes) {
 #ifndef ONLY_ASYNCHRONOUS
     if (!options_.asynchronous)
-      return require(
-          group_->blocking_send(data, bytes, dscomm::DType::kUInt8, 1 - rank_, 0, 0ms));
+      return require(group_->blocking_send(data, bytes, dscomm::DType::kUInt8, 1 - rank_, 0, 0ms));
 #endif
     require(group_->send(data, bytes, dscomm::DType::kUInt8, 1 - rank_, 0, nullptr, 0ms)->wait());
   }

@@ -7,9 +7,9 @@
 #include <mutex>
 
 #include "core/base/log.h"
-#include "core/messages/point_to_point.h"
 #include "core/engine/worker_pool.h"
 #include "core/messages/doorbell.h"
+#include "core/messages/point_to_point.h"
 #include "core/shm/host_identity.h"
 #include "core/shm/socket_directory.h"
 #include "core/transport/networks.h"

@@ -7,8 +7,8 @@
 
 #include "core/base/log.h"
 #include "core/engine/context.h"
-#include "core/messages/point_to_point.h"
 #include "core/engine/worker_pool.h"
+#include "core/messages/point_to_point.h"
 #include "core/shm/formation.h"
 #include "core/shm/shm_team.h"
 #include "core/team/hierarchical_team.h"
@@ -98,8 +98,7 @@ class Group::Builder {
   Status run() {
     std::vector<int> everyone(static_cast<size_t>(options_.size));
     std::iota(everyone.begin(), everyone.end(), 0);
-    Result<Formation> whole =
-        meet(everyone, kStorePrefix, options_.name, group_.message_port_);
+    Result<Formation> whole = meet(everyone, kStorePrefix, options_.name, group_.message_port_);
     if (!whole.ok()) return whole.status();
     whole_ = std::move(whole).value();
     Result<std::unique_ptr<Team>> here = make_team_of_host(everyone);
@@ -565,8 +564,9 @@ Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst
     return send(data, count, dtype, dst, tag, nullptr, timeout)->wait();
   const uint64_t ticket = recorder_.started(
       {"send", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), dst, tag, false});
-  Status status = context_->point_to_point().blocking_send(
-      point_to_point_, data, count, dtype, dst, tag, timeout.count() > 0 ? timeout : this->timeout());
+  Status status =
+      context_->point_to_point().blocking_send(point_to_point_, data, count, dtype, dst, tag,
+                                               timeout.count() > 0 ? timeout : this->timeout());
   recorder_.finished(ticket, status.ok());
   return status;
 }

@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "core/base/operation.h"
 #include "core/base/status.h"
 #include "core/base/store.h"
-#include "core/base/operation.h"
 #include "core/engine/recorder.h"
 #include "core/team/team.h"
 
@@ -77,8 +77,8 @@ class Group : public std::enable_shared_from_this<Group> {
   OperationPtr receive(void* data, size_t count, DType dtype, int src, int tag,
                        std::shared_ptr<void> keep, std::chrono::milliseconds timeout);
 
-  // The same, done when they return; the memory is the caller's meanwhile. `came_from`, which may be
-  // null, gets the rank that was received from. The fastest way for messages of one cell.
+  // The same, done when they return; the memory is the caller's meanwhile. `came_from`, which may
+  // be null, gets the rank that was received from. The fastest way for messages of one cell.
   Status blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
                        std::chrono::milliseconds timeout);
   Status blocking_receive(void* data, size_t count, DType dtype, int src, int tag,

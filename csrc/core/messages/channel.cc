@@ -24,9 +24,9 @@ constexpr size_t kPrefetchedBytes = 4096;
 constexpr uint64_t kPrefetchedOfLong = 16384;
 
 // A copy of more than this, with ordinary stores, is timed. Where the peer is cache-near it runs at
-// 10 GB/s and more; where it is cache-far, at 2.5 GB/s, since each line that the peer has read has to
-// be asked for; streaming stores then run at 10 GB/s (Zen 4). In one of so many cells with streaming
-// stores ordinary ones are tried again, as virtual cores move.
+// 10 GB/s and more; where it is cache-far, at 2.5 GB/s, since each line that the peer has read has
+// to be asked for; streaming stores then run at 10 GB/s (Zen 4). In one of so many cells with
+// streaming stores ordinary ones are tried again, as virtual cores move.
 constexpr size_t kTimedBytes = 4096;
 constexpr int64_t kFarBytesPerNs = 5;
 constexpr uint64_t kFillsBetweenTrials = 64;
@@ -122,8 +122,7 @@ Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
     }
     cells_ = reinterpret_cast<Cell*>(arena_->data() + offset.value());
     // Relaxed: ordered before the offset, without which nobody finds them.
-    for (uint32_t k = 0; k < kRingCells; ++k)
-      cells_[k].number.store(0, std::memory_order_relaxed);
+    for (uint32_t k = 0; k < kRingCells; ++k) cells_[k].number.store(0, std::memory_order_relaxed);
     // seq_cst: pairs with find_their_cells(); see ChannelLines::cells_offset.
     own_->cells_offset.store(offset.value(), std::memory_order_seq_cst);
   }
@@ -243,8 +242,8 @@ bool Channel::find_their_cells() {
   // seq_cst: pairs with the peer's open(); see ChannelLines::cells_offset.
   const uint64_t offset = theirs_->cells_offset.load(std::memory_order_seq_cst);
   if (offset == 0) return false;
-  their_cells_ = reinterpret_cast<const Cell*>(
-      peer_->at(offset, kRingCells * sizeof(Cell), kPageBytes));
+  their_cells_ =
+      reinterpret_cast<const Cell*>(peer_->at(offset, kRingCells * sizeof(Cell), kPageBytes));
   their_cells_lost_ = their_cells_ == nullptr;
   return true;
 }

@@ -52,8 +52,9 @@ std::string gone_text(int self, std::span<const MemberLife> members, const Name&
 // these are the members and `self` this one; nothing while it can. `what` begins the text, and
 // `name` names a member.
 template <typename Name>
-std::optional<Status> hopeless(bool sending, int peer, int self, std::span<const MemberLife> members,
-                               const std::string& what, const Name& name) {
+std::optional<Status> hopeless(bool sending, int peer, int self,
+                               std::span<const MemberLife> members, const std::string& what,
+                               const Name& name) {
   if (peer >= 0) {
     const MemberLife& life = members[static_cast<size_t>(peer)];
     if (!life.gone() || (!sending && life.unread)) return {};

@@ -54,8 +54,7 @@ PointToPoint::~PointToPoint() {
     worker_wake_.notify_all();
     doorbell_->ring(doorbell_->token());
     for (auto& [number, port] : ports_)
-      end_port(*port, Status(Code::kAborted, "this process has ended its communication"),
-               &outcome);
+      end_port(*port, Status(Code::kAborted, "this process has ended its communication"), &outcome);
   }
   deliver(std::move(outcome));
   if (worker_.joinable()) worker_.join();
@@ -109,8 +108,8 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
     Outcome outcome;
     {
       std::lock_guard lock(mutex_);
-      received = receive_at_once(group, data, count, dtype, src, tag, timeout, &flag, &rest,
-                                 &outcome);
+      received =
+          receive_at_once(group, data, count, dtype, src, tag, timeout, &flag, &rest, &outcome);
     }
     if (!outcome.empty()) deliver(std::move(outcome));
     if (received != AtOnce::kNotYet) break;
@@ -121,14 +120,16 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
       pause_core();
     if (pauses > group->wait.spin_pauses) received = AtOnce::kNo;
   }
-  if (received == AtOnce::kNo) rest = receive(group, data, count, dtype, src, tag, nullptr, timeout);
+  if (received == AtOnce::kNo)
+    rest = receive(group, data, count, dtype, src, tag, nullptr, timeout);
   if (rest == nullptr) return {};
   Status status = rest->wait();
   if (came_from != nullptr && src < 0) *came_from = rest->source();
   return status;
 }
 
-// As many cells as there is room for, where no message is before this one and nothing is in its way.
+// As many cells as there is room for, where no message is before this one and nothing is in its
+// way.
 PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const void* data,
                                                 size_t count, DType dtype, int dst, int tag,
                                                 std::chrono::milliseconds timeout,
@@ -181,8 +182,8 @@ PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const voi
   return AtOnce::kDone;
 }
 
-// The message that comes next from there, where no other can be meant. Not yet: it has not come, and
-// `flag` is where it will show.
+// The message that comes next from there, where no other can be meant. Not yet: it has not come,
+// and `flag` is where it will show.
 PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* data, size_t count,
                                                    DType dtype, int src, int tag,
                                                    std::chrono::milliseconds timeout,
@@ -202,8 +203,8 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
   do {
     *flag = channel.next_flag();
     if (flag->word == nullptr) break;
-    // The sender of a message that has begun is at work on its next cell. Relaxed: next_cell() loads
-    // the word again.
+    // The sender of a message that has begun is at work on its next cell. Relaxed: next_cell()
+    // loads the word again.
     for (int pauses = 0; arrived > 0 && pauses < kPausesForCell; ++pauses) {
       if (flag->word->load(std::memory_order_relaxed) == flag->value) break;
       pause_core();
@@ -219,9 +220,9 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
     // What is in any way odd is left to progress().
     if (header.sequence != connection.received_messages + 1 || header.port != own ||
         header.group != group->id || header.flags != (arrived == 0 ? kFirstCell : 0) ||
-        header.source != src || header.tag != tag ||
-        header.dtype != static_cast<uint8_t>(dtype) || header.bytes != bytes ||
-        header.cell_bytes > bytes - arrived || (header.cell_bytes == 0 && bytes > 0))
+        header.source != src || header.tag != tag || header.dtype != static_cast<uint8_t>(dtype) ||
+        header.bytes != bytes || header.cell_bytes > bytes - arrived ||
+        (header.cell_bytes == 0 && bytes > 0))
       break;
     if (header.cell_bytes > 0) std::memcpy(to + arrived, cell.data, header.cell_bytes);
     arrived += header.cell_bytes;
@@ -371,12 +372,13 @@ Status PointToPoint::start_send(Port& port, const TransferPtr& transfer) {
   const PointToPointGroup& group = *transfer->group;
   // The ring would take the message of a peer that will never read it.
   const Endpoint& peer = *group.peers[static_cast<size_t>(transfer->peer)];
-  const MemberLife life = look_at_member([&] { return peer.alive(); },
-                                         [&] { return group.has_left(transfer->peer); });
+  const MemberLife life =
+      look_at_member([&] { return peer.alive(); }, [&] { return group.has_left(transfer->peer); });
   if (life.gone())
-    return Status(life.left ? Code::kPeerLeft : Code::kPeerDied,
-                  transfer->describe() + ": " + group.name_member(transfer->peer) +
-                      (life.left ? " left the group" : " died or exited without leaving the group"));
+    return Status(
+        life.left ? Code::kPeerLeft : Code::kPeerDied,
+        transfer->describe() + ": " + group.name_member(transfer->peer) +
+            (life.left ? " left the group" : " died or exited without leaving the group"));
   Connection& connection = *port.connections[static_cast<size_t>(transfer->peer)];
   DSCOMM_RETURN_IF_ERROR(connection.channel->open(channel_bytes_, transfer->bytes));
   connection.outgoing.push_back(transfer);

@@ -13,9 +13,9 @@
 // Progress is made by whoever waits for an operation, and by one worker thread for operations that
 // nobody waits for. All of it is straight-line code under one mutex, and none of it blocks but for
 // the sleep on the doorbell, which happens with the mutex free. Who ends that sleep: a peer that
-// publishes or consumes, the end of a slice, or the first deadline. A slice is short where a peer is
-// on another host, which rings no doorbell; after it, the groups' failures, the deadlines and the
-// lives of the peers that are waited for are looked at. Time in which this process did not run,
+// publishes or consumes, the end of a slice, or the first deadline. A slice is short where a peer
+// is on another host, which rings no doorbell; after it, the groups' failures, the deadlines and
+// the lives of the peers that are waited for are looked at. Time in which this process did not run,
 // because it was stopped, is added to the deadlines.
 //
 // Callbacks of operations run with no lock of this file held. One that blocks on the worker thread
@@ -46,8 +46,9 @@
 namespace dscomm {
 
 // What point-to-point must know of a group. Made once by the group, then shared and not changed.
-// The functions are called with PointToPoint's mutex held, and no more once close_port() has returned:
-// they do not wait, and neither call into PointToPoint nor need a lock under which somebody does.
+// The functions are called with PointToPoint's mutex held, and no more once close_port() has
+// returned: they do not wait, and neither call into PointToPoint nor need a lock under which
+// somebody does.
 struct PointToPointGroup {
   uint64_t id = 0;
   std::string name;
@@ -96,8 +97,8 @@ class PointToPoint {
   // The group has formed; it has its port in `ports`. Nothing is sent or received before.
   void join(std::shared_ptr<PointToPointGroup> group);
   // The group is closing, or has not formed: pending operations of the port fail with the group's
-  // first cause, or with kAborted when there is none; messages to it, come and to come, are dropped.
-  // Finishes operations, so the caller holds no lock. Idempotent.
+  // first cause, or with kAborted when there is none; messages to it, come and to come, are
+  // dropped. Finishes operations, so the caller holds no lock. Idempotent.
   void close_port(uint32_t port);
 
   // Until what was sent needs this process no more, or the limit has passed.
