@@ -1,11 +1,15 @@
 #include "core/topology/topology.h"
 
 #include <hwloc.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+
+#include "core/base/log.h"
 
 namespace dscomm {
 namespace {
@@ -68,6 +72,16 @@ int count_of(hwloc_topology_t topology, hwloc_obj_type_t type) {
   return static_cast<int>(objects_of(topology, type).size());
 }
 
+// Whether the memory policy of this thread says which nodes its memory comes from, rather than that
+// it is spread or follows the thread.
+bool names_nodes() {
+  constexpr int kPreferred = 1, kBind = 2, kPreferredMany = 5, kModes = 0xff;  // linux/mempolicy.h
+  int mode = 0;
+  if (syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) != 0) return false;
+  mode &= kModes;
+  return mode == kPreferred || mode == kBind || mode == kPreferredMany;
+}
+
 std::string counted(int count, const char* singular, const char* plural) {
   return std::to_string(count) + " " + (count == 1 ? singular : plural);
 }
@@ -119,6 +133,20 @@ Place Topology::place_of(const std::string& cpu_list) const {
   if (hwloc_bitmap_iszero(cpus.get())) return {};
   return {index_including(topology_, HWLOC_OBJ_NUMANODE, cpus.get()),
           index_including(topology_, HWLOC_OBJ_L3CACHE, cpus.get())};
+}
+
+void Topology::place_memory(void* data, size_t bytes) const {
+  if (hwloc_topology_is_thissystem(topology_) == 0) return;
+  const int node = place().numa;
+  hwloc_obj_t object =
+      node < 0 ? nullptr
+               : hwloc_get_obj_by_type(topology_, HWLOC_OBJ_NUMANODE, static_cast<unsigned>(node));
+  if (object == nullptr || names_nodes()) return;
+  // Without HWLOC_MEMBIND_STRICT the node is preferred: a full one must not kill anybody.
+  if (hwloc_set_area_membind(topology_, data, bytes, object->nodeset, HWLOC_MEMBIND_BIND,
+                             HWLOC_MEMBIND_BYNODESET) != 0)
+    log_line(LogLevel::kInfo, "shared memory was not bound to NUMA node %d: %s", node,
+             std::strerror(errno));
 }
 
 std::string Topology::describe() const {

@@ -57,6 +57,12 @@ class Topology {
   Place place() const { return place_of(cpu_list_); }
   Place place_of(const std::string& cpu_list) const;
 
+  // Asks the kernel to take the memory of this mapping from the NUMA node to which this process is
+  // bound, and from others where that is full, whichever thread touches it first. Before any of it
+  // is allocated. Left as it is where the process is bound to no single node, where its own memory
+  // policy names nodes (numactl --membind, --preferred), or where another topology is believed.
+  void place_memory(void* data, size_t bytes) const;
+
   // "1 package, 1 NUMA node, 1 L3, 2 cores; 2 usable"
   std::string describe() const;
 
