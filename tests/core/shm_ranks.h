@@ -33,7 +33,8 @@ class RankParty {
   Result<Formation> form(Store& store, int rank, int size, const std::string& name = "test",
                          std::chrono::milliseconds timeout = std::chrono::seconds(60),
                          std::vector<int> global_ranks = {}) {
-    FormationParty party{arena, directory.get(), &address_, &settings_, topology_.get()};
+    FormationParty party{arena,      directory.get(), &address_,
+                         &settings_, topology_.get(), host_identity};
     FormationRequest request;
     request.prefix = name + "/";
     request.name = name;
@@ -54,6 +55,7 @@ class RankParty {
   std::shared_ptr<Arena> arena;
   std::shared_ptr<TensorPool> pool;
   int64_t least_in_place = 0;
+  std::string host_identity;
   std::unique_ptr<InProcessDirectory> directory;
 
  private:

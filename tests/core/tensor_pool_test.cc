@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -263,6 +264,69 @@ TEST(TensorPool, OneThatCannotBeReadIsKnownToAll) {
       EXPECT_EQ(formation.value().reads_pools, !hidden);
     });
   }
+}
+
+// --- memory policy (linux/mempolicy.h)
+
+enum PolicyMode { kDefault = 0, kPreferred = 1, kBind = 2, kInterleave = 3, kPreferredMany = 5 };
+constexpr unsigned long kOfAddress = 2;  // MPOL_F_ADDR
+
+int policy_of(const void* address) {
+  int mode = -1;
+  EXPECT_EQ(syscall(SYS_get_mempolicy, &mode, nullptr, 0, address, kOfAddress), 0);
+  return mode & 0xff;
+}
+
+// Runs what makes shared memory in a thread that has this policy, over the first node.
+template <typename Body>
+void with_policy(int mode, Body body) {
+  bool is_set = false;
+  std::thread thread([&] {
+    const unsigned long nodes = 1;
+    is_set = syscall(SYS_set_mempolicy, mode, mode == kDefault ? nullptr : &nodes,
+                     mode == kDefault ? 0 : 8 * sizeof nodes) == 0;
+    if (is_set) body();
+  });
+  thread.join();
+  if (!is_set) GTEST_SKIP() << "set_mempolicy is not allowed here: " << std::strerror(errno);
+}
+
+// Whether the kernel was asked for one node; which of the two policies says so depends on hwloc.
+void expect_placed(int policy) {
+  EXPECT_TRUE(policy == kPreferred || policy == kPreferredMany) << policy;
+}
+
+TEST(MemoryPolicy, ArenaAndPoolPreferTheNodeOfABoundProcess) {
+  std::unique_ptr<Topology> topology = std::move(Topology::load("")).value();
+  if (topology->place().numa < 0) GTEST_SKIP() << "this process is bound to no single NUMA node";
+  for (int mode : {kDefault, kInterleave})
+    with_policy(mode, [&] {
+      std::shared_ptr<Arena> arena = Arena::create(4 * kMiB, topology.get()).value();
+      std::shared_ptr<TensorPool> pool = TensorPool::create(4 * kMiB, topology.get()).value();
+      std::byte* block = pool->allocate(kMiB).value();
+      expect_placed(policy_of(arena->data()));
+      expect_placed(policy_of(arena->data() + 2 * kMiB));
+      expect_placed(policy_of(block));
+      expect_placed(policy_of(pool->data() + 3 * kMiB));
+    });
+}
+
+// numactl --membind and --preferred are the user's own choice of nodes.
+TEST(MemoryPolicy, NodesThatTheUserNamedAreKept) {
+  std::unique_ptr<Topology> topology = std::move(Topology::load("")).value();
+  with_policy(kBind, [&] {
+    std::shared_ptr<Arena> arena = Arena::create(4 * kMiB, topology.get()).value();
+    EXPECT_EQ(policy_of(arena->data()), kDefault);  // none of its own: the thread's counts
+  });
+}
+
+TEST(MemoryPolicy, ADeclaredTopologyPlacesNoMemory) {
+  std::unique_ptr<Topology> topology =
+      std::move(Topology::load("pack:1 [numa] core:2 pu:1")).value();
+  with_policy(kInterleave, [&] {
+    std::shared_ptr<Arena> arena = Arena::create(4 * kMiB, topology.get()).value();
+    EXPECT_EQ(policy_of(arena->data()), kDefault);
+  });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from rank_processes import Job, World
 
+import deepspeed_comm
 from deepspeed_comm._backend import load_extension
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -181,6 +183,36 @@ def test_cgroup_filled_later(cgroup: Path) -> None:
     with Job(2, _exhaust, str(cgroup)) as job:
         texts = job.results()
     assert all(text == "" or "leaves" in text for text in texts), texts
+
+
+# --- several processes that take memory at once
+
+POOLED = 192 << 20  # of each rank
+
+
+def _take_at_once(world: World, folder: str) -> str:
+    world.init()
+    (Path(folder) / "cgroup.procs").write_text(str(os.getpid()))
+    world.say("ready")
+    time.sleep(max(0.0, world.hear() - time.monotonic()))
+    tensor = deepspeed_comm.empty(POOLED, dtype=torch.uint8)
+    kind = "pool" if load_extension().is_in_pool(tensor) else "ordinary"
+    dist.all_reduce(tensor[:1000])
+    dist.destroy_process_group()
+    return kind
+
+
+@needs_root
+def test_pool_tensors_taken_at_once_fall_back(cgroup: Path) -> None:
+    """Two of four fit: none is killed, and not more than two have the pool."""
+    found = _cgroup_root()
+    assert found is not None
+    (cgroup / found[1]).write_text(str(ROOM + 2 * POOLED + POOLED // 2))
+    with Job(4, _take_at_once, str(cgroup)) as job:
+        job.wait_for("ready")
+        job.tell(time.monotonic() + 0.2)
+        kinds = job.results()
+    assert sorted(kinds) == ["ordinary", "ordinary", "pool", "pool"], kinds
 
 
 # --- ulimit

@@ -26,12 +26,16 @@ PRIMITIVES = {
 }
 
 ALLOWED = {
+    ("csrc/core/base/memory_reservation.cc", "sleep"): "others reserve or take memory: the kernel "
+    "unlocks for the dead; ten seconds at most, one where nothing changes",
     ("csrc/core/base/futex.h", "futex"): "the system call that the one wait sleeps with",
     ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
     ("csrc/core/shm/wait.cc", "spin"): "the one wait: it yields before it sleeps",
     ("csrc/core/shm/wait.cc", "futex"): "the one wait: it sleeps, in slices",
     ("csrc/core/messages/doorbell.cc", "poll"): "point-to-point waits for several peers at once; slices",
     ("csrc/core/messages/doorbell.cc", "socket"): "empties the doorbell's socket, which never blocks",
+    ("csrc/core/shm/lines.cc", "sleep"): "readers of any group bring memory back; the deadline, "
+    "deaths and aborts of the call's group end it",
     ("csrc/core/shm/peer.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
     (
         "csrc/core/shm/socket_directory.cc",

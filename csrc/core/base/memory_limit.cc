@@ -1,5 +1,7 @@
 #include "core/base/memory_limit.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -31,33 +33,43 @@ std::optional<int64_t> read_number(const std::string& path, const std::string& k
   return std::nullopt;
 }
 
-void take_smaller(MemoryLimit* limit, int64_t bytes, const std::string& source) {
-  if (bytes < limit->available_bytes) *limit = {std::max<int64_t>(bytes, 0), source};
-}
+// Version 1 writes the largest number of whole pages where there is no limit.
+constexpr int64_t kNoLimit = int64_t{1} << 62;
 
 // Walks from this process's cgroup to the root; `root` is the controller's mount point.
-void walk(MemoryLimit* limit, const std::string& root, std::string path, const char* max_file,
-          const char* use_file, const char* inactive_key) {
+void walk(std::vector<MemoryLimit>* limits, const std::string& root, std::string path,
+          const char* max_file, const char* use_file, const char* inactive_key) {
+  std::vector<MemoryLimit> found;
   while (true) {
     const std::string folder = root + path;
     std::optional<int64_t> most = read_number(folder + "/" + max_file);
     std::optional<int64_t> used = read_number(folder + "/" + use_file);
-    if (most && used) {
+    if (most && used && *most < kNoLimit) {
       int64_t droppable = read_number(folder + "/memory.stat", inactive_key).value_or(0);
-      take_smaller(limit, *most - (*used - std::min(droppable, *used)),
-                   std::string("cgroup ") + max_file + " of " + (path.empty() ? "/" : path));
+      int64_t bytes = *most - (*used - std::min(droppable, *used));
+      found.push_back({std::max<int64_t>(bytes, 0),
+                       std::string("cgroup ") + max_file + " of " + (path.empty() ? "/" : path),
+                       folder});
     }
-    if (path.empty() || path == "/") return;
+    if (path.empty() || path == "/") break;
     path.erase(path.find_last_of('/'));
   }
+  limits->insert(limits->end(), found.rbegin(), found.rend());
+}
+
+// All processes of a machine can open its time namespace, those in containers too, as it is hardly
+// ever unshared. Linux 5.6; before that, the user namespace.
+std::string machine_path(const std::string& proc) {
+  const std::string time = proc + "/self/ns/time";
+  return access(time.c_str(), R_OK) == 0 ? time : proc + "/self/ns/user";
 }
 
 }  // namespace
 
-MemoryLimit memory_limit(const std::string& proc, const std::string& cgroup) {
-  MemoryLimit limit{std::numeric_limits<int64_t>::max(), "no limit"};
+std::vector<MemoryLimit> memory_limits(const std::string& proc, const std::string& cgroup) {
+  std::vector<MemoryLimit> limits;
   if (std::optional<int64_t> kib = read_number(proc + "/meminfo", "MemAvailable:"))
-    take_smaller(&limit, *kib * 1024, "MemAvailable");
+    limits.push_back({*kib * 1024, "MemAvailable", machine_path(proc)});
   std::ifstream membership(proc + "/self/cgroup");
   std::string line;
   while (std::getline(membership, line)) {
@@ -67,12 +79,19 @@ MemoryLimit memory_limit(const std::string& proc, const std::string& cgroup) {
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const std::string path = line.substr(second + 1);
     if (controllers == ",,")
-      walk(&limit, cgroup, path, "memory.max", "memory.current", "inactive_file");
+      walk(&limits, cgroup, path, "memory.max", "memory.current", "inactive_file");
     else if (controllers.find(",memory,") != std::string::npos)
-      walk(&limit, cgroup + "/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes",
+      walk(&limits, cgroup + "/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes",
            "total_inactive_file");
   }
-  return limit;
+  return limits;
+}
+
+MemoryLimit memory_limit(const std::string& proc, const std::string& cgroup) {
+  MemoryLimit smallest{std::numeric_limits<int64_t>::max(), "no limit", ""};
+  for (MemoryLimit& limit : memory_limits(proc, cgroup))
+    if (limit.available_bytes < smallest.available_bytes) smallest = std::move(limit);
+  return smallest;
 }
 
 }  // namespace dscomm

@@ -1,8 +1,10 @@
 #include "core/base/status.h"
 
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 namespace dscomm {
 
@@ -35,6 +37,10 @@ const char* code_name(Code code) {
 const std::string& Status::message() const {
   static const std::string empty;
   return detail_ ? detail_->message : empty;
+}
+
+Status system_error(const char* what) {
+  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
 }
 
 Status make_status(Code code, const char* format, ...) {

@@ -50,6 +50,9 @@ class [[nodiscard]] Status {
 // Builds a message from printf arguments.
 Status make_status(Code code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
+// kResource, with what errno says: "fallocate of shared memory failed: Cannot allocate memory".
+Status system_error(const char* what);
+
 template <typename T>
 class [[nodiscard]] Result {
  public:

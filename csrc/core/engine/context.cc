@@ -48,12 +48,13 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
   Result<std::unique_ptr<Topology>> topology = Topology::load(settings.topology);
   if (!topology.ok()) return topology.status();
   context->topology_ = std::move(topology).value();
-  Result<std::shared_ptr<Arena>> arena = Arena::create(static_cast<size_t>(settings.arena_bytes));
+  Result<std::shared_ptr<Arena>> arena =
+      Arena::create(static_cast<size_t>(settings.arena_bytes), context->topology_.get());
   if (!arena.ok()) return arena.status();
   context->arena_ = std::move(arena).value();
   if (settings.pool_bytes > 0) {
     Result<std::shared_ptr<TensorPool>> pool =
-        TensorPool::create(static_cast<size_t>(settings.pool_bytes));
+        TensorPool::create(static_cast<size_t>(settings.pool_bytes), context->topology_.get());
     if (pool.ok())
       context->pool_ = std::move(pool).value();
     else

@@ -25,10 +25,6 @@ socklen_t fill(sockaddr_un* address, const ArenaId& token) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
 }
 
-Status system_error(const char* what) {
-  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Doorbell>> Doorbell::create(ArenaId* token) {

@@ -11,21 +11,19 @@
 #include <fstream>
 #include <new>
 
-#include "core/base/memory_limit.h"
+#include "core/base/round_up.h"
+#include "core/topology/topology.h"
 
 namespace dscomm {
 namespace {
 
 // Lines come in pages; asking the kernel for each would cost a call a group.
 constexpr size_t kBackingStep = 256 * 1024;
-// Left to the rest of the machine when limits are checked.
-constexpr int64_t kSpareBytes = 16 << 20;
-
-size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
-
-Status system_error(const char* what) {
-  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
-}
+// Lent memory leaves this part of the arena to what stays: lines, channels, kept staging.
+constexpr size_t kLastingShare = 8;
+// Each call that gives memory back asks about so many that wait: more than one, so that they become
+// fewer, and not all, of which there may be thousands.
+constexpr size_t kAskedAtOnce = 4;
 
 // What this process has mapped; 0 where /proc does not tell.
 size_t mapped_bytes() {
@@ -37,7 +35,7 @@ size_t mapped_bytes() {
 
 }  // namespace
 
-Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes) {
+Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology* topology) {
   arena_bytes = std::min(arena_bytes, file_size_limit());
   rlimit limit;
   // Address space is needed for every peer's arena too, and for threads.
@@ -55,7 +53,8 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes) {
   std::shared_ptr<Arena> arena(new Arena);
   Result<SealedMemory> memory = SealedMemory::reserve("dscomm-arena", arena_bytes);
   if (!memory.ok()) return memory.status();
-  arena->memory_ = std::move(memory).value();
+  arena->space_ = BlockSpace(std::move(memory).value(), kBackingStep);
+  if (topology != nullptr) topology->place_memory(arena->data(), arena_bytes);
   // A forked child must not keep the arena alive.
   madvise(arena->data(), arena_bytes, MADV_DONTFORK);
 
@@ -72,45 +71,79 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes) {
 
 Arena::~Arena() = default;
 
-Status Arena::check_limits(size_t bytes, int ranks) {
-  MemoryLimit limit = memory_limit();
-  int64_t wanted = static_cast<int64_t>(bytes) * ranks;
-  if (wanted + kSpareBytes <= limit.available_bytes) return {};
-  return make_status(
-      Code::kResource,
-      "%d ranks on this host need %lld bytes of shared memory, but %s leaves %lld; give the job "
-      "more memory or lower DSCOMM_STAGING_BYTES",
-      ranks, static_cast<long long>(wanted), limit.source.c_str(),
-      static_cast<long long>(limit.available_bytes));
+Result<uint64_t> Arena::allocate(size_t bytes) {
+  std::lock_guard lock(mutex_);
+  return allocate_locked(round_up(std::max<size_t>(bytes, 1), kPageBytes));
 }
 
-Result<uint64_t> Arena::allocate(size_t bytes) {
-  bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
+Result<uint64_t> Arena::allocate_lines() {
+  static_assert(sizeof(GroupLines) <= kPageBytes);
   std::lock_guard lock(mutex_);
-  sweep_locked();
-  std::vector<uint64_t>& reusable = free_[bytes];
-  if (!reusable.empty()) {
-    uint64_t offset = reusable.back();
-    reusable.pop_back();
-    used_ += bytes;
+  if (vacant_lines_.empty()) sweep_locked(pending_.size());
+  if (vacant_lines_.empty()) {
+    Result<uint64_t> offset = allocate_locked(kPageBytes);
+    if (offset.ok()) lines_.insert(offset.value());
     return offset;
   }
-  if (next_ + bytes > memory_.size())
-    return make_status(
-        Code::kResource,
-        "the arena of %zu bytes is full; raise DSCOMM_ARENA_BYTES or destroy groups that are done",
-        memory_.size());
-  if (next_ + bytes > backed_) {
-    uint64_t end = std::min<uint64_t>(round_up(next_ + bytes, kBackingStep), memory_.size());
-    DSCOMM_RETURN_IF_ERROR(check_limits(end - backed_, 1));
-    DSCOMM_RETURN_IF_ERROR(memory_.back(backed_, end));
-    memory_.map_now(backed_, end);
-    backed_ = end;
-  }
-  uint64_t offset = next_;
-  next_ += bytes;
-  used_ += bytes;
+  const uint64_t offset = vacant_lines_.back();
+  vacant_lines_.pop_back();
+  used_ += kPageBytes;
   return offset;
+}
+
+Arena::Turn::Turn(Arena& arena) : arena_(arena) {
+  std::lock_guard lock(arena_.mutex_);
+  number_ = arena_.next_turn_++;
+  arena_.turns_.insert(number_);
+}
+
+Arena::Turn::~Turn() {
+  std::lock_guard lock(arena_.mutex_);
+  arena_.turns_.erase(number_);
+}
+
+Result<uint64_t> Arena::lend(size_t bytes, const Turn* turn) {
+  bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
+  std::lock_guard lock(mutex_);
+  if (!turns_.empty() && (turn == nullptr || turn->number_ != *turns_.begin()))
+    return full_locked();
+  if (used_ + bytes > size() - size() / kLastingShare) sweep_locked(pending_.size());
+  if (used_ + bytes > size() - size() / kLastingShare) return full_locked();
+  Result<uint64_t> offset = allocate_locked(bytes);
+  if (offset.ok()) ++lent_;
+  return offset;
+}
+
+bool Arena::expects_memory(const Turn& turn) const {
+  std::lock_guard lock(mutex_);
+  return lent_ > 0 || !pending_.empty() || turn.number_ != *turns_.begin();
+}
+
+Result<uint64_t> Arena::allocate_locked(size_t bytes) {
+  std::optional<uint64_t> offset = space_.take(bytes);
+  if (!offset && !pending_.empty()) {
+    sweep_locked(pending_.size());
+    offset = space_.take(bytes);
+  }
+  if (!offset) {
+    if (!space_.has_room(bytes)) return full_locked();
+    const uint64_t backed = space_.backed_bytes();
+    if (Status grown = space_.grow(bytes); !grown.ok())
+      return Status(grown.code(), "no shared memory: " + grown.message() +
+                                      "; give the job more memory or lower DSCOMM_STAGING_BYTES");
+    space_.memory().map_now(backed, space_.backed_bytes());
+    offset = space_.take(bytes);
+  }
+  used_ += bytes;
+  return *offset;
+}
+
+Status Arena::full_locked() const {
+  const bool has_late_readers = lent_ > 0 || !pending_.empty();
+  return make_status(
+      Code::kResource, "the arena of %zu bytes is full%s; raise DSCOMM_ARENA_BYTES or %s", size(),
+      has_late_readers ? " of what other ranks have still to read" : "",
+      has_late_readers ? "have fewer calls in flight" : "destroy groups that are done");
 }
 
 void Arena::release(uint64_t offset, size_t bytes) {
@@ -120,24 +153,35 @@ void Arena::release(uint64_t offset, size_t bytes) {
 
 void Arena::release_locked(uint64_t offset, size_t bytes) {
   bytes = round_up(bytes, kPageBytes);
-  free_[bytes].push_back(offset);
   used_ -= bytes;
+  if (lines_.contains(offset))
+    vacant_lines_.push_back(offset);
+  else
+    space_.give(offset, bytes);
 }
 
 void Arena::release_when(std::function<bool()> is_free,
-                         std::vector<std::pair<uint64_t, size_t>> pieces) {
+                         std::vector<std::pair<uint64_t, size_t>> pieces, bool is_lent) {
   std::lock_guard lock(mutex_);
+  if (is_lent) --lent_;
   if (ended_) return;
   pending_.push_back({std::move(is_free), std::move(pieces)});
-  sweep_locked();
+  sweep_locked(kAskedAtOnce);
 }
 
-void Arena::sweep_locked() {
-  auto keep = std::partition(pending_.begin(), pending_.end(),
-                             [](const Pending& p) { return !p.is_free(); });
-  for (auto freed = keep; freed != pending_.end(); ++freed)
-    for (auto [offset, bytes] : freed->pieces) release_locked(offset, bytes);
-  pending_.erase(keep, pending_.end());
+// Asks about so many of those that wait, in turn.
+void Arena::sweep_locked(size_t most) {
+  for (size_t asked = std::min(most, pending_.size()); asked > 0; --asked) {
+    if (next_pending_ >= pending_.size()) next_pending_ = 0;
+    Pending& next = pending_[next_pending_];
+    if (!next.is_free()) {
+      ++next_pending_;
+      continue;
+    }
+    for (auto [offset, bytes] : next.pieces) release_locked(offset, bytes);
+    if (&next != &pending_.back()) next = std::move(pending_.back());
+    pending_.pop_back();
+  }
 }
 
 void Arena::begin_life() {
@@ -161,7 +205,7 @@ void Arena::end_life() {
 
 size_t Arena::resident_bytes() const {
   std::lock_guard lock(mutex_);
-  return backed_;
+  return space_.backed_bytes();
 }
 
 size_t Arena::used_bytes() const {

@@ -1,47 +1,60 @@
 // Arena: the memory of one rank that its peers read.
 //
 // Sealed, so that peers cannot write it. Memory is taken from the kernel as it is handed out, and
-// is reused but never given back while the process lives.
+// is reused but never given back while the process lives. A page that once held lines holds lines
+// for ever: members of a group that is gone may still look at its words.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
+#include <set>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/shm/block_space.h"
 #include "core/shm/layout.h"
-#include "core/shm/sealed_memory.h"
 
 namespace dscomm {
 
+class Topology;
+
 class Arena {
  public:
-  // arena_bytes is address space; RLIMIT_AS and RLIMIT_FSIZE may make it smaller.
-  static Result<std::shared_ptr<Arena>> create(size_t arena_bytes);
+  // arena_bytes is address space; RLIMIT_AS and RLIMIT_FSIZE may make it smaller. With a topology,
+  // its memory is asked of the NUMA node to which this process is bound, where there is one.
+  static Result<std::shared_ptr<Arena>> create(size_t arena_bytes,
+                                               const Topology* topology = nullptr);
   ~Arena();
 
-  int fd() const { return memory_.fd(); }
+  int fd() const { return space_.memory().fd(); }
   ArenaId id() const { return header().id; }
-  std::byte* data() const { return memory_.data(); }
-  size_t size() const { return memory_.size(); }
-  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(memory_.data()); }
+  std::byte* data() const { return space_.memory().data(); }
+  size_t size() const { return space_.memory().size(); }
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(space_.memory().data()); }
 
-  // Bytes (rounded up to pages) of zeroed or reused memory, as an offset. kResource with both
-  // numbers when a limit cannot hold it. Any thread.
+  // Bytes (rounded up to pages) of zeroed or reused memory, as an offset. kResource when the arena
+  // is full or a limit cannot hold it. Any thread.
   Result<uint64_t> allocate(size_t bytes);
+  // The same for the lines of a group, which keep their page.
+  Result<uint64_t> allocate_lines();
+  // The same for what comes back through release_when(), with `is_lent`, as soon as the call that
+  // takes it and its readers are done. A part of the arena is kept from it, for what stays. Whoever
+  // was refused may wait for a turn: until then nobody without one gets any.
+  class Turn;
+  Result<uint64_t> lend(size_t bytes, const Turn* turn = nullptr);
+  // Whether a later lend() may succeed: memory is lent, or waits until its readers are done, or
+  // another turn comes first.
+  bool expects_memory(const Turn& turn) const;
+
   // Gives memory back for reuse. No peer may read it any more.
   void release(uint64_t offset, size_t bytes);
-
-  // Memory that peers may still read: `is_free` is asked now and then (at allocations) and the
-  // memory is released once it says yes.
-  void release_when(std::function<bool()> is_free, std::vector<std::pair<uint64_t, size_t>> pieces);
-
-  // OK when `bytes` more could be taken by each of `ranks` ranks of this host, else kResource with
-  // both numbers.
-  static Status check_limits(size_t bytes, int ranks);
+  // Memory that peers may still read: `is_free` is asked now and then and the memory is released
+  // once it says yes.
+  void release_when(std::function<bool()> is_free, std::vector<std::pair<uint64_t, size_t>> pieces,
+                    bool is_lent = false);
 
   // Holds the life mutex on the calling thread; a thread that calls it must live as long as the
   // process (or call end_life before it ends).
@@ -50,7 +63,7 @@ class Arena {
   void end_life();
 
   // In a forked child: closes what it inherited. Nothing else works on this object there.
-  void close_descriptors() { memory_.close_descriptor(); }
+  void close_descriptors() { space_.memory().close_descriptor(); }
 
   // Bytes taken from the kernel so far, and those of them that are handed out.
   size_t resident_bytes() const;
@@ -58,7 +71,9 @@ class Arena {
 
  private:
   Arena() = default;
-  void sweep_locked();
+  Result<uint64_t> allocate_locked(size_t bytes);
+  Status full_locked() const;
+  void sweep_locked(size_t most);
   void release_locked(uint64_t offset, size_t bytes);
 
   struct Pending {
@@ -66,14 +81,33 @@ class Arena {
     std::vector<std::pair<uint64_t, size_t>> pieces;
   };
 
-  SealedMemory memory_;
+  BlockSpace space_;
   mutable std::mutex mutex_;
-  uint64_t next_ = 0;    // first byte never handed out
-  uint64_t backed_ = 0;  // bytes that fallocate has backed
-  uint64_t used_ = 0;    // bytes handed out, those that wait in pending_ included
-  std::map<size_t, std::vector<uint64_t>> free_;  // by size
+  size_t used_ = 0;                     // bytes handed out, those that wait in pending_ included
+  int lent_ = 0;                        // how often lend() is ahead of what came back
+  std::unordered_set<uint64_t> lines_;  // every page that ever held lines
+  std::vector<uint64_t> vacant_lines_;  // those of them that hold none
+  std::set<uint64_t> turns_;            // those that wait for lent memory, oldest first
+  uint64_t next_turn_ = 1;
   std::vector<Pending> pending_;
-  bool ended_ = false;  // its life has: nothing is released any more
+  size_t next_pending_ = 0;  // which of them is asked next
+  bool ended_ = false;       // its life has: nothing is released any more
+};
+
+// A place in the line of those who wait for lent memory, from its making to its end. Memory goes to
+// the oldest: ranks that make the same calls in the same order then hold memory for the same ones,
+// and do not each hold what the other's calls need.
+class Arena::Turn {
+ public:
+  explicit Turn(Arena& arena);
+  ~Turn();
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  friend class Arena;
+  Arena& arena_;
+  uint64_t number_;
 };
 
 }  // namespace dscomm

@@ -9,6 +9,8 @@
 #include <sstream>
 
 #include "core/base/log.h"
+#include "core/base/memory_limit.h"
+#include "core/base/memory_reservation.h"
 
 namespace dscomm {
 namespace {
@@ -108,6 +110,7 @@ class Former {
     DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? collect_cards() : fetch_roster());
     if (!prepared.ok()) return prepared;
     Status result = check_roster();
+    if (result.ok()) result = check_memory();
     if (result.ok()) result = attach_all();
     if (!result.ok()) return give_up(result);
     DSCOMM_RETURN_IF_ERROR(publish_report());
@@ -211,10 +214,7 @@ class Former {
         chunk, static_cast<uint64_t>(settings.one_shot_bytes),
         std::max(kLeastBuffers * chunk,
                  std::min<uint64_t>(settings.staging_bytes, room) / kPageBytes * kPageBytes)};
-    // All ranks reserve at once, so each looks whether there is room for all.
-    DSCOMM_RETURN_IF_ERROR(
-        Arena::check_limits(sizeof(GroupLines) + card->tuning.staging_bytes, request_.size));
-    Result<uint64_t> lines = party_.arena->allocate(sizeof(GroupLines));
+    Result<uint64_t> lines = party_.arena->allocate_lines();
     if (!lines.ok()) return lines.status();
     lines_offset_ = card->lines_offset = lines.value();
     Lines::set_up(*party_.arena, lines_offset_);
@@ -361,6 +361,25 @@ class Former {
     }
     formation_.wait_policy = WaitPolicy::choose(
         *party_.settings, static_cast<int>(cpu_lists.size()), usable_cores(cpu_lists, quota));
+  }
+
+  // Whether the first large calls of this host's ranks will find memory. Nothing is reserved: that
+  // is for whoever takes it.
+  Status check_memory() const {
+    const auto ranks =
+        static_cast<size_t>(std::count(formation_.hosts.begin(), formation_.hosts.end(),
+                                       formation_.hosts[static_cast<size_t>(request_.rank)]));
+    const size_t bytes = ranks * (sizeof(GroupLines) + formation_.tuning.staging_bytes);
+    const MemoryLimit limit = memory_limit();
+    if (static_cast<int64_t>(bytes) + MemoryReservation::spare_bytes(bytes) <=
+        limit.available_bytes)
+      return {};
+    return make_status(
+        Code::kResource,
+        "%zu %s on this host need %zu bytes of shared memory, but %s leaves %lld, as %s found; "
+        "give the job more memory or lower DSCOMM_STAGING_BYTES",
+        ranks, ranks == 1 ? "rank" : "ranks", bytes, limit.source.c_str(),
+        static_cast<long long>(limit.available_bytes), name_rank(request_.rank).c_str());
   }
 
   Status attach_all() {

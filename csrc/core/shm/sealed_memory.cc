@@ -10,6 +10,8 @@
 #include <cstring>
 #include <limits>
 
+#include "core/base/memory_reservation.h"
+
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -19,10 +21,6 @@
 
 namespace dscomm {
 namespace {
-
-Status system_error(const char* what) {
-  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
-}
 
 // MFD_NOEXEC_SEAL is required by some hosts and unknown to older kernels.
 int make_memfd(const char* name) {
@@ -55,14 +53,17 @@ Result<SealedMemory> SealedMemory::reserve(const char* name, size_t bytes) {
   return memory;
 }
 
-Status SealedMemory::back(uint64_t begin, uint64_t end) {
-  // In steps: a signal undoes the call that it interrupts.
+Status SealedMemory::back(uint64_t begin, uint64_t end, MemoryReservation* reservation) {
+  // In steps: a signal undoes the call that it interrupts, and what has been charged is no longer
+  // reserved.
   while (begin < end) {
     const uint64_t step = std::min<uint64_t>(end - begin, kBackingStep);
-    if (fallocate(fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(step)) == 0)
+    if (fallocate(fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(step)) == 0) {
       begin += step;
-    else if (errno != EINTR)
+      reservation->taken(step);
+    } else if (errno != EINTR) {
       return system_error("fallocate of shared memory");
+    }
   }
   return {};
 }

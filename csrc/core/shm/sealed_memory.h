@@ -13,6 +13,8 @@
 
 namespace dscomm {
 
+class MemoryReservation;
+
 class SealedMemory {
  public:
   SealedMemory() = default;
@@ -23,9 +25,9 @@ class SealedMemory {
   std::byte* data() const { return mapping_.data(); }
   size_t size() const { return mapping_.size(); }
 
-  // Takes memory for [begin, end). kResource where the kernel refuses; what a machine or cgroup can
-  // hold is for the caller to ask before (memory_limit()).
-  Status back(uint64_t begin, uint64_t end);
+  // Takes memory for [begin, end), which the caller has reserved. kResource where the kernel
+  // refuses all the same.
+  Status back(uint64_t begin, uint64_t end, MemoryReservation* reservation);
 
   // Maps what is backed before it is first used, as far as the kernel knows how: a page that is
   // mapped at its first touch costs the call that touches it about a microsecond.

@@ -44,10 +44,6 @@ Directory::Attached too_late() {
 // How long the service waits for the request of one that has connected: the others wait meanwhile.
 constexpr int kAnswerMs = 1000;
 
-Status system_error(const char* what) {
-  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
-}
-
 socklen_t fill(sockaddr_un* address, const ArenaId& token) {
   std::string name = abstract_name(token);
   *address = {};

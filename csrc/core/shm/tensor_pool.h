@@ -2,9 +2,9 @@
 // host can read them where they are.
 //
 // One SealedMemory, of which peers map all when groups first meet, so that a new tensor needs no
-// word to anybody. Memory is taken from the kernel as the pool grows, after the limits have been
-// read. A block that is freed is joined with its neighbours and used again, the smallest that fits
-// first; the kernel takes nothing back before the process ends (see SealedMemory).
+// word to anybody. Memory is taken from the kernel as the pool grows, after it has been reserved. A
+// block that is freed is joined with its neighbours and used again; the kernel takes nothing back
+// before the process ends (see SealedMemory).
 //
 // A forked child sees its parent's blocks as they were and go on to be, and what it writes there is
 // its own; it neither allocates from this pool nor gives back to it.
@@ -12,29 +12,30 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <unordered_map>
-#include <utility>
 
 #include "core/base/status.h"
-#include "core/shm/sealed_memory.h"
+#include "core/shm/block_space.h"
 
 namespace dscomm {
+
+class Topology;
 
 class TensorPool {
  public:
   // pool_bytes is address space, here and in every peer; less where this machine has less memory or
   // RLIMIT_FSIZE says so. kResource where RLIMIT_AS limits address space at all: it is needed for
-  // the arenas.
-  static Result<std::shared_ptr<TensorPool>> create(size_t pool_bytes);
+  // the arenas. With a topology, its memory is asked of the NUMA node to which this process is
+  // bound, where there is one.
+  static Result<std::shared_ptr<TensorPool>> create(size_t pool_bytes,
+                                                    const Topology* topology = nullptr);
 
-  int fd() const { return memory_.fd(); }
-  std::byte* data() const { return memory_.data(); }
-  size_t size() const { return memory_.size(); }
+  int fd() const { return space_.memory().fd(); }
+  std::byte* data() const { return space_.memory().data(); }
+  size_t size() const { return space_.memory().size(); }
 
   // At least `bytes` bytes at a page's boundary, zeroed or used before. kResource when the pool is
   // full or the machine has no more memory. Any thread.
@@ -59,17 +60,11 @@ class TensorPool {
 
  private:
   TensorPool() = default;
-  Status grow_locked(size_t bytes);
-  void add_free_locked(uint64_t offset, size_t bytes);
-  void remove_free_locked(std::map<uint64_t, size_t>::iterator block);
 
-  SealedMemory memory_;
+  BlockSpace space_;
   mutable std::mutex mutex_;
-  uint64_t backed_ = 0;                            // bytes that fallocate has backed
-  size_t used_ = 0;                                // bytes handed out
-  std::map<uint64_t, size_t> free_;                // offset: bytes; no two of them touch
-  std::set<std::pair<size_t, uint64_t>> by_size_;  // the same, as (bytes, offset)
-  std::unordered_map<uint64_t, size_t> blocks_;    // handed out, offset: bytes
+  size_t used_ = 0;                              // bytes handed out
+  std::unordered_map<uint64_t, size_t> blocks_;  // handed out, offset: bytes
   // Whether this is a child's copy of its parent's pool. Relaxed: set by the child's only thread.
   std::atomic<bool> inherited_{false};
 };

@@ -1,0 +1,9 @@
+#pragma once
+
+#include <cstddef>
+
+namespace dscomm {
+
+constexpr size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
+
+}  // namespace dscomm

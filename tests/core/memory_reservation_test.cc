@@ -1,0 +1,206 @@
+// MemoryReservation: of several processes that take memory at once, as many get some as a limit
+// holds; whoever dies gives back; nobody is held up for long.
+
+#include "core/base/memory_reservation.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/deadline.h"
+
+namespace dscomm::test {
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+
+// A machine with plenty of memory and a process in cgroup /job/rank, whose limits are files.
+class MemoryReservationTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    char folder[] = "/tmp/dscomm-limits-XXXXXX";
+    root_ = mkdtemp(folder);
+    write("proc/meminfo", "MemAvailable: 1048576 kB\n");
+    write("proc/self/cgroup", "0::/job/rank\n");
+    write("proc/self/ns/time", "");
+    set_limit("job", 100 * kMiB, 0);
+    std::filesystem::create_directories(root_ + "/cgroup/job/rank");
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  void write(const std::string& name, const std::string& text) {
+    const std::filesystem::path path = root_ + "/" + name;
+    std::filesystem::create_directories(path.parent_path());
+    // Whoever reads sees the old or the new.
+    std::ofstream(path.string() + ".new") << text;
+    std::filesystem::rename(path.string() + ".new", path);
+  }
+  void set_limit(const std::string& cgroup, size_t most, size_t used) {
+    write("cgroup/" + cgroup + "/memory.max", std::to_string(most) + "\n");
+    write("cgroup/" + cgroup + "/memory.current", std::to_string(used) + "\n");
+  }
+  Result<MemoryReservation> make(size_t bytes) {
+    return MemoryReservation::make(bytes, root_ + "/proc", root_ + "/cgroup");
+  }
+
+  std::string root_;
+};
+
+TEST_F(MemoryReservationTest, RefusesMoreThanALimitLeavesAndNamesIt) {
+  Result<MemoryReservation> refused = make(100 * kMiB);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kResource);
+  EXPECT_EQ(refused.status().message(),
+            "cgroup memory.max of /job leaves 104857600 bytes, and 104857600 more are needed");
+  EXPECT_TRUE(make(80 * kMiB).ok());
+}
+
+TEST_F(MemoryReservationTest, TwoReservationsDoNotCountOnTheSameMemory) {
+  Result<MemoryReservation> first = make(50 * kMiB);
+  ASSERT_TRUE(first.ok());
+  std::atomic<bool> has_second{false};
+  std::thread other([&] {
+    Result<MemoryReservation> second = make(50 * kMiB);
+    EXPECT_TRUE(second.ok()) << second.status().message();
+    has_second = true;
+  });
+  // While the first takes what it has reserved, the second waits.
+  for (int step = 0; step < 12; ++step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_FALSE(has_second);
+    first.value().taken(kMiB);
+  }
+  {
+    // It takes no more after all, and nothing was charged.
+    const MemoryReservation given_back = std::move(first).value();
+  }
+  other.join();
+}
+
+TEST_F(MemoryReservationTest, WhatIsChargedIsLeftToNobodyElse) {
+  Result<MemoryReservation> first = make(50 * kMiB);
+  ASSERT_TRUE(first.ok());
+  set_limit("job", 100 * kMiB, 50 * kMiB);
+  first.value().taken(50 * kMiB);
+  EXPECT_FALSE(make(50 * kMiB).ok());
+  EXPECT_TRUE(make(30 * kMiB).ok());
+}
+
+// The same limit seen from two cgroups below it, by processes.
+TEST_F(MemoryReservationTest, ProcessesOfOtherCgroupsCountUnderTheSameLimit) {
+  std::filesystem::create_directories(root_ + "/cgroup/job/other");
+  int started[2], done[2];
+  ASSERT_EQ(pipe(started), 0);
+  ASSERT_EQ(pipe(done), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    write("proc/self/cgroup", "0::/job/other\n");
+    Result<MemoryReservation> taken = make(60 * kMiB);
+    const char ok = taken.ok() ? 1 : 0;
+    if (::write(started[1], &ok, 1) != 1) _exit(1);
+    char end = 0;
+    _exit(read(done[0], &end, 1) == 1 ? 0 : 1);
+  }
+  char ok = 0;
+  ASSERT_EQ(read(started[0], &ok, 1), 1);
+  EXPECT_EQ(ok, 1);
+  write("proc/self/cgroup", "0::/job/rank\n");
+  EXPECT_TRUE(make(20 * kMiB).ok());
+  // Its death gives back what it had reserved: until then this waits.
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    kill(child, SIGKILL);
+  });
+  Result<MemoryReservation> after = make(60 * kMiB);
+  killer.join();
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(after.ok()) << after.status().message();
+  for (int fd : {started[0], started[1], done[0], done[1]}) close(fd);
+}
+
+TEST_F(MemoryReservationTest, OfManyThreadsAsManyGetMemoryAsThereIs) {
+  for (int round = 0; round < 20; ++round) {
+    constexpr int kThreads = 8;
+    set_limit("job", 100 * kMiB, 0);
+    std::atomic<int> ready{0}, granted{0};
+    std::atomic<bool> charged{false};
+    std::vector<std::thread> threads;
+    for (int k = 0; k < kThreads; ++k)
+      threads.emplace_back([&] {
+        ++ready;
+        while (ready < kThreads) std::this_thread::yield();
+        Result<MemoryReservation> mine = make(40 * kMiB);
+        if (!mine.ok()) return;
+        // As a kernel that charges: the second of two leaves nothing for the rest.
+        if (++granted == 2) {
+          set_limit("job", 100 * kMiB, 80 * kMiB);
+          charged = true;
+        }
+        while (!charged) std::this_thread::yield();
+      });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(granted, 2);
+  }
+}
+
+TEST_F(MemoryReservationTest, AStuckLockHoldsNobodyUp) {
+  const int holder = open((root_ + "/cgroup/job").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(flock(holder, LOCK_EX), 0);
+  Result<MemoryReservation> first = make(40 * kMiB);
+  EXPECT_TRUE(first.ok()) << first.status().message();
+  // It is not waited for each time; and what others announce still counts.
+  const int64_t began_ns = monotonic_ns();
+  Result<MemoryReservation> second = make(40 * kMiB);
+  EXPECT_TRUE(second.ok()) << second.status().message();
+  EXPECT_LT(monotonic_ns() - began_ns,
+            std::chrono::nanoseconds(MemoryReservation::kLongestWait).count());
+  close(holder);
+}
+
+TEST_F(MemoryReservationTest, AnAnnouncementThatDoesNotChangeIsIgnored) {
+  Result<MemoryReservation> stopped = make(80 * kMiB);
+  ASSERT_TRUE(stopped.ok());
+  Result<MemoryReservation> other = make(80 * kMiB);
+  EXPECT_TRUE(other.ok()) << other.status().message();
+}
+
+// All of the ledger, in a lock without an end and in thousands of small ones.
+TEST_F(MemoryReservationTest, AHostileLedgerHoldsNobodyUp) {
+  const int holder = open((root_ + "/cgroup/job").c_str(), O_RDONLY | O_CLOEXEC);
+  for (int k = 0; k < 3000; ++k) {
+    struct flock lock = {};
+    lock.l_type = F_RDLCK;
+    lock.l_start = 2 * k;
+    lock.l_len = k == 2999 ? 0 : 1;
+    ASSERT_EQ(fcntl(holder, F_OFD_SETLK, &lock), 0);
+  }
+  EXPECT_TRUE(make(40 * kMiB).ok());
+  close(holder);
+}
+
+TEST_F(MemoryReservationTest, WithoutAPathThatCanBeLockedLimitsAreStillRead) {
+  std::filesystem::remove(root_ + "/proc/self/ns/time");
+  write("proc/meminfo", "MemAvailable: 51200 kB\n");
+  EXPECT_FALSE(make(60 * kMiB).ok());
+  EXPECT_TRUE(make(30 * kMiB).ok());
+}
+
+TEST(MemoryReservation, WorksOnThisMachine) {
+  Result<MemoryReservation> reservation = MemoryReservation::make(kMiB);
+  ASSERT_TRUE(reservation.ok()) << reservation.status().message();
+  reservation.value().taken(kMiB);
+}
+
+}  // namespace
+}  // namespace dscomm::test
