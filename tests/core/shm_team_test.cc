@@ -7,6 +7,7 @@
 
 #include <atomic>
 
+#include "core/base/memory_limit.h"
 #include "core/team/hierarchical_team.h"
 #include "shm_ranks.h"
 #include "team_reference.h"
@@ -471,6 +472,209 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
     ASSERT_TRUE(slab.ok());
     std::memset(party.arena->data() + slab.value(), 1, slab_bytes);
   });
+}
+
+// --- memory for what is staged
+
+// Staging of 1 MiB in an arena of 16, of which groups keep 4.
+Settings tight_settings() {
+  Settings settings;
+  settings.arena_bytes = 16 << 20;
+  settings.pool_bytes = 1 << 20;
+  settings.staging_bytes = 1 << 20;
+  settings.staging_chunk_bytes = 256 << 10;
+  return settings;
+}
+
+// Rank 0 broadcasts `bytes` bytes, `calls` times in each of `groups` groups. Rank 1 begins when
+// `reader_begins` returns.
+void broadcast_ahead(int groups, int calls, size_t bytes,
+                     const std::function<void()>& reader_begins,
+                     const std::function<void(Arena&)>& root_is_done) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, tight_settings());
+    std::vector<std::unique_ptr<ShmTeam>> teams;
+    for (int k = 0; k < groups; ++k)
+      teams.push_back(party.team(store, rank, 2, "group" + std::to_string(k)));
+    if (rank == 1) reader_begins();
+    for (int call = 0; call < calls; ++call)
+      for (int k = 0; k < groups; ++k) {
+        const auto value = static_cast<unsigned char>(7 * call + k);
+        std::vector<unsigned char> data(bytes, rank == 0 ? value : 255);
+        Status status = teams[static_cast<size_t>(k)]->broadcast(data.data(), data.size(),
+                                                                 DType::kUInt8, 0, within(60000));
+        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_EQ(data, std::vector<unsigned char>(bytes, value)) << call << " " << k;
+      }
+    if (rank == 0) root_is_done(*party.arena);
+    for (auto& team : teams) ASSERT_TRUE(team->barrier(within(60000)).ok());
+  });
+}
+
+TEST(StagingMemory, SmallCallsBeforeALateReaderTakeWhatTheyNeed) {
+  std::atomic<bool> is_done{false};
+  broadcast_ahead(
+      40, 8, 1024,
+      [&] {
+        while (!is_done) std::this_thread::sleep_for(milliseconds(1));
+      },
+      [&](Arena& arena) {
+        EXPECT_LT(arena.resident_bytes(), size_t{8 << 20});
+        is_done = true;
+      });
+}
+
+TEST(StagingMemory, CallsWaitForALateReaderWhenTheArenaIsFull) {
+  std::atomic<bool> has_begun{false};
+  broadcast_ahead(
+      40, 3, 600'000,
+      [&] {
+        std::this_thread::sleep_for(milliseconds(100));
+        has_begun = true;
+      },
+      [&](Arena&) { EXPECT_TRUE(has_begun); });
+}
+
+// Rank 0 fills its arena with what the others have still to read, until a call fails.
+Status outrun_readers(const CallOptions& options,
+                      const std::function<void(RankParty&)>& first_reader) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  Status failed;
+  std::atomic<bool> has_failed{false};
+  run_ranks(3, [&](int rank) {
+    RankParty party(registry, tight_settings());
+    std::vector<std::unique_ptr<ShmTeam>> teams;
+    for (int k = 0; k < 40; ++k)
+      teams.push_back(party.team(store, rank, 3, "group" + std::to_string(k)));
+    if (rank > 0) {
+      if (rank == 1) first_reader(party);
+      while (!has_failed) std::this_thread::sleep_for(milliseconds(1));
+      return;
+    }
+    std::vector<unsigned char> data(600'000);
+    for (size_t k = 0; k < teams.size() && failed.ok(); ++k)
+      failed = teams[k]->broadcast(data.data(), data.size(), DType::kUInt8, 0, options);
+    has_failed = true;
+  });
+  return failed;
+}
+
+TEST(StagingMemory, AFullArenaTimesOut) {
+  const Status status = outrun_readers(within(200), [](RankParty&) {});
+  EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
+  for (const char* part : {"timed out after 200 ms", "the arena of 16777216 bytes is full",
+                           "DSCOMM_ARENA_BYTES", "broadcast #1 of group"})
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+}
+
+// Rank 2 lives and reads nothing, so no memory comes back.
+TEST(StagingMemory, ADeathEndsTheWaitForMemory) {
+  const Status status = outrun_readers(within(60000), [](RankParty& party) {
+    std::this_thread::sleep_for(milliseconds(100));
+    party.directory->die();
+  });
+  EXPECT_EQ(status.code(), Code::kPeerDied) << status.message();
+  EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+}
+
+// Nothing is on its way back: waiting would not help.
+TEST(StagingMemory, AnArenaFullOfWhatStaysIsAnErrorAtOnce) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, tight_settings());
+    std::unique_ptr<ShmTeam> team = party.team(store, rank, 2);
+    ASSERT_TRUE(party.arena->allocate(15 << 20).ok());
+    std::vector<unsigned char> data(600'000);
+    const Status status =
+        team->broadcast(data.data(), data.size(), DType::kUInt8, 0, within(60000));
+    EXPECT_EQ(status.code(), Code::kResource) << status.message();
+    EXPECT_NE(status.message().find("raise DSCOMM_ARENA_BYTES"), std::string::npos)
+        << status.message();
+  });
+}
+
+TEST(Arena, JoinsWhatIsReleased) {
+  std::shared_ptr<Arena> arena = Arena::create(4 << 20).value();
+  const size_t sizes[] = {300 << 10, 100 << 10, 700 << 10};
+  std::vector<uint64_t> offsets;
+  for (size_t bytes : sizes) offsets.push_back(arena->allocate(bytes).value());
+  ASSERT_TRUE(arena->allocate(kPageBytes).ok());
+  for (size_t k : {size_t{0}, size_t{2}, size_t{1}}) arena->release(offsets[k], sizes[k]);
+  EXPECT_EQ(arena->allocate(1100 << 10).value(), offsets[0]);
+}
+
+// Members of a group that is gone may still look at its lines: they must not see other data there.
+TEST(Arena, APageThatHeldLinesHoldsNothingElse) {
+  std::shared_ptr<Arena> arena = Arena::create(4 << 20).value();
+  const uint64_t before = arena->allocate(kPageBytes).value();
+  const uint64_t lines = arena->allocate_lines().value();
+  const uint64_t after = arena->allocate(kPageBytes).value();
+  arena->release(before, kPageBytes);
+  arena->release(lines, sizeof(GroupLines));
+  arena->release(after, kPageBytes);
+  for (int k = 0; k < 3; ++k) EXPECT_NE(arena->allocate(kPageBytes).value(), lines);
+  EXPECT_EQ(arena->allocate_lines().value(), lines);
+}
+
+TEST(Arena, LentMemoryLeavesRoomForWhatStays) {
+  std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
+  std::vector<uint64_t> lent;
+  while (true) {
+    Result<uint64_t> offset = arena->lend(1 << 20);
+    if (!offset.ok()) break;
+    lent.push_back(offset.value());
+  }
+  EXPECT_EQ(lent.size(), 13u);
+  EXPECT_TRUE(arena->allocate(1 << 20).ok());
+  bool is_read = false;
+  for (uint64_t offset : lent)
+    arena->release_when([&] { return is_read; }, {{offset, 1 << 20}}, true);
+  EXPECT_FALSE(arena->lend(1 << 20).ok());
+  is_read = true;
+  EXPECT_TRUE(arena->lend(10 << 20).ok());
+}
+
+TEST(Arena, WhoWaitsForLentMemoryGetsItInTurn) {
+  std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
+  const uint64_t lent = arena->lend(10 << 20).value();
+  {
+    const Arena::Turn first(*arena), second(*arena);
+    EXPECT_FALSE(arena->lend(8 << 20, &first).ok());
+    // It would fit, and would keep the first waiting for ever.
+    EXPECT_FALSE(arena->lend(1 << 20, &second).ok());
+    EXPECT_FALSE(arena->lend(1 << 20).ok());
+    EXPECT_TRUE(arena->expects_memory(first));
+    arena->release_when([] { return true; }, {{lent, 10 << 20}}, true);
+    EXPECT_FALSE(arena->expects_memory(first));
+    EXPECT_TRUE(arena->expects_memory(second));
+    EXPECT_TRUE(arena->lend(8 << 20, &first).ok());
+  }
+  EXPECT_TRUE(arena->lend(1 << 20).ok());
+}
+
+TEST(Formation, MemoryIsAskedForTheRanksOfThisHost) {
+  for (bool same_host : {false, true}) {
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    Settings settings = small_settings();
+    // Room for one and not for four.
+    settings.staging_bytes = memory_limit().available_bytes / 3 / 4096 * 4096;
+    settings.arena_bytes = 4 * settings.staging_bytes + (1 << 20);
+    run_ranks(4, [&](int rank) {
+      RankParty party(registry, settings);
+      party.host_identity = same_host ? "one" : "host" + std::to_string(rank);
+      Result<Formation> formation = party.form(store, rank, 4);
+      EXPECT_EQ(formation.ok(), !same_host) << (formation.ok() ? "" : formation.status().message());
+      if (formation.ok()) return;
+      EXPECT_EQ(formation.status().code(), Code::kResource);
+      EXPECT_NE(formation.status().message().find("4 ranks on this host need"), std::string::npos)
+          << formation.status().message();
+    });
+  }
 }
 
 TEST(Formation, AMissingRankIsNamed) {

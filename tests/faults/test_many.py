@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import TORCH_2, Job, World
+from rank_processes import TORCH_2, Job, JobFailure, World
 from test_stopped import _counts
 from workloads import WORKLOADS, check_survivors, work_until_raised
 
@@ -203,3 +203,55 @@ def test_groups_alive(count: int) -> None:
             # preempted at its end is not there for the next group, so a loaded machine has more.
             assert after["threads"] <= before["threads"] + (1 if TORCH_2 else count // 4), text
             assert after["arena_bytes"] - before["arena_bytes"] <= 16384 * count + (1 << 20), text
+
+
+def _check(work: dist.Work | None, tensor: torch.Tensor, value: float) -> None:
+    if work is not None:
+        work.wait()
+    assert tensor.eq(value).all()
+
+
+def _outruns_a_reader(world: World, count: int, calls: int, elements: int, is_async: bool) -> None:
+    os.environ["DSCOMM_ARENA_BYTES"] = str(64 << 20)
+    world.init()
+    groups = [dist.new_group() for _ in range(count)]
+    dist.barrier()
+    if world.rank == 1:
+        world.say("ready")
+        world.hear()
+    called: list[tuple[dist.Work | None, torch.Tensor, float]] = []
+    for call in range(calls):
+        for number, group in enumerate(groups):
+            value = float(100 * call + number)
+            tensor = torch.full((elements,), value if world.rank == 0 else -1.0)
+            work = dist.broadcast(tensor, 0, group=group, async_op=is_async)
+            called.append((work, tensor, value))
+            if not is_async:
+                _check(*called.pop())
+    for call_made in called:
+        _check(*call_made)
+    world.say("called", arena_bytes=_usage()["arena_bytes"])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_small_calls_before_a_late_reader_take_what_they_need() -> None:
+    """Eight broadcasts of 1 KiB in each of 40 groups, all before the reader makes its first."""
+    with Job(2, _outruns_a_reader, 40, 8, 256, False) as job:
+        job.wait_for("called", [0])
+        job.tell("go", [1])
+        job.results()
+        called = job.first(0, "called")
+    # A quarter of the arena is what groups keep between calls.
+    assert called is not None and called.facts["arena_bytes"] < 24 << 20, called
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_large_calls_before_a_late_reader_wait_for_it(is_async: bool) -> None:
+    """More is sent than the arena holds: the sender waits, and goes on when the reader does."""
+    with Job(2, _outruns_a_reader, 40, 3, 400_000, is_async) as job:
+        job.wait_for("ready", [1])
+        with pytest.raises(JobFailure, match="did not say 'called'"):
+            job.wait_for("called", [0], limit_s=0.7)
+        job.tell("go", [1])
+        job.results()

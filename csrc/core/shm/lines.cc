@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <new>
+#include <thread>
 
 #include "core/base/futex.h"
 #include "core/base/log.h"
@@ -325,6 +327,47 @@ Status Lines::wait_acknowledged(int member, uint64_t word) {
   look_at_beacon(member);
   known_done_[k] =
       views_[k]->done.load(std::memory_order_acquire);  // pairs with acknowledge(), end()
+  return {};
+}
+
+Status Lines::ask_until(const std::function<bool()>& is_there, const std::string& what) {
+  constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{2000};
+  std::chrono::microseconds pause = kFirstPause;
+  while (!is_there()) {
+    DSCOMM_RETURN_IF_ERROR(failure());
+    if (composer_ != nullptr) {
+      if (Status whole = composer_->look(); !whole.ok()) {
+        abort(whole);
+        return failed();
+      }
+    }
+    const bool is_expired = deadline_.expired();
+    std::string late;
+    for (int member = 0; member < size(); ++member) {
+      if (member == rank_) continue;
+      const bool alive = peer(member).alive(), left = has_left(member);
+      // What it published before it went counts: looked at after that.
+      const bool has_posted = slot(member).posted.load(std::memory_order_acquire) >=
+                              progress(sequence_, 1);  // pairs with post()
+      if ((left || !alive) && !has_posted)
+        return fail(left ? Code::kPeerLeft : Code::kPeerDied,
+                    name_member(member) + (left ? " left the group" : " died or exited") +
+                        " before it made this call; look for its own error in its output");
+      const uint64_t done = views_[static_cast<size_t>(member)]->done.load(
+          std::memory_order_acquire);  // pairs with end()
+      if (is_expired && done < progress(sequence_, 0))
+        late += (late.empty() ? "" : ", ") + name_member(member);
+    }
+    if (is_expired)
+      return fail(Code::kTimeout,
+                  "timed out after " + std::to_string(deadline_.timeout_ms()) + " ms waiting for " +
+                      what + "; " +
+                      (late.empty() ? "ranks of other groups have not read what was sent to them"
+                                    : late + " has not finished the calls before this one") +
+                      "; if that is only slow, raise the timeout");
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
   return {};
 }
 

@@ -71,6 +71,9 @@ class Lines {
   // Until `member` has acknowledged, or finished, at least `word` (see progress()).
   Status wait_acknowledged(int member, uint64_t word);
   Status wait_all_acknowledged(uint64_t word);
+  // For what no word of a member tells: asks until it says yes, which the members' progress in
+  // whatever they do brings about. `what` is for the error, where the deadline passes first.
+  Status ask_until(const std::function<bool()>& is_there, const std::string& what);
   // Whether all are known to have; looks at no line.
   bool have_acknowledged(uint64_t word) const;
   Status end();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/round_up.h"
 #include "core/shm/copy.h"
 
 namespace dscomm {
@@ -10,6 +11,8 @@ namespace {
 // Groups keep their slabs between calls while less than this of the arena is handed out, and less
 // than a quarter of it.
 constexpr size_t kKeptBytes = 128 << 20;
+
+size_t kept_bytes(const Arena& arena) { return std::min(kKeptBytes, arena.size() / 4); }
 
 // Pieces of up to half a page take turns in the ring's first pages, one in each: a reader's core
 // fetches ahead within a page, and would take the lines of the next call from their writer.
@@ -27,26 +30,30 @@ constexpr size_t kSameCoreRingBytes = 256 << 10;
 constexpr size_t kOwnedNearBytes = 4096;
 constexpr size_t kOwnedFarBytes = kShortCopyBytes;
 
-size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
-
 }  // namespace
 
 Stage::Stage(std::shared_ptr<Arena> arena, Lines& lines, size_t ring_bytes)
     : arena_(std::move(arena)), lines_(lines), ring_bytes_(ring_bytes) {}
 
 Stage::~Stage() {
-  if (slab_offset_ != 0)
-    arena_->release_when(lines_.unread_later(), {{slab_offset_, slab_bytes()}});
+  if (slab_offset_ != 0) give_back_slab(lines_.unread_later());
 }
 
 size_t Stage::table_bytes() const {
   return round_up(static_cast<size_t>(lines_.size()) * sizeof(uint64_t), kPageBytes);
 }
 
-Status Stage::take_slab() {
-  Result<uint64_t> offset = arena_->allocate(slab_bytes());
-  if (!offset.ok()) return lines_.fail(offset.status().code(), offset.status().message());
-  slab_offset_ = offset.value();
+Status Stage::take_slab(size_t needed_bytes) {
+  const size_t kept = table_bytes() + ring_bytes_;
+  is_borrowed_ = true;
+  if (arena_->used_bytes() + kept <= kept_bytes(*arena_)) {
+    if (Result<uint64_t> offset = arena_->allocate(kept); offset.ok()) {
+      slab_offset_ = offset.value();
+      slab_ring_bytes_ = ring_bytes_;
+      is_borrowed_ = false;
+    }
+  }
+  if (is_borrowed_) DSCOMM_RETURN_IF_ERROR(borrow_slab(needed_bytes));
   data_ = arena_->data() + slab_offset_;
   // Nobody in this group has read it.
   earlier_.fill({});
@@ -55,20 +62,39 @@ Status Stage::take_slab() {
   return {};
 }
 
-void Stage::give_back_slab() {
-  arena_->release_when(lines_.unread_later(progress(lines_.sequence() + 1, 0)),
-                       {{slab_offset_, slab_bytes()}});
+Status Stage::borrow_slab(size_t needed_bytes) {
+  slab_ring_bytes_ = needed_bytes;
+  Result<uint64_t> offset = arena_->lend(slab_bytes());
+  if (!offset.ok()) {
+    // Those who read what others of this process have staged bring memory back. Where nothing is on
+    // its way, waiting does not help.
+    const Arena::Turn turn(*arena_);
+    const std::string refused = offset.status().message();
+    const auto is_over = [&] {
+      const bool is_expected = arena_->expects_memory(turn);
+      offset = arena_->lend(slab_bytes(), &turn);
+      return offset.ok() || !is_expected;
+    };
+    DSCOMM_RETURN_IF_ERROR(lines_.ask_until(is_over, "memory for what it sends (" + refused + ")"));
+  }
+  if (!offset.ok()) return lines_.fail(offset.status().code(), offset.status().message());
+  slab_offset_ = offset.value();
+  return {};
+}
+
+void Stage::give_back_slab(std::function<bool()> is_unread) {
+  arena_->release_when(std::move(is_unread), {{slab_offset_, slab_bytes()}}, is_borrowed_);
   slab_offset_ = 0;
   data_ = nullptr;
 }
 
 Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
-  if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab());
   buffer_bytes_ = round_up(std::max<size_t>(buffer_bytes, 1), kLineBytes);
   DSCOMM_CHECK(buffer_bytes_ * std::min(rounds, kLeastBuffers) <= ring_bytes_,
                "a call's buffers fit into the ring");
   buffers_ = static_cast<uint32_t>(std::min<size_t>(rounds, ring_bytes_ / buffer_bytes_));
   const size_t length = buffers_ * buffer_bytes_;
+  if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab(length));
   const size_t begin = next_begin(length);
   if (length <= kSmallPieceBytes)
     next_small_ = begin + kPageBytes;
@@ -87,11 +113,11 @@ Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
 
 size_t Stage::next_begin(size_t length) const {
   const bool is_small = length <= kSmallPieceBytes;
-  size_t walked_bytes = ring_bytes_;
+  size_t walked_bytes = slab_ring_bytes_;
   if (is_small)
-    walked_bytes = std::min(kSmallRingBytes, ring_bytes_);
+    walked_bytes = std::min(kSmallRingBytes, slab_ring_bytes_);
   else if (length <= kSameCoreRingBytes / 2 && lines_.distance().is_same_core())
-    walked_bytes = std::min(kSameCoreRingBytes, ring_bytes_);
+    walked_bytes = std::min(kSameCoreRingBytes, slab_ring_bytes_);
   const size_t next = is_small ? next_small_ : next_;
   return next + length <= walked_bytes ? next : 0;
 }
@@ -115,7 +141,7 @@ Status Stage::open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds) {
 }
 
 Status Stage::open_table() {
-  if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab());
+  if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab(0));
   open_nothing();
   lines_.own_slot().stage.table_offset = slab_offset_;
   return {};
@@ -180,7 +206,8 @@ Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in
 
 void Stage::close() {
   earlier_[piece_.sequence % kSlots] = piece_;
-  if (arena_->used_bytes() > std::min(kKeptBytes, arena_->size() / 4)) give_back_slab();
+  if (is_borrowed_ || arena_->used_bytes() > kept_bytes(*arena_))
+    give_back_slab(lines_.unread_later(progress(lines_.sequence() + 1, 0)));
 }
 
 Result<uint64_t*> Stage::fill_table() {

@@ -9,11 +9,14 @@
 // as do larger ones where the peers share it.
 //
 // The slab is taken from the arena at the first call that needs one. A group keeps it between calls
-// while the slabs of all groups are few; past that it gives it back after each call, as soon as its
-// readers are done, so that thousands of groups share what those in flight need.
+// while the slabs of all groups are few. Past that, a call borrows a slab that is as large as what
+// it stages, and it goes back as soon as its readers are done, so that thousands of groups share
+// what those in flight need. Where readers are so late that the arena is full of what they have
+// still to read, a call waits for them, as any sender does whose receiver is late.
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 
 #include "core/shm/lines.h"
@@ -74,10 +77,12 @@ class Stage {
 
   // Where in the ring a call that takes so many bytes begins.
   size_t next_begin(size_t length) const;
-  Status take_slab();
-  void give_back_slab();
+  // One whose ring has this call's needed_bytes at least.
+  Status take_slab(size_t needed_bytes);
+  Status borrow_slab(size_t needed_bytes);
+  void give_back_slab(std::function<bool()> is_unread);
   size_t table_bytes() const;
-  size_t slab_bytes() const { return table_bytes() + ring_bytes_; }
+  size_t slab_bytes() const { return table_bytes() + slab_ring_bytes_; }
   std::byte* ring() const { return data_ + table_bytes(); }
   uint64_t free_after(size_t begin, size_t end) const;
 
@@ -86,7 +91,9 @@ class Stage {
   const size_t ring_bytes_;
   uint64_t slab_offset_ = 0;  // 0: none yet (offset 0 is the arena's header)
   std::byte* data_ = nullptr;
-  Piece piece_;                       // of the call in progress
+  size_t slab_ring_bytes_ = 0;  // of the ring that it holds: ring_bytes_, or what one call needs
+  bool is_borrowed_ = false;    // for this call alone
+  Piece piece_;                 // of the call in progress
   size_t next_ = 0, next_small_ = 0;  // where the next call's piece begins, if it fits
   size_t buffer_bytes_ = 0;
   uint32_t buffers_ = 0;
