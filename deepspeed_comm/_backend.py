@@ -8,11 +8,13 @@ installation is said when the backend is first used.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import inspect
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -45,6 +47,8 @@ def _register() -> None:
     # A list: torch walks through a plain "cpu" letter by letter.
     devices = {"devices": ["cpu"]} if takes_devices else {}
     register_backend("dscomm", _create_backend, extended_api=True, **devices)
+    # So early, because exit handlers run in the opposite order: those of the program come first.
+    atexit.register(_end_calls)
     try:
         dist.register_rendezvous_handler("mpi", _rendezvous)
     except RuntimeError:
@@ -60,7 +64,52 @@ def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
 
 def _create_backend(distributed_backend_options: Any, pg_options: Any = None) -> Any:
     """Called by torch for each process group of this backend."""
-    return load_extension().create_backend(distributed_backend_options, pg_options)
+    native = load_extension()
+    _end_with_multiprocessing()
+    return native.create_backend(distributed_backend_options, pg_options)
+
+
+def _end_calls() -> None:
+    """The exit handler; see csrc/torch/exit.h."""
+    native = sys.modules.get("deepspeed_comm._C")
+    if native is not None:
+        native.end_calls(_unhandled_exception())
+
+
+_pid_of_finalizer = 0
+
+
+def _end_with_multiprocessing() -> None:
+    """Has a child of multiprocessing, which runs no exit handlers, end its groups all the same."""
+    global _pid_of_finalizer
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is None or multiprocessing.parent_process() is None:
+        return
+    if _pid_of_finalizer == os.getpid():
+        return
+    _pid_of_finalizer = os.getpid()
+    from multiprocessing import util
+
+    # After all others, among which may be calls.
+    util.Finalize(None, _end_child, exitpriority=-sys.maxsize)
+
+
+def _end_child() -> None:
+    native = sys.modules["deepspeed_comm._C"]
+    own = threading.current_thread()
+    others = [each for each in threading.enumerate() if each is not own and not each.daemon]
+    native.end_child(_unhandled_exception(), not others)
+
+
+def _unhandled_exception() -> str:
+    """The type of the exception that ends this process, "" where none is known to."""
+    error = sys.exc_info()[1]  # a child of multiprocessing is on its way out with it
+    if isinstance(error, SystemExit):
+        # torch.multiprocessing exits with a status out of its handler of the exception.
+        error = error.__context__ if error.code not in (None, 0) else None
+    elif error is None and not hasattr(sys, "ps1"):  # there every mistake is kept as the last one
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return type(error).__name__ if error is not None else ""
 
 
 def load_extension() -> ModuleType:

@@ -207,4 +207,4 @@ def _make_group(name: str, ranks: list[int], rank: int, kvs: Any) -> Any:
     options.group_size = len(ranks)
     options.global_ranks_in_group = ranks
     options.timeout = default_pg_timeout
-    return _backend.load_extension().create_backend(options)
+    return _backend._create_backend(options)

@@ -104,12 +104,20 @@ at::Tensor empty(const std::vector<int64_t>& size, const py::object& dtype) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");  // declares the base classes
 
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function(&end_groups, py::call_guard<py::gil_scoped_release>()));
+  // Destroyed when the interpreter clears its modules.
+  module.attr("_at_end") = py::capsule([] {
+    const py::gil_scoped_release without_gil;
+    leave_groups();
+  });
 
   module.attr("torch_version") = TORCH_VERSION;
   module.def("create_backend", &create_backend, py::arg("distributed_backend_options"),
              py::arg("pg_options") = py::none());
+  module.def("end_calls", &end_calls, py::call_guard<py::gil_scoped_release>(),
+             py::arg("exception"), "When the process ends; see csrc/torch/exit.h.");
+  module.def("end_child", &end_child, py::call_guard<py::gil_scoped_release>(),
+             py::arg("exception"), py::arg("is_alone"),
+             "When a child of multiprocessing ends; see csrc/torch/exit.h.");
   module.def("settings", &settings, "The table of DSCOMM_* settings: a dict for each.");
   module.def("reduce_target", &reduce_target_name,
              "The instruction set that reductions run on here.");

@@ -117,6 +117,7 @@ bool DscommWork::wait(std::chrono::milliseconds timeout) {
   if (!operation_->done())
     std::rethrow_exception(to_exception(status, describe_call(title_, *group_)));
   complete();
+  settle_calls();
   if (std::exception_ptr error = c10d::Work::exception()) std::rethrow_exception(error);
   synchronize();
   return true;

@@ -96,5 +96,16 @@ TEST(Recorder, KeepsAsManyAsItHasEntries) {
   EXPECT_EQ(numbers_of(json, "id").back(), kEntries + 1);
 }
 
+TEST(Recorder, SequencesBeyond32BitsAreWhole) {
+  constexpr uint64_t kWrap = uint64_t{1} << 32;
+  Recorder recorder(4);
+  for (const uint64_t sequence : {kWrap - 2, kWrap - 1, kWrap, kWrap + 1})
+    recorder.started(send_of(1), sequence);
+  std::vector<uint64_t> sequences;
+  for (const RecordedOperation& operation : recorder.operations(kWrap + 1))
+    sequences.push_back(operation.sequence);
+  EXPECT_EQ(sequences, (std::vector<uint64_t>{kWrap - 2, kWrap - 1, kWrap, kWrap + 1}));
+}
+
 }  // namespace
 }  // namespace dscomm

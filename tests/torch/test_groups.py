@@ -367,7 +367,10 @@ def test_fork_after_init(ranks: RankSets) -> None:
 # One process imports torch and forks all the ranks, which is most of what this costs; each of them
 # then ends as a program does, with all that the interpreter does at its end.
 _EXIT_PROGRAM = """
-import atexit, os, sys, threading, time, torch, torch.distributed as dist
+import atexit, os, sys, threading, time
+at_end = []  # after all that dscomm does at exit, as it is registered before torch is imported
+atexit.register(lambda: [call() for call in at_end])
+import torch, torch.distributed as dist
 import deepspeed_comm
 
 folder, size = sys.argv[1], 2
@@ -391,7 +394,7 @@ errors = os.open(f"{folder}/{how}{rank}.txt", os.O_CREAT | os.O_WRONLY)
 os.dup2(errors, 2)
 ended = f"{folder}/ended-{how}"
 if rank == 0:
-    atexit.register(lambda: open(ended, "w").close())  # after what dscomm does at exit
+    at_end.append(lambda: open(ended, "w").close())
 store = dist.FileStore(f"{folder}/store-{how}", size)
 dist.init_process_group("dscomm", store=store, rank=rank, world_size=size)
 group = dist.new_group()

@@ -72,6 +72,11 @@
   TEXT(ifname, "DSCOMM_IFNAME", "",                                                               \
        "empty, or interfaces and networks (address/prefix), separated by commas",                 \
        "what joins the hosts; empty takes the networks that all of them are in")                  \
+  TEXT(flight_record_dir, "DSCOMM_FLIGHT_RECORD_DIR", "", "empty, or a folder",                   \
+       "where each rank writes its flight record, a JSON file, when one of its groups ends by a " \
+       "timeout, a mismatch, a death or another failure; empty writes none")                      \
+  TEXT(flight_record_signal, "DSCOMM_FLIGHT_RECORD_SIGNAL", "none", "none|SIGUSR2",               \
+       "a signal upon which a rank writes its flight record; needs DSCOMM_FLIGHT_RECORD_DIR")     \
   TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug", "what is logged to standard error")
 
 namespace dscomm {

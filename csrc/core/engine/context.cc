@@ -43,6 +43,7 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
                                                  const std::string& host) {
   std::shared_ptr<Context> context(new Context);
   context->settings_ = settings;
+  context->flight_record_ = std::make_unique<FlightRecord>(settings.flight_record_dir);
   context->made_in_pid_ = getpid();
   context->made_after_forks_ = fork_count.load(std::memory_order_relaxed);
   Result<std::unique_ptr<Topology>> topology = Topology::load(settings.topology);
@@ -92,9 +93,16 @@ Result<std::shared_ptr<Context>> Context::process() {
   Result<Settings> settings = Settings::from_environment();
   if (!settings.ok()) return settings.status();
   set_log_level(settings.value().debug);
+  const bool on_signal = settings.value().flight_record_signal != "none";
+  if (on_signal && settings.value().flight_record_dir.empty())
+    return make_status(Code::kInvalidArgument,
+                       "DSCOMM_FLIGHT_RECORD_SIGNAL=%s: expected DSCOMM_FLIGHT_RECORD_DIR as well",
+                       settings.value().flight_record_signal.c_str());
   Result<std::shared_ptr<Context>> context =
       create(settings.value(), std::make_unique<SocketDirectory>());
   if (!context.ok()) return context;
+  if (on_signal)
+    DSCOMM_RETURN_IF_ERROR(FlightRecord::write_on_signal(context.value()->flight_record_.get()));
   process_context = new std::shared_ptr<Context>(context.value());
   return context;
 }
@@ -112,6 +120,7 @@ void Context::after_fork_in_child() {
     parents.point_to_point_->close_descriptors();
     if (parents.transport_ != nullptr) parents.transport_->close_descriptors();
   }
+  FlightRecord::after_fork_in_child();
   process_context = nullptr;
   process_mutex.unlock();
 }

@@ -10,6 +10,7 @@
 
 #include "core/base/settings.h"
 #include "core/base/status.h"
+#include "core/engine/flight_record.h"
 #include "core/shm/formation.h"
 #include "core/transport/load.h"
 #include "core/transport/transport.h"
@@ -48,6 +49,7 @@ class Context {
   FormationParty party() const;
   WorkerPool& workers() { return *workers_; }
   PointToPoint& point_to_point() { return *point_to_point_; }
+  FlightRecord& flight_record() { return *flight_record_; }
 
   // What carries groups between hosts: made at the first call, which is collective over the
   // members of the request. Later requests get the same, whose id they must have.
@@ -75,6 +77,7 @@ class Context {
   PeerAddress address_;
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<PointToPoint> point_to_point_;
+  std::unique_ptr<FlightRecord> flight_record_;
   std::string host_identity_;
   std::vector<std::string> networks_;
   TransportFactory make_transport_;

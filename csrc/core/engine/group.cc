@@ -66,6 +66,7 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Context> context,
   set_log_rank(known.global_ranks.empty() ? known.rank
                                           : known.global_ranks[static_cast<size_t>(known.rank)]);
   DSCOMM_RETURN_IF_ERROR(group->form(std::move(store)));
+  group->context_->flight_record().add(group);
   log_line(LogLevel::kInfo, "group '%s' of %d ranks: %s; %s", group->name().c_str(), group->size(),
            group->team_->describe().c_str(), group->context_->topology().describe().c_str());
   return group;
@@ -419,10 +420,45 @@ Status Group::refuse_locked() const {
   if (has_state(kClosed))
     return Status(Code::kInvalidArgument,
                   "group '" + options_.name + "' has been destroyed on this rank");
+  if (has_state(kExiting) && exit_thread_ != std::this_thread::get_id())
+    return Status(Code::kInvalidArgument,
+                  "this process is ending, and group '" + options_.name +
+                      "' takes calls of the thread that runs its exit handlers alone");
   return {};
 }
 
 Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
+  Status status = execute_body(body, timeout);
+  if (!status.ok()) [[unlikely]]
+    record_failure(status);
+  return status;
+}
+
+// Once, for what ended the group; what its user ended is no failure.
+void Group::record_failure(const Status& status) {
+  if (!context_->flight_record().enabled() || status.code() == Code::kInvalidArgument ||
+      status.code() == Code::kUnsupported || status.code() == Code::kAborted ||
+      failure_recorded_.exchange(true))
+    return;
+  context_->flight_record().write_after_failure("group '" + options_.name +
+                                                "': " + status.message());
+}
+
+bool Group::tell(GroupRecord* record) const {
+  if (!context_->check_process().ok()) return false;
+  record->name = options_.name;
+  record->rank = options_.rank;
+  record->global_ranks = options_.global_ranks;
+  if (record->global_ranks.empty())
+    for (int rank = 0; rank < options_.size; ++rank) record->global_ranks.push_back(rank);
+  record->timeout_ms = timeout().count();
+  record->called = sequence();
+  record->failure = failure();
+  record->operations = recorder_.operations(record->called);
+  return !has_state(kClosed) || failure_recorded_;
+}
+
+Status Group::execute_body(const Body& body, std::chrono::milliseconds timeout) {
   CallOptions options{Deadline::after(timeout.count() > 0 ? timeout : this->timeout())};
   // The body is the glue's: what it throws must not cross a thread.
   try {
@@ -451,7 +487,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
     // end_running_locked().
   } while (!state_.compare_exchange_weak(state, running, std::memory_order_acquire,
                                          std::memory_order_relaxed));
-  uint64_t ticket = recorder_.started(info);
+  uint64_t ticket = recorder_.started(info, running / kOneCall);
   Status status = execute(body, timeout);
   recorder_.finished(ticket, status.ok());
   state = running;
@@ -479,18 +515,21 @@ void Group::end_running_locked() {
 OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::milliseconds timeout) {
   std::shared_ptr<Queued> operation;
   Status scheduled;
+  bool exiting = false;
   {
     std::lock_guard lock(mutex_);
     if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);
+    const uint64_t sequence = state_.fetch_add(kOneCall) / kOneCall + 1;
     operation = std::make_shared<Queued>(shared_from_this(), std::move(body), timeout,
-                                         recorder_.queued(info));
+                                         recorder_.queued(info, sequence));
     queue_.push_back(operation);
-    state_.fetch_add(kOneCall);
     state_.fetch_or(kQueued);
-    scheduled = schedule_locked();
+    exiting = has_state(kExiting);
+    if (!exiting) scheduled = schedule_locked();
     if (!scheduled.ok()) end_locked(scheduled);
   }
-  if (!scheduled.ok()) drain(nullptr);  // fails them all, now that the group has ended
+  // Fails them all, where the group has ended.
+  if (!scheduled.ok() || exiting) drain(nullptr);
   return operation;
 }
 
@@ -600,6 +639,7 @@ OperationPtr Group::start_message(const OperationInfo& info, Start start,
       start(context_->point_to_point(), timeout.count() > 0 ? timeout : this->timeout());
   operation->when_done([self = shared_from_this(), ticket](const Status& status) {
     self->recorder_.finished(ticket, status.ok());
+    if (!status.ok()) self->record_failure(status);
   });
   return operation;
 }
@@ -635,6 +675,20 @@ void Group::abort(const std::string& reason) {
 void Group::end_locked(const Status& cause) {
   if (team_) team_->abort(cause);
   if (flat_) flat_->abort(cause);
+}
+
+void Group::note_end(const std::string& exception) {
+  if (!context_->check_process().ok()) return;
+  std::lock_guard lock(mutex_);
+  if (team_) team_->note_end(exception);
+  if (flat_) flat_->note_end(exception);
+}
+
+void Group::begin_exit() {
+  if (!context_->check_process().ok()) return;
+  std::lock_guard lock(mutex_);
+  exit_thread_ = std::this_thread::get_id();
+  state_.fetch_or(kExiting);
 }
 
 void Group::shutdown() {

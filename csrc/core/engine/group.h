@@ -14,11 +14,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/base/operation.h"
 #include "core/base/status.h"
 #include "core/base/store.h"
+#include "core/engine/flight_record.h"
 #include "core/engine/recorder.h"
 #include "core/team/team.h"
 
@@ -40,7 +42,7 @@ struct GroupOptions {
   std::chrono::milliseconds timeout{0};
 };
 
-class Group : public std::enable_shared_from_this<Group> {
+class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
  public:
   // Straight-line code over the Team. The deadline in `options` starts when the body does.
   using Body = std::function<Status(Team& team, const CallOptions& options)>;
@@ -51,7 +53,7 @@ class Group : public std::enable_shared_from_this<Group> {
                                                std::shared_ptr<Store> store, GroupOptions options);
   // In place of create(), by a rank whose Context failed: the other members raise `cause` soon.
   static void decline(Store& store, const GroupOptions& options, const Status& cause);
-  ~Group();
+  ~Group() override;
 
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
@@ -99,11 +101,20 @@ class Group : public std::enable_shared_from_this<Group> {
   // Ends the group for every member, from any thread; pending operations fail with the first cause.
   void abort(const std::string& reason);
 
+  // Says to the other members that this process is about to end without having left the group, for
+  // an unhandled exception of that type or, where it is empty, for none that is known. Calls still
+  // work.
+  void note_end(const std::string& exception);
+  // The process ends, on this thread: from now on calls of this thread alone are accepted, and an
+  // asynchronous one runs before start() returns, as no other thread may touch Python any more.
+  void begin_exit();
+
   // Leaves the group: lets what is queued finish (under its deadlines), then refuses later calls.
   // Not collective. Idempotent. Any thread but one that runs a call of this group.
   void shutdown();
 
   std::string flight_record_json() const { return recorder_.json(); }
+  bool tell(GroupRecord* record) const override;
 
  private:
   class Queued;   // an Operation of the queue
@@ -119,18 +130,21 @@ class Group : public std::enable_shared_from_this<Group> {
   // where no bit is set, and where kRunning alone is; so with mutex_ held a word that has one of
   // the others does not change.
   enum StateBit : uint64_t {
-    kRunning = 1,  // some thread runs the Team
-    kQueued = 2,   // the queue is not empty
-    kClosed = 4,   // shutdown() was called
-    kWatched = 8,  // somebody waits for idle_
+    kRunning = 1,   // some thread runs the Team
+    kQueued = 2,    // the queue is not empty
+    kClosed = 4,    // shutdown() was called
+    kWatched = 8,   // somebody waits for idle_
+    kExiting = 16,  // begin_exit() was called
   };
-  static constexpr uint64_t kOneCall = 16;
+  static constexpr uint64_t kOneCall = 32;
   Status refuse_locked() const;
   bool has_state(StateBit bit) const { return (state_.load() & bit) != 0; }
   bool begin_running_locked() { return (state_.fetch_or(kRunning) & kRunning) == 0; }
   void end_running_locked();
   void drain(const Operation* until, bool was_scheduled = false);
   Status execute(const Body& body, std::chrono::milliseconds timeout);
+  Status execute_body(const Body& body, std::chrono::milliseconds timeout);
+  void record_failure(const Status& status);
   Status schedule_locked();
   void end_locked(const Status& cause);
   template <typename Start>
@@ -148,12 +162,14 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<PointToPointGroup> point_to_point_;
   uint32_t message_port_ = 0;  // 0: none
   Recorder recorder_;
+  std::atomic<bool> failure_recorded_{false};  // the flight record was written for it
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;  // a runner has ended; told only if kClosed or kWatched is set
   int watchers_ = 0;              // threads in idle_within()
   std::deque<std::shared_ptr<Queued>> queue_;
-  bool scheduled_ = false;  // a worker has been asked for
+  bool scheduled_ = false;       // a worker has been asked for
+  std::thread::id exit_thread_;  // set with kExiting
   std::atomic<uint64_t> state_{0};
   std::atomic<int64_t> timeout_ms_;
 };

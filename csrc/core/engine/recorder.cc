@@ -33,7 +33,9 @@ int64_t ticks() { return counter_counts_time() ? static_cast<int64_t>(__rdtsc())
 int64_t ticks() { return monotonic_ns(); }
 #endif
 
-const char* state_name(OperationState state) {
+}  // namespace
+
+const char* operation_state_name(OperationState state) {
   switch (state) {
     case OperationState::kQueued:
       return "queued";
@@ -46,8 +48,6 @@ const char* state_name(OperationState state) {
   }
   return "unknown";
 }
-
-}  // namespace
 
 // The thread may be taken off its core between two clocks: of some tries, the shortest.
 Recorder::Moment Recorder::read_clocks() {
@@ -64,7 +64,7 @@ Recorder::Moment Recorder::read_clocks() {
   return best;
 }
 
-uint64_t Recorder::write(const OperationInfo& info, OperationState state) {
+uint64_t Recorder::write(const OperationInfo& info, uint64_t sequence, OperationState state) {
   if (ring_.empty()) return 0;
   const int64_t now = ticks();
   const uint64_t ticket = last_ticket_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -86,6 +86,7 @@ uint64_t Recorder::write(const OperationInfo& info, OperationState state) {
   entry.op.store(info.op, release);
   entry.has_op.store(info.has_op, release);
   entry.asynchronous.store(info.asynchronous, release);
+  entry.sequence.store(static_cast<uint32_t>(sequence), release);
   entry.stamp.store(stamp_of(ticket, state), release);
   return ticket;
 }
@@ -104,12 +105,12 @@ void Recorder::change(uint64_t ticket, OperationState from, OperationState to,
                                       std::memory_order_relaxed);
 }
 
-uint64_t Recorder::queued(const OperationInfo& info) {
-  return write(info, OperationState::kQueued);
+uint64_t Recorder::queued(const OperationInfo& info, uint64_t sequence) {
+  return write(info, sequence, OperationState::kQueued);
 }
 
-uint64_t Recorder::started(const OperationInfo& info) {
-  return write(info, OperationState::kRunning);
+uint64_t Recorder::started(const OperationInfo& info, uint64_t sequence) {
+  return write(info, sequence, OperationState::kRunning);
 }
 
 void Recorder::running(uint64_t ticket) {
@@ -142,21 +143,21 @@ Recorder::Record Recorder::read(uint64_t ticket) const {
   record.info.op = entry.op.load(acquire);
   record.info.has_op = entry.has_op.load(acquire);
   record.info.asynchronous = entry.asynchronous.load(acquire);
+  record.sequence = entry.sequence.load(acquire);
   if (ticket_of(entry.stamp.load(std::memory_order_relaxed)) != ticket) return {};
   return record;
 }
 
-std::string Recorder::json() const {
+std::vector<RecordedOperation> Recorder::operations(uint64_t last_sequence) const {
   const Moment now = read_clocks();
   const double tick_ns = static_cast<double>(now.monotonic_ns - made_.monotonic_ns) /
                          static_cast<double>(std::max<int64_t>(now.ticks - made_.ticks, 1));
   // By the wall clock of now, even if it was set meanwhile.
-  auto epoch_ns = [&](int64_t at) -> long long {
+  auto epoch_ns = [&](int64_t at) -> int64_t {
     if (at == 0) return 0;
     return now.wall_clock_ns - static_cast<int64_t>(static_cast<double>(now.ticks - at) * tick_ns);
   };
-  std::string text = "[";
-  // All are read before any is written out, the newest first: a busy group overwrites the others.
+  // The newest first: a busy group overwrites the others.
   const uint64_t last = last_ticket_.load(std::memory_order_relaxed);  // orders nothing
   const uint64_t first = last > ring_.size() ? last - ring_.size() + 1 : 1;
   std::vector<Record> records;
@@ -164,20 +165,40 @@ std::string Recorder::json() const {
   for (uint64_t ticket = last; ticket >= first && !ring_.empty(); --ticket)
     if (const Record record = read(ticket); record.stamp != kNeverWritten)
       records.push_back(record);
-  std::reverse(records.begin(), records.end());
-  for (const Record& entry : records) {
+  std::vector<RecordedOperation> operations(records.size());
+  std::transform(records.rbegin(), records.rend(), operations.begin(), [&](const Record& record) {
+    RecordedOperation operation;
+    operation.id = ticket_of(record.stamp);
+    // Its upper half is that of the last one, or one less.
+    const uint64_t behind = static_cast<uint32_t>(last_sequence) - record.sequence;
+    operation.sequence = last_sequence - (behind & UINT32_MAX);
+    operation.info = record.info;
+    operation.state = state_of(record.stamp);
+    operation.queued_ns = epoch_ns(record.queued);
+    operation.started_ns = epoch_ns(record.started);
+    operation.finished_ns = epoch_ns(record.finished);
+    return operation;
+  });
+  return operations;
+}
+
+std::string Recorder::json() const {
+  std::string text = "[";
+  for (const RecordedOperation& operation : operations()) {
+    const OperationInfo& info = operation.info;
     char line[512];
     std::snprintf(
         line, sizeof line,
         "%s{\"id\": %llu, \"title\": \"%s\", \"dtype\": \"%s\", \"op\": %s%s%s, \"count\": %lld, "
         "\"peer\": %d, \"tag\": %d, \"async\": %s, \"state\": \"%s\", \"queued_ns\": %lld, "
         "\"started_ns\": %lld, \"finished_ns\": %lld}",
-        text.size() > 1 ? ", " : "", static_cast<unsigned long long>(ticket_of(entry.stamp)),
-        entry.info.title, dtype_name(entry.info.dtype), entry.info.has_op ? "\"" : "",
-        entry.info.has_op ? reduce_op_name(entry.info.op) : "null", entry.info.has_op ? "\"" : "",
-        static_cast<long long>(entry.info.count), entry.info.peer, entry.info.tag,
-        entry.info.asynchronous ? "true" : "false", state_name(state_of(entry.stamp)),
-        epoch_ns(entry.queued), epoch_ns(entry.started), epoch_ns(entry.finished));
+        text.size() > 1 ? ", " : "", static_cast<unsigned long long>(operation.id), info.title,
+        dtype_name(info.dtype), info.has_op ? "\"" : "",
+        info.has_op ? reduce_op_name(info.op) : "null", info.has_op ? "\"" : "",
+        static_cast<long long>(info.count), info.peer, info.tag,
+        info.asynchronous ? "true" : "false", operation_state_name(operation.state),
+        static_cast<long long>(operation.queued_ns), static_cast<long long>(operation.started_ns),
+        static_cast<long long>(operation.finished_ns));
     text += line;
   }
   return text + "]";

@@ -26,20 +26,37 @@ struct OperationInfo {
 
 enum class OperationState : uint8_t { kQueued, kRunning, kCompleted, kFailed };
 
+const char* operation_state_name(OperationState state);
+
+// An operation as the recorder tells it. Times are ns since the epoch, 0 where they are still to
+// come.
+struct RecordedOperation {
+  uint64_t id = 0;        // from 1, among all operations of the recorder
+  uint64_t sequence = 0;  // as it was given
+  OperationInfo info;
+  OperationState state = OperationState::kQueued;
+  int64_t queued_ns = 0, started_ns = 0, finished_ns = 0;
+};
+
 class Recorder {
  public:
   explicit Recorder(size_t entries) : ring_(entries), made_(read_clocks()) {}
 
   // Returns the entry's ticket. Any thread. An operation whose entry is being written for another
-  // one, as many operations apart as there are entries, is not kept.
-  uint64_t queued(const OperationInfo& info);
-  uint64_t started(const OperationInfo& info);  // queued and running at once
+  // one, as many operations apart as there are entries, is not kept. `sequence` is the number of a
+  // collective among those of its group.
+  uint64_t queued(const OperationInfo& info, uint64_t sequence = 0);
+  // Queued and running at once.
+  uint64_t started(const OperationInfo& info, uint64_t sequence = 0);
   void running(uint64_t ticket);
   void finished(uint64_t ticket, bool ok);
 
-  // A JSON array, oldest first: id, title, dtype, op, count, peer, tag, async, state and the times
-  // at which it was queued, started and finished, in ns since the epoch (0: not yet). Any thread;
-  // an entry that is being overwritten is left out.
+  // Oldest first. Any thread; an entry that is being overwritten is left out. `last_sequence` is
+  // the highest one that was given so far, or a little more.
+  std::vector<RecordedOperation> operations(uint64_t last_sequence = 0) const;
+
+  // The same as a JSON array: id, title, dtype, op, count, peer, tag, async, state and the times
+  // at which it was queued, started and finished, in ns since the epoch (0: not yet).
   std::string json() const;
 
  private:
@@ -67,11 +84,14 @@ class Recorder {
     std::atomic<DType> dtype{};
     std::atomic<ReduceOp> op{};
     std::atomic<bool> has_op{false}, asynchronous{false};
+    std::atomic<uint32_t> sequence{0};  // its lower half, so that an entry is a cache line
   };
+  static_assert(sizeof(Entry) == 64);
   // What an entry says.
   struct Record {
     uint64_t stamp = kNeverWritten;
     OperationInfo info;
+    uint32_t sequence = 0;
     int64_t queued = 0, started = 0, finished = 0;
   };
   // The same moment by three clocks.
@@ -79,7 +99,7 @@ class Recorder {
     int64_t ticks, monotonic_ns, wall_clock_ns;
   };
   static Moment read_clocks();
-  uint64_t write(const OperationInfo& info, OperationState state);
+  uint64_t write(const OperationInfo& info, uint64_t sequence, OperationState state);
   void change(uint64_t ticket, OperationState from, OperationState to,
               std::atomic<int64_t> Entry::* time);
   Record read(uint64_t ticket) const;

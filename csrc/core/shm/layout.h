@@ -108,6 +108,9 @@ struct alignas(kLineBytes) Beacon {
   std::atomic<int64_t> written_ns;  // when the owner last wrote it, by CLOCK_MONOTONIC
 };
 
+// Room for the name of an exception's type.
+inline constexpr size_t kExceptionBytes = 64;
+
 // A rank's lines for one group.
 struct alignas(kPageBytes) GroupLines {
   // Of the group; another one means that the owner has reused the lines, hence left long ago.
@@ -115,6 +118,11 @@ struct alignas(kPageBytes) GroupLines {
   std::atomic<uint64_t> group_id;
   // 1 after the owner left the group. Release store; acquire loads in slow waits and sweeps.
   std::atomic<uint32_t> closed;
+  // 1 once the owner's process has begun to end without having left: it may still make calls, but
+  // when it is gone it was not killed. Release store after `exception` is written; acquire loads by
+  // members that find it gone.
+  std::atomic<uint32_t> ending;
+  char exception[kExceptionBytes];  // the type that ends it, or empty; ends with a zero
   // 1 after `abort` is written. seq_cst exchange; acquire loads at entry, at exit and in slow
   // waits.
   alignas(kLineBytes) std::atomic<uint32_t> aborted;

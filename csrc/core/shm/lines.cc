@@ -92,9 +92,10 @@ class Lines::MemberWatch final : public Watch {
       if (lines_.verified_[static_cast<size_t>(member)] < lines_.sequence_)
         DSCOMM_RETURN_IF_ERROR(lines_.verify(member, lines_.sequence_));
     const Peer& peer = lines_.peer(member_);
-    bool left = lines_.has_left(member_);
-    // The pidfd costs a system call: every eighth look is some 100 ms.
+    // The pidfd costs a system call: every eighth look is some 100 ms. Life first: it leaves before
+    // it dies.
     bool alive = peer.alive(++looks_ % 8 == 0);
+    bool left = lines_.has_left(member_);
     if (!left && alive) return lines_.is_overtime() ? lines_.timed_out(member_) : Status();
     // What it published before it went counts: the acquire load above came after its last store.
     if (word_.load(std::memory_order_acquire) >= target_)
@@ -106,9 +107,10 @@ class Lines::MemberWatch final : public Watch {
     std::string calls =
         reached > 1 ? "after " + std::to_string(reached - 1) + " calls" : "before its first call";
     if (left)
-      return lines_.fail(Code::kPeerLeft,
-                         lines_.name_member(member_) + " left the group " + calls +
-                             ", before it made this call; every rank must make the same calls");
+      return lines_.fail(Code::kPeerLeft, lines_.name_member(member_) + " " +
+                                              lines_.describe_leave(member_) + " " + calls +
+                                              ", before it made this call; " +
+                                              lines_.advise_on_leave(member_));
     return lines_.fail(Code::kPeerDied,
                        lines_.name_member(member_) + " died or exited " + calls +
                            ", without leaving the group; look for its own error, a signal or "
@@ -131,6 +133,7 @@ void Lines::set_up(Arena& arena, uint64_t offset) {
   auto* lines = reinterpret_cast<GroupLines*>(arena.data() + offset);
   lines->group_id.store(0, std::memory_order_release);  // pairs with has_left()
   lines->closed.store(0, std::memory_order_relaxed);
+  lines->ending.store(0, std::memory_order_relaxed);
   lines->aborted.store(0, std::memory_order_relaxed);
   lines->done.store(progress(1, 0), std::memory_order_relaxed);
   lines->sleepers.store(0, std::memory_order_relaxed);
@@ -539,11 +542,47 @@ void Lines::leave() {
   futex_wake_all(own_->done);
 }
 
+void Lines::note_end(const std::string& exception) {
+  std::lock_guard lock(failure_mutex_);
+  if (own_->ending.load(std::memory_order_relaxed) != 0) return;  // stored under the mutex alone
+  const size_t length = std::min(exception.size(), sizeof own_->exception - 1);
+  std::memcpy(own_->exception, exception.data(), length);
+  own_->exception[length] = '\0';
+  own_->ending.store(1, std::memory_order_release);  // pairs with has_left(), find_exception()
+}
+
 bool Lines::has_left(int member) const {
   const GroupLines& view = *views_[static_cast<size_t>(member)];
   // Acquire pairs with leave(), and with open() when the lines have been reused since.
   return view.closed.load(std::memory_order_acquire) != 0 ||
-         view.group_id.load(std::memory_order_acquire) != group_id_;
+         view.group_id.load(std::memory_order_acquire) != group_id_ ||
+         (view.ending.load(std::memory_order_acquire) != 0 && !peer(member).alive());
+}
+
+// The type of the exception by which a member's process ended; empty for none that is known, and
+// nothing where it has left the group before it ended.
+std::optional<std::string> Lines::find_exception(int member) const {
+  const GroupLines& view = *views_[static_cast<size_t>(member)];
+  if (view.ending.load(std::memory_order_acquire) == 0) return {};  // pairs with note_end()
+  std::string exception(view.exception, strnlen(view.exception, sizeof view.exception));
+  // Lines that were reused meanwhile are of another group.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (view.group_id.load(std::memory_order_relaxed) != group_id_) return {};
+  return exception;
+}
+
+std::string Lines::describe_leave(int member) const {
+  const std::optional<std::string> exception = find_exception(member);
+  if (!exception) return "left the group";
+  if (exception->empty()) return "ended without destroy_process_group()";
+  return "was ended by an unhandled " + *exception;
+}
+
+std::string Lines::advise_on_leave(int member) const {
+  const std::optional<std::string> exception = find_exception(member);
+  if (!exception) return "every rank must make the same calls";
+  if (exception->empty()) return "see its output for an error; every rank must make the same calls";
+  return "see its output for the traceback";
 }
 
 bool Lines::unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,

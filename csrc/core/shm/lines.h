@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -104,8 +105,14 @@ class Lines {
 
   // Says that this rank will call no more. Idempotent.
   void leave();
-  // Whether a member has said so. Any thread.
+  // Says that this rank's process is about to end without having left, for an unhandled exception
+  // of that type or, where it is empty, for none that is known. It may still call. Any thread.
+  void note_end(const std::string& exception);
+  // Whether a member has left, or its process has ended in order. Any thread.
   bool has_left(int member) const;
+  // How, of one that has: "left the group", "ended without destroy_process_group()", "was ended by
+  // an unhandled ValueError".
+  std::string describe_leave(int member) const;
   // A question to ask later, even after the Lines are gone: whether every other member has finished
   // `done_word`, left or died, so that nobody reads this rank's memory of that time any more.
   std::function<bool()> unread_later(uint64_t done_word = UINT64_MAX) const;
@@ -132,6 +139,8 @@ class Lines {
   Status timed_out(int member);
   bool is_overtime() const;
   Status failed() const;
+  std::optional<std::string> find_exception(int member) const;
+  std::string advise_on_leave(int member) const;
 
   std::shared_ptr<Arena> arena_;
   const uint64_t group_id_;

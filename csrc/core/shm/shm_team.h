@@ -67,8 +67,10 @@ class ShmTeam final : public Team {
   void abort(const Status& cause) override { lines_->abort(cause); }
   Status death() override { return lines_->death(); }
   Status failure() override { return lines_->failure(); }
+  void note_end(const std::string& exception) override { lines_->note_end(exception); }
 
   bool has_left(int member) const { return lines_->has_left(member); }
+  std::string describe_leave(int member) const { return lines_->describe_leave(member); }
   std::string name_member(int member) const { return lines_->name_member(member); }
 
  private:

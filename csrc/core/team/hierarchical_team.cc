@@ -153,6 +153,11 @@ void HierarchicalTeam::abort(const Status& cause) {
   for (Slice& slice : led_) slice.team->abort(first);
 }
 
+void HierarchicalTeam::note_end(const std::string& exception) {
+  if (inner_ != nullptr) inner_->note_end(exception);
+  for (Slice& slice : led_) slice.team->note_end(exception);
+}
+
 Status HierarchicalTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
   Status first = options_.heard ? options_.heard() : Status();

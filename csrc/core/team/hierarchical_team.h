@@ -125,6 +125,7 @@ class HierarchicalTeam final : public Team {
   Status failure() override;
   Status death() override;
   Status look() override;
+  void note_end(const std::string& exception) override;
 
  private:
   // An outer Team that this rank belongs to.

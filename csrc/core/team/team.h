@@ -129,6 +129,11 @@ class Team {
   // the same; death is not looked for. Any thread. Cheap.
   virtual Status failure() = 0;
 
+  // Says that the process of this rank is about to end without having left, for an unhandled
+  // exception of that type or, where it is empty, for none that is known. Later calls still work,
+  // until the process is gone. Any thread.
+  virtual void note_end(const std::string& exception) { (void)exception; }
+
   // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
 
   // Whether CallOptions::chunks is heeded.

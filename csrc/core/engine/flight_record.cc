@@ -1,0 +1,339 @@
+#include "core/engine/flight_record.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string_view>
+#include <thread>
+
+#include "core/base/deadline.h"
+#include "core/base/log.h"
+#include "core/base/owned.h"
+#include "core/base/thread.h"
+
+namespace dscomm {
+namespace {
+
+// Of the layout that torch 2.13 writes and reads.
+constexpr const char* kVersion = "2.10";
+// Of a file; the newest ones. Some 5 MB.
+constexpr size_t kMostOperations = 10'000;
+constexpr int64_t kLeastIntervalNs = 100'000'000;
+
+// Written by the handler of the signal; -1: nobody listens. Relaxed: set before the handler is, and
+// in the only thread of a forked child.
+std::atomic<int> wake_fd{-1};
+
+void on_signal(int) {
+  const int saved = errno;
+  const uint64_t one = 1;
+  const int fd = wake_fd.load(std::memory_order_relaxed);
+  // A full counter means that the thread is yet to look.
+  if (fd >= 0) [[maybe_unused]]
+    ssize_t written = ::write(fd, &one, sizeof one);
+  errno = saved;
+}
+
+bool is_own_handler() {
+  struct sigaction now = {};
+  return ::sigaction(SIGUSR2, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 &&
+         now.sa_handler == &on_signal;
+}
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char letter : text) {
+    if (letter == '"' || letter == '\\') {
+      out += '\\';
+      out += letter;
+    } else if (static_cast<unsigned char>(letter) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(letter));
+      out += escaped;
+    } else {
+      out += letter;
+    }
+  }
+  return out + '"';
+}
+
+// What torch's analyser calls an operation, and how many elements go in and come out for each that
+// the recorder has counted.
+struct Kind {
+  const char* name;
+  bool gathers = false;   // comes out once for each rank
+  bool scatters = false;  // and the other way round
+};
+
+Kind kind_of(std::string_view title) {
+  if (title == "all_reduce_caching") return {"all_reduce"};
+  if (title == "all_reduce_coalesced") return {"allreduce_coalesced"};
+  if (title == "all_gather") return {"all_gather", true};
+  if (title == "all_gather_into_tensor") return {"_all_gather_base", true};
+  if (title == "all_gather_coalesced") return {"ALLGATHER_coalesced", true};
+  if (title == "all_gather_into_tensor_coalesced")
+    return {"all_gather_into_tensor_coalesced", true};
+  if (title == "reduce_scatter") return {"reduce_scatter", false, true};
+  if (title == "reduce_scatter_tensor") return {"_reduce_scatter_base", false, true};
+  if (title == "reduce_scatter_tensor_coalesced")
+    return {"reduce_scatter_tensor_coalesced", false, true};
+  if (title == "gather") return {"gather", true};
+  for (const char* same :
+       {"all_reduce", "broadcast", "reduce", "scatter", "all_to_all", "all_to_all_single"})
+    if (title == same) return {same};
+  return {"barrier"};
+}
+
+bool is_message(const RecordedOperation& operation) {
+  const std::string_view title = operation.info.title;
+  return title == "send" || title == "recv" || title == "recvAnySource";
+}
+
+std::string own_facts(const RecordedOperation& operation) {
+  char text[256];
+  const OperationInfo& info = operation.info;
+  std::snprintf(text, sizeof text,
+                "\"dscomm\": {\"title\": \"%s\", \"op\": %s%s%s, \"peer\": %d, \"tag\": %d, "
+                "\"async\": %s, \"state\": \"%s\"}",
+                info.title, info.has_op ? "\"" : "", info.has_op ? reduce_op_name(info.op) : "null",
+                info.has_op ? "\"" : "", info.peer, info.tag, info.asynchronous ? "true" : "false",
+                operation_state_name(operation.state));
+  return text;
+}
+
+std::string time_or_null(int64_t at_ns) { return at_ns == 0 ? "null" : std::to_string(at_ns); }
+
+// An operation as torch's flight recorder has it.
+std::string entry_text(const GroupRecord& group, const RecordedOperation& operation,
+                       size_t group_index, size_t record_id) {
+  const OperationInfo& info = operation.info;
+  const Kind kind = kind_of(info.title);
+  const auto size = static_cast<int64_t>(std::max<size_t>(group.global_ranks.size(), 1));
+  const int64_t out = kind.gathers    ? info.count * size
+                      : kind.scatters ? info.count / size
+                                      : info.count;
+  // The others know no failure: what failed has not been completed.
+  const bool is_done = operation.state == OperationState::kCompleted;
+  const bool has_begun = operation.state != OperationState::kQueued;
+  const char* state = is_done ? "completed" : has_begun ? "started" : "scheduled";
+  char text[1024];
+  std::snprintf(text, sizeof text,
+                "{\"record_id\": %zu, \"pg_id\": %zu, \"process_group\": [%s, \"undefined\"], "
+                "\"collective_seq_id\": %llu, \"p2p_seq_id\": 0, \"op_id\": %llu, "
+                "\"profiling_name\": \"gloo:%s\", \"time_created_ns\": %lld, "
+                "\"input_sizes\": [[%lld]], \"input_dtypes\": [\"%s\"], "
+                "\"output_sizes\": [[%lld]], \"output_dtypes\": [\"%s\"], \"state\": \"%s\", "
+                "\"time_discovered_started_ns\": %s, \"time_discovered_completed_ns\": %s, "
+                "\"retired\": %s, \"timeout_ms\": %lld, \"is_p2p\": false, \"frames\": [], %s}",
+                record_id, group_index, quoted(group.name).c_str(),
+                static_cast<unsigned long long>(operation.sequence),
+                static_cast<unsigned long long>(operation.id), kind.name,
+                static_cast<long long>(operation.queued_ns), static_cast<long long>(info.count),
+                dtype_name(info.dtype), static_cast<long long>(out), dtype_name(info.dtype), state,
+                time_or_null(has_begun ? operation.started_ns : 0).c_str(),
+                time_or_null(is_done ? operation.finished_ns : 0).c_str(),
+                is_done ? "true" : "false", static_cast<long long>(group.timeout_ms),
+                own_facts(operation).c_str());
+  return text;
+}
+
+std::string message_text(const GroupRecord& group, const RecordedOperation& operation) {
+  char text[768];
+  std::snprintf(text, sizeof text,
+                "{\"process_group\": %s, \"count\": %lld, \"dtype\": \"%s\", "
+                "\"time_created_ns\": %lld, \"time_completed_ns\": %s, %s}",
+                quoted(group.name).c_str(), static_cast<long long>(operation.info.count),
+                dtype_name(operation.info.dtype), static_cast<long long>(operation.queued_ns),
+                time_or_null(operation.finished_ns).c_str(), own_facts(operation).c_str());
+  return text;
+}
+
+std::string ranks_text(const GroupRecord& group) {
+  std::string text;
+  for (int rank : group.global_ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return "[" + text + "]";
+}
+
+// Of the last collectives: queued, begun, completed.
+std::string progress_text(const GroupRecord& group) {
+  uint64_t begun = 0, completed = 0;
+  for (const RecordedOperation& operation : group.operations) {
+    if (is_message(operation)) continue;
+    if (operation.state != OperationState::kQueued) begun = std::max(begun, operation.sequence);
+    if (operation.state == OperationState::kCompleted)
+      completed = std::max(completed, operation.sequence);
+  }
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "{\"last_enqueued_collective\": %llu, \"last_started_collective\": %llu, "
+                "\"last_completed_collective\": %llu}",
+                static_cast<unsigned long long>(group.called),
+                static_cast<unsigned long long>(begun), static_cast<unsigned long long>(completed));
+  return text;
+}
+
+int global_rank(const GroupRecord& group) {
+  return group.global_ranks.empty() ? group.rank
+                                    : group.global_ranks[static_cast<size_t>(group.rank)];
+}
+
+Status write_file(const std::string& path, const std::string& text) {
+  const std::string draft = path + "." + std::to_string(getpid()) + ".tmp";
+  UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  const auto failed = [&](const char* what) {
+    const int error = errno;
+    ::unlink(draft.c_str());
+    return make_status(Code::kResource, "%s: %s failed: %s", path.c_str(), what,
+                       std::strerror(error));
+  };
+  if (!file.valid()) return failed("open");
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t written = ::write(file.get(), text.data() + done, text.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return failed("write");
+    done += static_cast<size_t>(written);
+  }
+  file.reset();
+  if (::rename(draft.c_str(), path.c_str()) != 0) return failed("rename");
+  return {};
+}
+
+}  // namespace
+
+std::string flight_record_text(const std::vector<GroupRecord>& groups, const std::string& reason) {
+  struct Line {
+    const RecordedOperation* operation;
+    size_t group;
+  };
+  std::vector<Line> lines;
+  for (size_t k = 0; k < groups.size(); ++k)
+    for (const RecordedOperation& operation : groups[k].operations)
+      lines.push_back({&operation, k});
+  std::stable_sort(lines.begin(), lines.end(), [](const Line& one, const Line& other) {
+    return one.operation->queued_ns < other.operation->queued_ns;
+  });
+  const size_t left_out = lines.size() > kMostOperations ? lines.size() - kMostOperations : 0;
+  lines.erase(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(left_out));
+
+  std::string configuration, status, failures, entries, messages;
+  for (size_t k = 0; k < groups.size(); ++k) {
+    const GroupRecord& group = groups[k];
+    const std::string comma = k == 0 ? "" : ", ";
+    const std::string name = quoted(group.name);
+    configuration += comma + name + ": {\"name\": " + name +
+                     ", \"desc\": \"undefined\", \"ranks\": " + quoted(ranks_text(group)) + "}";
+    status += comma + name + ": " + progress_text(group);
+    failures +=
+        comma + name + ": " + (group.failure.ok() ? "null" : quoted(group.failure.message()));
+  }
+  size_t record_id = 0;
+  for (const Line& line : lines) {
+    const GroupRecord& group = groups[line.group];
+    if (is_message(*line.operation)) {
+      messages += (messages.empty() ? "\n" : ",\n") + message_text(group, *line.operation);
+      continue;
+    }
+    entries += (entries.empty() ? "\n" : ",\n") +
+               entry_text(group, *line.operation, line.group, record_id++);
+  }
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  return std::string("{\"version\": \"") + kVersion + "\",\n\"pg_config\": {" + configuration +
+         "},\n\"pg_status\": {" + status + "},\n\"entries\": [" + entries +
+         "],\n\"dscomm\": {\"reason\": " + quoted(reason) +
+         ", \"rank\": " + std::to_string(groups.empty() ? -1 : global_rank(groups.front())) +
+         ", \"pid\": " + std::to_string(getpid()) + ", \"host\": " + quoted(host) +
+         ", \"written_ns\": " + std::to_string(wall_clock_ns()) +
+         ", \"operations_left_out\": " + std::to_string(left_out) + ",\n\"failures\": {" +
+         failures + "},\n\"messages\": [" + messages + "]}}\n";
+}
+
+void FlightRecord::add(std::weak_ptr<const RecordedGroup> group) {
+  if (!enabled()) return;
+  std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const auto& known) { return known.expired(); });
+  groups_.push_back(std::move(group));
+}
+
+void FlightRecord::write_after_failure(const std::string& reason) {
+  if (!enabled()) return;
+  {
+    std::lock_guard lock(mutex_);
+    const int64_t now_ns = monotonic_ns();
+    if (last_written_ns_ != 0 && now_ns - last_written_ns_ < kLeastIntervalNs) return;
+    last_written_ns_ = now_ns;
+  }
+  write(reason);
+}
+
+void FlightRecord::write(const std::string& reason) {
+  if (!enabled()) return;
+  std::vector<std::shared_ptr<const RecordedGroup>> groups;  // outlives the lock
+  std::lock_guard lock(mutex_);
+  for (const auto& known : groups_)
+    if (auto group = known.lock()) groups.push_back(std::move(group));
+  // Ranks that are threads of one process have a file each.
+  std::map<int, std::vector<GroupRecord>> by_rank;
+  for (const auto& group : groups) {
+    GroupRecord record;
+    if (group->tell(&record)) by_rank[global_rank(record)].push_back(std::move(record));
+  }
+  if (::mkdir(directory_.c_str(), 0777) != 0 && errno != EEXIST)
+    log_line(LogLevel::kWarn, "%s: mkdir failed: %s", directory_.c_str(), std::strerror(errno));
+  for (const auto& [rank, records] : by_rank) {
+    const std::string path = directory_ + "/flight_record_" + std::to_string(rank) + ".json";
+    const Status written = write_file(path, flight_record_text(records, reason));
+    if (written.ok())
+      log_line(LogLevel::kWarn, "the flight record is in %s", path.c_str());
+    else
+      log_line(LogLevel::kWarn, "no flight record: %s", written.message().c_str());
+  }
+}
+
+Status FlightRecord::write_on_signal(FlightRecord* record) {
+  struct sigaction before = {};
+  if (::sigaction(SIGUSR2, nullptr, &before) != 0)
+    return make_status(Code::kResource, "sigaction failed: %s", std::strerror(errno));
+  if ((before.sa_flags & SA_SIGINFO) != 0 || before.sa_handler != SIG_DFL) {
+    log_line(LogLevel::kWarn,
+             "this program handles SIGUSR2 itself, so that it writes no flight record");
+    return {};
+  }
+  const int wake = ::eventfd(0, EFD_CLOEXEC);
+  if (wake < 0) return make_status(Code::kResource, "eventfd failed: %s", std::strerror(errno));
+  Result<std::thread> thread = start_thread("the flight record", [record, wake] {
+    uint64_t times = 0;
+    // Ends with the process: the handler of the signal writes.
+    while (::read(wake, &times, sizeof times) == sizeof times || errno == EINTR)
+      record->write("SIGUSR2");
+  });
+  if (!thread.ok()) {
+    ::close(wake);
+    return thread.status();
+  }
+  std::move(thread).value().detach();
+  wake_fd.store(wake, std::memory_order_relaxed);
+  struct sigaction action = {};
+  action.sa_handler = &on_signal;
+  action.sa_flags = SA_RESTART;
+  if (::sigaction(SIGUSR2, &action, nullptr) != 0)
+    return make_status(Code::kResource, "sigaction failed: %s", std::strerror(errno));
+  return {};
+}
+
+void FlightRecord::after_fork_in_child() {
+  const int wake = wake_fd.exchange(-1, std::memory_order_relaxed);
+  if (wake < 0) return;
+  ::close(wake);
+  if (is_own_handler()) ::signal(SIGUSR2, SIG_DFL);
+}
+
+}  // namespace dscomm
