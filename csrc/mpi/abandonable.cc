@@ -35,17 +35,20 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
   });
   if (!thread.ok()) return thread.status();
   std::unique_lock lock(returned->mutex);
+  int64_t began_ns = monotonic_ns();
   while (!returned->condition.wait_for(lock, kSlice, [&] { return returned->value; })) {
     lock.unlock();
+    deadline.note_slice(began_ns, std::chrono::nanoseconds(kSlice).count());
     Status status = look();
     if (status.ok() && deadline.expired())
-      status = make_status(Code::kTimeout, "%s did not return within %lld ms", what,
+      status = make_status(Code::kTimeout, "timed out: %s did not return within %lld ms", what,
                            static_cast<long long>(deadline.timeout_ms()));
     if (!status.ok()) {
       thread.value().detach();
       return status;
     }
     lock.lock();
+    began_ns = monotonic_ns();
   }
   lock.unlock();
   thread.value().join();

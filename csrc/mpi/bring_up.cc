@@ -338,9 +338,12 @@ class BringUp {
       }
       DSCOMM_RETURN_IF_ERROR(own(look()));
       if (deadline_.expired())
-        return own(make_status(Code::kTimeout, "nothing was heard from %s within %lld ms",
+        return own(make_status(Code::kTimeout,
+                               "timed out: nothing was heard from %s within %lld ms",
                                name(rank).c_str(), static_cast<long long>(deadline_.timeout_ms())));
+      const int64_t began_ns = monotonic_ns();
       std::this_thread::sleep_for(pause);
+      deadline_.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
     }
   }
 

@@ -12,6 +12,8 @@
 namespace dscomm {
 namespace {
 
+constexpr int64_t kLeastWaitNs = 1'000'000'000;
+
 Result<bool> poll(std::vector<MPI_Request>* requests) {
   int done = 0;
   const int code = guarded([&] {
@@ -34,20 +36,25 @@ Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
     DSCOMM_RETURN_IF_ERROR(watch.look(0));
   }
   const int64_t left_at_first = deadline.remaining_ns();
+  // As in wait_slowly(): a deadline that passed while nobody waited.
+  const int64_t allowed = left_at_first > 0 ? left_at_first : kLeastWaitNs;
   while (true) {
     Result<bool> done = poll(requests);
     if (!done.ok()) return done.status();
     if (done.value()) return {};
-    const int64_t left = deadline.remaining_ns();
-    const int64_t waited = left_at_first - left;
+    const int64_t waited = left_at_first - deadline.remaining_ns();
+    const int64_t left = allowed - waited;
     DSCOMM_RETURN_IF_ERROR(watch.look(waited));
     if (left <= 0) return watch.timed_out();
-    if (waited < policy.yield_ns) {
+    const int64_t nap = waited < policy.yield_ns
+                            ? 0
+                            : std::min({waited / policy.nap_divisor, policy.longest_nap_ns, left});
+    const int64_t began = monotonic_ns();
+    if (nap == 0)
       sched_yield();
-    } else {
-      int64_t nap = std::min({waited / policy.nap_divisor, policy.longest_nap_ns, left});
+    else
       std::this_thread::sleep_for(std::chrono::nanoseconds(nap));
-    }
+    deadline.note_slice(began, nap);
   }
 }
 

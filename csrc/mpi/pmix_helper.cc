@@ -165,7 +165,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
       return Status(Code::kInternal, "it ended before it was ready; standard error may say why");
     DSCOMM_RETURN_IF_ERROR(look());
     if (deadline.expired())
-      return make_status(Code::kTimeout, "it was not ready after %lld ms",
+      return make_status(Code::kTimeout, "timed out: it was not ready after %lld ms",
                          static_cast<long long>(deadline.timeout_ms()));
     pollfd entry{socket.fd(), socket.events(), 0};
     // A socket that has ended, or has nothing more to say, must not keep this loop spinning.

@@ -41,10 +41,14 @@ Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& de
          pause = std::min(pause * 2, kLongestPause)) {
       int64_t remaining_ns = deadline.remaining_ns();
       if (remaining_ns <= 0)
-        return make_status(Code::kTimeout, "key '%s' did not appear in the store within %lld ms",
-                           key.c_str(), static_cast<long long>(deadline.timeout_ms()));
-      std::this_thread::sleep_for(
-          std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns)));
+        return make_status(Code::kTimeout,
+                           "timed out after %lld ms waiting for key '%s' in the store",
+                           static_cast<long long>(deadline.timeout_ms()), key.c_str());
+      const auto nap =
+          std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns));
+      const int64_t began_ns = monotonic_ns();
+      std::this_thread::sleep_for(nap);
+      deadline.note_slice(began_ns, nap.count());
     }
     std::vector<uint8_t> value = store_->get(key);
     return std::string(value.begin(), value.end());

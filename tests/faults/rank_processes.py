@@ -79,6 +79,12 @@ class World:
             timeout=timedelta(seconds=timeout_s),
         )
 
+    def compose(self) -> None:
+        """Before init(): a machine of two NUMA nodes of a core each, on which even and odd ranks
+        are bound apart, so that groups get a HierarchicalTeam of domains [0, 2] and [1, 3]."""
+        os.environ["DSCOMM_TOPOLOGY"] = "numa:2 core:1 pu:1"
+        os.sched_setaffinity(0, {self.rank % 2})
+
     def tcp_store(self, keeper: int = 0) -> dist.Store:
         """A store that one rank keeps. It opens nothing more once it is there."""
         where = Path(self.folder, "port")

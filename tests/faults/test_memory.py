@@ -357,5 +357,5 @@ def test_ulimit_of_descriptors() -> None:
             # A rank whose peer could not even begin hears nothing from it.
             assert any(
                 part in text
-                for part in ("Too many open files", "ulimit -n", "waiting for rank", "in time")
+                for part in ("Too many open files", "ulimit -n", "waiting for rank", "timed out")
             ), answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -102,3 +103,51 @@ def test_stopped_and_continued() -> None:
             time.sleep(0.03)
         counts = job.results()
         assert len(set(counts)) == 1 and counts[0] > 0
+
+
+STOP_S = 2.0  # longer than the timeouts below
+
+
+def _waits_through_a_stop(world: World, kind: str) -> float:
+    """Rank 0 computes while the others wait for it, and all are stopped meanwhile."""
+    if kind == "composed":
+        world.compose()
+    world.init(timeout_s=1.5)
+    total = torch.ones(1000)
+    dist.all_reduce(total)
+    world.say("waiting")
+    if world.rank == 0:
+        end_s = time.monotonic() + 0.7 + STOP_S
+        while time.monotonic() < end_s:  # the time of the stop counts
+            time.sleep(0.01)
+    if kind == "limit":
+        work = dist.all_reduce(total, async_op=True)
+        assert work is not None
+        # The limit of this wait runs out in the stop; that of the group does not.
+        work.wait(timedelta(seconds=1.2))
+    elif kind == "asynchronous":
+        work = dist.all_reduce(total, async_op=True)
+        assert work is not None
+        work.wait()
+    else:
+        dist.all_reduce(total)
+    dist.barrier()
+    dist.destroy_process_group()
+    return total[-1].item()
+
+
+@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "limit", "composed"])
+def test_job_stopped_as_a_whole_goes_on(kind: str) -> None:
+    """Time in which a process did not run is not charged to its deadlines."""
+    ranks = 4 if kind == "composed" else RANKS
+    with Job(ranks, _waits_through_a_stop, kind) as job:
+        job.wait_for("waiting")
+        time.sleep(0.3)
+        for rank in range(ranks):
+            job.kill(rank, signal.SIGSTOP)
+        time.sleep(STOP_S)
+        # The ranks that wait go on first, one after another.
+        for rank in reversed(range(ranks)):
+            job.kill(rank, signal.SIGCONT)
+            time.sleep(0.05)
+        assert job.results() == [float(ranks * ranks)] * ranks

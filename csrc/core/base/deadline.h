@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <ctime>
 
+#include "core/base/lost_time.h"
+
 namespace dscomm {
 
 // Nanoseconds of CLOCK_MONOTONIC; the same clock in every process of a host.
@@ -23,7 +25,8 @@ inline int64_t wall_clock_ns() {
 }
 
 // A deadline starts with the first question, so that a call that never waits reads no clock. Copies
-// that are made before it start with their own.
+// that are made before it start with their own. Time in which the process did not run (see
+// LostTime) is not charged.
 class Deadline {
  public:
   static Deadline after(std::chrono::milliseconds timeout) {
@@ -32,9 +35,9 @@ class Deadline {
 
   bool expired() const { return remaining_ns() <= 0; }
   int64_t remaining_ns() const {
-    int64_t now = monotonic_ns();
-    if (end_ns_ == 0) end_ns_ = now + timeout_ns_;
-    return end_ns_ - now;
+    const int64_t now = monotonic_ns();
+    if (start_ns_ == 0) start_ns_ = now;
+    return start_ns_ + timeout_ns_ + later_ns_ + lost_->since(start_ns_) - now;
   }
   // Of the whole, for messages.
   int64_t timeout_ms() const { return timeout_ns_ / 1'000'000; }
@@ -42,20 +45,28 @@ class Deadline {
   Deadline later(int64_t ns) const {
     remaining_ns();
     Deadline copy = *this;
-    copy.end_ns_ += ns;
     copy.later_ns_ += ns;
     return copy;
   }
   // Whether the end has passed that this one is later than. Starts it.
   bool is_overtime() const { return remaining_ns() <= later_ns_; }
 
+  // For whoever waits in slices, after each: it slept or yielded since `began_ns` and had asked for
+  // `asked_ns` at most. What it lasted longer may be time that the process lost.
+  void note_slice(int64_t began_ns, int64_t asked_ns) const {
+    lost_->note(began_ns + asked_ns, monotonic_ns());
+  }
+
  private:
   static constexpr int64_t kLongestMs = int64_t{1} << 42;  // some 139 years; in range as ns
 
-  explicit Deadline(int64_t timeout_ns) : timeout_ns_(timeout_ns) {}
+  explicit Deadline(int64_t timeout_ns) : timeout_ns_(timeout_ns), lost_(&LostTime::of_process()) {}
   int64_t timeout_ns_;
   int64_t later_ns_ = 0;
-  mutable int64_t end_ns_ = 0;
+  mutable int64_t start_ns_ = 0;
+  // A library that is loaded later has a LostTime of its own; the Deadlines that it is given bring
+  // that of their maker.
+  LostTime* lost_;
 };
 
 }  // namespace dscomm

@@ -2,7 +2,15 @@
 
 #include <algorithm>
 
+#include "core/base/deadline.h"
+
 namespace dscomm {
+namespace {
+
+// A wait with a limit looks at it so often, and so sees when the process was stopped meanwhile.
+constexpr int64_t kSliceNs = 200'000'000;
+
+}  // namespace
 
 std::shared_ptr<Operation> Operation::refuse(const Status& status) {
   auto operation = std::make_shared<Operation>();
@@ -17,18 +25,24 @@ Status Operation::status() const {
 }
 
 Status Operation::wait(std::chrono::milliseconds limit) {
-  limit = std::min(limit, std::chrono::milliseconds(int64_t{1} << 42));  // some 139 years
-  const auto limit_end = std::chrono::steady_clock::now() + limit;
+  const Deadline deadline = Deadline::after(limit);
+  (void)deadline.remaining_ns();  // starts it
   if (!done()) help(limit);
+  std::unique_lock lock(mutex_, std::defer_lock);
   if (!done()) {
-    std::unique_lock lock(mutex_);
+    lock.lock();
     auto is_done = [this] { return done(); };
-    if (limit.count() > 0) {
-      if (!finished_.wait_until(lock, limit_end, is_done))
-        return make_status(Code::kTimeout, "not finished within the %lld ms that wait() was given",
+    // Ends: whoever runs the operation is under its deadline.
+    if (limit.count() <= 0) finished_.wait(lock, is_done);
+    while (!is_done()) {
+      const int64_t left_ns = deadline.remaining_ns();
+      if (left_ns <= 0)
+        return make_status(Code::kTimeout,
+                           "timed out after the %lld ms that wait() was given; the call goes on",
                            static_cast<long long>(limit.count()));
-    } else {
-      finished_.wait(lock, is_done);  // ends: whoever runs the operation is under its deadline
+      const int64_t slice_ns = std::min(left_ns, kSliceNs), began_ns = monotonic_ns();
+      finished_.wait_for(lock, std::chrono::nanoseconds(slice_ns), is_done);
+      deadline.note_slice(began_ns, slice_ns);
     }
   }
   return status_;

@@ -38,7 +38,7 @@ struct Reply {
 constexpr int kMostDescriptors = 3;
 
 Directory::Attached too_late() {
-  return {nullptr, "it did not hand over its memory in time", Code::kTimeout};
+  return {nullptr, "timed out before it handed over its memory", Code::kTimeout};
 }
 
 // How long the service waits for the request of one that has connected: the others wait meanwhile.

@@ -17,6 +17,10 @@ constexpr int kSpinWithCores = 100;
 constexpr int kSpinWithoutCores = 20;
 constexpr int64_t kFirstSliceNs = 1'000'000;
 
+// A deadline that has passed before the wait begins passed while this rank computed or copied, or
+// was stopped doing so. The others may have been stopped with it, and go on some time after it.
+constexpr int64_t kLeastWaitNs = 1'000'000'000;
+
 // A yield that lasts this long went to a process that computes, which would get its whole slice
 // each time, whereas who sleeps is let in as soon as it is woken. So this thread then sleeps
 // without yielding for a while, and for twice as long each time that its next yield is as long. (A
@@ -55,21 +59,27 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
     sched_yield();
     const int64_t back = monotonic_ns();
     note_yield(now, back);
+    deadline.note_slice(now, 0);
     if (word.load(std::memory_order_acquire) >= target)
       return {};  // pairs with the owner's exchange
     if (back < yields_again_ns) break;
     now = back;
   }
   int64_t slice = std::min(policy.slice_ns, kFirstSliceNs);
+  const int64_t least_end = deadline.expired() ? now + kLeastWaitNs : 0;
   while (true) {
     DSCOMM_RETURN_IF_ERROR(watch.look());
-    int64_t left = deadline.remaining_ns();
+    now = monotonic_ns();
+    const int64_t left = std::max(deadline.remaining_ns(), least_end - now);
     // Dekker: this side adds itself and then loads the word, the owner exchanges the word and then
     // loads the counter. Both orders are seq_cst, so the word is seen here or the sleeper there.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     uint64_t seen = word.load(std::memory_order_seq_cst);
-    if (seen < target && left > 0)
-      futex_sleep(word, seen, policy.slice_ns == 0 ? 0 : std::min(slice, left));
+    const int64_t asked = policy.slice_ns == 0 ? 0 : std::min(slice, left);
+    if (seen < target && left > 0) {
+      futex_sleep(word, seen, asked);
+      if (asked > 0) deadline.note_slice(now, asked);
+    }
     sleepers.fetch_sub(1, std::memory_order_relaxed);  // a late wake-up by the owner is harmless
     if (word.load(std::memory_order_acquire) >= target)
       return {};  // pairs with the owner's exchange

@@ -441,8 +441,9 @@ Status Guest::connect_to_host() {
     const int64_t left_ns = deadline_.remaining_ns();
     // Where the others have given up waiting, it was for this one: what it tried says more.
     if (failure.code() == Code::kTimeout || left_ns <= 0)
-      return unreachable(Code::kTimeout, "could not connect within " +
-                                             std::to_string(deadline_.timeout_ms()) + " ms");
+      return unreachable(Code::kTimeout, "timed out after " +
+                                             std::to_string(deadline_.timeout_ms()) +
+                                             " ms, in which it could not connect");
     if (!failure.ok()) return failure;
     int64_t now = monotonic_ns();
     while (next < endpoints_.size() && is_tried(next)) ++next;

@@ -1,0 +1,54 @@
+// LostTime, and Deadlines that leave it out.
+
+#include "core/base/lost_time.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "core/base/deadline.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+
+TEST(LostTime, OneStopThatSeveralThreadsSeeCountsOnce) {
+  LostTime lost;
+  EXPECT_EQ(lost.since(0), 0);
+  lost.note(10 * kSecond, 30 * kSecond);
+  lost.note(11 * kSecond, 31 * kSecond);
+  lost.note(9 * kSecond, 30 * kSecond);
+  EXPECT_EQ(lost.since(5 * kSecond), 22 * kSecond);
+  // What began in it, or after it, has lost the rest of it, or nothing.
+  EXPECT_EQ(lost.since(30 * kSecond), kSecond);
+  EXPECT_EQ(lost.since(31 * kSecond), 0);
+}
+
+TEST(LostTime, SeveralStopsAddUp) {
+  LostTime lost;
+  for (int64_t i = 1; i <= 10; ++i) lost.note(10 * i * kSecond, (10 * i + 2) * kSecond);
+  EXPECT_EQ(lost.since(1), 20 * kSecond);
+  EXPECT_EQ(lost.since(55 * kSecond), 10 * kSecond);
+}
+
+TEST(LostTime, ASlowSliceOfABusyMachineIsNotLost) {
+  LostTime lost;
+  lost.note(10 * kSecond, 10 * kSecond + LostTime::kLeastNs - 1);
+  EXPECT_EQ(lost.since(0), 0);
+}
+
+TEST(LostTime, DeadlinesLeaveItOut) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(100));
+  const int64_t began_ns = monotonic_ns();
+  const int64_t left_ns = deadline.remaining_ns();
+  const int64_t stopped_ns = monotonic_ns();
+  std::this_thread::sleep_for(std::chrono::nanoseconds(LostTime::kLeastNs));
+  const int64_t continued_ns = monotonic_ns();
+  Deadline::after(std::chrono::seconds(1)).note_slice(stopped_ns, 0);  // as another wait sees it
+  const int64_t charged_ns = left_ns - deadline.remaining_ns();
+  EXPECT_LE(charged_ns, monotonic_ns() - began_ns - (continued_ns - stopped_ns));
+}
+
+}  // namespace
+}  // namespace dscomm
