@@ -5,8 +5,8 @@
 FOLDER holds the files that ranks wrote with DSCOMM_FLIGHT_RECORD_DIR, one for each rank, those of
 several hosts in one folder. It prints the reason that each rank gave, then what torch's analyser
 (torch.distributed.flight_recorder, torch 2.13) finds when it compares their collectives. `-j`
-prints the calls side by side (with the package tabulate); `--allow-incomplete-ranks` goes on where ranks have written nothing;
-`-h` lists the rest.
+prints the calls side by side (with the package tabulate); `--allow-incomplete-ranks` goes on where
+ranks have written nothing; `-h` lists the rest.
 
 The analyser reads pickles; the files are JSON, which runs no code when it is read.
 """

@@ -151,8 +151,7 @@ def main():
         (forked, composed, "composed-raises"),
         (forked, met, "met"),
         (forked, at_exit, "early"),
-        (forked, at_exit, "late"),
-        (forked, at_exit, "early-destroy"),
+        (forked, at_exit, "late-destroy"),
         (of_multiprocessing, unmet, "child-raises"),
         (of_multiprocessing, unmet, "child-status"),
         (of_multiprocessing, unmet, "child-forgets"),
@@ -182,7 +181,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], t
     """By case and rank: the pid and the exit code. What they wrote is in the fixture's folder."""
     folder = tmp_path_factory.mktemp("endings")
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(folder)], capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", _PROGRAM, str(folder)], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     found: dict[tuple[str, int], tuple[int, int]] = {}
@@ -269,7 +268,7 @@ def test_end_without_destroy_after_the_same_calls_is_silent(
         assert _outputs[how, rank] == "told: nothing\n"
 
 
-@pytest.mark.parametrize("how", ["late", "early", "early-destroy"])
+@pytest.mark.parametrize("how", ["late-destroy", "early"])
 def test_collectives_in_exit_handlers(
     endings: dict[tuple[str, int], tuple[int, int]], how: str
 ) -> None:
