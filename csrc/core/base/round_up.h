@@ -1,3 +1,4 @@
+// Rounding of sizes up to whole pages and other steps.
 #pragma once
 
 #include <cstddef>
