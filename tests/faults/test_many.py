@@ -236,8 +236,8 @@ def _outruns_a_reader(world: World, count: int, calls: int, elements: int, is_as
 
 
 def test_small_calls_before_a_late_reader_take_what_they_need() -> None:
-    """Eight broadcasts of 1 KiB in each of 40 groups, all before the reader makes its first."""
-    with Job(2, _outruns_a_reader, 40, 8, 256, False) as job:
+    """Four broadcasts of 1 KiB in each of 40 groups, all before the reader makes its first."""
+    with Job(2, _outruns_a_reader, 40, 4, 256, False) as job:
         job.wait_for("called", [0])
         job.tell("go", [1])
         job.results()
