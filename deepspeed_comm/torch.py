@@ -157,7 +157,7 @@ def _peer(
     if rank is not None and is_unlisted(group):
         ranks = _ranks_of_unlisted(group)
         if rank not in ranks:
-            raise ValueError(f"{name}: rank {rank} is none of the group's, which are {ranks}")
+            raise ValueError(f"{name}: got rank {rank}, expected one of the group's ranks {ranks}")
         return {f"group_{name}": ranks.index(rank)}
     return {name: rank if rank is not None else 0}
 
