@@ -717,7 +717,8 @@ class Judge:
     def judge_disagreements(self) -> None:
         if not self.model.disagreeing or self.observed.hung:
             return
-        if self.told or any(re.search(r"dscomm.*rank", text) for text in self.observed.outputs):
+        said = (re.search(r"rank \d+ .*call", text) for text in self.observed.outputs)
+        if self.told or any(said):
             return
         names = ", ".join(sorted(self.model.disagreeing))
         self.problems.append(f"nobody was told that the ranks made different calls in {names}")

@@ -38,7 +38,7 @@ class Runner:
     def send(self, program: Program) -> None:
         if self.process is None or self.process.poll() is not None:
             environment = {k: v for k, v in os.environ.items() if not k.startswith("DSCOMM_")}
-            environment.update(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
+            environment.update(OMP_NUM_THREADS="1")
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "runner.py")],
                 stdin=subprocess.PIPE,
