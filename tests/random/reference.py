@@ -603,7 +603,8 @@ class Judge:
                 elif operation.status == OK or not self.dropped(operation):
                     self.judge_value(operation, outcome, name)
                 if failed_at.get(operation.group, NEVER) < operation.issued:
-                    if not self.dropped(operation):
+                    # What has arrived may still be received.
+                    if not self.dropped(operation) and operation.kind != "receive":
                         self.blame(rank, f"{name} succeeded after its group had ended")
             elif outcome.what == "absent":
                 if operation.status == OK:
