@@ -109,7 +109,7 @@ Result<std::optional<ArrivedCell>> MpiChannel::next_cell() {
   return std::optional<ArrivedCell>(found);
 }
 
-bool MpiChannel::consume() {
+bool MpiChannel::consume(bool) {
   arrived_ = false;
   return false;
 }

@@ -31,7 +31,7 @@ class MpiChannel final : public CellChannel {
   std::byte* vacant_cell(size_t bytes) override;
   bool publish(const CellHeader& header) override;
   Result<std::optional<ArrivedCell>> next_cell() override;
-  bool consume() override;
+  bool consume(bool at_once) override;
   Status failure() const override { return send_failure_; }
   bool in_flight() override;
   void drop() override;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <numeric>
 #include <thread>
 
 #include "core/base/deadline.h"
@@ -45,8 +46,7 @@ class Host {
   std::shared_ptr<Context> process() {
     auto directory = std::make_unique<InProcessDirectory>(registry_);
     InProcessDirectory* life = directory.get();
-    std::shared_ptr<Context> made =
-        Context::create(small_settings(), std::move(directory)).value();
+    std::shared_ptr<Context> made = Context::create(small_settings(), std::move(directory)).value();
     lives_[made.get()] = life;
     return made;
   }
@@ -94,11 +94,11 @@ OperationPtr receive(Group& group, int64_t* number, int from, int tag = 0,
     EXPECT_TRUE(status_.ok()) << status_.message(); \
   } while (0)
 
-#define EXPECT_NUMBER(group, from, expected)                \
-  do {                                                      \
-    int64_t number_ = -1;                                   \
+#define EXPECT_NUMBER(group, from, expected)                  \
+  do {                                                        \
+    int64_t number_ = -1;                                     \
     EXPECT_STATUS_OK(receive(group, &number_, from)->wait()); \
-    EXPECT_EQ(number_, expected);                           \
+    EXPECT_EQ(number_, expected);                             \
   } while (0)
 
 void expect_failure(const Status& status, Code code, std::initializer_list<const char*> parts) {
@@ -189,8 +189,7 @@ TEST(MessageFaults, RanksOfTwoProcessesOfTwoRanksEachExchangeLargeMessages) {
     for (const OperationPtr& call : calls) EXPECT_STATUS_OK(call->wait());
     for (int peer = 0; peer < 4; ++peer)
       if (peer != rank)
-        EXPECT_EQ(in[static_cast<size_t>(peer)],
-                  std::vector<int32_t>(kCount, 10 * peer + rank));
+        EXPECT_EQ(in[static_cast<size_t>(peer)], std::vector<int32_t>(kCount, 10 * peer + rank));
   });
 }
 
@@ -246,6 +245,74 @@ TEST(MessageFaults, WhatWasSentBeforeAnAbortIsReceived) {
   EXPECT_NUMBER(*group[0], 1, 6);
   expect_failure(receive(*group[0], &number, 1)->wait(), Code::kAborted, {"that is all"});
   expect_failure(send(*group[0], 8, 1), Code::kAborted, {"that is all"});
+}
+
+// Of a pool, whose tensors peers read in place.
+struct PoolTensor {
+  PoolTensor(const std::shared_ptr<Context>& context, size_t elements)
+      : pool(context->pool()),
+        data(reinterpret_cast<int64_t*>(pool->allocate(elements * sizeof(int64_t)).value())) {}
+  ~PoolTensor() { pool->release(reinterpret_cast<std::byte*>(data)); }
+  std::shared_ptr<TensorPool> pool;
+  int64_t* data;
+};
+
+TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
+  Host host;
+  std::shared_ptr<Context> zero = host.process(), one = host.process();
+  auto group = host.group({zero, one}, "world");
+  constexpr size_t kCount = 1'250'000;  // more than a pass copies
+  PoolTensor tensor(zero, kCount);
+  std::vector<int64_t> in(kCount);
+  EXPECT_STATUS_OK(send(*group[0], 1, 1));
+  EXPECT_NUMBER(*group[1], 0, 1);
+  const size_t used = zero->arena()->used_bytes();
+  for (int64_t round = 0; round < 4; ++round) {
+    std::iota(tensor.data, tensor.data + kCount, round);
+    run_ranks(2, [&](int rank) {
+      if (rank == 0) {
+        // In every other round the message comes before its receive.
+        OperationPtr first =
+            group[0]->send(tensor.data, kCount, DType::kInt64, 1, 4, nullptr, milliseconds(0));
+        EXPECT_STATUS_OK(send(*group[0], round, 1, 5));
+        EXPECT_STATUS_OK(first->wait());
+        std::fill(tensor.data, tensor.data + kCount, -1);  // it is the caller's again
+        return;
+      }
+      if (round % 2 == 0) {
+        int64_t number = 0;
+        EXPECT_STATUS_OK(receive(*group[1], &number, 0, 5)->wait());
+      }
+      EXPECT_STATUS_OK(
+          group[1]->blocking_receive(in.data(), kCount, DType::kInt64, 0, 4, milliseconds(0)));
+      if (round % 2 == 1) {
+        int64_t number = 0;
+        EXPECT_STATUS_OK(receive(*group[1], &number, 0, 5)->wait());
+      }
+      for (size_t k = 0; k < kCount; k += 1000)
+        ASSERT_EQ(in[k], round + static_cast<int64_t>(k)) << round;
+    });
+  }
+  EXPECT_EQ(zero->arena()->used_bytes(), used);  // no buffer was made
+}
+
+TEST(MessageFaults, ASendThatIsReadInPlaceAndGivenUpIsNotReceived) {
+  Host host;
+  std::shared_ptr<Context> zero = host.process(), one = host.process();
+  auto group = host.group({zero, one}, "world");
+  constexpr size_t kCount = 100'000;
+  PoolTensor tensor(zero, kCount);
+  std::fill(tensor.data, tensor.data + kCount, 5);
+  OperationPtr sent =
+      group[0]->send(tensor.data, kCount, DType::kInt64, 1, 0, nullptr, milliseconds(0));
+  EXPECT_FALSE(sent->done());  // nobody has read it
+  group[0]->shutdown();
+  expect_failure(sent->wait(), Code::kAborted, {"closed"});
+  std::fill(tensor.data, tensor.data + kCount, 6);
+  std::vector<int64_t> in(kCount);
+  expect_failure(
+      group[1]->blocking_receive(in.data(), kCount, DType::kInt64, 0, 0, milliseconds(0)),
+      Code::kAborted, {"closed before this operation was done"});
 }
 
 // In a process of its own, which is stopped for longer than the receives may take.

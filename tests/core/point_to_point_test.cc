@@ -888,7 +888,8 @@ TEST(PointToPoint, NonsenseInAPeersMemoryIsAnErrorAndNotACrash) {
   corrupt([](ChannelLines*, Cell* cell) { cell->header.sequence = 5; }, "out of order");
   corrupt([](ChannelLines*, Cell* cell) { cell->header.port = 1000; }, "never was");
   corrupt([](ChannelLines*, Cell* cell) { cell->header.group = 1000; }, "another group");
-  corrupt([](ChannelLines*, Cell* cell) { cell->header.source = 0; }, "says that it is from rank 0");
+  corrupt([](ChannelLines*, Cell* cell) { cell->header.source = 0; },
+          "says that it is from rank 0");
 }
 
 TEST(PointToPoint, BadArgumentsAreRefusedAndHarmNothing) {

@@ -341,6 +341,7 @@ void Group::make_point_to_point(const Formation& formation) {
   known->name = options_.name;
   known->rank = options_.rank;
   known->ports = formation.message_ports;
+  known->pool = context_->in_place(formation).pool;
   known->wait = formation.wait_policy;
   // By member: its rank in lines_, or -1, and in the transport.
   std::vector<int> here, there;

@@ -16,12 +16,15 @@ struct CellHeader {
   int32_t tag;
   int32_t source;  // the sender's rank in the group
   uint8_t dtype;
-  uint8_t flags;  // kFirstCell, kAbandoned
+  uint8_t flags;  // of those below
   uint16_t reserved;
   uint32_t reserved_too;
 };
 static_assert(sizeof(CellHeader) == 48);
 inline constexpr uint8_t kFirstCell = 1;
 inline constexpr uint8_t kAbandoned = 2;  // the sender gave the message up; no more of it follows
+// With kFirstCell: the whole message lies in the sender's tensor pool, at the offset that is the
+// data of this cell, its only one. It is sent when the cell has been given back.
+inline constexpr uint8_t kInPlace = 4;
 
 }  // namespace dscomm

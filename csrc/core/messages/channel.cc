@@ -163,13 +163,16 @@ bool Channel::peer_sleeps() const {
   return peer_->header().doorbell_sleepers.load(std::memory_order_seq_cst) != 0;
 }
 
+void Channel::load_consumed() {
+  if (!find_theirs()) return;
+  // seq_cst: acquires the peer's reads of the cells, and is the load half of the Dekker pair with
+  // its consume(). A count that it cannot have reached is not believed.
+  const uint64_t consumed = theirs_->consumed.load(std::memory_order_seq_cst);
+  if (consumed > known_consumed_ && consumed <= published_) known_consumed_ = consumed;
+}
+
 bool Channel::is_full() {
-  if (published_ - known_consumed_ > kRingCells / 2 && find_theirs()) {
-    // seq_cst: acquires the peer's reads of the cells, and is the load half of the Dekker pair with
-    // its consume(). A count that it cannot have reached is not believed.
-    const uint64_t consumed = theirs_->consumed.load(std::memory_order_seq_cst);
-    if (consumed > known_consumed_ && consumed <= published_) known_consumed_ = consumed;
-  }
+  if (published_ - known_consumed_ > kRingCells / 2) load_consumed();
   return published_ - known_consumed_ >= kRingCells;
 }
 
@@ -286,10 +289,10 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
 
 // A sender that waits for room has filled a whole ring, of which this stores one half or the other
 // in any case.
-bool Channel::consume() {
-  if (++consumed_ % (kRingCells / 2) != 0) return false;
-  // seq_cst: releases the reads of the cells to the peer's is_full(), and is the store half of the
-  // Dekker pair with its doorbell_sleepers.
+bool Channel::consume(bool at_once) {
+  if (++consumed_ % (kRingCells / 2) != 0 && !at_once) return false;
+  // seq_cst: releases the reads of the cells to the peer's load_consumed(), and is the store half
+  // of the Dekker pair with its doorbell_sleepers.
   own_->consumed.exchange(consumed_, std::memory_order_seq_cst);
   return peer_sleeps();
 }

@@ -63,7 +63,15 @@ class Channel final : public CellChannel {
   void end_message(uint64_t message_bytes) override;
   Result<std::optional<ArrivedCell>> next_cell() override;
   CellFlag next_flag() override;
-  bool consume() override;
+  bool consume(bool at_once) override;
+  const std::byte* in_place(uint64_t offset, uint64_t bytes) const override {
+    return peer_->at_in_pool(offset, bytes);
+  }
+  uint64_t published() const override { return published_; }
+  uint64_t given_back() override {
+    load_consumed();
+    return known_consumed_;
+  }
   bool in_flight() override { return false; }  // what is in memory is there
   void drop() override;
 
@@ -72,6 +80,7 @@ class Channel final : public CellChannel {
   Status make_buffers(size_t channel_bytes);
   bool find_theirs();
   bool find_their_cells();
+  void load_consumed();
   bool is_full();
   void prefetch(uint64_t cell, size_t bytes);
   bool peer_sleeps() const;

@@ -60,8 +60,18 @@ class CellChannel {
   virtual Result<std::optional<ArrivedCell>> next_cell() = 0;
   // Where next_cell() looks, for whoever waits for it alone. No word where that is not known.
   virtual CellFlag next_flag() { return {}; }
-  // Gives that cell back to the peer. True when the peer sleeps and its doorbell is to be rung.
-  virtual bool consume() = 0;
+  // Gives that cell back to the peer; `at_once` where the peer waits for it. True when the peer
+  // sleeps and its doorbell is to be rung.
+  virtual bool consume(bool at_once) = 0;
+  // The bytes of a message that lies in the peer's tensor pool; null where they do not lie in it,
+  // or it cannot be read from here.
+  virtual const std::byte* in_place(uint64_t offset, uint64_t bytes) const {
+    (void)offset, (void)bytes;
+    return nullptr;
+  }
+  // How many cells were published, and how many of them the peer has given back as far as it said.
+  virtual uint64_t published() const { return 0; }
+  virtual uint64_t given_back() { return 0; }
 
   // Why no cell gets through any more, in either direction; OK while they do.
   virtual Status failure() const { return {}; }

@@ -11,6 +11,9 @@ namespace {
 // as a sender takes for a cell.
 constexpr int kPausesForCell = 40;
 
+// From this size on a message that lies in the pool of tensors is read where it is.
+constexpr uint64_t kLeastInPlaceBytes = 256 << 10;
+
 Status check_arguments(const PointToPointGroup& group, const char* what, const void* data,
                        size_t count, DType dtype, int peer, bool any_allowed) {
   int size = static_cast<int>(group.peers.size());
@@ -43,6 +46,8 @@ PointToPoint::PointToPoint(std::shared_ptr<Arena> arena, const Settings& setting
       doorbell_(std::move(doorbell)),
       channel_bytes_(static_cast<size_t>(settings.channel_bytes)),
       unexpected_bytes_(static_cast<uint64_t>(settings.unexpected_bytes)),
+      least_in_place_(settings.in_place_bytes >= 0 ? static_cast<uint64_t>(settings.in_place_bytes)
+                                                   : kLeastInPlaceBytes),
       slice_ns_(settings.sleep_slice_ms * 1'000'000),
       directory_(arena_) {}
 
@@ -140,6 +145,8 @@ PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const voi
   Connection& connection = *port->connections[k];
   CellChannel& channel = *connection.channel;
   const size_t bytes = count * dtype_bytes(dtype);
+  std::optional<uint64_t> offset;
+  if (can_read_in_place(*group, connection, data, bytes, &offset)) return AtOnce::kNo;
   if (!channel.is_direct() || !connection.outgoing.empty() || connection.abandoning ||
       !connection.broken.ok() || !channel.open(channel_bytes_, bytes).ok())
     return AtOnce::kNo;
@@ -227,7 +234,7 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
     if (header.cell_bytes > 0) std::memcpy(to + arrived, cell.data, header.cell_bytes);
     arrived += header.cell_bytes;
     if (arrived == bytes) ++connection.received_messages;
-    if (channel.consume()) ring(*connection.peer);
+    if (channel.consume(false)) ring(*connection.peer);
     if (arrived == bytes) return AtOnce::kDone;
   } while (true);
   if (arrived == 0) return AtOnce::kNo;
@@ -282,6 +289,10 @@ void PointToPoint::close_port(uint32_t number) {
         if (status.ok())
           status = Status(Code::kAborted, "group '" + port.group->name +
                                               "' was closed before this operation was done");
+        // A peer may be reading the memory of a send: it must hear of it before the caller goes on.
+        for (const auto& [id, connection] : connections_)
+          for (const auto& [cell, transfer] : connection->read_in_place)
+            if (transfer->port == number) port.group->abort(status);
       }
       end_port(port, status, &outcome);
       ports_.erase(found);
@@ -380,7 +391,10 @@ Status PointToPoint::start_send(Port& port, const TransferPtr& transfer) {
         transfer->describe() + ": " + group.name_member(transfer->peer) +
             (life.left ? " left the group" : " died or exited without leaving the group"));
   Connection& connection = *port.connections[static_cast<size_t>(transfer->peer)];
-  DSCOMM_RETURN_IF_ERROR(connection.channel->open(channel_bytes_, transfer->bytes));
+  const bool in_place = can_read_in_place(group, connection, transfer->source, transfer->bytes,
+                                          &transfer->pool_offset);
+  DSCOMM_RETURN_IF_ERROR(
+      connection.channel->open(channel_bytes_, in_place ? sizeof(uint64_t) : transfer->bytes));
   connection.outgoing.push_back(transfer);
   return {};
 }
@@ -459,6 +473,8 @@ void PointToPoint::end_port(Port& port, const Status& status, Outcome* outcome) 
       connection->abandoned_group = connection->outgoing.front()->group->id;
       connection->abandoned_port = connection->outgoing.front()->destination_port();
     }
+    std::erase_if(connection->read_in_place,
+                  [&](const auto& entry) { return entry.second->port == port.number; });
     std::erase_if(connection->outgoing,
                   [&](const TransferPtr& transfer) { return transfer->port == port.number; });
     if (connection->incoming != nullptr && connection->incoming->port == port.number) {

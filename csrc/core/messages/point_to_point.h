@@ -55,6 +55,7 @@ struct PointToPointGroup {
   int rank = 0;
   std::vector<std::shared_ptr<Endpoint>> peers;  // in group order, own rank included
   std::vector<uint32_t> ports;                   // in group order: open_port() of each member
+  std::shared_ptr<TensorPool> pool;              // that all members of this host read; may be null
   std::function<Status()> failure;               // not OK once the group has failed; cheap
   std::function<void(const Status&)> abort;      // ends the group for every member with a cause
   std::function<bool(int)> has_left;             // a member left the group
@@ -151,7 +152,12 @@ class PointToPoint {
   bool progress(Outcome* outcome);
   bool progress_in(Connection& connection, Outcome* outcome);
   bool progress_out(Connection& connection, Outcome* outcome);
-  bool take_cell(Connection& connection, const ArrivedCell& cell, Outcome* outcome);
+  bool settle_read_in_place(Connection& connection, Outcome* outcome);
+  bool can_read_in_place(const PointToPointGroup& group, const Connection& connection,
+                         const void* data, uint64_t bytes, std::optional<uint64_t>* offset) const;
+  enum class CellFate { kTaken, kLeft, kPartly };
+  CellFate take_cell(Connection& connection, const ArrivedCell& cell, Outcome* outcome);
+  CellFate read_in_place(Connection& connection, Outcome* outcome);
   MessagePtr begin_message(Connection& connection, const CellHeader& header, Outcome* outcome);
   MessagePtr hold_message(Port& port, MessagePtr message, Outcome* outcome);
   bool has_room(uint64_t bytes) const;
@@ -182,6 +188,7 @@ class PointToPoint {
   const std::unique_ptr<Doorbell> doorbell_;
   const size_t channel_bytes_;
   const uint64_t unexpected_bytes_;
+  const uint64_t least_in_place_;
   const int64_t slice_ns_;  // 0: until woken
 
   std::mutex mutex_;  // guards everything below

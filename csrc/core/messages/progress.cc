@@ -1,4 +1,5 @@
 // PointToPoint: messages into cells, and cells into messages. Nothing here blocks.
+#include <atomic>
 #include <new>
 
 #include "core/messages/state.h"
@@ -12,6 +13,9 @@ constexpr int kMostCellsInTurn = 2 * kRingCells;
 
 // What a held message costs beside its data, so that empty ones are bounded too.
 constexpr uint64_t kMessageOverheadBytes = 256;
+
+// How much of a message that is read in place one pass copies, so that others get their turn.
+constexpr uint64_t kReadInPass = 4 << 20;
 
 // Whether a message that came from a process is from the rank that it names.
 Status check_source(const PointToPointGroup& group, const ArenaId& from, int source) {
@@ -48,38 +52,55 @@ bool PointToPoint::progress_in(Connection& connection, Outcome* outcome) {
     Result<std::optional<ArrivedCell>> cell = connection.channel->next_cell();
     if (!cell.ok()) return break_connection(connection, cell.status());
     if (!cell.value().has_value()) return taken > 0;
-    if (taken == kMostCellsInTurn || !take_cell(connection, *cell.value(), outcome)) {
+    CellFate fate = CellFate::kLeft;
+    if (taken < kMostCellsInTurn) fate = take_cell(connection, *cell.value(), outcome);
+    if (fate != CellFate::kTaken) {
       connection.unread = true;
-      return taken > 0;
+      return taken > 0 || fate == CellFate::kPartly;
     }
-    if (connection.channel->consume()) ring(*connection.peer);
+    const bool at_once = (cell.value()->header.flags & kInPlace) != 0;
+    if (connection.channel->consume(at_once)) ring(*connection.peer);
   }
 }
 
-// Copies a cell to where it belongs. False when it has to stay in the ring.
-bool PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell, Outcome* outcome) {
+// Copies a cell to where it belongs.
+PointToPoint::CellFate PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell,
+                                               Outcome* outcome) {
   const CellHeader& header = cell.header;
+  const auto broken = [&](const char* what) {
+    break_connection(connection, nonsense(connection, what));
+    return CellFate::kLeft;
+  };
+  if (connection.incoming != nullptr && connection.incoming->in_place != nullptr)
+    return read_in_place(connection, outcome);
   bool first = (header.flags & kFirstCell) != 0;
   bool continues = connection.incoming != nullptr;
   if (header.sequence != connection.received_messages + 1 || first == continues ||
       (continues && header.port != connection.incoming->port))
-    return break_connection(connection, nonsense(connection, "came out of order"));
+    return broken("came out of order");
   if (!continues) {
-    if (header.port == 0 || header.port > last_port_)
-      return break_connection(connection, nonsense(connection, "is for a port that never was"));
+    if (header.port == 0 || header.port > last_port_) return broken("is for a port that never was");
     connection.incoming = begin_message(connection, header, outcome);
   }
-  if (connection.incoming == nullptr) return false;
+  if (connection.incoming == nullptr) return CellFate::kLeft;
   MessagePtr message = connection.incoming;
+  if ((header.flags & kInPlace) != 0) {
+    uint64_t offset = 0;
+    if (header.cell_bytes != sizeof offset || continues) return broken("does not fit its message");
+    std::memcpy(&offset, cell.data, sizeof offset);
+    message->in_place = connection.channel->in_place(offset, message->bytes);
+    if (message->in_place == nullptr) return broken("lies outside its sender's pool");
+    return read_in_place(connection, outcome);
+  }
   if ((header.flags & kAbandoned) != 0) {
     connection.incoming = nullptr;
     ++connection.received_messages;
     end_abandoned(message, outcome);
-    return true;
+    return CellFate::kTaken;
   }
   uint64_t left = message->bytes - message->arrived;
   if (header.cell_bytes > left || (header.cell_bytes == 0 && left > 0))
-    return break_connection(connection, nonsense(connection, "does not fit its message"));
+    return broken("does not fit its message");
   if (header.cell_bytes > 0 && !message->discarded) {
     std::byte* base = message->receive ? message->receive->destination : message->heap.get();
     std::memcpy(base + message->arrived, cell.data, header.cell_bytes);
@@ -90,7 +111,32 @@ bool PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell, Ou
     ++connection.received_messages;
     if (message->receive) settle(message->receive, {}, outcome);
   }
-  return true;
+  return CellFate::kTaken;
+}
+
+// Copies more of a message from where it lies. Whoever gives such a send up ends the group before
+// it lets go of the memory, so that what was read is right where the group has not failed since.
+PointToPoint::CellFate PointToPoint::read_in_place(Connection& connection, Outcome* outcome) {
+  MessagePtr message = connection.incoming;
+  if (!message->discarded) {
+    const uint64_t bytes = std::min(message->bytes - message->arrived, kReadInPass);
+    std::byte* base = message->receive ? message->receive->destination : message->heap.get();
+    std::memcpy(base + message->arrived, message->in_place + message->arrived, bytes);
+    message->arrived += bytes;
+    if (message->arrived < message->bytes) return CellFate::kPartly;
+  }
+  connection.incoming = nullptr;
+  ++connection.received_messages;
+  message->in_place = nullptr;
+  if (message->discarded) return CellFate::kTaken;
+  // The copy comes before the look.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  Port* port = find_port(message->port);
+  if (Status failure = port->group->failure(); !failure.ok())
+    fail_group(*port, failure, outcome);
+  else if (message->receive)
+    settle(message->receive, {}, outcome);
+  return CellFate::kTaken;
 }
 
 // Finds the receive of a message, or a place to keep it. Null when there is no room for it now.
@@ -129,6 +175,8 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
       return message;
     }
   }
+  // Whether a message is still to be had in place is told by its group, which has yet to form.
+  if ((header.flags & kInPlace) != 0 && port->group == nullptr) return nullptr;
   return hold_message(*port, std::move(message), outcome);
 }
 
@@ -193,9 +241,33 @@ bool PointToPoint::break_connection(Connection& connection, const Status& cause)
   return false;
 }
 
+// Sends that the peer has read in place are done.
+bool PointToPoint::settle_read_in_place(Connection& connection, Outcome* outcome) {
+  bool some = false;
+  while (!connection.read_in_place.empty() &&
+         connection.read_in_place.front().first <= connection.channel->given_back()) {
+    TransferPtr transfer = std::move(connection.read_in_place.front().second);
+    connection.read_in_place.pop_front();
+    settle(std::move(transfer), {}, outcome);
+    some = true;
+  }
+  return some;
+}
+
+bool PointToPoint::can_read_in_place(const PointToPointGroup& group, const Connection& connection,
+                                     const void* data, uint64_t bytes,
+                                     std::optional<uint64_t>* offset) const {
+  if (group.pool == nullptr || bytes < least_in_place_ || bytes == 0 ||
+      !connection.channel->is_direct())
+    return false;
+  *offset = group.pool->find(data, bytes);
+  return offset->has_value();
+}
+
 bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
   // What is pending waits for the reason why.
   if (!connection.broken.ok()) return false;
+  const bool settled = settle_read_in_place(connection, outcome);
   int filled = 0;
   for (; filled < kMostCellsInTurn; ++filled) {
     if (connection.outgoing.empty() && !connection.abandoning) break;
@@ -212,8 +284,11 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
       ++connection.sent_messages;
     } else {
       const TransferPtr& transfer = connection.outgoing.front();
-      const size_t bytes = std::min<uint64_t>(connection.channel->cell_bytes(transfer->bytes),
-                                              transfer->bytes - transfer->sent_bytes);
+      const bool in_place = transfer->pool_offset.has_value();
+      const size_t bytes = in_place
+                               ? sizeof(uint64_t)
+                               : std::min<uint64_t>(connection.channel->cell_bytes(transfer->bytes),
+                                                    transfer->bytes - transfer->sent_bytes);
       std::byte* cell = connection.channel->vacant_cell(bytes);
       if (cell == nullptr) break;
       header.group = transfer->group->id;
@@ -224,8 +299,14 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
       header.source = transfer->group->rank;
       header.dtype = static_cast<uint8_t>(transfer->dtype);
       header.flags = connection.begun ? 0 : kFirstCell;
-      connection.channel->fill(cell, transfer->source + transfer->sent_bytes, bytes);
-      transfer->sent_bytes += bytes;
+      if (in_place) {
+        header.flags |= kInPlace;
+        std::memcpy(cell, &*transfer->pool_offset, bytes);
+        transfer->sent_bytes = transfer->bytes;
+      } else {
+        connection.channel->fill(cell, transfer->source + transfer->sent_bytes, bytes);
+        transfer->sent_bytes += bytes;
+      }
       connection.begun = transfer->sent_bytes < transfer->bytes;
       if (!connection.begun) {
         done = transfer;
@@ -237,10 +318,14 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
     if (Status sent = connection.channel->failure(); !sent.ok())
       return break_connection(connection, sent);
     if (done == nullptr) continue;
+    if (done->pool_offset.has_value()) {
+      connection.read_in_place.emplace_back(connection.channel->published(), done);
+      continue;
+    }
     connection.channel->end_message(done->bytes);
     settle(done, {}, outcome);
   }
-  return filled > 0;
+  return filled > 0 || settled;
 }
 
 Status PointToPoint::check_match(const Transfer& transfer, const Message& message) const {

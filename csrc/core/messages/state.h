@@ -62,7 +62,8 @@ class PointToPoint::Transfer final : public Operation {
   uint64_t sent_bytes = 0;  // of a send: in cells
   int came_from = -1;       // of a receive: the rank
   int waiting_threads = 0;
-  bool settled = false;  // its end is decided; finish() follows with the mutex free
+  std::optional<uint64_t> pool_offset;  // of a send that the peer reads in place
+  bool settled = false;                 // its end is decided; finish() follows with the mutex free
 
   uint32_t destination_port() const { return group->ports[static_cast<size_t>(peer)]; }
   std::string describe() const {
@@ -87,9 +88,10 @@ struct PointToPoint::Message {
   DType dtype = DType::kUInt8;
   uint64_t bytes = 0;
   uint64_t arrived = 0;
-  TransferPtr receive;                // where it goes, once a receive has matched
-  std::unique_ptr<std::byte[]> heap;  // where it goes until then
-  uint64_t charge = 0;                // of unexpected_used_
+  TransferPtr receive;                  // where it goes, once a receive has matched
+  std::unique_ptr<std::byte[]> heap;    // where it goes until then
+  uint64_t charge = 0;                  // of unexpected_used_
+  const std::byte* in_place = nullptr;  // where it lies in the sender's pool
   bool discarded = false;
 
   uint64_t count() const { return bytes / std::max<size_t>(dtype_bytes(dtype), 1); }
@@ -137,6 +139,9 @@ struct PointToPoint::Connection {
   bool abandoning = false;  // the message that had begun was given up; a cell has to say so
   uint64_t abandoned_group = 0;
   uint32_t abandoned_port = 0;
+
+  // Sends that the peer reads in place, each with the count of cells that it has to give back.
+  std::deque<std::pair<uint64_t, TransferPtr>> read_in_place;
 
   MessagePtr incoming;  // begun and not complete
   uint64_t received_messages = 0;
