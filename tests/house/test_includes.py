@@ -1,5 +1,5 @@
-"""Data goes one way: base, types, reduce and topology, team, shm, messages, transport, engine, torch; mpi
-implements what transport declares. So do includes."""
+"""Data goes one way: base, types, reduce and topology, team, shm, messages, transport, engine,
+torch; mpi implements what transport declares. So do includes."""
 
 from __future__ import annotations
 

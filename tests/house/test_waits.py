@@ -32,8 +32,8 @@ ALLOWED = {
     ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
     ("csrc/core/shm/wait.cc", "spin"): "the one wait: it yields before it sleeps",
     ("csrc/core/shm/wait.cc", "futex"): "the one wait: it sleeps, in slices",
-    ("csrc/core/messages/doorbell.cc", "poll"): "point-to-point waits for several peers at once; slices",
-    ("csrc/core/messages/doorbell.cc", "socket"): "empties the doorbell's socket, which never blocks",
+    ("csrc/core/messages/doorbell.cc", "poll"): "waits for several peers at once; slices",
+    ("csrc/core/messages/doorbell.cc", "socket"): "empties its socket, which never blocks",
     ("csrc/core/shm/lines.cc", "sleep"): "readers of any group bring memory back; the deadline, "
     "deaths and aborts of the call's group end it",
     ("csrc/core/shm/peer.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
@@ -71,6 +71,7 @@ ALLOWED = {
     ("csrc/pmix/process.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
     ("csrc/core/base/operation.cc", "condition"): "the operation's runner is under its deadline",
     ("csrc/core/engine/group.cc", "condition"): "what is queued runs under its deadlines",
+    ("csrc/core/engine/group.cc", "thread"): "no wait: PointToPoint has a function of that name",
     (
         "csrc/core/engine/worker_pool.cc",
         "condition",
