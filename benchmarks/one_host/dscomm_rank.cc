@@ -1,5 +1,5 @@
 // One rank of dscomm's engine, without torch: what Group::run() takes of the caller's thread, or
-// Group::send() and receive() that are waited for.
+// Group::blocking_send() and blocking_receive().
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -110,11 +110,10 @@ int main(int count, char** arguments) {
       options.from_pool ? one_host::Allocate(allocate_from_pool) : one_host::allocate_pages;
   const one_host::Messages messages{
       [&](const void* sent, size_t bytes, int to) {
-        require(group.send(sent, bytes, dscomm::DType::kUInt8, to, 0, nullptr, 0ms)->wait());
+        require(group.blocking_send(sent, bytes, dscomm::DType::kUInt8, to, 0, 0ms));
       },
       [&](void* received, size_t bytes, int from) {
-        require(
-            group.receive(received, bytes, dscomm::DType::kUInt8, from, 0, nullptr, 0ms)->wait());
+        require(group.blocking_receive(received, bytes, dscomm::DType::kUInt8, from, 0, 0ms));
       }};
   if (options.op == one_host::Op::kPingPong)
     one_host::measure_messages(options, meeting, messages, allocate);

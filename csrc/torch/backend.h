@@ -208,9 +208,6 @@ class DscommBackend : public BackendBase {
                                         DscommWork::Epilogue epilogue);
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, const CallInfo& call,
                                          int src, int tag);
-  // Waits for a message, which `begin` starts; returns its source.
-  template <typename Begin>
-  int finish_message(const char* title, Begin begin);
   // Stands at the beginning of each call. Ends the coalescing of calls that was left behind, and
   // that in which this call throws: torch does neither, and the thread's later synchronous calls
   // would return before they are done.

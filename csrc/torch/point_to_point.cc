@@ -57,6 +57,15 @@ CallInfo message_call(OpType type, const char* title, const Buffer& buffer, int 
   return call;
 }
 
+// As for a Work: a process that ends waits for the call, on whichever thread it is.
+class UnderWay {
+ public:
+  UnderWay() { call_begins(); }
+  ~UnderWay() { call_ends(); }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+};
+
 }  // namespace
 
 WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) {
@@ -110,39 +119,30 @@ WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, const CallInfo&
   return follow(call, std::move(operation), std::move(work), std::move(store));
 }
 
-template <typename Begin>
-int DscommBackend::finish_message(const char* title, Begin begin) {
-  check_alive(title);
-  // As for a Work: a process that ends waits for it, on whichever thread it is.
-  struct UnderWay {
-    UnderWay() { call_begins(); }
-    ~UnderWay() { call_ends(); }
-  } const under_way;
-  const OperationPtr operation = begin();
-  if (Status status = operation->wait(); !status.ok())
-    std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
-  return operation->source();
-}
-
-// Nothing keeps the memory for the engine: the caller holds the tensor until the operation is done.
 void DscommBackend::send_and_wait(const at::Tensor& tensor, int dst, int tag) {
   check_rank(dst, "dst");
   check_tag(tag);
   const Buffer buffer(tensor, Use::kRead, Argument{"tensor"});
-  finish_message("send", [&] {
-    return group_->send(buffer.data(), buffer.count(), buffer.dtype(), dst, tag, nullptr,
-                        std::chrono::milliseconds(0));
-  });
+  check_alive("send");
+  const UnderWay under_way;
+  const Status status = group_->blocking_send(buffer.data(), buffer.count(), buffer.dtype(), dst,
+                                              tag, std::chrono::milliseconds(0));
+  if (!status.ok()) std::rethrow_exception(to_exception(status, describe_call("send", *group_)));
 }
 
 int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) {
   if (src >= 0) check_rank(src, "src");
   check_tag(tag);
   const Buffer buffer(tensor, Use::kWrite, Argument{"tensor"});
-  return finish_message(src < 0 ? "recvAnySource" : "recv", [&] {
-    return group_->receive(buffer.data(), buffer.count(), buffer.dtype(), src, tag, nullptr,
-                           std::chrono::milliseconds(0));
-  });
+  const UnderWay under_way;
+  int source = -1;
+  // As in receive(): what was sent before the group failed is received all the same.
+  const Status status = group_->blocking_receive(buffer.data(), buffer.count(), buffer.dtype(), src,
+                                                 tag, std::chrono::milliseconds(0), &source);
+  if (!status.ok())
+    std::rethrow_exception(
+        to_exception(status, describe_call(src < 0 ? "recvAnySource" : "recv", *group_)));
+  return source;
 }
 
 void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {

@@ -499,6 +499,32 @@ def test_direct_messages_fail_as_others_do() -> None:
         assert direct == other and len(direct) >= 3
 
 
+def _messages_of_an_aborted_group(world: World) -> None:
+    init(world)
+    store = torch.distributed.FileStore(f"{world.folder}/aborted", world.size)
+    for api in (dist, torch.distributed):
+        group = dist.new_group([0, 1])
+        tensor = values(world.rank)
+        if world.rank == 0:
+            api.send(tensor, 1, group=group)  # from which on the direct calls know the group
+            api.send(tensor + 1, 1, group=group)
+            group.abort()
+            store.set(api.__name__, "aborted")
+        else:
+            api.recv(tensor, 0, group=group)
+            store.wait([api.__name__])
+            assert api.recv(tensor, 0, group=group) == 0
+            assert torch.equal(tensor, values(0) + 1)
+            with pytest.raises((RuntimeError, ValueError), match="abort"):
+                api.recv(tensor, 0, group=group)
+        torch.distributed.barrier()
+
+
+@pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no abort()")
+def test_what_was_sent_before_an_abort_is_received_by_either_way() -> None:
+    run_fresh(2, _messages_of_an_aborted_group)
+
+
 def _caching(world: World, backend: str) -> None:
     said_before = warn_once.cache_info().misses  # in the process that this one was forked from
     init(world, backend)
