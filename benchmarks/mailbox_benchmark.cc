@@ -53,7 +53,7 @@ class Rank {
       failure_ = group.status();
   }
   ~Rank() {
-    if (group_ != nullptr) group_->shutdown();
+    if (group_ != nullptr) group_->shutdown_with_warning();
   }
 
   void run(benchmark::State& state, const dscomm::OperationInfo& info,

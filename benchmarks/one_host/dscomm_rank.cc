@@ -119,6 +119,6 @@ int main(int count, char** arguments) {
     one_host::measure_messages(options, meeting, messages, allocate);
   else
     one_host::measure(options, meeting, all_reduce, allocate);
-  group.shutdown();
+  group.shutdown_with_warning();
   return 0;
 }

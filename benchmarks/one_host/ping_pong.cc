@@ -125,7 +125,7 @@ class Rank {
     require(made.status());
     group_ = made.value();
   }
-  ~Rank() { group_->shutdown(); }
+  ~Rank() { group_->shutdown_with_warning(); }
 
   void measure(size_t bytes) {
     std::vector<std::byte> own_out(options_.pool ? 0 : bytes), own_in(own_out.size());

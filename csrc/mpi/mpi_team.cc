@@ -50,7 +50,10 @@ class MpiTeam::Watch final : public MpiWatch {
     DSCOMM_RETURN_IF_ERROR(team_.hear_news());
     if (team_.composer_ != nullptr && waited_ns >= next_ask_ns_) {
       next_ask_ns_ = waited_ns + kAskEveryNs;
-      if (Status whole = team_.composer_->look(); !whole.ok()) {
+      Team& composer = *team_.composer_;
+      Status whole =
+          aborts_.ask(team_.call_.number(), [&](uint64_t call) { return composer.look(call); });
+      if (!whole.ok()) {
         team_.abort(whole);
         return team_.cause_.get();
       }
@@ -88,6 +91,7 @@ class MpiTeam::Watch final : public MpiWatch {
   MpiTeam& team_;
   const Place place_;
   const int64_t notice_after_ns_;
+  AbortWatch aborts_;
   int64_t next_listen_ns_ = kListenEveryNs, next_ask_ns_ = kAskEveryNs;
 };
 
@@ -307,7 +311,9 @@ Status MpiTeam::refused(const Status& status) {
   const Status reason = reason_or(status, *deadline_, [this]() -> Status {
     DSCOMM_RETURN_IF_ERROR(hear_news());
     DSCOMM_RETURN_IF_ERROR(died_);
-    return composer_ == nullptr ? Status() : composer_->look();
+    if (composer_ == nullptr) return {};
+    DSCOMM_RETURN_IF_ERROR(composer_->look(kAnyCall));
+    return composer_->death();
   });
   if (Status known = cause_.get(); !known.ok()) return known;
   return fail(reason.code(), reason.message());

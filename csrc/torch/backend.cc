@@ -89,13 +89,19 @@ DscommBackend::~DscommBackend() {
     Py_CLEAR(coalescing_manager_);
   }
   WithoutGil without_gil;
-  group_->shutdown();
+  group_->shutdown_with_warning();
   group_.reset();
 }
 
 void DscommBackend::shutdown() {
-  WithoutGil without_gil;
-  group_->shutdown();
+  Status status;
+  {
+    WithoutGil without_gil;
+    status = group_->shutdown();
+  }
+  // The group is left; torch has yet to forget it, and those after it, when it calls again.
+  if (!status.ok())
+    std::rethrow_exception(to_exception(status, "leaving group '" + group_->name() + "'"));
 }
 
 void DscommBackend::abort() {

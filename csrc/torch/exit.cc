@@ -109,7 +109,7 @@ void end_calls(const std::string& exception) {
 void leave_groups() {
   for (const std::shared_ptr<Group>& group : living_groups())
     // A thread that Python has ended may have left a call behind.
-    if (group->idle_within(std::chrono::milliseconds(0))) group->shutdown();
+    if (group->idle_within(std::chrono::milliseconds(0))) group->shutdown_with_warning();
   Context::end_transport();
 }
 

@@ -128,7 +128,7 @@ TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
       ASSERT_EQ(c, 300);
     }
     EXPECT_EQ(group->sequence(), 150u);
-    group->shutdown();
+    EXPECT_TRUE(group->shutdown().ok());
   });
 }
 
@@ -149,8 +149,8 @@ TEST(Engine, GroupsProgressIndependently) {
       EXPECT_EQ(one_value, 2);
       EXPECT_EQ(two_value, 2);
     }
-    a->shutdown();
-    b->shutdown();
+    EXPECT_TRUE(a->shutdown().ok());
+    EXPECT_TRUE(b->shutdown().ok());
   });
 }
 
@@ -166,7 +166,7 @@ TEST(Engine, ACallbackMayStartTheNextCall) {
     });
     EXPECT_TRUE(nested.get_future().get().ok());
     EXPECT_EQ(x + y, 4);
-    group->shutdown();
+    EXPECT_TRUE(group->shutdown().ok());
   });
 }
 
@@ -185,7 +185,7 @@ TEST(Engine, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
     }
     EXPECT_TRUE(operation->wait().ok());
     EXPECT_EQ(x, 2);
-    group->shutdown();
+    EXPECT_TRUE(group->shutdown().ok());
   });
 }
 
@@ -210,8 +210,8 @@ TEST(Engine, AnAbortFailsWhatIsQueuedAndWhatComes) {
     EXPECT_EQ(group->failure().code(), Code::kAborted);
     // Other groups live on.
     EXPECT_TRUE(other->run(kSum, sum_of(&y), milliseconds(0)).ok());
-    group->shutdown();
-    other->shutdown();
+    EXPECT_TRUE(group->shutdown().ok());
+    EXPECT_TRUE(other->shutdown().ok());
   });
 }
 
@@ -232,7 +232,7 @@ TEST(Engine, ABodyThatThrowsEndsTheGroupAndNotTheProcess) {
       status = group->run(kSum, sum_of(&x), milliseconds(0));
     EXPECT_EQ(status.code(), Code::kInternal);
     EXPECT_NE(status.message().find("oops"), std::string::npos);
-    group->shutdown();
+    EXPECT_TRUE(group->shutdown().ok());
   });
 }
 
@@ -243,11 +243,11 @@ TEST(Engine, ShutdownLetsTheQueueFinishAndRefusesWhatComes) {
     std::vector<OperationPtr> operations;
     for (int64_t& value : values)
       operations.push_back(group->start(kSum, sum_of(&value), milliseconds(0)));
-    group->shutdown();
+    EXPECT_TRUE(group->shutdown().ok());
     for (const OperationPtr& operation : operations)
       EXPECT_TRUE(operation->done() && operation->status().ok());
     EXPECT_EQ(values, std::vector<int64_t>(100, 2));
-    group->shutdown();
+    EXPECT_TRUE(group->shutdown().ok());
     EXPECT_EQ(group->run(kSum, sum_of(&values[0]), milliseconds(0)).code(), Code::kInvalidArgument);
   });
 }
@@ -366,7 +366,7 @@ TEST(Engine, CallsOfSeveralThreadsAndAShutdownMeet) {
       });
       while (made < 300) std::this_thread::yield();
       end = true;
-      group->shutdown();
+      EXPECT_TRUE(group->shutdown().ok());
       const int made_at_end = made;
       EXPECT_TRUE(group->idle_within(milliseconds(0)));
       for (std::thread& thread : threads) thread.join();
@@ -384,7 +384,7 @@ TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
       int64_t x = i;
       ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
       ASSERT_EQ(x, 2 * i);
-      group->shutdown();
+      EXPECT_TRUE(group->shutdown().ok());
     }
   });
 }
@@ -407,7 +407,7 @@ TEST(Engine, ARankThatCannotBeginTellsTheOthers) {
     int64_t x = rank;
     ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
     EXPECT_EQ(x, 3);
-    group->shutdown();
+    EXPECT_TRUE(group->shutdown().ok());
   });
 }
 

@@ -125,11 +125,11 @@ void expect_last_messages_survive(int64_t earlier, int64_t later = 0) {
     EXPECT_NUMBER(*first[1], 0, n);
   }
   for (auto* group : {&first[0], &second[0]}) {
-    (*group)->shutdown();
+    EXPECT_TRUE((*group)->shutdown().ok());
     group->reset();
   }
   zero.reset();  // the process of rank 0 ends
-  first[1]->shutdown();
+  EXPECT_TRUE(first[1]->shutdown().ok());
   first[1].reset();
   EXPECT_NUMBER(*second[1], 0, 101);
   EXPECT_NUMBER(*second[1], 0, 102);
@@ -201,7 +201,7 @@ TEST(MessageFaults, ARankThatClosesItsGroupLeavesTheOthersOfItsProcessTheirMessa
   EXPECT_STATUS_OK(send(*group[0], 2, 2));
   int64_t number = 0;
   OperationPtr pending = receive(*group[2], &number, 1);
-  group[0]->shutdown();
+  EXPECT_TRUE(group[0]->shutdown().ok());
   EXPECT_NUMBER(*group[1], 0, 1);
   EXPECT_STATUS_OK(send(*group[1], 3, 2));
   EXPECT_STATUS_OK(pending->wait());
@@ -306,7 +306,7 @@ TEST(MessageFaults, ASendThatIsReadInPlaceAndGivenUpIsNotReceived) {
   OperationPtr sent =
       group[0]->send(tensor.data, kCount, DType::kInt64, 1, 0, nullptr, milliseconds(0));
   EXPECT_FALSE(sent->done());  // nobody has read it
-  group[0]->shutdown();
+  EXPECT_TRUE(group[0]->shutdown().ok());
   expect_failure(sent->wait(), Code::kAborted, {"closed"});
   std::fill(tensor.data, tensor.data + kCount, 6);
   std::vector<int64_t> in(kCount);

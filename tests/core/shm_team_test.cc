@@ -119,6 +119,16 @@ TEST(ShmTeam, ReadersInPlaceThatLeaveOrAreLate) {
 }
 
 // ShmTeams inside and across: the composition that several NUMA nodes or L3 caches get.
+Result<std::unique_ptr<HierarchicalTeam>> composed_team(
+    RankParty& party, MemoryStore& store, int rank, const std::vector<std::vector<int>>& domains) {
+  TeamFactory factory = [&](std::span<const int> members,
+                            const std::string& name) -> Result<std::unique_ptr<Team>> {
+    int local = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
+    return std::unique_ptr<Team>(party.team(store, local, static_cast<int>(members.size()), name));
+  };
+  return HierarchicalTeam::make(rank, domains, factory, factory, {"composed", 4096});
+}
+
 RunRanks composed_ranks(std::vector<std::vector<int>> domains, double pooled_share = 0) {
   return [domains, pooled_share](const testing::RankBody& body) {
     int ranks = 0;
@@ -127,14 +137,7 @@ RunRanks composed_ranks(std::vector<std::vector<int>> domains, double pooled_sha
     MemoryStore store;
     run_ranks(ranks, [&](int rank) {
       RankParty party(registry, small_settings());
-      TeamFactory factory = [&](std::span<const int> members,
-                                const std::string& name) -> Result<std::unique_ptr<Team>> {
-        int local =
-            static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-        return std::unique_ptr<Team>(
-            party.team(store, local, static_cast<int>(members.size()), name));
-      };
-      auto composed = HierarchicalTeam::make(rank, domains, factory, factory, {"composed", 4096});
+      auto composed = composed_team(party, store, rank, domains);
       ASSERT_TRUE(composed.ok()) << composed.status().message();
       std::unique_ptr<Team> team = std::move(composed).value();
       if (pooled_share > 0)
@@ -294,6 +297,175 @@ TEST(ShmTeam, WhatALeaverPublishedCanStillBeRead) {
     EXPECT_EQ(status.code(), Code::kPeerLeft);
     EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
   });
+}
+
+// A rank leaves before its process ends, and may do both between two looks of a member that waits.
+TEST(ShmTeam, RankThatLeavesAndEndsIsNeverTakenForDead) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  std::atomic<int> over{0};
+  for (int i = 0; i < 20; ++i) {
+    std::atomic<bool> ready{false};
+    run_ranks(2, [&](int rank) {
+      RankParty party(registry, small_settings());
+      Result<Formation> formation = party.form(store, rank, 2, "test" + std::to_string(i));
+      ASSERT_TRUE(formation.ok()) << formation.status().message();
+      const Formation& f = formation.value();
+      auto lines =
+          std::make_unique<Lines>(party.arena, f.group_id, "test", rank, f.members, f.wait_policy);
+      if (rank == 0) {
+        ready = true;
+        while (lines->presence(1) == Lines::Presence::kHere) {
+        }
+        EXPECT_EQ(lines->presence(1), Lines::Presence::kLeft);
+        ++over;
+        return;
+      }
+      while (!ready) std::this_thread::yield();
+      ASSERT_TRUE(lines->leave().ok());
+      party.directory->die();
+    });
+  }
+  EXPECT_EQ(over, 20);
+}
+
+// Its data, its next call, and who is told.
+TEST(ShmTeam, AbortTakesNothingBackThatWasPublished) {
+  for (size_t count : {size_t{1}, size_t{1000}}) {
+    std::atomic<bool> aborted{false};
+    run_shm_ranks(3, [&](Team& team) {
+      std::vector<int32_t> data(count, team.rank());
+      if (team.rank() > 0)
+        while (!aborted) std::this_thread::yield();
+      ASSERT_TRUE(team.broadcast(data.data(), count, DType::kInt32, 0, within(60000)).ok());
+      EXPECT_EQ(data, std::vector<int32_t>(count, 0));
+      if (team.rank() == 0) {
+        team.abort(Status(Code::kAborted, "enough"));
+        aborted = true;
+      }
+      EXPECT_EQ(team.barrier(within(60000)).message(), "enough");
+    });
+  }
+}
+
+// Every wait is slow, and so looks for aborts; data that is staged, and tensors read in place.
+TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInIt) {
+  Settings settings = small_settings();
+  settings.spin_pauses = 0;
+  settings.yield_us = 0;
+  for (int i = 0; i < 60; ++i)
+    run_shm_ranks(
+        3,
+        [&](Team& team) {
+          std::vector<int64_t> data(i % 3 == 0 ? 1 : i % 3 == 1 ? 100 : 3000, 1);
+          Status status = team.all_reduce(data.data(), data.data(), data.size(), {DType::kInt64},
+                                          within(60000));
+          if (team.rank() == 0) team.abort(Status(Code::kAborted, "enough"));
+          EXPECT_TRUE(status.ok()) << status.message();
+          EXPECT_EQ(data, std::vector<int64_t>(data.size(), 3));
+          EXPECT_EQ(team.barrier(within(60000)).message(), "enough");
+        },
+        settings, i % 2 == 0 ? 0.7 : 0);
+}
+
+TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInAComposedTeam) {
+  for (int i = 0; i < 20; ++i)
+    composed_ranks({{0, 1}, {2, 3}})([&](Team& team) {
+      // The last to come to its domain's last step is late for it.
+      if (team.rank() == 3 && i % 2 == 0) std::this_thread::sleep_for(milliseconds(5));
+      std::vector<int64_t> data(i % 2 == 0 ? 3000 : 1, team.rank() == 0 ? 1 : 0);
+      Status status =
+          i % 4 < 2 ? team.all_reduce(data.data(), data.data(), data.size(), {DType::kInt64},
+                                      within(60000))
+                    : team.broadcast(data.data(), data.size(), DType::kInt64, 0, within(60000));
+      if (team.rank() == 0) team.abort(Status(Code::kAborted, "enough"));
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(data, std::vector<int64_t>(data.size(), 1));
+      EXPECT_EQ(team.barrier(within(60000)).message(), "enough");
+    });
+}
+
+// Rank 3 dies once it has completed a broadcast, and shares a Team with rank 2, which still waits
+// for rank 0.
+TEST(ShmTeam, DeathEndsNoOtherWaitOfAComposedTeam) {
+  std::atomic<bool> dead{false};
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(4, [&](int rank) {
+    RankParty party(registry, small_settings());
+    std::unique_ptr<Team> team = composed_team(party, store, rank, {{0, 2}, {1, 3}}).value();
+    int32_t value = rank == 1 ? 7 : 0;
+    if (rank == 0) {
+      while (!dead) std::this_thread::yield();
+      std::this_thread::sleep_for(milliseconds(500));
+    }
+    Status status = team->broadcast(&value, 1, DType::kInt32, 1, within(60000));
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(value, 7);
+    if (rank == 3) {
+      party.directory->die();
+      dead = true;
+      static_cast<void>(team.release());  // as a process that ends
+      return;
+    }
+    status = team->barrier(within(60000));
+    EXPECT_EQ(status.code(), Code::kPeerDied) << status.message();
+  });
+}
+
+// What leaving says, by rank, when each rank broadcasts so often, from this root.
+std::vector<Status> leave_after(const std::vector<int>& calls, const std::vector<int>& roots,
+                                bool composed) {
+  std::vector<Status> told(calls.size());
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  std::atomic<int> called{0}, left{0};
+  run_ranks(static_cast<int>(calls.size()), [&](int rank) {
+    const auto k = static_cast<size_t>(rank);
+    RankParty party(registry, small_settings());
+    std::unique_ptr<Team> team;
+    if (composed)
+      team = composed_team(party, store, rank, {{0, 1}, {2, 3}}).value();
+    else
+      team = party.team(store, rank, static_cast<int>(calls.size()));
+    int32_t value = 0;
+    for (int i = 0; i < calls[k]; ++i)
+      EXPECT_TRUE(team->broadcast(&value, 1, DType::kInt32, roots[k], within(60000)).ok());
+    ++called;
+    while (called < static_cast<int>(calls.size())) std::this_thread::yield();
+    told[k] = team->leave();
+    EXPECT_TRUE(team->leave().ok());
+    team.reset();
+    ++left;
+    while (left < static_cast<int>(calls.size())) std::this_thread::yield();
+  });
+  return told;
+}
+
+TEST(ShmTeam, LeavingTellsOfADisagreementInTheLastCalls) {
+  for (bool composed : {false, true})
+    for (int i = 0; i < 4; ++i) {
+      for (const auto& [calls, roots] :
+           {std::pair(std::vector{9, 9, 9, 9}, std::vector{0, 0, 0, 3}),
+            {{9, 9, 9, 8}, {0, 0, 0, 0}},
+            {{1, 1, 1, 0}, {0, 0, 0, 0}}}) {
+        size_t told = 0;
+        // A root of another number deviates from its first call on, so it makes one.
+        const auto& made = roots[3] == 3 ? std::vector{1, 1, 1, 1} : calls;
+        for (const Status& status : leave_after(made, roots, composed)) {
+          if (status.ok()) continue;
+          ++told;
+          EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
+          EXPECT_NE(status.message().find(composed ? "rank 1 (" : "rank 3 ("), std::string::npos)
+              << status.message();
+        }
+        EXPECT_GT(told, 0u) << made[3] << " calls, root " << roots[3];
+      }
+      for (int same : {0, 1, 9})
+        for (const Status& status :
+             leave_after(std::vector(4, same), std::vector{0, 0, 0, 0}, composed))
+          EXPECT_TRUE(status.ok()) << status.message();
+    }
 }
 
 TEST(ShmTeam, AMissingRankIsNamedAtTheDeadline) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -183,3 +184,53 @@ def test_abort() -> None:
         job.tell("go")
         texts = job.results()
     assert len(set(texts)) == 1 and "aborted by rank 0" in texts[0], texts
+
+
+def _aborts_once_done(world: World, tries: int, composed: bool) -> list[str]:
+    """Rank 0 aborts as soon as its own call has returned: what the same call of each rank raised,
+    and whether the next one does."""
+    if composed:
+        world.compose()
+    world.init()
+    raised = []
+    for number in range(tries):
+        group = dist.new_group()
+        total = torch.ones((3, 5000)[number % 2])
+        try:
+            dist.all_reduce(total, group=group)
+            assert total.eq(world.size).all()
+        except RuntimeError as error:
+            raised.append(str(error))
+        if world.rank == 0:
+            group._get_backend(torch.device("cpu")).abort()
+        text = _raises(lambda group=group: dist.all_reduce(torch.ones(3), group=group))
+        assert "aborted by rank 0" in text
+    return raised
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "_get_backend"), reason="torch 1.13 has no abort"
+)
+@pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
+def test_abort_takes_nothing_back(composed: bool) -> None:
+    """A call that is complete on the rank that aborts is complete on all."""
+    with Job(RANKS, _aborts_once_done, 30, composed) as job:
+        assert job.results() == [[]] * RANKS
+
+
+def _waits_in_vain(world: World) -> str:
+    world.init()
+    if world.rank == 1:
+        world.hear()
+        return ""
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    return _raises(lambda: work.wait(timedelta(seconds=0.2)))
+
+
+def test_limit_of_a_wait_says_timed_out() -> None:
+    with Job(2, _waits_in_vain) as job:
+        event = job.wait_for("returned", [0])[0]
+        job.tell("go", [1])
+        job.finish()
+        assert "timed out" in event.facts["value"], job.report()

@@ -158,6 +158,35 @@ def test_leaving_in_turn_is_no_fault() -> None:
         job.results()
 
 
+def _completes_and_exits(world: World, ending: str) -> float:
+    """Rank 3 completes the last call and goes; rank 0 comes to it late, and rank 2 waits for it."""
+    world.compose()
+    world.init()
+    dist.barrier()
+    value = torch.full((100,), 7.0 if world.rank == 1 else 0.0)
+    if world.rank == 0:
+        world.hear()
+        time.sleep(0.6)
+    dist.broadcast(value, 1)
+    world.say("done")
+    if world.rank == 3:
+        if ending == "destroy":
+            dist.destroy_process_group()
+        world.say("gone")
+        os._exit(0)
+    return value[-1].item()
+
+
+@pytest.mark.parametrize("ending", ["destroy", "exit"])
+def test_late_rank_of_a_composed_team_reads_what_was_published(ending: str) -> None:
+    with Job(4, _completes_and_exits, ending) as job:
+        job.wait_for("gone", [3])
+        job.tell("go", [0])
+        job.finish()
+        values = [job.first(rank, "returned") for rank in range(3)]
+        assert [event and event.facts["value"] for event in values] == [7.0] * 3, job.report()
+
+
 # --- kills while groups are made and destroyed
 
 INIT_TIMEOUT_S = 3.0

@@ -289,3 +289,70 @@ def test_group_of_different_ranks(what: str) -> None:
         if lists[rank] is not None and len(same) != len(lists[rank]):
             assert "different members" in text or "believes in" in text, texts
             assert "global rank" in text or re.search(r"believes in \d ranks, rank \d in \d", text)
+
+
+# --- in the last calls
+
+# What must be shown of both sides.
+LAST_CALLS = {
+    "other root": ("broadcast(float32[3], root 0)", "broadcast(float32[3], root 3)"),
+    "one more": ("made 9 calls", "made 10 calls"),
+    "none": ("made no call", "made 1 call"),
+    "the same": (),
+}
+
+
+def _leaves_groups(world: World, composed: bool) -> list[str]:
+    """Groups in which rank 3 differs in its last call, or calls once less, and is the first or the
+    last to leave, or leaves together with the others: what destroying each of them raised."""
+    if composed:
+        world.compose()
+    world.init()
+    odd = world.rank == 3
+    texts = []
+    for calls in LAST_CALLS:
+        for first in ([3], [0, 1, 2], [0, 1, 2, 3]):
+            group = dist.new_group()
+            value = torch.zeros(3)
+            # Nobody waits for rank 3 in these, so all return.
+            if calls == "other root":
+                dist.broadcast(value, 3 if odd else 0, group=group)
+            elif calls == "none":
+                if not odd:
+                    dist.broadcast(value, 0, group=group)
+            else:
+                for _ in range(9 if odd and calls == "one more" else 10):
+                    dist.broadcast(value, 0, group=group)
+            dist.barrier()
+            if world.rank not in first:
+                dist.barrier()
+            text = ""
+            try:
+                dist.destroy_process_group(group)
+            except RuntimeError as error:
+                assert isinstance(error, FAULT)
+                text = str(error)
+                dist.destroy_process_group(group)  # what torch had yet to do
+            if world.rank in first:
+                dist.barrier()
+            texts.append(text)
+            dist.barrier()
+    dist.destroy_process_group()
+    return texts
+
+
+@pytest.mark.skipif(not TORCH_2, reason="torch 1.13 destroys a group by dropping it")
+@pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
+def test_disagreement_in_the_last_calls_is_told_by_leaving(composed: bool) -> None:
+    with Job(4, _leaves_groups, composed) as job:
+        texts = job.results()
+        pids = job.pids
+    problems = []
+    for number, calls in enumerate(call for call in LAST_CALLS for _ in range(3)):
+        told = [texts[rank][number] for rank in range(4) if texts[rank][number]]
+        if bool(told) != (calls != "the same"):
+            problems.append(f"{calls}, {number}: {told}")
+        for text in told:
+            if not names_rank(text, 3, pids[3]) or any(s not in text for s in LAST_CALLS[calls]):
+                problems.append(f"{calls}: {text}")
+    assert not problems, "\n".join(problems)

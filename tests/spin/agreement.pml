@@ -2,19 +2,21 @@
  * waits for ever because another called something else.
  *
  * Mirrors: csrc/core/shm/lines.cc, begin(), verify(), mismatch() as far as it reads call records,
- * MemberWatch::look(), wait_posted(),
- * wait_acknowledged(), end() and adopt_abort().
+ * MemberWatch::look(), wait_posted(), wait_acknowledged(), end(), find_abort(), leave() and
+ * compare_last_calls().
  *
  * Ranks make CALLS broadcasts and then a barrier. The first to come chooses the root, and whether
  * the call is long: then the root waits within it until all have acknowledged, as it does when it
  * has more rounds than buffers. With DEVIATES one rank, in one of its calls, has another root than
- * the others.
+ * the others. With LEAVES there is no barrier: ranks leave after their last broadcast, and with FEWER
+ * the one that deviates makes one broadcast less instead.
  *
  * The rolling hash of call s is s itself, and one bit that is set from the call that deviates on:
  * it is assumed that different histories have different hashes.
  *
  * Properties: a rank reports a mismatch only if there is one; whoever leaves the barrier with
- * success has called what all others have; no rank is stuck; and with DESCRIBES, the call that is
+ * success has called what all others have; with LEAVES, some rank reports a disagreement when all have
+ * left; no rank is stuck; and with DESCRIBES, the call that is
  * shown as a member's is the one that it made.
  *
  * Whoever waits also looks, between the slices, at the hashes of members that have posted the call
@@ -40,7 +42,8 @@
 #define RECORD_ROOT(r, slot) (3 * RANKS * SLOTS + POSTED(r, slot))
 #define DONE(r) (4 * RANKS * SLOTS + (r))
 #define ABORTED(r) (4 * RANKS * SLOTS + RANKS + (r))
-#define WORDS (4 * RANKS * SLOTS + 2 * RANKS)
+#define CLOSED(r) (4 * RANKS * SLOTS + 2 * RANKS + (r))
+#define WORDS (4 * RANKS * SLOTS + 3 * RANKS)
 
 #define PROGRESS(call, phase) (2 * (call) + (phase))
 #define SEQUENCE_OF(word) ((word) / 2)
@@ -52,14 +55,26 @@ byte deviant = NOBODY, deviates_at;
 byte roots[CALLS + 2] = NOBODY;  /* of all but the deviant */
 bool is_long[CALLS + 2];
 
+#ifdef FEWER
+#define HAS_DEVIATED(rank, call) false
+#else
 #define HAS_DEVIATED(rank, call) (rank == deviant && (call) >= deviates_at)
+#endif
 #ifdef MUTANT_ONLY_READERS_COMPARE_ONE_CALL
 #define HASH_OF(rank, call) (2 * (call) + (rank == deviant && (call) == deviates_at -> 1 : 0))
 #else
 #define HASH_OF(rank, call) (2 * (call) + (HAS_DEVIATED(rank, call) -> 1 : 0))
 #endif
+#ifdef FEWER
+#define ROOT_OF(rank, call) roots[call]
+#define CALLS_OF(rank) (rank == deviant -> CALLS - 1 : CALLS)
+#else
 #define ROOT_OF(rank, call) \
   ((rank == deviant && (call) == deviates_at -> (roots[call] + 1) % RANKS : roots[call]))
+#define CALLS_OF(rank) CALLS
+#endif
+byte left_count;
+bool is_told;
 
 #if RANKS > 2
 #define ABORT_SEEN (memory[ABORTED(0)] == 1 || memory[ABORTED(1)] == 1 || memory[ABORTED(2)] == 1)
@@ -142,6 +157,11 @@ inline wait(word, target) {
   :: memory[word] >= target -> break
   /* The word may have come since it was looked at. */
   :: ABORT_SEEN -> goto failed
+#ifdef LEAVES
+  /* Its other ways out are in faults.pml. */
+  :: memory[CLOSED(0)] == 1 && memory[word] < target -> goto failed
+  :: memory[CLOSED(1)] == 1 && memory[word] < target -> goto failed
+#endif
   :: UNCOMPARED(0) -> verify(0, sequence)
   :: UNCOMPARED(1) -> verify(1, sequence)
 #if RANKS > 2
@@ -225,18 +245,62 @@ inline post() {
 }
 
 inline end() {
-  adopt_abort();
   exchange(DONE(me), PROGRESS(sequence + 1, 0))
 }
 
+/* The newest call of a member is that of its newest slot. */
+inline leave() {
+#ifdef MUTANT_LEAVES_BY_A_STORE
+  store(CLOSED(me), 1);
+#else
+  exchange(CLOSED(me), 1);
+#endif
+  for (member : 0 .. RANKS - 1) {
+    if
+    :: member != me ->
+       has_left = memory[CLOSED(member)];
+       adopt_abort();
+       first_choice = sequence;
+       do
+       :: first_choice > verified[member] && first_choice + SLOTS > sequence ->
+          verify(member, first_choice);
+          first_choice--
+       :: else -> break
+       od;
+       first_choice = 0;
+#ifndef MUTANT_CALLS_NOT_COUNTED
+       if
+       :: has_left ->
+          seen = SEQUENCE_OF(memory[POSTED(member, 0)]);
+          if
+          :: SEQUENCE_OF(memory[POSTED(member, 1)]) > seen ->
+             seen = SEQUENCE_OF(memory[POSTED(member, 1)])
+          :: else
+          fi;
+          if
+          :: seen != sequence -> goto failed
+          :: else
+          fi;
+          seen = 0
+       :: else
+       fi;
+#endif
+       has_left = false
+    :: else
+    fi
+  }
+  member = 0
+}
+
 proctype rank(byte me) {
+  bool has_left = false;
   byte sequence = 0, slot = 0, member = 0, checked = 0, seen = 0, shown = 0, root = 0, source = 0;
   byte first_choice = 0;
   bool first_is_long = false;
   byte verified[RANKS];
   byte own_hash[SLOTS];
   do
-  :: sequence < CALLS ->
+  :: sequence < CALLS_OF(me) ->
      sequence++;
      slot = sequence % SLOTS;
      if
@@ -271,6 +335,9 @@ proctype rank(byte me) {
      end()
   :: else -> break
   od;
+#ifdef LEAVES
+  leave();
+#else
   sequence++;
   slot = sequence % SLOTS;
   begin();
@@ -278,14 +345,23 @@ proctype rank(byte me) {
   wait_all_posted();
   end();
   assert(deviant == NOBODY);
+#endif
   goto finished;
 
 failed:
   assert(deviant != NOBODY);
+  is_told = true;
   store(ABORTED(me), 1);
+  store(CLOSED(me), 1);
 
 finished:
-  skip
+  skip;
+  atomic {
+    left_count++;
+#ifdef LEAVES
+    assert(left_count < RANKS || is_told == (deviant != NOBODY))
+#endif
+  }
 }
 
 init {

@@ -1,7 +1,7 @@
 /* When a rank dies or stops, every other rank ends, and those that fail all name it.
  *
- * Mirrors: csrc/core/shm/lines.cc, MemberWatch::look(), adopt_abort(), fail(), abort(),
- * timed_out(), leave() and end(); csrc/core/shm/peer.cc, alive(); and the shape of all_reduce.cc,
+ * Mirrors: csrc/core/shm/lines.cc, MemberWatch::look(), presence(), find_abort(), fail(), abort(),
+ * timed_out(), begin(), leave() and end(); csrc/core/shm/peer.cc, alive(); and the shape of all_reduce.cc,
  * broadcast.cc and gather.cc with two rounds and a stage of one buffer, so that writers wait for
  * readers too.
  *
@@ -13,6 +13,9 @@
  * member's process, that it left. Looks that see nothing change nothing. What is loaded one after
  * the other in the code is loaded in steps here wherever another rank can come between. Deadlines
  * pass when nothing else can move (Promela's `timeout`), in any order.
+ *
+ * An abort of a rank that had finished a call is left aside when another rank begins that call. In the
+ * waits of the call it may end a wait or not, as its grace passes or does not.
  *
  * Properties: no rank is stuck; nobody fails unless a rank has gone; the cause names that rank
  * (with STOPS: is among those that the message names); what a rank reads before it reports success
@@ -36,7 +39,8 @@
 #define CAUSE(r) (RANKS * (CALLS + 3) + (r))
 #define LEFT(r) (RANKS * (CALLS + 4) + (r))
 #define DEAD(r) (RANKS * (CALLS + 5) + (r))
-#define WORDS (RANKS * (CALLS + 6))
+#define FINISHED(r) (RANKS * (CALLS + 6) + (r))
+#define WORDS (RANKS * (CALLS + 7))
 
 #define PROGRESS(call, phase) (4 * (call) + (phase))
 #define FILLED_BY(call, round) (4 * (call) + (round))
@@ -99,6 +103,19 @@ inline adopt_abort() {
   fi
 }
 
+/* In begin(): leaves aside who had finished this call. */
+#define ENDS_CALL(r) (memory[ABORTED(r)] == 1 && memory[FINISHED(r)] < call)
+inline adopt_abort_of_call() {
+  if
+  :: ENDS_CALL(0) -> cause = memory[CAUSE(0)]; goto failed
+  :: ENDS_CALL(1) -> cause = memory[CAUSE(1)]; goto failed
+#if RANKS > 2
+  :: ENDS_CALL(2) -> cause = memory[CAUSE(2)]; goto failed
+#endif
+  :: else
+  fi
+}
+
 /* The ranks that timed_out() names: who has not posted the call, whom this wait is for, and those
  * whose done words are the lowest, even if all are equal: a writer that waits for its readers has
  * acknowledged no more than a reader that stopped before it read. */
@@ -137,17 +154,25 @@ inline timed_out(member) {
 inline wait(word, target, member) {
   do
   :: memory[word] >= target -> break
-  :: ABORT_SEEN -> adopt()  /* the word may have come since it was looked at */
+  :: ABORT_SEEN ->
+     /* What the rank that aborted had published counts. */
+     if
+     :: memory[word] >= target -> break
+     :: else -> adopt()
+     fi
 #ifdef STOPS
   :: timeout && memory[word] < target -> timed_out(member)
 #endif
 #ifndef MUTANT_LIFE_NOT_WATCHED
   :: memory[LEFT(member)] == 1 || memory[DEAD(member)] == 1 ->
-     /* The word may have come, too, and the member may have left after that was looked at. */
+     /* The word may have come, too, and the member may have left, and died, after that was looked
+      * at. Its life is looked at before whether it has left. */
+     is_dead = memory[DEAD(member)];
      if
      :: memory[LEFT(member)] == 1 -> cause = HAS_LEFT(member)
-     :: memory[DEAD(member)] == 1 -> cause = DIED(member)
+     :: else -> cause = DIED(member); assert(is_dead)
      fi;
+     is_dead = false;
 #ifndef MUTANT_LAST_WORD_NOT_READ
      if
      :: memory[word] >= target -> cause = 0; break
@@ -210,7 +235,6 @@ inline read_all(round) {
 }
 
 inline end() {
-  adopt_abort();
   exchange(DONE(me), PROGRESS(call + 1, 0))
 }
 
@@ -259,11 +283,13 @@ inline collective() {
 inline publish_abort() {
 #if defined(MUTANT_FLAG_BEFORE_RECORD)
   store(ABORTED(me), 1);
+  store(FINISHED(me), call - 1);
   store(CAUSE(me), cause)
 #elif defined(MUTANT_ABORT_NOT_PUBLISHED)
   skip
 #else
   store(CAUSE(me), cause);
+  store(FINISHED(me), call - 1);
   store(ABORTED(me), 1)
 #endif
 }
@@ -275,11 +301,12 @@ inline leave_and_exit() {
 
 proctype rank(byte me) {
   byte call = 1, k = 0, other = 0, cause = 0;
+  bool is_dead = false;
   {
     do
     :: call <= CALLS ->
        choose();
-       adopt_abort();
+       adopt_abort_of_call();
        collective();
        end();
        call++

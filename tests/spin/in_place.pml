@@ -3,7 +3,8 @@
  * nobody waits for ever.
  *
  * Mirrors: csrc/core/shm/all_reduce.cc, all_reduce_chunked(), with input and output in one place or
- * in two; broadcast.cc, gather.cc and all_gather.cc, in place; lines.cc, abort() and end(). reduce.cc
+ * in two; broadcast.cc, gather.cc and all_gather.cc, in place; lines.cc, abort(), end() and
+ * check_sources(). reduce.cc
  * and scatter.cc go through their rounds as gather.cc and broadcast.cc do, reduce_scatter.cc and
  * all_to_all.cc as all_gather.cc.
  *
@@ -16,8 +17,10 @@
  * reader asserts that it finds the one it wants. Every call begins with a new input.
  *
  * With ABORTS one rank gives up in one of its waits, as it does at its deadline, and overwrites its
- * tensor; and so do all that see an abort while they wait. Then what is read may be wrong, and the
- * reader asserts that it does not succeed.
+ * tensor; and so do all that see an abort while they wait and what they wait for has not come. Then
+ * what is read may be wrong, and the reader asserts that it does not succeed. A rank may pass such a
+ * value on in its result, staged or not, before it fails; so a result that was made of a wrong value
+ * is wrong for whoever reads it.
  *
  * Left out: slots, which are as many as calls (see slot_reuse.pml), sleeping, hashes, deaths.
  */
@@ -73,6 +76,8 @@ byte kind[CALLS + 1], root[CALLS + 1], length[CALLS + 1];
 #define WHOLE 2
 #define IN_PLACE(r) in_place[(r) * CALLS + call - 1]
 byte in_place[RANKS * CALLS];
+/* By rank: it has made a result of something wrong. */
+bool is_spoilt[RANKS];
 
 inline choose() {
   atomic {
@@ -118,7 +123,7 @@ inline await(condition) {
   if
   :: condition
 #ifdef ABORTS
-  :: IS_ABORTED -> goto gone
+  :: IS_ABORTED && !(condition) -> goto gone
   :: d_step { !given_up -> given_up = true }; goto gone
 #endif
   fi
@@ -167,6 +172,7 @@ inline read_from(member, chunk, slice, wanted) {
   if
   :: (member) != me &&
      (IN_PLACE(member) == WHOLE || IN_PLACE(member) == INPUT_ALONE && (wanted) == INPUT(call)) ->
+     sources = sources | (1 << (member));
      is_wrong = is_wrong || memory[TENSOR(member, chunk, slice)] != (wanted);
 #ifndef ABORTS
      assert(!is_wrong)
@@ -193,6 +199,7 @@ inline reduce_slice(chunk) {
     k = 0
   }
   store_result(chunk, me);
+  is_spoilt[me] = is_spoilt[me] || is_wrong;
   post(RESULT_ROUND(chunk) + 1);
   acknowledge(INPUT_ROUND(chunk) + 1)
 }
@@ -206,6 +213,7 @@ inline gather_slices(chunk) {
      :: k != me ->
 #ifndef MUTANT_GATHERED_EARLY
         read(k, chunk, k, RESULT(call));
+        is_wrong = is_wrong || is_spoilt[k];
 #endif
         store_result(chunk, k)
      :: else
@@ -288,21 +296,41 @@ inline read_rounds(from_all) {
   od
 }
 
+#ifdef MUTANT_SUCCESS_ASSUMED_EARLY
+#define DONE_BY_THEN PROGRESS(call, 1)
+#else
+#define DONE_BY_THEN PROGRESS(call + 1, 0)
+#endif
 inline end() {
 #ifdef ABORTS
 #ifndef MUTANT_NO_LOOK_AT_THE_END
-  if
-  :: IS_ABORTED -> goto gone
-  :: else
-  fi;
+  k = 0;
+  do
+  :: k < RANKS ->
+     if
+     :: (sources >> k) % 2 == 1 && memory[ABORTED(k)] == 1 ->
+        if
+        :: memory[DONE(k)] >= DONE_BY_THEN  /* it had succeeded */
+        :: else -> goto gone
+        fi
+     :: else
+     fi;
+     k++
+  :: else -> break
+  od;
+  k = 0;
 #endif
   assert(!is_wrong);
+#ifdef REACHES_SUCCESS_AFTER_ABORT
+  assert(!IS_ABORTED);
 #endif
+#endif
+  sources = 0;
   exchange(DONE(me), PROGRESS(call + 1, 0));
 }
 
 proctype rank(byte me) {
-  byte call = 1, step = 0, k = 0;
+  byte call = 1, step = 0, k = 0, sources = 0;
   bool is_wrong = false;
   do
   :: call <= CALLS ->

@@ -390,7 +390,7 @@ void Group::make_point_to_point(const Formation& formation) {
 
 Group::~Group() {
   if (context_->check_process().ok()) {
-    shutdown();
+    shutdown_with_warning();
     return;
   }
   // A forked child: the memory is not mapped here.
@@ -692,18 +692,25 @@ void Group::begin_exit() {
   state_.fetch_or(kExiting);
 }
 
-void Group::shutdown() {
-  if (!context_->check_process().ok()) return;
+Status Group::shutdown() {
+  if (!context_->check_process().ok()) return {};
   std::unique_lock lock(mutex_);
   state_.fetch_or(kClosed);
   // Ends: what is queued runs under its deadlines.
   idle_.wait(lock, [this] { return queue_.empty() && !has_state(kRunning); });
-  if (team_ == nullptr) return;
+  if (team_ == nullptr) return {};
   std::unique_ptr<Team> team = std::move(team_);
   std::unique_ptr<ShmTeam> flat = std::move(flat_);
   lock.unlock();
   // Before the Teams go, which its closures ask.
   close_message_port();
+  return team->leave();
+}
+
+void Group::shutdown_with_warning() {
+  if (Status status = shutdown(); !status.ok())
+    log_line(LogLevel::kWarn, "leaving group '%s': %s", options_.name.c_str(),
+             status.message().c_str());
 }
 
 }  // namespace dscomm

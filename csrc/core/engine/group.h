@@ -110,8 +110,11 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   void begin_exit();
 
   // Leaves the group: lets what is queued finish (under its deadlines), then refuses later calls.
-  // Not collective. Idempotent. Any thread but one that runs a call of this group.
-  void shutdown();
+  // Not collective. Idempotent. Any thread but one that runs a call of this group. kMismatch, once,
+  // where the last calls of the ranks differ and nobody was told; the group is left all the same.
+  Status shutdown();
+  // For where nothing can be raised: logs it.
+  void shutdown_with_warning();
 
   std::string flight_record_json() const { return recorder_.json(); }
   bool tell(GroupRecord* record) const override;

@@ -98,9 +98,10 @@ static_assert(sizeof(Slot) == kLineBytes);
 // Why a group ended, as the first rank that saw it says. Written once, before `aborted` is stored.
 struct AbortRecord {
   uint64_t sequence;
+  uint64_t finished;  // calls of the owner, as people count them (CallRecord::number())
   int32_t rank;       // who first saw it
   uint32_t code;      // Code
-  char message[888];  // ends with a zero
+  char message[880];  // ends with a zero
 };
 
 inline constexpr size_t kBeacons = 8;
@@ -111,12 +112,19 @@ struct alignas(kLineBytes) Beacon {
 // Room for the name of an exception's type.
 inline constexpr size_t kExceptionBytes = 64;
 
+// Leaving has two steps. A rank that calls no more compares once more what the others have
+// published; only then its lines, and theirs, may become another group's.
+inline constexpr uint32_t kCallsNoMore = 1;
+inline constexpr uint32_t kReadsNoMore = 2;
+
 // A rank's lines for one group.
 struct alignas(kPageBytes) GroupLines {
   // Of the group; another one means that the owner has reused the lines, hence left long ago.
   // Release store when the lines are set up, acquire loads by members that look whether it left.
   std::atomic<uint64_t> group_id;
-  // 1 after the owner left the group. Release store; acquire loads in slow waits and sweeps.
+  // Whether the owner has left the group: kCallsNoMore, kReadsNoMore, or 0. seq_cst exchange of the
+  // first, with seq_cst loads by members that leave: of two, one sees the other. Release store of
+  // the second; acquire loads in slow waits and sweeps.
   std::atomic<uint32_t> closed;
   // 1 once the owner's process has begun to end without having left: it may still make calls, but
   // when it is gone it was not killed. Release store after `exception` is written; acquire loads by

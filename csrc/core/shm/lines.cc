@@ -13,6 +13,7 @@
 #include "core/base/log.h"
 #include "core/shm/copy.h"
 #include "core/team/call.h"
+#include "core/team/first_cause.h"
 
 namespace dscomm {
 namespace {
@@ -64,6 +65,11 @@ CallRecord load_record(const CallRecord& from) {
   return std::bit_cast<CallRecord>(words);
 }
 
+Status cause_of(const AbortRecord& record) {
+  return Status(static_cast<Code>(record.code),
+                std::string(record.message, strnlen(record.message, sizeof record.message)));
+}
+
 }  // namespace
 
 // Watches the wait for one member.
@@ -73,15 +79,10 @@ class Lines::MemberWatch final : public Watch {
       : lines_(lines), word_(word), target_(target), member_(member) {}
 
   Status look() override {
-    if (lines_.own_->aborted.load(std::memory_order_acquire) != 0)
-      return lines_.failed();  // pairs with abort()
-    DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort());
-    if (lines_.composer_ != nullptr) {
-      Status whole = lines_.composer_->look();
-      if (!whole.ok()) {
-        lines_.abort(whole);
-        return lines_.failed();
-      }
+    if (Status cause = find_abort(); !cause.ok()) {
+      if (has_come()) return {};
+      lines_.abort(cause);
+      return lines_.failed();
     }
     // Not only the one that is waited for: two ranks that both believe to be the root wait for each
     // other's acknowledgements, and neither reads the other's call. Not in begin(), where the own
@@ -91,22 +92,18 @@ class Lines::MemberWatch final : public Watch {
     for (int member = 0; begun && member < lines_.size(); ++member)
       if (lines_.verified_[static_cast<size_t>(member)] < lines_.sequence_)
         DSCOMM_RETURN_IF_ERROR(lines_.verify(member, lines_.sequence_));
-    const Peer& peer = lines_.peer(member_);
-    // The pidfd costs a system call: every eighth look is some 100 ms. Life first: it leaves before
-    // it dies.
-    bool alive = peer.alive(++looks_ % 8 == 0);
-    bool left = lines_.has_left(member_);
-    if (!left && alive) return lines_.is_overtime() ? lines_.timed_out(member_) : Status();
-    // What it published before it went counts: the acquire load above came after its last store.
-    if (word_.load(std::memory_order_acquire) >= target_)
-      return {};  // pairs with the owner's exchange
+    // The pidfd costs a system call: every eighth look is some 100 ms.
+    const Presence presence = lines_.presence(member_, ++looks_ % 8 == 0);
+    if (presence == Presence::kHere)
+      return lines_.is_overtime() ? lines_.timed_out(member_) : Status();
+    if (has_come()) return {};
     // It may have recorded why it went.
-    DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort());
+    DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort(kAnyCall));
     const GroupLines& view = *lines_.views_[static_cast<size_t>(member_)];
     uint64_t reached = sequence_of(view.done.load(std::memory_order_acquire));  // pairs with end()
     std::string calls =
         reached > 1 ? "after " + std::to_string(reached - 1) + " calls" : "before its first call";
-    if (left)
+    if (presence == Presence::kLeft)
       return lines_.fail(Code::kPeerLeft, lines_.name_member(member_) + " " +
                                               lines_.describe_leave(member_) + " " + calls +
                                               ", before it made this call; " +
@@ -120,10 +117,25 @@ class Lines::MemberWatch final : public Watch {
   Status timed_out() override { return lines_.timed_out(member_); }
 
  private:
+  // What a rank published before it aborted, left or died counts: the load that told of it acquired
+  // all that came before, so the word is loaded after it.
+  bool has_come() const {
+    return word_.load(std::memory_order_acquire) >= target_;  // pairs with the owner's exchange
+  }
+
+  Status find_abort() {
+    Team* composer = lines_.composer_;
+    return aborts_.ask(lines_.number_, [&](uint64_t call) {
+      DSCOMM_RETURN_IF_ERROR(lines_.look(call));
+      return composer == nullptr ? Status() : composer->look(call);
+    });
+  }
+
   Lines& lines_;
   const std::atomic<uint64_t>& word_;
   const uint64_t target_;
   const int member_;
+  AbortWatch aborts_;
   unsigned looks_ = 0;
 };
 
@@ -152,7 +164,7 @@ void Lines::open(Arena& arena, uint64_t offset, uint64_t group_id) {
 
 void Lines::close(Arena& arena, uint64_t offset) {
   auto* lines = reinterpret_cast<GroupLines*>(arena.data() + offset);
-  lines->closed.store(1, std::memory_order_release);  // pairs with has_left()
+  lines->closed.store(kReadsNoMore, std::memory_order_release);  // pairs with has_left()
 }
 
 Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
@@ -167,7 +179,8 @@ Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, 
                                          members_[static_cast<size_t>(rank)].lines_offset)),
       known_done_(members_.size(), progress(1, 0)),
       distance_(static_cast<int>(members_.size())),
-      verified_(members_.size(), 0) {
+      verified_(members_.size(), 0),
+      reads_in_place_(members_.size(), 0) {
   for (const LinesMember& member : members_)
     views_.push_back(reinterpret_cast<const GroupLines*>(
         member.peer->at(member.lines_offset, sizeof(GroupLines), kPageBytes)));
@@ -175,7 +188,7 @@ Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, 
   known_done_[static_cast<size_t>(rank_)] = UINT64_MAX;
 }
 
-Lines::~Lines() { leave(); }
+Lines::~Lines() { static_cast<void>(leave()); }
 
 Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
@@ -185,7 +198,9 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   uint64_t hash_before =
       last == 0 ? group_id_ : own_slot().hash.load(std::memory_order_relaxed);  // own store
   ++sequence_;
-  DSCOMM_RETURN_IF_ERROR(adopt_abort());
+  number_ = options.whole != nullptr ? options.whole->number() : sequence_;
+  // Not that of a member that had finished this call: it has published its part.
+  DSCOMM_RETURN_IF_ERROR(adopt_abort(number_));
   for (int member = 0; member < size(); ++member) {
     if (last > 0 && verified_[static_cast<size_t>(member)] < last)
       DSCOMM_RETURN_IF_ERROR(verify(member, last));
@@ -280,13 +295,27 @@ void Lines::acknowledge(uint32_t phase) {
 }
 
 Status Lines::end() {
-  // After the last read: a member that gave up meanwhile may have let its memory go, or write it.
+  if (last_in_place_ == sequence_) DSCOMM_RETURN_IF_ERROR(check_sources());
+  own_->done.exchange(progress(sequence_ + 1, 0), std::memory_order_seq_cst);  // as in post()
+  wake_sleepers(own_->done);
+  return {};
+}
+
+// After the last read: a member whose tensor was read in place, and whose call failed meanwhile,
+// may have let its caller write it. What it had staged stays as it is until this rank is done or
+// has left, and so does a slot, which only a later call rewrites; so an abort spoils neither.
+Status Lines::check_sources() {
 #if !defined(__SANITIZE_THREAD__)                       // which knows no fences
   std::atomic_thread_fence(std::memory_order_acquire);  // orders plain reads before the next load
 #endif
-  DSCOMM_RETURN_IF_ERROR(adopt_abort());
-  own_->done.exchange(progress(sequence_ + 1, 0), std::memory_order_seq_cst);  // as in post()
-  wake_sleepers(own_->done);
+  for (size_t k = 0; k < views_.size(); ++k) {
+    if (reads_in_place_[k] != sequence_) continue;
+    if (views_[k]->aborted.load(std::memory_order_acquire) == 0) continue;  // pairs with abort()
+    // Its call succeeded, and so after this rank had acknowledged its last read of the tensor.
+    if (views_[k]->done.load(std::memory_order_acquire) >= progress(sequence_ + 1, 0))
+      continue;  // pairs with end()
+    return adopt_abort(kAnyCall);
+  }
   return {};
 }
 
@@ -420,22 +449,35 @@ Status Lines::mismatch(int member, uint64_t sequence) {
                   " calls ago; every rank must make the same calls in the same order");
 }
 
-// Takes over the first cause among the members' abort records, if there is one.
-Status Lines::adopt_abort() {
+// The first cause among the members' abort records, but for those of members that had finished this
+// call before; null when there is none.
+const AbortRecord* Lines::find_abort(uint64_t call) const {
   const AbortRecord* first = nullptr;
   for (const GroupLines* view : views_) {
     if (view == own_) continue;
     if (view->aborted.load(std::memory_order_acquire) == 0)
       continue;  // pairs with abort(): the record is whole
     if (view->group_id.load(std::memory_order_relaxed) != group_id_) continue;
+    if (view->abort.finished >= call) continue;
     if (first == nullptr || view->abort.sequence < first->sequence ||
         (view->abort.sequence == first->sequence && view->abort.rank < first->rank))
       first = &view->abort;
   }
+  return first;
+}
+
+// Takes it over, if there is one.
+Status Lines::adopt_abort(uint64_t call) {
+  const AbortRecord* first = find_abort(call);
   if (first == nullptr) return {};
-  std::string cause(first->message, strnlen(first->message, sizeof first->message));
-  abort(Status(static_cast<Code>(first->code), cause));
+  abort(cause_of(*first));
   return failed();
+}
+
+Status Lines::look(uint64_t call) const {
+  if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
+  const AbortRecord* first = find_abort(call);
+  return first == nullptr ? Status() : cause_of(*first);
 }
 
 // A piece of a composed call that has time left, since the one it waits for may wait as well and
@@ -466,12 +508,7 @@ Status Lines::timed_out(int member) {
     size_t k = static_cast<size_t>(other);
     if (other == rank_) continue;
     if (other != member && !(any_absent ? absent[k] : done[k] == slowest)) continue;
-    // The newest of them is its last call.
-    CallRecord last;
-    for (const CallRecord& candidate : views_[k]->calls) {
-      CallRecord record = load_record(candidate);
-      if (record.sequence > last.sequence) last = record;
-    }
+    const CallRecord last = newest_record(other);
     if (!missing.empty()) missing += "; ";
     missing += name_member(other) + ", " + peer(other).state_text() + ", ";
     missing += last.sequence == 0
@@ -482,6 +519,16 @@ Status Lines::timed_out(int member) {
   return fail(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
                                   " ms waiting for " + missing +
                                   "; if that is only slow, raise the timeout");
+}
+
+// Of its last call; an empty one before the first.
+CallRecord Lines::newest_record(int member) const {
+  CallRecord newest;
+  for (const CallRecord& candidate : views_[static_cast<size_t>(member)]->calls) {
+    const CallRecord record = load_record(candidate);
+    if (record.sequence > newest.sequence) newest = record;
+  }
+  return newest;
 }
 
 Status Lines::fail(Code code, const std::string& cause) {
@@ -502,14 +549,19 @@ void Lines::abort(const Status& cause) {
   for (const Slot& slot : own_->slots)
     record.sequence =
         std::max(record.sequence, sequence_of(slot.posted.load(std::memory_order_relaxed)));
+  // A call that ends at this moment counts as unfinished, and then its members hear a little
+  // sooner.
+  record.finished = counts_calls_ != nullptr
+                        ? counts_calls_->finished_calls()
+                        : sequence_of(own_->done.load(std::memory_order_relaxed)) - 1;
   record.rank = rank_;
   record.code = static_cast<uint32_t>(cause.code());
   size_t length = std::min(cause.message().size(), sizeof record.message - 1);
   std::memcpy(record.message, cause.message().data(), length);
   record.message[length] = '\0';
-  // Pairs with adopt_abort(), begin(), look(). Sequentially consistent, and an exchange, so that
+  // Pairs with find_abort(), begin(), look(). Sequentially consistent, and an exchange, so that
   // nobody sees what this rank's caller writes next into a tensor that members read in place, and
-  // not this: end() looks here after the last read.
+  // not this: check_sources() looks here after the last read.
   own_->aborted.exchange(1, std::memory_order_seq_cst);
   // Members may sleep on any of this rank's words; the slot in use is not known to this thread.
   for (const Slot& slot : own_->slots) futex_wake_all(slot.posted);
@@ -523,12 +575,20 @@ Status Lines::failed() const {
 
 Status Lines::failure() {
   if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
-  return adopt_abort();
+  return adopt_abort(kAnyCall);
+}
+
+// In this order: a rank leaves before its process ends, and may do both between the two looks. The
+// first acquires what came before the end.
+Lines::Presence Lines::presence(int member, bool thoroughly) const {
+  const bool is_alive = peer(member).alive(thoroughly);
+  if (has_left(member)) return Presence::kLeft;
+  return is_alive ? Presence::kHere : Presence::kDied;
 }
 
 Status Lines::death() const {
   for (int member = 0; member < size(); ++member)
-    if (member != rank_ && !peer(member).alive() && !has_left(member))
+    if (member != rank_ && presence(member) == Presence::kDied)
       return Status(Code::kPeerDied,
                     name_member(member) +
                         " died or exited without leaving the group; look for its own error, a "
@@ -536,10 +596,51 @@ Status Lines::death() const {
   return {};
 }
 
-void Lines::leave() {
-  own_->closed.store(1, std::memory_order_release);  // pairs with has_left()
+Status Lines::leave() {
+  if (has_left_) return {};
+  has_left_ = true;
+  // Dekker, with the loads in compare_last_calls(): of two ranks that leave at once, one sees that
+  // the other makes no more calls.
+  own_->closed.exchange(kCallsNoMore, std::memory_order_seq_cst);
+  Status disagreement = compare_last_calls();
+  own_->closed.store(kReadsNoMore, std::memory_order_release);  // pairs with has_left(), unread()
   for (const Slot& slot : own_->slots) futex_wake_all(slot.posted);
   futex_wake_all(own_->done);
+  return disagreement;
+}
+
+// Compares what nobody has waited for: the hashes of members that have posted the same calls, and
+// how many calls those have made that have left. A member that is still in the group may be some
+// calls behind, or ahead, and compares when it leaves.
+Status Lines::compare_last_calls() {
+  const auto has_ended = [this] {                                 // told already
+    return own_->aborted.load(std::memory_order_acquire) != 0 ||  // pairs with abort()
+           find_abort(kAnyCall) != nullptr;
+  };
+  const CallRecord mine = newest_record(rank_);
+  for (int member = 0; member < size(); ++member) {
+    const size_t k = static_cast<size_t>(member);
+    if (member == rank_) continue;
+    // Before the calls are counted: they grow no more then.
+    const bool left = views_[k]->closed.load(std::memory_order_seq_cst) != 0;  // see leave()
+    if (has_ended()) return {};
+    for (uint64_t s = sequence_; s > verified_[k] && s + kSlots > sequence_; --s)
+      DSCOMM_RETURN_IF_ERROR(verify(member, s));
+    const CallRecord theirs = newest_record(member);
+    if (!left || theirs.sequence == mine.sequence) continue;
+    const auto count = [this](int rank, const CallRecord& last) {
+      const uint64_t calls = last.number();
+      if (last.sequence == 0) return name_member(rank) + " made no call";
+      return name_member(rank) + " made " + std::to_string(calls) +
+             (calls == 1 ? " call" : " calls") + ", the last " + describe_call(last);
+    };
+    abort(Status(Code::kMismatch, "the ranks left after different calls: " + count(rank_, mine) +
+                                      ", " + count(member, theirs) +
+                                      "; every rank must make the same calls (first seen by " +
+                                      name_member(rank_) + " as it left group '" + name_ + "')"));
+    return failed();
+  }
+  return {};
 }
 
 void Lines::note_end(const std::string& exception) {
@@ -595,7 +696,7 @@ bool Lines::unread(uint64_t group_id, int rank, const std::vector<LinesMember>& 
         members[k].peer->at(members[k].lines_offset, sizeof(GroupLines), kPageBytes));
     // Acquire pairs with leave() and open(), as in has_left(), and with end(). The group's id is
     // looked at last: lines that were reused meanwhile have another one, whatever the rest said.
-    if (view->closed.load(std::memory_order_acquire) == 0 &&
+    if (view->closed.load(std::memory_order_acquire) != kReadsNoMore &&
         view->done.load(std::memory_order_acquire) < done_word &&
         view->group_id.load(std::memory_order_acquire) == group_id)
       return false;

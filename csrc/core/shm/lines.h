@@ -7,13 +7,17 @@
 //
 // Agreement: a slot holds a rolling hash of every call so far. Whoever waits for a rank compares;
 // what nobody waited for (the calls of a broadcast's root, say) is compared at the next call,
-// before the slot is reused, and at the end. So every rank that is in the group, or next enters it,
-// learns.
+// before the slot is reused, and when the rank leaves. So every rank that is in the group, or next
+// enters it, learns; and of two ranks that leave, the later one.
 //
 // Failure: whatever ends a wait early is written into one's own abort record before it is returned,
 // so that all name the first cause and not the messenger. A group that failed stays failed.
 //
-// One thread at a time calls into Lines, but abort(), failure() and leave(), which any thread may.
+// Published data counts: an abort, a departure or a death takes nothing back that a rank had
+// published. A wait looks at its word again after it has seen one of them, and fails only if the
+// word has not come.
+//
+// One thread at a time calls into Lines, but abort() and failure(), which any thread may.
 #pragma once
 
 #include <array>
@@ -100,11 +104,12 @@ class Lines {
   // This rank's first cause; takes over a member's abort that can be seen now. Any thread.
   Status failure();
 
-  // See Team::death().
+  // See Team.
   Status death() const;
-
-  // Says that this rank will call no more. Idempotent.
-  void leave();
+  Status look(uint64_t call) const;
+  void set_composer(const Team* composer) { counts_calls_ = composer; }
+  // Idempotent.
+  Status leave();
   // Says that this rank's process is about to end without having left, for an unhandled exception
   // of that type or, where it is empty, for none that is known. It may still call. Any thread.
   void note_end(const std::string& exception);
@@ -113,6 +118,14 @@ class Lines {
   // How, of one that has: "left the group", "ended without destroy_process_group()", "was ended by
   // an unhandled ValueError".
   std::string describe_leave(int member) const;
+  // Whether a member has left, or has died without leaving. `thoroughly` as Peer::alive().
+  enum class Presence { kHere, kLeft, kDied };
+  Presence presence(int member, bool thoroughly = false) const;
+  // Says that this call reads a tensor of `member` in place: see end().
+  void reads_in_place(int member) {
+    reads_in_place_[static_cast<size_t>(member)] = sequence_;
+    last_in_place_ = sequence_;
+  }
   // A question to ask later, even after the Lines are gone: whether every other member has finished
   // `done_word`, left or died, so that nobody reads this rank's memory of that time any more.
   std::function<bool()> unread_later(uint64_t done_word = UINT64_MAX) const;
@@ -135,7 +148,11 @@ class Lines {
   Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member);
   Status verify(int member, uint64_t sequence);
   Status mismatch(int member, uint64_t sequence);
-  Status adopt_abort();
+  Status compare_last_calls();
+  Status check_sources();
+  const AbortRecord* find_abort(uint64_t call) const;
+  Status adopt_abort(uint64_t call);
+  CallRecord newest_record(int member) const;
   Status timed_out(int member);
   bool is_overtime() const;
   Status failed() const;
@@ -152,7 +169,9 @@ class Lines {
   std::vector<const GroupLines*> views_;
 
   uint64_t sequence_ = 0;
-  Team* composer_ = nullptr;  // of the call in progress, see CallOptions
+  uint64_t number_ = 0;                 // CallRecord::number() of the call in progress
+  Team* composer_ = nullptr;            // of the call in progress, see CallOptions
+  const Team* counts_calls_ = nullptr;  // see set_composer(); null: this Team
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
   Distance distance_;
@@ -162,6 +181,10 @@ class Lines {
   int observed_ = -1;           // the member at whose beacon it looks; -1: none, or it has looked
   std::array<int64_t, kBeacons> looked_ns_ = {};  // when it last did, at each of anybody's
   std::vector<uint64_t> verified_;  // of each member: the last sequence whose hash was compared
+  // Of each member: the last call in which this rank read its tensor; and of all.
+  std::vector<uint64_t> reads_in_place_;
+  uint64_t last_in_place_ = 0;
+  bool has_left_ = false;  // this rank
 
   mutable std::mutex failure_mutex_;
   Status failure_;  // guarded by failure_mutex_; set before own_->aborted

@@ -65,7 +65,10 @@ class ShmTeam final : public Team {
                     const CallOptions& options) override;
   Status barrier(const CallOptions& options) override;
   void abort(const Status& cause) override { lines_->abort(cause); }
+  Status leave() override { return lines_->leave(); }
   Status death() override { return lines_->death(); }
+  Status look(uint64_t call) override { return lines_->look(call); }
+  void set_composer(const Team* composer) override { lines_->set_composer(composer); }
   Status failure() override { return lines_->failure(); }
   void note_end(const std::string& exception) override { lines_->note_end(exception); }
 

@@ -185,8 +185,11 @@ Result<const std::byte*> Stage::read(int member, uint32_t round, size_t in_buffe
   const StagePlace place = lines_.slot(member).stage;
   const Peer& peer = lines_.peer(member);
   const std::byte* data = nullptr;
+  const bool is_in_place = (place.in_place & part) != 0;
+  // Of no bytes as well: others may pass on what they make of this tensor.
+  if (is_in_place) lines_.reads_in_place(member);
   if (bytes == 0) return peer.at(0, 0);  // may be past the end of what it has
-  if ((place.in_place & part) != 0) {
+  if (is_in_place) {
     data = peer.at_in_pool(place.tensor_offset + in_tensor, bytes);
   } else if (in_buffer <= place.buffer_bytes && bytes <= place.buffer_bytes - in_buffer) {
     const uint64_t buffer = round % std::max(place.buffers, 1u);

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <mutex>
 
+#include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/team/team.h"
 
 namespace dscomm {
 
@@ -13,6 +15,26 @@ namespace dscomm {
 // still on its way: what the member sent before, or the cause as a rank that knows it better tells
 // it.
 inline constexpr int64_t kCauseGraceNs = 200'000'000;
+
+// Asks, between the slices of one wait, whether an abort ends it. An abort of a member that had
+// finished the call first (see Team::look()) ends it only after the grace: the members that are
+// still in the call need nothing of the one that aborted, and are about to publish the rest.
+class AbortWatch {
+ public:
+  // look(call) as Team::look().
+  template <typename Look>
+  Status ask(uint64_t call, const Look& look) {
+    DSCOMM_RETURN_IF_ERROR(look(call));
+    const Status later = look(kAnyCall);
+    if (later.ok()) return {};
+    const int64_t now = monotonic_ns();
+    if (seen_ns_ == 0) seen_ns_ = now;
+    return now - seen_ns_ < kCauseGraceNs ? Status() : later;
+  }
+
+ private:
+  int64_t seen_ns_ = 0;  // when an abort after the call was first seen; 0: none
+};
 
 class FirstCause {
  public:

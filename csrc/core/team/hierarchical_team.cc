@@ -77,6 +77,10 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
             {slice, domain, passenger});
 }
 
+HierarchicalTeam::~HierarchicalTeam() {
+  if (inner_ != nullptr) static_cast<void>(leave());
+}
+
 Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer) {
   const std::string& name = options_.name;
   auto inner = make_team(members(), make_inner, name + "/domain" + std::to_string(domain_));
@@ -98,9 +102,15 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
   const auto is_even = [&](const std::vector<int>& domain) {
     return static_cast<int>(domain.size()) == slice_count_;
   };
+  set_composer(this);
   overlaps_ =
       std::all_of(domains_.begin(), domains_.end(), is_even) && led_.front().team->takes_chunks();
   return {};
+}
+
+void HierarchicalTeam::set_composer(const Team* composer) {
+  inner_->set_composer(composer);
+  for (Slice& slice : led_) slice.team->set_composer(composer);
 }
 
 std::string HierarchicalTeam::describe() const {
@@ -135,13 +145,16 @@ Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {
   return buffer.memory.get();
 }
 
-Status HierarchicalTeam::begin() {
-  Status dead = failure();
+Status HierarchicalTeam::begin(const CallOptions& options) {
+  Status dead = look(options.whole != nullptr ? options.whole->number() : sequence_ + 1);
   return dead.ok() ? dead : end(dead);
 }
 
 Status HierarchicalTeam::end(const Status& status) {
-  if (status.ok()) return status;
+  if (status.ok()) {
+    finished_calls_.store(sequence_, std::memory_order_relaxed);  // orders nothing
+    return status;
+  }
   abort(status);
   return cause_.get();
 }
@@ -189,14 +202,27 @@ Status HierarchicalTeam::death() {
   return {};
 }
 
-Status HierarchicalTeam::look() {
-  DSCOMM_RETURN_IF_ERROR(failure());
-  Status dead = death();
-  if (dead.ok()) return {};
-  const int64_t now = monotonic_ns();
-  if (death_seen_ns_ == 0) death_seen_ns_ = now;
-  if (now - death_seen_ns_ < kCauseGraceNs) return {};
-  return end(dead);
+Status HierarchicalTeam::look(uint64_t call) {
+  DSCOMM_RETURN_IF_ERROR(cause_.get());
+  if (options_.heard) DSCOMM_RETURN_IF_ERROR(options_.heard());
+  DSCOMM_RETURN_IF_ERROR(inner_->look(call));
+  for (const Slice& slice : led_) DSCOMM_RETURN_IF_ERROR(slice.team->look(call));
+  return {};
+}
+
+Status HierarchicalTeam::leave() {
+  if (has_left_) return {};
+  has_left_ = true;
+  // Aborts what has ended, so that its Teams have nothing more to tell.
+  Status ended = failure();
+  Status first = inner_->leave();
+  // Whoever is still in the others learns it there.
+  if (!first.ok()) abort(first);
+  for (const Slice& slice : led_) {
+    Status other = slice.team->leave();
+    if (first.ok() && !other.ok()) abort(first = other);
+  }
+  return ended.ok() ? first : Status();
 }
 
 CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOptions& options) {
@@ -221,7 +247,7 @@ CallOptions HierarchicalTeam::later(const CallOptions& piece, int steps) {
 Status HierarchicalTeam::all_reduce(const void* in, void* out, size_t count,
                                     const Reduction& reduction, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   CallOptions piece =
       pieces_of(make_record(Collective::kAllReduce, reduction, count, options), options);
   return end(run_all_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
@@ -231,7 +257,7 @@ Status HierarchicalTeam::all_reduce(const void* in, void* out, size_t count,
 Status HierarchicalTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
                                    const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kBroadcast, dtype, count, options);
   call.root = root;
   CallOptions piece = pieces_of(call, options);
@@ -242,7 +268,7 @@ Status HierarchicalTeam::reduce(const void* in, void* out, size_t count, const R
                                 int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kReduce, reduction, count, options);
   call.root = root;
   CallOptions piece = pieces_of(call, options);
@@ -256,7 +282,7 @@ Status HierarchicalTeam::all_gather(const void* in, size_t count, DType dtype,
   const auto n = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts.size(), n));
   DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[me], rank_));
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
   call.own_count = count;
   call.digest = hash_counts(out_counts);
@@ -270,7 +296,7 @@ Status HierarchicalTeam::reduce_scatter(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(
       check_lists("reduce_scatter", ins.size(), counts.size(), static_cast<size_t>(size())));
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   size_t total = 0;
   for (size_t count : counts) total += count;
   CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
@@ -288,7 +314,7 @@ Status HierarchicalTeam::gather(const void* in, size_t count, DType dtype,
   if (rank_ == root)
     DSCOMM_RETURN_IF_ERROR(
         check_own_count("gather", count, out_counts[static_cast<size_t>(root)], root));
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kGather, dtype, 0, options);
   call.root = root;
   call.own_count = count;
@@ -306,7 +332,7 @@ Status HierarchicalTeam::scatter(std::span<const void* const> ins,
   if (rank_ == root)
     DSCOMM_RETURN_IF_ERROR(
         check_own_count("scatter", count, in_counts[static_cast<size_t>(root)], root));
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kScatter, dtype, 0, options);
   call.root = root;
   call.own_count = count;
@@ -322,7 +348,7 @@ Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), n));
   DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", outs.size(), out_counts.size(), n));
   DSCOMM_RETURN_IF_ERROR(check_own_count("all_to_all", in_counts[me], out_counts[me], rank_));
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
   for (size_t count : in_counts) call.own_count += count;
   CallOptions piece = pieces_of(call, options);
@@ -330,7 +356,7 @@ Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,
 }
 
 Status HierarchicalTeam::barrier(const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(begin());
+  DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
   return end(run_barrier(pieces_of(call, options)));
 }

@@ -46,10 +46,13 @@
 // wait in the next call already, whose steps begin anew.
 //
 // Failure. The first cause that any sub-team gives is kept, aborts all others, and is returned as
-// it is.
+// it is. A rank that waits in one Team asks the others for aborts, but not for deaths: a dead rank
+// may have published all that is needed of it. A rank that waits for the dead one itself sees the
+// death, fails, and tells its Teams; so whoever waits for that rank hears of it, and so on.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -98,6 +101,9 @@ class HierarchicalTeam final : public Team {
                                                         const TeamFactory& make_outer,
                                                         HierarchyOptions options);
 
+  // Leaves, while the Teams below can still ask how many calls are finished.
+  ~HierarchicalTeam() override;
+
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(domain_of_.size()); }
   std::string describe() const override;
@@ -123,8 +129,13 @@ class HierarchicalTeam final : public Team {
 
   void abort(const Status& cause) override;
   Status failure() override;
+  Status leave() override;
   Status death() override;
-  Status look() override;
+  Status look(uint64_t call) override;
+  void set_composer(const Team* composer) override;
+  uint64_t finished_calls() const override {
+    return finished_calls_.load(std::memory_order_relaxed);  // orders nothing
+  }
   void note_end(const std::string& exception) override;
 
  private:
@@ -148,7 +159,7 @@ class HierarchicalTeam final : public Team {
 
   // The frame of every call: begin() refuses on a dead Team, end() tells all sub-teams of a
   // failure.
-  Status begin();
+  Status begin(const CallOptions& options);
   Status end(const Status& status);
   // kMismatch: what one rank sends is not what another one expects.
   Status misfit(int sender, size_t sent, int receiver, size_t expected, const char* hint) const;
@@ -235,7 +246,8 @@ class HierarchicalTeam final : public Team {
   std::unique_ptr<Team> inner_;
   std::vector<Slice> led_;  // ascending by index
   FirstCause cause_;
-  int64_t death_seen_ns_ = 0;  // by look(); 0: none
+  std::atomic<uint64_t> finished_calls_{0};
+  bool has_left_ = false;
 
   struct Staging {
     std::unique_ptr<std::byte[]> memory;

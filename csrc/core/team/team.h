@@ -134,14 +134,31 @@ class Team {
   // until the process is gone. Any thread.
   virtual void note_end(const std::string& exception) { (void)exception; }
 
+  // Says that this rank makes no more calls, and compares, without waiting, its calls with what the
+  // other members left behind: kMismatch if some member's differ, which nobody has been told yet.
+  // The last call, on the thread that makes the calls; the destructor leaves as well.
+  virtual Status leave() { return {}; }
+
   // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
 
   // Whether CallOptions::chunks is heeded.
   virtual bool takes_chunks() const { return false; }
   // kPeerDied when a member is known to have died without leaving; ends nothing.
   virtual Status death() { return {}; }
-  // As failure(), and a death has ended the Team some time after it was first seen here.
-  virtual Status look() { return failure(); }
+  // What has ended the Team, for a call of this number (CallRecord::number()) that is in progress.
+  // An abort of a member that had finished that call before is left aside, as the member has
+  // published all that the call needs of it; kAnyCall leaves nothing aside. Takes nothing over.
+  virtual Status look(uint64_t call) {
+    (void)call;
+    return failure();
+  }
+  // Of the outermost Team that this one is a part of: its calls are counted in abort records.
+  // Before the first call; it lives as long as this one.
+  virtual void set_composer(const Team* composer) { (void)composer; }
+  // How many calls are finished on this rank, for that. Any thread.
+  virtual uint64_t finished_calls() const { return 0; }
 };
+
+inline constexpr uint64_t kAnyCall = UINT64_MAX;
 
 }  // namespace dscomm
