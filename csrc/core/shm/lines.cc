@@ -366,24 +366,25 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
   constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{2000};
   std::chrono::microseconds pause = kFirstPause;
   while (!is_there()) {
-    DSCOMM_RETURN_IF_ERROR(failure());
-    if (composer_ != nullptr) {
-      if (Status whole = composer_->look(); !whole.ok()) {
-        abort(whole);
-        return failed();
-      }
+    Status cause = look(number_);
+    if (cause.ok() && composer_ != nullptr) cause = composer_->look(number_);
+    if (!cause.ok()) {
+      abort(cause);
+      return failed();
     }
     const bool is_expired = deadline_.expired();
     std::string late;
     for (int member = 0; member < size(); ++member) {
       if (member == rank_) continue;
-      const bool alive = peer(member).alive(), left = has_left(member);
+      const Presence presence = this->presence(member);
       // What it published before it went counts: looked at after that.
       const bool has_posted = slot(member).posted.load(std::memory_order_acquire) >=
                               progress(sequence_, 1);  // pairs with post()
-      if ((left || !alive) && !has_posted)
-        return fail(left ? Code::kPeerLeft : Code::kPeerDied,
-                    name_member(member) + (left ? " left the group" : " died or exited") +
+      if (presence != Presence::kHere && !has_posted)
+        return fail(presence == Presence::kLeft ? Code::kPeerLeft : Code::kPeerDied,
+                    name_member(member) +
+                        (presence == Presence::kLeft ? " " + describe_leave(member)
+                                                     : std::string(" died or exited")) +
                         " before it made this call; look for its own error in its output");
       const uint64_t done = views_[static_cast<size_t>(member)]->done.load(
           std::memory_order_acquire);  // pairs with end()
@@ -397,7 +398,9 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
                       (late.empty() ? "ranks of other groups have not read what was sent to them"
                                     : late + " has not finished the calls before this one") +
                       "; if that is only slow, raise the timeout");
+    const int64_t began_ns = monotonic_ns();
     std::this_thread::sleep_for(pause);
+    deadline_.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
     pause = std::min(2 * pause, kLongestPause);
   }
   return {};
