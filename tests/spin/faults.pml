@@ -1,9 +1,9 @@
 /* When a rank dies or stops, every other rank ends, and those that fail all name it.
  *
  * Mirrors: csrc/core/shm/lines.cc, MemberWatch::look(), presence(), find_abort(), fail(), abort(),
- * timed_out(), begin(), leave() and end(); csrc/core/shm/peer.cc, alive(); and the shape of all_reduce.cc,
- * broadcast.cc and gather.cc with two rounds and a stage of one buffer, so that writers wait for
- * readers too.
+ * timed_out(), begin(), leave() and end(); csrc/core/shm/peer.cc, alive(); and the shape of
+ * all_reduce.cc, broadcast.cc and gather.cc with two rounds and a stage of one buffer, so that writers
+ * wait for readers too.
  *
  * Ranks make CALLS calls, leave the group, and exit. At most one rank, at any point, goes without
  * leaving: it dies, which the kernel shows after all its stores; or with STOPS it only stops, which

@@ -172,7 +172,9 @@ inline read_from(member, chunk, slice, wanted) {
   if
   :: (member) != me &&
      (IN_PLACE(member) == WHOLE || IN_PLACE(member) == INPUT_ALONE && (wanted) == INPUT(call)) ->
+#ifdef ABORTS
      sources = sources | (1 << (member));
+#endif
      is_wrong = is_wrong || memory[TENSOR(member, chunk, slice)] != (wanted);
 #ifndef ABORTS
      assert(!is_wrong)
