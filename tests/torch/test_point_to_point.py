@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -219,6 +220,7 @@ def _threads_case(world: World) -> None:
         try:
             options = _DistributedBackendOptions()
             options.store, options.group_rank, options.group_size = store, rank, size
+            options.timeout = timedelta(seconds=60)
             backend = _C.create_backend(options)
             for number in range(rounds):
                 for other in range(size):
