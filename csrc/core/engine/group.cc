@@ -600,7 +600,7 @@ OperationPtr Group::receive(void* data, size_t count, DType dtype, int src, int 
 // shutdown() closes the port before it destroys them.
 Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
                             std::chrono::milliseconds timeout) {
-  if (!context_->check_process().ok() || has_state(kClosed) || point_to_point_ == nullptr)
+  if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr)
     return send(data, count, dtype, dst, tag, nullptr, timeout)->wait();
   const uint64_t ticket = recorder_.started(
       {"send", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), dst, tag, false});
@@ -613,7 +613,7 @@ Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst
 
 Status Group::blocking_receive(void* data, size_t count, DType dtype, int src, int tag,
                                std::chrono::milliseconds timeout, int* came_from) {
-  if (!context_->check_process().ok() || has_state(kClosed) || point_to_point_ == nullptr)
+  if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr)
     return receive(data, count, dtype, src, tag, nullptr, timeout)->wait();
   const uint64_t ticket = recorder_.started(
       {"recv", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), src, tag, false});

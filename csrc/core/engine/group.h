@@ -141,6 +141,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   };
   static constexpr uint64_t kOneCall = 32;
   Status refuse_locked() const;
+  // Whether refuse_locked() may say no for a reason of this group's.
+  bool may_refuse() const { return (state_.load() & (kClosed | kExiting)) != 0; }
   bool has_state(StateBit bit) const { return (state_.load() & bit) != 0; }
   bool begin_running_locked() { return (state_.fetch_or(kRunning) & kRunning) == 0; }
   void end_running_locked();
