@@ -63,7 +63,7 @@ void DscommWork::mark(c10::ivalue::Future& future) {
   // Callbacks of the future run in here. What one of them throws must not end the thread that
   // happens to run this call.
   try {
-    if (std::exception_ptr error = c10d::Work::exception()) {
+    if (std::exception_ptr error = told_error()) {
       future.setError(error);
     } else {
       future.markCompleted(c10::IValue(outputs_));
@@ -90,12 +90,19 @@ void DscommWork::check_process() const {
 
 bool DscommWork::isSuccess() const {
   auto* self = const_cast<DscommWork*>(this);
-  return self->isCompleted() && c10d::Work::exception() == nullptr;
+  return self->isCompleted() && told_error() == nullptr;
 }
 
 std::exception_ptr DscommWork::exception() const {
   auto* self = const_cast<DscommWork*>(this);
-  return self->isCompleted() ? c10d::Work::exception() : nullptr;
+  return self->isCompleted() ? told_error() : nullptr;
+}
+
+// The error of a Work that has ended, if there is one; its caller is told of it.
+std::exception_ptr DscommWork::told_error() const {
+  std::exception_ptr error = c10d::Work::exception();
+  if (error) group_->note_told();
+  return error;
 }
 
 int DscommWork::sourceRank() const {
@@ -107,7 +114,7 @@ int DscommWork::sourceRank() const {
 std::vector<at::Tensor> DscommWork::result() {
   if (!isCompleted())
     raise_value_error(std::string(title_) + " has no result yet; wait() for it first");
-  if (std::exception_ptr error = c10d::Work::exception()) std::rethrow_exception(error);
+  if (std::exception_ptr error = told_error()) std::rethrow_exception(error);
   return outputs_;
 }
 
@@ -118,7 +125,7 @@ bool DscommWork::wait(std::chrono::milliseconds timeout) {
     std::rethrow_exception(to_exception(status, describe_call(title_, *group_)));
   complete();
   settle_calls();
-  if (std::exception_ptr error = c10d::Work::exception()) std::rethrow_exception(error);
+  if (std::exception_ptr error = told_error()) std::rethrow_exception(error);
   synchronize();
   return true;
 }

@@ -41,6 +41,7 @@ class DscommWork : public c10d::Work {
 
  private:
   void check_process() const;
+  std::exception_ptr told_error() const;
   // Brings the Work to its end once the operation is done; the first caller does it, the others
   // wait for it.
   void complete();

@@ -389,6 +389,7 @@ TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInAComposedTeam) {
 // for rank 0.
 TEST(ShmTeam, DeathEndsNoOtherWaitOfAComposedTeam) {
   std::atomic<bool> dead{false};
+  std::unique_ptr<Team> of_the_dead;  // which does not leave
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(4, [&](int rank) {
@@ -405,7 +406,7 @@ TEST(ShmTeam, DeathEndsNoOtherWaitOfAComposedTeam) {
     if (rank == 3) {
       party.directory->die();
       dead = true;
-      static_cast<void>(team.release());  // as a process that ends
+      of_the_dead = std::move(team);
       return;
     }
     status = team->barrier(within(60000));

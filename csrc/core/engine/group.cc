@@ -482,7 +482,11 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   uint64_t state = state_.load(std::memory_order_relaxed);  // the exchange orders
   uint64_t running = 0;
   do {
-    if (state % kOneCall != 0) return start(info, body, timeout)->wait();
+    if (state % kOneCall != 0) {
+      const Status status = start(info, body, timeout)->wait();
+      if (!status.ok()) note_told();
+      return status;
+    }
     running = state + kOneCall + kRunning;
     // Acquires what the thread that ran the Team before has released, below or in
     // end_running_locked().
@@ -490,6 +494,8 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
                                          std::memory_order_relaxed));
   uint64_t ticket = recorder_.started(info, running / kOneCall);
   Status status = execute(body, timeout);
+  if (!status.ok()) [[unlikely]]
+    note_told();
   recorder_.finished(ticket, status.ok());
   state = running;
   // Released to whoever begins to run the Team next, and to shutdown(), which destroys it.
@@ -557,6 +563,7 @@ void Group::drain(const Operation* until, bool was_scheduled) {
     lock.unlock();
     Status status = operation->execute();
     lock.lock();
+    if (!status.ok() && unheard_.ok()) unheard_ = status;
     // Done before the next call can start or shutdown() return; called back when the queue is free
     // of it, since its callbacks may start the next call.
     std::vector<Operation::Callback> callbacks = operation->complete(status);
@@ -701,10 +708,12 @@ Status Group::shutdown() {
   if (team_ == nullptr) return {};
   std::unique_ptr<Team> team = std::move(team_);
   std::unique_ptr<ShmTeam> flat = std::move(flat_);
+  const Status unheard = was_told_.load(std::memory_order_relaxed) ? Status() : unheard_;
   lock.unlock();
   // Before the Teams go, which its closures ask.
   close_message_port();
-  return team->leave();
+  DSCOMM_RETURN_IF_ERROR(team->leave());
+  return unheard.code() == Code::kMismatch ? unheard : Status();
 }
 
 void Group::shutdown_with_warning() {

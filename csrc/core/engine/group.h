@@ -111,10 +111,13 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
 
   // Leaves the group: lets what is queued finish (under its deadlines), then refuses later calls.
   // Not collective. Idempotent. Any thread but one that runs a call of this group. kMismatch, once,
-  // where the last calls of the ranks differ and nobody was told; the group is left all the same.
+  // where the calls of the ranks differ and nobody was told: they were the last ones, or their
+  // Works were dropped. The group is left all the same.
   Status shutdown();
   // For where nothing can be raised: logs it.
   void shutdown_with_warning();
+  // A caller has been given an error of a call of this group. Any thread.
+  void note_told() { was_told_.store(true, std::memory_order_relaxed); }  // orders nothing
 
   std::string flight_record_json() const { return recorder_.json(); }
   bool tell(GroupRecord* record) const override;
@@ -167,6 +170,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   std::shared_ptr<PointToPointGroup> point_to_point_;
   uint32_t message_port_ = 0;  // 0: none
   Recorder recorder_;
+  std::atomic<bool> was_told_{false};
+  Status unheard_;  // of the first queued call that ended with an error; guarded by mutex_
   std::atomic<bool> failure_recorded_{false};  // the flight record was written for it
 
   mutable std::mutex mutex_;

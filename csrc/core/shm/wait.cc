@@ -66,16 +66,23 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
     now = back;
   }
   int64_t slice = std::min(policy.slice_ns, kFirstSliceNs);
-  const int64_t least_end = deadline.expired() ? now + kLeastWaitNs : 0;
+  int64_t least_end = deadline.expired() ? now + kLeastWaitNs : 0;
+  int64_t asked = 0;
   while (true) {
     DSCOMM_RETURN_IF_ERROR(watch.look());
+    // From one turn to the next, whatever the process was doing when its time was lost.
+    if (policy.slice_ns > 0) deadline.note_slice(now, asked);
     now = monotonic_ns();
-    const int64_t left = std::max(deadline.remaining_ns(), least_end - now);
+    int64_t left = std::max(deadline.remaining_ns(), least_end - now);
+    if (left < -LostTime::kLeastNs && least_end == 0) {  // lost since the line above
+      least_end = now + kLeastWaitNs;
+      left = kLeastWaitNs;
+    }
     // Dekker: this side adds itself and then loads the word, the owner exchanges the word and then
     // loads the counter. Both orders are seq_cst, so the word is seen here or the sleeper there.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     uint64_t seen = word.load(std::memory_order_seq_cst);
-    const int64_t asked = policy.slice_ns == 0 ? 0 : std::min(slice, left);
+    asked = policy.slice_ns == 0 ? 0 : std::min(slice, std::max<int64_t>(left, 0));
     if (seen < target && left > 0) {
       futex_sleep(word, seen, asked);
       if (asked > 0) deadline.note_slice(now, asked);
