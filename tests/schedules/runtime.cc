@@ -1,0 +1,1043 @@
+#include "runtime.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+namespace __cxxabiv1 {
+struct __cxa_eh_globals;
+extern "C" __cxa_eh_globals* __cxa_get_globals() noexcept;
+}  // namespace __cxxabiv1
+
+namespace dscomm::schedule {
+namespace {
+
+constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kMostThreads = 96;
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+// Worlds of one kernel process follow one another, with this much time between them: what is
+// static in the code under test remembers times.
+constexpr int64_t kBetweenNs = 3'600'000'000'000;
+int64_t next_start_ns = 1'000'000'000'000;
+constexpr int64_t kStepNs = 5;
+constexpr int64_t kYieldNs = 1000;
+// A store is seen by all after this much time, as it is on any machine.
+constexpr int64_t kVisibleNs = 3000;
+constexpr size_t kHistory = 8;  // values that a location remembers
+constexpr pthread_t kFirstHandle = 0x7ead0000;
+
+using Clock = std::array<uint32_t, kMostThreads>;
+
+void join(Clock* into, const Clock& from) {
+  for (size_t k = 0; k < kMostThreads; ++k) (*into)[k] = std::max((*into)[k], from[k]);
+}
+
+bool acquires(int order) {
+  return order == __ATOMIC_ACQUIRE || order == __ATOMIC_CONSUME || order == __ATOMIC_ACQ_REL ||
+         order == __ATOMIC_SEQ_CST;
+}
+bool releases(int order) {
+  return order == __ATOMIC_RELEASE || order == __ATOMIC_ACQ_REL || order == __ATOMIC_SEQ_CST;
+}
+
+struct Thread {
+  enum class State { kReady, kBlocked, kEnded, kKilled };
+
+  int id = 0;
+  int process = -1;
+  State state = State::kReady;
+  ucontext_t context;
+  void* stack = nullptr;
+  void* (*function)(void*) = nullptr;
+  void* argument = nullptr;
+  void* result = nullptr;
+  const void* key = nullptr;  // what it is blocked on
+  int64_t wake_ns = kNever;
+  bool woken = false;
+  const char* where = "";  // what it is blocked in
+  bool polls = false;      // looks for itself whether it can go on
+  uint64_t looked_at = 0;  // progress of the world when it last did
+  int shared_mutexes = 0;
+  Clock clock{};
+  std::array<void*, 2> exceptions{};  // of the C++ runtime, which keeps them by kernel thread
+};
+
+// A value that an atomic had.
+struct Store {
+  uint64_t value = 0;
+  int thread = -1;
+  uint32_t epoch = 0;
+  int64_t at_ns = 0;
+  bool is_released = false;
+  Clock released{};
+};
+
+struct Location {
+  std::deque<Store> history;               // the newest last
+  uint64_t first = 0;                      // number of history.front()
+  std::unordered_map<int, uint64_t> seen;  // by thread: the newest number that it has read
+
+  uint64_t newest() const { return first + history.size() - 1; }
+};
+
+// Eight bytes of shared memory, for the data races.
+struct Cell {
+  int writer = -1;
+  uint32_t written = 0;
+  void* write_place = nullptr;
+  struct Read {
+    int thread;
+    uint32_t epoch;
+  };
+  std::vector<Read> reads;
+};
+
+struct Mutex {
+  Thread* owner = nullptr;
+  int depth = 0;
+  Clock released{};
+};
+
+struct Range {
+  uintptr_t begin, end;
+};
+
+class World;
+World* world = nullptr;  // of the kernel thread that runs it
+bool inside = false;     // false while the runtime itself works
+
+class World {
+ public:
+  explicit World(const Options& options) : options_(options), state_(options.seed * 2 + 1) {
+    for (int warm = 0; warm < 8; ++warm) next();
+  }
+
+  Outcome run(const std::function<void()>& body) {
+    body_ = &body;
+    Thread* first = make_thread(
+        [](void* self) -> void* {
+          (*static_cast<World*>(self)->body_)();
+          return nullptr;
+        },
+        this);
+    current_ = first;
+    world = this;
+    inside = true;
+    swapcontext(&main_, &first->context);
+    inside = false;
+    world = nullptr;
+    next_start_ns = now_ns_ + kBetweenNs;
+    for (auto& thread : threads_) munmap(thread->stack, kStackBytes);
+    return {failure_, steps_, switches_};
+  }
+
+  // ---- scheduling
+
+  uint64_t next() {  // xorshift64*
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return state_ * 0x2545F4914F6CDD1Dull;
+  }
+  bool chance(uint32_t per_mille) { return (next() >> 33) % 1000 < per_mille; }
+  uint64_t below(uint64_t bound) { return bound == 0 ? 0 : (next() >> 20) % bound; }
+
+  Thread* make_thread(void* (*function)(void*), void* argument) {
+    if (threads_.size() == kMostThreads) fail("more threads than a world has room for");
+    auto thread = std::make_unique<Thread>();
+    thread->id = static_cast<int>(threads_.size());
+    thread->function = function;
+    thread->argument = argument;
+    thread->stack = mmap_now(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (current_ != nullptr) {
+      thread->process = current_->process;
+      release(&thread->clock);
+    }
+    thread->clock[static_cast<size_t>(thread->id)] = 1;
+    getcontext(&thread->context);
+    thread->context.uc_stack.ss_sp = thread->stack;
+    thread->context.uc_stack.ss_size = kStackBytes;
+    thread->context.uc_link = nullptr;
+    makecontext(&thread->context, &World::enter, 0);
+    threads_.push_back(std::move(thread));
+    return threads_.back().get();
+  }
+
+  static void enter() {
+    World& self = *world;
+    inside = true;
+    Thread* me = self.current_;
+    me->result = me->function(me->argument);
+    inside = false;
+    me->state = Thread::State::kEnded;
+    self.wake(me, kMostThreads);
+    self.give_way();
+    std::abort();
+  }
+
+  // A step of the current thread. At `may_switch` another one may go on.
+  void step(bool may_switch) {
+    if (++steps_ > options_.most_steps) fail("more steps than a program takes: does it spin?");
+    now_ns_ += kStepNs;
+    const auto process = static_cast<size_t>(current_->process);
+    if (current_->process >= 0 && process < deaths_.size() && deaths_[process] != kNever) {
+      if (deaths_[process] > 0) --deaths_[process];
+      if (deaths_[process] == 0 && holds_nothing(current_->process)) die(current_->process);
+    }
+    if (may_switch && chance(options_.switch_per_mille)) give_way();
+  }
+
+  bool holds_nothing(int process) const {
+    return std::all_of(threads_.begin(), threads_.end(), [&](const auto& thread) {
+      return thread->process != process || thread->state == Thread::State::kEnded ||
+             thread->shared_mutexes == 0;
+    });
+  }
+
+  // Lets another thread go on, or this one.
+  void give_way() {
+    Thread* before = current_;
+    Thread* after = choose();
+    if (after == before) return;
+    ++switches_;
+    auto* globals = reinterpret_cast<void**>(__cxxabiv1::__cxa_get_globals());
+    before->exceptions = {globals[0], globals[1]};
+    globals[0] = after->exceptions[0];
+    globals[1] = after->exceptions[1];
+    current_ = after;
+    swapcontext(&before->context, &after->context);
+  }
+
+  Thread* choose() {
+    while (true) {
+      ready_.clear();
+      int64_t earliest = kNever;
+      for (const auto& thread : threads_) {
+        if (thread->state == Thread::State::kBlocked) {
+          // Who polls looks again once others have gone on.
+          const bool looks = thread->polls && thread->looked_at < progress_ && chance(300);
+          if (thread->wake_ns <= now_ns_ || looks)
+            thread->state = Thread::State::kReady;
+          else
+            earliest = std::min(earliest, thread->wake_ns);
+        }
+        if (thread->state == Thread::State::kReady) ready_.push_back(thread.get());
+      }
+      if (ready_.empty())
+        for (const auto& thread : threads_)
+          if (thread->state == Thread::State::kBlocked && thread->polls &&
+              thread->looked_at < progress_) {
+            thread->state = Thread::State::kReady;
+            ready_.push_back(thread.get());
+          }
+      if (!ready_.empty()) {
+        Thread* chosen = ready_[below(ready_.size())];
+        if (ready_.size() > 1 && chosen->process >= 0 && chosen->process == options_.slow_process &&
+            !chance(50))
+          chosen = ready_[below(ready_.size())];
+        if (!chosen->polls) ++progress_;
+        return chosen;
+      }
+      const bool all_over = std::all_of(threads_.begin(), threads_.end(), [](const auto& thread) {
+        return thread->state == Thread::State::kEnded || thread->state == Thread::State::kKilled;
+      });
+      if (all_over) leave();
+      if (earliest == kNever) fail("deadlock:" + sleepers());
+      now_ns_ = earliest;
+    }
+  }
+
+  std::string sleepers() const {
+    std::string text;
+    for (const auto& thread : threads_)
+      if (thread->state == Thread::State::kBlocked)
+        text += " thread " + std::to_string(thread->id) + " of process " +
+                std::to_string(thread->process) + " in " + thread->where + ";";
+    return text;
+  }
+
+  // Back to run(), for good.
+  [[noreturn]] void leave() {
+    setcontext(&main_);
+    std::abort();
+  }
+
+  [[noreturn]] void fail(const std::string& what) {
+    inside = false;
+    if (failure_.empty()) failure_ = what;
+    leave();
+  }
+
+  // True where it was woken, false when its time has come.
+  bool block(const char* where, const void* key, int64_t wake_ns, bool polls = false) {
+    current_->where = where;
+    current_->state = Thread::State::kBlocked;
+    current_->key = key;
+    current_->wake_ns = wake_ns;
+    current_->woken = false;
+    current_->polls = polls;
+    give_way();
+    current_->key = nullptr;
+    current_->polls = false;
+    return current_->woken;
+  }
+
+  size_t wake(const void* key, size_t most) {
+    size_t count = 0;
+    for (const auto& thread : threads_) {
+      if (count == most) break;
+      if (thread->state != Thread::State::kBlocked || thread->key != key) continue;
+      thread->state = Thread::State::kReady;
+      thread->woken = true;
+      ++count;
+    }
+    return count;
+  }
+
+  // ---- happens-before
+
+  uint32_t epoch() const { return current_->clock[static_cast<size_t>(current_->id)]; }
+  // What the current thread has done so far happens before whoever acquires this.
+  void release(Clock* into) {
+    join(into, current_->clock);
+    ++current_->clock[static_cast<size_t>(current_->id)];
+  }
+  void acquire(const Clock& from) { join(&current_->clock, from); }
+  bool knows(int thread, uint32_t epoch) const {
+    return thread < 0 || thread == current_->id ||
+           current_->clock[static_cast<size_t>(thread)] >= epoch;
+  }
+
+  bool is_shared(uintptr_t address) const {
+    if (address < lowest_ || address >= highest_) return false;
+    for (const Range& range : ranges_)
+      if (address >= range.begin && address < range.end) return true;
+    return false;
+  }
+
+  Location& location(uintptr_t address, uint64_t value) {
+    Location& place = locations_[address];
+    // Written as plain memory meanwhile, or never before: its value has no history.
+    if (place.history.empty() || place.history.back().value != value) {
+      place.first += place.history.size();
+      place.history.clear();
+      Store store;
+      store.value = value;
+      place.history.push_back(store);
+    }
+    return place;
+  }
+
+  uint64_t load(uintptr_t address, uint64_t value, int order) {
+    Location& place = location(address, value);
+    uint64_t number = place.newest();
+    if (order != __ATOMIC_SEQ_CST && is_shared(address) && place.history.size() > 1 &&
+        chance(options_.stale_per_mille)) {
+      uint64_t oldest = number;
+      const auto seen = place.seen.find(current_->id);
+      const uint64_t least = seen == place.seen.end() ? place.first : seen->second;
+      while (oldest > place.first && oldest > least) {
+        const Store& store = place.history[oldest - place.first];
+        if (knows(store.thread, store.epoch) || store.at_ns + kVisibleNs < now_ns_) break;
+        --oldest;
+      }
+      number = oldest + below(number - oldest + 1);
+    }
+    const Store& store = place.history[number - place.first];
+    uint64_t& seen = place.seen[current_->id];
+    seen = std::max(seen, number);
+    if (acquires(order) && store.is_released) acquire(store.released);
+    return store.value;
+  }
+
+  void store(uintptr_t address, uint64_t old_value, uint64_t value, int order, bool is_exchange) {
+    Location& place = location(address, old_value);
+    Store store;
+    const Store& before = place.history.back();
+    if (is_exchange && before.is_released) {  // goes on with its release sequence
+      store.released = before.released;
+      store.is_released = true;
+    }
+    store.value = value;
+    store.thread = current_->id;
+    store.epoch = epoch();
+    store.at_ns = now_ns_;
+    if (releases(order)) {
+      release(&store.released);
+      store.is_released = true;
+    }
+    place.history.push_back(store);
+    if (place.history.size() > kHistory) {
+      place.history.pop_front();
+      ++place.first;
+    }
+    place.seen[current_->id] = place.newest();
+  }
+
+  void read_plain(uintptr_t address, size_t bytes, void* place) {
+    for (uintptr_t at = address / 8; at <= (address + bytes - 1) / 8; ++at) {
+      Cell& cell = cells_[at];
+      if (!knows(cell.writer, cell.written))
+        race("reads", place, cell.writer, cell.write_place, at);
+      bool known = false;
+      for (Cell::Read& read : cell.reads)
+        if (read.thread == current_->id) {
+          read.epoch = epoch();
+          known = true;
+        }
+      if (!known) cell.reads.push_back({current_->id, epoch()});
+    }
+  }
+
+  void write_plain(uintptr_t address, size_t bytes, void* place) {
+    for (uintptr_t at = address / 8; at <= (address + bytes - 1) / 8; ++at) {
+      Cell& cell = cells_[at];
+      if (!knows(cell.writer, cell.written))
+        race("writes", place, cell.writer, cell.write_place, at);
+      for (const Cell::Read& read : cell.reads)
+        if (!knows(read.thread, read.epoch)) race("writes", place, read.thread, nullptr, at);
+      cell.writer = current_->id;
+      cell.written = epoch();
+      cell.write_place = place;
+      cell.reads.clear();
+    }
+  }
+
+  [[noreturn]] void race(const char* what, void* place, int other, void* other_place,
+                         uintptr_t cell) {
+    char text[256];
+    const Thread& them = *threads_[static_cast<size_t>(other)];
+    std::snprintf(text, sizeof text,
+                  "data race: process %d %s at %p what process %d %s at %p (offset %zu of shared "
+                  "memory)",
+                  current_->process, what, place, them.process,
+                  other_place == nullptr ? "reads" : "wrote", other_place,
+                  static_cast<size_t>(offset_of(cell * 8)));
+    fail(text);
+  }
+
+  uintptr_t offset_of(uintptr_t address) const {
+    for (const Range& range : ranges_)
+      if (address >= range.begin && address < range.end) return address - range.begin;
+    return 0;
+  }
+
+  void share(uintptr_t begin, size_t bytes) {
+    ranges_.push_back({begin, begin + bytes});
+    bound_ranges();
+  }
+  void unshare(uintptr_t begin, size_t bytes) {
+    if (std::erase_if(ranges_, [&](const Range& range) {
+          return range.begin >= begin && range.end <= begin + bytes;
+        }) == 0)
+      return;
+    std::erase_if(cells_, [&](const auto& cell) {
+      return cell.first * 8 >= begin && cell.first * 8 < begin + bytes;
+    });
+    std::erase_if(locations_, [&](const auto& place) {
+      return place.first >= begin && place.first < begin + bytes;
+    });
+    bound_ranges();
+  }
+  void bound_ranges() {
+    lowest_ = std::numeric_limits<uintptr_t>::max();
+    highest_ = 0;
+    for (const Range& range : ranges_) {
+      lowest_ = std::min(lowest_, range.begin);
+      highest_ = std::max(highest_, range.end);
+    }
+  }
+
+  // ---- mutexes
+
+  static bool is_robust(const pthread_mutex_t* mutex) {
+    return (mutex->__data.__kind & 16) != 0;  // as glibc marks them
+  }
+
+  void lock(pthread_mutex_t* mutex) {
+    Mutex* state = &mutexes_[mutex];
+    if (state->owner == current_ && (mutex->__data.__kind & 3) == PTHREAD_MUTEX_RECURSIVE) {
+      ++state->depth;
+      return;
+    }
+    if (state->owner == current_) fail("a thread locks a mutex that it holds");
+    step(true);
+    while (mutexes_[mutex].owner != nullptr) block("a mutex", mutex, kNever);
+    take(mutex);
+  }
+  void take(pthread_mutex_t* mutex) {
+    Mutex& state = mutexes_[mutex];
+    state.owner = current_;
+    state.depth = 1;
+    acquire(state.released);
+    if (is_robust(mutex)) {
+      set_word(mutex, 1000 + static_cast<uint32_t>(current_->id));
+      robust_.push_back(mutex);
+    } else {
+      ++current_->shared_mutexes;
+    }
+  }
+  void unlock(pthread_mutex_t* mutex) {
+    Mutex& state = mutexes_[mutex];
+    if (state.owner != current_) fail("a thread unlocks a mutex that it does not hold");
+    if (--state.depth > 0) return;
+    release(&state.released);
+    state.owner = nullptr;
+    if (is_robust(mutex)) {
+      set_word(mutex, 0);
+      std::erase(robust_, mutex);
+    } else {
+      --current_->shared_mutexes;
+    }
+    wake(mutex, 1);
+  }
+  bool try_lock(pthread_mutex_t* mutex) {
+    if (mutexes_[mutex].owner != nullptr) return false;
+    take(mutex);
+    return true;
+  }
+  // The word that peers of a process look at.
+  void set_word(pthread_mutex_t* mutex, uint32_t value) {
+    auto* word = reinterpret_cast<uint32_t*>(mutex);
+    store(reinterpret_cast<uintptr_t>(word), *word, value, __ATOMIC_SEQ_CST, false);
+    *word = value;
+  }
+
+  // ---- processes
+
+  void kill_after(int process, uint64_t steps) {
+    if (deaths_.size() <= static_cast<size_t>(process))
+      deaths_.resize(static_cast<size_t>(process) + 1, kNever);
+    deaths_[static_cast<size_t>(process)] = static_cast<int64_t>(steps);
+  }
+  bool is_dead(int process) const {
+    return std::any_of(threads_.begin(), threads_.end(), [&](const auto& thread) {
+      return thread->process == process && thread->state == Thread::State::kKilled;
+    });
+  }
+  void die(int process) {
+    deaths_[static_cast<size_t>(process)] = kNever;
+    const bool myself = current_->process == process;
+    Clock before{};
+    for (const auto& thread : threads_)
+      if (thread->process == process) {
+        join(&before, thread->clock);
+        if (thread->state != Thread::State::kEnded) thread->state = Thread::State::kKilled;
+      }
+    // The kernel's store comes after all that the process did.
+    for (pthread_mutex_t* mutex : std::vector<pthread_mutex_t*>(robust_)) {
+      Thread* owner = mutexes_[mutex].owner;
+      if (owner == nullptr || owner->process != process) continue;
+      acquire(before);
+      auto* word = reinterpret_cast<uint32_t*>(mutex);
+      set_word(mutex, *word | FUTEX_OWNER_DIED);
+      std::erase(robust_, mutex);
+    }
+    if (myself) {
+      give_way();
+      std::abort();
+    }
+  }
+
+  void* mmap_now(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    return reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, protection, flags, fd, offset));
+  }
+
+  Options options_;
+  uint64_t state_;
+  std::string failure_;
+  uint64_t steps_ = 0, switches_ = 0;
+  int64_t now_ns_ = next_start_ns;
+  uint64_t progress_ = 1;  // how often a thread that does not poll went on
+  int64_t memory_left_ = kNever;
+  const std::function<void()>* body_ = nullptr;
+  ucontext_t main_;
+  Thread* current_ = nullptr;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::vector<Thread*> ready_;
+  std::vector<int64_t> deaths_;  // by process: steps that are left to it
+  std::unordered_map<pthread_mutex_t*, Mutex> mutexes_;
+  std::vector<pthread_mutex_t*> robust_;
+  std::unordered_map<uintptr_t, Location> locations_;
+  std::unordered_map<uintptr_t, Cell> cells_;
+  std::vector<Range> ranges_;
+  uintptr_t lowest_ = std::numeric_limits<uintptr_t>::max(), highest_ = 0;
+};
+
+// Work of the runtime, in which its functions are not entered again.
+class Outside {
+ public:
+  Outside() { inside = false; }
+  ~Outside() { inside = true; }
+  Outside(const Outside&) = delete;
+};
+
+// The C library's own, behind the functions below.
+template <typename Function>
+Function* real(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+Outcome run(const Options& options, const std::function<void()>& body) {
+  return World(options).run(body);
+}
+
+uint64_t random(uint64_t bound) { return world->below(bound); }
+int64_t now_ns() { return world->now_ns_; }
+void set_process(int process) { world->current_->process = process; }
+void kill(int process) { kill_after(process, 0); }
+void kill_after(int process, uint64_t steps) {
+  const Outside outside;
+  world->kill_after(process, steps);
+}
+bool is_dead(int process) { return world->is_dead(process); }
+void lose_time(int64_t ns) { world->now_ns_ += ns; }
+void limit_memory(int64_t bytes) { world->memory_left_ = bytes; }
+void fail(const std::string& what) { world->fail(what); }
+
+namespace {
+
+template <typename T>
+uintptr_t address_of(const volatile T* place) {
+  return reinterpret_cast<uintptr_t>(place);
+}
+
+template <typename T>
+T atomic_load(const volatile T* place, int order) {
+  if (!inside) return __atomic_load_n(place, __ATOMIC_SEQ_CST);
+  const Outside outside;
+  world->step(true);
+  return static_cast<T>(world->load(address_of(place), *place, order));
+}
+
+template <typename T>
+void atomic_store(volatile T* place, T value, int order) {
+  if (!inside) return __atomic_store_n(place, value, __ATOMIC_SEQ_CST);
+  const Outside outside;
+  world->step(true);
+  world->store(address_of(place), *place, value, order, false);
+  *place = value;
+}
+
+template <typename T, typename Change>
+T atomic_change(volatile T* place, int order, Change change) {
+  const bool was_inside = inside;
+  if (!was_inside) {  // nothing runs beside it
+    const T before = *place;
+    *place = change(before);
+    return before;
+  }
+  const Outside outside;
+  world->step(true);
+  const T before = *place;
+  const T after = change(before);
+  // What it reads is the newest value, whose release it may acquire.
+  world->load(address_of(place), before, acquires(order) ? __ATOMIC_SEQ_CST : __ATOMIC_RELAXED);
+  world->store(address_of(place), before, after, order, true);
+  *place = after;
+  return before;
+}
+
+template <typename T>
+int atomic_compare(volatile T* place, T* expected, T value, int order, int failure_order) {
+  if (!inside) {
+    if (*place == *expected) return *place = value, 1;
+    return *expected = *place, 0;
+  }
+  const Outside outside;
+  world->step(true);
+  const T before = *place;
+  const bool same = before == *expected;
+  const int used = same ? order : failure_order;
+  world->load(address_of(place), before, acquires(used) ? __ATOMIC_SEQ_CST : __ATOMIC_RELAXED);
+  if (!same) return *expected = before, 0;
+  world->store(address_of(place), before, value, order, true);
+  *place = value;
+  return 1;
+}
+
+void plain_read(void* place, size_t bytes, void* from) {
+  if (!inside || bytes == 0) return;
+  const auto address = reinterpret_cast<uintptr_t>(place);
+  if (!world->is_shared(address)) return;
+  const Outside outside;
+  world->read_plain(address, bytes, from);
+}
+void plain_write(void* place, size_t bytes, void* from) {
+  if (!inside || bytes == 0) return;
+  const auto address = reinterpret_cast<uintptr_t>(place);
+  if (!world->is_shared(address)) return;
+  const Outside outside;
+  world->write_plain(address, bytes, from);
+}
+
+int64_t in_ns(const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+
+int wait_on(pthread_cond_t* condition, pthread_mutex_t* mutex, int64_t wake_ns) {
+  const Outside outside;
+  world->unlock(mutex);
+  const bool woken = world->block("a condition", condition, wake_ns);
+  while (world->mutexes_[mutex].owner != nullptr) world->block("a mutex", mutex, kNever);
+  world->take(mutex);
+  return woken ? 0 : ETIMEDOUT;
+}
+
+int sleep_for(const timespec* time) {
+  const Outside outside;
+  world->step(true);
+  world->block("sleep", nullptr, world->now_ns_ + std::max<int64_t>(in_ns(*time), 1));
+  return 0;
+}
+
+}  // namespace
+}  // namespace dscomm::schedule
+
+// ---- what the compiler calls
+
+using namespace dscomm::schedule;
+
+extern "C" {
+
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_read(void**) {}
+void __tsan_vptr_update(void**, void*) {}
+
+#define DSCOMM_PLAIN(bytes)                                                                        \
+  void __tsan_read##bytes(void* p) { plain_read(p, bytes, __builtin_return_address(0)); }          \
+  void __tsan_write##bytes(void* p) { plain_write(p, bytes, __builtin_return_address(0)); }        \
+  void __tsan_unaligned_read##bytes(void* p) {                                                     \
+    plain_read(p, bytes, __builtin_return_address(0));                                             \
+  }                                                                                                \
+  void __tsan_unaligned_write##bytes(void* p) {                                                    \
+    plain_write(p, bytes, __builtin_return_address(0));                                            \
+  }                                                                                                \
+  void __tsan_volatile_read##bytes(void* p) { plain_read(p, bytes, __builtin_return_address(0)); } \
+  void __tsan_volatile_write##bytes(void* p) { plain_write(p, bytes, __builtin_return_address(0)); }
+DSCOMM_PLAIN(1)
+DSCOMM_PLAIN(2)
+DSCOMM_PLAIN(4)
+DSCOMM_PLAIN(8)
+DSCOMM_PLAIN(16)
+void __tsan_read_range(void* p, unsigned long bytes) {
+  plain_read(p, bytes, __builtin_return_address(0));
+}
+void __tsan_write_range(void* p, unsigned long bytes) {
+  plain_write(p, bytes, __builtin_return_address(0));
+}
+
+#define DSCOMM_ATOMIC(bits, type)                                                                 \
+  type __tsan_atomic##bits##_load(const volatile type* p, int order) {                            \
+    return atomic_load(p, order);                                                                 \
+  }                                                                                               \
+  void __tsan_atomic##bits##_store(volatile type* p, type value, int order) {                     \
+    atomic_store(p, value, order);                                                                \
+  }                                                                                               \
+  type __tsan_atomic##bits##_exchange(volatile type* p, type value, int order) {                  \
+    return atomic_change(p, order, [value](type) { return value; });                              \
+  }                                                                                               \
+  type __tsan_atomic##bits##_fetch_add(volatile type* p, type value, int order) {                 \
+    return atomic_change(p, order, [value](type old) { return static_cast<type>(old + value); }); \
+  }                                                                                               \
+  type __tsan_atomic##bits##_fetch_sub(volatile type* p, type value, int order) {                 \
+    return atomic_change(p, order, [value](type old) { return static_cast<type>(old - value); }); \
+  }                                                                                               \
+  type __tsan_atomic##bits##_fetch_and(volatile type* p, type value, int order) {                 \
+    return atomic_change(p, order, [value](type old) { return static_cast<type>(old & value); }); \
+  }                                                                                               \
+  type __tsan_atomic##bits##_fetch_or(volatile type* p, type value, int order) {                  \
+    return atomic_change(p, order, [value](type old) { return static_cast<type>(old | value); }); \
+  }                                                                                               \
+  type __tsan_atomic##bits##_fetch_xor(volatile type* p, type value, int order) {                 \
+    return atomic_change(p, order, [value](type old) { return static_cast<type>(old ^ value); }); \
+  }                                                                                               \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile type* p, type* expected, type value, \
+                                                    int order, int failure) {                     \
+    return atomic_compare(p, expected, value, order, failure);                                    \
+  }                                                                                               \
+  int __tsan_atomic##bits##_compare_exchange_weak(volatile type* p, type* expected, type value,   \
+                                                  int order, int failure) {                       \
+    return atomic_compare(p, expected, value, order, failure);                                    \
+  }                                                                                               \
+  type __tsan_atomic##bits##_compare_exchange_val(volatile type* p, type expected, type value,    \
+                                                  int order, int failure) {                       \
+    atomic_compare(p, &expected, value, order, failure);                                          \
+    return expected;                                                                              \
+  }
+DSCOMM_ATOMIC(8, uint8_t)
+DSCOMM_ATOMIC(16, uint16_t)
+DSCOMM_ATOMIC(32, uint32_t)
+DSCOMM_ATOMIC(64, uint64_t)
+void __tsan_atomic_thread_fence(int) {}
+void __tsan_atomic_signal_fence(int) {}
+
+void* __real_memcpy(void*, const void*, size_t);
+void* __real_memmove(void*, const void*, size_t);
+void* __real_memset(void*, int, size_t);
+void* __wrap_memcpy(void* to, const void* from, size_t bytes) {
+  plain_read(const_cast<void*>(from), bytes, __builtin_return_address(0));
+  plain_write(to, bytes, __builtin_return_address(0));
+  return __real_memcpy(to, from, bytes);
+}
+void* __wrap_memmove(void* to, const void* from, size_t bytes) {
+  plain_read(const_cast<void*>(from), bytes, __builtin_return_address(0));
+  plain_write(to, bytes, __builtin_return_address(0));
+  return __real_memmove(to, from, bytes);
+}
+void* __wrap_memset(void* to, int value, size_t bytes) {
+  plain_write(to, bytes, __builtin_return_address(0));
+  return __real_memset(to, value, bytes);
+}
+
+// ---- the C library's threads
+
+int pthread_create(pthread_t* handle, const pthread_attr_t* attributes, void* (*function)(void*),
+                   void* argument) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_create)>("pthread_create");
+    return original(handle, attributes, function, argument);
+  }
+  const Outside outside;
+  world->step(false);
+  Thread* thread = world->make_thread(function, argument);
+  *handle = kFirstHandle + static_cast<pthread_t>(thread->id);
+  return 0;
+}
+
+int pthread_join(pthread_t handle, void** result) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_join)>("pthread_join");
+    return original(handle, result);
+  }
+  const Outside outside;
+  Thread* thread = world->threads_.at(handle - kFirstHandle).get();
+  while (thread->state != Thread::State::kEnded && thread->state != Thread::State::kKilled)
+    world->block("join", thread, world->now_ns_ + 1'000'000);  // who is killed wakes nobody
+  world->acquire(thread->clock);
+  if (result != nullptr) *result = thread->result;
+  return 0;
+}
+
+int pthread_detach(pthread_t handle) {
+  if (inside) return 0;
+  static auto* original = real<decltype(pthread_detach)>("pthread_detach");
+  return original(handle);
+}
+
+int pthread_mutex_lock(pthread_mutex_t* mutex) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_mutex_lock)>("pthread_mutex_lock");
+    return world != nullptr ? 0 : original(mutex);
+  }
+  const Outside outside;
+  world->lock(mutex);
+  return 0;
+}
+int pthread_mutex_trylock(pthread_mutex_t* mutex) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_mutex_trylock)>("pthread_mutex_trylock");
+    return world != nullptr ? 0 : original(mutex);
+  }
+  const Outside outside;
+  return world->try_lock(mutex) ? 0 : EBUSY;
+}
+int pthread_mutex_unlock(pthread_mutex_t* mutex) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_mutex_unlock)>("pthread_mutex_unlock");
+    return world != nullptr ? 0 : original(mutex);
+  }
+  const Outside outside;
+  world->unlock(mutex);
+  return 0;
+}
+
+int pthread_cond_wait(pthread_cond_t* condition, pthread_mutex_t* mutex) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_cond_wait)>("pthread_cond_wait");
+    return original(condition, mutex);
+  }
+  return wait_on(condition, mutex, kNever);
+}
+int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                           const timespec* until) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_cond_clockwait)>("pthread_cond_clockwait");
+    return original(condition, mutex, clock, until);
+  }
+  return wait_on(condition, mutex, in_ns(*until));  // all clocks of a world are one
+}
+int pthread_cond_timedwait(pthread_cond_t* condition, pthread_mutex_t* mutex,
+                           const timespec* until) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_cond_timedwait)>("pthread_cond_timedwait");
+    return original(condition, mutex, until);
+  }
+  return wait_on(condition, mutex, in_ns(*until));
+}
+int pthread_cond_signal(pthread_cond_t* condition) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_cond_signal)>("pthread_cond_signal");
+    return original(condition);
+  }
+  const Outside outside;
+  world->wake(condition, 1);
+  return 0;
+}
+int pthread_cond_broadcast(pthread_cond_t* condition) {
+  if (!inside) {
+    static auto* original = real<decltype(pthread_cond_broadcast)>("pthread_cond_broadcast");
+    return original(condition);
+  }
+  const Outside outside;
+  world->wake(condition, kMostThreads);
+  return 0;
+}
+
+// ---- time, sleep and shared memory
+
+int clock_gettime(clockid_t clock, timespec* time) {
+  if (!inside || clock == CLOCK_THREAD_CPUTIME_ID || clock == CLOCK_PROCESS_CPUTIME_ID)
+    return static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
+  const int64_t now = world->now_ns_ += kStepNs;
+  time->tv_sec = now / 1'000'000'000;
+  time->tv_nsec = now % 1'000'000'000;
+  return 0;
+}
+
+int sched_yield() {
+  if (!inside) return static_cast<int>(::syscall(SYS_sched_yield));
+  const Outside outside;
+  world->now_ns_ += kYieldNs;
+  world->step(false);
+  world->give_way();
+  return 0;
+}
+
+int nanosleep(const timespec* time, timespec* left) {
+  if (inside) return sleep_for(time);
+  return static_cast<int>(::syscall(SYS_nanosleep, time, left));
+}
+int clock_nanosleep(clockid_t clock, int flags, const timespec* time, timespec* left) {
+  if (inside && flags == 0) return sleep_for(time);
+  return ::syscall(SYS_clock_nanosleep, clock, flags, time, left) == 0 ? 0 : errno;
+}
+
+int ppoll(pollfd* entries, nfds_t count, const timespec* timeout, const sigset_t* mask) {
+  timespec none{};
+  if (!inside) {
+    static auto* original = real<decltype(ppoll)>("ppoll");
+    return original(entries, count, timeout, mask);
+  }
+  const Outside outside;
+  const int64_t end = timeout == nullptr ? kNever : world->now_ns_ + in_ns(*timeout);
+  while (true) {
+    world->step(true);
+    none = {};
+    const auto ready =
+        static_cast<int>(::syscall(SYS_ppoll, entries, count, &none, nullptr, size_t{8}));
+    if (ready != 0 || world->now_ns_ >= end) {
+      ++world->progress_;
+      return ready;
+    }
+    world->current_->looked_at = world->progress_;
+    world->block("poll", entries, end, true);
+  }
+}
+int poll(pollfd* entries, nfds_t count, int timeout_ms) {
+  timespec timeout{timeout_ms / 1000, timeout_ms % 1000 * 1'000'000};
+  return ppoll(entries, count, timeout_ms < 0 ? nullptr : &timeout, nullptr);
+}
+
+int fallocate(int fd, int mode, off_t offset, off_t bytes) {
+  if (inside && world->memory_left_ != kNever) {
+    if (bytes > world->memory_left_) {
+      errno = ENOSPC;
+      return -1;
+    }
+    world->memory_left_ -= bytes;
+  }
+  return static_cast<int>(::syscall(SYS_fallocate, fd, mode, offset, bytes));
+}
+
+void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+  void* address =
+      reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, protection, flags, fd, offset));
+  if (inside && address != MAP_FAILED && (flags & MAP_SHARED) != 0 && fd >= 0) {
+    const Outside outside;
+    world->share(reinterpret_cast<uintptr_t>(address), bytes);
+  }
+  return address;
+}
+int munmap(void* address, size_t bytes) {
+  if (inside) {
+    const Outside outside;
+    world->unshare(reinterpret_cast<uintptr_t>(address), bytes);
+  }
+  return static_cast<int>(::syscall(SYS_munmap, address, bytes));
+}
+
+// Ids are of the seed, too.
+ssize_t getrandom(void* to, size_t bytes, unsigned flags) {
+  if (!inside) return ::syscall(SYS_getrandom, to, bytes, flags);
+  const Outside outside;
+  for (size_t k = 0; k < bytes; ++k)
+    static_cast<uint8_t*>(to)[k] = static_cast<uint8_t>(world->next() >> 40);
+  return static_cast<ssize_t>(bytes);
+}
+
+// The futex calls of the wait.
+long __real_syscall(long number, ...);
+long __wrap_syscall(long number, ...) {
+  va_list list;
+  va_start(list, number);
+  long a[6];
+  for (long& argument : a) argument = va_arg(list, long);
+  va_end(list);
+  if (!inside || number != SYS_futex)
+    return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  const Outside outside;
+  const auto* word = reinterpret_cast<const uint32_t*>(a[0]);
+  const int operation = static_cast<int>(a[1]) & FUTEX_CMD_MASK;
+  world->step(true);
+  if (operation == FUTEX_WAKE)
+    return static_cast<long>(world->wake(word, static_cast<size_t>(a[2])));
+  if (operation != FUTEX_WAIT) world->fail("a futex call that no world knows");
+  // The kernel compares under its own lock: with the newest value.
+  if (*word != static_cast<uint32_t>(a[2])) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const auto* timeout = reinterpret_cast<const timespec*>(a[3]);
+  const bool woken =
+      world->block("futex", word, timeout == nullptr ? kNever : world->now_ns_ + in_ns(*timeout));
+  if (woken) return 0;
+  errno = ETIMEDOUT;
+  return -1;
+}
+
+}  // extern "C"

@@ -1,0 +1,256 @@
+// Walks through schedules: makes a program for each seed, runs it in a world of its own, and prints
+// the seeds of those that fail.
+//
+//   walk [--schedules N] [--seconds S] [--seed FIRST] [--jobs J] [--stop] [--shrink]
+//   walk --replay SEED [--shrink]   one program, described, with what it came to
+//   walk --here SEED                the same in this process, for a debugger
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+using namespace dscomm::schedule;
+
+namespace {
+
+constexpr uint64_t kBatch = 64;  // programs for each child: what a killed rank leaves goes with it
+constexpr int kTriesToShrink = 40;
+
+struct Arguments {
+  uint64_t schedules = 10'000, seed = 1;
+  double seconds = 0;  // 0: no limit
+  int jobs = 2;
+  bool replays = false, here = false, shrinks = false, stops = false;
+};
+
+Arguments parse(int count, char** words) {
+  Arguments arguments;
+  for (int k = 1; k < count; ++k) {
+    const std::string word = words[k];
+    const char* value = k + 1 < count ? words[k + 1] : nullptr;
+    if (word == "--shrink" || word == "--stop") {
+      (word == "--stop" ? arguments.stops : arguments.shrinks) = true;
+      continue;
+    }
+    if (value == nullptr) {
+      std::fprintf(stderr, "walk: %s needs a value\n", word.c_str());
+      std::exit(2);
+    }
+    ++k;
+    if (word == "--schedules")
+      arguments.schedules = std::strtoull(value, nullptr, 10);
+    else if (word == "--seed")
+      arguments.seed = std::strtoull(value, nullptr, 10);
+    else if (word == "--seconds")
+      arguments.seconds = std::strtod(value, nullptr);
+    else if (word == "--jobs")
+      arguments.jobs = std::atoi(value);
+    else if (word == "--replay")
+      arguments.seed = std::strtoull(value, nullptr, 10), arguments.replays = true;
+    else if (word == "--here")
+      arguments.seed = std::strtoull(value, nullptr, 10), arguments.here = true;
+    else {
+      std::fprintf(stderr, "walk: unknown option %s; see the head of walk.cc\n", word.c_str());
+      std::exit(2);
+    }
+  }
+  return arguments;
+}
+
+// In a child, so that what crashes or is killed leaves nothing here. "" where all is well.
+std::string run_apart(const Program& program, uint64_t schedule_seed) {
+  int ends[2];
+  if (pipe(ends) != 0) std::abort();
+  const pid_t child = fork();
+  if (child == 0) {
+    close(ends[0]);
+    const Verdict verdict = run_program(program, schedule_seed);
+    const ssize_t written = write(ends[1], verdict.failure.data(), verdict.failure.size());
+    _exit(written == static_cast<ssize_t>(verdict.failure.size()) ? 0 : 1);
+  }
+  close(ends[1]);
+  std::string failure;
+  char buffer[4096];
+  for (ssize_t got; (got = read(ends[0], buffer, sizeof buffer)) > 0;)
+    failure.append(buffer, static_cast<size_t>(got));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status))
+    failure = std::string("the process was ended by ") + strsignal(WTERMSIG(status));
+  return failure;
+}
+
+// A program with fewer steps that fails as well, under one of some schedules.
+void shrink(Program program) {
+  for (bool smaller = true; smaller;) {
+    smaller = false;
+    for (size_t k = program.steps.size(); k-- > 0;) {
+      Program less = program;
+      less.steps.erase(less.steps.begin() + static_cast<ptrdiff_t>(k));
+      for (int trial = 0; !less.steps.empty() && trial < kTriesToShrink; ++trial) {
+        if (run_apart(less, program.seed + static_cast<uint64_t>(trial)).empty()) continue;
+        program = less;
+        smaller = true;
+        break;
+      }
+    }
+  }
+  for (int trial = 0; trial < kTriesToShrink; ++trial) {
+    const uint64_t schedule = program.seed + static_cast<uint64_t>(trial);
+    const std::string failure = run_apart(program, schedule);
+    if (failure.empty()) continue;
+    std::printf("shrunk: schedule %llu: %s\n%s\n", static_cast<unsigned long long>(schedule),
+                failure.c_str(), program.describe().c_str());
+    return;
+  }
+}
+
+struct Line {
+  uint64_t seed, steps, switches;
+  char failure[900];
+};
+
+// One child for a batch: writes a Line for each program.
+void run_batch(uint64_t first, uint64_t count, int to) {
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    Line line{seed, 0, 0, "ended by a signal"};
+    if (write(to, &line, sizeof line) != sizeof line) _exit(1);  // should it crash
+    const Verdict verdict = run_program(Program::make(seed), seed);
+    line.steps = verdict.steps;
+    line.switches = verdict.switches;
+    std::snprintf(line.failure, sizeof line.failure, "%s", verdict.failure.c_str());
+    if (write(to, &line, sizeof line) != sizeof line) _exit(1);
+  }
+  _exit(0);
+}
+
+struct Batch {
+  pid_t child = -1;
+  int from = -1;
+  uint64_t first = 0, count = 0;
+};
+
+Batch start_batch(uint64_t first, uint64_t count) {
+  int ends[2];
+  if (pipe(ends) != 0) std::abort();
+  const pid_t child = fork();
+  if (child == 0) {
+    close(ends[0]);
+    run_batch(first, count, ends[1]);
+  }
+  close(ends[1]);
+  return {child, ends[0], first, count};
+}
+
+struct Total {
+  uint64_t schedules = 0, steps = 0, switches = 0;
+  std::vector<uint64_t> failed;
+};
+
+// Reads what a batch says to its end; what follows a crash is run in a batch of its own.
+void finish_batch(Batch& batch, Total& total) {
+  Line line, last{};
+  bool pending = false;
+  uint64_t seen = batch.first;
+  while (true) {
+    size_t got = 0;
+    while (got < sizeof line) {
+      const ssize_t part =
+          read(batch.from, reinterpret_cast<char*>(&line) + got, sizeof line - got);
+      if (part <= 0) break;
+      got += static_cast<size_t>(part);
+    }
+    if (got < sizeof line) break;
+    if (!pending) {
+      last = line;
+      pending = true;
+      continue;
+    }
+    pending = false;
+    seen = line.seed + 1;
+    ++total.schedules;
+    total.steps += line.steps;
+    total.switches += line.switches;
+    if (line.failure[0] != '\0') {
+      std::printf("seed %llu: %s\n", static_cast<unsigned long long>(line.seed), line.failure);
+      total.failed.push_back(line.seed);
+    }
+  }
+  close(batch.from);
+  int status = 0;
+  waitpid(batch.child, &status, 0);
+  if (!pending) return;
+  ++total.schedules;
+  total.failed.push_back(last.seed);
+  std::printf("seed %llu: the process was ended by %s\n",
+              static_cast<unsigned long long>(last.seed),
+              WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "itself");
+  seen = last.seed + 1;
+  if (seen < batch.first + batch.count) {
+    Batch rest = start_batch(seen, batch.first + batch.count - seen);
+    finish_batch(rest, total);
+  }
+}
+
+double seconds_since(std::chrono::steady_clock::time_point began) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  const Arguments arguments = parse(count, words);
+  if (arguments.here) {
+    const Verdict verdict = run_program(Program::make(arguments.seed), arguments.seed);
+    std::printf("%s\n", verdict.failure.empty() ? "passed" : verdict.failure.c_str());
+    return verdict.failure.empty() ? 0 : 1;
+  }
+  if (arguments.replays) {
+    const Program program = Program::make(arguments.seed);
+    std::printf("seed %llu: %s\n", static_cast<unsigned long long>(arguments.seed),
+                program.describe().c_str());
+    const std::string failure = run_apart(program, arguments.seed);
+    std::printf("%s\n", failure.empty() ? "passed" : failure.c_str());
+    if (!failure.empty() && arguments.shrinks) shrink(program);
+    return failure.empty() ? 0 : 1;
+  }
+  const auto began = std::chrono::steady_clock::now();
+  const uint64_t end = arguments.seed + arguments.schedules;
+  uint64_t next = arguments.seed;
+  Total total;
+  std::vector<Batch> running;
+  while (next < end || !running.empty()) {
+    const bool in_time = arguments.seconds <= 0 || seconds_since(began) < arguments.seconds;
+    if (!in_time || (arguments.stops && !total.failed.empty())) next = end;
+    while (next < end && running.size() < static_cast<size_t>(arguments.jobs)) {
+      const uint64_t size = std::min(kBatch, end - next);
+      running.push_back(start_batch(next, size));
+      next += size;
+    }
+    if (running.empty()) break;
+    finish_batch(running.front(), total);
+    running.erase(running.begin());
+  }
+  if (arguments.shrinks && !total.failed.empty()) shrink(Program::make(total.failed.front()));
+  const double took = seconds_since(began);
+  std::printf("%.0f schedules a second, %.0f steps and %.0f switches each\n",
+              static_cast<double>(total.schedules) / took,
+              static_cast<double>(total.steps) /
+                  static_cast<double>(std::max<uint64_t>(total.schedules, 1)),
+              static_cast<double>(total.switches) /
+                  static_cast<double>(std::max<uint64_t>(total.schedules, 1)));
+  std::printf("%llu passed, %llu failed\n",
+              static_cast<unsigned long long>(total.schedules - total.failed.size()),
+              static_cast<unsigned long long>(total.failed.size()));
+  return total.failed.empty() ? 0 : 1;
+}
