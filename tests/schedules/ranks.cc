@@ -390,6 +390,8 @@ class Rank {
     if (now_ns() - began > kMostNs && program_.fault != Fault::kLosesTime)
       wrong(number, "it took " + std::to_string((now_ns() - began) / 1'000'000) + " ms");
     if (status.ok()) return true;
+    if (status.message().find("unknown(") != std::string::npos)
+      wrong(number, "a call's record was read half-written: " + status.message());
     world_.progress[static_cast<size_t>(rank_)].failed = true;
     stopped_ = true;
     if (!may_fail(number, status))

@@ -142,8 +142,8 @@ struct alignas(kPageBytes) GroupLines {
   // looks here, so at least one of them sees the other.
   alignas(kLineBytes) std::atomic<uint32_t> sleepers;
   Slot slots[kSlots];
-  // Of the calls in the slots. Copied word by word with atomics, the sequence first, because the
-  // reader of an error message may race with the next call; a torn copy is told by looking at the
+  // Of the calls in the slots. Copied word by word with atomics, the sequence last and 0 meanwhile,
+  // because the reader of an error message may race with the next call; a reader looks at the
   // sequence again afterwards.
   alignas(kLineBytes) CallRecord calls[kSlots];
   alignas(kLineBytes) AbortRecord abort;

@@ -44,14 +44,16 @@ void finish_instructions() {
 #endif
 }
 
-// A copy word by word, the sequence first: a reader may race with the owner's next call. Release
-// pairs with the acquire in load_record(): who sees a later word of a record also sees its
-// sequence.
+// A copy word by word, because a reader may race with the owner's next call. The sequence is 0
+// meanwhile, and is stored last. Release pairs with the acquires in load_record(): a reader that
+// sees a word of this record also sees that the one before it is gone.
 void store_record(CallRecord* to, const CallRecord& from) {
   auto words = std::bit_cast<std::array<uint64_t, kRecordWords>>(from);
   auto* out = reinterpret_cast<uint64_t*>(to);
-  for (size_t i = 0; i < kRecordWords; ++i)
+  std::atomic_ref<uint64_t>(out[0]).store(0, std::memory_order_relaxed);  // ordered by the next
+  for (size_t i = 1; i < kRecordWords; ++i)
     std::atomic_ref<uint64_t>(out[i]).store(words[i], std::memory_order_release);
+  std::atomic_ref<uint64_t>(out[0]).store(words[0], std::memory_order_release);
 }
 
 // An empty record (sequence 0) when it was being rewritten meanwhile.
