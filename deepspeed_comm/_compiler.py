@@ -52,5 +52,5 @@ def outside_graphs(function: _Function) -> _Function:
     # become a graph: tracing sys.modules alone takes Dynamo a third of a second.
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     if _skip_code is not None:
-        _skip_code(call.__code__)
+        _skip_code(getattr(call, "__code__"))  # noqa: B009 - mypy takes it for another class
     return call  # type: ignore[return-value]

@@ -668,7 +668,7 @@ def _receive_of_unlisted(tensor: Any, src: int | None, group: Any, tag: int) -> 
         return src
     work = group.recv_anysource([tensor], tag)
     work.wait()
-    return _ranks_of_unlisted(group)[work._source_rank()]
+    return cast(int, _ranks_of_unlisted(group)[work._source_rank()])
 
 
 _increment_version: Any = getattr(torch.autograd.graph, "increment_version", None)
