@@ -254,8 +254,10 @@ int DscommBackend::check_rank(int64_t rank, const char* argument) const {
 }
 
 void DscommBackend::check_alive(const char* title) const {
-  if (Status status = group_->failure(); !status.ok())
-    std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
+  Status status = group_->failure();
+  if (status.ok()) return;
+  group_->note_refused(status);
+  std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
 }
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group::Body body,

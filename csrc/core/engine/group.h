@@ -118,6 +118,11 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   void shutdown_with_warning();
   // A caller has been given an error of a call of this group. Any thread.
   void note_told() { was_told_.store(true, std::memory_order_relaxed); }  // orders nothing
+  // A caller's next call is refused, because this ended the group. Any thread.
+  void note_refused(const Status& cause) {
+    note_told();
+    record_failure(cause);
+  }
 
   std::string flight_record_json() const { return recorder_.json(); }
   bool tell(GroupRecord* record) const override;
