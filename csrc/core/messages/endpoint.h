@@ -93,7 +93,7 @@ class Endpoint {
   virtual std::string describe() const = 0;    // "pid 123 on host a"
   virtual std::string state_text() const = 0;  // what it is doing, as far as can be seen
 
-  // What wakes it; null where nobody rings: it polls, and so must who waits for it.
+  // The token of its doorbell; null if it has none, so that any rank which waits for it must poll.
   virtual const ArenaId* doorbell() const = 0;
   // Whether a thread of it sleeps on its doorbell now.
   virtual bool sleeps() const = 0;
