@@ -87,8 +87,14 @@ def test_failure_writes_a_record_of_each_rank_that_lives(tmp_path: Path, how: st
             **{name: "[0, 1]" for name in record["pg_config"]},
         }
         last = record["entries"][-1]
-        assert last["profiling_name"] == "gloo:all_reduce" and last["state"] == "started"
-        assert last["input_sizes"] == [[7 if how == "mismatch" and rank == 1 else 6]]
+        # All calls of torch 1.13 are asynchronous: one to a group that has ended is refused before
+        # it is recorded.
+        refused = how == "timeout" and rank == 1 and not TORCH_2
+        if refused:
+            assert last["profiling_name"] == "gloo:reduce_scatter" and last["state"] == "completed"
+        else:
+            assert last["profiling_name"] == "gloo:all_reduce" and last["state"] == "started"
+            assert last["input_sizes"] == [[7 if how == "mismatch" and rank == 1 else 6]]
         assert record["pg_status"]["0"]["last_enqueued_collective"] == last["collective_seq_id"]
         assert record["dscomm"]["failures"]["0"] in record["dscomm"]["reason"]
         text = {"mismatch": "called different things", "timeout": "timed out", "death": "died"}[how]
