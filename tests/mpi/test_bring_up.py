@@ -81,11 +81,17 @@ class Job:
         return [f"{name}={value}" for name, value in options.items() if value is not None]
 
     def start(self, rank: int, **options: object) -> None:
+        environment = {**os.environ, **self.environment}
+        if "initialise" in options:
+            # MPIs of one rank that start at once race for Open MPI's folder of the session.
+            own = self.folder / f"session{rank}"
+            own.mkdir()
+            environment["OMPI_MCA_orte_tmpdir_base"] = str(own)
         with open(self.folder / f"output{rank}", "wb") as output:
             self.ranks.append(
                 subprocess.Popen(
                     [self.program, self.store, str(rank), self.hosts, *self.options(**options)],
-                    env={**os.environ, **self.environment},
+                    env=environment,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
