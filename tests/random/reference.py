@@ -656,7 +656,10 @@ class Judge:
             if f"pid {pid} " not in text and not self.other_cause(operation, text):
                 self.blame(operation.rank, f"{name}: the error does not name pid {pid}: {text}")
         elif kind == "abort" and operation.group == self.model.fault["group"]:
-            if "abort" not in text and not self.other_cause(operation, text):
+            # The rank that aborted may have left meanwhile, for what it raised.
+            pid = self.pid_of(self.model.faulty)
+            has_left = f"pid {pid} " in text and "left the group" in text
+            if "abort" not in text and not has_left and not self.other_cause(operation, text):
                 self.blame(operation.rank, f"{name}: the error tells of no abort: {text}")
 
     def other_cause(self, operation: Operation, text: str) -> bool:
