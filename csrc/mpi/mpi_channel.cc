@@ -13,7 +13,8 @@
 namespace dscomm {
 namespace {
 
-constexpr size_t kSmallestCell = 4096, kLargestCell = 1 << 20;
+// What leaves a cell by the wire need not be long: the ring is kept for each peer for good.
+constexpr size_t kSmallestCell = 4096, kLargestRing = 256 << 10;
 
 }  // namespace
 
@@ -29,7 +30,7 @@ Status MpiChannel::failed(const char* what, int code) const {
 
 Status MpiChannel::open(size_t channel_bytes, uint64_t) {
   if (cells_ != nullptr) return {};
-  size_t cell_bytes = std::clamp(channel_bytes / kCells, kSmallestCell, kLargestCell);
+  const size_t cell_bytes = std::max(std::min(channel_bytes, kLargestRing) / kCells, kSmallestCell);
   cells_.reset(new (std::nothrow) std::byte[kCells * cell_bytes]);
   if (cells_ == nullptr)
     return make_status(Code::kResource, "no memory is left for a channel to %s", peer_.c_str());

@@ -203,12 +203,13 @@ void expect_numbers_pass(World& world, int from, int to, uint64_t group) {
 }
 
 TEST(PointToPoint, MessagesOfEverySizeGoThereAndBack) {
-  for (int64_t channel_bytes : {4096, 262144}) {
+  // Without a ring of pieces, with the shortest, and with one that is not filled by a message.
+  for (int64_t channel_bytes : {4096, 17 * 8192, 4194304}) {
     Settings settings = no_slices();
     settings.channel_bytes = channel_bytes;
     World world(2, settings);
-    const std::vector<size_t> sizes = {0,    1,     7,     447,    448,     449,
-                                       4095, 32704, 32705, 262144, 1 << 20, (5 << 20) + 3};
+    const std::vector<size_t> sizes = {0,    1,    7,     447,   448,    449,     4095,
+                                       4096, 4097, 32704, 32705, 262144, 1 << 20, (5 << 20) + 3};
     run_ranks(2, [&](int rank) {
       End end(world, rank);
       for (size_t bytes : sizes) {
@@ -835,27 +836,32 @@ TEST(PointToPoint, MessagesOfAGroupThatWasNeverUsedHereAreDroppedWithIt) {
 }
 
 TEST(PointToPoint, TheChannelOfADeadPeerIsGivenBack) {
-  World world(3);
+  Settings settings = no_slices();
+  settings.channel_bytes = 1 << 20;
+  World world(3, settings);
+  constexpr size_t kBuffers = kRingCells * kPageBytes, kOfChannel = kBuffers + (1 << 20);
   size_t before = world.rank(0).arena->used_bytes();
   expect_numbers_pass(world, 0, 1, 1);
   expect_numbers_pass(world, 0, 2, 1);
   const size_t small = world.rank(0).arena->used_bytes() - before;
-  EXPECT_LT(small, size_t{262144});  // buffers come with the first message that needs them
+  EXPECT_LT(small, kBuffers);  // buffers come with the first message that needs them
   for (int peer : {1, 2}) {
     End zero(world, 0, 3), other(world, peer, 3);
-    std::vector<uint8_t> out(1000), in(1000);
-    EXPECT_OK(zero.send(out, peer));
-    EXPECT_OK(other.receive(in, 0));
+    for (size_t bytes : {size_t{1000}, kPageBytes + 1}) {
+      std::vector<uint8_t> out(bytes), in(bytes);
+      EXPECT_OK(zero.send(out, peer));
+      EXPECT_OK(other.receive(in, 0));
+    }
   }
   size_t with_two = world.rank(0).arena->used_bytes();
-  EXPECT_EQ(with_two - before - small, 2 * size_t{262144});
+  EXPECT_EQ(with_two - before - small, 2 * kOfChannel);
   End(world, 0, 3).close();
   world.rank(1).directory->die();
   End(world, 0, 2).close();
   EXPECT_EQ(world.rank(0).arena->used_bytes(), with_two);  // group 1 names it
   End(world, 0, 1).close();
   size_t with_one = world.rank(0).arena->used_bytes();
-  EXPECT_EQ(with_two - with_one, 262144 + kPageBytes);  // the cells are half a page
+  EXPECT_EQ(with_two - with_one, kOfChannel + kPageBytes);  // the cells are half a page
   world.rank(2).directory->die();
   End(world, 0, 4).close();  // frees rank 2's channel too
   EXPECT_LT(world.rank(0).arena->used_bytes(), with_one);
@@ -881,9 +887,11 @@ TEST(PointToPoint, NonsenseInAPeersMemoryIsAnErrorAndNotACrash) {
           "outside its memory");
   corrupt([](ChannelLines* lines, Cell*) { lines->buffers_offset = uint64_t{1} << 62; },
           "outside its memory", 1000);
-  corrupt([](ChannelLines* lines, Cell*) { lines->buffer_bytes = 0xffffffff; },
-          "outside its memory", 1000);
-  corrupt([](ChannelLines*, Cell* cell) { cell->header.cell_bytes = 1 << 30; }, "overflows", 1000);
+  corrupt([](ChannelLines* lines, Cell*) { lines->pieces_offset = uint64_t{1} << 62; },
+          "outside its memory", 10000);
+  corrupt([](ChannelLines* lines, Cell*) { lines->pieces_bytes = uint64_t{1} << 62; },
+          "outside its memory", 10000);
+  corrupt([](ChannelLines*, Cell* cell) { cell->header.cell_bytes = 1 << 30; }, "overflows", 10000);
   corrupt([](ChannelLines*, Cell* cell) { cell->header.cell_bytes = 16; }, "does not fit");
   corrupt([](ChannelLines*, Cell* cell) { cell->header.sequence = 5; }, "out of order");
   corrupt([](ChannelLines*, Cell* cell) { cell->header.port = 1000; }, "never was");
@@ -993,10 +1001,30 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
 TEST(PointToPoint, AnArenaWithoutRoomIsAResourceError) {
   Settings settings = with_slices();
   settings.arena_bytes = 1 << 20;
-  settings.channel_bytes = 1 << 20;
-  World world(2, settings);
+  World world(6, settings);
   End zero(world, 0);
-  expect_failure(zero.send(pattern(1000, 1), 1)->wait(), Code::kResource, {"DSCOMM_ARENA_BYTES"});
+  Status status;
+  for (int peer = 1; peer < 6 && status.ok(); ++peer)
+    status = zero.send(pattern(5000, 1), peer)->wait();
+  expect_failure(status, Code::kResource, {"DSCOMM_ARENA_BYTES"});
+}
+
+TEST(PointToPoint, WhereALongRingHasNoRoomAShortOneDoes) {
+  Settings settings = no_slices();
+  settings.arena_bytes = 2 << 20;
+  settings.channel_bytes = 4 << 20;
+  World world(2, settings);
+  run_ranks(2, [&](int rank) {
+    End end(world, rank);
+    const std::vector<uint8_t> out = pattern(1 << 20, 1);
+    std::vector<uint8_t> in(out.size());
+    if (rank == 0) {
+      EXPECT_OK(end.send(out, 1));
+    } else {
+      EXPECT_OK(end.receive(in, 0));
+      EXPECT_TRUE(in == out);
+    }
+  });
 }
 
 }  // namespace

@@ -14,69 +14,72 @@
 
 // Numbers were set by measurement on 2 cores of a Zen 4 virtual machine unless the row says
 // otherwise.
-#define DSCOMM_SETTINGS(NUMBER, TEXT)                                                             \
-  NUMBER(                                                                                         \
-      staging_bytes, "DSCOMM_STAGING_BYTES", 2621440, 16384, 1073741824, "bytes",                 \
-      "staging that a group with a large operation in flight holds in each rank, at least four "  \
-      "chunks; more than a core's own cache, so that what is written again has left the "         \
-      "readers' caches; the rank 0 of a group decides for all of it")                             \
-  NUMBER(staging_chunk_bytes, "DSCOMM_STAGING_CHUNK_BYTES", 524288, 4096, 67108864, "bytes",      \
-         "largest piece in which data goes through the staging; the rank 0 of a group decides "   \
-         "for all of it")                                                                         \
-  NUMBER(                                                                                         \
-      one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 32768, 0, 67108864, "bytes",                       \
-      "most that a rank reads of the others in an all-reduce in which each reads all of all; "    \
-      "past "                                                                                     \
-      "it, and past a staging chunk, each reduces its slice and they exchange the results; the "  \
-      "rank 0 of a group decides for all of it")                                                  \
-  NUMBER(arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",         \
-         "address space that a process reserves for lines and staging; memory is taken as it is " \
-         "used")                                                                                  \
-  NUMBER(pool_bytes, "DSCOMM_POOL_BYTES", 68719476736, 0, 1099511627776, "bytes",                 \
-         "address space that a process reserves for tensors which its peers read where they are " \
-         "(deepspeed_comm.empty()), never more than this machine's memory, of which is taken "    \
-         "what such tensors need; 0 has none")                                                    \
-  NUMBER(in_place_bytes, "DSCOMM_IN_PLACE_BYTES", -1, -1, 1099511627776, "bytes",                 \
-         "smallest data that a rank has its peers read where it is, if it lies in the pool; "     \
-         "smaller data is staged; -1 decides by what was measured: 2 MiB where the cores of the " \
-         "ranks share a cache, 16 MiB where they do not")                                         \
-  NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 262144, 4096, 67108864, "bytes",                  \
-         "staging of one point-to-point channel, made when a rank first sends to another")        \
-  NUMBER(unexpected_bytes, "DSCOMM_UNEXPECTED_BYTES", 1073741824, 0, 1099511627776, "bytes",      \
-         "most memory that holds messages which arrived before their receive was posted")         \
-  NUMBER(spin_pauses, "DSCOMM_SPIN_PAUSES", -1, -1, 1000000, "pauses",                            \
-         "pause instructions in a wait before it yields; -1 decides by ranks and usable cores: "  \
-         "100 when the ranks of this host fit, 20 when they do not")                              \
-  NUMBER(yield_us, "DSCOMM_YIELD_US", 200, 0, 1000000, "us",                                      \
-         "time a wait yields the core before it sleeps")                                          \
-  NUMBER(sleep_slice_ms, "DSCOMM_SLEEP_SLICE_MS", 10, 0, 1000, "ms",                              \
-         "longest sleep before a wait looks at peers and deadline again; 0, for tests of "        \
-         "wake-ups alone, "                                                                       \
-         "sleeps until woken and notices neither deaths nor deadlines")                           \
-  NUMBER(recorder_entries, "DSCOMM_RECORDER_ENTRIES", 256, 0, 1000000, "operations",              \
-         "operations that the flight recorder keeps for each group")                              \
-  NUMBER(worker_idle_ms, "DSCOMM_WORKER_IDLE_MS", 10000, 0, 3600000, "ms",                        \
-         "how long an idle worker thread stays before it ends")                                   \
-  TEXT(hierarchy, "DSCOMM_HIERARCHY", "auto", "auto|flat|hosts|numa|l3",                          \
-       "which ranks reduce among themselves first: flat, none; hosts, those of a host; numa and " \
-       "l3, also those of a NUMA node or L3 cache inside it; auto is numa or l3 where the ranks " \
-       "of a group are bound to several, and else hosts; the rank 0 of a group decides for all "  \
-       "of it")                                                                                   \
-  TEXT(wire_halves, "DSCOMM_WIRE_HALVES", "half", "half|float32",                                 \
-       "how float16 and bfloat16 travel between hosts to be reduced: as they are, rounded once "  \
-       "on every host and between hosts, or as float32, rounded once; the rank 0 of a group "     \
-       "decides for all of it")                                                                   \
-  TEXT(topology, "DSCOMM_TOPOLOGY", "",                                                           \
-       "empty, a path to hwloc XML, or hwloc's synthetic description",                            \
-       "the topology to believe instead of this host's own")                                      \
-  TEXT(ifname, "DSCOMM_IFNAME", "",                                                               \
-       "empty, or interfaces and networks (address/prefix), separated by commas",                 \
-       "what joins the hosts; empty takes the networks that all of them are in")                  \
-  TEXT(flight_record_dir, "DSCOMM_FLIGHT_RECORD_DIR", "", "empty, or a folder",                   \
-       "where each rank writes its flight record, a JSON file, when one of its groups ends by a " \
-       "timeout, a mismatch, a death or another failure; empty writes none")                      \
-  TEXT(flight_record_signal, "DSCOMM_FLIGHT_RECORD_SIGNAL", "none", "none|SIGUSR2",               \
-       "a signal upon which a rank writes its flight record; needs DSCOMM_FLIGHT_RECORD_DIR")     \
+#define DSCOMM_SETTINGS(NUMBER, TEXT)                                                              \
+  NUMBER(                                                                                          \
+      staging_bytes, "DSCOMM_STAGING_BYTES", 2621440, 16384, 1073741824, "bytes",                  \
+      "staging that a group with a large operation in flight holds in each rank, at least four "   \
+      "chunks; more than a core's own cache, so that what is written again has left the "          \
+      "readers' caches; the rank 0 of a group decides for all of it")                              \
+  NUMBER(staging_chunk_bytes, "DSCOMM_STAGING_CHUNK_BYTES", 524288, 4096, 67108864, "bytes",       \
+         "largest piece in which data goes through the staging; the rank 0 of a group decides "    \
+         "for all of it")                                                                          \
+  NUMBER(                                                                                          \
+      one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 32768, 0, 67108864, "bytes",                        \
+      "most that a rank reads of the others in an all-reduce in which each reads all of all; "     \
+      "past "                                                                                      \
+      "it, and past a staging chunk, each reduces its slice and they exchange the results; the "   \
+      "rank 0 of a group decides for all of it")                                                   \
+  NUMBER(arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",          \
+         "address space that a process reserves for lines and staging; memory is taken as it is "  \
+         "used")                                                                                   \
+  NUMBER(pool_bytes, "DSCOMM_POOL_BYTES", 68719476736, 0, 1099511627776, "bytes",                  \
+         "address space that a process reserves for tensors which its peers read where they are "  \
+         "(deepspeed_comm.empty()), never more than this machine's memory, of which is taken "     \
+         "what such tensors need; 0 has none")                                                     \
+  NUMBER(in_place_bytes, "DSCOMM_IN_PLACE_BYTES", -1, -1, 1099511627776, "bytes",                  \
+         "smallest data that a rank has its peers read where it is, if it lies in the pool; "      \
+         "smaller data is staged; -1 decides by what was measured: collectives from 2 MiB on "     \
+         "where the cores of the ranks share a cache, from 16 MiB on where they do not; messages " \
+         "from 64 KiB on, up to 2 MiB where they do not")                                          \
+  NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 4194304, 4096, 67108864, "bytes",                  \
+         "longest ring for the pieces of messages of more than a page, made when a rank first "    \
+         "sends one to another; more than cores' own caches, so that what is written again has "   \
+         "left them; from the ninth peer on, and between hosts, at most 256 KiB")                  \
+  NUMBER(unexpected_bytes, "DSCOMM_UNEXPECTED_BYTES", 1073741824, 0, 1099511627776, "bytes",       \
+         "most memory that holds messages which arrived before their receive was posted")          \
+  NUMBER(spin_pauses, "DSCOMM_SPIN_PAUSES", -1, -1, 1000000, "pauses",                             \
+         "pause instructions in a wait before it yields; -1 decides by ranks and usable cores: "   \
+         "100 when the ranks of this host fit, 20 when they do not")                               \
+  NUMBER(yield_us, "DSCOMM_YIELD_US", 200, 0, 1000000, "us",                                       \
+         "time a wait yields the core before it sleeps")                                           \
+  NUMBER(sleep_slice_ms, "DSCOMM_SLEEP_SLICE_MS", 10, 0, 1000, "ms",                               \
+         "longest sleep before a wait looks at peers and deadline again; 0, for tests of "         \
+         "wake-ups alone, "                                                                        \
+         "sleeps until woken and notices neither deaths nor deadlines")                            \
+  NUMBER(recorder_entries, "DSCOMM_RECORDER_ENTRIES", 256, 0, 1000000, "operations",               \
+         "operations that the flight recorder keeps for each group")                               \
+  NUMBER(worker_idle_ms, "DSCOMM_WORKER_IDLE_MS", 10000, 0, 3600000, "ms",                         \
+         "how long an idle worker thread stays before it ends")                                    \
+  TEXT(hierarchy, "DSCOMM_HIERARCHY", "auto", "auto|flat|hosts|numa|l3",                           \
+       "which ranks reduce among themselves first: flat, none; hosts, those of a host; numa and "  \
+       "l3, also those of a NUMA node or L3 cache inside it; auto is numa or l3 where the ranks "  \
+       "of a group are bound to several, and else hosts; the rank 0 of a group decides for all "   \
+       "of it")                                                                                    \
+  TEXT(wire_halves, "DSCOMM_WIRE_HALVES", "half", "half|float32",                                  \
+       "how float16 and bfloat16 travel between hosts to be reduced: as they are, rounded once "   \
+       "on every host and between hosts, or as float32, rounded once; the rank 0 of a group "      \
+       "decides for all of it")                                                                    \
+  TEXT(topology, "DSCOMM_TOPOLOGY", "",                                                            \
+       "empty, a path to hwloc XML, or hwloc's synthetic description",                             \
+       "the topology to believe instead of this host's own")                                       \
+  TEXT(ifname, "DSCOMM_IFNAME", "",                                                                \
+       "empty, or interfaces and networks (address/prefix), separated by commas",                  \
+       "what joins the hosts; empty takes the networks that all of them are in")                   \
+  TEXT(flight_record_dir, "DSCOMM_FLIGHT_RECORD_DIR", "", "empty, or a folder",                    \
+       "where each rank writes its flight record, a JSON file, when one of its groups ends by a "  \
+       "timeout, a mismatch, a death or another failure; empty writes none")                       \
+  TEXT(flight_record_signal, "DSCOMM_FLIGHT_RECORD_SIGNAL", "none", "none|SIGUSR2",                \
+       "a signal upon which a rank writes its flight record; needs DSCOMM_FLIGHT_RECORD_DIR")      \
   TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug", "what is logged to standard error")
 
 namespace dscomm {

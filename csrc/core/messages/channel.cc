@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/base/deadline.h"
 #include "core/shm/copy.h"
@@ -9,27 +10,25 @@
 namespace dscomm {
 namespace {
 
-// Buffers are multiples of a page, so that what they carry is aligned like a tensor.
-constexpr size_t kSmallestBuffer = kPageBytes;
-constexpr size_t kLargestBuffer = size_t{1} << 31;  // buffer_bytes is 32 bits wide
-
 // A message of several cells is cut so that the receiver copies one out while the sender fills the
-// next: into this many, but none shorter than this.
+// next: into this many, but none shorter or longer than this.
 constexpr size_t kCellsOfMessage = 8;
-constexpr size_t kLeastCellBytes = 8192;
+constexpr size_t kLeastPieceBytes = 8192;
+constexpr size_t kMostPieceBytes = 32768;
 
-// How much is prefetched for ownership: of the buffer after that of a message of one cell, and of
-// those after a longer message.
-constexpr size_t kPrefetchedBytes = 4096;
-constexpr uint64_t kPrefetchedOfLong = 16384;
+// So many channels of a process have a ring of pieces of the full length, and the others one of so
+// much, as have those for which there is no memory: with all of hundreds of ranks full ones would
+// be gigabytes.
+constexpr int kFullPieceRings = 8;
+constexpr size_t kShortPieceRing = 256 << 10;
 
-// A copy of more than this, with ordinary stores, is timed. Where the peer is cache-near it runs at
-// 10 GB/s and more; where it is cache-far, at 2.5 GB/s, since each line that the peer has read has
-// to be asked for; streaming stores then run at 10 GB/s (Zen 4). In one of so many cells with
-// streaming stores ordinary ones are tried again, as virtual cores move.
-constexpr size_t kTimedBytes = 4096;
-constexpr int64_t kFarBytesPerNs = 5;
-constexpr uint64_t kFillsBetweenTrials = 64;
+// After messages of at most so much the lines of the next one are owned ahead; of the ring of
+// pieces so many bytes, which is what a core's first cache holds beside the rest.
+constexpr size_t kOwnedAheadBytes = 64 << 10;
+constexpr size_t kOwnedPieceBytes = 32 << 10;
+
+// A count that was stored longer ago need not be in the peer's cache any more.
+constexpr int64_t kFreshNs = 100'000;
 
 // A directory of more blocks than this is a corrupt one: it would hold lines for 10^6 processes.
 constexpr int kMostBlocks = 65536;
@@ -64,8 +63,10 @@ Result<ChannelLines*> ChannelDirectory::take(const ArenaId& peer) {
   // Relaxed: ordered before peer_low, by which the peer recognises its lines.
   lines->cells_offset.store(0, std::memory_order_relaxed);
   lines->buffers_offset = 0;
-  lines->buffer_bytes = 0;
+  lines->pieces_offset = 0;
+  lines->pieces_bytes = 0;
   lines->consumed.store(0, std::memory_order_relaxed);
+  lines->consumed_ns.store(0, std::memory_order_relaxed);
   lines->peer_high.store(peer.high, std::memory_order_relaxed);
   lines->peer_low.store(peer.low, std::memory_order_release);  // pairs with find_channel_lines()
   // seq_cst, and before the first cell: see ArenaHeader::channel_changes.
@@ -111,6 +112,27 @@ Status Channel::make_lines() {
   return {};
 }
 
+Result<PieceRing> ChannelDirectory::take_pieces(size_t channel_bytes) {
+  const size_t most =
+      full_rings_ < kFullPieceRings ? channel_bytes : std::min(channel_bytes, kShortPieceRing);
+  size_t bytes = most / kPageBytes * kPageBytes;
+  if (PieceRing::longest(bytes) < kLeastPieceBytes) return PieceRing();
+  Result<uint64_t> offset = arena_->allocate(bytes);
+  if (!offset.ok() && bytes > kShortPieceRing) {
+    bytes = kShortPieceRing;
+    offset = arena_->allocate(bytes);
+  }
+  if (!offset.ok()) return offset.status();
+  if (bytes > kShortPieceRing) ++full_rings_;
+  return PieceRing{arena_->data() + offset.value(), bytes};
+}
+
+void ChannelDirectory::give_back(const PieceRing& ring) {
+  if (ring.data == nullptr) return;
+  arena_->release(static_cast<uint64_t>(ring.data - arena_->data()), ring.bytes);
+  if (ring.bytes > kShortPieceRing) --full_rings_;
+}
+
 Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
   if (cells_ == nullptr) {
     constexpr size_t kRingBytes = kRingCells * sizeof(Cell);
@@ -126,26 +148,40 @@ Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
     // seq_cst: pairs with find_their_cells(); see ChannelLines::cells_offset.
     own_->cells_offset.store(offset.value(), std::memory_order_seq_cst);
   }
-  return message_bytes > kCellDataBytes ? make_buffers(channel_bytes) : Status();
+  if (message_bytes > kCellDataBytes) DSCOMM_RETURN_IF_ERROR(make_buffers());
+  if (message_bytes <= kPageBytes) return {};
+  measures_ = true;
+  return make_pieces(channel_bytes);
 }
 
-Status Channel::make_buffers(size_t channel_bytes) {
+Status Channel::make_buffers() {
   if (buffers_ != nullptr) return {};
-  const size_t wanted = channel_bytes / kRingCells / kPageBytes * kPageBytes;
-  const size_t bytes = std::clamp(wanted, kSmallestBuffer, kLargestBuffer);
-  Result<uint64_t> offset = arena_->allocate(kRingCells * bytes);
+  Result<uint64_t> offset = arena_->allocate(kRingCells * kPageBytes);
   if (!offset.ok()) return offset.status();
   buffers_ = arena_->data() + offset.value();
-  buffer_bytes_ = bytes;
   own_->buffers_offset = offset.value();
-  own_->buffer_bytes = static_cast<uint32_t>(bytes);
+  return {};
+}
+
+// Without a ring that holds pieces of more than a page long messages go by the cells' buffers.
+Status Channel::make_pieces(size_t channel_bytes) {
+  if (has_asked_for_pieces_) return {};
+  Result<PieceRing> ring = directory_.take_pieces(channel_bytes);
+  if (!ring.ok()) return ring.status();
+  has_asked_for_pieces_ = true;
+  pieces_ = ring.value();
+  if (pieces_.data == nullptr) return {};
+  own_->pieces_offset = static_cast<uint64_t>(pieces_.data - arena_->data());
+  own_->pieces_bytes = pieces_.bytes;
   return {};
 }
 
 size_t Channel::cell_bytes(uint64_t message_bytes) const {
   if (message_bytes <= kCellDataBytes) return kCellDataBytes;
+  if (pieces_.data == nullptr) return kPageBytes;
   const size_t even = (message_bytes / kCellsOfMessage + kPageBytes - 1) / kPageBytes * kPageBytes;
-  return std::min(std::max(even, kLeastCellBytes), buffer_bytes_);
+  return std::min(std::clamp(even, kLeastPieceBytes, kMostPieceBytes),
+                  PieceRing::longest(pieces_.bytes));
 }
 
 bool Channel::find_theirs() {
@@ -167,8 +203,16 @@ void Channel::load_consumed() {
   if (!find_theirs()) return;
   // seq_cst: acquires the peer's reads of the cells, and is the load half of the Dekker pair with
   // its consume(). A count that it cannot have reached is not believed.
-  const uint64_t consumed = theirs_->consumed.load(std::memory_order_seq_cst);
-  if (consumed > known_consumed_ && consumed <= published_) known_consumed_ = consumed;
+  const auto load = [this] { return theirs_->consumed.load(std::memory_order_seq_cst); };
+  const TimedLoad timed =
+      measures_ ? time_load(load) : TimedLoad{static_cast<int64_t>(load()), 0, 0};
+  const auto consumed = static_cast<uint64_t>(timed.value);
+  if (consumed <= known_consumed_ || consumed > published_) return;
+  known_consumed_ = consumed;
+  // It came out of the peer's cache: it has changed since it was last in this core's.
+  if (measures_ &&
+      timed.began_ns - theirs_->consumed_ns.load(std::memory_order_relaxed) <= kFreshNs)
+    distance_.add(0, timed.took_ns);
 }
 
 bool Channel::is_full() {
@@ -179,29 +223,24 @@ bool Channel::is_full() {
 std::byte* Channel::vacant_cell(size_t bytes) {
   if (is_full()) return nullptr;
   const size_t k = published_ % kRingCells;
-  return bytes <= kCellDataBytes ? cells_[k].data : buffers_ + k * buffer_bytes_;
+  if (bytes <= kCellDataBytes) return cells_[k].data;
+  if (bytes <= kPageBytes) return buffers_ + k * kPageBytes;
+  return own_pieces() + pieces_.place(bytes);
 }
 
 void Channel::fill(std::byte* cell, const std::byte* data, size_t bytes) {
-  if (is_far_ && bytes > kCellDataBytes && ++far_fills_ % kFillsBetweenTrials != 0) {
+  if (bytes > kCellDataBytes && distance_.is_far()) {
     copy(cell, data, bytes, Stores::kStreaming);
     finish_copies();
-    return;
+  } else if (bytes > 0) {
+    std::memcpy(cell, data, bytes);
   }
-  if (bytes <= kTimedBytes) {
-    if (bytes > 0) std::memcpy(cell, data, bytes);
-    return;
-  }
-  const int64_t began = monotonic_ns();
-  std::memcpy(cell, data, bytes);
-  const bool slow = (monotonic_ns() - began) * kFarBytesPerNs > static_cast<int64_t>(bytes);
-  if (slow == was_slow_) is_far_ = slow;
-  was_slow_ = slow;
 }
 
 bool Channel::publish(const CellHeader& header) {
   Cell& cell = cells_[published_ % kRingCells];
   cell.header = header;
+  if (header.cell_bytes > kPageBytes) pieces_.pass(header.cell_bytes);
   // seq_cst: releases the cell to the peer's next_cell(), and is the store half of the Dekker pair
   // with its doorbell_sleepers.
   cell.number.exchange(++published_, std::memory_order_seq_cst);
@@ -209,33 +248,28 @@ bool Channel::publish(const CellHeader& header) {
 }
 
 // Messages come in runs: the lines that one as long will be written to are taken from the peer's
-// caches while this thread goes on.
+// caches while this thread goes on. The peer has given the cell back, but for its number, which it
+// looks at.
 void Channel::end_message(uint64_t message_bytes) {
-  if (message_bytes <= kPrefetchedBytes) {
-    if (!is_full()) prefetch(published_, static_cast<size_t>(message_bytes));
+  if (message_bytes > kOwnedAheadBytes || is_full()) return;
+  if (message_bytes > kPageBytes) {
+    if (pieces_.data == nullptr || distance_.is_far()) return;  // streaming stores own nothing
+    const size_t bytes = std::min<size_t>(message_bytes, PieceRing::longest(pieces_.bytes));
+    std::byte* piece = own_pieces() + pieces_.place(bytes);
+    for (size_t i = 0; i < std::min(bytes, kOwnedPieceBytes); i += kLineBytes / 2)
+      own_ahead(piece + i);
     return;
   }
-  if (is_far_ || is_full()) return;
-  const size_t of_cell = cell_bytes(message_bytes);
-  uint64_t left = std::min(message_bytes, kPrefetchedOfLong);
-  for (uint64_t cell = published_; left > 0 && cell - known_consumed_ < kRingCells; ++cell) {
-    const size_t bytes = std::min<uint64_t>(of_cell, left);
-    prefetch(cell, bytes);
-    left -= bytes;
-  }
-}
-
-// The peer has given the cell back, but for its number, which it looks at.
-void Channel::prefetch(uint64_t cell, size_t bytes) {
-  const size_t k = cell % kRingCells;
+  const size_t k = published_ % kRingCells;
   own_ahead(reinterpret_cast<std::byte*>(&cells_[k].header));
-  if (bytes <= kCellDataBytes) {
-    if (bytes > kCellDataBytes - kLineBytes / 2) own_ahead(&cells_[k].data[kCellDataBytes - 1]);
+  if (message_bytes <= kCellDataBytes) {
+    if (message_bytes > kCellDataBytes - kLineBytes / 2)
+      own_ahead(&cells_[k].data[kCellDataBytes - 1]);
     return;
   }
-  if (is_far_) return;  // streaming stores own nothing
-  std::byte* buffer = buffers_ + k * buffer_bytes_;
-  for (size_t i = 0; i < bytes; i += kLineBytes / 2) own_ahead(buffer + i);
+  if (distance_.is_far()) return;
+  std::byte* buffer = buffers_ + k * kPageBytes;
+  for (size_t i = 0; i < message_bytes; i += kLineBytes / 2) own_ahead(buffer + i);
 }
 
 // Whether the peer has made a ring that comes here; it may lie outside its memory.
@@ -272,25 +306,41 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
                                        " counts cells that it cannot have filled");
   DSCOMM_RETURN_IF_ERROR(make_lines());  // for consume()
   ArrivedCell arrived{cell.header, cell.data};
-  if (arrived.header.cell_bytes <= kCellDataBytes) return std::optional<ArrivedCell>(arrived);
-  if (their_buffers_ == nullptr) {
-    const size_t bytes = theirs_->buffer_bytes;
-    const std::byte* buffers = peer_->at(theirs_->buffers_offset, kRingCells * bytes, kPageBytes);
-    if (buffers == nullptr || bytes < kSmallestBuffer || bytes % kPageBytes != 0) return outside();
-    their_buffers_ = buffers;
-    their_buffer_bytes_ = bytes;
+  const size_t bytes = arrived.header.cell_bytes;
+  current_piece_ = 0;
+  if ((arrived.header.flags & kInPlace) != 0) tells_the_time_ = true;
+  if (bytes <= kCellDataBytes) return std::optional<ArrivedCell>(arrived);
+  if (bytes <= kPageBytes) {
+    if (their_buffers_ == nullptr)
+      their_buffers_ = peer_->at(theirs_->buffers_offset, kRingCells * kPageBytes, kPageBytes);
+    if (their_buffers_ == nullptr) return outside();
+    arrived.data = their_buffers_ + consumed_ % kRingCells * kPageBytes;
+    return std::optional<ArrivedCell>(arrived);
   }
-  if (arrived.header.cell_bytes > their_buffer_bytes_)
+  if (!find_their_pieces()) return outside();
+  if (bytes > PieceRing::longest(their_pieces_.bytes))
     return Status(Code::kInternal,
                   "a cell of the channel from " + peer_->describe() + " says that it overflows");
-  arrived.data = their_buffers_ + consumed_ % kRingCells * their_buffer_bytes_;
+  arrived.data = their_pieces_.data + their_pieces_.place(bytes);
+  current_piece_ = bytes;
+  tells_the_time_ = true;
   return std::optional<ArrivedCell>(arrived);
+}
+
+bool Channel::find_their_pieces() {
+  if (their_pieces_.data == nullptr) {
+    const uint64_t bytes = theirs_->pieces_bytes;
+    their_pieces_ = {peer_->at(theirs_->pieces_offset, bytes, kPageBytes), bytes};
+  }
+  return their_pieces_.data != nullptr;
 }
 
 // A sender that waits for room has filled a whole ring, of which this stores one half or the other
 // in any case.
 bool Channel::consume(bool at_once) {
+  if (current_piece_ > 0) their_pieces_.pass(std::exchange(current_piece_, 0));
   if (++consumed_ % (kRingCells / 2) != 0 && !at_once) return false;
+  if (tells_the_time_) own_->consumed_ns.store(monotonic_ns(), std::memory_order_relaxed);
   // seq_cst: releases the reads of the cells to the peer's load_consumed(), and is the store half
   // of the Dekker pair with its doorbell_sleepers.
   own_->consumed.exchange(consumed_, std::memory_order_seq_cst);
@@ -304,10 +354,13 @@ void Channel::drop() {
                     bytes);
   };
   release(cells_, kRingCells * sizeof(Cell));
-  release(buffers_, kRingCells * buffer_bytes_);
+  release(buffers_, kRingCells * kPageBytes);
+  directory_.give_back(pieces_);
   if (own_ != nullptr) directory_.vacate(own_);
   cells_ = nullptr;
   buffers_ = nullptr;
+  pieces_ = {};
+  has_asked_for_pieces_ = false;
   own_ = nullptr;
 }
 

@@ -6,8 +6,8 @@
 // `consumed` in the receiver's. The two find each other's lines in the channel directories of their
 // arenas, by arena id; a side that has made no lines has sent and consumed nothing.
 //
-// Data of a few bytes lies in the cell, beside its number. What is longer lies in the cell's
-// buffer; buffers are made when a message first needs one.
+// Data of a few bytes lies in the cell, beside its number; up to a page of it in the cell's buffer;
+// and what is longer in the ring of pieces. Both are made when a message first needs them.
 //
 // Nothing here blocks, and one thread at a time calls in (PointToPoint's mutex). What a peer wrote
 // is checked before it is used: here that it lies in the peer's memory, by the caller what it
@@ -22,6 +22,7 @@
 #include "core/messages/endpoint.h"
 #include "core/messages/layout.h"
 #include "core/shm/arena.h"
+#include "core/shm/distance.h"
 #include "core/shm/peer.h"
 
 namespace dscomm {
@@ -35,6 +36,11 @@ class ChannelDirectory {
   Result<ChannelLines*> take(const ArenaId& peer);
   // Gives back the lines of a peer that is dead.
   void vacate(ChannelLines* lines);
+  // A ring of pieces of at most channel_bytes; none (no data) where that holds no pieces. kResource
+  // when there is no memory for the least.
+  Result<PieceRing> take_pieces(size_t channel_bytes);
+  // Of a peer that is dead.
+  void give_back(const PieceRing& ring);
 
  private:
   Status add_block();
@@ -42,6 +48,7 @@ class ChannelDirectory {
   std::shared_ptr<Arena> arena_;
   ChannelBlock* last_block_ = nullptr;
   std::vector<ChannelLines*> vacant_;
+  int full_rings_ = 0;
 };
 
 // The lines of a peer for `own_id`, in the peer's directory; null when it has made none, or when
@@ -69,20 +76,24 @@ class Channel final : public CellChannel {
   }
   uint64_t published() const override { return published_; }
   uint64_t given_back() override {
+    measures_ = true;  // for what the peer reads in place
     load_consumed();
     return known_consumed_;
   }
+  bool is_far() const override { return distance_.is_far(); }
   bool in_flight() override { return false; }  // what is in memory is there
   void drop() override;
 
  private:
   Status make_lines();
-  Status make_buffers(size_t channel_bytes);
+  Status make_buffers();
+  Status make_pieces(size_t channel_bytes);
+  std::byte* own_pieces() const { return arena_->data() + own_->pieces_offset; }
   bool find_theirs();
   bool find_their_cells();
+  bool find_their_pieces();
   void load_consumed();
   bool is_full();
-  void prefetch(uint64_t cell, size_t bytes);
   bool peer_sleeps() const;
 
   std::shared_ptr<Arena> arena_;
@@ -94,18 +105,19 @@ class Channel final : public CellChannel {
 
   Cell* cells_ = nullptr;  // of the outbound ring
   std::byte* buffers_ = nullptr;
-  size_t buffer_bytes_ = 0;
+  PieceRing pieces_;
+  bool has_asked_for_pieces_ = false;
   uint64_t published_ = 0;
   uint64_t known_consumed_ = 0;  // by the peer: a lower bound
-  // Whether the peer's core is cache-far: ordinary stores to what it has read were slow twice in a
-  // row.
-  bool is_far_ = false, was_slow_ = false;
-  uint64_t far_fills_ = 0;
+  Distance distance_{1};         // of the peer's core, as loads of its `consumed` tell
+  bool measures_ = false;        // for data that is longer than what the answer costs
+  bool tells_the_time_ = false;  // the peer measures
 
   const Cell* their_cells_ = nullptr;
   bool their_cells_lost_ = false;  // they lie outside the peer's memory
   const std::byte* their_buffers_ = nullptr;
-  size_t their_buffer_bytes_ = 0;
+  PieceRing their_pieces_;
+  size_t current_piece_ = 0;  // of the cell that next_cell() returned last; 0: it holds none
   uint64_t consumed_ = 0;
 };
 

@@ -46,6 +46,8 @@ class CellChannel {
   virtual bool is_direct() const { return false; }
   // Where the bytes of the next cell go; null while the ring is full.
   virtual std::byte* vacant_cell(size_t bytes) = 0;
+  // Whether the peer's core shares no cache with this one, as far as was measured.
+  virtual bool is_far() const { return false; }
   // Copies to it.
   virtual void fill(std::byte* cell, const std::byte* data, size_t bytes) {
     if (bytes > 0) std::memcpy(cell, data, bytes);

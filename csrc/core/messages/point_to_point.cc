@@ -11,9 +11,6 @@ namespace {
 // as a sender takes for a cell.
 constexpr int kPausesForCell = 40;
 
-// From this size on a message that lies in the pool of tensors is read where it is.
-constexpr uint64_t kLeastInPlaceBytes = 256 << 10;
-
 Status check_arguments(const PointToPointGroup& group, const char* what, const void* data,
                        size_t count, DType dtype, int peer, bool any_allowed) {
   int size = static_cast<int>(group.peers.size());
@@ -46,8 +43,7 @@ PointToPoint::PointToPoint(std::shared_ptr<Arena> arena, const Settings& setting
       doorbell_(std::move(doorbell)),
       channel_bytes_(static_cast<size_t>(settings.channel_bytes)),
       unexpected_bytes_(static_cast<uint64_t>(settings.unexpected_bytes)),
-      least_in_place_(settings.in_place_bytes >= 0 ? static_cast<uint64_t>(settings.in_place_bytes)
-                                                   : kLeastInPlaceBytes),
+      in_place_bytes_(settings.in_place_bytes),
       slice_ns_(settings.sleep_slice_ms * 1'000'000),
       directory_(arena_) {}
 

@@ -188,8 +188,8 @@ class PointToPoint {
   const std::unique_ptr<Doorbell> doorbell_;
   const size_t channel_bytes_;
   const uint64_t unexpected_bytes_;
-  const uint64_t least_in_place_;
-  const int64_t slice_ns_;  // 0: until woken
+  const int64_t in_place_bytes_;  // as DSCOMM_IN_PLACE_BYTES
+  const int64_t slice_ns_;        // 0: until woken
 
   std::mutex mutex_;  // guards everything below
   ChannelDirectory directory_;

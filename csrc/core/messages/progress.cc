@@ -17,6 +17,12 @@ constexpr uint64_t kMessageOverheadBytes = 256;
 // How much of a message that is read in place one pass copies, so that others get their turn.
 constexpr uint64_t kReadInPass = 4 << 20;
 
+// From this size on a message that lies in the pool of tensors is read where it is; but not longer
+// ones by a core that shares no cache with this one: it has to ask for each line, which streaming
+// stores write to memory at once.
+constexpr uint64_t kLeastInPlaceBytes = 64 << 10;
+constexpr uint64_t kLeastStagedFarBytes = 2 << 20;
+
 // Whether a message that came from a process is from the rank that it names.
 Status check_source(const PointToPointGroup& group, const ArenaId& from, int source) {
   if (source >= 0 && source < static_cast<int>(group.peers.size()) &&
@@ -259,8 +265,11 @@ bool PointToPoint::settle_read_in_place(Connection& connection, Outcome* outcome
 bool PointToPoint::can_read_in_place(const PointToPointGroup& group, const Connection& connection,
                                      const void* data, uint64_t bytes,
                                      std::optional<uint64_t>* offset) const {
-  if (group.pool == nullptr || bytes < least_in_place_ || bytes == 0 ||
-      !connection.channel->is_direct())
+  const CellChannel& channel = *connection.channel;
+  if (group.pool == nullptr || bytes == 0 || !channel.is_direct()) return false;
+  if (in_place_bytes_ >= 0
+          ? bytes < static_cast<uint64_t>(in_place_bytes_)
+          : bytes < kLeastInPlaceBytes || (channel.is_far() && bytes >= kLeastStagedFarBytes))
     return false;
   *offset = group.pool->find(data, bytes);
   return offset->has_value();

@@ -12,7 +12,35 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/deadline.h"
+
 namespace dscomm {
+
+// A load of a word of 64 bits, timed by the clock that ranks of a host share, without what reading
+// the clock takes.
+struct TimedLoad {
+  int64_t value, began_ns, took_ns;
+};
+
+// Lets no later load begin before earlier instructions are done: a processor that guesses that a
+// wait is over would fetch the word before it reads the clock, and far would look near.
+inline void finish_instructions() {
+#if defined(__x86_64__)
+  __builtin_ia32_lfence();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+template <typename Load>
+TimedLoad time_load(Load load) {
+  finish_instructions();
+  const int64_t clock_began = monotonic_ns(), before = monotonic_ns();
+  finish_instructions();
+  const auto value = static_cast<int64_t>(load());
+  const int64_t after = monotonic_ns();
+  return {value, before, (after - before) - (before - clock_began)};
+}
 
 class Distance {
  public:

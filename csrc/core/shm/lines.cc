@@ -34,16 +34,6 @@ constexpr size_t kFirstTinyBytes = kLineBytes / 2 - offsetof(Slot, tiny);
 
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
-// Lets no later load begin before earlier instructions are done: a processor that guesses that a
-// wait is over would fetch the beacon before it reads the clock, and far would look near.
-void finish_instructions() {
-#if defined(__x86_64__)
-  __builtin_ia32_lfence();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
-
 // A copy word by word, because a reader may race with the owner's next call. The sequence is 0
 // meanwhile, and is stored last. Release pairs with the acquires in load_record(): a reader that
 // sees a word of this record also sees that the one before it is gone.
@@ -257,17 +247,15 @@ void Lines::write_beacon() {
 void Lines::look_at_beacon(int member) {
   if (member < 0 || member != observed_) return;
   const Beacon& beacon = views_[static_cast<size_t>(member)]->beacons[beacon_];
-  finish_instructions();
-  const int64_t clock_began = monotonic_ns(), before = monotonic_ns();
-  finish_instructions();
-  const int64_t written_ns = beacon.written_ns.load(std::memory_order_relaxed);
-  const int64_t after = monotonic_ns();
+  const TimedLoad load =
+      time_load([&] { return beacon.written_ns.load(std::memory_order_relaxed); });
+  const int64_t written_ns = load.value, before = load.began_ns;
   // One that was not written since may have lain in this core's cache.
   const bool is_new = written_ns > looked_ns_[beacon_];
   looked_ns_[beacon_] = before;
   if (!is_new || before - written_ns > kFreshNs) return;
   observed_ = -1;
-  distance_.add(member, (after - before) - (before - clock_began));
+  distance_.add(member, load.took_ns);
 }
 
 void Lines::post(uint32_t phase) {
