@@ -148,9 +148,15 @@ at::Tensor with_memory(const at::Tensor& zeros, Use use, const Argument& argumen
 
 // A storage can be shrunk under a tensor: FSDP and DeepSpeed free parameters that way.
 void check_memory(const at::Tensor& tensor, const Argument& argument) {
-  if (tensor.numel() == 0) return;
-  int64_t elements = tensor.storage_offset() + 1;
-  for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
+  const int64_t count = tensor.numel();
+  if (count == 0) return;
+  int64_t elements = tensor.storage_offset();
+  if (tensor.is_contiguous()) {  // the common case, which is to cost next to nothing
+    elements += count;
+  } else {
+    for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
+    ++elements;
+  }
   const size_t needed = static_cast<size_t>(elements) * tensor.element_size();
   const size_t present = tensor.has_storage() ? tensor.storage().nbytes() : 0;
   if (present >= needed && tensor.storage().data() != nullptr) return;
