@@ -7,11 +7,24 @@ import random
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import HOST, SOON_S, TORCH_2, Belongings, Job, JobFailure, World, names_rank
+from rank_processes import (
+    HOST,
+    SOON_S,
+    TORCH_2,
+    Belongings,
+    Job,
+    JobFailure,
+    World,
+    memory_descriptors,
+    memory_mappings,
+    names_rank,
+    sockets_of,
+)
 from workloads import LARGE, WORKLOADS, Step, check_survivors, work_until_raised
 
 RANKS = 4
@@ -86,6 +99,49 @@ def test_leaving_without_destroy(how: str) -> None:
             assert event.at_s - at_s < SOON_S, job.report()
         job.finish()
         assert [job.exit_codes[rank] for rank in range(RANKS)] == [0, 0, 7, 0], job.report()
+
+
+def _becomes_another_program(world: World, waits_in: str) -> None:
+    world.init()
+    dist.all_reduce(torch.ones(LARGE))
+    for peer in (0, 1):  # so that there are channels
+        if world.rank == 2:
+            dist.send(torch.ones(4), peer)
+        elif world.rank == peer:
+            dist.recv(torch.ones(4), 2)
+    if world.rank == 2:
+        time.sleep(0.2)  # the others wait
+        world.say("leaving")
+        os.execv("/bin/sleep", ["sleep", "60"])
+    world.say("waiting")
+    world.until_raised(
+        lambda number: (
+            dist.recv(torch.empty(LARGE), 2)
+            if waits_in == "recv"
+            else dist.all_reduce(torch.ones(LARGE))
+        )
+    )
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("waits_in", ["all_reduce", "recv"])
+def test_exec_is_a_death(waits_in: str) -> None:
+    """The process goes on as another program, which has nothing of dscomm's."""
+    with Job(3, _becomes_another_program, waits_in) as job:
+        at_s = job.wait_for("leaving", [2])[0].at_s
+        for event in job.wait_for("raised", [0, 1]):
+            assert names_rank(event.facts["text"], 2, job.pids[2]), job.report()
+            assert "died or exited" in event.facts["text"], job.report()
+            assert event.at_s - at_s < SOON_S, job.report()
+        job.finish([0, 1])
+        pid = job.pids[2]
+        while Path(f"/proc/{pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.01)  # it is on its way there
+        held = [*memory_descriptors(pid), *memory_mappings(pid), *sockets_of(pid)]
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        assert held == [] and str(pid) not in [fields[4] for fields in locks], (held, locks)
+        targets = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+        assert not [name for name in targets if "anon_inode" in name], targets
 
 
 def _root_leaves(world: World, ending: str) -> list[float]:
