@@ -329,7 +329,13 @@ Status MpiTeam::hear_news() {
     Status gone = news_.gone(options_.members[static_cast<size_t>(k)].transport_rank);
     Status& kept = gone.code() == Code::kPeerLeft ? left_ : died_;
     if (gone.ok() || !kept.ok()) continue;
-    kept = gone.code() == Code::kPeerLeft ? Status(gone.code(), name_of(k)) : gone;
+    kept = gone;
+    if (gone.code() == Code::kPeerLeft) {
+      const Departure departure =
+          news_.departure(options_.members[static_cast<size_t>(k)].transport_rank);
+      kept = Status(gone.code(), name_of(k) + " " + departure.how());
+      advice_ = departure.advice();
+    }
     gone_since_ns_ = monotonic_ns();
   }
   return {};
@@ -341,9 +347,7 @@ Status MpiTeam::look_for_the_gone(Place place) {
   if (!died_.ok() && gone_for_ns >= kCauseGraceNs) return fail(died_.code(), died_.message());
   // Once the ranks have agreed, a rank that left has done its part.
   if (!left_.ok() && place == Place::kEntering && gone_for_ns >= kGraceOfLeaversNs)
-    return fail(left_.code(), left_.message() +
-                                  " left before it made this call; every rank must make the same "
-                                  "calls");
+    return fail(left_.code(), left_.message() + " before it made this call; " + advice_);
   return {};
 }
 

@@ -246,6 +246,7 @@ class MpiTeam final : public Team {
   // What News said when it was last asked by the thread that waits.
   uint64_t news_count_ = 0;
   Status died_, left_;
+  std::string advice_;  // on left_
   int64_t gone_since_ns_ = 0;
   uint64_t said_ = 0;  // the position that the others were last told of
 

@@ -116,6 +116,32 @@ def test_cut_off(make_hosts: Callable[[int], Hosts], what: str, workload: str) -
         in_peace(job, list(range(job.size)))
 
 
+@pytest.mark.skipif(not NAMES, reason="gloo does not say how a process ended")
+@pytest.mark.parametrize(
+    ("ending", "waits_in"),
+    [
+        ("raises", "all_reduce"),
+        ("raises", "recv"),
+        ("forgets", "recv"),
+        pytest.param("forgets", "all_reduce", marks=pytest.mark.drill),
+    ],
+)
+def test_end_of_a_process_is_told_to_other_hosts(
+    make_hosts: Callable[[int], Hosts], ending: str, waits_in: str
+) -> None:
+    """Also to those that hear of it through the first rank."""
+    with start_ranks(make_hosts(3), [0, 1, 2], "departs.py", ending, waits_in) as job:
+        for event in job.wait_for("told", [0, 1], limit_s=30.0):
+            name = re.escape(job.name(2))
+            how = {
+                "raises": r"was ended by an unhandled ValueError before .*; see its output for the",
+                "forgets": r"ended without destroy_process_group\(\) before .*; see its output for",
+            }[ending]
+            assert re.search(f"{name} {how}", event.facts["text"]), job.report()
+        job.finish(EXIT_S)
+        assert [*job.exit_codes().values()] == [0, 0, 1 if ending == "raises" else 0], job.report()
+
+
 def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
     stopped = 3
     arguments = ("until_raised.py", "small_all_reduce", str(TIMEOUT_S))

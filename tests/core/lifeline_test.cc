@@ -223,9 +223,33 @@ TEST_P(LifelineOfSize, WhoLeavesIsToldFromWhoDied) {
     expect_says(lifeline->gone(leaver), Code::kPeerLeft,
                 "rank " + std::to_string(100 + leaver) + " (pid " + std::to_string(5000 + leaver) +
                     " on host host" + std::to_string(leaver) + ") has left");
+    EXPECT_FALSE(lifeline->departure(leaver).exception.has_value());
     for (int other = 0; other < leaver; ++other) EXPECT_TRUE(lifeline->gone(other).ok());
     EXPECT_EQ(lifeline->count(), 1u);
   });
+}
+
+TEST_P(LifelineOfSize, GoodbyeSaysHowTheProcessEnded) {
+  const int size = GetParam();
+  for (int leaver : {0, size - 1})
+    for (const char* exception : {"ValueError", ""})
+      run_members(size, [&](LifelinePtr& lifeline, int rank) {
+        if (rank == leaver) {
+          lifeline->note_end(exception);
+          lifeline->note_end("a later one");
+          lifeline.reset();
+          return;
+        }
+        EXPECT_TRUE(soon([&] { return !lifeline->gone(leaver).ok(); }));
+        EXPECT_EQ(lifeline->departure(leaver).exception, exception);
+        const std::string name = "rank " + std::to_string(100 + leaver) + " (pid " +
+                                 std::to_string(5000 + leaver) + " on host host" +
+                                 std::to_string(leaver) + ") ";
+        expect_says(lifeline->gone(leaver), Code::kPeerLeft,
+                    name + (*exception != 0
+                                ? "was ended by an unhandled ValueError; see its output for the"
+                                : "ended without destroy_process_group(); see its output for an"));
+      });
 }
 
 TEST_P(LifelineOfSize, AfterMemberZeroLeftTheOthersGoOn) {

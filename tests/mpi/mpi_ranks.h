@@ -37,7 +37,8 @@ struct Board {
 
   std::atomic<int> lock;
   std::atomic<uint64_t> count;
-  std::array<std::atomic<int>, kRanks> gone;  // Code, by rank
+  std::array<std::atomic<int>, kRanks> gone;    // Code, by rank
+  std::array<std::atomic<int>, kRanks> raised;  // whether it noted that a ValueError ends it
   std::atomic<int> entered;
   size_t entry_count;  // guarded by lock
   Entry entries[kEntries];
@@ -70,6 +71,12 @@ class BoardNews final : public News {
         return make_status(code, "rank %d has left", rank);
     }
   }
+  Departure departure(int rank) const override {
+    Departure departure;
+    if (board_.raised[static_cast<size_t>(rank)].load() != 0) departure.exception = "ValueError";
+    return departure;
+  }
+  void note_end(const std::string&) override {}
   Status ended(uint64_t team_id) const override {
     BoardLock lock(board_);
     for (size_t i = 0; i < board_.entry_count; ++i)
@@ -87,7 +94,8 @@ class BoardNews final : public News {
     board_.count.fetch_add(1);
   }
   // A rank has died or left.
-  void report(int rank, Code code) {
+  void report(int rank, Code code, bool raised = false) {
+    board_.raised[static_cast<size_t>(rank)].store(raised);
     board_.gone[static_cast<size_t>(rank)].store(static_cast<int>(code));
     board_.count.fetch_add(1);
   }
@@ -120,6 +128,7 @@ class Job {
     meet();
     if (rank_ == 0) {
       for (std::atomic<int>& code : board_->gone) code.store(0);
+      for (std::atomic<int>& raised : board_->raised) raised.store(0);
       board_->entry_count = 0;
       board_->entered.store(0);
       board_->count.fetch_add(1);

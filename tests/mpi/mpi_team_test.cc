@@ -519,7 +519,25 @@ TEST(MpiTeam, ARankThatLeftIsNamed) {
     }
     Status status = team.barrier(within_ms(60000));
     EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
-    EXPECT_NE(status.message().find(job.name_of(victim) + " left before it made this call"),
+    EXPECT_NE(status.message().find(job.name_of(victim) + " left the group before it made this "
+                                                          "call; every rank must make the same"),
+              std::string::npos)
+        << status.message();
+  });
+}
+
+TEST(MpiTeam, BarrierAfterAnUnhandledExceptionElsewhereNamesIt) {
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    const int victim = team.size() - 1;
+    if (team.rank() == 0) job.news().report(victim, Code::kPeerLeft, true);
+    job.meet();
+    if (team.rank() == victim) return;
+    Status status = team.barrier(within_ms(60000));
+    EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
+    EXPECT_NE(status.message().find(job.name_of(victim) +
+                                    " was ended by an unhandled ValueError before it made this "
+                                    "call; see its output for the traceback"),
               std::string::npos)
         << status.message();
   });

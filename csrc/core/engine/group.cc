@@ -690,6 +690,7 @@ void Group::note_end(const std::string& exception) {
   std::lock_guard lock(mutex_);
   if (team_) team_->note_end(exception);
   if (flat_) flat_->note_end(exception);
+  if (team_ && transport_) transport_->news().note_end(exception);
 }
 
 void Group::begin_exit() {

@@ -11,7 +11,7 @@
 namespace dscomm {
 namespace {
 
-constexpr uint32_t kMagic = 0x6c736431;  // "1dsl": the number of the format comes first
+constexpr uint32_t kMagic = 0x6c736432;  // "2dsl": the number of the format comes first
 
 struct Header {
   uint32_t magic;

@@ -11,6 +11,7 @@
 
 #include "core/base/owned.h"
 #include "core/base/status.h"
+#include "core/team/departure.h"
 
 namespace dscomm {
 
@@ -32,13 +33,20 @@ enum class MessageKind : uint16_t {
 struct Message {
   MessageKind kind = MessageKind::kFail;
   int rank = -1;          // whom it is about
-  uint64_t id = 0;        // of the Team; before kStart, of the transport
+  uint64_t id = 0;        // of the Team; before kStart, of the transport; see about_departure()
   Code code = Code::kOk;  // with the text: a cause
   std::string text;
 
   static Message about(MessageKind kind, int rank, uint64_t id, const Status& cause = {}) {
     return {kind, rank, id, cause.code(), cause.message()};
   }
+  // kGoodbye, or the kGone of one that said it: the id says whether the process noted its end, and
+  // the text is the exception that it noted.
+  static Message about_departure(MessageKind kind, int rank, const Departure& departure) {
+    return {kind, rank, departure.exception ? uint64_t{1} : 0, Code::kPeerLeft,
+            departure.exception.value_or("")};
+  }
+  Departure departure() const { return id == 0 ? Departure() : Departure{.exception = text}; }
   Status status() const { return code == Code::kOk ? Status() : Status(code, text); }
 };
 

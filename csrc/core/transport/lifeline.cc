@@ -40,9 +40,9 @@ Status describe_loss(const std::string& name, int error) {
   }
 }
 
-Status describe_leave(const std::string& name) {
-  return Status(Code::kPeerLeft,
-                name + " has left: it ended in order; every rank must make the same calls");
+Status describe_leave(const std::string& name, const Departure& departure) {
+  const std::string how = departure.exception ? departure.how() : "has left: it ended in order";
+  return Status(Code::kPeerLeft, name + " " + how + "; " + departure.advice());
 }
 
 }  // namespace
@@ -51,7 +51,8 @@ Lifeline::Lifeline(const TransportRequest& request)
     : rank_(request.rank),
       members_(request.members),
       made_in_pid_(getpid()),
-      gone_(request.members.size()) {}
+      gone_(request.members.size()),
+      departures_(request.members.size()) {}
 
 Result<std::unique_ptr<Lifeline>> Lifeline::connect(const TransportRequest& request, Store& store,
                                                     const Deadline& deadline) {
@@ -124,6 +125,16 @@ Status Lifeline::gone(int rank) const {
   return gone_[static_cast<size_t>(rank)];
 }
 
+Departure Lifeline::departure(int rank) const {
+  std::lock_guard lock(mutex_);
+  return departures_[static_cast<size_t>(rank)];
+}
+
+void Lifeline::note_end(const std::string& exception) {
+  std::lock_guard lock(mutex_);
+  if (!own_.exception) own_.exception = exception;
+}
+
 Status Lifeline::ended(uint64_t team_id) const {
   std::lock_guard lock(mutex_);
   auto found = ended_.find(team_id);
@@ -142,11 +153,12 @@ void Lifeline::end(uint64_t team_id, const Status& cause) {
 }
 
 // The first thing that is heard stays. True when this was it.
-bool Lifeline::note_gone(int rank, const Status& status) {
+bool Lifeline::note_gone(int rank, const Status& status, const Departure& departure) {
   std::lock_guard lock(mutex_);
   Status& known = gone_[static_cast<size_t>(rank)];
   if (!known.ok()) return false;
   known = status;
+  departures_[static_cast<size_t>(rank)] = departure;
   note_news();
   return true;
 }
@@ -224,14 +236,16 @@ void Lifeline::sleep_again() {
 void Lifeline::take_orders() {
   std::vector<std::string> messages;
   bool leaving;
+  Departure departure;
   {
     std::lock_guard lock(mutex_);
     messages.swap(outgoing_);
     leaving = leaving_;
+    departure = own_;
   }
   for (const std::string& message : messages) tell_all_but(rank_, message);
   if (!leaving || leave_by_ns_ != 0) return;
-  tell_all_but(rank_, encode(Message::about(MessageKind::kGoodbye, rank_, 0)));
+  tell_all_but(rank_, encode(Message::about_departure(MessageKind::kGoodbye, rank_, departure)));
   leave_by_ns_ = monotonic_ns() + kLeaveNs;
 }
 
@@ -273,10 +287,16 @@ bool Lifeline::take(int from, const Message& message) {
       if (rank_ == 0 || message.rank < 0 || message.rank >= static_cast<int>(members_.size()) ||
           message.code == Code::kOk)
         return false;
-      note_gone(message.rank, message.status());
+      if (message.code == Code::kPeerLeft)
+        note_gone(message.rank,
+                  describe_leave(name_member(members_, message.rank), message.departure()),
+                  message.departure());
+      else
+        note_gone(message.rank, message.status(), {});
       return true;
     case MessageKind::kGoodbye:
-      let_go(from, describe_leave(name_member(members_, from)));
+      let_go(from, describe_leave(name_member(members_, from), message.departure()),
+             message.departure());
       return true;
     default:
       return false;
@@ -289,11 +309,13 @@ void Lifeline::lose(int rank, int error) {
   connections_[static_cast<size_t>(rank)].hang_up();  // it answers the own goodbye: no news
 }
 
-void Lifeline::let_go(int rank, const Status& status) {
+void Lifeline::let_go(int rank, const Status& status, const Departure& departure) {
   connections_[static_cast<size_t>(rank)].hang_up();
-  if (!note_gone(rank, status)) return;
+  if (!note_gone(rank, status, departure)) return;
   if (rank_ == 0)
-    tell_all_but(rank, encode(Message::about(MessageKind::kGone, rank, 0, status)));
+    tell_all_but(rank, encode(status.code() == Code::kPeerLeft
+                                  ? Message::about_departure(MessageKind::kGone, rank, departure)
+                                  : Message::about(MessageKind::kGone, rank, 0, status)));
   else
     log_line(LogLevel::kInfo,
              "%s; it passed on the news of the others, which are noticed at deadlines from now on",

@@ -3,7 +3,7 @@
 // The connections are a star: every member is connected to member 0. The kernel closes a connection
 // when its process dies, so member 0 learns at once of every death, and tells all; if it dies
 // itself, all see it. Causes for which Teams end go the same way: to member 0, and from there to
-// all. Who ends in order says goodbye first.
+// all. Who ends in order says goodbye first, and how its program ended.
 //
 // When member 0 has died or left, the others go on without news: they learn that it is gone, but
 // nothing of each other any more, and fall back on their deadlines. So they do when the network
@@ -38,6 +38,8 @@ class Lifeline final : public News {
 
   uint64_t count() const override { return count_.load(std::memory_order_acquire); }  // note_news()
   Status gone(int rank) const override;
+  Departure departure(int rank) const override;
+  void note_end(const std::string& exception) override;
   Status ended(uint64_t team_id) const override;
   void end(uint64_t team_id, const Status& cause) override;
 
@@ -65,9 +67,9 @@ class Lifeline final : public News {
   void listen_to(int rank);
   bool take(int from, const Message& message);
   void lose(int rank, int error);
-  void let_go(int rank, const Status& status);
+  void let_go(int rank, const Status& status, const Departure& departure = {});
 
-  bool note_gone(int rank, const Status& status);
+  bool note_gone(int rank, const Status& status, const Departure& departure);
   bool note_ended(uint64_t team_id, const Status& cause);
   void note_news();
 
@@ -83,6 +85,8 @@ class Lifeline final : public News {
   std::atomic<uint64_t> count_{0};
   mutable std::mutex mutex_;
   std::vector<Status> gone_;           // by rank; OK while it is there
+  std::vector<Departure> departures_;  // by rank; of those that left
+  Departure own_;                      // of this process
   std::map<uint64_t, Status> ended_;   // by Team: only what ended with a cause
   std::vector<std::string> outgoing_;  // encoded messages that the thread shall send to all
   bool started_ = false;               // connections_ belong to the thread

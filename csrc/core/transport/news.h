@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "core/base/status.h"
+#include "core/team/departure.h"
 
 namespace dscomm {
 
@@ -20,6 +22,11 @@ class News {
   // kPeerDied ("rank 3 (pid 7 on host b) died or exited without leaving") when a rank has died,
   // kPeerLeft when it ended in order, OK while neither is known.
   virtual Status gone(int rank) const = 0;
+  // How, of a rank of which gone() says kPeerLeft: in order, unless its process noted its end.
+  virtual Departure departure(int rank) const = 0;
+  // This process is about to end without having left its groups; see Team::note_end(). The others
+  // hear of it when it says goodbye. The first note stays.
+  virtual void note_end(const std::string& exception) = 0;
 
   // The first cause for which somebody ended the Team, or OK.
   virtual Status ended(uint64_t team_id) const = 0;

@@ -1,0 +1,32 @@
+"""The last rank ends while the others wait: departs.py raises|forgets all_reduce|recv."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from world import World
+
+
+def main() -> None:
+    ending, waits_in = sys.argv[1:]
+    world = World()
+    world.init()
+    dist.all_reduce(torch.ones(100_000))
+    if world.rank == world.size - 1:
+        if ending == "raises":
+            raise ValueError("of the test")
+        return
+    try:
+        if waits_in == "recv":
+            dist.recv(torch.ones(4), world.size - 1)
+        else:
+            dist.all_reduce(torch.ones(4))
+    except RuntimeError as error:
+        world.say("told", text=str(error))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
