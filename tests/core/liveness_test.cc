@@ -11,8 +11,14 @@ constexpr MemberLife kLives{}, kDied{.died = true}, kLeft{.left = true},
 
 std::string name(int member) { return "rank " + std::to_string(member); }
 
+// Rank 3 was ended by an exception, rank 4 forgot to leave.
+Departure departure(int member) {
+  if (member == 3) return {.exception = "ValueError"};
+  return member == 4 ? Departure{.exception = ""} : Departure();
+}
+
 std::optional<Status> ask(bool sending, int peer, std::vector<MemberLife> members) {
-  return hopeless(sending, peer, 0, members, "receive: ", name);
+  return hopeless(sending, peer, 0, members, "receive: ", name, departure);
 }
 
 TEST(Liveness, AMemberThatLeavesAndEndsDuringALookHasNotDied) {
@@ -57,16 +63,36 @@ TEST(Liveness, AReceiveFromAnySourceEndsWhenNobodyIsLeftWhoCouldSend) {
   EXPECT_FALSE(ask(false, -1, {kLives, kDiedUnread, kLeft}).has_value());
   const Status died = *ask(false, -1, {kLives, kDied, kLeft});
   EXPECT_EQ(died.code(), Code::kPeerDied);
-  EXPECT_NE(died.message().find("rank 1 died, rank 2 left"), std::string::npos) << died.message();
+  EXPECT_NE(died.message().find("rank 1 died, rank 2 left the group"), std::string::npos)
+      << died.message();
   const Status left = *ask(false, -1, {kLives, kLeft, kLeft});
   EXPECT_EQ(left.code(), Code::kPeerLeft);
-  EXPECT_NE(left.message().find("rank 1 left, rank 2 left"), std::string::npos) << left.message();
+  EXPECT_NE(left.message().find("rank 1 left the group, rank 2 left the group"), std::string::npos)
+      << left.message();
 }
 
 TEST(Liveness, TextNamesMembersThatAreGone) {
   const std::vector<MemberLife> members{kLives, kDied, kLives, kLeft};
-  EXPECT_EQ(gone_text(0, members, name), "; rank 1 died, rank 3 left the group before");
-  EXPECT_EQ(gone_text(0, std::vector<MemberLife>(3), name), "");
+  EXPECT_EQ(gone_text(0, members, name, departure),
+            "; rank 1 died, rank 3 was ended by an unhandled ValueError before");
+  EXPECT_EQ(gone_text(0, std::vector<MemberLife>(3), name, departure), "");
+}
+
+TEST(Liveness, TextSaysHowAMemberWasEnded) {
+  const std::vector<MemberLife> members{kLives, kLives, kLeft, kLeft, kLeft};
+  EXPECT_EQ(ask(true, 2, members)->message(),
+            "receive: rank 2 left the group before it received this; every send needs its receive");
+  EXPECT_EQ(ask(false, 3, members)->message(),
+            "receive: rank 3 was ended by an unhandled ValueError before it sent this; see its "
+            "output for the traceback");
+  EXPECT_EQ(ask(false, 4, members)->message(),
+            "receive: rank 4 ended without destroy_process_group() before it sent this; see its "
+            "output for an error; every send needs its receive");
+  EXPECT_EQ(ask(false, -1, {kLives, kDied, kLeft, kLeft, kLeft})->message(),
+            "receive: no other rank is left that could send it: rank 1 died, rank 2 left the "
+            "group, rank 3 was ended by an unhandled ValueError, rank 4 ended without "
+            "destroy_process_group(); look for the dead rank's own error, a signal or the "
+            "out-of-memory killer in its output and the system log");
 }
 
 }  // namespace

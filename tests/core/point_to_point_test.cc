@@ -717,8 +717,9 @@ TEST(PointToPoint, APeerThatLeftIsNoFaultUntilItIsMissed) {
   EXPECT_OK(zero.receive_number(&read, 1));
   EXPECT_EQ(read, 21);
   two.leave(world);
-  expect_failure(zero.receive_number(&read, -1)->wait(), Code::kPeerLeft,
-                 {"no other rank is left", "rank 1 left, rank 2 left", "group 'g1'"});
+  expect_failure(
+      zero.receive_number(&read, -1)->wait(), Code::kPeerLeft,
+      {"no other rank is left", "rank 1 left the group, rank 2 left the group", "group 'g1'"});
   expect_failure(zero.receive_number(&read, 1)->wait(), Code::kPeerLeft, {"no other rank is left"});
 
   End again(world, 0, 2), gone(world, 1, 2);

@@ -38,9 +38,18 @@ def begin(how, rank, size):
         dist.all_reduce(torch.ones(4))
 
 
-def one_more_call():
+def one_more_call(how=""):
     try:
-        dist.all_reduce(torch.ones(4))
+        if "receives" in how:
+            dist.recv(torch.ones(4), 1)
+        elif "sends" in how:
+            time.sleep(1)  # the other has ended by then, or is about to
+            while True:
+                dist.send(torch.ones(4), 1)
+        elif "any" in how:
+            dist.recv(torch.ones(4))
+        else:
+            dist.all_reduce(torch.ones(4))
     except RuntimeError as error:
         print("told:", str(error).replace("\\n", " "), flush=True)
     else:
@@ -51,7 +60,7 @@ def unmet(how, rank, size=2):
     # The last rank ends before the others' last call.
     begin(how, rank, size)
     if rank < size - 1:
-        one_more_call()
+        one_more_call(how)
         dist.destroy_process_group()
         if "slow" in how:
             other = open(f"{folder}/pid-{how}{size - 1}").read()
@@ -148,6 +157,11 @@ def main():
         (forked, unmet, "forgets"),
         (forked, unmet, "slow"),
         (forked, unmet, "destroys"),
+        (forked, unmet, "receives-raises"),
+        (forked, unmet, "receives-status"),
+        (forked, unmet, "receives-destroys"),
+        (forked, unmet, "sends-raises"),
+        (forked, unmet, "any-raises"),
         (forked, composed, "composed-raises"),
         (forked, met, "met"),
         (forked, at_exit, "early"),
@@ -245,6 +259,24 @@ def test_end_without_destroy_is_told(
     name = f"rank 1 (pid {pid} on host {socket.gethostname()})"
     assert f"{name} ended without destroy_process_group() after 3 calls" in text, text
     assert "see its output" in text, text
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("receives-raises", r"{} was ended by an unhandled ValueError before it sent this; see"),
+        ("receives-status", r"{} ended without destroy_process_group\(\) before it sent this; see"),
+        ("receives-destroys", r"{} left the group before it sent this; every send needs"),
+        ("sends-raises", r"{} was ended by an unhandled ValueError before it received this; see"),
+        ("any-raises", r"no other rank is left .*: {} was ended by an unhandled ValueError$"),
+    ],
+)
+def test_message_says_how_the_peer_ended(
+    endings: dict[tuple[str, int], tuple[int, int]], how: str, said: str
+) -> None:
+    text = _told(how, 0)
+    name = f"rank 1 (pid {endings[how, 1][0]} on host {socket.gethostname()})"
+    assert re.search(said.format(re.escape(name)), text), text
 
 
 def test_end_is_told_before_the_process_is_gone(

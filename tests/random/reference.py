@@ -658,7 +658,8 @@ class Judge:
         elif kind == "abort" and operation.group == self.model.fault["group"]:
             # The rank that aborted may have left meanwhile, for what it raised.
             pid = self.pid_of(self.model.faulty)
-            has_left = f"pid {pid} " in text and "left the group" in text
+            endings = ("left the group", "ended without", "was ended by")
+            has_left = f"pid {pid} " in text and any(how in text for how in endings)
             if "abort" not in text and not has_left and not self.other_cause(operation, text):
                 self.blame(operation.rank, f"{name}: the error tells of no abort: {text}")
 

@@ -383,6 +383,10 @@ void Group::make_point_to_point(const Formation& formation) {
     return here[k] >= 0 ? lines->has_left(here[k])
                         : transport->news().gone(there[k]).code() == Code::kPeerLeft;
   };
+  known->departure = [lines = lines_, transport = transport_, here, there](int member) {
+    const auto k = static_cast<size_t>(member);
+    return here[k] >= 0 ? lines->departure(here[k]) : transport->news().departure(there[k]);
+  };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
   point_to_point_ = std::move(known);
   context_->point_to_point().join(point_to_point_);

@@ -8,4 +8,13 @@ std::string death_text(const std::string& member) {
          "out-of-memory killer in its output and the system log";
 }
 
+Status describe_gone(bool sending, bool died, const std::string& what, const std::string& member,
+                     const Departure& departure) {
+  if (died) return Status(Code::kPeerDied, what + death_text(member));
+  return Status(Code::kPeerLeft,
+                what + member + " " + departure.how() +
+                    (sending ? " before it received this" : " before it sent this") + "; " +
+                    departure.advice("every send needs its receive"));
+}
+
 }  // namespace dscomm

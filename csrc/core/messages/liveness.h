@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "core/team/departure.h"
 
 namespace dscomm {
 
@@ -33,35 +34,38 @@ MemberLife look_at_member(const Alive& alive, const HasLeft& has_left) {
 // "rank 1 died or exited without leaving the group; look for ..."
 std::string death_text(const std::string& member);
 
+// Why a send to a member that is gone, or a receive from it, is never done.
+Status describe_gone(bool sending, bool died, const std::string& what, const std::string& member,
+                     const Departure& departure);
+
 // Of the members that are gone, for the text of a receive from any source: "; rank 1 died, rank 2
-// left before"; empty where none is.
-template <typename Name>
-std::string gone_text(int self, std::span<const MemberLife> members, const Name& name) {
+// left the group before"; empty where none is. `departure` says how one left.
+template <typename Name, typename Depart>
+std::string gone_text(int self, std::span<const MemberLife> members, const Name& name,
+                      const Depart& departure) {
   std::string text;
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
     const MemberLife& life = members[static_cast<size_t>(member)];
     if (member == self || !life.gone()) continue;
     text += text.empty() ? "; " : ", ";
     text += name(member);
-    text += life.died ? " died" : " left the group";
+    text += " " + (life.died ? "died" : departure(member).how());
   }
   return text.empty() ? text : text + " before";
 }
 
 // Why a send to `peer`, or a receive from it (-1: from any), can never be done by a group of which
-// these are the members and `self` this one; nothing while it can. `what` begins the text, and
-// `name` names a member.
-template <typename Name>
+// these are the members and `self` this one; nothing while it can. `what` begins the text, `name`
+// names a member, and `departure` says how one left.
+template <typename Name, typename Depart>
 std::optional<Status> hopeless(bool sending, int peer, int self,
                                std::span<const MemberLife> members, const std::string& what,
-                               const Name& name) {
+                               const Name& name, const Depart& departure) {
   if (peer >= 0) {
     const MemberLife& life = members[static_cast<size_t>(peer)];
     if (!life.gone() || (!sending && life.unread)) return {};
-    if (life.died) return Status(Code::kPeerDied, what + death_text(name(peer)));
-    return Status(Code::kPeerLeft, what + name(peer) +
-                                       (sending ? " left the group without receiving it"
-                                                : " left the group without sending it"));
+    return describe_gone(sending, life.died, what, name(peer),
+                         life.died ? Departure() : departure(peer));
   }
   bool some_died = false;
   std::string who;
@@ -72,7 +76,7 @@ std::optional<Status> hopeless(bool sending, int peer, int self,
     some_died |= life.died;
     if (!who.empty()) who += ", ";
     who += name(member);
-    who += life.died ? " died" : " left";
+    who += " " + (life.died ? "died" : departure(member).how());
   }
   const std::string text = what + "no other rank is left that could send it: " + who;
   if (!some_died) return Status(Code::kPeerLeft, text);

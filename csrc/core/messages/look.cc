@@ -91,7 +91,7 @@ Status PointToPoint::look_for_hopeless(Port& port, const std::vector<MemberLife>
           return Status(Code::kPeerDied,
                         what + death_text(group.name_member(static_cast<int>(member))));
     if (std::optional<Status> never = hopeless(transfer->sending, transfer->peer, group.rank,
-                                               members, what, group.name_member))
+                                               members, what, group.name_member, group.departure))
       return *never;
   }
   return {};
@@ -111,7 +111,8 @@ std::string PointToPoint::timeout_text(const Transfer& transfer,
     if (text.back() != ' ') text += "; ";
     text += group.name_member(member) + ", " + group.peers[k]->state_text();
   }
-  if (transfer.peer == -1) text += gone_text(group.rank, members, group.name_member);
+  if (transfer.peer == -1)
+    text += gone_text(group.rank, members, group.name_member, group.departure);
   if (held_up)
     text +=
         "; messages that nobody has received fill DSCOMM_UNEXPECTED_BYTES and hold up what comes "

@@ -382,10 +382,9 @@ Status PointToPoint::start_send(Port& port, const TransferPtr& transfer) {
   const MemberLife life =
       look_at_member([&] { return peer.alive(); }, [&] { return group.has_left(transfer->peer); });
   if (life.gone())
-    return Status(
-        life.left ? Code::kPeerLeft : Code::kPeerDied,
-        transfer->describe() + ": " + group.name_member(transfer->peer) +
-            (life.left ? " left the group" : " died or exited without leaving the group"));
+    return describe_gone(true, life.died, transfer->describe() + ": ",
+                         group.name_member(transfer->peer),
+                         life.died ? Departure() : group.departure(transfer->peer));
   Connection& connection = *port.connections[static_cast<size_t>(transfer->peer)];
   const bool in_place = can_read_in_place(group, connection, transfer->source, transfer->bytes,
                                           &transfer->pool_offset);

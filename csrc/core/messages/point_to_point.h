@@ -59,8 +59,10 @@ struct PointToPointGroup {
   std::function<Status()> failure;               // not OK once the group has failed; cheap
   std::function<void(const Status&)> abort;      // ends the group for every member with a cause
   std::function<bool(int)> has_left;             // a member left the group
-  std::function<std::string(int)> name_member;   // "rank 2 (pid 7 on host a)"
-  WaitPolicy wait;                               // spin_pauses and yield_ns of waits in this group
+  std::function<Departure(int)> departure =      // how, of one that has
+      [](int) { return Departure(); };
+  std::function<std::string(int)> name_member;  // "rank 2 (pid 7 on host a)"
+  WaitPolicy wait;                              // spin_pauses and yield_ns of waits in this group
 };
 
 class PointToPoint {

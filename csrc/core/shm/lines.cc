@@ -95,11 +95,12 @@ class Lines::MemberWatch final : public Watch {
     uint64_t reached = sequence_of(view.done.load(std::memory_order_acquire));  // pairs with end()
     std::string calls =
         reached > 1 ? "after " + std::to_string(reached - 1) + " calls" : "before its first call";
-    if (presence == Presence::kLeft)
-      return lines_.fail(Code::kPeerLeft, lines_.name_member(member_) + " " +
-                                              lines_.describe_leave(member_) + " " + calls +
-                                              ", before it made this call; " +
-                                              lines_.advise_on_leave(member_));
+    if (presence == Presence::kLeft) {
+      const Departure departure = lines_.departure(member_);
+      return lines_.fail(Code::kPeerLeft, lines_.name_member(member_) + " " + departure.how() +
+                                              " " + calls + ", before it made this call; " +
+                                              departure.advice());
+    }
     return lines_.fail(Code::kPeerDied,
                        lines_.name_member(member_) + " died or exited " + calls +
                            ", without leaving the group; look for its own error, a signal or "
@@ -373,7 +374,7 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
       if (presence != Presence::kHere && !has_posted)
         return fail(presence == Presence::kLeft ? Code::kPeerLeft : Code::kPeerDied,
                     name_member(member) +
-                        (presence == Presence::kLeft ? " " + describe_leave(member)
+                        (presence == Presence::kLeft ? " " + departure(member).how()
                                                      : std::string(" died or exited")) +
                         " before it made this call; look for its own error in its output");
       const uint64_t done = views_[static_cast<size_t>(member)]->done.load(
@@ -642,7 +643,7 @@ void Lines::note_end(const std::string& exception) {
   const size_t length = std::min(exception.size(), sizeof own_->exception - 1);
   std::memcpy(own_->exception, exception.data(), length);
   own_->exception[length] = '\0';
-  own_->ending.store(1, std::memory_order_release);  // pairs with has_left(), find_exception()
+  own_->ending.store(1, std::memory_order_release);  // pairs with has_left(), departure()
 }
 
 bool Lines::has_left(int member) const {
@@ -653,9 +654,7 @@ bool Lines::has_left(int member) const {
          (view.ending.load(std::memory_order_acquire) != 0 && !peer(member).alive());
 }
 
-// The type of the exception by which a member's process ended; empty for none that is known, and
-// nothing where it has left the group before it ended.
-std::optional<std::string> Lines::find_exception(int member) const {
+Departure Lines::departure(int member) const {
   const GroupLines& view = *views_[static_cast<size_t>(member)];
   if (view.ending.load(std::memory_order_acquire) == 0) return {};  // pairs with note_end()
   std::string exception(view.exception, strnlen(view.exception, sizeof view.exception));
@@ -664,21 +663,7 @@ std::optional<std::string> Lines::find_exception(int member) const {
   std::atomic_thread_fence(std::memory_order_acquire);  // orders the copy before the next load
 #endif
   if (view.group_id.load(std::memory_order_relaxed) != group_id_) return {};
-  return exception;
-}
-
-std::string Lines::describe_leave(int member) const {
-  const std::optional<std::string> exception = find_exception(member);
-  if (!exception) return "left the group";
-  if (exception->empty()) return "ended without destroy_process_group()";
-  return "was ended by an unhandled " + *exception;
-}
-
-std::string Lines::advise_on_leave(int member) const {
-  const std::optional<std::string> exception = find_exception(member);
-  if (!exception) return "every rank must make the same calls";
-  if (exception->empty()) return "see its output for an error; every rank must make the same calls";
-  return "see its output for the traceback";
+  return {.exception = std::move(exception)};
 }
 
 bool Lines::unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,

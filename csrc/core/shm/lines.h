@@ -24,7 +24,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +35,7 @@
 #include "core/shm/peer.h"
 #include "core/shm/wait.h"
 #include "core/team/call_record.h"
+#include "core/team/departure.h"
 #include "core/team/team.h"
 
 namespace dscomm {
@@ -115,9 +115,8 @@ class Lines {
   void note_end(const std::string& exception);
   // Whether a member has left, or its process has ended in order. Any thread.
   bool has_left(int member) const;
-  // How, of one that has: "left the group", "ended without destroy_process_group()", "was ended by
-  // an unhandled ValueError".
-  std::string describe_leave(int member) const;
+  // How, of one that has.
+  Departure departure(int member) const;
   // Whether a member has left, or has died without leaving. `thoroughly` as Peer::alive().
   enum class Presence { kHere, kLeft, kDied };
   Presence presence(int member, bool thoroughly = false) const;
@@ -156,8 +155,6 @@ class Lines {
   Status timed_out(int member);
   bool is_overtime() const;
   Status failed() const;
-  std::optional<std::string> find_exception(int member) const;
-  std::string advise_on_leave(int member) const;
 
   std::shared_ptr<Arena> arena_;
   const uint64_t group_id_;

@@ -73,7 +73,7 @@ class ShmTeam final : public Team {
   void note_end(const std::string& exception) override { lines_->note_end(exception); }
 
   bool has_left(int member) const { return lines_->has_left(member); }
-  std::string describe_leave(int member) const { return lines_->describe_leave(member); }
+  Departure departure(int member) const { return lines_->departure(member); }
   std::string name_member(int member) const { return lines_->name_member(member); }
 
  private:
