@@ -142,6 +142,39 @@ def test_end_of_a_process_is_told_to_other_hosts(
         assert [*job.exit_codes().values()] == [0, 0, 1 if ending == "raises" else 0], job.report()
 
 
+@pytest.mark.parametrize(
+    ("receiver", "dead"), [(0, 1), (1, 2), pytest.param(2, 1, marks=pytest.mark.drill)]
+)
+def test_any_source_goes_on_while_a_living_rank_can_send(
+    make_hosts: Callable[[int], Hosts], receiver: int, dead: int
+) -> None:
+    sender = 3 - receiver - dead
+    arguments = ("any_source.py", str(receiver), str(sender))
+    with start_ranks(make_hosts(3), [0, 1, 2], *arguments, store_apart=True) as job:
+        job.wait_for("working")
+        time.sleep(0.3)
+        job.kill(dead)
+        time.sleep(0.7)  # the others have heard of it
+        (job.folder / "go").touch()
+        received = job.wait_for("received", [receiver, sender], limit_s=20.0)
+        assert received[0].facts == {"source": sender, "number": 7.0}, job.report()
+        assert received[1].facts == {"number": 8.0}, job.report()
+        in_peace(job, [receiver, sender])
+
+
+@pytest.mark.skipif(not NAMES, reason="gloo waits for the others")
+def test_any_source_ends_with_the_first_rank_that_passes_on_the_news(
+    make_hosts: Callable[[int], Hosts],
+) -> None:
+    with start_ranks(make_hosts(3), [0, 1, 2], "any_source.py", "1", "2", store_apart=True) as job:
+        job.wait_for("working")
+        time.sleep(0.3)
+        at_s = job.kill(0)
+        event = job.wait_for("raised", [1], limit_s=20.0)[0]
+        assert event.at_s - at_s < SOON_S, job.report()
+        assert f"{job.name(0)} died or exited" in event.facts["text"], job.report()
+
+
 def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
     stopped = 3
     arguments = ("until_raised.py", "small_all_reduce", str(TIMEOUT_S))

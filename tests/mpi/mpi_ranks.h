@@ -77,6 +77,8 @@ class BoardNews final : public News {
     return departure;
   }
   void note_end(const std::string&) override {}
+  Status cut_off() const override { return {}; }
+  int hub() const override { return 0; }
   Status ended(uint64_t team_id) const override {
     BoardLock lock(board_);
     for (size_t i = 0; i < board_.entry_count; ++i)

@@ -362,17 +362,18 @@ void Group::make_point_to_point(const Formation& formation) {
                                       known->peers.back()->describe()));
   }
   // The closures are called only while the Teams live: shutdown() closes the port first.
-  std::vector<int> elsewhere;
-  for (int rank : there)
-    if (rank >= 0) elsewhere.push_back(rank);
-  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, elsewhere] {
+  const bool has_hub =
+      transport_ != nullptr &&
+      std::any_of(formation.addresses.begin(), formation.addresses.end(), [&](const auto& address) {
+        return transport_->rank_of(address.arena) == transport_->news().hub();
+      });
+  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, has_hub] {
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
-    // A member that waits for the dead one ends the group for all, but its news may not get here.
-    if (transport == nullptr || transport->news().count() == 0) return Status();
-    for (int rank : elsewhere)
-      if (Status gone = transport->news().gone(rank); gone.code() == Code::kPeerDied) return gone;
-    return Status();
+    // A member that waits for a dead one ends the group for all; but where that was the hub, who
+    // waits for this member in turn does not hear of it.
+    if (!has_hub || transport->news().count() == 0) return Status();
+    return transport->news().cut_off();
   };
   known->abort = [team = team_.get(), flat = flat_.get()](const Status& cause) {
     team->abort(cause);

@@ -125,6 +125,11 @@ Status Lifeline::gone(int rank) const {
   return gone_[static_cast<size_t>(rank)];
 }
 
+Status Lifeline::cut_off() const {
+  const Status gone = this->gone(hub());
+  return gone.code() == Code::kPeerDied ? gone : Status();
+}
+
 Departure Lifeline::departure(int rank) const {
   std::lock_guard lock(mutex_);
   return departures_[static_cast<size_t>(rank)];

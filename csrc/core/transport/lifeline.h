@@ -40,6 +40,8 @@ class Lifeline final : public News {
   Status gone(int rank) const override;
   Departure departure(int rank) const override;
   void note_end(const std::string& exception) override;
+  Status cut_off() const override;
+  int hub() const override { return 0; }
   Status ended(uint64_t team_id) const override;
   void end(uint64_t team_id, const Status& cause) override;
 

@@ -28,6 +28,12 @@ class News {
   // hear of it when it says goodbye. The first note stays.
   virtual void note_end(const std::string& exception) = 0;
 
+  // The death after which what others end is no longer heard of: that of the rank through which all
+  // news go. OK while there is none.
+  virtual Status cut_off() const = 0;
+  // The rank through which all news go.
+  virtual int hub() const = 0;
+
   // The first cause for which somebody ended the Team, or OK.
   virtual Status ended(uint64_t team_id) const = 0;
 
