@@ -175,6 +175,16 @@ def test_any_source_ends_with_the_first_rank_that_passes_on_the_news(
         assert f"{job.name(0)} died or exited" in event.facts["text"], job.report()
 
 
+@pytest.mark.parametrize("waits_in", ["all_reduce", "recv"])
+def test_exec_is_a_death(make_hosts: Callable[[int], Hosts], waits_in: str) -> None:
+    with start_ranks(make_hosts(3), [0, 1, 2], "departs.py", "execs", waits_in) as job:
+        at_s = job.wait_for("leaving", [2])[0].at_s
+        for event in job.wait_for("told", [0, 1], limit_s=30.0):
+            assert event.at_s - at_s < SOON_S, job.report()
+            if NAMES:
+                assert f"{job.name(2)} died or exited" in event.facts["text"], job.report()
+
+
 def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
     stopped = 3
     arguments = ("until_raised.py", "small_all_reduce", str(TIMEOUT_S))

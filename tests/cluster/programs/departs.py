@@ -1,8 +1,10 @@
-"""The last rank ends while the others wait: departs.py raises|forgets all_reduce|recv."""
+"""The last rank ends while the others wait: departs.py raises|forgets|execs all_reduce|recv."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,10 @@ def main() -> None:
     world.init()
     dist.all_reduce(torch.ones(100_000))
     if world.rank == world.size - 1:
+        if ending == "execs":
+            time.sleep(0.3)
+            world.say("leaving")
+            os.execv("/bin/sleep", ["sleep", "60"])
         if ending == "raises":
             raise ValueError("of the test")
         return
