@@ -169,7 +169,11 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
                          static_cast<long long>(deadline.timeout_ms()));
     pollfd entry{socket.fd(), socket.events(), 0};
     // A socket that has ended, or has nothing more to say, must not keep this loop spinning.
-    ::poll(&entry, open && !ready ? 1 : 0, open && !ready ? kSliceMs : 1);
+    const bool listens = open && !ready;
+    const int slice_ms = listens ? kSliceMs : 1;
+    const int64_t began_ns = monotonic_ns();
+    ::poll(&entry, listens ? 1 : 0, slice_ms);
+    deadline.note_slice(began_ns, int64_t{slice_ms} * 1'000'000);
   }
 }
 

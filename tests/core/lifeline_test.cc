@@ -712,6 +712,60 @@ TEST(LifelineProcesses, AnExitIsToldFromALeave) {
   for (int rank = 0; rank < 4; ++rank) processes.expect_good_end(rank);
 }
 
+// Two members wait for the third, and are stopped for longer than they may.
+TEST(LifelineProcesses, ConnectWhileTheJobIsStoppedGoesOn) {
+  Processes processes;
+  processes.start(3, [](Store& store, int rank) {
+    if (rank == 2) await(store, "go");
+    say(store, "begins", rank);
+    Result<LifelinePtr> lifeline =
+        Lifeline::connect(request_of(rank, 3), store, Deadline::after(milliseconds(2500)));
+    EXPECT_TRUE(lifeline.ok()) << lifeline.status().message();
+    say(store, "ready", rank);
+    for (int other = 0; other < 3; ++other) await(store, "ready" + std::to_string(other));
+  });
+  for (int rank : {0, 1}) processes.await("begins", rank);
+  std::this_thread::sleep_for(milliseconds(500));
+  for (int rank : {0, 1}) processes.stop(rank);
+  std::this_thread::sleep_for(seconds(4));
+  for (int rank : {1, 0}) processes.signal(rank, SIGCONT);
+  std::this_thread::sleep_for(milliseconds(300));
+  processes.say("go");
+  for (int rank = 0; rank < 3; ++rank) processes.expect_good_end(rank);
+}
+
+// A goodbye waits for a member that is stopped, and then the one that leaves is stopped as well.
+TEST(LifelineProcesses, LeaveWhileTheJobIsStoppedSaysGoodbye) {
+  constexpr uint64_t kEnds = 3000;  // more than the connection holds
+  Processes processes;
+  processes.start(2, [](Store& store, int rank) {
+    LifelinePtr lifeline = join(rank, 2, store);
+    ASSERT_NE(lifeline, nullptr);
+    say(store, "ready", rank);
+    if (rank == 0) {
+      EXPECT_TRUE(soon([&] { return !lifeline->gone(1).ok(); }));
+      EXPECT_EQ(lifeline->gone(1).code(), Code::kPeerLeft) << lifeline->gone(1).message();
+      return;
+    }
+    await(store, "go");
+    for (uint64_t team = 1; team <= kEnds; ++team)
+      lifeline->end(team, Status(Code::kAborted, std::string(kMessageTextBytes, 'x')));
+    say(store, "leaves", rank);
+    lifeline->leave();
+  });
+  for (int rank : {0, 1}) processes.await("ready", rank);
+  processes.stop(0);
+  processes.say("go");
+  processes.await("leaves", 1);
+  std::this_thread::sleep_for(milliseconds(200));
+  processes.stop(1);
+  std::this_thread::sleep_for(seconds(3));
+  processes.signal(1, SIGCONT);
+  std::this_thread::sleep_for(milliseconds(50));
+  processes.signal(0, SIGCONT);
+  for (int rank = 0; rank < 2; ++rank) processes.expect_good_end(rank);
+}
+
 // A member that dies while the others still wait for somebody.
 TEST(LifelineProcesses, ADeathWhileConnectingEndsItForAll) {
   Processes processes;

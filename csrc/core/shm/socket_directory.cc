@@ -42,7 +42,10 @@ Directory::Attached too_late() {
 }
 
 // How long the service waits for the request of one that has connected: the others wait meanwhile.
-constexpr int kAnswerMs = 1000;
+constexpr std::chrono::milliseconds kAnswerLimit{1000};
+
+// Of a sleep here, so that time in which this process is stopped shows.
+constexpr int64_t kSliceNs = 100'000'000;
 
 socklen_t fill(sockaddr_un* address, const ArenaId& token) {
   std::string name = abstract_name(token);
@@ -59,17 +62,22 @@ bool same_user(int connection) {
          credentials.uid == geteuid();
 }
 
-// Waits until the descriptor is readable, in slices of the deadline.
-bool wait_readable(int fd, int64_t timeout_ms) {
-  int64_t end = monotonic_ns() + timeout_ms * 1'000'000;
-  while (true) {
-    int64_t left_ms = (end - monotonic_ns() + 999'999) / 1'000'000;
-    if (left_ms <= 0) return false;
+// Of what is left of a deadline, how long the next sleep is to last.
+int64_t slice_of(const Deadline& deadline) {
+  return std::clamp<int64_t>(deadline.remaining_ns(), 1'000'000, kSliceNs);
+}
+
+// Waits until the descriptor is readable, in slices of the deadline; for one at least.
+bool wait_readable(int fd, const Deadline& deadline) {
+  do {
+    const int64_t slice_ns = slice_of(deadline), began_ns = monotonic_ns();
     pollfd entry{fd, POLLIN, 0};
-    int ready = ::poll(&entry, 1, static_cast<int>(left_ms));
+    int ready = ::poll(&entry, 1, static_cast<int>(slice_ns / 1'000'000));
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
-  }
+    deadline.note_slice(began_ns, slice_ns);
+  } while (!deadline.expired());
+  return false;
 }
 
 bool send_with_descriptors(int socket, const Reply& reply, const int* descriptors, size_t count) {
@@ -121,29 +129,27 @@ Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Re
   if (!connection.valid())
     return {nullptr, std::string("no Unix socket (ulimit -n?): ") + std::strerror(errno),
             Code::kResource};
-  // The backlog of a stopped process fills up, and then connect() blocks.
-  const int64_t left_us = std::max<int64_t>(deadline.remaining_ns() / 1000, 1000);
-  timeval left{static_cast<time_t>(left_us / 1'000'000),
-               static_cast<suseconds_t>(left_us % 1'000'000)};
-  setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left);
   sockaddr_un name;
   socklen_t length = fill(&name, address.socket);
-  int result;
-  do {
-    result = connect(connection.get(), reinterpret_cast<sockaddr*>(&name), length);
-  } while (result != 0 && errno == EINTR && !deadline.expired());
-  if (result != 0) {
-    if (errno == EAGAIN || errno == EINTR) return too_late();
-    if (errno == ECONNREFUSED) return {nullptr, "it has ended", Code::kPeerDied};
-    return {nullptr, std::string("connecting to it failed: ") + std::strerror(errno)};
+  while (true) {
+    // The backlog of a stopped process fills up, and then connect() blocks.
+    const int64_t slice_ns = slice_of(deadline), began_ns = monotonic_ns();
+    timeval slice{0, static_cast<suseconds_t>(slice_ns / 1000)};
+    setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof slice);
+    if (connect(connection.get(), reinterpret_cast<sockaddr*>(&name), length) == 0) break;
+    const int error = errno;
+    if (error == ECONNREFUSED) return {nullptr, "it has ended", Code::kPeerDied};
+    if (error != EAGAIN && error != EINTR)
+      return {nullptr, std::string("connecting to it failed: ") + std::strerror(error)};
+    deadline.note_slice(began_ns, slice_ns);
+    if (deadline.expired()) return too_late();
   }
   if (!same_user(connection.get())) return {nullptr, "it runs as another user"};
   Request request{kArenaMagic, kLayoutVersion, 0, address.arena};
   if (send(connection.get(), &request, sizeof request, MSG_NOSIGNAL) !=
       static_cast<ssize_t>(sizeof request))
     return {};
-  if (!wait_readable(connection.get(), std::max<int64_t>(deadline.remaining_ns() / 1'000'000, 1)))
-    return too_late();
+  if (!wait_readable(connection.get(), deadline)) return too_late();
   *received = receive_with_descriptors(connection.get(), reply, descriptors);
   return {};
 }
@@ -244,7 +250,7 @@ void SocketDirectory::serve() {
 void SocketDirectory::answer(int connection) {
   // Another user, or somebody who does not know the arena's id, gets nothing.
   Request request{};
-  if (!same_user(connection) || !wait_readable(connection, kAnswerMs) ||
+  if (!same_user(connection) || !wait_readable(connection, Deadline::after(kAnswerLimit)) ||
       recv(connection, &request, sizeof request, 0) != static_cast<ssize_t>(sizeof request) ||
       request.magic != kArenaMagic || request.version != kLayoutVersion ||
       request.arena != arena_->id())
@@ -289,7 +295,10 @@ Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Dea
     Attached refusal = ask(address, deadline, &reply, descriptors, &received);
     if (!refusal.why_not.empty()) return refusal;
     if (received < 0 && deadline.expired()) return too_late();
-    if (received < 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (received >= 0) break;
+    const int64_t began_ns = monotonic_ns();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    deadline.note_slice(began_ns, 1'000'000);
   }
   if (received == 0)
     return {nullptr, "no descriptor is left for its memory (ulimit -n)", Code::kResource};

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "core/base/log.h"
@@ -17,7 +18,9 @@ namespace dscomm {
 namespace {
 
 // For the goodbye to get through where the other end is busy, or stopped.
-constexpr int64_t kLeaveNs = 1'000'000'000;
+constexpr std::chrono::milliseconds kLeaveLimit{1000};
+// Of a sleep meanwhile, so that time in which the process is stopped shows.
+constexpr int kLeaveSliceMs = 100;
 
 // What a connection that ended without a goodbye says of the process at its other end.
 Status describe_loss(const std::string& name, int error) {
@@ -190,7 +193,11 @@ void Lifeline::serve() {
     if (connections_[rank].open()) listen_to(static_cast<int>(rank));
   std::vector<pollfd> entries;
   std::vector<int> ranks;
+  int64_t turn_ns = monotonic_ns();
+  int timeout_ms = -1;
   while (true) {
+    if (timeout_ms > 0) leave_by_->note_slice(turn_ns, int64_t{timeout_ms} * 1'000'000);
+    turn_ns = monotonic_ns();
     take_orders();
     flush_all();
     entries.assign(1, {wake_.get(), POLLIN, 0});
@@ -203,11 +210,11 @@ void Lifeline::serve() {
           {connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
       ranks.push_back(static_cast<int>(rank));
     }
-    int timeout_ms = -1;  // ends: leave() wakes it, or the process ends it
-    if (leave_by_ns_ != 0) {
-      const int64_t left_ns = leave_by_ns_ - monotonic_ns();
+    timeout_ms = -1;  // ends: leave() wakes it, or the process ends it
+    if (leave_by_) {
+      const int64_t left_ns = leave_by_->remaining_ns();
       if (left_ns <= 0 || ranks.empty()) break;
-      timeout_ms = static_cast<int>(left_ns / 1'000'000 + 1);
+      timeout_ms = static_cast<int>(std::min<int64_t>(left_ns / 1'000'000 + 1, kLeaveSliceMs));
     }
     if (::poll(entries.data(), entries.size(), timeout_ms) < 0) continue;
     if (entries[0].revents != 0) sleep_again();
@@ -249,9 +256,9 @@ void Lifeline::take_orders() {
     departure = own_;
   }
   for (const std::string& message : messages) tell_all_but(rank_, message);
-  if (!leaving || leave_by_ns_ != 0) return;
+  if (!leaving || leave_by_) return;
   tell_all_but(rank_, encode(Message::about_departure(MessageKind::kGoodbye, rank_, departure)));
-  leave_by_ns_ = monotonic_ns() + kLeaveNs;
+  leave_by_ = Deadline::after(kLeaveLimit);
 }
 
 void Lifeline::flush_all() {
@@ -259,13 +266,13 @@ void Lifeline::flush_all() {
     if (!connection.open()) continue;
     connection.flush();
     // After the goodbye: the other end reads it, closes, and by that ends this one.
-    if (leave_by_ns_ != 0 && !connection.has_queued()) connection.finish();
+    if (leave_by_ && !connection.has_queued()) connection.finish();
   }
 }
 
 // To those that are connected: all others on member 0, and member 0 on all others.
 void Lifeline::tell_all_but(int rank, const std::string& message) {
-  if (leave_by_ns_ != 0) return;  // the goodbye was the last
+  if (leave_by_) return;  // the goodbye was the last
   for (size_t other = 0; other < connections_.size(); ++other)
     if (connections_[other].open() && static_cast<int>(other) != rank)
       connections_[other].queue(message);
@@ -310,7 +317,7 @@ bool Lifeline::take(int from, const Message& message) {
 
 // A connection has ended without a goodbye.
 void Lifeline::lose(int rank, int error) {
-  if (leave_by_ns_ == 0) return let_go(rank, describe_loss(name_member(members_, rank), error));
+  if (!leave_by_) return let_go(rank, describe_loss(name_member(members_, rank), error));
   connections_[static_cast<size_t>(rank)].hang_up();  // it answers the own goodbye: no news
 }
 

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -96,7 +97,7 @@ class Lifeline final : public News {
 
   // Of the thread, once started_. Never grows or moves, so that a forked child can close them.
   std::vector<Connection> connections_;
-  int64_t leave_by_ns_ = 0;  // 0: not leaving
+  std::optional<Deadline> leave_by_;  // nothing: not leaving
 };
 
 }  // namespace dscomm

@@ -48,9 +48,16 @@ constexpr size_t kNames = 8;
 // How often the members hear who is missing, where that changes.
 constexpr int64_t kTellEveryNs = 500 * kMs;
 
-// Milliseconds for poll() until `left_ns` have passed, at least one.
-int poll_ms(int64_t left_ns) {
-  return static_cast<int>(std::clamp<int64_t>((left_ns + kMs - 1) / kMs, 1, 60'000));
+// poll() for `left_ns`, but one millisecond at least and kLookEveryNs at most. Time in which the
+// process was stopped meanwhile is left out of the deadline.
+int poll_slice(std::vector<pollfd>* entries, int64_t left_ns, const Deadline& deadline) {
+  const int64_t asked_ns = std::clamp(left_ns, kMs, kLookEveryNs);
+  const int64_t began_ns = monotonic_ns();
+  const int ready = ::poll(entries->data(), entries->size(), static_cast<int>(asked_ns / kMs));
+  const int error = errno;
+  deadline.note_slice(began_ns, asked_ns);
+  errno = error;
+  return ready;
 }
 
 std::string error_text(int error) {
@@ -227,7 +234,7 @@ Status Host::collect() {
     if (left_ns <= 0) return timed_out(missing());
     DSCOMM_RETURN_IF_ERROR(look_for_failure());
     tell_who_is_missing();
-    DSCOMM_RETURN_IF_ERROR(wait_for_news(std::min(left_ns, kLookEveryNs)));
+    DSCOMM_RETURN_IF_ERROR(wait_for_news(left_ns));
   }
   return {};
 }
@@ -243,7 +250,7 @@ Status Host::wait_for_news(int64_t left_ns) {
   }
   for (const Arrival& arrival : arrivals_) entries.push_back({arrival.connection.fd(), POLLIN, 0});
   for (const UniqueFd& listener : listeners_) entries.push_back({listener.get(), POLLIN, 0});
-  if (::poll(entries.data(), entries.size(), poll_ms(left_ns)) < 0) {
+  if (poll_slice(&entries, left_ns, deadline_) < 0) {
     if (errno == EINTR) return {};
     return error(Code::kResource, name(0) + ": poll failed: " + std::strerror(errno));
   }
@@ -469,7 +476,7 @@ Status Guest::connect_to_host() {
       entries.push_back(
           {attempt.connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
     }
-    if (::poll(entries.data(), entries.size(), poll_ms(std::min(left_ns, start_in_ns))) < 0) {
+    if (poll_slice(&entries, std::min(left_ns, start_in_ns), deadline_) < 0) {
       if (errno == EINTR) continue;
       return error(Code::kResource, name(request_.rank) + ": poll failed: " + std::strerror(errno));
     }
@@ -585,8 +592,8 @@ Status Guest::await_start() {
     if (host_.ended()) return ended_early(0);
     const int64_t left_ns = deadline_.remaining_ns() + kVerdictNs;
     if (left_ns <= 0) return timed_out(missing);
-    pollfd entry{host_.fd(), POLLIN, 0};
-    if (::poll(&entry, 1, poll_ms(left_ns)) < 0 && errno != EINTR)
+    std::vector<pollfd> entries{{host_.fd(), POLLIN, 0}};
+    if (poll_slice(&entries, left_ns, deadline_) < 0 && errno != EINTR)
       return error(Code::kResource, name(request_.rank) + ": poll failed: " + std::strerror(errno));
   }
 }
