@@ -253,8 +253,9 @@ int DscommBackend::check_rank(int64_t rank, const char* argument) const {
   return static_cast<int>(rank);
 }
 
-void DscommBackend::check_alive(const char* title) const {
-  Status status = group_->failure();
+void DscommBackend::check_alive(const char* title) const { refuse_for(group_->failure(), title); }
+
+void DscommBackend::refuse_for(const Status& status, const char* title) const {
   if (status.ok()) return;
   group_->note_refused(status);
   std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
@@ -262,7 +263,7 @@ void DscommBackend::check_alive(const char* title) const {
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group::Body body,
                                                     at::TensorList inputs, at::TensorList outputs) {
-  check_alive(call.info.title);
+  refuse_for(group_->failure_of_next_call(), call.info.title);
   std::optional<ProfiledParameters> parameters;
   if (profiled()) parameters.emplace(call, identity(), group_->sequence() + 1, inputs, outputs);
   auto work = c10::make_intrusive<DscommWork>(call, group_, inputs, outputs);

@@ -201,6 +201,8 @@ class DscommBackend : public BackendBase {
                                                 std::chrono::milliseconds timeout);
   // Raises the group's first cause if it has ended.
   void check_alive(const char* title) const;
+  // Raises what ended the group, if it is not OK.
+  void refuse_for(const Status& status, const char* title) const;
   c10::intrusive_ptr<c10d::Work> start(const CallInfo& call, Group::Body body,
                                        at::TensorList inputs, at::TensorList outputs);
   c10::intrusive_ptr<c10d::Work> follow(const CallInfo& call, OperationPtr operation,

@@ -218,6 +218,44 @@ def test_abort_takes_nothing_back(composed: bool) -> None:
         assert job.results() == [[]] * RANKS
 
 
+def _calls_after_an_abort(world: World, asynchronous: bool, composed: bool) -> list[float]:
+    """Rank 0 completes a broadcast and aborts, before the others make the call."""
+    if composed:
+        world.compose()
+    world.init()
+    values = []
+    for number in range(6):
+        group = dist.new_group()
+        tensor = torch.full(((3, 5000)[number % 2],), float(number) if world.rank == 0 else -1.0)
+        if world.rank == 0:
+            dist.broadcast(tensor, 0, group=group)
+            group._get_backend(torch.device("cpu")).abort()
+        world.say(f"aborted {number}")
+        world.hear()
+        if world.rank != 0:
+            work = dist.broadcast(tensor, 0, group=group, async_op=asynchronous)
+            if work is not None:
+                work.wait()
+            values.append(tensor[-1].item())
+        text = _raises(lambda group=group: dist.all_reduce(torch.ones(3), group=group))
+        assert "aborted by rank 0" in text
+    return values
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "_get_backend"), reason="torch 1.13 has no abort"
+)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
+def test_call_after_an_abort_gets_what_was_published(asynchronous: bool, composed: bool) -> None:
+    with Job(RANKS, _calls_after_an_abort, asynchronous, composed) as job:
+        for number in range(6):
+            job.wait_for(f"aborted {number}", [0])
+            job.tell("go")
+        expected = [float(number) for number in range(6)]
+        assert job.results() == [[], expected, expected, expected]
+
+
 def _waits_in_vain(world: World) -> str:
     world.init()
     if world.rank == 1:

@@ -677,6 +677,16 @@ Status Group::failure() const {
   return flat_ ? flat_->failure() : Status();
 }
 
+Status Group::failure_of_next_call() const {
+  {
+    DSCOMM_RETURN_IF_ERROR(context_->check_process());
+    std::lock_guard lock(mutex_);
+    // What is queued may let further calls pass, which find out when it is their turn.
+    if (team_ == nullptr || team_->look(team_->finished_calls() + 1).ok()) return {};
+  }
+  return failure();
+}
+
 void Group::abort(const std::string& reason) {
   if (!context_->check_process().ok()) return;
   std::lock_guard lock(mutex_);

@@ -91,6 +91,9 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
 
   // OK while the group lives, else its first cause.
   Status failure() const;
+  // The same for the next collective: OK also where the group was aborted by members that had
+  // finished that call before, as they have published what it needs of them.
+  Status failure_of_next_call() const;
 
   // OK in the process that made the group; in a child forked from it kUnsupported with a sentence.
   Status check_process() const;

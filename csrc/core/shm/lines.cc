@@ -545,9 +545,7 @@ void Lines::abort(const Status& cause) {
         std::max(record.sequence, sequence_of(slot.posted.load(std::memory_order_relaxed)));
   // A call that ends at this moment counts as unfinished, and then its members hear a little
   // sooner.
-  record.finished = counts_calls_ != nullptr
-                        ? counts_calls_->finished_calls()
-                        : sequence_of(own_->done.load(std::memory_order_relaxed)) - 1;
+  record.finished = counts_calls_ != nullptr ? counts_calls_->finished_calls() : finished_calls();
   record.rank = rank_;
   record.code = static_cast<uint32_t>(cause.code());
   size_t length = std::min(cause.message().size(), sizeof record.message - 1);
@@ -560,6 +558,10 @@ void Lines::abort(const Status& cause) {
   // Members may sleep on any of this rank's words; the slot in use is not known to this thread.
   for (const Slot& slot : own_->slots) futex_wake_all(slot.posted);
   futex_wake_all(own_->done);
+}
+
+uint64_t Lines::finished_calls() const {
+  return sequence_of(own_->done.load(std::memory_order_relaxed)) - 1;  // orders nothing
 }
 
 Status Lines::failed() const {

@@ -108,6 +108,7 @@ class Lines {
   Status death() const;
   Status look(uint64_t call) const;
   void set_composer(const Team* composer) { counts_calls_ = composer; }
+  uint64_t finished_calls() const;
   // Idempotent.
   Status leave();
   // Says that this rank's process is about to end without having left, for an unhandled exception

@@ -69,6 +69,7 @@ class ShmTeam final : public Team {
   Status death() override { return lines_->death(); }
   Status look(uint64_t call) override { return lines_->look(call); }
   void set_composer(const Team* composer) override { lines_->set_composer(composer); }
+  uint64_t finished_calls() const override { return lines_->finished_calls(); }
   Status failure() override { return lines_->failure(); }
   void note_end(const std::string& exception) override { lines_->note_end(exception); }
 

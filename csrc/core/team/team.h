@@ -147,7 +147,8 @@ class Team {
   virtual Status death() { return {}; }
   // What has ended the Team, for a call of this number (CallRecord::number()) that is in progress.
   // An abort of a member that had finished that call before is left aside, as the member has
-  // published all that the call needs of it; kAnyCall leaves nothing aside. Takes nothing over.
+  // published all that the call needs of it; kAnyCall leaves nothing aside. Takes nothing over. Any
+  // thread.
   virtual Status look(uint64_t call) {
     (void)call;
     return failure();
