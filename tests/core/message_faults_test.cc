@@ -247,6 +247,31 @@ TEST(MessageFaults, WhatWasSentBeforeAnAbortIsReceived) {
   expect_failure(send(*group[0], 8, 1), Code::kAborted, {"that is all"});
 }
 
+TEST(MessageFaults, ReceiveAfterAMismatchTakesWhatHadBeenSent) {
+  Host host;
+  auto group = host.group({host.process(), host.process()}, "world");
+  for (int64_t n : {5, 6}) EXPECT_STATUS_OK(send(*group[1], n, 0));
+  EXPECT_STATUS_OK(send(*group[1], 7, 0, 3));
+  run_ranks(2, [&](int rank) {
+    const auto sum = [&](Team& team, const CallOptions& options) {
+      std::vector<int64_t> numbers(static_cast<size_t>(1 + rank), 1);
+      return team.all_reduce(numbers.data(), numbers.data(), numbers.size(), {DType::kInt64},
+                             options);
+    };
+    Group& own = *group[static_cast<size_t>(rank)];
+    EXPECT_EQ(own.run({.title = "all_reduce"}, sum, milliseconds(0)).code(), Code::kMismatch);
+  });
+  EXPECT_NUMBER(*group[0], 1, 5);
+  EXPECT_NUMBER(*group[0], -1, 6);
+  int64_t number = 0;
+  expect_failure(send(*group[1], 8, 0), Code::kMismatch, {"called different things"});
+  expect_failure(receive(*group[0], &number, 1)->wait(), Code::kMismatch,
+                 {"called different things"});
+  // Which ends it for what has arrived, too.
+  expect_failure(receive(*group[0], &number, 1, 3)->wait(), Code::kMismatch,
+                 {"called different things"});
+}
+
 // Of a pool, whose tensors peers read in place.
 struct PoolTensor {
   PoolTensor(const std::shared_ptr<Context>& context, size_t elements)

@@ -584,6 +584,7 @@ class Judge:
                 self.blame(rank, f"action {number} took {outcome.ended - outcome.began:.1f} s")
         faulty_ends = rank == self.model.faulty and self.model.fault_kind in DEADLY
         failed_at: dict[str, int] = {}
+        receive_failed_at: dict[str, int] = {}
         own = [each for (who, _), each in self.model.operations.items() if who == rank]
         own.sort(key=lambda each: each.issued)
         for operation in own:
@@ -602,9 +603,10 @@ class Judge:
                     self.blame(rank, f"{name} succeeded; {operation.reason}")
                 elif operation.status == OK or not self.dropped(operation):
                     self.judge_value(operation, outcome, name)
-                if failed_at.get(operation.group, NEVER) < operation.issued:
-                    # What has arrived may still be received.
-                    if not self.dropped(operation) and operation.kind != "receive":
+                # What had been sent may still be received, until a receive has failed.
+                ends = receive_failed_at if operation.kind == "receive" else failed_at
+                if ends.get(operation.group, NEVER) < operation.issued:
+                    if not self.dropped(operation):
                         self.blame(rank, f"{name} succeeded after its group had ended")
             elif outcome.what == "absent":
                 if operation.status == OK:
@@ -616,6 +618,9 @@ class Judge:
                 at = operation.completed if outcome.extra["n"] != operation.issued else -1
                 at = operation.issued if at == -1 else at
                 failed_at[operation.group] = min(at, failed_at.get(operation.group, NEVER))
+                if operation.kind == "receive":
+                    before = receive_failed_at.get(operation.group, NEVER)
+                    receive_failed_at[operation.group] = min(at, before)
         self.judge_other_actions(rank)
 
     def dropped(self, operation: Operation) -> bool:
