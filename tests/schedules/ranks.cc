@@ -1,15 +1,13 @@
 // Runs a program: a Context for each rank, a thread for each, and what every rank must get.
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <thread>
 
 #include "core/engine/context.h"
 #include "core/engine/group.h"
 #include "in_process.h"
+#include "machine.h"
 #include "program.h"
 #include "runtime.h"
 
@@ -471,22 +469,6 @@ class Rank {
   bool stopped_ = false;
 };
 
-// As if each rank were bound to a core of its own node.
-class BoundTo {
- public:
-  explicit BoundTo(int core) {
-    sched_getaffinity(0, sizeof before_, &before_);
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    sched_setaffinity(0, sizeof one, &one);
-  }
-  ~BoundTo() { sched_setaffinity(0, sizeof before_, &before_); }
-
- private:
-  cpu_set_t before_;
-};
-
 void run_world(const Program& program) {
   World world(program);
   const Settings settings = settings_of(program);
@@ -497,8 +479,8 @@ void run_world(const Program& program) {
       continue;
     }
     set_process(rank);
-    std::optional<BoundTo> bound;
-    if (program.composed) bound.emplace(rank / 2);
+    // As if each rank were bound to a core of its own node.
+    set_cpus(program.composed ? std::to_string(rank / 2) : "0-1");
     Result<std::shared_ptr<Context>> context =
         Context::create(settings, std::make_unique<InProcessDirectory>(world.registry));
     if (!context.ok()) fail("no Context: " + context.status().message());

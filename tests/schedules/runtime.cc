@@ -3,9 +3,11 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -19,7 +21,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <limits>
 #include <memory>
 #include <unordered_map>
@@ -44,14 +45,40 @@ constexpr int64_t kStepNs = 5;
 constexpr int64_t kYieldNs = 1000;
 // A store is seen by all after this much time, as it is on any machine.
 constexpr int64_t kVisibleNs = 3000;
+constexpr size_t kPageBytes = 4096;
 constexpr size_t kHistory = 8;  // values that a location remembers
 constexpr pthread_t kFirstHandle = 0x7ead0000;
 
 using Clock = std::array<uint32_t, kMostThreads>;
 
-void join(Clock* into, const Clock& from) {
-  for (size_t k = 0; k < kMostThreads; ++k) (*into)[k] = std::max((*into)[k], from[k]);
+void join(Clock* into, const Clock& from, size_t threads) {
+  for (size_t k = 0; k < threads; ++k) (*into)[k] = std::max((*into)[k], from[k]);
 }
+
+// Memory that is shared between processes is mapped here, so that one comparison tells it from
+// other memory. Addresses are not used again: what a killed rank leaves stays mapped.
+constexpr size_t kSharedBytes = size_t{1} << 40;
+constexpr uintptr_t kNowhere = uintptr_t{1} << 62;
+uintptr_t shared_begin = kNowhere, shared_next = 0;
+
+bool is_shared(uintptr_t address) { return address - shared_begin < kSharedBytes; }
+
+// A list of what one world has used and the next one may use: to allocate takes longer than to run.
+template <typename T>
+class Spares {
+ public:
+  T* take() {
+    if (free_.empty()) return new T();
+    T* one = free_.back();
+    free_.pop_back();
+    return one;
+  }
+  void give_back(T* one) { free_.push_back(one); }
+
+ private:
+  std::vector<T*> free_;
+};
+Spares<Clock> spare_clocks;
 
 bool acquires(int order) {
   return order == __ATOMIC_ACQUIRE || order == __ATOMIC_CONSUME || order == __ATOMIC_ACQ_REL ||
@@ -67,8 +94,10 @@ struct Thread {
   int id = 0;
   int process = -1;
   State state = State::kReady;
-  ucontext_t context;
-  void* stack = nullptr;
+  ucontext_t context;  // where it starts
+  jmp_buf place;       // where it goes on; unlike swapcontext(), without a system call
+  bool has_started = false;
+  struct Stack* stack = nullptr;
   void* (*function)(void*) = nullptr;
   void* argument = nullptr;
   void* result = nullptr;
@@ -86,32 +115,56 @@ struct Thread {
 // A value that an atomic had.
 struct Store {
   uint64_t value = 0;
-  int thread = -1;
-  uint32_t epoch = 0;
   int64_t at_ns = 0;
-  bool is_released = false;
-  Clock released{};
+  Clock* released = nullptr;  // null: it was not released
+  uint32_t epoch = 0;
+  int thread = -1;
 };
 
 struct Location {
-  std::deque<Store> history;               // the newest last
-  uint64_t first = 0;                      // number of history.front()
-  std::unordered_map<int, uint64_t> seen;  // by thread: the newest number that it has read
+  std::array<Store, kHistory> values;  // number n is in n % kHistory
+  uint64_t first = 0, end = 0;         // numbers of the oldest value and behind the newest one
+  uint64_t sequential = 0;             // no sequentially consistent load returns an older one
+  std::vector<uint64_t> seen;          // by thread: the newest number that it has read
 
-  uint64_t newest() const { return first + history.size() - 1; }
+  Store& value(uint64_t number) { return values[number % kHistory]; }
+  uint64_t newest() const { return end - 1; }
+  void forget_oldest() {
+    if (Clock* clock = value(first++).released) spare_clocks.give_back(clock);
+  }
+  void forget_all() {
+    while (first < end) forget_oldest();
+  }
+  void add(const Store& store) {
+    if (end - first == kHistory) forget_oldest();
+    value(end++) = store;
+  }
 };
 
-// Eight bytes of shared memory, for the data races.
+// Eight bytes of shared memory, for the data races. Of the reads since the last write the newest
+// one is enough, where it comes after the others.
 struct Cell {
-  int writer = -1;
-  uint32_t written = 0;
+  uint32_t written = 0, read = 0;  // epochs
+  int16_t writer = -1, reader = -1;
+  uint32_t reads = 0;  // not 0: number of a list of reads that are not ordered
   void* write_place = nullptr;
-  struct Read {
-    int thread;
-    uint32_t epoch;
-  };
-  std::vector<Read> reads;
 };
+struct Read {
+  int thread;
+  uint32_t epoch;
+};
+constexpr size_t kCellsOfPage = 512;
+struct CellPage {
+  std::array<Cell, kCellsOfPage> cells;
+};
+Spares<CellPage> spare_pages;
+
+struct Stack {
+  void* memory =
+      reinterpret_cast<void*>(::syscall(SYS_mmap, nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0));
+};
+Spares<Stack> spare_stacks;
 
 struct Mutex {
   Thread* owner = nullptr;
@@ -131,6 +184,13 @@ class World {
  public:
   explicit World(const Options& options) : options_(options), state_(options.seed * 2 + 1) {
     for (int warm = 0; warm < 8; ++warm) next();
+    if (shared_begin != kNowhere) return;
+    shared_begin = shared_next = reinterpret_cast<uintptr_t>(reserve(nullptr, kSharedBytes, 0));
+  }
+  ~World() {
+    for (auto& [address, place] : locations_) place.forget_all();
+    for (auto& [number, page] : cells_) give_back(page);
+    for (auto& thread : threads_) spare_stacks.give_back(thread->stack);
   }
 
   Outcome run(const std::function<void()>& body) {
@@ -144,11 +204,10 @@ class World {
     current_ = first;
     world = this;
     inside = true;
-    swapcontext(&main_, &first->context);
+    if (_setjmp(main_) == 0) go_on(first);
     inside = false;
     world = nullptr;
     next_start_ns = now_ns_ + kBetweenNs;
-    for (auto& thread : threads_) munmap(thread->stack, kStackBytes);
     return {failure_, steps_, switches_};
   }
 
@@ -169,15 +228,14 @@ class World {
     thread->id = static_cast<int>(threads_.size());
     thread->function = function;
     thread->argument = argument;
-    thread->stack = mmap_now(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    thread->stack = spare_stacks.take();
     if (current_ != nullptr) {
       thread->process = current_->process;
       release(&thread->clock);
     }
     thread->clock[static_cast<size_t>(thread->id)] = 1;
     getcontext(&thread->context);
-    thread->context.uc_stack.ss_sp = thread->stack;
+    thread->context.uc_stack.ss_sp = thread->stack->memory;
     thread->context.uc_stack.ss_size = kStackBytes;
     thread->context.uc_link = nullptr;
     makecontext(&thread->context, &World::enter, 0);
@@ -227,7 +285,14 @@ class World {
     globals[0] = after->exceptions[0];
     globals[1] = after->exceptions[1];
     current_ = after;
-    swapcontext(&before->context, &after->context);
+    if (_setjmp(before->place) == 0) go_on(after);
+  }
+
+  [[noreturn]] static void go_on(Thread* thread) {
+    if (thread->has_started) _longjmp(thread->place, 1);
+    thread->has_started = true;
+    setcontext(&thread->context);
+    std::abort();
   }
 
   Thread* choose() {
@@ -279,10 +344,7 @@ class World {
   }
 
   // Back to run(), for good.
-  [[noreturn]] void leave() {
-    setcontext(&main_);
-    std::abort();
-  }
+  [[noreturn]] void leave() { _longjmp(main_, 1); }
 
   [[noreturn]] void fail(const std::string& what) {
     inside = false;
@@ -321,107 +383,129 @@ class World {
   uint32_t epoch() const { return current_->clock[static_cast<size_t>(current_->id)]; }
   // What the current thread has done so far happens before whoever acquires this.
   void release(Clock* into) {
-    join(into, current_->clock);
+    join(into, current_->clock, threads_.size());
     ++current_->clock[static_cast<size_t>(current_->id)];
   }
-  void acquire(const Clock& from) { join(&current_->clock, from); }
+  void acquire(const Clock& from) { join(&current_->clock, from, threads_.size()); }
   bool knows(int thread, uint32_t epoch) const {
     return thread < 0 || thread == current_->id ||
            current_->clock[static_cast<size_t>(thread)] >= epoch;
   }
 
-  bool is_shared(uintptr_t address) const {
-    if (address < lowest_ || address >= highest_) return false;
-    for (const Range& range : ranges_)
-      if (address >= range.begin && address < range.end) return true;
-    return false;
-  }
-
   Location& location(uintptr_t address, uint64_t value) {
     Location& place = locations_[address];
     // Written as plain memory meanwhile, or never before: its value has no history.
-    if (place.history.empty() || place.history.back().value != value) {
-      place.first += place.history.size();
-      place.history.clear();
+    if (place.end == place.first || place.value(place.newest()).value != value) {
+      place.forget_all();
       Store store;
       store.value = value;
-      place.history.push_back(store);
+      place.add(store);
     }
     return place;
   }
 
-  uint64_t load(uintptr_t address, uint64_t value, int order) {
+  // A value that it may return; the newest one where `is_newest`.
+  uint64_t load(uintptr_t address, uint64_t value, int order, bool is_newest) {
     Location& place = location(address, value);
     uint64_t number = place.newest();
-    if (order != __ATOMIC_SEQ_CST && is_shared(address) && place.history.size() > 1 &&
-        chance(options_.stale_per_mille)) {
-      uint64_t oldest = number;
-      const auto seen = place.seen.find(current_->id);
-      const uint64_t least = seen == place.seen.end() ? place.first : seen->second;
-      while (oldest > place.first && oldest > least) {
-        const Store& store = place.history[oldest - place.first];
-        if (knows(store.thread, store.epoch) || store.at_ns + kVisibleNs < now_ns_) break;
-        --oldest;
+    if (is_shared(address)) {
+      const bool is_sequential = order == __ATOMIC_SEQ_CST;
+      const auto me = static_cast<size_t>(current_->id);
+      if (place.seen.size() <= me) place.seen.resize(me + 1);
+      uint64_t& seen = place.seen[me];
+      const uint64_t least =
+          std::max({place.first, seen, is_sequential ? place.sequential : uint64_t{0}});
+      if (!is_newest && least < number && chance(options_.stale_per_mille)) {
+        uint64_t oldest = number;
+        while (oldest > least) {
+          const Store& store = place.value(oldest);
+          if (knows(store.thread, store.epoch) || store.at_ns + kVisibleNs < now_ns_) break;
+          --oldest;
+        }
+        number = oldest + below(number - oldest + 1);
       }
-      number = oldest + below(number - oldest + 1);
+      seen = std::max(seen, number);
+      if (is_sequential) place.sequential = std::max(place.sequential, number);
     }
-    const Store& store = place.history[number - place.first];
-    uint64_t& seen = place.seen[current_->id];
-    seen = std::max(seen, number);
-    if (acquires(order) && store.is_released) acquire(store.released);
+    const Store& store = place.value(number);
+    if (acquires(order) && store.released != nullptr) acquire(*store.released);
     return store.value;
   }
 
   void store(uintptr_t address, uint64_t old_value, uint64_t value, int order, bool is_exchange) {
     Location& place = location(address, old_value);
+    const Clock* before = place.value(place.newest()).released;
     Store store;
-    const Store& before = place.history.back();
-    if (is_exchange && before.is_released) {  // goes on with its release sequence
-      store.released = before.released;
-      store.is_released = true;
-    }
     store.value = value;
     store.thread = current_->id;
     store.epoch = epoch();
     store.at_ns = now_ns_;
-    if (releases(order)) {
-      release(&store.released);
-      store.is_released = true;
+    const bool goes_on = is_exchange && before != nullptr;  // with its release sequence
+    if (goes_on || releases(order)) {
+      store.released = spare_clocks.take();
+      *store.released = goes_on ? *before : Clock{};
     }
-    place.history.push_back(store);
-    if (place.history.size() > kHistory) {
-      place.history.pop_front();
-      ++place.first;
+    if (releases(order)) release(store.released);
+    place.add(store);
+    if (!is_shared(address)) {  // its loads return the newest value
+      while (place.first < place.newest()) place.forget_oldest();
+      return;
     }
-    place.seen[current_->id] = place.newest();
+    const auto me = static_cast<size_t>(current_->id);
+    if (place.seen.size() <= me) place.seen.resize(me + 1);
+    place.seen[me] = place.newest();
+    if (order == __ATOMIC_SEQ_CST) place.sequential = place.newest();
+  }
+
+  Cell& cell(uintptr_t number) {
+    if (last_page_ == nullptr || last_page_number_ != number / kCellsOfPage) {
+      last_page_number_ = number / kCellsOfPage;
+      CellPage*& page = cells_[last_page_number_];
+      if (page == nullptr) page = spare_pages.take();
+      last_page_ = page;
+    }
+    return last_page_->cells[number % kCellsOfPage];
+  }
+  static void give_back(CellPage* page) {
+    *page = {};
+    spare_pages.give_back(page);
   }
 
   void read_plain(uintptr_t address, size_t bytes, void* place) {
+    const int me = current_->id;
+    const uint32_t now = epoch();
     for (uintptr_t at = address / 8; at <= (address + bytes - 1) / 8; ++at) {
-      Cell& cell = cells_[at];
+      Cell& cell = this->cell(at);
       if (!knows(cell.writer, cell.written))
         race("reads", place, cell.writer, cell.write_place, at);
-      bool known = false;
-      for (Cell::Read& read : cell.reads)
-        if (read.thread == current_->id) {
-          read.epoch = epoch();
-          known = true;
-        }
-      if (!known) cell.reads.push_back({current_->id, epoch()});
+      if (cell.reads == 0 && !knows(cell.reader, cell.read)) {
+        cell.reads = static_cast<uint32_t>(reads_.size());
+        reads_.push_back({{cell.reader, cell.read}});
+      }
+      if (cell.reads == 0) {
+        cell.reader = static_cast<int16_t>(me);
+        cell.read = now;
+        continue;
+      }
+      std::vector<Read>& reads = reads_[cell.reads];
+      const auto mine = std::find_if(reads.begin(), reads.end(),
+                                     [me](const Read& read) { return read.thread == me; });
+      if (mine == reads.end())
+        reads.push_back({me, now});
+      else
+        mine->epoch = now;
     }
   }
 
   void write_plain(uintptr_t address, size_t bytes, void* place) {
     for (uintptr_t at = address / 8; at <= (address + bytes - 1) / 8; ++at) {
-      Cell& cell = cells_[at];
+      Cell& cell = this->cell(at);
       if (!knows(cell.writer, cell.written))
         race("writes", place, cell.writer, cell.write_place, at);
-      for (const Cell::Read& read : cell.reads)
+      if (!knows(cell.reader, cell.read)) race("writes", place, cell.reader, nullptr, at);
+      for (const Read& read : reads_[cell.reads])
         if (!knows(read.thread, read.epoch)) race("writes", place, read.thread, nullptr, at);
-      cell.writer = current_->id;
-      cell.written = epoch();
-      cell.write_place = place;
-      cell.reads.clear();
+      cell = {epoch(), 0, static_cast<int16_t>(current_->id), -1, 0, place};
     }
   }
 
@@ -444,30 +528,27 @@ class World {
     return 0;
   }
 
-  void share(uintptr_t begin, size_t bytes) {
+  static void* reserve(void* at, size_t bytes, int flags) {
+    return reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, PROT_NONE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags,
+                                             -1, 0));
+  }
+  void* share(size_t bytes, int protection, int flags, int fd, off_t offset) {
+    const uintptr_t begin = shared_next;
+    auto* address = reinterpret_cast<void*>(
+        ::syscall(SYS_mmap, begin, bytes, protection, flags | MAP_FIXED, fd, offset));
+    if (address == MAP_FAILED) return address;
+    const size_t pages = (bytes + kPageBytes - 1) / kPageBytes + 1;  // and one that nobody may use
+    shared_next += pages * kPageBytes;
     ranges_.push_back({begin, begin + bytes});
-    bound_ranges();
+    return address;
   }
-  void unshare(uintptr_t begin, size_t bytes) {
-    if (std::erase_if(ranges_, [&](const Range& range) {
-          return range.begin >= begin && range.end <= begin + bytes;
-        }) == 0)
-      return;
-    std::erase_if(cells_, [&](const auto& cell) {
-      return cell.first * 8 >= begin && cell.first * 8 < begin + bytes;
+  int unshare(void* address, size_t bytes) {
+    const auto begin = reinterpret_cast<uintptr_t>(address);
+    std::erase_if(ranges_, [&](const Range& range) {
+      return range.begin >= begin && range.end <= begin + bytes;
     });
-    std::erase_if(locations_, [&](const auto& place) {
-      return place.first >= begin && place.first < begin + bytes;
-    });
-    bound_ranges();
-  }
-  void bound_ranges() {
-    lowest_ = std::numeric_limits<uintptr_t>::max();
-    highest_ = 0;
-    for (const Range& range : ranges_) {
-      lowest_ = std::min(lowest_, range.begin);
-      highest_ = std::max(highest_, range.end);
-    }
+    return reserve(address, bytes, MAP_FIXED) == MAP_FAILED ? -1 : 0;
   }
 
   // ---- mutexes
@@ -543,7 +624,7 @@ class World {
     Clock before{};
     for (const auto& thread : threads_)
       if (thread->process == process) {
-        join(&before, thread->clock);
+        join(&before, thread->clock, threads_.size());
         if (thread->state != Thread::State::kEnded) thread->state = Thread::State::kKilled;
       }
     // The kernel's store comes after all that the process did.
@@ -561,10 +642,6 @@ class World {
     }
   }
 
-  void* mmap_now(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
-    return reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, protection, flags, fd, offset));
-  }
-
   Options options_;
   uint64_t state_;
   std::string failure_;
@@ -573,7 +650,7 @@ class World {
   uint64_t progress_ = 1;  // how often a thread that does not poll went on
   int64_t memory_left_ = kNever;
   const std::function<void()>* body_ = nullptr;
-  ucontext_t main_;
+  jmp_buf main_;
   Thread* current_ = nullptr;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;
@@ -581,9 +658,11 @@ class World {
   std::unordered_map<pthread_mutex_t*, Mutex> mutexes_;
   std::vector<pthread_mutex_t*> robust_;
   std::unordered_map<uintptr_t, Location> locations_;
-  std::unordered_map<uintptr_t, Cell> cells_;
+  std::unordered_map<uintptr_t, CellPage*> cells_;
+  CellPage* last_page_ = nullptr;
+  uintptr_t last_page_number_ = 0;
+  std::vector<std::vector<Read>> reads_ = {{}};
   std::vector<Range> ranges_;
-  uintptr_t lowest_ = std::numeric_limits<uintptr_t>::max(), highest_ = 0;
 };
 
 // Work of the runtime, in which its functions are not entered again.
@@ -631,7 +710,7 @@ T atomic_load(const volatile T* place, int order) {
   if (!inside) return __atomic_load_n(place, __ATOMIC_SEQ_CST);
   const Outside outside;
   world->step(true);
-  return static_cast<T>(world->load(address_of(place), *place, order));
+  return static_cast<T>(world->load(address_of(place), *place, order, false));
 }
 
 template <typename T>
@@ -655,8 +734,7 @@ T atomic_change(volatile T* place, int order, Change change) {
   world->step(true);
   const T before = *place;
   const T after = change(before);
-  // What it reads is the newest value, whose release it may acquire.
-  world->load(address_of(place), before, acquires(order) ? __ATOMIC_SEQ_CST : __ATOMIC_RELAXED);
+  world->load(address_of(place), before, order, true);
   world->store(address_of(place), before, after, order, true);
   *place = after;
   return before;
@@ -672,8 +750,7 @@ int atomic_compare(volatile T* place, T* expected, T value, int order, int failu
   world->step(true);
   const T before = *place;
   const bool same = before == *expected;
-  const int used = same ? order : failure_order;
-  world->load(address_of(place), before, acquires(used) ? __ATOMIC_SEQ_CST : __ATOMIC_RELAXED);
+  world->load(address_of(place), before, same ? order : failure_order, true);
   if (!same) return *expected = before, 0;
   world->store(address_of(place), before, value, order, true);
   *place = value;
@@ -683,14 +760,14 @@ int atomic_compare(volatile T* place, T* expected, T value, int order, int failu
 void plain_read(void* place, size_t bytes, void* from) {
   if (!inside || bytes == 0) return;
   const auto address = reinterpret_cast<uintptr_t>(place);
-  if (!world->is_shared(address)) return;
+  if (!is_shared(address)) return;
   const Outside outside;
   world->read_plain(address, bytes, from);
 }
 void plain_write(void* place, size_t bytes, void* from) {
   if (!inside || bytes == 0) return;
   const auto address = reinterpret_cast<uintptr_t>(place);
-  if (!world->is_shared(address)) return;
+  if (!is_shared(address)) return;
   const Outside outside;
   world->write_plain(address, bytes, from);
 }
@@ -973,32 +1050,47 @@ int poll(pollfd* entries, nfds_t count, int timeout_ms) {
   return ppoll(entries, count, timeout_ms < 0 ? nullptr : &timeout, nullptr);
 }
 
+// Pages come when they are touched: to take them ahead takes longer than most programs.
 int fallocate(int fd, int mode, off_t offset, off_t bytes) {
-  if (inside && world->memory_left_ != kNever) {
+  if (inside && (mode & FALLOC_FL_PUNCH_HOLE) == 0) {
+    if (world->memory_left_ == kNever) return 0;
     if (bytes > world->memory_left_) {
       errno = ENOSPC;
       return -1;
     }
     world->memory_left_ -= bytes;
+    return 0;
   }
   return static_cast<int>(::syscall(SYS_fallocate, fd, mode, offset, bytes));
 }
+int madvise(void* address, size_t bytes, int advice) {
+  if (inside && advice != MADV_DONTNEED && advice != MADV_REMOVE) return 0;
+  return static_cast<int>(::syscall(SYS_madvise, address, bytes, advice));
+}
 
 void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
-  void* address =
-      reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, protection, flags, fd, offset));
-  if (inside && address != MAP_FAILED && (flags & MAP_SHARED) != 0 && fd >= 0) {
+  if (inside && (flags & MAP_SHARED) != 0 && fd >= 0) {
     const Outside outside;
-    world->share(reinterpret_cast<uintptr_t>(address), bytes);
+    if (at != nullptr) world->fail("shared memory at an address that no world knows");
+    return world->share(bytes, protection, flags, fd, offset);
   }
-  return address;
+  return reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, protection, flags, fd, offset));
 }
 int munmap(void* address, size_t bytes) {
-  if (inside) {
-    const Outside outside;
-    world->unshare(reinterpret_cast<uintptr_t>(address), bytes);
+  if (is_shared(reinterpret_cast<uintptr_t>(address))) {
+    if (inside) {
+      const Outside outside;
+      return world->unshare(address, bytes);
+    }
+    return World::reserve(address, bytes, MAP_FIXED) == MAP_FAILED ? -1 : 0;
   }
   return static_cast<int>(::syscall(SYS_munmap, address, bytes));
+}
+
+// No world reaches beyond its host.
+int getifaddrs(ifaddrs** first) {
+  static auto* original = real<decltype(getifaddrs)>("getifaddrs");
+  return inside ? -1 : original(first);
 }
 
 // Ids are of the seed, too.

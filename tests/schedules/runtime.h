@@ -7,9 +7,9 @@
 // thread gives way only inside these functions:
 //
 // - at every atomic operation the seed decides whether another thread goes on;
-// - an atomic load that is not sequentially consistent may return an older value, as far as the
-//   C++ memory model allows (coherence and happens-before), so that a memory order that is too weak
-//   shows on any processor;
+// - an atomic load may return an older value, as far as the C++ memory model allows (coherence,
+//   happens-before, and the order of sequentially consistent operations), so that a memory order
+//   that is too weak shows on any processor;
 // - a plain access to memory that processes share, which is not ordered by happens-before with
 //   another one to the same place, is a data race and ends the world;
 // - time is virtual: it passes with the steps, and jumps where all threads sleep;

@@ -4,7 +4,7 @@
 //   walk [--schedules N] [--seconds S] [--seed FIRST] [--jobs J] [--stop] [--shrink]
 //   walk --replay SEED [--shrink]   one program, described, with what it came to
 //   walk --here SEED                the same in this process, for a debugger
-#include <sys/resource.h>
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -209,6 +209,9 @@ double seconds_since(std::chrono::steady_clock::time_point began) {
 
 int main(int count, char** words) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  setenv("HWLOC_PLUGINS_PATH", "/nowhere", 1);  // no world needs one, and they take long to load
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);         // what a program frees the next one takes
+  mallopt(M_MMAP_THRESHOLD, 64 << 20);
   const Arguments arguments = parse(count, words);
   if (arguments.here) {
     const Verdict verdict = run_program(Program::make(arguments.seed), arguments.seed);
