@@ -9,11 +9,9 @@
 #include <thread>
 
 #include "core/base/deadline.h"
-#include "core/engine/context.h"
-#include "core/engine/group.h"
 #include "core/engine/worker_pool.h"
+#include "in_process_host.h"
 #include "json_numbers.h"
-#include "shm_ranks.h"
 
 namespace {
 
@@ -39,65 +37,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A world of threads with a Context each.
-class World {
- public:
-  std::shared_ptr<Context> context() {
-    return Context::create(small_settings(), std::make_unique<InProcessDirectory>(registry_))
-        .value();
-  }
-  std::shared_ptr<Group> group(const std::shared_ptr<Context>& context, int rank, int size,
-                               const std::string& name = "world",
-                               milliseconds timeout = seconds(60)) {
-    Result<std::shared_ptr<Group>> group = try_group(context, rank, size, name, timeout);
-    EXPECT_TRUE(group.ok()) << group.status().message();
-    return std::move(group).value();
-  }
-  Result<std::shared_ptr<Group>> try_group(const std::shared_ptr<Context>& context, int rank,
-                                           int size, const std::string& name,
-                                           milliseconds timeout) {
-    return Group::create(context, std::make_shared<Prefixed>(store_, name),
-                         options(rank, size, name, timeout));
-  }
-  void decline(int rank, int size, const std::string& name, const Status& cause) {
-    Prefixed store(store_, name);
-    Group::decline(store, options(rank, size, name, seconds(60)), cause);
-  }
-
- private:
-  static GroupOptions options(int rank, int size, const std::string& name, milliseconds timeout) {
-    GroupOptions options;
-    options.name = name;
-    options.rank = rank;
-    options.size = size;
-    options.timeout = timeout;
-    return options;
-  }
-
-  // As torch does it: every group has its own prefix.
-  class Prefixed final : public Store {
-   public:
-    Prefixed(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
-    Status set(const std::string& key, std::string_view value) override {
-      return store_.set(prefix_ + key, value);
-    }
-    Result<std::string> get(const std::string& key, const Deadline& deadline) override {
-      return store_.get(prefix_ + key, deadline);
-    }
-    Result<bool> has(const std::string& key) override { return store_.has(prefix_ + key); }
-    Result<int64_t> add(const std::string& key, int64_t amount) override {
-      return store_.add(prefix_ + key, amount);
-    }
-
-   private:
-    Store& store_;
-    std::string prefix_;
-  };
-
-  std::shared_ptr<Registry> registry_ = std::make_shared<Registry>();
-  MemoryStore store_;
-};
-
 constexpr OperationInfo kSum{"all_reduce", DType::kInt64, true, ReduceOp::kSum, 1, -1, 0, false};
 const Reduction kInt64Sum{DType::kInt64, ReduceOp::kSum};
 
@@ -107,14 +46,15 @@ Group::Body sum_of(int64_t* value) {
   };
 }
 
-void run_world(int ranks, const std::function<void(World&, std::shared_ptr<Context>, int)>& body) {
-  World world;
-  run_ranks(ranks, [&](int rank) { body(world, world.context(), rank); });
+void run_world(int ranks,
+               const std::function<void(InProcessHost&, std::shared_ptr<Context>, int)>& body) {
+  InProcessHost host;
+  run_ranks(ranks, [&](int rank) { body(host, host.process(), rank); });
 }
 
 TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
-  run_world(3, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 3);
+  run_world(3, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 3);
     for (int round = 0; round < 50; ++round) {
       int64_t a = rank, b = 10 * rank, c = 100 * rank;
       OperationPtr first = group->start(kSum, sum_of(&a), milliseconds(0));
@@ -135,9 +75,9 @@ TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
 // Rank 0 queues in A and then in B, rank 1 in B and then in A, and each polls the one it queued
 // last.
 TEST(Engine, GroupsProgressIndependently) {
-  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> a = world.group(context, rank, 2, "a"),
-                           b = world.group(context, rank, 2, "b");
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> a = host.group(context, rank, 2, "a"),
+                           b = host.group(context, rank, 2, "b");
     for (int round = 0; round < 50; ++round) {
       int64_t one_value = 1, two_value = 1;
       Group& first = rank == 0 ? *a : *b;
@@ -155,8 +95,8 @@ TEST(Engine, GroupsProgressIndependently) {
 }
 
 TEST(Engine, ACallbackMayStartTheNextCall) {
-  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 2);
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 2);
     int64_t x = 1, y = 1;
     std::promise<Status> nested;
     OperationPtr first = group->start(kSum, sum_of(&x), milliseconds(0));
@@ -172,8 +112,8 @@ TEST(Engine, ACallbackMayStartTheNextCall) {
 
 TEST(Engine, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
   std::atomic<bool> go{false};
-  run_world(2, [&](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 2);
+  run_world(2, [&](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 2);
     int64_t x = 1;
     if (rank == 1)
       while (!go) std::this_thread::yield();
@@ -190,9 +130,9 @@ TEST(Engine, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
 }
 
 TEST(Engine, AnAbortFailsWhatIsQueuedAndWhatComes) {
-  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 2);
-    std::shared_ptr<Group> other = world.group(context, rank, 2, "other");
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 2);
+    std::shared_ptr<Group> other = host.group(context, rank, 2, "other");
     int64_t x = 1, y = 1;
     if (rank == 0) {
       OperationPtr one = group->start(kSum, sum_of(&x), milliseconds(0));
@@ -216,8 +156,8 @@ TEST(Engine, AnAbortFailsWhatIsQueuedAndWhatComes) {
 }
 
 TEST(Engine, ABodyThatThrowsEndsTheGroupAndNotTheProcess) {
-  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 2);
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 2);
     int64_t x = 1;
     Status status;
     if (rank == 0)
@@ -237,8 +177,8 @@ TEST(Engine, ABodyThatThrowsEndsTheGroupAndNotTheProcess) {
 }
 
 TEST(Engine, ShutdownLetsTheQueueFinishAndRefusesWhatComes) {
-  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 2);
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 2);
     std::vector<int64_t> values(100, 1);
     std::vector<OperationPtr> operations;
     for (int64_t& value : values)
@@ -253,8 +193,8 @@ TEST(Engine, ShutdownLetsTheQueueFinishAndRefusesWhatComes) {
 }
 
 TEST(Engine, AGroupOfOneNeedsNobody) {
-  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 1);
+  run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 1);
     int64_t x = 7;
     EXPECT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
     EXPECT_EQ(x, 7);
@@ -264,8 +204,8 @@ TEST(Engine, AGroupOfOneNeedsNobody) {
 }
 
 TEST(Engine, TheRecorderKeepsTheLastOperations) {
-  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 1);
+  run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 1);
     int64_t x = 7;
     for (int i = 0; i < 300; ++i) ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
     std::string json = group->flight_record_json();
@@ -280,8 +220,8 @@ TEST(Engine, TheRecorderKeepsTheLastOperations) {
 }
 
 TEST(Engine, TheRecorderHasTheTimesOfTheWallClock) {
-  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 1);
+  run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 1);
     int64_t x = 7, inside = 0;
     const int64_t before = wall_clock_ns();
     ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
@@ -315,8 +255,8 @@ TEST(Engine, ASynchronousCallAllocatesNothing) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "AddressSanitizer's operators new do not count";
 #endif
-  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
-    std::shared_ptr<Group> group = world.group(context, rank, 1);
+  run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 1);
     int64_t x = 7;
     auto body = [&x](Team& team, const CallOptions& options) {
       return team.all_reduce(&x, &x, 1, kInt64Sum, options);
@@ -333,9 +273,9 @@ TEST(Engine, ASynchronousCallAllocatesNothing) {
 // Calls of a group of one from several threads, which never run at once and are all made, while
 // others wait for the group to be idle; then it is shut down while they go on.
 TEST(Engine, CallsOfSeveralThreadsAndAShutdownMeet) {
-  run_world(1, [](World& world, std::shared_ptr<Context> context, int rank) {
+  run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int round = 0; round < 20; ++round) {
-      std::shared_ptr<Group> group = world.group(context, rank, 1, std::to_string(round));
+      std::shared_ptr<Group> group = host.group(context, rank, 1, std::to_string(round));
       std::atomic<int> inside{0}, made{0};
       std::atomic<bool> end{false};
       auto body = [&](Team&, const CallOptions&) {
@@ -378,9 +318,9 @@ TEST(Engine, CallsOfSeveralThreadsAndAShutdownMeet) {
 }
 
 TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
-  run_world(2, [](World& world, std::shared_ptr<Context> context, int rank) {
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int64_t i = 0; i < 20; ++i) {
-      std::shared_ptr<Group> group = world.group(context, rank, 2, "default");
+      std::shared_ptr<Group> group = host.group(context, rank, 2, "default");
       int64_t x = i;
       ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
       ASSERT_EQ(x, 2 * i);
@@ -391,19 +331,19 @@ TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
 
 // Twice, and then it works: who declines counts as one who has tried.
 TEST(Engine, ARankThatCannotBeginTellsTheOthers) {
-  run_world(3, [](World& world, std::shared_ptr<Context> context, int rank) {
+  run_world(3, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int round = 0; round < 2; ++round) {
       if (rank == 1) {
-        world.decline(rank, 3, "world", Status(Code::kResource, "no thread is left"));
+        host.decline(rank, 3, "world", Status(Code::kResource, "no thread is left"));
         continue;
       }
       Result<std::shared_ptr<Group>> group =
-          world.try_group(context, rank, 3, "world", seconds(60));
+          host.try_group(context, InProcessHost::options(rank, 3, "world", seconds(60)));
       ASSERT_EQ(group.status().code(), Code::kResource) << group.status().message();
       EXPECT_NE(group.status().message().find("rank 1 (pid"), std::string::npos);
       EXPECT_NE(group.status().message().find("no thread is left"), std::string::npos);
     }
-    std::shared_ptr<Group> group = world.group(context, rank, 3);
+    std::shared_ptr<Group> group = host.group(context, rank, 3);
     int64_t x = rank;
     ASSERT_TRUE(group->run(kSum, sum_of(&x), milliseconds(0)).ok());
     EXPECT_EQ(x, 3);

@@ -10,9 +10,7 @@
 #include <thread>
 
 #include "core/base/deadline.h"
-#include "core/engine/context.h"
-#include "core/engine/group.h"
-#include "shm_ranks.h"
+#include "in_process_host.h"
 
 namespace dscomm::test {
 namespace {
@@ -20,64 +18,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLong{60'000};
-
-class Prefixed final : public Store {
- public:
-  Prefixed(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
-  Status set(const std::string& key, std::string_view value) override {
-    return store_.set(prefix_ + key, value);
-  }
-  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
-    return store_.get(prefix_ + key, deadline);
-  }
-  Result<bool> has(const std::string& key) override { return store_.has(prefix_ + key); }
-  Result<int64_t> add(const std::string& key, int64_t amount) override {
-    return store_.add(prefix_ + key, amount);
-  }
-
- private:
-  Store& store_;
-  std::string prefix_;
-};
-
-// Processes of one host, in this one: a Context each. Groups form among any ranks of any of them.
-class Host {
- public:
-  std::shared_ptr<Context> process() {
-    auto directory = std::make_unique<InProcessDirectory>(registry_);
-    InProcessDirectory* life = directory.get();
-    std::shared_ptr<Context> made = Context::create(small_settings(), std::move(directory)).value();
-    lives_[made.get()] = life;
-    return made;
-  }
-  // As if the process had ended, its groups not closed.
-  void die(const std::shared_ptr<Context>& process) { lives_.at(process.get())->die(); }
-
-  // A group of processes[rank] for each rank; blocks until all have formed it.
-  std::vector<std::shared_ptr<Group>> group(const std::vector<std::shared_ptr<Context>>& processes,
-                                            const std::string& name, milliseconds timeout = kLong) {
-    const int size = static_cast<int>(processes.size());
-    std::vector<std::shared_ptr<Group>> groups(processes.size());
-    run_ranks(size, [&](int rank) {
-      GroupOptions options;
-      options.name = name;
-      options.rank = rank;
-      options.size = size;
-      options.timeout = timeout;
-      Result<std::shared_ptr<Group>> made =
-          Group::create(processes[static_cast<size_t>(rank)],
-                        std::make_shared<Prefixed>(store_, name), std::move(options));
-      ASSERT_TRUE(made.ok()) << made.status().message();
-      groups[static_cast<size_t>(rank)] = std::move(made).value();
-    });
-    return groups;
-  }
-
- private:
-  std::map<const Context*, InProcessDirectory*> lives_;
-  std::shared_ptr<Registry> registry_ = std::make_shared<Registry>();
-  MemoryStore store_;
-};
 
 Status send(Group& group, int64_t number, int to, int tag = 0) {
   return group.send(&number, 1, DType::kInt64, to, tag, nullptr, milliseconds(0))->wait();
@@ -111,9 +51,9 @@ void expect_failure(const Status& status, Code code, std::initializer_list<const
 // Rank 0 sends in one group and ends; rank 1 closes another group of the two before it receives.
 // Messages in the other group go before or after.
 void expect_last_messages_survive(int64_t earlier, int64_t later = 0) {
-  Host host;
+  InProcessHost host;
   std::shared_ptr<Context> zero = host.process(), one = host.process();
-  auto first = host.group({zero, one}, "first"), second = host.group({zero, one}, "second");
+  auto first = host.groups({zero, one}, "first"), second = host.groups({zero, one}, "second");
   for (int64_t n = 0; n < earlier; ++n) {
     EXPECT_STATUS_OK(send(*first[0], n, 1));
     EXPECT_NUMBER(*first[1], 0, n);
@@ -152,9 +92,9 @@ TEST(MessageFaults, MessagesOfADeadRankThatHaveArrivedAreReceivedOnce) {
 }
 
 TEST(MessageFaults, RanksOfOneProcessReceiveTheirOwnMessages) {
-  Host host;
+  InProcessHost host;
   std::shared_ptr<Context> process = host.process();
-  auto group = host.group({process, process, process}, "threads");
+  auto group = host.groups({process, process, process}, "threads");
   for (int64_t round = 0; round < 50; ++round)
     run_ranks(3, [&](int rank) {
       Group& own = *group[static_cast<size_t>(rank)];
@@ -171,9 +111,9 @@ TEST(MessageFaults, RanksOfOneProcessReceiveTheirOwnMessages) {
 }
 
 TEST(MessageFaults, RanksOfTwoProcessesOfTwoRanksEachExchangeLargeMessages) {
-  Host host;
+  InProcessHost host;
   std::shared_ptr<Context> one = host.process(), other = host.process();
-  auto group = host.group({one, other, one, other}, "mixed");
+  auto group = host.groups({one, other, one, other}, "mixed");
   run_ranks(4, [&](int rank) {
     Group& own = *group[static_cast<size_t>(rank)];
     constexpr size_t kCount = 300'000;
@@ -194,9 +134,9 @@ TEST(MessageFaults, RanksOfTwoProcessesOfTwoRanksEachExchangeLargeMessages) {
 }
 
 TEST(MessageFaults, ARankThatClosesItsGroupLeavesTheOthersOfItsProcessTheirMessages) {
-  Host host;
+  InProcessHost host;
   std::shared_ptr<Context> process = host.process();
-  auto group = host.group({process, process, process}, "threads");
+  auto group = host.groups({process, process, process}, "threads");
   EXPECT_STATUS_OK(send(*group[0], 1, 1));
   EXPECT_STATUS_OK(send(*group[0], 2, 2));
   int64_t number = 0;
@@ -211,10 +151,10 @@ TEST(MessageFaults, ARankThatClosesItsGroupLeavesTheOthersOfItsProcessTheirMessa
 }
 
 TEST(MessageFaults, AnySourceGoesOnWhileALivingRankCanStillSend) {
-  Host host;
+  InProcessHost host;
   std::vector<std::shared_ptr<Context>> processes = {host.process(), host.process(),
                                                      host.process()};
-  auto group = host.group(processes, "world");
+  auto group = host.groups(processes, "world");
   EXPECT_STATUS_OK(send(*group[1], 7, 0));
   EXPECT_NUMBER(*group[0], -1, 7);
   int64_t number = 0;
@@ -231,8 +171,8 @@ TEST(MessageFaults, AnySourceGoesOnWhileALivingRankCanStillSend) {
 }
 
 TEST(MessageFaults, WhatWasSentBeforeAnAbortIsReceived) {
-  Host host;
-  auto group = host.group({host.process(), host.process()}, "world");
+  InProcessHost host;
+  auto group = host.groups({host.process(), host.process()}, "world");
   int64_t number = 0;
   OperationPtr pending = receive(*group[0], &number, 1, 3);
   EXPECT_STATUS_OK(send(*group[1], 5, 0));
@@ -283,9 +223,9 @@ struct PoolTensor {
 };
 
 TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
-  Host host;
+  InProcessHost host;
   std::shared_ptr<Context> zero = host.process(), one = host.process();
-  auto group = host.group({zero, one}, "world");
+  auto group = host.groups({zero, one}, "world");
   constexpr size_t kCount = 1'250'000;  // more than a pass copies
   PoolTensor tensor(zero, kCount);
   std::vector<int64_t> in(kCount);
@@ -322,9 +262,9 @@ TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
 }
 
 TEST(MessageFaults, ASendThatIsReadInPlaceAndGivenUpIsNotReceived) {
-  Host host;
+  InProcessHost host;
   std::shared_ptr<Context> zero = host.process(), one = host.process();
-  auto group = host.group({zero, one}, "world");
+  auto group = host.groups({zero, one}, "world");
   constexpr size_t kCount = 100'000;
   PoolTensor tensor(zero, kCount);
   std::fill(tensor.data, tensor.data + kCount, 5);
@@ -342,8 +282,8 @@ TEST(MessageFaults, ASendThatIsReadInPlaceAndGivenUpIsNotReceived) {
 
 // In a process of its own, which is stopped for longer than the receives may take.
 void be_stopped() {
-  Host host;
-  auto group = host.group({host.process(), host.process()}, "world", milliseconds(1500));
+  InProcessHost host;
+  auto group = host.groups({host.process(), host.process()}, "world", milliseconds(1500));
   int64_t waited_for = 0, left_to_worker = 0;
   OperationPtr first = receive(*group[0], &waited_for, 1, 1);
   OperationPtr second = receive(*group[0], &left_to_worker, 1, 2);

@@ -15,6 +15,14 @@ const char* const kFaults[] = {
 
 // None, those in a slot, one more, a page, many rounds of small_settings().
 constexpr int kCounts[] = {0, 1, 13, 14, 15, 100, 300, 1500, 4000};
+constexpr size_t kSmallCounts = 5;
+// Of a message: more cells than a ring has.
+constexpr int kLongMessage = 9000;
+
+// What the steps have in common. Only many like calls in one group use slots, buffers and cells
+// again while some rank may still read them, and only groups that follow one another the memory of
+// a group that some rank has yet to leave.
+enum class Shape { kMixed, kOneRoot, kOnePair, kShortLives };
 
 }  // namespace
 
@@ -33,7 +41,12 @@ Program Program::make(uint64_t seed) {
   std::vector<int> everyone;
   for (int rank = 0; rank < program.ranks; ++rank) everyone.push_back(rank);
   program.groups.push_back(everyone);
-  const int further_groups = below(3);
+  constexpr Shape kShapes[] = {Shape::kMixed,   Shape::kMixed,   Shape::kMixed,
+                               Shape::kOneRoot, Shape::kOnePair, Shape::kShortLives};
+  const Shape shape = kShapes[below(std::size(kShapes))];
+  const bool lives_are_short = shape == Shape::kShortLives;
+  const bool is_mixed = shape == Shape::kMixed;
+  const int further_groups = is_mixed ? below(3) : lives_are_short ? 2 : below(2);
   for (int more = 0; more < further_groups; ++more) {
     std::vector<int> members = everyone;
     std::shuffle(members.begin(), members.end(), generator);
@@ -43,10 +56,14 @@ Program Program::make(uint64_t seed) {
   }
 
   std::vector<bool> is_made(program.groups.size(), false);
-  const int length = 3 + below(14);
+  const int length = is_mixed ? 3 + below(14) : 12 + below(20);
+  const int usual_root = below(static_cast<uint64_t>(program.ranks));
+  const auto is_member = [&](const std::vector<int>& members, int rank) {
+    return std::find(members.begin(), members.end(), rank) != members.end();
+  };
   while (static_cast<int>(program.steps.size()) < length) {
     Step step;
-    step.group = below(program.groups.size());
+    step.group = is_mixed || lives_are_short || below(8) == 0 ? below(program.groups.size()) : 0;
     const auto group = static_cast<size_t>(step.group);
     const std::vector<int>& members = program.groups[group];
     if (!is_made[group]) {
@@ -55,7 +72,7 @@ Program Program::make(uint64_t seed) {
       program.steps.push_back(step);
       continue;
     }
-    const int choice = below(20);
+    const int choice = is_mixed ? below(20) : below(80);
     if (choice < 9)
       step.kind = static_cast<Kind>(choice);
     else if (choice < 12)
@@ -64,16 +81,29 @@ Program Program::make(uint64_t seed) {
       step.kind = Kind::kMessage;
     else if (choice < 18)
       step.kind = Kind::kDestroy;
-    else
+    else if (choice < 20)
       step.kind = Kind::kSleep;
+    else if (lives_are_short && choice < 45)
+      step.kind = Kind::kDestroy;
+    else if (shape == Shape::kOnePair)
+      step.kind = Kind::kMessage;
+    else
+      step.kind = choice < 65 ? Kind::kBroadcast : Kind::kScatter;
     if (step.kind == Kind::kDestroy) is_made[group] = false;
     step.root = members[static_cast<size_t>(below(members.size()))];
+    if (!is_mixed && below(16) != 0 && is_member(members, usual_root)) step.root = usual_root;
     do step.peer = members[static_cast<size_t>(below(members.size()))];
     while (step.peer == step.root);
-    step.count = kCounts[below(std::size(kCounts))];
+    const int next = (usual_root + 1) % program.ranks;
+    if (shape == Shape::kOnePair && step.root == usual_root && is_member(members, next))
+      step.peer = next;
+    const bool is_small = shape == Shape::kOneRoot && below(4) != 0;
+    step.count = kCounts[below(is_small ? kSmallCounts : std::size(kCounts))];
+    if (step.kind == Kind::kMessage && below(8) == 0) step.count = kLongMessage;
     step.queued = below(4) == 0;
     step.pooled = below(3) == 0;
     step.any_source = below(3) == 0;
+    step.blocking = step.kind == Kind::kMessage && !step.queued && below(2) == 0;
     program.steps.push_back(step);
   }
 
@@ -112,6 +142,7 @@ std::string Program::describe() const {
     text += " count " + std::to_string(step.count);
     if (step.queued) text += " queued";
     if (step.pooled) text += " pooled";
+    if (step.blocking) text += " blocking";
     if (step.kind == Kind::kMessage && step.any_source) text += " any source";
   }
   return text;

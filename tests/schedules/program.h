@@ -32,6 +32,7 @@ struct Step {
   bool queued = false;      // asynchronous, waited for when the rank's steps are done
   bool pooled = false;      // of the tensor pool
   bool any_source = false;  // of a message's receive
+  bool blocking = false;    // of a message: in one call, which may use a shorter way
 };
 
 enum class Fault {

@@ -4,9 +4,7 @@
 #include <memory>
 #include <thread>
 
-#include "core/engine/context.h"
-#include "core/engine/group.h"
-#include "in_process.h"
+#include "in_process_host.h"
 #include "machine.h"
 #include "program.h"
 #include "runtime.h"
@@ -15,46 +13,14 @@ namespace dscomm::schedule {
 namespace {
 
 using std::chrono::milliseconds;
-using test::InProcessDirectory;
-using test::MemoryStore;
-using test::Registry;
 
 constexpr milliseconds kTimeout{20'000};
 // What no call may take, whatever happens: its timeout, what is granted to later steps of a
 // composed call, and formation's grace.
 constexpr int64_t kMostNs = 30'000'000'000;
 
-// As torch does it: every group, each time that it is made, has its own prefix.
-class Prefixed final : public Store {
- public:
-  Prefixed(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
-  Status set(const std::string& key, std::string_view value) override {
-    return store_.set(prefix_ + key, value);
-  }
-  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
-    const int64_t began_ns = monotonic_ns();
-    const int64_t asked_ns = std::max<int64_t>(deadline.remaining_ns(), 0);
-    Result<std::string> value = store_.get(prefix_ + key, deadline);
-    deadline.note_slice(began_ns, asked_ns);
-    return value;
-  }
-  Result<bool> has(const std::string& key) override { return store_.has(prefix_ + key); }
-  Result<int64_t> add(const std::string& key, int64_t amount) override {
-    return store_.add(prefix_ + key, amount);
-  }
-
- private:
-  Store& store_;
-  std::string prefix_;
-};
-
 Settings settings_of(const Program& program) {
-  Settings settings;
-  settings.arena_bytes = 32 << 20;
-  settings.pool_bytes = 32 << 20;
-  settings.staging_chunk_bytes = 4096;
-  settings.staging_bytes = 4 * 4096;
-  settings.one_shot_bytes = 2048;
+  Settings settings = test::small_settings();
   settings.in_place_bytes = 0;
   settings.channel_bytes = 8192;
   settings.spin_pauses = 5;
@@ -82,12 +48,12 @@ struct World {
   }
 
   const Program& program;
-  std::shared_ptr<Registry> registry = std::make_shared<Registry>();
-  MemoryStore store;
+  test::InProcessHost host;
   struct Progress {
     bool is_done = false;
     bool failed = false;
-    int made = 0;  // groups
+    bool asked_anyone = false;  // in a receive from any source
+    int made = 0;               // groups
   };
   std::vector<Progress> progress;
   std::vector<int> ranks_left;  // by process
@@ -171,17 +137,14 @@ class Rank {
   }
 
   void make(int number, int group) {
-    GroupOptions options;
-    options.name = std::to_string(group);
-    options.rank = position(group, rank_);
-    options.size = static_cast<int>(members(group).size());
+    const std::string name = std::to_string(group);
+    GroupOptions options = test::InProcessHost::options(
+        position(group, rank_), static_cast<int>(members(group).size()), name, kTimeout);
     options.global_ranks = members(group);
-    options.timeout = kTimeout;
     const int generation = times_made_[static_cast<size_t>(group)]++;
-    auto store = std::make_shared<Prefixed>(
-        world_.store, std::to_string(group) + "." + std::to_string(generation) + "/");
     const int64_t began = now_ns();
-    Result<std::shared_ptr<Group>> made = Group::create(context_, store, options);
+    Result<std::shared_ptr<Group>> made = world_.host.try_group(
+        context_, std::move(options), name + "." + std::to_string(generation) + "/");
     look_at(number, made.status(), began);
     if (made.ok()) ++world_.progress[static_cast<size_t>(rank_)].made;
     if (made.ok()) groups_[static_cast<size_t>(group)] = std::move(made).value();
@@ -338,14 +301,25 @@ class Rank {
     call->out_count = count;
     call->out = memory(count, step.pooled);
     const int from = position(step.group, step.root), to = position(step.group, step.peer);
+    const bool sends = rank_ == step.root;
+    if (!sends && step.any_source) world_.progress[static_cast<size_t>(rank_)].asked_anyone = true;
+    for (size_t k = 0; k < count; ++k)
+      call->out.get()[k] = sends ? value_of(number, rank_, 0, static_cast<int>(k)) : -1;
+    if (step.blocking) {
+      const int64_t began = now_ns();
+      const Status status =
+          sends ? group.blocking_send(call->out.get(), count, DType::kInt64, to, number,
+                                      milliseconds(0))
+                : group.blocking_receive(call->out.get(), count, DType::kInt64,
+                                         step.any_source ? -1 : from, number, milliseconds(0));
+      if (look_at(number, status, began)) check_message(number, step, *call);
+      return;
+    }
     OperationPtr operation;
-    if (rank_ == step.root) {
-      for (size_t k = 0; k < count; ++k)
-        call->out.get()[k] = value_of(number, rank_, 0, static_cast<int>(k));
+    if (sends) {
       operation =
           group.send(call->out.get(), count, DType::kInt64, to, number, call, milliseconds(0));
     } else {
-      for (size_t k = 0; k < count; ++k) call->out.get()[k] = -1;
       operation = group.receive(call->out.get(), count, DType::kInt64, step.any_source ? -1 : from,
                                 number, call, milliseconds(0));
     }
@@ -399,9 +373,9 @@ class Rank {
 
   bool may_fail(int number, const Status& status) const {
     const bool is_leaving = number < 0;
-    const bool any_source = !is_leaving &&
-                            program_.steps[static_cast<size_t>(number)].kind == Kind::kMessage &&
-                            program_.steps[static_cast<size_t>(number)].any_source;
+    const bool asked_anyone =
+        std::any_of(world_.progress.begin(), world_.progress.end(),
+                    [](const World::Progress& rank) { return rank.asked_anyone; });
     const Code code = status.code();
     const std::string& text = status.message();
     const bool is_forming = text.find("forming group") != std::string::npos;
@@ -412,9 +386,10 @@ class Rank {
       case Fault::kDies:
         // A rank that raises leaves, and others may need it, or miss its calls. Formation numbers
         // ranks by the group, and learns of a death before a rank has published its card only by
-        // the timeout, for which others then wait; a receive from any source waits for the living.
+        // the timeout, for which others then wait; a receive from any source waits for the living,
+        // and who waits for that rank may time out first.
         return (code == Code::kPeerDied && (names_culprit || is_forming)) ||
-               (code == Code::kTimeout && (is_forming || any_source || culprit_was_forming())) ||
+               (code == Code::kTimeout && (is_forming || asked_anyone || culprit_was_forming())) ||
                (code == Code::kPeerLeft && someone_failed()) ||
                (code == Code::kMismatch && is_leaving && someone_failed());
       case Fault::kAborts:
@@ -481,8 +456,7 @@ void run_world(const Program& program) {
     set_process(rank);
     // As if each rank were bound to a core of its own node.
     set_cpus(program.composed ? std::to_string(rank / 2) : "0-1");
-    Result<std::shared_ptr<Context>> context =
-        Context::create(settings, std::make_unique<InProcessDirectory>(world.registry));
+    Result<std::shared_ptr<Context>> context = world.host.try_process(settings);
     if (!context.ok()) fail("no Context: " + context.status().message());
     contexts.push_back(std::move(context).value());
   }

@@ -11,7 +11,9 @@
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -119,6 +121,7 @@ struct Store {
   Clock* released = nullptr;  // null: it was not released
   uint32_t epoch = 0;
   int thread = -1;
+  int process = -1;
 };
 
 struct Location {
@@ -404,6 +407,13 @@ class World {
     return place;
   }
 
+  // Memory of its own orders nothing between processes, though those of a world share objects, such
+  // as the count of who points to an arena.
+  bool reaches_me(uintptr_t address, const Store& store) const {
+    return is_shared(address) || store.process < 0 || current_->process < 0 ||
+           store.process == current_->process;
+  }
+
   // A value that it may return; the newest one where `is_newest`.
   uint64_t load(uintptr_t address, uint64_t value, int order, bool is_newest) {
     Location& place = location(address, value);
@@ -428,22 +438,25 @@ class World {
       if (is_sequential) place.sequential = std::max(place.sequential, number);
     }
     const Store& store = place.value(number);
-    if (acquires(order) && store.released != nullptr) acquire(*store.released);
+    if (acquires(order) && store.released != nullptr && reaches_me(address, store))
+      acquire(*store.released);
     return store.value;
   }
 
   void store(uintptr_t address, uint64_t old_value, uint64_t value, int order, bool is_exchange) {
     Location& place = location(address, old_value);
-    const Clock* before = place.value(place.newest()).released;
+    const Store& before = place.value(place.newest());
     Store store;
     store.value = value;
     store.thread = current_->id;
     store.epoch = epoch();
     store.at_ns = now_ns_;
-    const bool goes_on = is_exchange && before != nullptr;  // with its release sequence
+    store.process = current_->process;
+    // With its release sequence.
+    const bool goes_on = is_exchange && before.released != nullptr && reaches_me(address, before);
     if (goes_on || releases(order)) {
       store.released = spare_clocks.take();
-      *store.released = goes_on ? *before : Clock{};
+      *store.released = goes_on ? *before.released : Clock{};
     }
     if (releases(order)) release(store.released);
     place.add(store);
@@ -627,6 +640,8 @@ class World {
         join(&before, thread->clock, threads_.size());
         if (thread->state != Thread::State::kEnded) thread->state = Thread::State::kKilled;
       }
+    for (const auto& thread : threads_)
+      if (thread->process == process) wake(thread.get(), kMostThreads);
     // The kernel's store comes after all that the process did.
     for (pthread_mutex_t* mutex : std::vector<pthread_mutex_t*>(robust_)) {
       Thread* owner = mutexes_[mutex].owner;
@@ -914,7 +929,7 @@ int pthread_join(pthread_t handle, void** result) {
   const Outside outside;
   Thread* thread = world->threads_.at(handle - kFirstHandle).get();
   while (thread->state != Thread::State::kEnded && thread->state != Thread::State::kKilled)
-    world->block("join", thread, world->now_ns_ + 1'000'000);  // who is killed wakes nobody
+    world->block("join", thread, kNever);
   world->acquire(thread->clock);
   if (result != nullptr) *result = thread->result;
   return 0;
@@ -1085,6 +1100,33 @@ int munmap(void* address, size_t bytes) {
     return World::reserve(address, bytes, MAP_FIXED) == MAP_FAILED ? -1 : 0;
   }
   return static_cast<int>(::syscall(SYS_munmap, address, bytes));
+}
+
+// Names of sockets are of the seed, and another walk may be at the same seed.
+sockaddr_un name_here(const sockaddr* address, socklen_t* bytes) {
+  sockaddr_un name{};
+  std::memcpy(&name, address, std::min<size_t>(*bytes, sizeof name));
+  static const std::string walk = "-" + std::to_string(getppid());
+  std::memcpy(reinterpret_cast<char*>(&name) + *bytes, walk.data(),
+              std::min(walk.size(), sizeof name - *bytes));
+  *bytes = static_cast<socklen_t>(std::min(*bytes + walk.size(), sizeof name));
+  return name;
+}
+int bind(int fd, const sockaddr* address, socklen_t bytes) {
+  static auto* original = real<decltype(bind)>("bind");
+  if (!inside || address->sa_family != AF_UNIX) return original(fd, address, bytes);
+  const Outside outside;
+  const sockaddr_un name = name_here(address, &bytes);
+  return original(fd, reinterpret_cast<const sockaddr*>(&name), bytes);
+}
+ssize_t sendto(int fd, const void* data, size_t size, int flags, const sockaddr* address,
+               socklen_t bytes) {
+  static auto* original = real<decltype(sendto)>("sendto");
+  if (!inside || address == nullptr || address->sa_family != AF_UNIX)
+    return original(fd, data, size, flags, address, bytes);
+  const Outside outside;
+  const sockaddr_un name = name_here(address, &bytes);
+  return original(fd, data, size, flags, reinterpret_cast<const sockaddr*>(&name), bytes);
 }
 
 // No world reaches beyond its host.

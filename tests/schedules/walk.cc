@@ -5,6 +5,7 @@
 //   walk --replay SEED [--shrink]   one program, described, with what it came to
 //   walk --here SEED                the same in this process, for a debugger
 #include <malloc.h>
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,7 @@ namespace {
 
 constexpr uint64_t kBatch = 64;  // programs for each child: what a killed rank leaves goes with it
 constexpr int kTriesToShrink = 40;
+constexpr unsigned kMostSeconds = 300;  // of a program, which takes milliseconds: it hangs
 
 struct Arguments {
   uint64_t schedules = 10'000, seed = 1;
@@ -119,11 +122,12 @@ struct Line {
   char failure[900];
 };
 
-// One child for a batch: writes a Line for each program.
+// One child for a batch: writes a Line before each program, should it crash, and one after it.
 void run_batch(uint64_t first, uint64_t count, int to) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
-    Line line{seed, 0, 0, "ended by a signal"};
-    if (write(to, &line, sizeof line) != sizeof line) _exit(1);  // should it crash
+    Line line{seed, 0, 0, ""};
+    if (write(to, &line, sizeof line) != sizeof line) _exit(1);
+    alarm(kMostSeconds);
     const Verdict verdict = run_program(Program::make(seed), seed);
     line.steps = verdict.steps;
     line.switches = verdict.switches;
@@ -136,7 +140,10 @@ void run_batch(uint64_t first, uint64_t count, int to) {
 struct Batch {
   pid_t child = -1;
   int from = -1;
-  uint64_t first = 0, count = 0;
+  uint64_t next = 0, end = 0;  // seeds that have not been reported
+  Line line{};                 // the one that is being read, and how much of it has come
+  size_t line_bytes = 0;
+  bool runs = false;  // the program of `next`
 };
 
 Batch start_batch(uint64_t first, uint64_t count) {
@@ -148,56 +155,66 @@ Batch start_batch(uint64_t first, uint64_t count) {
     run_batch(first, count, ends[1]);
   }
   close(ends[1]);
-  return {child, ends[0], first, count};
+  Batch batch;
+  batch.child = child;
+  batch.from = ends[0];
+  batch.next = first;
+  batch.end = first + count;
+  return batch;
 }
 
 struct Total {
   uint64_t schedules = 0, steps = 0, switches = 0;
   std::vector<uint64_t> failed;
+
+  void fail(uint64_t seed, const char* how) {
+    std::printf("seed %llu: %s\n", static_cast<unsigned long long>(seed), how);
+    failed.push_back(seed);
+  }
 };
 
-// Reads what a batch says to its end; what follows a crash is run in a batch of its own.
-void finish_batch(Batch& batch, Total& total) {
-  Line line, last{};
-  bool pending = false;
-  uint64_t seen = batch.first;
-  while (true) {
-    size_t got = 0;
-    while (got < sizeof line) {
-      const ssize_t part =
-          read(batch.from, reinterpret_cast<char*>(&line) + got, sizeof line - got);
-      if (part <= 0) break;
-      got += static_cast<size_t>(part);
-    }
-    if (got < sizeof line) break;
-    if (!pending) {
-      last = line;
-      pending = true;
-      continue;
-    }
-    pending = false;
-    seen = line.seed + 1;
-    ++total.schedules;
-    total.steps += line.steps;
-    total.switches += line.switches;
-    if (line.failure[0] != '\0') {
-      std::printf("seed %llu: %s\n", static_cast<unsigned long long>(line.seed), line.failure);
-      total.failed.push_back(line.seed);
-    }
-  }
+// Reads what has come of a batch. False when it has ended.
+bool read_batch(Batch& batch, Total& total) {
+  const ssize_t got = read(batch.from, reinterpret_cast<char*>(&batch.line) + batch.line_bytes,
+                           sizeof batch.line - batch.line_bytes);
+  if (got <= 0) return false;
+  batch.line_bytes += static_cast<size_t>(got);
+  if (batch.line_bytes < sizeof batch.line) return true;
+  batch.line_bytes = 0;
+  batch.runs = !batch.runs;
+  if (batch.runs) return true;
+  ++batch.next;
+  ++total.schedules;
+  total.steps += batch.line.steps;
+  total.switches += batch.line.switches;
+  if (batch.line.failure[0] != '\0') total.fail(batch.line.seed, batch.line.failure);
+  return true;
+}
+
+// Takes leave of a batch that has ended. What follows a crash is run in a batch of its own.
+std::optional<Batch> end_batch(Batch& batch, Total& total) {
   close(batch.from);
   int status = 0;
   waitpid(batch.child, &status, 0);
-  if (!pending) return;
+  if (batch.next == batch.end) return {};
   ++total.schedules;
-  total.failed.push_back(last.seed);
-  std::printf("seed %llu: the process was ended by %s\n",
-              static_cast<unsigned long long>(last.seed),
-              WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "itself");
-  seen = last.seed + 1;
-  if (seen < batch.first + batch.count) {
-    Batch rest = start_batch(seen, batch.first + batch.count - seen);
-    finish_batch(rest, total);
+  const std::string how = WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "itself";
+  total.fail(batch.next, ("the process was ended by " + how).c_str());
+  if (++batch.next == batch.end) return {};
+  return start_batch(batch.next, batch.end - batch.next);
+}
+
+// Waits until something comes from one of the batches.
+void read_some(std::vector<Batch>& running, Total& total) {
+  std::vector<pollfd> entries;
+  for (const Batch& batch : running) entries.push_back({batch.from, POLLIN, 0});
+  poll(entries.data(), entries.size(), -1);
+  for (size_t k = running.size(); k-- > 0;) {
+    if (entries[k].revents == 0 || read_batch(running[k], total)) continue;
+    if (std::optional<Batch> rest = end_batch(running[k], total))
+      running[k] = *rest;
+    else
+      running.erase(running.begin() + static_cast<ptrdiff_t>(k));
   }
 }
 
@@ -240,9 +257,7 @@ int main(int count, char** words) {
       running.push_back(start_batch(next, size));
       next += size;
     }
-    if (running.empty()) break;
-    finish_batch(running.front(), total);
-    running.erase(running.begin());
+    if (!running.empty()) read_some(running, total);
   }
   if (arguments.shrinks && !total.failed.empty()) shrink(Program::make(total.failed.front()));
   const double took = seconds_since(began);
