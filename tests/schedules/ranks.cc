@@ -18,6 +18,9 @@ constexpr milliseconds kTimeout{20'000};
 // What no call may take, whatever happens: its timeout, what is granted to later steps of a
 // composed call, and formation's grace.
 constexpr int64_t kMostNs = 30'000'000'000;
+// Nor this much where ranks sleep until they are woken, as they do where nothing goes wrong: a rank
+// that nobody woke looks again when its time is up, and goes on if that was all.
+constexpr int64_t kMostAsleepNs = 15'000'000'000;
 
 Settings settings_of(const Program& program) {
   Settings settings = test::small_settings();
@@ -57,6 +60,7 @@ struct World {
   };
   std::vector<Progress> progress;
   std::vector<int> ranks_left;  // by process
+  int skipped_call = -1;        // number of the step; -1: none
 };
 
 class Rank {
@@ -78,7 +82,10 @@ class Rank {
       if (number == fault_step && rank_ == program_.culprit) {
         if (program_.fault == Fault::kLosesTime) lose_time(3 * kMostNs);
         if (step.kind < Kind::kBarrier && is_member(step.group)) {
-          if (program_.fault == Fault::kSkips) continue;
+          if (program_.fault == Fault::kSkips) {
+            world_.skipped_call = number;
+            continue;
+          }
           if (program_.fault == Fault::kOtherRoot) step.root = step.peer;
         }
       }
@@ -359,7 +366,8 @@ class Rank {
 
   // Whether a call ended well; what ended badly must have a reason in the program.
   bool look_at(int number, const Status& status, int64_t began) {
-    if (now_ns() - began > kMostNs && program_.fault != Fault::kLosesTime)
+    const int64_t most_ns = program_.slice_ms == 0 ? kMostAsleepNs : kMostNs;
+    if (now_ns() - began > most_ns && program_.fault != Fault::kLosesTime)
       wrong(number, "it took " + std::to_string((now_ns() - began) / 1'000'000) + " ms");
     if (status.ok()) return true;
     if (status.message().find("unknown(") != std::string::npos)
@@ -471,6 +479,10 @@ void run_world(const Program& program) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  if (world.skipped_call >= 0 &&
+      std::none_of(world.progress.begin(), world.progress.end(),
+                   [](const World::Progress& rank) { return rank.failed; }))
+    fail("nobody was told that step " + std::to_string(world.skipped_call) + " was skipped");
   for (int rank = 0; rank < program.ranks; ++rank) {
     std::shared_ptr<Context>& context = contexts[static_cast<size_t>(rank)];
     if (is_dead(program.process_of(rank))) {
