@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -965,6 +966,14 @@ int pthread_mutex_unlock(pthread_mutex_t* mutex) {
   }
   const Outside outside;
   world->unlock(mutex);
+  return 0;
+}
+
+// A thread that blocks signals would block those of the whole world, the walk's alarm among them.
+int pthread_sigmask(int how, const sigset_t* set, sigset_t* before) {
+  static auto* original = real<decltype(pthread_sigmask)>("pthread_sigmask");
+  if (!inside) return original(how, set, before);
+  if (before != nullptr) sigemptyset(before);
   return 0;
 }
 
