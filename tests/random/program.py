@@ -184,7 +184,7 @@ class Generator:
         choices: dict[str, list[str]] = {
             "DSCOMM_ONE_SHOT_BYTES": ["0", "256", "1000000"],
             "DSCOMM_IN_PLACE_BYTES": ["0", "0", "1000"],
-            "DSCOMM_CHANNEL_BYTES": ["4096", "65536"],
+            "DSCOMM_CHANNEL_BYTES": ["4096", "139264"],
             "DSCOMM_SPIN_PAUSES": ["0", "2000"],
             "DSCOMM_YIELD_US": ["0", "2000"],
             "DSCOMM_SLEEP_SLICE_MS": ["1", "60"],

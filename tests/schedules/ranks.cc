@@ -25,7 +25,8 @@ constexpr int64_t kMostAsleepNs = 15'000'000'000;
 Settings settings_of(const Program& program) {
   Settings settings = test::small_settings();
   settings.in_place_bytes = 0;
-  settings.channel_bytes = 8192;
+  // Without a ring for pieces of messages, or with the shortest.
+  settings.channel_bytes = program.moment % 2 == 0 ? 8192 : 17 * 8192;
   settings.spin_pauses = 5;
   settings.yield_us = 5;
   settings.sleep_slice_ms = program.slice_ms;
