@@ -596,7 +596,7 @@ def add_fault(choices: random.Random, program: Program, kind: str) -> None:
             groups = [group for group in groups if group.startswith("g")]
         if groups:
             group = choices.choice(groups)
-            places = [step for step in own if step.get("group") == group]
+            places = [s for s in own if s.get("group") == group and s["do"] not in FORMING]
             before = choices.choice(places)["id"]
             program["faults"] = [{"kind": kind, "rank": rank, "before": before, "group": group}]
     else:
