@@ -188,8 +188,8 @@ TEST(MessageFaults, WhatWasSentBeforeAnAbortIsReceived) {
 }
 
 TEST(MessageFaults, ReceiveAfterAMismatchTakesWhatHadBeenSent) {
-  Host host;
-  auto group = host.group({host.process(), host.process()}, "world");
+  InProcessHost host;
+  auto group = host.groups({host.process(), host.process()}, "world");
   for (int64_t n : {5, 6}) EXPECT_STATUS_OK(send(*group[1], n, 0));
   EXPECT_STATUS_OK(send(*group[1], 7, 0, 3));
   run_ranks(2, [&](int rank) {
