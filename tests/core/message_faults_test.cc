@@ -226,7 +226,7 @@ TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
   InProcessHost host;
   std::shared_ptr<Context> zero = host.process(), one = host.process();
   auto group = host.groups({zero, one}, "world");
-  constexpr size_t kCount = 1'250'000;  // more than a pass copies
+  constexpr size_t kCount = 750'000;  // more than a pass copies
   PoolTensor tensor(zero, kCount);
   std::vector<int64_t> in(kCount);
   EXPECT_STATUS_OK(send(*group[0], 1, 1));

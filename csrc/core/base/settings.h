@@ -40,7 +40,7 @@
          "smallest data that a rank has its peers read where it is, if it lies in the pool; "      \
          "smaller data is staged; -1 decides by what was measured: collectives from 2 MiB on "     \
          "where the cores of the ranks share a cache, from 16 MiB on where they do not; messages " \
-         "from 64 KiB on, up to 2 MiB where they do not")                                          \
+         "from 64 KiB on, up to 8 MiB, or 2 MiB where they do not")                                \
   NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 4194304, 4096, 67108864, "bytes",                  \
          "longest ring for the pieces of messages of more than a page, made when a rank first "    \
          "sends one to another; more than cores' own caches, so that what is written again has "   \

@@ -227,7 +227,7 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
         header.bytes != bytes || header.cell_bytes > bytes - arrived ||
         (header.cell_bytes == 0 && bytes > 0))
       break;
-    if (header.cell_bytes > 0) std::memcpy(to + arrived, cell.data, header.cell_bytes);
+    copy_out(to + arrived, cell.data, header.cell_bytes, bytes);
     arrived += header.cell_bytes;
     if (arrived == bytes) ++connection.received_messages;
     if (channel.consume(false)) ring(*connection.peer);

@@ -17,11 +17,11 @@ constexpr uint64_t kMessageOverheadBytes = 256;
 // How much of a message that is read in place one pass copies, so that others get their turn.
 constexpr uint64_t kReadInPass = 4 << 20;
 
-// From this size on a message that lies in the pool of tensors is read where it is; but not longer
-// ones by a core that shares no cache with this one: it has to ask for each line, which streaming
-// stores write to memory at once.
+// A message of these sizes that lies in the pool of tensors is read where it is. Of longer ones one
+// core would do the work of two; where it shares no cache with this one, it would ask for each line
+// as well, which streaming stores write to memory at once.
 constexpr uint64_t kLeastInPlaceBytes = 64 << 10;
-constexpr uint64_t kLeastStagedFarBytes = 2 << 20;
+constexpr uint64_t kMostInPlaceNearBytes = 8 << 20, kMostInPlaceFarBytes = 2 << 20;
 
 // Whether a message that came from a process is from the rank that it names.
 Status check_source(const PointToPointGroup& group, const ArenaId& from, int source) {
@@ -109,7 +109,7 @@ PointToPoint::CellFate PointToPoint::take_cell(Connection& connection, const Arr
     return broken("does not fit its message");
   if (header.cell_bytes > 0 && !message->discarded) {
     std::byte* base = message->receive ? message->receive->destination : message->heap.get();
-    std::memcpy(base + message->arrived, cell.data, header.cell_bytes);
+    copy_out(base + message->arrived, cell.data, header.cell_bytes, message->bytes);
   }
   message->arrived += header.cell_bytes;
   if (message->arrived == message->bytes) {
@@ -127,7 +127,7 @@ PointToPoint::CellFate PointToPoint::read_in_place(Connection& connection, Outco
   if (!message->discarded) {
     const uint64_t bytes = std::min(message->bytes - message->arrived, kReadInPass);
     std::byte* base = message->receive ? message->receive->destination : message->heap.get();
-    std::memcpy(base + message->arrived, message->in_place + message->arrived, bytes);
+    copy_out(base + message->arrived, message->in_place + message->arrived, bytes, message->bytes);
     message->arrived += bytes;
     if (message->arrived < message->bytes) return CellFate::kPartly;
   }
@@ -267,9 +267,9 @@ bool PointToPoint::can_read_in_place(const PointToPointGroup& group, const Conne
                                      std::optional<uint64_t>* offset) const {
   const CellChannel& channel = *connection.channel;
   if (group.pool == nullptr || bytes == 0 || !channel.is_direct()) return false;
-  if (in_place_bytes_ >= 0
-          ? bytes < static_cast<uint64_t>(in_place_bytes_)
-          : bytes < kLeastInPlaceBytes || (channel.is_far() && bytes >= kLeastStagedFarBytes))
+  const uint64_t most = channel.is_far() ? kMostInPlaceFarBytes : kMostInPlaceNearBytes;
+  if (in_place_bytes_ >= 0 ? bytes < static_cast<uint64_t>(in_place_bytes_)
+                           : bytes < kLeastInPlaceBytes || bytes >= most)
     return false;
   *offset = group.pool->find(data, bytes);
   return offset->has_value();

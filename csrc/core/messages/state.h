@@ -14,11 +14,22 @@
 #include "core/base/deadline.h"
 #include "core/messages/matching.h"
 #include "core/messages/point_to_point.h"
+#include "core/shm/copy.h"
 
 namespace dscomm {
 
 inline constexpr int64_t kLongestTimeoutMs = int64_t{1}
                                              << 40;  // some 35 years; keeps nanoseconds in range
+
+// Copies a part of a message of `message_bytes` to its user. What will have left the caches before
+// it is used goes past them: ordinary stores would fetch each line before they overwrite it. (A
+// round trip of 16 MiB near: 4.1 ms with ordinary stores, 3.5 with streaming ones; of 4 MiB 0.67
+// and 0.96.)
+inline void copy_out(std::byte* to, const std::byte* from, size_t bytes, uint64_t message_bytes) {
+  constexpr uint64_t kLeastStreamedBytes = 8 << 20;
+  copy(to, from, bytes,
+       message_bytes < kLeastStreamedBytes ? Stores::kOrdinary : Stores::kStreaming);
+}
 
 inline std::string describe_data(DType dtype, uint64_t count, int tag) {
   return std::string(dtype_name(dtype)) + "[" + std::to_string(count) + "] tag " +
