@@ -497,6 +497,8 @@ inline void check_barrier_holds(Team& team, std::atomic<int>& entered, const Cal
 inline void check_every_collective(int ranks, const RunRanks& run_ranks,
                                    ReferenceOptions options = {}) {
   options.dtypes = dtypes_in_matrix(options.dtypes);
+  // What more ranks add does not depend on the dtype.
+  if (matrix_is_reduced() && ranks > 4) options.dtypes.resize(1);
   std::atomic<int> bodies = 0, entered = 0;
   run_ranks([&](Team& team) {
     ++bodies;
