@@ -42,6 +42,12 @@ if(EXISTS ${torch_include}/pybind11)
   file(CREATE_LINK ${torch_include}/pybind11 ${pybind_first}/pybind11 SYMBOLIC)
 endif()
 
+# The compiler is shown torch's headers at a place that every build directory has, so that results in
+# the compiler cache do not depend on where torch lies.
+set(torch_headers ${CMAKE_BINARY_DIR}/headers_of_torch)
+file(REMOVE ${torch_headers})
+file(CREATE_LINK ${torch_include} ${torch_headers} SYMBOLIC)
+
 file(GLOB torch_sources CONFIGURE_DEPENDS csrc/torch/*.cc)
 if(NOT torch_sources)
   message(FATAL_ERROR "csrc/torch has no source: this tree cannot build the extension")
@@ -65,7 +71,7 @@ if(DSCOMM_COVERAGE)
 endif()
 target_include_directories(_C BEFORE PRIVATE ${pybind_first})
 target_include_directories(_C SYSTEM PRIVATE
-  ${torch_include} ${torch_include}/torch/csrc/api/include)
+  ${torch_headers} ${torch_headers}/torch/csrc/api/include)
 target_compile_options(_C PRIVATE -Wall -Wextra -fvisibility=hidden)
 target_compile_definitions(_C PRIVATE
   TORCH_EXTENSION_NAME=_C TORCH_API_INCLUDE_EXTENSION_H
