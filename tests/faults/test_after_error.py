@@ -17,6 +17,10 @@ from workloads import cause
 RANKS = 4
 CANARY = 41.0
 
+needs_abort = pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "_get_backend"), reason="torch 1.13 has no abort"
+)
+
 
 def _raises(call: Any) -> str:
     began_s = time.monotonic()
@@ -175,9 +179,7 @@ def _abort(world: World) -> str:
     return _raises(lambda: dist.all_reduce(torch.ones(3)))
 
 
-@pytest.mark.skipif(
-    not hasattr(dist.ProcessGroup, "_get_backend"), reason="torch 1.13 has no abort"
-)
+@needs_abort
 def test_abort() -> None:
     with Job(RANKS, _abort) as job:
         job.wait_for("ready")
@@ -208,9 +210,7 @@ def _aborts_once_done(world: World, tries: int, composed: bool) -> list[str]:
     return raised
 
 
-@pytest.mark.skipif(
-    not hasattr(dist.ProcessGroup, "_get_backend"), reason="torch 1.13 has no abort"
-)
+@needs_abort
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
 def test_abort_takes_nothing_back(composed: bool) -> None:
     """A call that is complete on the rank that aborts is complete on all."""
@@ -242,9 +242,7 @@ def _calls_after_an_abort(world: World, asynchronous: bool, composed: bool) -> l
     return values
 
 
-@pytest.mark.skipif(
-    not hasattr(dist.ProcessGroup, "_get_backend"), reason="torch 1.13 has no abort"
-)
+@needs_abort
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
 def test_call_after_an_abort_gets_what_was_published(asynchronous: bool, composed: bool) -> None:

@@ -10,24 +10,24 @@
 namespace dscomm {
 namespace {
 
-// A message of several cells is cut so that the receiver copies one out while the sender fills the
-// next: into this many, but none shorter or longer than this.
+// A long message is cut into kCellsOfMessage pieces, so that the receiver copies one out while the
+// sender fills the next. The other two limit the length of a piece.
 constexpr size_t kCellsOfMessage = 8;
 constexpr size_t kLeastPieceBytes = 8192;
 constexpr size_t kMostPieceBytes = 32768;
 
-// So many channels of a process have a ring of pieces of the full length, and the others one of so
-// much, as have those for which there is no memory: with all of hundreds of ranks full ones would
+// A process has at most kFullPieceRings piece rings of the full length. Later channels, and
+// channels for which memory is short, have kShortPieceRing: full rings for hundreds of peers would
 // be gigabytes.
 constexpr int kFullPieceRings = 8;
 constexpr size_t kShortPieceRing = 256 << 10;
 
-// After messages of at most so much the lines of the next one are owned ahead; of the ring of
-// pieces so many bytes, which is what a core's first cache holds beside the rest.
-constexpr size_t kOwnedAheadBytes = 64 << 10;
-constexpr size_t kOwnedPieceBytes = 32 << 10;
+// After a message of at most kPrefetchedMessageBytes the memory of the next message is prefetched
+// for ownership; in the piece ring at most kPrefetchedPieceBytes, the size of a first-level cache.
+constexpr size_t kPrefetchedMessageBytes = 64 << 10;
+constexpr size_t kPrefetchedPieceBytes = 32 << 10;
 
-// A count that was stored longer ago need not be in the peer's cache any more.
+// A count stored longer ago may have left the peer's cache.
 constexpr int64_t kFreshNs = 100'000;
 
 // A directory of more blocks than this is a corrupt one: it would hold lines for 10^6 processes.
@@ -163,7 +163,7 @@ Status Channel::make_buffers() {
   return {};
 }
 
-// Without a ring that holds pieces of more than a page long messages go by the cells' buffers.
+// Without a piece ring long messages use the cells' buffers, a page at a time.
 Status Channel::make_pieces(size_t channel_bytes) {
   if (has_asked_for_pieces_) return {};
   Result<PieceRing> ring = directory_.take_pieces(channel_bytes);
@@ -209,7 +209,7 @@ void Channel::load_consumed() {
   const auto consumed = static_cast<uint64_t>(timed.value);
   if (consumed <= known_consumed_ || consumed > published_) return;
   known_consumed_ = consumed;
-  // It came out of the peer's cache: it has changed since it was last in this core's.
+  // The count has changed, so the load missed this core's cache and was served by the peer's.
   if (measures_ &&
       timed.began_ns - theirs_->consumed_ns.load(std::memory_order_relaxed) <= kFreshNs)
     distance_.add(0, timed.took_ns);
@@ -247,16 +247,16 @@ bool Channel::publish(const CellHeader& header) {
   return peer_sleeps();
 }
 
-// Messages come in runs: the lines that one as long will be written to are taken from the peer's
-// caches while this thread goes on. The peer has given the cell back, but for its number, which it
-// looks at.
+// Messages come in runs, so the memory of a next one of this length is prefetched for ownership.
+// The peer has given that cell back and reads only its number.
 void Channel::end_message(uint64_t message_bytes) {
-  if (message_bytes > kOwnedAheadBytes || is_full()) return;
+  if (message_bytes > kPrefetchedMessageBytes || is_full()) return;
   if (message_bytes > kPageBytes) {
-    if (pieces_.data == nullptr || distance_.is_far()) return;  // streaming stores own nothing
+    if (pieces_.data == nullptr || distance_.is_far())
+      return;  // streaming stores need no ownership
     const size_t bytes = std::min<size_t>(message_bytes, PieceRing::longest(pieces_.bytes));
     std::byte* piece = own_pieces() + pieces_.place(bytes);
-    for (size_t i = 0; i < std::min(bytes, kOwnedPieceBytes); i += kLineBytes / 2)
+    for (size_t i = 0; i < std::min(bytes, kPrefetchedPieceBytes); i += kLineBytes / 2)
       own_ahead(piece + i);
     return;
   }

@@ -59,14 +59,14 @@ struct alignas(kLineBytes) ChannelLines {
   std::atomic<int64_t> consumed_ns;
 };
 
-// The ring of pieces: what cells of more than a page hold, one after another, each from a page's
-// start on; one that does not fit in what is left begins at the front. Both sides count alike,
-// since the reader sees every cell. Nothing is overwritten before its cell is given back: all cells
-// of a ring, and what is left over at the end, are no longer than the ring.
+// The piece ring holds the data of cells of more than a page. Pieces lie one after another, each at
+// the start of a page; a piece that does not fit at the end goes to the front. Sender and receiver
+// compute the same positions, because the receiver sees every cell in order. No unread piece is
+// overwritten: a ring is at least kRingCells + 1 times as long as its longest piece.
 //
-// It is far longer than what is ever under way, so that its lines have left the caches of both
-// cores by the time they are written again. A line that is still in the reader's cache is dear to
-// write: of 64 KiB, 3 times as dear on Zen 4.
+// The ring is much longer than the data under way, so that its cache lines have left the private
+// caches of both cores before they are written again. Writing a cache line that is still in the
+// reader's cache is expensive: on Zen 4 a message of 64 KiB took three times as long.
 struct PieceRing {
   const std::byte* data = nullptr;
   size_t bytes = 0;

@@ -17,9 +17,9 @@ constexpr uint64_t kMessageOverheadBytes = 256;
 // How much of a message that is read in place one pass copies, so that others get their turn.
 constexpr uint64_t kReadInPass = 4 << 20;
 
-// A message of these sizes that lies in the pool of tensors is read where it is. Of longer ones one
-// core would do the work of two; where it shares no cache with this one, it would ask for each line
-// as well, which streaming stores write to memory at once.
+// A message of these sizes that lies in the tensor pool is read in place. Longer messages are
+// staged, because then two cores share the copying. Between cache-far cores the limit is lower:
+// each load from the sender's cache is slow, and staging writes to memory with streaming stores.
 constexpr uint64_t kLeastInPlaceBytes = 64 << 10;
 constexpr uint64_t kMostInPlaceNearBytes = 8 << 20, kMostInPlaceFarBytes = 2 << 20;
 
