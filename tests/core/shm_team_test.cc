@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <optional>
 
 #include "core/base/memory_limit.h"
 #include "core/team/hierarchical_team.h"
@@ -414,13 +415,15 @@ TEST(ShmTeam, DeathEndsNoOtherWaitOfAComposedTeam) {
   });
 }
 
-// What leaving says, by rank, when each rank broadcasts so often, from this root.
+// What leaving says, by rank, when each rank broadcasts so often, from this root. Where `ends` is
+// given, the process of rank 3 ends after its calls, by that exception if it is not empty.
 std::vector<Status> leave_after(const std::vector<int>& calls, const std::vector<int>& roots,
-                                bool composed) {
+                                bool composed, std::optional<std::string> ends = {}) {
   std::vector<Status> told(calls.size());
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::atomic<int> called{0}, left{0};
+  std::unique_ptr<Team> of_the_ended;  // which does not leave before the others
   run_ranks(static_cast<int>(calls.size()), [&](int rank) {
     const auto k = static_cast<size_t>(rank);
     RankParty party(registry, small_settings());
@@ -432,11 +435,19 @@ std::vector<Status> leave_after(const std::vector<int>& calls, const std::vector
     int32_t value = 0;
     for (int i = 0; i < calls[k]; ++i)
       EXPECT_TRUE(team->broadcast(&value, 1, DType::kInt32, roots[k], within(60000)).ok());
+    const bool ends_here = ends && rank == 3;
+    if (ends_here) {
+      team->note_end(*ends);
+      party.directory->die();
+      of_the_ended = std::move(team);
+    }
     ++called;
     while (called < static_cast<int>(calls.size())) std::this_thread::yield();
-    told[k] = team->leave();
-    EXPECT_TRUE(team->leave().ok());
-    team.reset();
+    if (!ends_here) {
+      told[k] = team->leave();
+      EXPECT_TRUE(team->leave().ok());
+      team.reset();
+    }
     ++left;
     while (left < static_cast<int>(calls.size())) std::this_thread::yield();
   });
@@ -466,6 +477,23 @@ TEST(ShmTeam, LeavingTellsOfADisagreementInTheLastCalls) {
         for (const Status& status :
              leave_after(std::vector(4, same), std::vector{0, 0, 0, 0}, composed))
           EXPECT_TRUE(status.ok()) << status.message();
+    }
+}
+
+TEST(ShmTeam, LeavingTellsOfARankThatEndedWithFewerCalls) {
+  for (bool composed : {false, true})
+    for (const std::string exception : {"", "ValueError"}) {
+      size_t told = 0;
+      for (const Status& status : leave_after({9, 9, 9, 8}, {0, 0, 0, 0}, composed, exception)) {
+        if (status.ok()) continue;
+        ++told;
+        const std::string how = exception.empty() ? "ended without destroy_process_group()"
+                                                  : "was ended by an unhandled ValueError";
+        EXPECT_NE(status.message().find(how), std::string::npos) << status.message();
+      }
+      EXPECT_GT(told, 0u);
+      for (const Status& status : leave_after({9, 9, 9, 9}, {0, 0, 0, 0}, composed, exception))
+        EXPECT_TRUE(status.ok()) << status.message();
     }
 }
 

@@ -606,8 +606,9 @@ Status Lines::leave() {
 }
 
 // Compares what nobody has waited for: the hashes of members that have posted the same calls, and
-// how many calls those have made that have left. A member that is still in the group may be some
-// calls behind, or ahead, and compares when it leaves.
+// how many calls those have made that make no more, as they left or their process ended in order. A
+// member that is still in the group may be some calls behind, or ahead, and compares when it
+// leaves. One that died says nothing about the program.
 Status Lines::compare_last_calls() {
   const auto has_ended = [this] {                                 // told already
     return own_->aborted.load(std::memory_order_acquire) != 0 ||  // pairs with abort()
@@ -618,22 +619,26 @@ Status Lines::compare_last_calls() {
     const size_t k = static_cast<size_t>(member);
     if (member == rank_) continue;
     // Before the calls are counted: they grow no more then.
-    const bool left = views_[k]->closed.load(std::memory_order_seq_cst) != 0;  // see leave()
+    const bool is_done = views_[k]->closed.load(std::memory_order_seq_cst) != 0 ||  // see leave()
+                         presence(member, true) == Presence::kLeft;
     if (has_ended()) return {};
     for (uint64_t s = sequence_; s > verified_[k] && s + kSlots > sequence_; --s)
       DSCOMM_RETURN_IF_ERROR(verify(member, s));
     const CallRecord theirs = newest_record(member);
-    if (!left || theirs.sequence == mine.sequence) continue;
+    if (!is_done || theirs.sequence == mine.sequence) continue;
     const auto count = [this](int rank, const CallRecord& last) {
       const uint64_t calls = last.number();
       if (last.sequence == 0) return name_member(rank) + " made no call";
       return name_member(rank) + " made " + std::to_string(calls) +
              (calls == 1 ? " call" : " calls") + ", the last " + describe_call(last);
     };
-    abort(Status(Code::kMismatch, "the ranks left after different calls: " + count(rank_, mine) +
-                                      ", " + count(member, theirs) +
-                                      "; every rank must make the same calls (first seen by " +
-                                      name_member(rank_) + " as it left group '" + name_ + "')"));
+    const Departure departure = this->departure(member);
+    abort(Status(Code::kMismatch,
+                 "the ranks left after different calls: " + count(rank_, mine) + ", " +
+                     count(member, theirs) +
+                     (departure.exception ? " and " + departure.how() : std::string()) + "; " +
+                     departure.advice() + " (first seen by " + name_member(rank_) +
+                     " as it left group '" + name_ + "')"));
     return failed();
   }
   return {};
