@@ -1,8 +1,9 @@
 """One process of a random program: makes the steps of its ranks and reports each as a JSON line.
 
 A line says which action of which rank it is about, and what became of it: begin, started (of an
-asynchronous call), done with checksums of what it wrote, error, or absent (what it needs was never
-made). Lines are written by one write each, so that they outlive the process.
+asynchronous call), told (what leaving the former groups raised), done with checksums of what it
+wrote, error, or absent (what it needs was never made). Lines are written by one write each, so that
+they outlive the process.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from program import COALESCED, Program, Step, actions, members
 from values import FACTOR, blank, checksum, moved_input, placed, reduced_input
 
 import deepspeed_comm
+from deepspeed_comm import _backend
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,6 +59,7 @@ class Rank:
         self.dropped: dict[str, dict[int, Callable[[], list[list[int]]]]] = {}
         self.sabotage = program.get("sabotage") or {}
         self.calls = 0
+        self.number = -1  # of the action
         self.ready = False
 
     def say(self, number: int, what: str, **facts: Any) -> None:
@@ -67,6 +70,7 @@ class Rank:
 
     def run(self) -> None:
         for number, action in enumerate(actions(self.program, self.rank)):
+            self.number = number
             if action["do"] not in ("world", "group") and not self.ready:
                 self.say_ready()
             self.say(number, "begin")
@@ -90,10 +94,10 @@ class Rank:
 
     def end(self, how: str) -> None:
         if how == "destroy":
+            self.number = -1
             self.say(-1, "begin")
             try:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
+                self.leave_world()
                 values = {name: self.read_dropped(name) for name in list(self.dropped)}
                 self.say(-1, "done", dropped=values, left=self.mappings())
             except Exception as error:
@@ -121,7 +125,7 @@ class Rank:
     def do_world(self, action: Step) -> list[Any]:
         values = []
         if dist.is_initialized():
-            dist.destroy_process_group()
+            self.leave_world()
             values = [{name: self.read_dropped(name) for name in list(self.dropped)}]
         self.groups.clear()
         size = self.program["size"]
@@ -134,7 +138,17 @@ class Rank:
         self.groups[action["group"]] = dist.distributed_c10d._get_default_group()
         return values
 
+    def leave_world(self) -> None:
+        """Leaves all groups. What one raises keeps the others until the next try."""
+        while dist.is_initialized():
+            try:
+                dist.destroy_process_group()
+            except Exception as error:
+                self.say(self.number, "told", text=f"{type(error).__name__}: {error}"[:1200])
+
     def do_group(self, action: Step) -> list[Any]:
+        if not dist.is_initialized():
+            raise Absent  # its world could not be made
         group = dist.new_group(action["ranks"], timeout=self.timeout)
         if self.rank in action["ranks"]:
             self.groups[action["group"]] = group
@@ -429,6 +443,8 @@ def _end_interpreter() -> None:
     """What the end of a Python program does that others can notice."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    # It clears its modules.
+    vars(_backend.load_extension()).pop("_at_end")
 
 
 def _alone(program: Program, number: int, folder: Path) -> int:

@@ -49,6 +49,7 @@ class Outcome:
     began: float = 0.0
     ended: float = 0.0
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    told: str = ""  # by leaving the former groups, before it made new ones
 
 
 @dataclasses.dataclass
@@ -101,6 +102,9 @@ def parse_report(text: str) -> dict[int, Outcome]:
         except ValueError:
             continue  # cut off by a death
         outcome = found[said["n"]]
+        if said["what"] == "told":
+            outcome.told += said["text"]
+            continue
         if said["what"] == "begin":
             outcome.began = said["t"]
         outcome.what, outcome.ended = said["what"], said["t"]
@@ -266,12 +270,14 @@ class Model:
                 at = {rank: mine[k] if k < len(mine) else None for rank, mine in lists.items()}
                 for a, b in agree:
                     left, right = at[a], at[b]
+                    both_leave = self.leaves(a, group) and self.leaves(b, group)
                     if left is not None and right is not None:
                         if left.descriptor != right.descriptor:
                             agree[a, b] = False
-                            self.disagreeing.add(group)
+                            if both_leave:
+                                self.disagreeing.add(group)
                     elif left is not None or right is not None:
-                        if self.fault_kind == "skip":
+                        if self.fault_kind == "skip" and both_leave:
                             self.disagreeing.add(group)
                 fail_here = set()
                 for rank, call in at.items():
@@ -294,6 +300,14 @@ class Model:
                     else:
                         call.operation.weaken(MAY, f"call {k}: not all ranks surely complete it")
                 failed |= fail_here
+
+    def leaves(self, rank: int, group: str) -> bool:
+        """Whether a rank leaves this group in order. Of two that do, the later one finds out that
+        their calls differed, unless somebody has before."""
+        group = group.removesuffix(MONITORED)
+        return rank not in self.quiet_exits() or any(
+            action["do"] == "destroy" and action["group"] == group for action in self.actions[rank]
+        )
 
     def match_messages(self) -> None:
         classes: dict[tuple[str, int | None, int, int], tuple[list[Any], list[Any]]]
@@ -320,9 +334,11 @@ class Model:
                         receive.weaken(MAY, "not every receive has a send")
                     elif not all(send.certain for send in sends):
                         receive.weaken(MAY, "a send of this tag may not have been made")
-                if len(sends) != len(receives):
-                    for send in sends:
+                for send in sends:
+                    if len(sends) != len(receives):
                         send.weaken(MAY, "not every send has a receive")
+                    elif not all(receive.certain for receive in receives):
+                        send.weaken(MAY, "its receive may not have been completed")
                 continue
             for send, receive in zip(sends, receives, strict=False):
                 send.partner, receive.partner = receive, send
@@ -424,9 +440,21 @@ class Model:
                 for operation in made.values():
                     operation.weaken(MAY, f"rank {unsure[0]} may not have made the group")
             if missing or unsure:
-                for operation in self.operations.values():
-                    if operation.group == group and operation.kind != "form":
-                        operation.status, operation.reason = MAY, "the group may not be there"
+                self.doubt(group)
+        world_is_sure = True
+        for step in self.program["steps"]:
+            if step["do"] == "world":
+                made = self.forms[step["group"]]
+                world_is_sure = all(operation.status == OK for operation in made.values())
+            elif step["do"] == "group" and not world_is_sure:
+                for operation in self.forms[step["group"]].values():
+                    operation.weaken(MAY, "its world may not be there")
+                self.doubt(step["group"])
+
+    def doubt(self, group: str) -> None:
+        for operation in self.operations.values():
+            if operation.group == group and operation.kind != "form":
+                operation.status, operation.reason = MAY, "the group may not be there"
 
     # --- values
 
@@ -618,10 +646,18 @@ class Judge:
                 at = operation.completed if outcome.extra["n"] != operation.issued else -1
                 at = operation.issued if at == -1 else at
                 failed_at[operation.group] = min(at, failed_at.get(operation.group, NEVER))
-                if operation.kind == "receive":
+                if operation.kind == "receive" and not self.beside_a_send(operation):
                     before = receive_failed_at.get(operation.group, NEVER)
                     receive_failed_at[operation.group] = min(at, before)
         self.judge_other_actions(rank)
+
+    def beside_a_send(self, operation: Operation) -> bool:
+        """Whether the error of this receive may be that of a send of the same batch."""
+        action = self.model.actions[operation.rank][operation.issued]
+        return any(
+            part["rank"] == operation.rank and part["do"] == "send"
+            for part in action.get("parts", [])
+        )
 
     def dropped(self, operation: Operation) -> bool:
         if operation.kind != "call":
@@ -682,6 +718,10 @@ class Judge:
     def judge_other_actions(self, rank: int) -> None:
         unclean = {op.group for op in self.model.operations.values() if op.status != OK}
         for number, outcome in self.observed.reports[rank].items():
+            if outcome.told:
+                self.told = True
+                if not unclean:
+                    self.blame(rank, f"leaving all groups raised: {outcome.told}")
             if outcome.what != "error":
                 continue
             if number == -1:

@@ -373,20 +373,21 @@ class Rank {
     if (status.ok()) return true;
     if (status.message().find("unknown(") != std::string::npos)
       wrong(number, "a call's record was read half-written: " + status.message());
+    const bool may = may_fail(status);
     world_.progress[static_cast<size_t>(rank_)].failed = true;
     stopped_ = true;
-    if (!may_fail(number, status))
-      wrong(number, std::string(code_name(status.code())) + ": " + status.message());
+    if (!may) wrong(number, std::string(code_name(status.code())) + ": " + status.message());
     return false;
   }
 
-  bool may_fail(int number, const Status& status) const {
-    const bool is_leaving = number < 0;
+  bool may_fail(const Status& status) const {
     const bool asked_anyone =
         std::any_of(world_.progress.begin(), world_.progress.end(),
                     [](const World::Progress& rank) { return rank.asked_anyone; });
     const Code code = status.code();
     const std::string& text = status.message();
+    // A rank stops at its first error, so that it may leave other groups with fewer calls.
+    const bool is_of_leaving = text.find("as it left group") != std::string::npos;
     const bool is_forming = text.find("forming group") != std::string::npos;
     const bool names_culprit =
         text.find("global rank " + std::to_string(program_.culprit)) != std::string::npos ||
@@ -400,11 +401,11 @@ class Rank {
         return (code == Code::kPeerDied && (names_culprit || is_forming)) ||
                (code == Code::kTimeout && (is_forming || asked_anyone || culprit_was_forming())) ||
                (code == Code::kPeerLeft && someone_failed()) ||
-               (code == Code::kMismatch && is_leaving && someone_failed());
+               (code == Code::kMismatch && is_of_leaving && someone_failed());
       case Fault::kAborts:
         return code == Code::kAborted ||
                ((code == Code::kPeerLeft || (code == Code::kTimeout && is_forming) ||
-                 (code == Code::kMismatch && is_leaving)) &&
+                 (code == Code::kMismatch && is_of_leaving)) &&
                 someone_failed());
       case Fault::kSkips:
       case Fault::kOtherRoot:
@@ -412,7 +413,7 @@ class Rank {
       case Fault::kShortMemory:
         return code == Code::kResource ||
                ((code == Code::kPeerLeft || (code == Code::kTimeout && is_forming) ||
-                 (code == Code::kMismatch && is_leaving)) &&
+                 (code == Code::kMismatch && is_of_leaving)) &&
                 someone_failed());
       default:
         // A member that has left and ended is taken for dead by those that still form parts of a
@@ -433,8 +434,7 @@ class Rank {
   }
   bool someone_failed() const {
     for (int rank = 0; rank < program_.ranks; ++rank)
-      if (rank != rank_ &&
-          (world_.progress[static_cast<size_t>(rank)].failed || is_dead(program_.process_of(rank))))
+      if (world_.progress[static_cast<size_t>(rank)].failed || is_dead(program_.process_of(rank)))
         return true;
     return false;
   }
