@@ -73,6 +73,28 @@ def test_stages_run_together_which_may(stages: ModuleType) -> None:
     stages.run_all(chosen, stages.Report(), 1)
     assert max(map(len, seen)) == 1 and len(order) == len(chosen)
 
+    # One that lasts takes nobody's place.
+    order.clear()
+    seen.clear()
+    others_are_done = threading.Event()
+
+    def lasts(run: Any) -> int:
+        with lock:
+            running.add("lasting")
+        assert others_are_done.wait(30)
+        return 0
+
+    def last(run: Any) -> int:
+        others_are_done.set()
+        return 0
+
+    names = tuple(each.name for each in chosen)
+    lasting = stages.Stage("lasting", stages.LASTING, lasts)
+    after_all = stages.Stage("last", stages.ORDINARY, last, after=names)
+    report = stages.Report()
+    stages.run_all([*chosen, after_all, lasting], report, 2)
+    assert report.failures == 0 and max(map(len, seen)) == 3
+
 
 def test_what_stages_report(stages: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     results = '<testsuite><testcase classname="a" name="{}" time="{}"/></testsuite>'
