@@ -44,7 +44,7 @@ std::byte* MpiChannel::vacant_cell(size_t) {
   return cell(published_) + sizeof(CellHeader);
 }
 
-bool MpiChannel::publish(const CellHeader& header) {
+bool MpiChannel::publish(const CellHeader& header, bool) {
   std::byte* filled = cell(published_);
   std::memcpy(filled, &header, sizeof header);
   const int code = guarded([&] {

@@ -29,7 +29,7 @@ class MpiChannel final : public CellChannel {
   Status open(size_t channel_bytes, uint64_t message_bytes) override;
   size_t cell_bytes(uint64_t) const override { return cell_bytes_ - sizeof(CellHeader); }
   std::byte* vacant_cell(size_t bytes) override;
-  bool publish(const CellHeader& header) override;
+  bool publish(const CellHeader& header, bool more) override;
   Result<std::optional<ArrivedCell>> next_cell() override;
   bool consume(bool at_once) override;
   Status failure() const override { return send_failure_; }

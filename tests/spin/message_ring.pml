@@ -5,8 +5,8 @@
  * consume(); csrc/core/messages/waiting.cc, sleep_once(), as go_to_sleep() and wake_up(); and
  * csrc/core/messages/doorbell.cc.
  *
- * Rank 0 sends MESSAGES messages of one cell through a ring of CELLS, rank 1 receives them. Both
- * sleep at once when they find nothing to do. The doorbell is a socket: a byte in it ends a sleep,
+ * Rank 0 sends MESSAGES cells through a ring of CELLS, rank 1 receives them. A cell may be followed
+ * by the next one of its message at once, if that is vacant. Both sleep at once when they find nothing to do. The doorbell is a socket: a byte in it ends a sleep,
  * now or later, and the system calls that send and take it are full barriers.
  *
  * Left out: spinning and slices. A sleep that nobody ends is an invalid end state.
@@ -51,8 +51,16 @@ inline wake_up() { fetch_add(SLEEPERS(me), -1) }
 
 inline sleep() { d_step { doorbell[me] && empty(pending[me]) -> doorbell[me] = false } }
 
+/* Whether the sender may go on with the next cell at once. */
+#ifdef MUTANT_MORE_WITHOUT_ROOM
+#define HAS_MORE (published + 1 < MESSAGES)
+#else
+#define HAS_MORE (published + 1 < MESSAGES && published + 1 - known < CELLS)
+#endif
+
 proctype sender(byte me) {
   byte published = 0, known = 0;
+  bool more;
   do
   :: published == MESSAGES -> break
   :: else ->
@@ -74,6 +82,11 @@ proctype sender(byte me) {
         wake_up();
         known = memory[CONSUMED]
      od;
+     more = false;
+     if
+     :: HAS_MORE -> more = true
+     :: true
+     fi;
 #ifdef MUTANT_NUMBER_FIRST
      exchange(NUMBER(published % CELLS), published + 1);
      store(DATA(published % CELLS), published + 1);
@@ -85,15 +98,22 @@ proctype sender(byte me) {
 #ifdef MUTANT_PLAIN_NUMBER
      store(NUMBER(published % CELLS), published + 1);
 #else
-     exchange(NUMBER(published % CELLS), published + 1);
+     if
+     :: more -> store(NUMBER(published % CELLS), published + 1)
+     :: else -> exchange(NUMBER(published % CELLS), published + 1)
+     fi;
 #endif
 #endif
      published++;
 #ifndef MUTANT_LOOK_BEFORE_NUMBER
-     ring_if_asleep(1);
+     if
+     :: more
+     :: else -> ring_if_asleep(1)
+     fi;
 #endif
      /* The next cell is prefetched for ownership. */
      if
+     :: more
 #ifdef MUTANT_PREFETCHES_UNREAD
      :: true -> store(DATA(published % CELLS), 0)
 #else

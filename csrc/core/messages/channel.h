@@ -66,7 +66,7 @@ class Channel final : public CellChannel {
   bool is_direct() const override { return true; }
   std::byte* vacant_cell(size_t bytes) override;
   void fill(std::byte* cell, const std::byte* data, size_t bytes) override;
-  bool publish(const CellHeader& header) override;
+  bool publish(const CellHeader& header, bool more) override;
   void end_message(uint64_t message_bytes) override;
   Result<std::optional<ArrivedCell>> next_cell() override;
   CellFlag next_flag() override;

@@ -52,8 +52,9 @@ class CellChannel {
   virtual void fill(std::byte* cell, const std::byte* data, size_t bytes) {
     if (bytes > 0) std::memcpy(cell, data, bytes);
   }
-  // Hands that cell over. True when the peer sleeps and its doorbell is to be rung.
-  virtual bool publish(const CellHeader& header) = 0;
+  // Hands that cell over; `more` where the caller goes on with the next one at once, if it is
+  // vacant. True when the peer sleeps and its doorbell is to be rung.
+  virtual bool publish(const CellHeader& header, bool more) = 0;
   // The message that was handed over is complete; the next one may be as long.
   virtual void end_message(uint64_t message_bytes) { (void)message_bytes; }
 

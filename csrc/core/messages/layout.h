@@ -23,8 +23,9 @@ inline constexpr size_t kCellDataBytes = kLineBytes - sizeof(uint64_t) - sizeof(
 
 struct alignas(kLineBytes) Cell {
   // How many cells the owner had filled with this one; the receiver waits for the number that comes
-  // next. seq_cst exchange by the owner, after the header and the data; seq_cst loads by the
-  // receiver. Dekker pair with the receiver's ArenaHeader::doorbell_sleepers.
+  // next. seq_cst exchange by the owner, after the header and the data, or a release store where
+  // the next cell follows at once; seq_cst loads by the receiver. Dekker pair with the receiver's
+  // ArenaHeader::doorbell_sleepers, for which the last cell of a run stands.
   std::atomic<uint64_t> number;
   // Plain: written before the number and read after it. Bytes of a cell that the receiver has given
   // back may be overwritten earlier, to prefetch the lines for ownership.

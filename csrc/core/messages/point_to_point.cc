@@ -165,9 +165,9 @@ PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const voi
     if (cell == nullptr) break;
     channel.fill(cell, from + sent, most);
     header.cell_bytes = static_cast<uint32_t>(most);
-    if (channel.publish(header)) ring(*connection.peer);
-    header.flags = 0;
     sent += most;
+    if (channel.publish(header, sent < bytes)) ring(*connection.peer);
+    header.flags = 0;
   } while (sent < bytes);
   if (header.flags == kFirstCell) return AtOnce::kNo;  // not one
   if (sent == bytes) {

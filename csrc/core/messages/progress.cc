@@ -325,7 +325,8 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
         ++connection.sent_messages;
       }
     }
-    if (connection.channel->publish(header)) ring(*connection.peer);
+    const bool more = connection.begun && filled + 1 < kMostCellsInTurn;
+    if (connection.channel->publish(header, more)) ring(*connection.peer);
     if (Status sent = connection.channel->failure(); !sent.ok())
       return break_connection(connection, sent);
     if (done == nullptr) continue;
