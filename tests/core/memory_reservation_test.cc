@@ -28,7 +28,7 @@ constexpr size_t kMiB = 1 << 20;
 class MemoryReservationTest : public testing::Test {
  protected:
   void SetUp() override {
-    char folder[] = "/tmp/dscomm-limits-XXXXXX";
+    char folder[] = "/tmp/dscomm-test-limits-XXXXXX";
     root_ = mkdtemp(folder);
     write("proc/meminfo", "MemAvailable: 1048576 kB\n");
     write("proc/self/cgroup", "0::/job/rank\n");

@@ -80,8 +80,10 @@ class Runner:
 # --- the warm process
 
 
-def _files_of_ours() -> set[str]:
-    return {str(path) for path in Path("/dev/shm").glob("*dscomm*")}
+def _files_of(pids: list[int]) -> set[str]:
+    """Files of dscomm that name one of these processes; other tests may run beside."""
+    files = (str(path) for path in Path("/dev/shm").glob("*dscomm*"))
+    return {file for file in files if not set(file.split(".")).isdisjoint(map(str, pids))}
 
 
 def _session_members(sessions: set[int]) -> list[int]:
@@ -208,7 +210,6 @@ def _run(program: Program) -> dict[str, Any]:
 
     # Short: names of Unix sockets and the like grow with it.
     folder = Path(tempfile.mkdtemp(prefix="dscomm-test-walk-"))
-    files = _files_of_ours()
     began = time.monotonic()
     job = _Job(program, folder)
     job.start(rank.serve)
@@ -216,7 +217,7 @@ def _run(program: Program) -> dict[str, Any]:
     exits = list(job.exits)
     left = [str(pid) for pid in _session_members(set(job.pids)) if pid not in job.pids]
     job.end()
-    left += sorted(_files_of_ours() - files)
+    left += sorted(_files_of(job.pids))
 
     def text(name: str) -> str:
         path = folder / name
