@@ -1,5 +1,6 @@
 #include "runtime.h"
 
+#include <cxxabi.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -28,11 +29,6 @@
 #include <memory>
 #include <unordered_map>
 #include <vector>
-
-namespace __cxxabiv1 {
-struct __cxa_eh_globals;
-extern "C" __cxa_eh_globals* __cxa_get_globals() noexcept;
-}  // namespace __cxxabiv1
 
 namespace dscomm::schedule {
 namespace {
@@ -151,11 +147,12 @@ struct Cell {
   uint32_t written = 0, read = 0;  // epochs
   int16_t writer = -1, reader = -1;
   uint32_t reads = 0;  // not 0: number of a list of reads that are not ordered
-  void* write_place = nullptr;
+  void *write_place = nullptr, *read_place = nullptr;
 };
 struct Read {
   int thread;
   uint32_t epoch;
+  void* place;
 };
 constexpr size_t kCellsOfPage = 512;
 struct CellPage {
@@ -491,23 +488,24 @@ class World {
     for (uintptr_t at = address / 8; at <= (address + bytes - 1) / 8; ++at) {
       Cell& cell = this->cell(at);
       if (!knows(cell.writer, cell.written))
-        race("reads", place, cell.writer, cell.write_place, at);
+        race("reads", place, "wrote", cell.writer, cell.write_place, at);
       if (cell.reads == 0 && !knows(cell.reader, cell.read)) {
         cell.reads = static_cast<uint32_t>(reads_.size());
-        reads_.push_back({{cell.reader, cell.read}});
+        reads_.push_back({{cell.reader, cell.read, cell.read_place}});
       }
       if (cell.reads == 0) {
         cell.reader = static_cast<int16_t>(me);
         cell.read = now;
+        cell.read_place = place;
         continue;
       }
       std::vector<Read>& reads = reads_[cell.reads];
       const auto mine = std::find_if(reads.begin(), reads.end(),
                                      [me](const Read& read) { return read.thread == me; });
       if (mine == reads.end())
-        reads.push_back({me, now});
+        reads.push_back({me, now, place});
       else
-        mine->epoch = now;
+        *mine = {me, now, place};
     }
   }
 
@@ -515,31 +513,45 @@ class World {
     for (uintptr_t at = address / 8; at <= (address + bytes - 1) / 8; ++at) {
       Cell& cell = this->cell(at);
       if (!knows(cell.writer, cell.written))
-        race("writes", place, cell.writer, cell.write_place, at);
-      if (!knows(cell.reader, cell.read)) race("writes", place, cell.reader, nullptr, at);
+        race("writes", place, "wrote", cell.writer, cell.write_place, at);
+      if (!knows(cell.reader, cell.read))
+        race("writes", place, "read", cell.reader, cell.read_place, at);
       for (const Read& read : reads_[cell.reads])
-        if (!knows(read.thread, read.epoch)) race("writes", place, read.thread, nullptr, at);
-      cell = {epoch(), 0, static_cast<int16_t>(current_->id), -1, 0, place};
+        if (!knows(read.thread, read.epoch))
+          race("writes", place, "read", read.thread, read.place, at);
+      cell = {epoch(), 0, static_cast<int16_t>(current_->id), -1, 0, place, nullptr};
     }
   }
 
-  [[noreturn]] void race(const char* what, void* place, int other, void* other_place,
-                         uintptr_t cell) {
-    char text[256];
+  [[noreturn]] void race(const char* what, void* place, const char* other_what, int other,
+                         void* other_place, uintptr_t cell) {
     const Thread& them = *threads_[static_cast<size_t>(other)];
-    std::snprintf(text, sizeof text,
-                  "data race: process %d %s at %p what process %d %s at %p (offset %zu of shared "
-                  "memory)",
-                  current_->process, what, place, them.process,
-                  other_place == nullptr ? "reads" : "wrote", other_place,
-                  static_cast<size_t>(offset_of(cell * 8)));
-    fail(text);
+    fail("data race: thread " + std::to_string(current_->id) + " of process " +
+         std::to_string(current_->process) + " " + what + " in " + name_place(place) +
+         " what thread " + std::to_string(other) + " of process " + std::to_string(them.process) +
+         " " + other_what + " in " + name_place(other_place) + " (" + name_memory(cell * 8) + ")");
   }
 
-  uintptr_t offset_of(uintptr_t address) const {
+  // The function and, for addr2line, the place in the program's file.
+  static std::string name_place(void* place) {
+    Dl_info info{};
+    if (dladdr(place, &info) == 0) return "a place that is not known";
+    int status = 0;
+    char* plain = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+    std::string name = status == 0 ? plain : info.dli_sname == nullptr ? "?" : info.dli_sname;
+    std::free(plain);
+    char text[32];
+    std::snprintf(text, sizeof text, " [%#zx]",
+                  reinterpret_cast<size_t>(place) - reinterpret_cast<size_t>(info.dli_fbase));
+    return name + text;
+  }
+
+  std::string name_memory(uintptr_t address) const {
     for (const Range& range : ranges_)
-      if (address >= range.begin && address < range.end) return address - range.begin;
-    return 0;
+      if (address >= range.begin && address < range.end)
+        return "offset " + std::to_string(address - range.begin) + " of " +
+               std::to_string(range.end - range.begin) + " shared bytes";
+    return "shared memory that is mapped no more";
   }
 
   static void* reserve(void* at, size_t bytes, int flags) {
