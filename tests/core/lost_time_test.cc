@@ -50,5 +50,36 @@ TEST(LostTime, DeadlinesLeaveItOut) {
   EXPECT_LE(charged_ns, monotonic_ns() - began_ns - (continued_ns - stopped_ns));
 }
 
+void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+TEST(TimeLeft, DeadlinePassedHalfASecondBeforeTheLookLeavesOneSecondOnce) {
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(10));
+  TimeLeft time_left(deadline);
+  sleep_ms(20 + LostTime::kLeastNs / 1'000'000);
+  const int64_t left_ns = time_left.ns();
+  EXPECT_GT(left_ns, 0);
+  EXPECT_LE(left_ns, kSecond);
+  sleep_ms(1 + kSecond / 1'000'000);
+  EXPECT_TRUE(time_left.is_over());
+  EXPECT_TRUE(time_left.is_over());
+}
+
+TEST(TimeLeft, DeadlinePassedBeforeTheWaitLeavesOneSecond) {
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(0));
+  EXPECT_TRUE(deadline.expired());
+  EXPECT_FALSE(TimeLeft(deadline).is_over());
+}
+
+TEST(TimeLeft, DeadlinePassedBetweenTwoLooksEndsTheWait) {
+  for (int trial = 0; trial < 100; ++trial) {  // a busy machine may let this thread sleep too long
+    const Deadline deadline = Deadline::after(std::chrono::milliseconds(2));
+    TimeLeft time_left(deadline);
+    EXPECT_GT(time_left.ns(), 0);
+    sleep_ms(3);
+    if (time_left.is_over()) return;
+  }
+  ADD_FAILURE() << "it never ended";
+}
+
 }  // namespace
 }  // namespace dscomm

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <optional>
+#include <thread>
 
 #include "core/base/memory_limit.h"
 #include "core/team/hierarchical_team.h"
@@ -890,6 +892,50 @@ TEST(Formation, AMissingRankIsNamed) {
     EXPECT_EQ(formation.status().code(), Code::kTimeout);
     EXPECT_NE(formation.status().message().find("rank 1"), std::string::npos)
         << formation.status().message();
+  });
+}
+
+// A store whose first question takes so long, as if the process were stopped meanwhile.
+class SlowOnceStore final : public Store {
+ public:
+  SlowOnceStore(Store& store, milliseconds pause) : store_(store), pause_(pause) {}
+
+  Status set(const std::string& key, std::string_view value) override {
+    return store_.set(key, value);
+  }
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+    return store_.get(key, deadline);
+  }
+  Result<bool> has(const std::string& key) override {
+    Result<bool> there = store_.has(key);
+    if (!was_slow_) {
+      was_slow_ = true;
+      std::this_thread::sleep_for(pause_);
+      answered.set_value();
+    }
+    return there;
+  }
+  Result<int64_t> add(const std::string& key, int64_t amount) override {
+    return store_.add(key, amount);
+  }
+  std::promise<void> answered;
+
+ private:
+  Store& store_;
+  const milliseconds pause_;
+  bool was_slow_ = false;
+};
+
+TEST(Formation, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  SlowOnceStore slow(store, milliseconds(1000));
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, small_settings());
+    if (rank == 1) slow.answered.get_future().wait();
+    Result<Formation> formation =
+        rank == 0 ? party.form(slow, 0, 2, "test", milliseconds(200)) : party.form(store, 1, 2);
+    EXPECT_TRUE(formation.ok()) << formation.status().message();
   });
 }
 

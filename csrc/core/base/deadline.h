@@ -69,4 +69,30 @@ class Deadline {
   LostTime* lost_;
 };
 
+// How much longer a wait that looks again and again goes on. A deadline that passed before the wait
+// began, or half a second before the last look, passed while this rank computed or copied, or was
+// stopped where no slice of sleep noted it. The others may have been stopped with it, and go on
+// some time after it: they get a second.
+class TimeLeft {
+ public:
+  explicit TimeLeft(const Deadline& deadline)
+      : deadline_(deadline),
+        least_end_ns_(deadline.expired() ? monotonic_ns() + kLeastWaitNs : 0) {}
+
+  int64_t ns() {
+    const int64_t left_ns = deadline_.remaining_ns();
+    if (left_ns > 0) return left_ns;
+    if (least_end_ns_ == 0 && left_ns < -LostTime::kLeastNs)
+      least_end_ns_ = monotonic_ns() + kLeastWaitNs;
+    return std::max(left_ns, least_end_ns_ == 0 ? left_ns : least_end_ns_ - monotonic_ns());
+  }
+  bool is_over() { return ns() <= 0; }
+
+ private:
+  static constexpr int64_t kLeastWaitNs = 1'000'000'000;
+
+  const Deadline& deadline_;
+  int64_t least_end_ns_;  // 0: none
+};
+
 }  // namespace dscomm

@@ -457,6 +457,9 @@ class Former {
   // Gets a key, and notices that a member died meanwhile or that the group was refused.
   Result<std::string> get_watching(const std::string& name, const Deadline& deadline) {
     const auto slice = [] { return Deadline::after(std::chrono::milliseconds(100)); };
+    // The store notes what its slices of sleep have lost. What is lost in a question to it is not
+    // told from a slow answer.
+    TimeLeft time_left(deadline);
     while (true) {
       Result<std::string> bytes = store_.get(key(name), slice());
       if (bytes.ok() || bytes.status().code() != Code::kTimeout) return bytes;
@@ -474,7 +477,7 @@ class Former {
         return refuse(
             Status(Code::kPeerDied, name_rank(static_cast<int>(rank)) + " died or exited"));
       }
-      if (deadline.expired()) return bytes;
+      if (time_left.is_over()) return bytes;
     }
   }
 

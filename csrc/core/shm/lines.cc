@@ -356,6 +356,7 @@ Status Lines::wait_acknowledged(int member, uint64_t word) {
 Status Lines::ask_until(const std::function<bool()>& is_there, const std::string& what) {
   constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{2000};
   std::chrono::microseconds pause = kFirstPause;
+  TimeLeft time_left(deadline_);
   while (!is_there()) {
     Status cause = look(number_);
     if (cause.ok() && composer_ != nullptr) cause = composer_->look(number_);
@@ -363,7 +364,7 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
       abort(cause);
       return failed();
     }
-    const bool is_expired = deadline_.expired();
+    const bool is_expired = time_left.is_over();
     std::string late;
     for (int member = 0; member < size(); ++member) {
       if (member == rank_) continue;

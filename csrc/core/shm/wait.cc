@@ -17,10 +17,6 @@ constexpr int kSpinWithCores = 100;
 constexpr int kSpinWithoutCores = 20;
 constexpr int64_t kFirstSliceNs = 1'000'000;
 
-// A deadline that has passed before the wait begins passed while this rank computed or copied, or
-// was stopped doing so. The others may have been stopped with it, and go on some time after it.
-constexpr int64_t kLeastWaitNs = 1'000'000'000;
-
 // A yield that lasts this long went to a process that computes, which would get its whole slice
 // each time, whereas who sleeps is let in as soon as it is woken. So this thread then sleeps
 // without yielding for a while, and for twice as long each time that its next yield is as long. (A
@@ -66,18 +62,14 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
     now = back;
   }
   int64_t slice = std::min(policy.slice_ns, kFirstSliceNs);
-  int64_t least_end = deadline.expired() ? now + kLeastWaitNs : 0;
+  TimeLeft time_left(deadline);
   int64_t asked = 0;
   while (true) {
     DSCOMM_RETURN_IF_ERROR(watch.look());
     // From one turn to the next, whatever the process was doing when its time was lost.
     if (policy.slice_ns > 0) deadline.note_slice(now, asked);
     now = monotonic_ns();
-    int64_t left = std::max(deadline.remaining_ns(), least_end - now);
-    if (left < -LostTime::kLeastNs && least_end == 0) {  // lost since the line above
-      least_end = now + kLeastWaitNs;
-      left = kLeastWaitNs;
-    }
+    const int64_t left = time_left.ns();
     // Dekker: this side adds itself and then loads the word, the owner exchanges the word and then
     // loads the counter. Both orders are seq_cst, so the word is seen here or the sleeper there.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
