@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <future>
+#include <latch>
 #include <optional>
 #include <thread>
 
@@ -828,36 +829,79 @@ TEST(Arena, LentMemoryLeavesRoomForWhatStays) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   std::vector<uint64_t> lent;
   while (true) {
-    Result<uint64_t> offset = arena->lend(1 << 20);
+    Result<uint64_t> offset = arena->lend(1 << 20, {});
     if (!offset.ok()) break;
     lent.push_back(offset.value());
   }
   EXPECT_EQ(lent.size(), 13u);
   EXPECT_TRUE(arena->allocate(1 << 20).ok());
   bool is_read = false;
-  for (uint64_t offset : lent)
-    arena->release_when([&] { return is_read; }, {{offset, 1 << 20}}, true);
-  EXPECT_FALSE(arena->lend(1 << 20).ok());
+  for (uint64_t offset : lent) arena->release_when([&] { return is_read; }, {{offset, 1 << 20}});
+  EXPECT_FALSE(arena->lend(1 << 20, {}).ok());
   is_read = true;
-  EXPECT_TRUE(arena->lend(10 << 20).ok());
+  EXPECT_TRUE(arena->lend(10 << 20, {}).ok());
 }
 
 TEST(Arena, WhoWaitsForLentMemoryGetsItInTurn) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
-  const uint64_t lent = arena->lend(10 << 20).value();
+  const uint64_t lent = arena->lend(10 << 20, {}).value();
   {
-    const Arena::Turn first(*arena), second(*arena);
-    EXPECT_FALSE(arena->lend(8 << 20, &first).ok());
+    const Arena::Turn first(*arena, {1, 1}), second(*arena, {1, 2});
+    EXPECT_FALSE(arena->lend(8 << 20, {}, &first).ok());
     // It would fit, and would keep the first waiting for ever.
-    EXPECT_FALSE(arena->lend(1 << 20, &second).ok());
-    EXPECT_FALSE(arena->lend(1 << 20).ok());
+    EXPECT_FALSE(arena->lend(1 << 20, {}, &second).ok());
+    EXPECT_FALSE(arena->lend(1 << 20, {}).ok());
     EXPECT_TRUE(arena->expects_memory(first));
-    arena->release_when([] { return true; }, {{lent, 10 << 20}}, true);
+    arena->release_when([] { return true; }, {{lent, 10 << 20}});
     EXPECT_FALSE(arena->expects_memory(first));
     EXPECT_TRUE(arena->expects_memory(second));
-    EXPECT_TRUE(arena->lend(8 << 20, &first).ok());
+    EXPECT_TRUE(arena->lend(8 << 20, {}, &first).ok());
   }
-  EXPECT_TRUE(arena->lend(1 << 20).ok());
+  EXPECT_TRUE(arena->lend(1 << 20, {}).ok());
+}
+
+// Two ranks of one process: what the other one has for the same call, or a later one, comes back
+// only after this call.
+TEST(Arena, MemoryOfTheSameCallIsNotExpectedBack) {
+  std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
+  const uint64_t same = arena->lend(1 << 20, {1, 7}).value();
+  ASSERT_TRUE(arena->lend(1 << 20, {1, 8}).ok());
+  const Arena::Turn turn(*arena, {1, 7});
+  EXPECT_FALSE(arena->expects_memory(turn));
+  arena->release_when([] { return false; }, {{same, 1 << 20}}, Arena::Borrower{1, 7});
+  EXPECT_FALSE(arena->expects_memory(turn));
+  const uint64_t earlier = arena->lend(1 << 20, {1, 6}, &turn).value();
+  EXPECT_TRUE(arena->expects_memory(turn));
+  bool is_read = false;
+  arena->release_when([&] { return is_read; }, {{earlier, 1 << 20}}, Arena::Borrower{1, 6});
+  EXPECT_TRUE(arena->expects_memory(turn));
+  is_read = true;
+  const uint64_t other_group = arena->lend(10 << 20, {2, 7}, &turn).value();
+  EXPECT_TRUE(arena->expects_memory(turn));
+  arena->release_when([] { return true; }, {{other_group, 10 << 20}});
+  EXPECT_FALSE(arena->expects_memory(turn));
+}
+
+TEST(StagingMemory, MemoryThatOnlyTheSameCallHasIsAnErrorAtOnce) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  RankParty process(registry, tight_settings());  // of both ranks
+  std::latch formed(2), filled(1);
+  run_ranks(2, [&](int rank) {
+    std::unique_ptr<ShmTeam> team = process.team(store, rank, 2);
+    formed.arrive_and_wait();
+    if (rank == 0) {
+      // Leaves room for one rank's staging: two pages and the table.
+      const size_t kept = (14 << 20) - process.arena->used_bytes() - 4 * kPageBytes;
+      EXPECT_TRUE(process.arena->allocate(kept).ok());
+      filled.count_down();
+    }
+    filled.wait();
+    std::vector<int64_t> data(1000);
+    const Status status = team->all_reduce(data.data(), data.data(), data.size(),
+                                           Reduction{DType::kInt64, ReduceOp::kSum}, within(10000));
+    EXPECT_EQ(status.code(), Code::kResource) << status.message();
+  });
 }
 
 TEST(Formation, MemoryIsAskedForTheRanksOfThisHost) {

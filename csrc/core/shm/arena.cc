@@ -91,7 +91,7 @@ Result<uint64_t> Arena::allocate_lines() {
   return offset;
 }
 
-Arena::Turn::Turn(Arena& arena) : arena_(arena) {
+Arena::Turn::Turn(Arena& arena, const Borrower& borrower) : arena_(arena), borrower_(borrower) {
   std::lock_guard lock(arena_.mutex_);
   number_ = arena_.next_turn_++;
   arena_.turns_.insert(number_);
@@ -102,7 +102,7 @@ Arena::Turn::~Turn() {
   arena_.turns_.erase(number_);
 }
 
-Result<uint64_t> Arena::lend(size_t bytes, const Turn* turn) {
+Result<uint64_t> Arena::lend(size_t bytes, const Borrower& borrower, const Turn* turn) {
   bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
   std::lock_guard lock(mutex_);
   if (!turns_.empty() && (turn == nullptr || turn->number_ != *turns_.begin()))
@@ -110,13 +110,22 @@ Result<uint64_t> Arena::lend(size_t bytes, const Turn* turn) {
   if (used_ + bytes > size() - size() / kLastingShare) sweep_locked(pending_.size());
   if (used_ + bytes > size() - size() / kLastingShare) return full_locked();
   Result<uint64_t> offset = allocate_locked(bytes);
-  if (offset.ok()) ++lent_;
+  if (offset.ok()) lent_[offset.value()] = borrower;
   return offset;
 }
 
 bool Arena::expects_memory(const Turn& turn) const {
   std::lock_guard lock(mutex_);
-  return lent_ > 0 || !pending_.empty() || turn.number_ != *turns_.begin();
+  if (turn.number_ != *turns_.begin()) return true;
+  const auto waits_for_turn = [&turn](const Borrower& borrower) {
+    return borrower.group_id == turn.borrower_.group_id &&
+           borrower.sequence >= turn.borrower_.sequence;
+  };
+  return !std::all_of(lent_.begin(), lent_.end(), [&](const auto& entry) {
+    return waits_for_turn(entry.second);
+  }) || !std::all_of(pending_.begin(), pending_.end(), [&](const Pending& pending) {
+    return pending.borrower && waits_for_turn(*pending.borrower);
+  });
 }
 
 Result<uint64_t> Arena::allocate_locked(size_t bytes) {
@@ -139,7 +148,7 @@ Result<uint64_t> Arena::allocate_locked(size_t bytes) {
 }
 
 Status Arena::full_locked() const {
-  const bool has_late_readers = lent_ > 0 || !pending_.empty();
+  const bool has_late_readers = !lent_.empty() || !pending_.empty();
   return make_status(
       Code::kResource, "the arena of %zu bytes is full%s; raise DSCOMM_ARENA_BYTES or %s", size(),
       has_late_readers ? " of what other ranks have still to read" : "",
@@ -161,11 +170,12 @@ void Arena::release_locked(uint64_t offset, size_t bytes) {
 }
 
 void Arena::release_when(std::function<bool()> is_free,
-                         std::vector<std::pair<uint64_t, size_t>> pieces, bool is_lent) {
+                         std::vector<std::pair<uint64_t, size_t>> pieces,
+                         std::optional<Borrower> borrower) {
   std::lock_guard lock(mutex_);
-  if (is_lent) --lent_;
+  for (const auto& [offset, bytes] : pieces) lent_.erase(offset);
   if (ended_) return;
-  pending_.push_back({std::move(is_free), std::move(pieces)});
+  pending_.push_back({std::move(is_free), std::move(pieces), borrower});
   sweep_locked(kAskedAtOnce);
 }
 

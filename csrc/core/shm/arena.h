@@ -6,8 +6,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <unordered_set>
 #include <utility>
@@ -44,17 +46,22 @@ class Arena {
   // takes it and its readers are done. A part of the arena is kept from it, for what stays. Whoever
   // was refused may wait for a turn: until then nobody without one gets any.
   class Turn;
-  Result<uint64_t> lend(size_t bytes, const Turn* turn = nullptr);
+  struct Borrower {
+    uint64_t group_id = 0;
+    uint64_t sequence = 0;  // of the call
+  };
+  Result<uint64_t> lend(size_t bytes, const Borrower& borrower, const Turn* turn = nullptr);
   // Whether a later lend() may succeed: memory is lent, or waits until its readers are done, or
-  // another turn comes first.
+  // another turn comes first. Not what this call of the group, or a later one, has on another rank
+  // of this process: it comes back when the rank whose turn it is has made this call.
   bool expects_memory(const Turn& turn) const;
 
   // Gives memory back for reuse. No peer may read it any more.
   void release(uint64_t offset, size_t bytes);
   // Memory that peers may still read: `is_free` is asked now and then and the memory is released
-  // once it says yes.
+  // once it says yes. With the call whose readers are to be done, where it is that of one.
   void release_when(std::function<bool()> is_free, std::vector<std::pair<uint64_t, size_t>> pieces,
-                    bool is_lent = false);
+                    std::optional<Borrower> borrower = {});
 
   // Holds the life mutex on the calling thread; a thread that calls it must live as long as the
   // process (or call end_life before it ends).
@@ -79,12 +86,13 @@ class Arena {
   struct Pending {
     std::function<bool()> is_free;
     std::vector<std::pair<uint64_t, size_t>> pieces;
+    std::optional<Borrower> borrower;
   };
 
   BlockSpace space_;
   mutable std::mutex mutex_;
   size_t used_ = 0;                     // bytes handed out, those that wait in pending_ included
-  int lent_ = 0;                        // how often lend() is ahead of what came back
+  std::map<uint64_t, Borrower> lent_;   // what lend() gave and did not come back, by offset
   std::unordered_set<uint64_t> lines_;  // every page that ever held lines
   std::vector<uint64_t> vacant_lines_;  // those of them that hold none
   std::set<uint64_t> turns_;            // those that wait for lent memory, oldest first
@@ -99,7 +107,7 @@ class Arena {
 // and do not each hold what the other's calls need.
 class Arena::Turn {
  public:
-  explicit Turn(Arena& arena);
+  Turn(Arena& arena, const Borrower& borrower);
   ~Turn();
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
@@ -107,6 +115,7 @@ class Arena::Turn {
  private:
   friend class Arena;
   Arena& arena_;
+  const Borrower borrower_;
   uint64_t number_;
 };
 

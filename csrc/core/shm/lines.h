@@ -83,6 +83,7 @@ class Lines {
   bool have_acknowledged(uint64_t word) const;
   Status end();
 
+  uint64_t group_id() const { return group_id_; }
   uint64_t sequence() const { return sequence_; }
   // The slot of the call in progress: mine to fill between begin() and post(), a member's to read
   // after wait_posted(). Into that of the next call post() writes as well, see own_next_slot().

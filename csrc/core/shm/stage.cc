@@ -64,15 +64,15 @@ Status Stage::take_slab(size_t needed_bytes) {
 
 Status Stage::borrow_slab(size_t needed_bytes) {
   slab_ring_bytes_ = needed_bytes;
-  Result<uint64_t> offset = arena_->lend(slab_bytes());
+  Result<uint64_t> offset = arena_->lend(slab_bytes(), this_call());
   if (!offset.ok()) {
     // Those who read what others of this process have staged bring memory back. Where nothing is on
     // its way, waiting does not help.
-    const Arena::Turn turn(*arena_);
+    const Arena::Turn turn(*arena_, this_call());
     const std::string refused = offset.status().message();
     const auto is_over = [&] {
       const bool is_expected = arena_->expects_memory(turn);
-      offset = arena_->lend(slab_bytes(), &turn);
+      offset = arena_->lend(slab_bytes(), this_call(), &turn);
       return offset.ok() || !is_expected;
     };
     DSCOMM_RETURN_IF_ERROR(lines_.ask_until(is_over, "memory for what it sends (" + refused + ")"));
@@ -82,8 +82,8 @@ Status Stage::borrow_slab(size_t needed_bytes) {
   return {};
 }
 
-void Stage::give_back_slab(std::function<bool()> is_unread) {
-  arena_->release_when(std::move(is_unread), {{slab_offset_, slab_bytes()}}, is_borrowed_);
+void Stage::give_back_slab(std::function<bool()> is_unread, std::optional<Arena::Borrower> call) {
+  arena_->release_when(std::move(is_unread), {{slab_offset_, slab_bytes()}}, call);
   slab_offset_ = 0;
   data_ = nullptr;
 }
@@ -210,7 +210,7 @@ Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in
 void Stage::close() {
   earlier_[piece_.sequence % kSlots] = piece_;
   if (is_borrowed_ || arena_->used_bytes() > kept_bytes(*arena_))
-    give_back_slab(lines_.unread_later(progress(lines_.sequence() + 1, 0)));
+    give_back_slab(lines_.unread_later(progress(lines_.sequence() + 1, 0)), this_call());
 }
 
 Result<uint64_t*> Stage::fill_table() {

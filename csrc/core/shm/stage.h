@@ -18,6 +18,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "core/shm/lines.h"
 
@@ -80,7 +81,8 @@ class Stage {
   // One whose ring has this call's needed_bytes at least.
   Status take_slab(size_t needed_bytes);
   Status borrow_slab(size_t needed_bytes);
-  void give_back_slab(std::function<bool()> is_unread);
+  void give_back_slab(std::function<bool()> is_unread, std::optional<Arena::Borrower> call = {});
+  Arena::Borrower this_call() const { return {lines_.group_id(), lines_.sequence()}; }
   size_t table_bytes() const;
   size_t slab_bytes() const { return table_bytes() + slab_ring_bytes_; }
   std::byte* ring() const { return data_ + table_bytes(); }
