@@ -57,6 +57,7 @@ struct World {
     bool is_done = false;
     bool failed = false;
     bool asked_anyone = false;  // in a receive from any source
+    bool forms = false;         // a group, or timed out when it did
     int made = 0;               // groups
   };
   std::vector<Progress> progress;
@@ -150,12 +151,16 @@ class Rank {
         position(group, rank_), static_cast<int>(members(group).size()), name, kTimeout);
     options.global_ranks = members(group);
     const int generation = times_made_[static_cast<size_t>(group)]++;
+    World::Progress& progress = world_.progress[static_cast<size_t>(rank_)];
+    progress.forms = true;
     const int64_t began = now_ns();
     Result<std::shared_ptr<Group>> made = world_.host.try_group(
         context_, std::move(options), name + "." + std::to_string(generation) + "/");
+    progress.forms = made.status().code() == Code::kTimeout;
     look_at(number, made.status(), began);
-    if (made.ok()) ++world_.progress[static_cast<size_t>(rank_)].made;
-    if (made.ok()) groups_[static_cast<size_t>(group)] = std::move(made).value();
+    if (!made.ok()) return;
+    ++progress.made;
+    groups_[static_cast<size_t>(group)] = std::move(made).value();
   }
 
   void close(std::shared_ptr<Group>& group) {
@@ -164,14 +169,17 @@ class Rank {
     group.reset();
   }
 
-  // Memory for int64 values: of the heap or the pool.
+  // Memory for int64 values: of the heap or the pool. What a rank had of the pool when its call
+  // failed is not given back: a peer may be reading it in place, and throws away what it read,
+  // which would count as a race with another rank of this process that gets the memory next.
   std::shared_ptr<int64_t> memory(size_t count, bool pooled) {
     if (pooled && context_->pool() != nullptr) {
       Result<std::byte*> block = context_->pool()->allocate(std::max<size_t>(count, 1) * 8);
       if (block.ok())
         return {reinterpret_cast<int64_t*>(block.value()),
-                [pool = context_->pool()](int64_t* values) {
-                  pool->release(reinterpret_cast<std::byte*>(values));
+                [pool = context_->pool(),
+                 &progress = world_.progress[static_cast<size_t>(rank_)]](int64_t* values) {
+                  if (!progress.failed) pool->release(reinterpret_cast<std::byte*>(values));
                 }};
     }
     return {new int64_t[std::max<size_t>(count, 1)], [](int64_t* values) { delete[] values; }};
@@ -399,12 +407,14 @@ class Rank {
         // the timeout, for which others then wait. A receive from any source waits for the living
         // members; a rank that waits for the receiver may time out first.
         return (code == Code::kPeerDied && (names_culprit || is_forming)) ||
-               (code == Code::kTimeout && (is_forming || asked_anyone || culprit_was_forming())) ||
+               (code == Code::kTimeout &&
+                (is_forming || asked_anyone || culprit_was_forming() || waits_for_a_former())) ||
                (code == Code::kPeerLeft && someone_failed()) ||
                (code == Code::kMismatch && is_of_leaving && someone_failed());
       case Fault::kAborts:
         return code == Code::kAborted ||
-               ((code == Code::kPeerLeft || (code == Code::kTimeout && is_forming) ||
+               ((code == Code::kPeerLeft ||
+                 (code == Code::kTimeout && (is_forming || waits_for_a_former())) ||
                  (code == Code::kMismatch && is_of_leaving)) &&
                 someone_failed());
       case Fault::kSkips:
@@ -412,7 +422,8 @@ class Rank {
         return code == Code::kMismatch || code == Code::kPeerLeft || code == Code::kTimeout;
       case Fault::kShortMemory:
         return code == Code::kResource ||
-               ((code == Code::kPeerLeft || (code == Code::kTimeout && is_forming) ||
+               ((code == Code::kPeerLeft ||
+                 (code == Code::kTimeout && (is_forming || waits_for_a_former())) ||
                  (code == Code::kMismatch && is_of_leaving)) &&
                 someone_failed());
       default:
@@ -431,6 +442,14 @@ class Rank {
                  return step.kind == Kind::kMake &&
                         std::find(all.begin(), all.end(), program_.culprit) != all.end();
                });
+  }
+  // Whether another rank forms a group that may miss a member which raised before it came there: it
+  // hears of that by the timeout, and whoever waits for it may time out first.
+  bool waits_for_a_former() const {
+    for (int rank = 0; rank < program_.ranks; ++rank)
+      if (rank != rank_ && world_.progress[static_cast<size_t>(rank)].forms)
+        return someone_failed();
+    return false;
   }
   bool someone_failed() const {
     for (int rank = 0; rank < program_.ranks; ++rank)
