@@ -45,6 +45,8 @@ constexpr int64_t kYieldNs = 1000;
 // A store is seen by all after this much time, as it is on any machine.
 constexpr int64_t kVisibleNs = 3000;
 constexpr size_t kPageBytes = 4096;
+// So many stores take longer than that.
+constexpr size_t kUnfenced = 1000;
 constexpr size_t kHistory = 8;  // values that a location remembers
 constexpr pthread_t kFirstHandle = 0x7ead0000;
 
@@ -108,6 +110,9 @@ struct Thread {
   uint64_t looked_at = 0;  // progress of the world when it last did
   int shared_mutexes = 0;
   Clock clock{};
+  // Of shared memory, what it stored with an order below seq_cst since its last fence: place,
+  // number of the store.
+  std::vector<std::pair<uintptr_t, uint64_t>> unfenced;
   std::array<void*, 2> exceptions{};  // of the C++ runtime, which keeps them by kernel thread
 };
 
@@ -465,7 +470,22 @@ class World {
     const auto me = static_cast<size_t>(current_->id);
     if (place.seen.size() <= me) place.seen.resize(me + 1);
     place.seen[me] = place.newest();
-    if (order == __ATOMIC_SEQ_CST) place.sequential = place.newest();
+    if (order == __ATOMIC_SEQ_CST)
+      place.sequential = place.newest();
+    else
+      current_->unfenced.emplace_back(address, place.newest());
+    if (current_->unfenced.size() > kUnfenced) current_->unfenced.clear();
+  }
+
+  // A sequentially consistent load that comes after it sees what the thread stored before.
+  void fence(int order) {
+    if (order != __ATOMIC_SEQ_CST) return;
+    for (const auto& [address, number] : current_->unfenced) {
+      const auto found = locations_.find(address);
+      if (found == locations_.end() || found->second.newest() < number) continue;  // forgotten
+      found->second.sequential = std::max(found->second.sequential, number);
+    }
+    current_->unfenced.clear();
   }
 
   Cell& cell(uintptr_t number) {
@@ -898,7 +918,12 @@ DSCOMM_ATOMIC(8, uint8_t)
 DSCOMM_ATOMIC(16, uint16_t)
 DSCOMM_ATOMIC(32, uint32_t)
 DSCOMM_ATOMIC(64, uint64_t)
-void __tsan_atomic_thread_fence(int) {}
+void __tsan_atomic_thread_fence(int order) {
+  if (!inside) return;
+  const Outside outside;
+  world->step(true);
+  world->fence(order);
+}
 void __tsan_atomic_signal_fence(int) {}
 
 void* __real_memcpy(void*, const void*, size_t);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/deadline.h"
+#include "core/base/fence.h"
 #include "core/shm/copy.h"
 
 namespace dscomm {
@@ -238,15 +239,16 @@ void Channel::fill(std::byte* cell, const std::byte* data, size_t bytes) {
 }
 
 // An exchange waits until all that was copied has reached this core's cache. So only the last cell
-// is published by one, before the sender does something else: what it orders, and the look whether
-// the peer sleeps, count for the cells before it. A peer that sleeps at the first cell is woken
-// early, so that it copies while the rest is filled.
+// of a run is published by one, before the sender does something else; a fence makes what it orders
+// hold for the cells before it. A peer that sleeps at the first cell is woken early, so that it
+// copies while the rest is filled.
 bool Channel::publish(const CellHeader& header, bool more) {
   Cell& cell = cells_[published_ % kRingCells];
   cell.header = header;
   if (header.cell_bytes > kPageBytes) pieces_.pass(header.cell_bytes);
   if (more && published_ + 1 - known_consumed_ < kRingCells) {
     cell.number.store(++published_, std::memory_order_release);  // pairs with next_cell()
+    is_in_run_ = true;
     // Relaxed: a hint.
     return (header.flags & kFirstCell) != 0 &&
            peer_->header().doorbell_sleepers.load(std::memory_order_relaxed) != 0;
@@ -254,6 +256,7 @@ bool Channel::publish(const CellHeader& header, bool more) {
   // seq_cst: releases the cell to the peer's next_cell(), and is the store half of the Dekker pair
   // with its doorbell_sleepers.
   cell.number.exchange(++published_, std::memory_order_seq_cst);
+  if (std::exchange(is_in_run_, false)) fence(std::memory_order_seq_cst);
   return peer_sleeps();
 }
 

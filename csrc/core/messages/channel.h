@@ -108,6 +108,7 @@ class Channel final : public CellChannel {
   PieceRing pieces_;
   bool has_asked_for_pieces_ = false;
   uint64_t published_ = 0;
+  bool is_in_run_ = false;       // the last cell was published to be followed by the next at once
   uint64_t known_consumed_ = 0;  // by the peer: a lower bound
   Distance distance_{1};         // of the peer's core, as loads of its `consumed` tell
   bool measures_ = false;        // for data that is longer than what the answer costs

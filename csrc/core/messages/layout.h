@@ -25,7 +25,8 @@ struct alignas(kLineBytes) Cell {
   // How many cells the owner had filled with this one; the receiver waits for the number that comes
   // next. seq_cst exchange by the owner, after the header and the data, or a release store where
   // the next cell follows at once; seq_cst loads by the receiver. Dekker pair with the receiver's
-  // ArenaHeader::doorbell_sleepers, for which the last cell of a run stands.
+  // ArenaHeader::doorbell_sleepers, to which a fence after the last cell of a run adds those
+  // before.
   std::atomic<uint64_t> number;
   // Plain: written before the number and read after it. Bytes of a cell that the receiver has given
   // back may be overwritten earlier, to prefetch the lines for ownership.

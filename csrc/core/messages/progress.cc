@@ -2,6 +2,7 @@
 #include <atomic>
 #include <new>
 
+#include "core/base/fence.h"
 #include "core/messages/state.h"
 
 namespace dscomm {
@@ -136,9 +137,7 @@ PointToPoint::CellFate PointToPoint::read_in_place(Connection& connection, Outco
   message->in_place = nullptr;
   if (message->discarded) return CellFate::kTaken;
   // The copy comes before the look.
-#if !defined(__SANITIZE_THREAD__)  // which knows no fences
-  std::atomic_thread_fence(std::memory_order_acquire);
-#endif
+  fence(std::memory_order_acquire);
   Port* port = find_port(message->port);
   if (Status failure = port->group->failure(); !failure.ok())
     fail_group(*port, failure, outcome);

@@ -9,6 +9,7 @@
 #include <new>
 #include <thread>
 
+#include "core/base/fence.h"
 #include "core/base/futex.h"
 #include "core/base/log.h"
 #include "core/shm/copy.h"
@@ -296,9 +297,7 @@ Status Lines::end() {
 // may have let its caller write it. What it had staged stays as it is until this rank is done or
 // has left, and so does a slot, which only a later call rewrites; so an abort spoils neither.
 Status Lines::check_sources() {
-#if !defined(__SANITIZE_THREAD__)                       // which knows no fences
-  std::atomic_thread_fence(std::memory_order_acquire);  // orders plain reads before the next load
-#endif
+  fence(std::memory_order_acquire);  // orders plain reads before the next load
   for (size_t k = 0; k < views_.size(); ++k) {
     if (reads_in_place_[k] != sequence_) continue;
     if (views_[k]->aborted.load(std::memory_order_acquire) == 0) continue;  // pairs with abort()
@@ -667,9 +666,7 @@ Departure Lines::departure(int member) const {
   if (view.ending.load(std::memory_order_acquire) == 0) return {};  // pairs with note_end()
   std::string exception(view.exception, strnlen(view.exception, sizeof view.exception));
   // Lines that were reused meanwhile are of another group.
-#if !defined(__SANITIZE_THREAD__)                       // which knows no fences
-  std::atomic_thread_fence(std::memory_order_acquire);  // orders the copy before the next load
-#endif
+  fence(std::memory_order_acquire);  // orders the copy before the next load
   if (view.group_id.load(std::memory_order_relaxed) != group_id_) return {};
   return {.exception = std::move(exception)};
 }

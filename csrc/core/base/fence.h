@@ -1,0 +1,16 @@
+// A fence, but under ThreadSanitizer, which knows none.
+#pragma once
+
+#include <atomic>
+
+namespace dscomm {
+
+inline void fence(std::memory_order order) {
+#if defined(__SANITIZE_THREAD__) && !defined(DSCOMM_KNOWS_FENCES)
+  (void)order;
+#else
+  std::atomic_thread_fence(order);
+#endif
+}
+
+}  // namespace dscomm
