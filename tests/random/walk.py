@@ -9,7 +9,8 @@
   walk.py --self-test        whether defects that are put in are found and shrunk
 
 Seeds count up from --first, which is the time of day unless it is given. A program that fails is
-run again, to tell how often it does. Ranks are forked from warm processes: see runner.py.
+run again, to tell how often it does; what its ranks reported and said is kept in build/random.
+Ranks are forked from warm processes: see runner.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from runner import Runner
 from shrink import Shrinker, kind_of
 
 FOUND = Path(__file__).resolve().parent / "found"
+KEPT = FOUND.parents[2] / "build" / "random"
 AT_ONCE = 2
 RUNS_OF_A_CANDIDATE = 4
 DEFECTS = ["wrong", "drop", "crash"]
@@ -46,6 +48,14 @@ def report(name: str, program: Program, answer: dict[str, Any], again: str, most
     if len(answer["problems"]) > most:
         print(f"    ... and {len(answer['problems']) - most} more")
     sys.stdout.flush()
+
+
+def keep(program: Program, answer: dict[str, Any]) -> None:
+    """For a failure that does not come again."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    parts = [json.dumps(program), *answer["problems"]]
+    parts += [*answer.get("outputs", []), *answer.get("reports", [])]
+    (KEPT / str(program["seed"])).write_text("\n----\n".join(parts))
 
 
 def how_often(runner: Runner, program: Program, kind: str, times: int = 3) -> str:
@@ -92,6 +102,7 @@ def walk(first: int, seconds: float, slow: bool, nice: int) -> int:
         done += 1
         if answer["problems"]:
             failed += 1
+            keep(program, answer)
             again = how_often(runner, program, kind_of(answer["problems"]))
             report(name, program, answer, again)
     rate = done / (time.monotonic() - began) * 60
