@@ -251,9 +251,12 @@ class Model:
             for operation in by_step.values():
                 if operation.kind == "call" and operation.completed == NEVER:
                     operation.completed, operation.certain = len(mine), True
-        if self.fault_kind == "abort" and rank == self.faulty:
-            at = next((n for n, a in enumerate(mine) if a["do"] == "abort"), NEVER)
+        if self.fault_kind in ("abort", "leave") and rank == self.faulty:
+            at = next((n for n, a in enumerate(mine) if a["do"] == self.fault_kind), NEVER)
             for operation in by_step.values():
+                # Who leaves finishes collectives first, and gives messages up.
+                if self.fault_kind == "leave" and operation.kind == "call":
+                    continue
                 if operation.group == self.fault["group"] and operation.completed > at:
                     operation.certain = False
 
@@ -364,11 +367,11 @@ class Model:
             for operation in every:
                 if operation.place >= self.place_of_fault or self.place_of_fault == NEVER:
                     operation.weaken(MAY, "others may be kept waiting by the fault")
-        if self.fault_kind == "abort":
+        if self.fault_kind in ("abort", "leave"):
             for operation in every:
                 if operation.group == self.fault["group"]:
                     if operation.rank == self.faulty and not operation.certain:
-                        operation.weaken(MAY, "aborted")
+                        operation.weaken(MAY, "given up")
         changed = True
         while changed:
             changed = False
@@ -692,6 +695,9 @@ class Judge:
             self.blame(operation.rank, f"{name} raised {outcome.kind}: {text}")
         elif operation.kind == "form":
             pass
+        elif kind == "leave" and operation.rank == self.model.faulty:
+            if "was closed" not in text and not self.other_cause(operation, text):
+                self.blame(operation.rank, f"{name}: the error is not of the leaving: {text}")
         elif kind in ("kill", "kill_at", "exit", "raise", "leave"):
             pid = self.pid_of(self.model.faulty)
             if f"pid {pid} " not in text and not self.other_cause(operation, text):
