@@ -72,6 +72,31 @@ TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
   });
 }
 
+// Rank 0 makes no call, or another one; nobody waits for rank 1's.
+TEST(Engine, LeavingTellsOfACallWhoseWorkWasDropped) {
+  for (bool calls : {false, true}) {
+    std::atomic<int> told{0};
+    run_world(2, [&](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+      std::shared_ptr<Group> group = host.group(context, rank, 2);
+      int64_t value = 1, small = 1;
+      if (rank == 1) {
+        static_cast<void>(group->start(kSum, sum_of(&value), milliseconds(0)));
+      } else if (calls) {
+        const auto body = [&](Team& team, const CallOptions& options) {
+          return team.broadcast(&small, 1, DType::kInt64, 0, options);
+        };
+        static_cast<void>(group->start(kSum, body, milliseconds(0)));
+      }
+      const Status status = group->shutdown();
+      EXPECT_TRUE(group->shutdown().ok());
+      if (status.ok()) return;
+      ++told;
+      EXPECT_EQ(status.code(), calls ? Code::kMismatch : Code::kPeerLeft) << status.message();
+    });
+    EXPECT_GE(told, 1) << calls;
+  }
+}
+
 // Rank 0 queues in A and then in B, rank 1 in B and then in A, and each polls the one it queued
 // last.
 TEST(Engine, GroupsProgressIndependently) {

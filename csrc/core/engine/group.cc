@@ -729,7 +729,9 @@ Status Group::shutdown() {
   // Before the Teams go, which its closures ask.
   close_message_port();
   DSCOMM_RETURN_IF_ERROR(team->leave());
-  return unheard.code() == Code::kMismatch ? unheard : Status();
+  // The ranks have not made the same calls, which no wait for another call will tell.
+  const bool is_of_calls = unheard.code() == Code::kMismatch || unheard.code() == Code::kPeerLeft;
+  return is_of_calls ? unheard : Status();
 }
 
 void Group::shutdown_with_warning() {

@@ -113,9 +113,9 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   void begin_exit();
 
   // Leaves the group: lets what is queued finish (under its deadlines), then refuses later calls.
-  // Not collective. Idempotent. Any thread but one that runs a call of this group. kMismatch, once,
-  // where the calls of the ranks differ and nobody was told: they were the last ones, or their
-  // Works were dropped. The group is left all the same.
+  // Not collective. Idempotent. Any thread but one that runs a call of this group. kMismatch or
+  // kPeerLeft, once, where the calls of the ranks differ and nobody was told: they were the last
+  // ones, or their Works were dropped. The group is left all the same.
   Status shutdown();
   // For where nothing can be raised: logs it.
   void shutdown_with_warning();
