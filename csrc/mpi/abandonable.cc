@@ -35,12 +35,13 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
   });
   if (!thread.ok()) return thread.status();
   std::unique_lock lock(returned->mutex);
+  TimeLeft time_left(deadline);
   int64_t began_ns = monotonic_ns();
   while (!returned->condition.wait_for(lock, kSlice, [&] { return returned->value; })) {
     lock.unlock();
     deadline.note_slice(began_ns, std::chrono::nanoseconds(kSlice).count());
     Status status = look();
-    if (status.ok() && deadline.expired())
+    if (status.ok() && time_left.is_over())
       status = make_status(Code::kTimeout, "timed out: %s did not return within %lld ms", what,
                            static_cast<long long>(deadline.timeout_ms()));
     if (!status.ok()) {

@@ -328,6 +328,7 @@ class BringUp {
 
   // What `rank` publishes under `key`.
   Result<std::string> await(const std::string& key, int rank) {
+    TimeLeft time_left(deadline_);
     for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
       Result<bool> there = store_->has(prefix_ + key);
       if (!there.ok()) return own(there.status());
@@ -337,7 +338,7 @@ class BringUp {
         return value;
       }
       DSCOMM_RETURN_IF_ERROR(own(look()));
-      if (deadline_.expired())
+      if (time_left.is_over())
         return own(make_status(Code::kTimeout,
                                "timed out: nothing was heard from %s within %lld ms",
                                name(rank).c_str(), static_cast<long long>(deadline_.timeout_ms())));

@@ -12,8 +12,6 @@
 namespace dscomm {
 namespace {
 
-constexpr int64_t kLeastWaitNs = 1'000'000'000;
-
 Result<bool> poll(std::vector<MPI_Request>* requests) {
   int done = 0;
   const int code = guarded([&] {
@@ -36,14 +34,13 @@ Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
     DSCOMM_RETURN_IF_ERROR(watch.look(0));
   }
   const int64_t left_at_first = deadline.remaining_ns();
-  // As in wait_slowly(): a deadline that passed while nobody waited.
-  const int64_t allowed = left_at_first > 0 ? left_at_first : kLeastWaitNs;
+  TimeLeft time_left(deadline);
   while (true) {
     Result<bool> done = poll(requests);
     if (!done.ok()) return done.status();
     if (done.value()) return {};
     const int64_t waited = left_at_first - deadline.remaining_ns();
-    const int64_t left = allowed - waited;
+    const int64_t left = time_left.ns();
     DSCOMM_RETURN_IF_ERROR(watch.look(waited));
     if (left <= 0) return watch.timed_out();
     const int64_t nap = waited < policy.yield_ns

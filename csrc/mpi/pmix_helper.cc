@@ -149,6 +149,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
   socket.send(PmixMessageKind::kDescription, pack(description));
   std::unique_ptr<PmixHelper> helper(new PmixHelper(state));
   bool ready = false;
+  TimeLeft time_left(deadline);
   while (true) {
     bool open = socket.exchange();
     if (std::optional<PmixMessage> message = socket.next()) {
@@ -164,7 +165,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
     if (!open && detached.value())
       return Status(Code::kInternal, "it ended before it was ready; standard error may say why");
     DSCOMM_RETURN_IF_ERROR(look());
-    if (deadline.expired())
+    if (time_left.is_over())
       return make_status(Code::kTimeout, "timed out: it was not ready after %lld ms",
                          static_cast<long long>(deadline.timeout_ms()));
     pollfd entry{socket.fd(), socket.events(), 0};

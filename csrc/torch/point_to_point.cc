@@ -181,12 +181,13 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
     receives.push_back(group_->receive(&(*arrivals)[static_cast<size_t>(rank)], 1, DType::kUInt8,
                                        rank, kArriveTag, arrivals, limit + kGrace));
   const Deadline deadline = Deadline::after(limit);
+  TimeLeft time_left(deadline);
   std::vector<int> missing;
   for (int rank = 1; rank < getSize(); ++rank) {
     OperationPtr& receive = receives[static_cast<size_t>(rank - 1)];
     // 0 would mean no limit.
     const auto remaining =
-        std::chrono::milliseconds(std::max<int64_t>(deadline.remaining_ns() / 1'000'000, 1));
+        std::chrono::milliseconds(std::max<int64_t>(time_left.ns() / 1'000'000, 1));
     Status status = receive->wait(remaining);
     if (status.ok()) continue;
     if (receive->done())  // the group ended, or this rank died

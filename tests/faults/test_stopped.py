@@ -109,22 +109,33 @@ STOP_S = 2.0  # longer than the timeouts below
 
 
 def _waits_through_a_stop(world: World, kind: str) -> float:
-    """Rank 0 computes while the others wait for it, and all are stopped meanwhile."""
+    """Rank 0 computes while the others wait for it, and all are stopped meanwhile. With messages it
+    is rank 1: rank 2 waits for a message of it, and rank 0 for both in a monitored barrier."""
     if kind == "composed":
         world.compose()
     world.init(timeout_s=1.5)
     total = torch.ones(1000)
     dist.all_reduce(total)
     world.say("waiting")
-    if world.rank == 0:
+    if world.rank == (1 if kind == "messages" else 0):
         end_s = time.monotonic() + 0.7 + STOP_S
         while time.monotonic() < end_s:  # the time of the stop counts
             time.sleep(0.01)
-    if kind == "limit":
+    # Runs out in the stop; the timeout of the group does not.
+    limit = timedelta(seconds=1.2)
+    if kind == "messages":
+        if world.rank == 1:
+            dist.send(torch.ones(5), 2)
+        elif world.rank == 2:
+            receive = dist.irecv(torch.empty(5), 1)
+            assert receive is not None
+            receive.wait(limit)
+        dist.distributed_c10d._get_default_group().monitored_barrier(limit)
+        dist.all_reduce(total)
+    elif kind == "limit":
         work = dist.all_reduce(total, async_op=True)
         assert work is not None
-        # The limit of this wait runs out in the stop; that of the group does not.
-        work.wait(timedelta(seconds=1.2))
+        work.wait(limit)
     elif kind == "asynchronous":
         work = dist.all_reduce(total, async_op=True)
         assert work is not None
@@ -136,7 +147,7 @@ def _waits_through_a_stop(world: World, kind: str) -> float:
     return total[-1].item()
 
 
-@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "limit", "composed"])
+@pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "limit", "messages", "composed"])
 def test_job_stopped_as_a_whole_goes_on(kind: str) -> None:
     """Time in which a process did not run is not charged to its deadlines."""
     ranks = 4 if kind == "composed" else RANKS

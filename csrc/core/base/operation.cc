@@ -1,6 +1,7 @@
 #include "core/base/operation.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/base/deadline.h"
 
@@ -26,16 +27,17 @@ Status Operation::status() const {
 
 Status Operation::wait(std::chrono::milliseconds limit) {
   const Deadline deadline = Deadline::after(limit);
-  (void)deadline.remaining_ns();  // starts it
+  std::optional<TimeLeft> time_left;  // nothing: no limit
+  if (limit.count() > 0) time_left.emplace(deadline);
   if (!done()) help(limit);
   std::unique_lock lock(mutex_, std::defer_lock);
   if (!done()) {
     lock.lock();
     auto is_done = [this] { return done(); };
     // Ends: whoever runs the operation is under its deadline.
-    if (limit.count() <= 0) finished_.wait(lock, is_done);
+    if (!time_left) finished_.wait(lock, is_done);
     while (!is_done()) {
-      const int64_t left_ns = deadline.remaining_ns();
+      const int64_t left_ns = time_left->ns();
       if (left_ns <= 0)
         return make_status(Code::kTimeout,
                            "timed out after the %lld ms that wait() was given; the call goes on",

@@ -1,6 +1,9 @@
 // PointToPoint: the threads that wait for operations, and the worker for what nobody waits for.
 #include <sched.h>
 
+#include <optional>
+
+#include "core/base/deadline.h"
 #include "core/base/thread.h"
 #include "core/messages/state.h"
 
@@ -48,7 +51,9 @@ void PointToPoint::unpark_worker() {
 }
 
 void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
-  const int64_t end_ns = limit.count() > 0 ? monotonic_ns() + limit.count() * 1'000'000 : INT64_MAX;
+  const Deadline deadline = Deadline::after(limit);
+  std::optional<TimeLeft> time_left;  // nothing: no limit
+  if (limit.count() > 0) time_left.emplace(deadline);
   const WaitPolicy& policy = transfer.group->wait;
   int pauses = 0;
   int64_t yield_end_ns = 0;  // 0: not yielding yet
@@ -66,20 +71,21 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
     if (moved || settled) {
       pauses = 0;
       yield_end_ns = 0;
-      if (!settled && end_ns != INT64_MAX && monotonic_ns() >= end_ns) break;
+      if (!settled && time_left && time_left->is_over()) break;
     } else if (pauses < policy.spin_pauses) {
       ++pauses;
       pause_core();
     } else {
-      int64_t now = monotonic_ns();
-      if (now >= end_ns) break;
+      const int64_t now = monotonic_ns();
+      const int64_t left_ns = time_left ? time_left->ns() : INT64_MAX;
+      if (left_ns <= 0) break;
       if (yield_end_ns == 0) yield_end_ns = now + policy.yield_ns;
       if (now < yield_end_ns) {
         sched_yield();
       } else {
         lock.lock();
         if (!transfer.settled) {
-          Outcome after = sleep_once(lock, end_ns);
+          Outcome after = sleep_once(lock, time_left ? now + left_ns : INT64_MAX);
           deliver_as_helper(lock, std::move(after));
         }
         continue;
@@ -116,11 +122,13 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
   };
   if (polling_) {
     // Ends: the other thread notifies after its progress, and settle() for what this one waits for.
-    int64_t most_ns = timeout_ns();
-    if (most_ns < 0)
+    const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
+    if (most_ns < 0) {
       changed_.wait(lock);
-    else
+    } else {
       changed_.wait_for(lock, std::chrono::nanoseconds(most_ns));
+      LostTime::of_process().note(began_ns + most_ns, monotonic_ns());
+    }
   } else {
     polling_ = true;
     std::atomic<uint32_t>& sleepers = arena_->header().doorbell_sleepers;
@@ -129,10 +137,11 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
     // or the sleeper there.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     if (!progress(&outcome) && outcome.empty() && !stopping_) {
-      int64_t most_ns = timeout_ns();
+      const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
       asleep_ = true;
       lock.unlock();
       doorbell_->sleep(most_ns);
+      if (most_ns >= 0) LostTime::of_process().note(began_ns + most_ns, monotonic_ns());
       lock.lock();
       asleep_ = false;
       doorbell_->clear();

@@ -63,20 +63,20 @@ bool same_user(int connection) {
 }
 
 // Of what is left of a deadline, how long the next sleep is to last.
-int64_t slice_of(const Deadline& deadline) {
-  return std::clamp<int64_t>(deadline.remaining_ns(), 1'000'000, kSliceNs);
+int64_t slice_of(TimeLeft& time_left) {
+  return std::clamp<int64_t>(time_left.ns(), 1'000'000, kSliceNs);
 }
 
 // Waits until the descriptor is readable, in slices of the deadline; for one at least.
-bool wait_readable(int fd, const Deadline& deadline) {
+bool wait_readable(int fd, const Deadline& deadline, TimeLeft& time_left) {
   do {
-    const int64_t slice_ns = slice_of(deadline), began_ns = monotonic_ns();
+    const int64_t slice_ns = slice_of(time_left), began_ns = monotonic_ns();
     pollfd entry{fd, POLLIN, 0};
     int ready = ::poll(&entry, 1, static_cast<int>(slice_ns / 1'000'000));
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return false;
     deadline.note_slice(began_ns, slice_ns);
-  } while (!deadline.expired());
+  } while (!time_left.is_over());
   return false;
 }
 
@@ -123,8 +123,8 @@ int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
 
 // One try. why_not is empty where it may have succeeded: *received then says how many descriptors
 // came, or is -1 when the other side hung up.
-Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Reply* reply,
-                        UniqueFd* descriptors, int* received) {
+Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, TimeLeft& time_left,
+                        Reply* reply, UniqueFd* descriptors, int* received) {
   UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!connection.valid())
     return {nullptr, std::string("no Unix socket (ulimit -n?): ") + std::strerror(errno),
@@ -133,7 +133,7 @@ Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Re
   socklen_t length = fill(&name, address.socket);
   while (true) {
     // The backlog of a stopped process fills up, and then connect() blocks.
-    const int64_t slice_ns = slice_of(deadline), began_ns = monotonic_ns();
+    const int64_t slice_ns = slice_of(time_left), began_ns = monotonic_ns();
     timeval slice{0, static_cast<suseconds_t>(slice_ns / 1000)};
     setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof slice);
     if (connect(connection.get(), reinterpret_cast<sockaddr*>(&name), length) == 0) break;
@@ -142,14 +142,14 @@ Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Re
     if (error != EAGAIN && error != EINTR)
       return {nullptr, std::string("connecting to it failed: ") + std::strerror(error)};
     deadline.note_slice(began_ns, slice_ns);
-    if (deadline.expired()) return too_late();
+    if (time_left.is_over()) return too_late();
   }
   if (!same_user(connection.get())) return {nullptr, "it runs as another user"};
   Request request{kArenaMagic, kLayoutVersion, 0, address.arena};
   if (send(connection.get(), &request, sizeof request, MSG_NOSIGNAL) !=
       static_cast<ssize_t>(sizeof request))
     return {};
-  if (!wait_readable(connection.get(), deadline)) return too_late();
+  if (!wait_readable(connection.get(), deadline, time_left)) return too_late();
   *received = receive_with_descriptors(connection.get(), reply, descriptors);
   return {};
 }
@@ -250,7 +250,9 @@ void SocketDirectory::serve() {
 void SocketDirectory::answer(int connection) {
   // Another user, or somebody who does not know the arena's id, gets nothing.
   Request request{};
-  if (!same_user(connection) || !wait_readable(connection, Deadline::after(kAnswerLimit)) ||
+  const Deadline deadline = Deadline::after(kAnswerLimit);
+  TimeLeft time_left(deadline);
+  if (!same_user(connection) || !wait_readable(connection, deadline, time_left) ||
       recv(connection, &request, sizeof request, 0) != static_cast<ssize_t>(sizeof request) ||
       request.magic != kArenaMagic || request.version != kLayoutVersion ||
       request.arena != arena_->id())
@@ -290,11 +292,12 @@ Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Dea
   UniqueFd descriptors[kMostDescriptors];
   // A process that runs answers, since the request names the arena that it published itself; but it
   // hangs up on who is slow to ask. One that ended refuses the next connection.
+  TimeLeft time_left(deadline);
   int received = -1;
   while (received < 0) {
-    Attached refusal = ask(address, deadline, &reply, descriptors, &received);
+    Attached refusal = ask(address, deadline, time_left, &reply, descriptors, &received);
     if (!refusal.why_not.empty()) return refusal;
-    if (received < 0 && deadline.expired()) return too_late();
+    if (received < 0 && time_left.is_over()) return too_late();
     if (received >= 0) break;
     const int64_t began_ns = monotonic_ns();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

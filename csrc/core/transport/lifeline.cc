@@ -193,6 +193,7 @@ void Lifeline::serve() {
     if (connections_[rank].open()) listen_to(static_cast<int>(rank));
   std::vector<pollfd> entries;
   std::vector<int> ranks;
+  std::optional<TimeLeft> time_left;  // to leave
   int64_t turn_ns = monotonic_ns();
   int timeout_ms = -1;
   while (true) {
@@ -212,7 +213,8 @@ void Lifeline::serve() {
     }
     timeout_ms = -1;  // ends: leave() wakes it, or the process ends it
     if (leave_by_) {
-      const int64_t left_ns = leave_by_->remaining_ns();
+      if (!time_left) time_left.emplace(*leave_by_);
+      const int64_t left_ns = time_left->ns();
       if (left_ns <= 0 || ranks.empty()) break;
       timeout_ms = static_cast<int>(std::min<int64_t>(left_ns / 1'000'000 + 1, kLeaveSliceMs));
     }

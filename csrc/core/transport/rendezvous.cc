@@ -229,8 +229,9 @@ Status Host::listen_at(const std::string& address) {
 }
 
 Status Host::collect() {
+  TimeLeft time_left(deadline_);
   while (connected_ + 1 < size()) {
-    const int64_t left_ns = deadline_.remaining_ns();
+    const int64_t left_ns = time_left.ns();
     if (left_ns <= 0) return timed_out(missing());
     DSCOMM_RETURN_IF_ERROR(look_for_failure());
     tell_who_is_missing();
@@ -442,10 +443,11 @@ void Guest::add_endpoint(const std::string& text) {
 Status Guest::connect_to_host() {
   size_t next = 0;            // of the endpoints, in this round
   int64_t start_next_ns = 0;  // when it is tried
+  TimeLeft time_left(deadline_);
   while (true) {
     Status failure = look_for_failure();
     told_ = !failure.ok();
-    const int64_t left_ns = deadline_.remaining_ns();
+    const int64_t left_ns = time_left.ns();
     // Where the others have given up waiting, it was for this one: what it tried says more.
     if (failure.code() == Code::kTimeout || left_ns <= 0)
       return unreachable(Code::kTimeout, "timed out after " +
@@ -575,6 +577,7 @@ Status Guest::unreachable(Code code, const std::string& how) const {
 Status Guest::await_start() {
   attempts_.clear();
   std::string missing = name(0) + " to say that all members are connected";
+  TimeLeft time_left(deadline_);
   while (true) {
     host_.receive();
     Message message;
@@ -590,7 +593,7 @@ Status Guest::await_start() {
       continue;
     }
     if (host_.ended()) return ended_early(0);
-    const int64_t left_ns = deadline_.remaining_ns() + kVerdictNs;
+    const int64_t left_ns = time_left.ns() + kVerdictNs;
     if (left_ns <= 0) return timed_out(missing);
     std::vector<pollfd> entries{{host_.fd(), POLLIN, 0}};
     if (poll_slice(&entries, left_ns, deadline_) < 0 && errno != EINTR)
