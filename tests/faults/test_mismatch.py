@@ -316,7 +316,12 @@ def _leaves_groups(world: World, composed: bool) -> list[str]:
             value = torch.zeros(3)
             # Nobody waits for rank 3 in these, so all return.
             if calls == "other root":
-                dist.broadcast(value, 3 if odd else 0, group=group)
+                # Root 0 first: who waits long for a root compares with all.
+                if world.rank == 0:
+                    dist.broadcast(value, 0, group=group)
+                dist.barrier()
+                if world.rank != 0:
+                    dist.broadcast(value, 3 if odd else 0, group=group)
             elif calls == "none":
                 if not odd:
                     dist.broadcast(value, 0, group=group)

@@ -281,14 +281,21 @@ void PointToPoint::close_port(uint32_t number) {
       Port& port = *found->second;
       Status status = port.failure;
       if (status.ok() && port.group != nullptr) {
-        status = port.group->failure();
-        if (status.ok())
-          status = Status(Code::kAborted, "group '" + port.group->name +
-                                              "' was closed before this operation was done");
+        const PointToPointGroup& group = *port.group;
+        status = group.failure();
+        Status told = status;  // what others hear
+        if (status.ok()) {
+          status = Status(Code::kAborted,
+                          "group '" + group.name + "' was closed before this operation was done");
+          const Departure departure = group.departure(group.rank);
+          told = Status(Code::kPeerLeft, group.name_member(group.rank) + " " + departure.how() +
+                                             " before all that it sent was received; " +
+                                             departure.advice("every send needs its receive"));
+        }
         // A peer may be reading the memory of a send: it must hear of it before the caller goes on.
         for (const auto& [id, connection] : connections_)
           for (const auto& [cell, transfer] : connection->read_in_place)
-            if (transfer->port == number) port.group->abort(status);
+            if (transfer->port == number) group.abort(told);
       }
       end_port(port, status, &outcome);
       ports_.erase(found);
