@@ -386,7 +386,8 @@ void Group::make_point_to_point(const Formation& formation) {
   };
   known->departure = [lines = lines_, transport = transport_, here, there](int member) {
     const auto k = static_cast<size_t>(member);
-    return here[k] >= 0 ? lines->departure(here[k]) : transport->news().departure(there[k]);
+    if (here[k] < 0) return transport->news().departure(there[k]);
+    return lines != nullptr ? lines->departure(here[k]) : Departure();  // none where it is alone
   };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
   point_to_point_ = std::move(known);

@@ -273,6 +273,14 @@ void PointToPoint::join(GroupPtr group) {
   if (port != nullptr) port->group = std::move(group);
 }
 
+// What others hear of this rank when it leaves while they may read its memory.
+Status PointToPoint::describe_leaving(const PointToPointGroup& group) {
+  const Departure departure = group.departure(group.rank);
+  return Status(Code::kPeerLeft, group.name_member(group.rank) + " " + departure.how() +
+                                     " before all that it sent was received; " +
+                                     departure.advice("every send needs its receive"));
+}
+
 void PointToPoint::close_port(uint32_t number) {
   Outcome outcome;
   {
@@ -283,19 +291,14 @@ void PointToPoint::close_port(uint32_t number) {
       if (status.ok() && port.group != nullptr) {
         const PointToPointGroup& group = *port.group;
         status = group.failure();
-        Status told = status;  // what others hear
-        if (status.ok()) {
-          status = Status(Code::kAborted,
-                          "group '" + group.name + "' was closed before this operation was done");
-          const Departure departure = group.departure(group.rank);
-          told = Status(Code::kPeerLeft, group.name_member(group.rank) + " " + departure.how() +
-                                             " before all that it sent was received; " +
-                                             departure.advice("every send needs its receive"));
-        }
         // A peer may be reading the memory of a send: it must hear of it before the caller goes on.
         for (const auto& [id, connection] : connections_)
           for (const auto& [cell, transfer] : connection->read_in_place)
-            if (transfer->port == number) group.abort(told);
+            if (transfer->port == number)
+              group.abort(status.ok() ? describe_leaving(group) : status);
+        if (status.ok())
+          status = Status(Code::kAborted,
+                          "group '" + group.name + "' was closed before this operation was done");
       }
       end_port(port, status, &outcome);
       ports_.erase(found);

@@ -166,6 +166,7 @@ class PointToPoint {
   void end_abandoned(const MessagePtr& message, Outcome* outcome);
   bool break_connection(Connection& connection, const Status& cause);
   static Status nonsense(const Connection& connection, const char* what);
+  static Status describe_leaving(const PointToPointGroup& group);
   Status check_match(const Transfer& transfer, const Message& message) const;
   void refund(Message* message);
 
