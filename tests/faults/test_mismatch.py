@@ -316,7 +316,7 @@ def _leaves_groups(world: World, composed: bool) -> list[str]:
             value = torch.zeros(3)
             # Nobody waits for rank 3 in these, so all return.
             if calls == "other root":
-                # Root 0 first: who waits long for a root compares with all.
+                # Root 0 first: a rank that waits long for a root compares its call with all ranks.
                 if world.rank == 0:
                     dist.broadcast(value, 0, group=group)
                 dist.barrier()
