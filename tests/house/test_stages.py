@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 import time
@@ -130,6 +131,25 @@ def test_what_stages_report(stages: ModuleType, capsys: pytest.CaptureFixture[st
     assert "=== passes\nsaid\n=== passes: passed, " in output
     assert "ZeroDivisionError" in output and "=== a part: skipped, it needs a moon" in output
     assert next(each.cpu_s for each in report.results if each.name == "passes") > 0
+
+
+def test_other_stages_give_way_to_timed_ones(
+    stages: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the scheduler takes a session for a group, in which alone niceness counts."""
+    autogroup = Path("/proc/self/autogroup")
+    own_niceness = os.nice(0)
+    program = f"import os; print('niceness', os.nice(0) - {own_niceness})"
+    # The kernel lets others than root change it ten times a second, on the whole machine.
+    sees_session = autogroup.exists() and os.geteuid() == 0
+    if sees_session:
+        program += f"; print('of the session', open('{autogroup}').read().split()[-1])"
+    for kind, niceness in stages.NICENESS.items():
+        stage = stages.Stage("a", kind, lambda run: run.call(sys.executable, "-c", program))
+        stages.run_all([stage], stages.Report(), 1)
+        output = capsys.readouterr().out
+        assert f"niceness {niceness}\n" in output
+        assert not sees_session or f"of the session {niceness}\n" in output
 
 
 def commands(stages: ModuleType, which: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:

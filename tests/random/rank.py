@@ -9,6 +9,7 @@ they outlive the process.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -416,6 +417,9 @@ def serve(program: Program, ranks: list[int], folder: Path, parent: int) -> None
         if os.getppid() != parent:
             os._exit(70)
         os.setsid()
+        # A new session is a new group for the scheduler, in which the niceness would count no more.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(os.nice(0)))
         output = os.open(folder / f"output{ranks[0]}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)

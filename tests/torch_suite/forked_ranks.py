@@ -190,7 +190,7 @@ class _Ranks:
     def _kill(self) -> None:
         for rank, process in enumerate(self._processes):
             if rank not in self._ended:
-                # Not waited for yet, so the pid is still its own. Each rank leads a session, in
+                # Not waited for yet, so the pid is still its own. Each rank leads a group, in
                 # which whatever it started still is; it may not have got as far as that.
                 for kill in (os.killpg, os.kill):
                     with contextlib.suppress(ProcessLookupError):
@@ -216,7 +216,7 @@ def _rank_main(
     log: str,
     connection: Connection,
 ) -> None:
-    os.setsid()
+    os.setpgrp()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # The runner's handler would end in its frames.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
