@@ -112,9 +112,22 @@ def _usage() -> dict[str, int]:
     }
 
 
+def _usage_without_workers() -> dict[str, int]:
+    """Once idle workers have ended: how many a loaded machine needs, where one that is preempted at
+    its end is not there for the next call, says nothing of what groups leave behind."""
+    threads = Path("/proc/self/task")
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        if not any(name.read_text() == "dscomm-worker\n" for name in threads.glob("*/comm")):
+            break
+        time.sleep(0.05)
+    return _usage()
+
+
 def _makes_groups(
     world: World, warm_up: int, count: int
 ) -> tuple[dict[str, int], dict[str, int]] | None:
+    os.environ["DSCOMM_WORKER_IDLE_MS"] = "100"
     # Stores keep every key for ever, a FileStore in every process: so a process of its own has it.
     store = world.tcp_store(keeper=2)
     if world.rank == 2:
@@ -134,9 +147,9 @@ def _makes_groups(
         dist.destroy_process_group(group)
         if number == warm_up - 1:
             dist.barrier()
-            before = _usage()
+            before = _usage_without_workers()
     dist.barrier()
-    after = _usage()
+    after = _usage_without_workers()
     dist.destroy_process_group()
     world.say("done")
     return before, after
@@ -159,7 +172,7 @@ ONE_STAGING = 5 * (512 << 10) + (256 << 10)
 def _check_flat(before: dict[str, int], after: dict[str, int], count: int) -> None:
     text = f"before {before}, after {count} groups {after}"
     assert after["descriptors"] <= before["descriptors"], text
-    assert after["threads"] <= before["threads"] + 1, text
+    assert after["threads"] <= before["threads"], text
     assert after["arena_bytes"] <= before["arena_bytes"] + ONE_STAGING, text
     assert after["mappings"] <= before["mappings"] + 8, text
     # torch itself keeps some 400 bytes of each group it made.
