@@ -64,6 +64,28 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
         assert [[*job.exit_codes().values()][rank] for rank in dead] == [-9] * len(dead)
 
 
+@pytest.mark.skipif(not NAMES, reason="with gloo who waits for a stopped rank waits on")
+@pytest.mark.parametrize(
+    "workload", ["chunked_all_reduce", pytest.param("mixed", marks=pytest.mark.drill)]
+)
+def test_kill_after_that_of_the_hub(make_hosts: Callable[[int], Hosts], workload: str) -> None:
+    """Rank 1 waits for rank 3 of the other host, which is stopped, and dies when nobody is left to
+    pass that on: rank 0, through which all news go, has died before."""
+    arguments = ("until_raised.py", workload, str(LONG_S))
+    with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments, store_apart=True) as job:
+        job.wait_for("working")
+        time.sleep(0.3)
+        job.kill(3, signal.SIGSTOP)
+        time.sleep(0.3)
+        job.kill(0)
+        time.sleep(0.1)
+        at_s = job.kill(3)
+        for event in job.wait_for("raised", [1, 2], limit_s=20.0):
+            assert event.at_s - at_s < SOON_S, job.report()
+            assert any(job.name(rank) in event.facts["text"] for rank in (0, 3)), job.report()
+        in_peace(job, [1, 2])
+
+
 @pytest.mark.parametrize(
     "workload", ["chunked_all_reduce", pytest.param("ring", marks=pytest.mark.drill)]
 )

@@ -77,7 +77,7 @@ class BoardNews final : public News {
     return departure;
   }
   void note_end(const std::string&) override {}
-  Status cut_off() const override { return {}; }
+  Status cut_off(int64_t) const override { return {}; }
   int hub() const override { return 0; }
   Status ended(uint64_t team_id) const override {
     BoardLock lock(board_);

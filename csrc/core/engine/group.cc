@@ -7,6 +7,7 @@
 
 #include "core/base/log.h"
 #include "core/engine/context.h"
+#include "core/engine/domain_teams.h"
 #include "core/engine/worker_pool.h"
 #include "core/messages/point_to_point.h"
 #include "core/shm/formation.h"
@@ -18,6 +19,17 @@ namespace dscomm {
 namespace {
 
 const std::string kStorePrefix = "dscomm/";
+
+// What was published before the hub died may still be on its way.
+constexpr int64_t kHubGraceNs = 500'000'000;
+
+// Whether the rank through which all news between hosts go is a member.
+bool has_hub(Transport& transport, const Formation& formation) {
+  return std::any_of(formation.addresses.begin(), formation.addresses.end(),
+                     [&](const PeerAddress& address) {
+                       return transport.rank_of(address.arena) == transport.news().hub();
+                     });
+}
 
 }  // namespace
 
@@ -97,12 +109,17 @@ class Group::Builder {
   }
 
   Status run() {
-    std::vector<int> everyone(static_cast<size_t>(options_.size));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    Result<Formation> whole = meet(everyone, kStorePrefix, options_.name, group_.message_port_);
+    FormationRequest request;
+    request.prefix = kStorePrefix;
+    request.name = options_.name;
+    request.rank = options_.rank;
+    request.size = options_.size;
+    request.global_ranks = options_.global_ranks;
+    request.message_port = group_.message_port_;
+    Result<Formation> whole = form_group(party_, *store_, request, deadline_);
     if (!whole.ok()) return whole.status();
     whole_ = std::move(whole).value();
-    Result<std::unique_ptr<Team>> here = make_team_of_host(everyone);
+    Result<std::unique_ptr<Team>> here = make_team_of_host();
     if (!here.ok()) return here.status();
     if (whole_.host_count == 1) {
       group_.team_ = std::move(here).value();
@@ -115,86 +132,44 @@ class Group::Builder {
   }
 
  private:
-  static int position(std::span<const int> ranks, int rank) {
-    return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  }
-
-  // Formation among some ranks of the group, this one among them.
-  Result<Formation> meet(std::span<const int> ranks, const std::string& prefix,
-                         const std::string& name, uint32_t message_port = 0) {
-    FormationRequest request;
-    request.message_port = message_port;
-    request.prefix = prefix;
-    request.name = name;
-    request.size = static_cast<int>(ranks.size());
-    request.rank = position(ranks, options_.rank);
-    if (group_.flat_) request.watch = [this] { return watch(); };
-    for (int rank : ranks)
-      if (!options_.global_ranks.empty())
-        request.global_ranks.push_back(options_.global_ranks[static_cast<size_t>(rank)]);
-    return form_group(party_, *store_, request, deadline_);
-  }
-
-  // The ShmTeam of the members of a formation that are on this host; ranks[k] is member k's rank in
-  // the group.
-  std::unique_ptr<ShmTeam> make_shm_team(const Formation& formation, std::span<const int> ranks) {
-    std::vector<LinesMember> members;
-    int position_here = 0;
-    for (size_t k = 0; k < formation.members.size(); ++k) {
-      if (formation.members[k].peer == nullptr) continue;
-      if (ranks[k] == options_.rank) position_here = static_cast<int>(members.size());
-      members.push_back(formation.members[k]);
-      members.back().group_rank = ranks[k];
-    }
-    return std::make_unique<ShmTeam>(context_.arena(), formation.group_id, options_.name,
-                                     position_here, std::move(members), formation.wait_policy,
-                                     formation.tuning, context_.in_place(formation));
-  }
-
   // Of the members on this host: one ShmTeam, or ShmTeams inside a ShmTeam where they are bound to
   // several NUMA nodes or L3 caches. Its ranks are the positions among them.
-  Result<std::unique_ptr<Team>> make_team_of_host(std::span<const int> everyone) {
+  Result<std::unique_ptr<Team>> make_team_of_host() {
     std::vector<Place> places;
+    std::vector<LinesMember> members;
+    std::vector<int> here;  // their ranks in the group
     int rank_here = 0;
     for (int rank = 0; rank < options_.size; ++rank) {
-      if (whole_.members[static_cast<size_t>(rank)].peer == nullptr) continue;
-      if (rank == options_.rank) rank_here = static_cast<int>(here_.size());
-      here_.push_back(rank);
+      const LinesMember& member = whole_.members[static_cast<size_t>(rank)];
+      if (member.peer == nullptr) continue;
+      if (rank == options_.rank) rank_here = static_cast<int>(here.size());
+      here.push_back(rank);
+      members.push_back(member);
+      members.back().group_rank = rank;
       places.push_back(whole_.places[static_cast<size_t>(rank)]);
     }
-    std::unique_ptr<ShmTeam> flat = make_shm_team(whole_, everyone);
+    auto flat = std::make_unique<ShmTeam>(context_.arena(), whole_.group_id, options_.name,
+                                          rank_here, members, whole_.wait_policy, whole_.tuning,
+                                          context_.in_place(whole_));
     group_.lines_ = flat.get();
     Domains domains = make_domains(places, whole_.hierarchy);
     if (domains.ranks.size() == 1) return std::unique_ptr<Team>(std::move(flat));
     group_.flat_ = std::move(flat);
-    TeamFactory factory = [this](std::span<const int> ranks,
-                                 const std::string& name) -> Result<std::unique_ptr<Team>> {
-      std::vector<int> group_ranks;
-      for (int rank : ranks) group_ranks.push_back(here_[static_cast<size_t>(rank)]);
-      // Domains of several hosts have the same names.
-      std::string prefix = kStorePrefix + name + "/" + std::to_string(here_.front()) + "/";
-      std::string full_name = options_.name + ": " + name;
-      Result<Formation> part = meet(group_ranks, prefix, full_name);
-      if (!part.ok()) return part.status();
-      return std::unique_ptr<Team>(make_shm_team(part.value(), group_ranks));
-    };
-    Result<std::unique_ptr<HierarchicalTeam>> composed =
-        HierarchicalTeam::make(rank_here, domains.ranks, factory, factory,
-                               {.name = "hierarchy", .names = names_of(here_)});
-    if (composed.ok()) return std::unique_ptr<Team>(std::move(composed).value());
-    group_.flat_->abort(composed.status());  // whoever waits in another domain sees it there
-    return composed.status();
-  }
-
-  // While the parts of a hierarchical Team are formed: whether a member of this host gave up or
-  // died.
-  Status watch() const {
-    DSCOMM_RETURN_IF_ERROR(group_.flat_->failure());
-    for (size_t k = 0; k < here_.size(); ++k)
-      if (!whole_.members[static_cast<size_t>(here_[k])].peer->alive())
-        return Status(Code::kPeerDied,
-                      group_.flat_->name_member(static_cast<int>(k)) + " died or exited");
-    return {};
+    DomainTeamsRequest request;
+    request.arena = context_.arena();
+    request.group_id = whole_.group_id;
+    request.group_name = options_.name;
+    request.rank = rank_here;
+    request.members = std::move(members);
+    request.domains = std::move(domains.ranks);
+    request.names = names_of(here);
+    request.wait_policy = whole_.wait_policy;
+    request.tuning = whole_.tuning;
+    request.in_place = context_.in_place(whole_);
+    Result<std::unique_ptr<Team>> team = make_domain_teams(request, *group_.flat_, deadline_);
+    if (team.ok()) return team;
+    return Status(team.status().code(),
+                  "forming group '" + options_.name + "': " + team.status().message());
   }
 
   // The Team of the whole group, from that of this host and what carries data between hosts.
@@ -238,8 +213,13 @@ class Group::Builder {
     hierarchy.tell = [transport = group_.transport_, id = team_id("hosts")](const Status& cause) {
       transport->news().end(id, cause);
     };
-    hierarchy.heard = [transport = group_.transport_, id = team_id("hosts")] {
-      return transport->news().count() == 0 ? Status() : transport->news().ended(id);
+    // Where the hub was a member, the next call fails anyway. This one may wait for a rank that has
+    // died or given up since, of which nobody can tell any more.
+    hierarchy.heard = [transport = group_.transport_, id = team_id("hosts"),
+                       has_hub = has_hub(*group_.transport_, whole_)] {
+      if (transport->news().count() == 0) return Status();
+      DSCOMM_RETURN_IF_ERROR(transport->news().ended(id));
+      return has_hub ? transport->news().cut_off(kHubGraceNs) : Status();
     };
     Result<std::unique_ptr<HierarchicalTeam>> composed =
         HierarchicalTeam::make(options_.rank, hosts, inner, outer, std::move(hierarchy));
@@ -316,7 +296,6 @@ class Group::Builder {
   Deadline deadline_;
   FormationParty party_;
   Formation whole_;
-  std::vector<int> here_;  // the ranks of the group on this host
 };
 
 Status Group::form(std::shared_ptr<Store> store) {
@@ -362,17 +341,13 @@ void Group::make_point_to_point(const Formation& formation) {
                                       known->peers.back()->describe()));
   }
   // The closures are called only while the Teams live: shutdown() closes the port first.
-  const bool has_hub =
-      transport_ != nullptr &&
-      std::any_of(formation.addresses.begin(), formation.addresses.end(), [&](const auto& address) {
-        return transport_->rank_of(address.arena) == transport_->news().hub();
-      });
-  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, has_hub] {
+  const bool hub_is_member = transport_ != nullptr && has_hub(*transport_, formation);
+  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, hub_is_member] {
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
     // A member that waits for a dead one ends the group for all; but where that was the hub, who
     // waits for this member in turn does not hear of it.
-    if (!has_hub || transport->news().count() == 0) return Status();
+    if (!hub_is_member || transport->news().count() == 0) return Status();
     return transport->news().cut_off();
   };
   known->abort = [team = team_.get(), flat = flat_.get()](const Status& cause) {

@@ -464,8 +464,6 @@ class Former {
       Result<std::string> bytes = store_.get(key(name), slice());
       if (bytes.ok() || bytes.status().code() != Code::kTimeout) return bytes;
       DSCOMM_RETURN_IF_ERROR(refused());
-      if (request_.watch)
-        if (Status cause = request_.watch(); !cause.ok()) return refuse(cause);
       for (size_t rank = 0; rank < formation_.members.size(); ++rank) {
         const std::shared_ptr<Peer>& peer = formation_.members[rank].peer;
         if (peer == nullptr || peer->alive()) continue;

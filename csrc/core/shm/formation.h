@@ -14,7 +14,6 @@
 // init_process_group.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,9 +47,6 @@ struct FormationRequest {
   int size = 1;
   std::vector<int> global_ranks;  // may be empty
   uint32_t message_port = 0;      // under which this rank receives messages of the group; 0: none
-  // Asked while this rank waits, where the members know of each other already: not OK once one has
-  // died or given up. May be empty.
-  std::function<Status()> watch;
 };
 
 // By member where it is a list.

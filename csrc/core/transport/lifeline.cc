@@ -128,9 +128,11 @@ Status Lifeline::gone(int rank) const {
   return gone_[static_cast<size_t>(rank)];
 }
 
-Status Lifeline::cut_off() const {
-  const Status gone = this->gone(hub());
-  return gone.code() == Code::kPeerDied ? gone : Status();
+Status Lifeline::cut_off(int64_t grace_ns) const {
+  std::lock_guard lock(mutex_);
+  const Status& gone = gone_[static_cast<size_t>(hub())];
+  if (gone.code() != Code::kPeerDied || monotonic_ns() - hub_gone_ns_ < grace_ns) return {};
+  return gone;
 }
 
 Departure Lifeline::departure(int rank) const {
@@ -167,6 +169,7 @@ bool Lifeline::note_gone(int rank, const Status& status, const Departure& depart
   if (!known.ok()) return false;
   known = status;
   departures_[static_cast<size_t>(rank)] = departure;
+  if (rank == hub()) hub_gone_ns_ = monotonic_ns();
   note_news();
   return true;
 }

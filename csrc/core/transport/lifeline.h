@@ -41,7 +41,7 @@ class Lifeline final : public News {
   Status gone(int rank) const override;
   Departure departure(int rank) const override;
   void note_end(const std::string& exception) override;
-  Status cut_off() const override;
+  Status cut_off(int64_t grace_ns) const override;
   int hub() const override { return 0; }
   Status ended(uint64_t team_id) const override;
   void end(uint64_t team_id, const Status& cause) override;
@@ -89,6 +89,7 @@ class Lifeline final : public News {
   mutable std::mutex mutex_;
   std::vector<Status> gone_;           // by rank; OK while it is there
   std::vector<Departure> departures_;  // by rank; of those that left
+  int64_t hub_gone_ns_ = 0;            // when the hub was found to be gone
   Departure own_;                      // of this process
   std::map<uint64_t, Status> ended_;   // by Team: only what ended with a cause
   std::vector<std::string> outgoing_;  // encoded messages that the thread shall send to all

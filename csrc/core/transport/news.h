@@ -29,8 +29,8 @@ class News {
   virtual void note_end(const std::string& exception) = 0;
 
   // The death after which what others end is no longer heard of: that of the rank through which all
-  // news go. OK while there is none.
-  virtual Status cut_off() const = 0;
+  // news go, once it has been known for `grace_ns`. OK while there is none.
+  virtual Status cut_off(int64_t grace_ns = 0) const = 0;
   // The rank through which all news go.
   virtual int hub() const = 0;
 

@@ -1,0 +1,130 @@
+#include "core/engine/domain_teams.h"
+
+#include <algorithm>
+#include <span>
+
+#include "core/team/hierarchical_team.h"
+
+namespace dscomm {
+namespace {
+
+// A rank is in the Team of its domain, where that has others, and in those of the slices that it
+// leads: slice k is led in each domain by its rank k mod n. Entry 0 of a rank's offsets is of the
+// first, entry 1 + k / n that of slice k.
+class Builder {
+ public:
+  explicit Builder(const DomainTeamsRequest& request) : request_(request) {
+    size_t smallest = SIZE_MAX;
+    for (const std::vector<int>& domain : request_.domains) {
+      slices_ = std::max(slices_, domain.size());
+      smallest = std::min(smallest, domain.size());
+      auto own = std::find(domain.begin(), domain.end(), request_.rank);
+      if (own == domain.end()) continue;
+      index_ = static_cast<size_t>(own - domain.begin());
+      domain_size_ = domain.size();
+    }
+    width_ = 1 + (slices_ + smallest - 1) / smallest;
+    offsets_.resize(width_ * request_.members.size());
+  }
+
+  ~Builder() {
+    // A member may know of them, and learns at its first call that this rank has left. So they are
+    // never used again.
+    for (uint64_t offset : unused_) Lines::close(*request_.arena, offset);
+  }
+
+  // Every rank learns where the lines of all lie.
+  Status share_lines(ShmTeam& flat, const Deadline& deadline) {
+    std::vector<uint64_t> own(width_);  // 0: no such Team
+    if (domain_size_ > 1) DSCOMM_RETURN_IF_ERROR(allocate(0, &own[0]));
+    for (size_t slice = index_; slice < slices_; slice += domain_size_)
+      DSCOMM_RETURN_IF_ERROR(allocate(1 + slice, &own[1 + slice / domain_size_]));
+    const std::vector<size_t> counts(request_.members.size(), width_);
+    std::vector<void*> outs;
+    for (size_t k = 0; k < counts.size(); ++k) outs.push_back(&offsets_[k * width_]);
+    return flat.all_gather(own.data(), width_, DType::kInt64, outs, counts, {deadline});
+  }
+
+  Result<std::unique_ptr<Team>> make() {
+    TeamFactory inner = [this](std::span<const int> ranks, const std::string&) {
+      return make_part(ranks, 0, std::vector<size_t>(ranks.size(), 0));
+    };
+    TeamFactory outer = [this, slice = index_](std::span<const int> ranks,
+                                               const std::string&) mutable {
+      std::vector<size_t> entries;
+      for (const std::vector<int>& domain : request_.domains)
+        entries.push_back(1 + slice / domain.size());
+      Result<std::unique_ptr<Team>> part = make_part(ranks, 1 + slice, entries);
+      slice += domain_size_;
+      return part;
+    };
+    Result<std::unique_ptr<HierarchicalTeam>> composed =
+        HierarchicalTeam::make(request_.rank, request_.domains, inner, outer,
+                               {.name = "hierarchy", .names = request_.names});
+    if (!composed.ok()) return composed.status();
+    return std::unique_ptr<Team>(std::move(composed).value());
+  }
+
+ private:
+  // Teams of several domains may have the same id: they share no member.
+  uint64_t id_of(size_t part) const {
+    return (request_.group_id ^ (part + 1)) * 0x9e3779b97f4a7c15ull;
+  }
+
+  // Lines that are open before anybody knows of them.
+  Status allocate(size_t part, uint64_t* offset) {
+    Result<uint64_t> lines = request_.arena->allocate_lines();
+    if (!lines.ok()) return lines.status();
+    *offset = lines.value();
+    unused_.push_back(*offset);
+    Lines::set_up(*request_.arena, *offset);
+    Lines::open(*request_.arena, *offset, id_of(part));
+    return {};
+  }
+
+  // The Team of these positions; the k-th has its lines at entry entries[k].
+  Result<std::unique_ptr<Team>> make_part(std::span<const int> ranks, size_t part,
+                                          const std::vector<size_t>& entries) {
+    std::vector<LinesMember> members;
+    int rank = 0;
+    for (size_t k = 0; k < ranks.size(); ++k) {
+      const auto position = static_cast<size_t>(ranks[k]);
+      LinesMember member = request_.members[position];
+      member.lines_offset = offsets_[position * width_ + entries[k]];
+      if (member.lines_offset == 0 ||
+          member.peer->at(member.lines_offset, sizeof(GroupLines), kPageBytes) == nullptr)
+        return Status(Code::kInternal,
+                      "the lines of " + request_.names[position] + " lie outside its memory");
+      if (ranks[k] == request_.rank) rank = static_cast<int>(k);
+      members.push_back(std::move(member));
+    }
+    std::erase(unused_, members[static_cast<size_t>(rank)].lines_offset);
+    return std::unique_ptr<Team>(std::make_unique<ShmTeam>(
+        request_.arena, id_of(part), request_.group_name, rank, std::move(members),
+        request_.wait_policy, request_.tuning, request_.in_place));
+  }
+
+  const DomainTeamsRequest& request_;
+  size_t slices_ = 0, domain_size_ = 1, index_ = 0;  // the last two of the own domain
+  size_t width_ = 0;                                 // entries of a rank
+  std::vector<uint64_t> offsets_;                    // width_ of each position
+  std::vector<uint64_t> unused_;                     // own lines that no Team has taken over
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Team>> make_domain_teams(const DomainTeamsRequest& request, ShmTeam& flat,
+                                                const Deadline& deadline) {
+  Builder builder(request);
+  Status status = builder.share_lines(flat, deadline);
+  if (status.ok()) {
+    Result<std::unique_ptr<Team>> team = builder.make();
+    if (team.ok()) return team;
+    status = team.status();
+  }
+  flat.abort(status);
+  const Status cause = flat.failure();
+  return cause.ok() ? status : cause;
+}
+
+}  // namespace dscomm

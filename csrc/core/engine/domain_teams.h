@@ -1,0 +1,38 @@
+// Domain teams: a HierarchicalTeam inside one host, and the ShmTeams that it is made of.
+//
+// The ranks have met before, in a flat ShmTeam, through which each tells the others where its lines
+// of the parts lie. No store is asked and nobody is waited for afterwards, so a rank that has made
+// its parts may leave while others still make theirs.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/shm/arena.h"
+#include "core/shm/shm_team.h"
+#include "core/team/team.h"
+
+namespace dscomm {
+
+struct DomainTeamsRequest {
+  std::shared_ptr<Arena> arena;
+  uint64_t group_id = 0;
+  std::string group_name;
+  int rank = 0;                           // position among the ranks of this host
+  std::vector<LinesMember> members;       // by position; with their ranks in the group
+  std::vector<std::vector<int>> domains;  // divides the positions
+  std::vector<std::string> names;         // by position, for messages
+  WaitPolicy wait_policy;
+  ShmTuning tuning;
+  InPlace in_place;
+};
+
+// Collective over the members, of whom `flat` is a Team in which no call has been made yet. When it
+// fails, `flat` has ended with the same cause on all of them.
+Result<std::unique_ptr<Team>> make_domain_teams(const DomainTeamsRequest& request, ShmTeam& flat,
+                                                const Deadline& deadline);
+
+}  // namespace dscomm

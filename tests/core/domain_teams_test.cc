@@ -1,0 +1,126 @@
+// The Teams inside a host that is composed of domains, made by ranks that are threads.
+#include "core/engine/domain_teams.h"
+
+#include <gtest/gtest.h>
+
+#include <latch>
+#include <numeric>
+#include <optional>
+
+#include "shm_ranks.h"
+
+namespace dscomm::test {
+namespace {
+
+const Deadline kLong = Deadline::after(std::chrono::seconds(60));
+
+// One rank, which has formed a flat Team.
+struct Rank {
+  Rank(const std::shared_ptr<Registry>& registry, Store& store, int rank, int size,
+       const Settings& settings = small_settings())
+      : party(registry, settings) {
+    Formation formation = party.form(store, rank, size).value();
+    request.arena = party.arena;
+    request.group_id = formation.group_id;
+    request.group_name = "test";
+    request.rank = rank;
+    request.members = formation.members;
+    for (int k = 0; k < size; ++k) {
+      request.members[static_cast<size_t>(k)].group_rank = k;
+      request.names.push_back("rank " + std::to_string(k));
+    }
+    request.wait_policy = formation.wait_policy;
+    request.tuning = formation.tuning;
+    flat.emplace(party.arena, formation.group_id, "test", rank, request.members,
+                 formation.wait_policy, formation.tuning, InPlace{});
+  }
+
+  RankParty party;
+  DomainTeamsRequest request;
+  std::optional<ShmTeam> flat;
+};
+
+using DomainList = std::vector<std::vector<int>>;
+
+// Several slices of each leader, a domain of one, and interleaved ranks are among them.
+class Division : public testing::TestWithParam<DomainList> {};
+
+TEST_P(Division, EveryRankGetsTheSum) {
+  int size = 0;
+  for (const std::vector<int>& domain : GetParam()) size += static_cast<int>(domain.size());
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(size, [&](int number) {
+    Rank rank(registry, store, number, size);
+    rank.request.domains = GetParam();
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    Team& team = *made.value();
+    for (const size_t count : {1u, 100u, 5000u}) {
+      std::vector<int32_t> values(count);
+      std::iota(values.begin(), values.end(), number);
+      const Reduction sum{DType::kInt32, ReduceOp::kSum};
+      Status status = team.all_reduce(values.data(), values.data(), count, sum, {kLong});
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (size_t i = 0; i < count; ++i)
+        ASSERT_EQ(values[i], size * static_cast<int>(i) + size * (size - 1) / 2);
+    }
+    EXPECT_TRUE(team.barrier({kLong}).ok());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Domains, Division,
+                         testing::Values(DomainList{{0, 1}, {2, 3}}, DomainList{{0, 2}, {1, 3}},
+                                         DomainList{{0, 1, 2, 3}, {4}}, DomainList{{0}, {1, 2}},
+                                         DomainList{{0, 1}, {2, 3, 4}, {5}}));
+
+// All that the others need of it has been said when it has its Teams.
+TEST(DomainTeams, FormingSurvivesARankThatEndsEarly) {
+  for (int round = 0; round < 20; ++round) {
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    run_ranks(4, [&](int number) {
+      Rank rank(registry, store, number, 4);
+      rank.request.domains = {{0, 1}, {2, 3}};
+      Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+      EXPECT_TRUE(made.ok()) << made.status().message();
+      if (number == round % 4) rank.party.directory->die();
+    });
+  }
+}
+
+TEST(DomainTeams, DeathOfAMemberIsNamed) {
+  std::latch checked(2);
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(3, [&](int number) {
+    Rank rank(registry, store, number, 3);
+    rank.request.domains = {{0, 1}, {2}};
+    if (number == 1) {
+      rank.party.directory->die();
+      return checked.wait();  // it has not left
+    }
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    EXPECT_EQ(made.status().code(), Code::kPeerDied);
+    EXPECT_NE(made.status().message().find("rank 1 "), std::string::npos)
+        << made.status().message();
+    checked.count_down();
+  });
+}
+
+TEST(DomainTeams, FailureOfAMemberReachesAll) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(3, [&](int number) {
+    Rank rank(registry, store, number, 3);
+    rank.request.domains = {{0, 1}, {2}};
+    if (number == 1)
+      while (rank.party.arena->allocate_lines().ok()) continue;
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.status().code(), Code::kResource) << made.status().message();
+  });
+}
+
+}  // namespace
+}  // namespace dscomm::test
