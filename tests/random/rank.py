@@ -58,6 +58,8 @@ class Rank:
         # Of asynchronous calls: the Works and what reads their results.
         self.works: dict[int, tuple[list[Any], Callable[[], list[list[int]]]]] = {}
         self.dropped: dict[str, dict[int, Callable[[], list[list[int]]]]] = {}
+        # What they held when the world was left for one that cannot be made.
+        self.of_left_world: dict[str, Any] = {}
         self.sabotage = program.get("sabotage") or {}
         self.calls = 0
         self.number = -1  # of the action
@@ -82,7 +84,10 @@ class Rank:
             except Raised:
                 raise
             except Exception as error:
-                self.say(number, "error", kind=type(error).__name__, text=str(error)[:1200])
+                facts = {"dropped": self.of_left_world} if self.of_left_world else {}
+                kind = type(error).__name__
+                self.say(number, "error", kind=kind, text=str(error)[:1200], **facts)
+                self.of_left_world = {}
             else:
                 self.say(number, "started" if values is None else "done", values=values)
         self.say_ready()
@@ -124,10 +129,9 @@ class Rank:
         return self.groups[action["group"]]
 
     def do_world(self, action: Step) -> list[Any]:
-        values = []
         if dist.is_initialized():
             self.leave_world()
-            values = [{name: self.read_dropped(name) for name in list(self.dropped)}]
+            self.of_left_world = {name: self.read_dropped(name) for name in list(self.dropped)}
         self.groups.clear()
         size = self.program["size"]
         store = dist.FileStore(str(self.folder / action["group"]), size)
@@ -137,6 +141,7 @@ class Rank:
         if any(step.get("call") == "inference_all_reduce" for step in self.program["steps"]):
             deepspeed_comm.init_distributed(verbose=False)
         self.groups[action["group"]] = dist.distributed_c10d._get_default_group()
+        values, self.of_left_world = [self.of_left_world], {}
         return values
 
     def leave_world(self) -> None:
