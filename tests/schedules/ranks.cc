@@ -505,14 +505,16 @@ void run_world(const Program& program) {
     fail("nobody was told that step " + std::to_string(world.skipped_call) + " was skipped");
   for (int rank = 0; rank < program.ranks; ++rank) {
     std::shared_ptr<Context>& context = contexts[static_cast<size_t>(rank)];
-    if (is_dead(program.process_of(rank))) {
+    // A worker may still hold the group of its last call.
+    const long others = program.shared && rank == 0 ? 2 : 1;
+    const int process = program.process_of(rank);
+    while (!is_dead(process) && context.use_count() > others)
+      std::this_thread::sleep_for(milliseconds(1));
+    if (is_dead(process)) {
       // Its threads stand still, so it cannot be taken down: it goes with this program's process.
       new std::shared_ptr<Context>(std::move(context));
       continue;
     }
-    // A worker may still hold the group of its last call.
-    const long others = program.shared && rank == 0 ? 2 : 1;
-    while (context.use_count() > others) std::this_thread::sleep_for(milliseconds(1));
     context.reset();
   }
 }
