@@ -185,6 +185,12 @@ def test_the_drill_has_all_that_make_test_leaves_out(
     # The house says what a drill is, and has none.
     assert marked - {"tests/house"} <= folders("drill", marker=True)
     assert marked - {"tests/house"} <= folders("test", marker=False)
+    # pytest fails where it is left with no test.
+    chosen = commands(stages, "drill", monkeypatch)
+    alone = {word for command in chosen if "drill" in command for word in command}
+    assert {
+        word for word in alone if (ROOT / word).is_dir() and word.startswith("tests/")
+    } <= marked
     for which in ("test", "drill"):
         chosen = commands(stages, which, monkeypatch)
         debian = [command for command in chosen if ".venv-debian" in " ".join(command)]
