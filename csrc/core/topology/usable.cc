@@ -48,7 +48,7 @@ void add_cpus_of(pid_t tid, hwloc_bitmap_t cpus) {
   }
 }
 
-std::vector<std::string> split(const std::string& text, char separator) {
+std::vector<std::string> fields_of(const std::string& text, char separator) {
   std::vector<std::string> fields;
   std::istringstream stream(text);
   for (std::string field; std::getline(stream, field, separator);) fields.push_back(field);
@@ -56,7 +56,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 bool has_item(const std::string& comma_separated, const std::string& item) {
-  for (const std::string& each : split(comma_separated, ','))
+  for (const std::string& each : fields_of(comma_separated, ','))
     if (each == item) return true;
   return false;
 }
@@ -130,8 +130,8 @@ double cgroup_cpu_quota(const std::string& file_root) {
     // "36 35 0:31 /root /mount/point options optional... - type source super-options"
     size_t dash = line.find(" - ");
     if (dash == std::string::npos) continue;
-    std::vector<std::string> before = split(line.substr(0, dash), ' ');
-    std::vector<std::string> after = split(line.substr(dash + 3), ' ');
+    std::vector<std::string> before = fields_of(line.substr(0, dash), ' ');
+    std::vector<std::string> after = fields_of(line.substr(dash + 3), ' ');
     if (before.size() < 5 || after.size() < 3) continue;
     bool is_v2 = after[0] == "cgroup2";
     if (!is_v2 && !(after[0] == "cgroup" && has_item(after[2], "cpu"))) continue;
