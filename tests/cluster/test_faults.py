@@ -64,7 +64,7 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
         assert [[*job.exit_codes().values()][rank] for rank in dead] == [-9] * len(dead)
 
 
-@pytest.mark.skipif(not NAMES, reason="with gloo who waits for a stopped rank waits on")
+@pytest.mark.skipif(not NAMES, reason="gloo has no hub, and its errors name no rank")
 @pytest.mark.parametrize(
     "workload", ["chunked_all_reduce", pytest.param("mixed", marks=pytest.mark.drill)]
 )

@@ -31,6 +31,16 @@ bool has_hub(Transport& transport, const Formation& formation) {
                      });
 }
 
+FormationRequest formation_request(const GroupOptions& options) {
+  FormationRequest request;
+  request.prefix = kStorePrefix;
+  request.name = options.name;
+  request.rank = options.rank;
+  request.size = options.size;
+  request.global_ranks = options.global_ranks;
+  return request;
+}
+
 }  // namespace
 
 // An operation of the queue. A thread that waits for it may run the queue up to it.
@@ -86,13 +96,7 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Context> context,
 
 void Group::decline(Store& store, const GroupOptions& options, const Status& cause) {
   if (options.size == 1) return;
-  FormationRequest request;
-  request.prefix = kStorePrefix;
-  request.name = options.name;
-  request.rank = options.rank;
-  request.size = options.size;
-  request.global_ranks = options.global_ranks;
-  decline_group(store, request, cause, Deadline::after(options.timeout));
+  decline_group(store, formation_request(options), cause, Deadline::after(options.timeout));
 }
 
 // What forms the Teams of one group. Everything is collective over their members.
@@ -109,12 +113,7 @@ class Group::Builder {
   }
 
   Status run() {
-    FormationRequest request;
-    request.prefix = kStorePrefix;
-    request.name = options_.name;
-    request.rank = options_.rank;
-    request.size = options_.size;
-    request.global_ranks = options_.global_ranks;
+    FormationRequest request = formation_request(options_);
     request.message_port = group_.message_port_;
     Result<Formation> whole = form_group(party_, *store_, request, deadline_);
     if (!whole.ok()) return whole.status();
