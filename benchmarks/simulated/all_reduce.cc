@@ -31,6 +31,10 @@ class NoNews final : public News {
  public:
   uint64_t count() const override { return 0; }
   Status gone(int) const override { return {}; }
+  Departure departure(int) const override { return {}; }
+  void note_end(const std::string&) override {}
+  Status cut_off(int64_t) const override { return {}; }
+  int hub() const override { return 0; }
   Status ended(uint64_t) const override { return {}; }
   void end(uint64_t, const Status& cause) override {
     std::fprintf(stderr, "a Team has ended: %s\n", cause.message().c_str());
