@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "core/base/deadline.h"
+#include "core/shm/wait.h"
 
 namespace dscomm {
 namespace {
@@ -50,6 +52,28 @@ TEST(LostTime, DeadlinesLeaveItOut) {
   EXPECT_LE(charged_ns, monotonic_ns() - began_ns - (continued_ns - stopped_ns));
 }
 
+TEST(LostTime, TimeBetweenTwoWaitsIsLeftOutOnceAndOnlyIfLong) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(100));
+  deadline.leave_out_time_since_last_look();  // not begun: nothing to leave out
+  const int64_t left_ns = deadline.remaining_ns();
+  const int64_t stopped_ns = monotonic_ns();
+  std::this_thread::sleep_for(std::chrono::nanoseconds(LostTime::kLeastNs));
+  const int64_t continued_ns = monotonic_ns();
+  deadline.leave_out_time_since_last_look();
+  Deadline::after(std::chrono::seconds(1)).note_slice(stopped_ns, 0);  // the same, seen by another
+  const int64_t now_left_ns = deadline.remaining_ns();
+  EXPECT_GE(now_left_ns, left_ns - (monotonic_ns() - continued_ns));
+  EXPECT_LE(now_left_ns, left_ns);
+  // A slice ends unseen time, and what is short is charged.
+  for (int slice = 0; slice < 6; ++slice) {
+    const int64_t began_ns = monotonic_ns();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    deadline.note_slice(began_ns, 200'000'000);
+    deadline.leave_out_time_since_last_look();
+  }
+  EXPECT_LE(deadline.remaining_ns(), now_left_ns - 600'000'000);
+}
+
 void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 TEST(TimeLeft, DeadlinePassedHalfASecondBeforeTheLookLeavesOneSecondOnce) {
@@ -79,6 +103,29 @@ TEST(TimeLeft, DeadlinePassedBetweenTwoLooksEndsTheWait) {
     if (time_left.is_over()) return;
   }
   ADD_FAILURE() << "it never ended";
+}
+
+class LookAtNothing final : public Watch {
+ public:
+  Status look() override { return {}; }
+  Status timed_out() override { return Status(Code::kTimeout, "timed out"); }
+};
+
+// A rank that is stopped between two waits of a call has no slice of sleep that notes it.
+TEST(TimeLeft, AWaitHasWhatWasLeftAtTheLastLook) {
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(1500));
+  (void)deadline.remaining_ns();
+  sleep_ms(1300);
+  std::atomic<uint64_t> word{0};
+  std::thread peer([&] {
+    sleep_ms(600);
+    word.store(1, std::memory_order_release);  // pairs with the load of wait_slowly()
+  });
+  std::atomic<uint32_t> sleepers{0};
+  LookAtNothing watch;
+  const Status status = wait_slowly(word, 1, sleepers, WaitPolicy(), deadline, watch);
+  peer.join();
+  EXPECT_TRUE(status.ok()) << status.message();
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ class Deadline {
   int64_t remaining_ns() const {
     const int64_t now = monotonic_ns();
     if (start_ns_ == 0) start_ns_ = now;
-    return start_ns_ + timeout_ns_ + later_ns_ + lost_->since(start_ns_) - now;
+    seen_ns_ = now;
+    return remaining_at(now);
   }
   // Of the whole, for messages.
   int64_t timeout_ms() const { return timeout_ns_ / 1'000'000; }
@@ -54,16 +55,35 @@ class Deadline {
   // For whoever waits in slices, after each: it slept or yielded since `began_ns` and had asked for
   // `asked_ns` at most. What it lasted longer may be time that the process lost.
   void note_slice(int64_t began_ns, int64_t asked_ns) const {
-    lost_->note(began_ns + asked_ns, monotonic_ns());
+    seen_ns_ = monotonic_ns();
+    lost_->note(began_ns + asked_ns, seen_ns_);
+  }
+  // For a wait of a call that spins or computes between its waits: half a second or more since the
+  // last look or slice is not charged, whether this thread computed or did not run (no slice of
+  // sleep would have noted it).
+  void leave_out_time_since_last_look() const {
+    if (start_ns_ == 0) return;
+    const int64_t now = monotonic_ns();
+    const int64_t unseen_ns = now - seen_ns_ - lost_->since(seen_ns_);
+    if (unseen_ns < LostTime::kLeastNs) return;
+    // A new start, so that a slice of another thread that notes the same stop does not count twice.
+    charged_ns_ = timeout_ns_ + later_ns_ - remaining_at(now) - unseen_ns;
+    start_ns_ = seen_ns_ = now;
   }
 
  private:
   static constexpr int64_t kLongestMs = int64_t{1} << 42;  // some 139 years; in range as ns
 
   explicit Deadline(int64_t timeout_ns) : timeout_ns_(timeout_ns), lost_(&LostTime::of_process()) {}
+  int64_t remaining_at(int64_t now) const {
+    return start_ns_ + timeout_ns_ + later_ns_ - charged_ns_ + lost_->since(start_ns_) - now;
+  }
+
   int64_t timeout_ns_;
   int64_t later_ns_ = 0;
   mutable int64_t start_ns_ = 0;
+  mutable int64_t charged_ns_ = 0;  // before start_ns_
+  mutable int64_t seen_ns_ = 0;     // the last look, or the end of the last slice
   // A library that is loaded later has a LostTime of its own; the Deadlines that it is given bring
   // that of their maker.
   LostTime* lost_;

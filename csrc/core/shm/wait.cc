@@ -49,6 +49,7 @@ WaitPolicy WaitPolicy::choose(const Settings& settings, int local_ranks, int usa
 Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
                    const Deadline& deadline, Watch& watch) {
+  deadline.leave_out_time_since_last_look();
   int64_t now = monotonic_ns();
   const int64_t yield_end = now < yields_again_ns ? now : now + policy.yield_ns;
   while (now < yield_end) {
