@@ -567,7 +567,7 @@ class BringUp {
       status = run_abandonable(
           step_,
           [answer] {
-            answer->code = guarded([&] {
+            answer->code = guarded_blocking([&] {
               return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &answer->level);
             });
           },
@@ -698,8 +698,8 @@ class BringUp {
     if (code == MPI_SUCCESS)
       code = MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &members);
     if (code == MPI_SUCCESS)
-      code =
-          guarded([&] { return MPI_Comm_create_group(MPI_COMM_WORLD, members, kGroupTag, comm); });
+      code = guarded_blocking(
+          [&] { return MPI_Comm_create_group(MPI_COMM_WORLD, members, kGroupTag, comm); });
     if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
     if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
     if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
@@ -743,7 +743,7 @@ void MpiWorld::leave(const Deadline& deadline) {
   MPI_Finalized(&finalised);
   if (finalised != 0) return;
   Status status = run_abandonable(
-      "MPI_Finalize", [] { (void)guarded([] { return MPI_Finalize(); }); }, deadline,
+      "MPI_Finalize", [] { (void)guarded_blocking([] { return MPI_Finalize(); }); }, deadline,
       [] { return Status(); });
   if (!status.ok()) log_line(LogLevel::kWarn, "%s", status.message().c_str());
 }

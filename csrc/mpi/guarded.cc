@@ -8,13 +8,14 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "mpi/call_watch.h"
+
 namespace dscomm {
 namespace {
 
 // Relaxed: who reads it late calls MPI once more, which is what happens anyway when the calls of
 // two threads overlap.
 std::atomic<bool> gave_up{false};
-thread_local int entries = 0;
 std::mutex words_mutex;
 std::string words;
 
@@ -27,8 +28,7 @@ std::string mpi_last_words() {
   return words;
 }
 
-guard::Entry::Entry() { ++entries; }
-guard::Entry::~Entry() { --entries; }
+void note_mpi_gave_up() { gave_up.store(true, std::memory_order_relaxed); }
 
 }  // namespace dscomm
 
@@ -44,12 +44,12 @@ extern "C" __attribute__((visibility("default"), noreturn)) void ompi_rte_abort(
     std::vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
   }
-  if (dscomm::entries > 0) {
+  if (dscomm::guard::calls_of_thread().depth > 0) {
     {
       std::lock_guard lock(dscomm::words_mutex);
       dscomm::words = text;
     }
-    dscomm::gave_up.store(true, std::memory_order_relaxed);
+    dscomm::note_mpi_gave_up();
     throw dscomm::guard::GaveUp();
   }
   using Abort = void (*)(int, const char*, ...);

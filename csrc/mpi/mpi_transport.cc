@@ -5,6 +5,7 @@
 
 #include "core/base/log.h"
 #include "mpi/abandonable.h"
+#include "mpi/call_watch.h"
 #include "mpi/guarded.h"
 #include "mpi/mpi_channel.h"
 #include "mpi/mpi_error.h"
@@ -33,7 +34,7 @@ void make_communicators(MPI_Comm from, const std::vector<int>& ranks, int tag, b
   for (MPI_Comm* comm : {&made->data, &made->check}) {
     if (comm == &made->check && !needs_check) continue;
     if (made->code == MPI_SUCCESS)
-      made->code = guarded([&] { return MPI_Comm_create_group(from, part, tag, comm); });
+      made->code = guarded_blocking([&] { return MPI_Comm_create_group(from, part, tag, comm); });
     if (made->code == MPI_SUCCESS) MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
   }
   if (part != MPI_GROUP_NULL) MPI_Group_free(&part);
@@ -101,6 +102,7 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
   Result<std::unique_ptr<Lifeline>> lifeline = Lifeline::connect(request_, *store, deadline);
   if (!lifeline.ok()) return lifeline.status();
   lifeline_ = std::move(lifeline).value();
+  lifeline_->on_death(&watch_calls);
   std::vector<int> everyone;
   for (size_t rank = 0; rank < request_.members.size(); ++rank)
     everyone.push_back(static_cast<int>(rank));

@@ -646,6 +646,8 @@ TEST(Lifeline, AnAddressThatLeadsElsewhereIsPassedOver) {
 void watch(Store& store, int rank, int size, int victim) {
   LifelinePtr lifeline = join(rank, size, store);
   ASSERT_NE(lifeline, nullptr);
+  std::atomic<int> deaths{0};
+  lifeline->on_death([&] { ++deaths; });
   say(store, "ready", rank);
   if (rank == victim)
     while (true) pause();
@@ -653,6 +655,9 @@ void watch(Store& store, int rank, int size, int victim) {
   expect_says(lifeline->gone(victim), Code::kPeerDied,
               "rank " + std::to_string(100 + victim) + " (pid " + std::to_string(5000 + victim) +
                   " on host host" + std::to_string(victim) + ") died or exited");
+  EXPECT_TRUE(soon([&] { return deaths == 1; }));
+  lifeline->on_death([&] { ++deaths; });
+  EXPECT_EQ(deaths, 2);  // at once: one has died already
   EXPECT_EQ(lifeline->count(), 1u);
   say(store, "heard", rank);
   await(store, "over");

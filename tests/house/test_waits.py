@@ -55,6 +55,7 @@ ALLOWED = {
     ("csrc/core/transport/lifeline.h", "socket"): "no wait: it declares a function of that name",
     ("csrc/core/transport/rendezvous.cc", "poll"): "members connect, under the deadline",
     ("csrc/core/transport/rendezvous.cc", "socket"): "sockets that never block",
+    ("csrc/mpi/call_watch.cc", "sleep"): "a thread that watches until the process ends",
     ("csrc/mpi/abandonable.cc", "sleep"): "for a reason, 0.4 s at most; deadline",
     ("csrc/mpi/abandonable.cc", "condition"): "in slices, until the deadline or a reason",
     ("csrc/mpi/abandonable.cc", "thread"): "what it ran has returned",

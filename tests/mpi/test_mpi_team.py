@@ -21,12 +21,12 @@ TOGETHER = "-MpiTeamAlone.*"
 ALL_REDUCE_ALGORITHMS = {"ring": 1, "binomial": 2, "rabenseifner": 3, "recursive_doubling": 4}
 
 
-def program() -> Path:
+def built_program(name: str) -> Path:
     wish = os.environ.get("MPI_TEST_BUILD")
     folders = [Path(wish)] if wish else sorted((ROOT / "build").glob("*"))
-    built = [folder / "mpi_tests" for folder in folders if (folder / "mpi_tests").exists()]
+    built = [folder / name for folder in folders if (folder / name).exists()]
     if not built:
-        pytest.fail("mpi_tests is not built: cmake --preset release; cmake --build ...")
+        pytest.fail(f"{name} is not built: cmake --preset release; cmake --build ...")
     return max(built, key=lambda path: path.stat().st_mtime)
 
 
@@ -39,7 +39,7 @@ def run(ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER) -> t
     # Ranks outnumber cores, and whoever waits must let the others run.
     command += ["--mca", "mpi_yield_when_idle", "1"]
     command += ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
-    command += [*(mpi or []), str(program()), f"--gtest_filter={tests}"]
+    command += [*(mpi or []), str(built_program("mpi_tests")), f"--gtest_filter={tests}"]
     result = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S
     )

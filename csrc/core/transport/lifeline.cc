@@ -164,14 +164,31 @@ void Lifeline::end(uint64_t team_id, const Status& cause) {
 
 // The first thing that is heard stays. True when this was it.
 bool Lifeline::note_gone(int rank, const Status& status, const Departure& departure) {
-  std::lock_guard lock(mutex_);
-  Status& known = gone_[static_cast<size_t>(rank)];
-  if (!known.ok()) return false;
-  known = status;
-  departures_[static_cast<size_t>(rank)] = departure;
-  if (rank == hub()) hub_gone_ns_ = monotonic_ns();
-  note_news();
+  std::function<void()> on_death;
+  {
+    std::lock_guard lock(mutex_);
+    Status& known = gone_[static_cast<size_t>(rank)];
+    if (!known.ok()) return false;
+    known = status;
+    departures_[static_cast<size_t>(rank)] = departure;
+    if (rank == hub()) hub_gone_ns_ = monotonic_ns();
+    note_news();
+    if (status.code() == Code::kPeerDied) on_death = std::exchange(on_death_, nullptr);
+  }
+  if (on_death) on_death();
   return true;
+}
+
+void Lifeline::on_death(std::function<void()> body) {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::none_of(gone_.begin(), gone_.end(),
+                     [](const Status& status) { return status.code() == Code::kPeerDied; })) {
+      on_death_ = std::move(body);
+      return;
+    }
+  }
+  body();
 }
 
 bool Lifeline::note_ended(uint64_t team_id, const Status& cause) {

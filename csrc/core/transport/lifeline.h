@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -45,6 +46,9 @@ class Lifeline final : public News {
   int hub() const override { return 0; }
   Status ended(uint64_t team_id) const override;
   void end(uint64_t team_id, const Status& cause) override;
+
+  // Called once some rank has died, by the thread; at once where one has already.
+  void on_death(std::function<void()> body);
 
   // Says goodbye, so that the others hear that this process left rather than died, and ends the
   // thread. Takes a second where the others do not answer. What was heard stays; what end() is
@@ -90,6 +94,7 @@ class Lifeline final : public News {
   std::vector<Status> gone_;           // by rank; OK while it is there
   std::vector<Departure> departures_;  // by rank; of those that left
   int64_t hub_gone_ns_ = 0;            // when the hub was found to be gone
+  std::function<void()> on_death_;     // empty once it was called
   Departure own_;                      // of this process
   std::map<uint64_t, Status> ended_;   // by Team: only what ended with a cause
   std::vector<std::string> outgoing_;  // encoded messages that the thread shall send to all

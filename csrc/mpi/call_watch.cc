@@ -1,0 +1,210 @@
+#include "mpi/call_watch.h"
+
+#include <gnu/lib-names.h>
+#include <link.h>
+#include <signal.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "core/base/log.h"
+#include "core/base/thread.h"
+
+namespace dscomm {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{50};
+constexpr int kTicks = 16;
+// Of computing in one call. A call that works in order moves a chunk of some MiB.
+constexpr int64_t kBusyNs = 400'000'000;
+
+// All of this is never destroyed: threads may call MPI until the process ends.
+struct Registry {
+  std::mutex mutex;
+  std::set<guard::Calls*> threads;  // that have called MPI, and run
+};
+Registry& registry() {
+  static auto* const registry = new Registry;
+  return *registry;
+}
+
+// Where the C library's code lies.
+uintptr_t libc_begin = 0, libc_end = 0;
+
+void find_libc() {
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, size_t, void*) {
+        if (!std::string_view(object->dlpi_name).ends_with("/" LIBC_SO)) return 0;
+        for (int i = 0; i < object->dlpi_phnum; ++i) {
+          const ElfW(Phdr) & segment = object->dlpi_phdr[i];
+          if (segment.p_type != PT_LOAD || (segment.p_flags & PF_X) == 0) continue;
+          libc_begin = object->dlpi_addr + segment.p_vaddr;
+          libc_end = libc_begin + segment.p_memsz;
+        }
+        return 1;
+      },
+      nullptr);
+}
+
+uintptr_t interrupted_at(const void* context) {
+  const auto* machine = &static_cast<const ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+  return static_cast<uintptr_t>(machine->gregs[REG_RIP]);
+#elif defined(__aarch64__)
+  return machine->pc;
+#else
+  static_cast<void>(machine);
+  return libc_begin;  // nothing is known: stay
+#endif
+}
+
+void leave_call(int, siginfo_t*, void* context) {
+  guard::Calls& calls = guard::calls_of_thread();
+  const uint64_t number = calls.number.load(std::memory_order_relaxed);
+  // Acquire pairs with the release in order_to_leave().
+  if (number % 2 == 0 || calls.to_leave.load(std::memory_order_acquire) != number) return;
+  const uintptr_t at = interrupted_at(context);
+  if (calls.only_outside_libc.load(std::memory_order_acquire) && at >= libc_begin && at < libc_end)
+    return;
+  note_mpi_gave_up();
+  calls.depth = 0;
+  calls.count_up();
+  siglongjmp(calls.way_out, 1);
+}
+
+// A signal that nothing else in the process uses; 0 where there is none.
+int take_signal() {
+  find_libc();
+  for (int number = SIGRTMAX; number >= SIGRTMIN; --number) {
+    struct sigaction known{};
+    if (sigaction(number, nullptr, &known) != 0 || known.sa_handler != SIG_DFL) continue;
+    struct sigaction action{};
+    action.sa_sigaction = &leave_call;
+    // Not blocked after the jump out of the handler.
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
+    if (sigaction(number, &action, nullptr) == 0) return number;
+  }
+  return 0;
+}
+
+int leave_signal() {
+  static const int number = take_signal();
+  return number;
+}
+
+// In and out of the registry with the thread.
+class Registration {
+ public:
+  Registration() : calls_(new guard::Calls) {
+    calls_->thread = pthread_self();
+    calls_->thread_id = gettid();
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, leave_signal());
+    // Threads of the library take no other (core/base/thread.h).
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    std::lock_guard lock(registry().mutex);
+    registry().threads.insert(calls_);
+  }
+  ~Registration() {
+    std::lock_guard lock(registry().mutex);
+    registry().threads.erase(calls_);
+    delete calls_;
+  }
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+
+  guard::Calls& calls() { return *calls_; }
+
+ private:
+  guard::Calls* const calls_;
+};
+
+// Whether the thread waits for something in the kernel.
+bool sleeps(pid_t thread_id) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread_id) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  // "7 (a name) S ...": the name may have brackets.
+  const size_t end = text.rfind(')');
+  return end != std::string::npos && end + 2 < text.size() &&
+         (text[end + 2] == 'S' || text[end + 2] == 'D');
+}
+
+int64_t cpu_ns(pthread_t thread) {
+  clockid_t clock;
+  timespec time{};
+  if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+// What the watch has seen of a thread's call.
+struct Seen {
+  uint64_t number = 0;
+  int ticks = 0, ticks_asleep = 0;
+  int64_t cpu_at_first_ns = 0;
+};
+
+void look_at(guard::Calls& calls, Seen* seen) {
+  const uint64_t number = calls.number.load(std::memory_order_relaxed);
+  if (number % 2 == 0 || number != seen->number) {
+    *seen = {number, 0, 0, number % 2 == 0 ? 0 : cpu_ns(calls.thread)};
+    return;
+  }
+  ++seen->ticks;
+  if (sleeps(calls.thread_id)) ++seen->ticks_asleep;
+  const bool is_asleep = seen->ticks_asleep == seen->ticks;
+  if (seen->ticks < kTicks) return;
+  if (!is_asleep && cpu_ns(calls.thread) - seen->cpu_at_first_ns < kBusyNs) return;
+  if (seen->ticks == kTicks)
+    log_line(LogLevel::kWarn,
+             "a call of MPI has not returned since a rank died: it is left, and MPI is not called "
+             "again in this process");
+  // Release: what the signal's handler loads.
+  calls.only_outside_libc.store(!is_asleep, std::memory_order_release);
+  calls.to_leave.store(number, std::memory_order_release);
+  pthread_kill(calls.thread, leave_signal());
+}
+
+// Ends with the process.
+void watch() {
+  std::map<guard::Calls*, Seen> seen;
+  while (true) {
+    std::this_thread::sleep_for(kTick);
+    // Held, so that no thread ends meanwhile.
+    std::lock_guard lock(registry().mutex);
+    std::erase_if(seen,
+                  [](const auto& entry) { return !registry().threads.contains(entry.first); });
+    for (guard::Calls* calls : registry().threads) look_at(*calls, &seen[calls]);
+  }
+}
+
+}  // namespace
+
+guard::Calls& guard::calls_of_thread() {
+  thread_local Registration registration;
+  return registration.calls();
+}
+
+void watch_calls() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (leave_signal() == 0) return;
+    Result<std::thread> thread = start_thread("the watch over calls of MPI", [] { watch(); });
+    if (thread.ok())
+      thread.value().detach();
+    else
+      log_line(LogLevel::kWarn, "%s", thread.status().message().c_str());
+  });
+}
+
+}  // namespace dscomm

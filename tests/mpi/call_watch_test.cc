@@ -1,0 +1,87 @@
+// Call watch: calls of MPI that do not return are left once a rank has died. MPI itself is not
+// needed. Each test runs in a process of its own, since MPI has given up afterwards.
+
+#include "mpi/call_watch.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "mpi/guarded.h"
+
+namespace dscomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::atomic<uint64_t> rounds{0};
+
+// Both as a function of MPI might.
+int sleep_for_ever() {
+  static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&held);
+  pthread_mutex_lock(&held);
+  return MPI_SUCCESS;
+}
+int turn_for_ever() {
+  while (true) rounds.fetch_add(1, std::memory_order_relaxed);
+}
+int print_for_ever() {
+  char text[64];
+  while (true) rounds.fetch_add(static_cast<uint64_t>(std::snprintf(text, 64, "%f", 0.1)));
+}
+
+void expect_left(int (*call)()) {
+  watch_calls();
+  EXPECT_EQ(guarded([&] { return guarded([&] { return call(); }); }), MPI_ERR_OTHER);
+  EXPECT_TRUE(mpi_gave_up());
+  EXPECT_EQ(guarded([] { return MPI_SUCCESS; }), MPI_ERR_OTHER);
+}
+
+TEST(CallWatch, ACallThatSleepsIsLeft) { expect_left(&sleep_for_ever); }
+TEST(CallWatch, ACallThatGoesRoundInCirclesIsLeft) { expect_left(&turn_for_ever); }
+TEST(CallWatch, ACallThatGoesRoundInTheCLibraryIsLeftOutsideOfIt) { expect_left(&print_for_ever); }
+
+// The library's threads take no signals.
+TEST(CallWatch, ACallOfAnyThreadIsLeft) {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  std::thread(expect_left, &sleep_for_ever).join();
+}
+
+TEST(CallWatch, CallsThatReturnAndCallsThatMayBlockAreNotLeft) {
+  watch_calls();
+  const auto end = std::chrono::steady_clock::now() + milliseconds(2000);
+  std::thread blocks([] {
+    EXPECT_EQ(guarded_blocking([] {
+                usleep(2'000'000);
+                return MPI_SUCCESS;
+              }),
+              MPI_SUCCESS);
+  });
+  while (std::chrono::steady_clock::now() < end) {
+    EXPECT_EQ(guarded([] {
+                usleep(20'000);
+                return MPI_SUCCESS;
+              }),
+              MPI_SUCCESS);
+  }
+  blocks.join();
+  EXPECT_FALSE(mpi_gave_up());
+}
+
+TEST(CallWatch, BeforeADeathNoCallIsLeft) {
+  EXPECT_EQ(guarded([] {
+              usleep(2'000'000);
+              return MPI_SUCCESS;
+            }),
+            MPI_SUCCESS);
+}
+
+}  // namespace
+}  // namespace dscomm
