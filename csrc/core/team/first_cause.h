@@ -16,9 +16,14 @@ namespace dscomm {
 // it.
 inline constexpr int64_t kCauseGraceNs = 200'000'000;
 
+// How long members that an abort has left nothing to wait for may need to make the call that they
+// share, on an overloaded machine.
+inline constexpr int64_t kLateCallNs = 5'000'000'000;
+
 // Asks, between the slices of one wait, whether an abort ends it. An abort of a member that had
-// finished the call first (see Team::look()) ends it only after the grace: the members that are
-// still in the call need nothing of the one that aborted, and are about to publish the rest.
+// finished the call first (see Team::look()) ends it only after a while: the members that are still
+// in the call, or about to make it, need nothing of the one that aborted. One that gives up before
+// it has finished the call says so by an abort of its own.
 class AbortWatch {
  public:
   // look(call) as Team::look().
@@ -29,7 +34,7 @@ class AbortWatch {
     if (later.ok()) return {};
     const int64_t now = monotonic_ns();
     if (seen_ns_ == 0) seen_ns_ = now;
-    return now - seen_ns_ < kCauseGraceNs ? Status() : later;
+    return now - seen_ns_ < kLateCallNs ? Status() : later;
   }
 
  private:
