@@ -1002,10 +1002,10 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
 TEST(PointToPoint, AnArenaWithoutRoomIsAResourceError) {
   Settings settings = with_slices();
   settings.arena_bytes = 1 << 20;
-  World world(6, settings);
+  World world(24, settings);
   End zero(world, 0);
   Status status;
-  for (int peer = 1; peer < 6 && status.ok(); ++peer)
+  for (int peer = 1; peer < world.size() && status.ok(); ++peer)
     status = zero.send(pattern(5000, 1), peer)->wait();
   expect_failure(status, Code::kResource, {"DSCOMM_ARENA_BYTES"});
 }
@@ -1026,6 +1026,30 @@ TEST(PointToPoint, WhereALongRingHasNoRoomAShortOneDoes) {
       EXPECT_TRUE(in == out);
     }
   });
+}
+
+// Collectives have no other way: random program 1795450404012 found an arena that three rings of
+// full length had filled.
+TEST(PointToPoint, RingsLeaveRoomInTheArena) {
+  constexpr int kRanks = 6;
+  Settings settings = no_slices();
+  settings.arena_bytes = 16 << 20;
+  settings.channel_bytes = 4 << 20;
+  World world(kRanks, settings);
+  run_ranks(kRanks, [&](int rank) {
+    End end(world, rank);
+    const std::vector<uint8_t> out = pattern(1 << 20, 1);
+    if (rank == 0) {
+      for (int peer = 1; peer < kRanks; ++peer) EXPECT_OK(end.send(out, peer));
+      return;
+    }
+    std::vector<uint8_t> in(out.size());
+    EXPECT_OK(end.receive(in, 0));
+    EXPECT_TRUE(in == out);
+  });
+  Arena& arena = *world.rank(0).arena;
+  EXPECT_LE(arena.used_bytes(), arena.size() * 3 / 4);
+  EXPECT_TRUE(arena.lend(1 << 20, {}).ok());
 }
 
 }  // namespace

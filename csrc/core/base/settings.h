@@ -44,7 +44,8 @@
   NUMBER(channel_bytes, "DSCOMM_CHANNEL_BYTES", 4194304, 4096, 67108864, "bytes",                  \
          "longest ring for the pieces of messages of more than a page, made when a rank first "    \
          "sends one to another; more than cores' own caches, so that what is written again has "   \
-         "left them; from the ninth peer on, and between hosts, at most 256 KiB")                  \
+         "left them; from the ninth peer on, between hosts, and once half of the arena is used, "  \
+         "at most 256 KiB")                                                                        \
   NUMBER(unexpected_bytes, "DSCOMM_UNEXPECTED_BYTES", 1073741824, 0, 1099511627776, "bytes",       \
          "most memory that holds messages which arrived before their receive was posted")          \
   NUMBER(spin_pauses, "DSCOMM_SPIN_PAUSES", -1, -1, 1000000, "pauses",                             \

@@ -23,6 +23,13 @@ constexpr size_t kMostPieceBytes = 32768;
 constexpr int kFullPieceRings = 8;
 constexpr size_t kShortPieceRing = 256 << 10;
 
+// Rings are kept, so they leave the arena to what has no other way: a full one half of it, a short
+// one a quarter.
+bool leaves_room(const Arena& arena, size_t ring_bytes) {
+  const size_t rest = ring_bytes > kShortPieceRing ? arena.size() / 2 : arena.size() / 4;
+  return arena.used_bytes() + ring_bytes + rest <= arena.size();
+}
+
 // After a message of at most kPrefetchedMessageBytes the memory of the next message is prefetched
 // for ownership; in the piece ring at most kPrefetchedPieceBytes, the size of a first-level cache.
 constexpr size_t kPrefetchedMessageBytes = 64 << 10;
@@ -117,7 +124,9 @@ Result<PieceRing> ChannelDirectory::take_pieces(size_t channel_bytes) {
   const size_t most =
       full_rings_ < kFullPieceRings ? channel_bytes : std::min(channel_bytes, kShortPieceRing);
   size_t bytes = most / kPageBytes * kPageBytes;
-  if (PieceRing::longest(bytes) < kLeastPieceBytes) return PieceRing();
+  if (!leaves_room(*arena_, bytes)) bytes = std::min(bytes, kShortPieceRing);
+  if (PieceRing::longest(bytes) < kLeastPieceBytes || !leaves_room(*arena_, bytes))
+    return PieceRing();
   Result<uint64_t> offset = arena_->allocate(bytes);
   if (!offset.ok() && bytes > kShortPieceRing) {
     bytes = kShortPieceRing;
