@@ -474,6 +474,9 @@ def _threads(program: Program, ranks: list[int], folder: Path) -> int:
 
     torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
     _install_threaded_pg()
+    # After a fork the first user of torch's thread pool replaces it; another thread that asks at
+    # that moment gets none (caffe2::pthreadpool()).
+    torch.set_num_threads(1)
     failed: list[int] = []
 
     def run(number: int) -> None:
