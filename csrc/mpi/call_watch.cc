@@ -70,7 +70,7 @@ uintptr_t interrupted_at(const void* context) {
 void leave_call(int, siginfo_t*, void* context) {
   guard::Calls& calls = guard::calls_of_thread();
   const uint64_t number = calls.number.load(std::memory_order_relaxed);
-  // Acquire pairs with the release in order_to_leave().
+  // Acquire pairs with the release in look_at().
   if (number % 2 == 0 || calls.to_leave.load(std::memory_order_acquire) != number) return;
   const uintptr_t at = interrupted_at(context);
   if (calls.only_outside_libc.load(std::memory_order_acquire) && at >= libc_begin && at < libc_end)
@@ -129,15 +129,14 @@ class Registration {
   guard::Calls* const calls_;
 };
 
-// Whether the thread waits for something in the kernel.
+// Whether the thread waits for another one. Not where it waits for a disk (D), which comes back.
 bool sleeps(pid_t thread_id) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread_id) + "/stat");
   std::string text;
   std::getline(file, text);
   // "7 (a name) S ...": the name may have brackets.
   const size_t end = text.rfind(')');
-  return end != std::string::npos && end + 2 < text.size() &&
-         (text[end + 2] == 'S' || text[end + 2] == 'D');
+  return end != std::string::npos && end + 2 < text.size() && text[end + 2] == 'S';
 }
 
 int64_t cpu_ns(pthread_t thread) {
