@@ -74,6 +74,25 @@ TEST(LostTime, TimeBetweenTwoWaitsIsLeftOutOnceAndOnlyIfLong) {
   EXPECT_LE(deadline.remaining_ns(), now_left_ns - 600'000'000);
 }
 
+// The parts of a composed call have copies, one of which waits after the other.
+TEST(LostTime, TimeThatAnotherCopyWaitedIsCharged) {
+  const Deadline whole = Deadline::after(std::chrono::seconds(100));
+  const int64_t left_ns = whole.remaining_ns();
+  const Deadline first = whole;
+  for (int slice = 0; slice < 6; ++slice) {
+    const int64_t began_ns = monotonic_ns();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    first.note_slice(began_ns, 200'000'000);
+  }
+  const Deadline second = whole;
+  Deadline third = Deadline::after(std::chrono::seconds(1));
+  third = whole;
+  for (const Deadline* each : {&second, static_cast<const Deadline*>(&third)}) {
+    each->leave_out_time_since_last_look();
+    EXPECT_LE(each->remaining_ns(), left_ns - 600'000'000);
+  }
+}
+
 void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 TEST(TimeLeft, DeadlinePassedHalfASecondBeforeTheLookLeavesOneSecondOnce) {

@@ -37,7 +37,7 @@ class Deadline {
   int64_t remaining_ns() const {
     const int64_t now = monotonic_ns();
     if (start_ns_ == 0) start_ns_ = now;
-    seen_ns_ = now;
+    seen_.ns = now;
     return remaining_at(now);
   }
   // Of the whole, for messages.
@@ -55,20 +55,20 @@ class Deadline {
   // For whoever waits in slices, after each: it slept or yielded since `began_ns` and had asked for
   // `asked_ns` at most. What it lasted longer may be time that the process lost.
   void note_slice(int64_t began_ns, int64_t asked_ns) const {
-    seen_ns_ = monotonic_ns();
-    lost_->note(began_ns + asked_ns, seen_ns_);
+    seen_.ns = monotonic_ns();
+    lost_->note(began_ns + asked_ns, seen_.ns);
   }
   // For a wait of a call that spins or computes between its waits: half a second or more since the
   // last look or slice is not charged, whether this thread computed or did not run (no slice of
   // sleep would have noted it).
   void leave_out_time_since_last_look() const {
-    if (start_ns_ == 0) return;
+    if (start_ns_ == 0 || seen_.ns == 0) return;
     const int64_t now = monotonic_ns();
-    const int64_t unseen_ns = now - seen_ns_ - lost_->since(seen_ns_);
+    const int64_t unseen_ns = now - seen_.ns - lost_->since(seen_.ns);
     if (unseen_ns < LostTime::kLeastNs) return;
     // A new start, so that a slice of another thread that notes the same stop does not count twice.
     charged_ns_ = timeout_ns_ + later_ns_ - remaining_at(now) - unseen_ns;
-    start_ns_ = seen_ns_ = now;
+    start_ns_ = seen_.ns = now;
   }
 
  private:
@@ -83,7 +83,18 @@ class Deadline {
   int64_t later_ns_ = 0;
   mutable int64_t start_ns_ = 0;
   mutable int64_t charged_ns_ = 0;  // before start_ns_
-  mutable int64_t seen_ns_ = 0;     // the last look, or the end of the last slice
+  // The last look, or the end of the last slice; 0: none yet. A copy has none: the thread may have
+  // waited with another copy since, in another part of the call.
+  struct Seen {
+    Seen() = default;
+    Seen(const Seen&) {}
+    Seen& operator=(const Seen&) {
+      ns = 0;
+      return *this;
+    }
+    int64_t ns = 0;
+  };
+  mutable Seen seen_;
   // A library that is loaded later has a LostTime of its own; the Deadlines that it is given bring
   // that of their maker.
   LostTime* lost_;
