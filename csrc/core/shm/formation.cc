@@ -280,7 +280,7 @@ class Former {
   Deadline a_little_longer() const {
     std::chrono::nanoseconds left(std::max<int64_t>(deadline_.remaining_ns(), 0));
     return Deadline::after(std::chrono::duration_cast<std::chrono::milliseconds>(left) +
-                           std::chrono::milliseconds(2000));
+                           std::chrono::milliseconds(1000));
   }
 
   Status fetch_roster() {
