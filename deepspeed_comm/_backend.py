@@ -23,6 +23,8 @@ from typing import Any
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # The folder of the native code: the package's own, or that of _use_installed_build().
 _native = os.path.join(_PACKAGE, "_native")
+# The native module, once it is loaded. In sys.modules it stands while a thread still loads it, too.
+_extension: ModuleType | None = None
 
 
 def _autoload() -> None:
@@ -71,9 +73,8 @@ def _create_backend(distributed_backend_options: Any, pg_options: Any = None) ->
 
 def _end_calls() -> None:
     """The exit handler; see csrc/torch/exit.h."""
-    native = sys.modules.get("deepspeed_comm._C")
-    if native is not None:
-        native.end_calls(_unhandled_exception())
+    if _extension is not None:
+        _extension.end_calls(_unhandled_exception())
 
 
 _pid_of_finalizer = 0
@@ -95,7 +96,7 @@ def _end_with_multiprocessing() -> None:
 
 
 def _end_child() -> None:
-    native = sys.modules["deepspeed_comm._C"]
+    native = load_extension()
     own = threading.current_thread()
     others = [each for each in threading.enumerate() if each is not own and not each.daemon]
     native.end_child(_unhandled_exception(), not others)
@@ -112,11 +113,16 @@ def _unhandled_exception() -> str:
     return type(error).__name__ if error is not None else ""
 
 
+def loaded_extension() -> ModuleType | None:
+    """The native module, None while no thread has loaded it."""
+    return _extension
+
+
 def load_extension() -> ModuleType:
     """The native module, or a RuntimeError that says which torch it fits and how to rebuild it."""
-    loaded = sys.modules.get("deepspeed_comm._C")
-    if loaded is not None:
-        return loaded
+    global _extension
+    if _extension is not None:
+        return _extension
     version = torch_version()
     if version is None:
         raise RuntimeError(
@@ -150,6 +156,7 @@ def load_extension() -> ModuleType:
             f"rebuild it with `{_rebuild_command()}`."
         ) from error
     _keep_when_traced()
+    _extension = native
     return native
 
 

@@ -17,13 +17,13 @@ blocking messages, in groups that remember_ranks() tells the native module of.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
+from deepspeed_comm._backend import load_extension, loaded_extension
 from deepspeed_comm._compiler import outside_graphs
 from deepspeed_comm.reduce_op import ReduceOp, foreign_ops, torch_reduce_op
 
@@ -59,7 +59,7 @@ def find_backend(group: Any, tensor: Any) -> Any:
     None if the group uses another backend, if something (torch's debug mode) stands before it, if
     the tensor is more than CPU memory, or if a mode or a transform of torch is to see the call.
     """
-    native = sys.modules.get("deepspeed_comm._C")
+    native = loaded_extension()
     if native is None or not native.is_plain(tensor):
         return None
     return find_group_backend(group)
@@ -70,7 +70,7 @@ def find_group_backend(group: Any) -> Any:
     """The dscomm backend that the group uses for CPU tensors, None where it uses another one."""
     if group is None:
         group = dist.group.WORLD
-    native = sys.modules.get("deepspeed_comm._C")
+    native = loaded_extension()
     if native is None:  # no group of dscomm has been made
         return None
     if isinstance(group, native.DscommBackend):  # torch 1.13's groups are their backends
@@ -94,7 +94,7 @@ def remember_ranks(group: Any) -> None:
     """Lets direct_send() and direct_recv() make the group's later calls, where it is dscomm's and
     torch knows its ranks."""
     group = world._default_pg if group is None else group
-    native = sys.modules.get("deepspeed_comm._C")
+    native = loaded_extension()
     if native is None or native.knows_ranks(group) or find_group_backend(group) is None:
         return
     ranks = _ranks_of_groups().get(group)
@@ -129,7 +129,7 @@ def repeated_all_reduce(
 ) -> Callable[[Any, Any, Any, Any], Any]:
     """all_reduce_caching() of these, of another tensor like this one: a function as
     direct_all_reduce(), which returns NotImplemented for any other call."""
-    native = sys.modules["deepspeed_comm._C"]
+    native = load_extension()
     repeat: Callable[[Any, Any, Any, Any], Any] = native.repeated_all_reduce(
         tensor, op, torch_reduce_op(op), group, backend, match_id
     )

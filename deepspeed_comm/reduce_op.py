@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-import sys
 from typing import Any
 
 import torch.distributed
+
+from deepspeed_comm._backend import loaded_extension
 
 
 class ReduceOp(enum.Enum):
@@ -66,6 +67,6 @@ def _remember_foreign(op: Any, torch_op: Any) -> None:
         return
     foreign_ops[id(op)] = (op, torch_op)
     # Before the extension is loaded there is no direct call to tell; see native_executor.py.
-    native = sys.modules.get("deepspeed_comm._C")
+    native = loaded_extension()
     if native is not None:
         native.remember_op(op, torch_op)

@@ -110,6 +110,37 @@ def test_threads_on_groups_of_their_own(ranks: RankSets) -> None:
     ranks(3).run(_threads_case)
 
 
+def _loads_meanwhile_case(world: World) -> None:
+    """What another thread gets while one still runs the code of the native module."""
+    from importlib.machinery import ExtensionFileLoader
+
+    from deepspeed_comm import _backend, native_executor
+
+    # What a loader has in sys.modules before the module's code has run.
+    begun = threading.Event()
+    run_code = ExtensionFileLoader.exec_module
+
+    def exec_module(self: ExtensionFileLoader, module: Any) -> None:
+        if module.__name__ == "deepspeed_comm._C":
+            begun.set()
+            time.sleep(0.3)
+        run_code(self, module)
+
+    ExtensionFileLoader.exec_module = exec_module  # type: ignore[method-assign]
+    assert "deepspeed_comm._C" not in sys.modules
+    first = threading.Thread(target=_backend.load_extension)
+    first.start()
+    begun.wait()
+    assert "deepspeed_comm._C" in sys.modules
+    assert native_executor.find_backend(None, torch.ones(1)) is None
+    assert callable(_backend.load_extension().create_backend)
+    first.join()
+
+
+def test_a_thread_waits_for_another_one_that_loads_the_native_code() -> None:
+    run_fresh(1, _loads_meanwhile_case)
+
+
 def _other_thread_runs_case() -> None:
     """A call that waits for its peers holds no GIL."""
     rank = dist.get_rank()
