@@ -117,7 +117,8 @@ def _remember(native: Any, group: Any, backend: Any) -> None:
             if op is not ReduceOp.UNUSED:
                 native.remember_op(op, op.torch_op)
                 native.remember_op(op.torch_op, op.torch_op)
-        for op, torch_op in foreign_ops.values():
+        # A copy: a thread of another rank may add to it.
+        for op, torch_op in list(foreign_ops.values()):
             native.remember_op(op, torch_op)
         direct_all_reduce = native.direct_all_reduce
         direct_send, direct_recv = native.direct_send, native.direct_recv

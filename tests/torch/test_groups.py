@@ -130,7 +130,7 @@ def _loads_meanwhile_case(world: World) -> None:
     assert "deepspeed_comm._C" not in sys.modules
     first = threading.Thread(target=_backend.load_extension)
     first.start()
-    begun.wait()
+    assert begun.wait(30)
     assert "deepspeed_comm._C" in sys.modules
     assert native_executor.find_backend(None, torch.ones(1)) is None
     assert callable(_backend.load_extension().create_backend)
