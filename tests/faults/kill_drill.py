@@ -13,6 +13,7 @@ process, no abstract socket, no memory, no file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import random
@@ -27,7 +28,12 @@ import torch  # noqa: E402
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from rank_processes import SOON_S, Belongings, Job  # noqa: E402
-from workloads import WORKLOADS, check_survivors, work_until_raised  # noqa: E402
+from workloads import (  # noqa: E402
+    WORKLOADS,
+    check_survivors,
+    memory_turn_held,
+    work_until_raised,
+)
 
 
 @dataclasses.dataclass
@@ -55,7 +61,8 @@ def kill_once(ranks: int, generator: random.Random) -> list[float]:
     if generator.random() < 0.1:
         dead = [0]
     delay_s = generator.uniform(0.0, 0.1)
-    with Job(ranks, work_until_raised, step) as job:
+    others = memory_turn_held() if generator.random() < 0.1 else contextlib.nullcontext()
+    with Job(ranks, work_until_raised, step) as job, others:
         job.wait_for("working")
         belongings = Belongings(job.pids)
         time.sleep(delay_s)

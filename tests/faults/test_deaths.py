@@ -25,7 +25,14 @@ from rank_processes import (
     names_rank,
     sockets_of,
 )
-from workloads import LARGE, WORKLOADS, Step, check_survivors, work_until_raised
+from workloads import (
+    LARGE,
+    WORKLOADS,
+    Step,
+    check_survivors,
+    memory_turn_held,
+    work_until_raised,
+)
 
 RANKS = 4
 
@@ -99,6 +106,28 @@ def test_leaving_without_destroy(how: str) -> None:
             assert event.at_s - at_s < SOON_S, job.report()
         job.finish()
         assert [job.exit_codes[rank] for rank in range(RANKS)] == [0, 0, 7, 0], job.report()
+
+
+def _first_call_of_a_group(world: World) -> None:
+    world.init()
+    group = dist.new_group()
+    dist.barrier()
+    world.say("ready")
+    world.hear()
+    world.until_raised(lambda number: dist.all_reduce(torch.ones(LARGE), group=group))
+
+
+def test_death_shows_while_another_process_reserves_memory() -> None:
+    """What orders processes that reserve memory is held by one that does not run."""
+    with Job(RANKS, _first_call_of_a_group) as job:
+        job.wait_for("ready")
+        with memory_turn_held():
+            at_s = job.kill(3)
+            job.tell("go", [0, 1, 2])
+            for event in job.wait_for("raised", [0, 1, 2]):
+                assert names_rank(event.facts["text"], 3, job.pids[3]), job.report()
+                assert event.at_s - at_s < SOON_S, job.report()
+        job.finish([0, 1, 2])
 
 
 def _becomes_another_program(world: World, waits_in: str) -> None:

@@ -39,6 +39,7 @@ constexpr int64_t kSpareBytes = 16 << 20;
 constexpr size_t kSpareShare = 64;
 
 constexpr auto kPause = std::chrono::milliseconds(1);
+constexpr int64_t kTurnNs = std::chrono::nanoseconds(MemoryReservation::kLongestTurn).count();
 constexpr int64_t kStaleNs = std::chrono::nanoseconds(MemoryReservation::kStaleAfter).count();
 constexpr int64_t kLongestNs = std::chrono::nanoseconds(MemoryReservation::kLongestWait).count();
 
@@ -117,18 +118,10 @@ Distrust& distrust() {
 class Order {
  public:
   void enter(int ledger, const std::string& path) {
-    const int64_t began_ns = monotonic_ns();
     while (flock(ledger, LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) return;
       if (distrust().is_lock_stuck(path)) return;
-      if (monotonic_ns() - began_ns > kStaleNs) {
-        distrust().lock_is_stuck(path);
-        log_line(LogLevel::kWarn,
-                 "another process has locked %s for more than a second: memory is reserved without "
-                 "an order among processes, and a request may be refused needlessly",
-                 path.c_str());
-        return;
-      }
+      if (monotonic_ns() > end_ns_) return distrust().lock_is_stuck(path);
       std::this_thread::sleep_for(kPause);
     }
     held_.push_back(ledger);
@@ -139,6 +132,7 @@ class Order {
   }
 
  private:
+  const int64_t end_ns_ = monotonic_ns() + kTurnNs;
   std::vector<int> held_;
 };
 

@@ -12,11 +12,12 @@
 // An flock on the same path orders those who announce, so that the first get the memory. Nothing
 // depends on it: without it, two may see each other and both be refused.
 //
-// No other process can hold this one up for long. If announcements leave too little, this process
-// waits while they change, kLongestWait at most. Announcements that have not changed for
-// kStaleAfter (a stopped process, or a hostile one) are ignored, as is an flock that is held for
-// that long. Both are logged. Where a path cannot be locked, limits are read and nothing is
-// reserved; that is logged too.
+// No other process can hold this one up for long. The order is waited for kLongestTurn at most: its
+// holder may be any process of the machine, of less weight or stopped, while the peers of this one
+// wait for it, and none of them notices that a rank has died. If announcements leave too little,
+// this process waits while they change, kLongestWait at most. Announcements that have not changed
+// for kStaleAfter (a stopped process, or a hostile one) are ignored, and that is logged. Where a
+// path cannot be locked, limits are read and nothing is reserved; that is logged too.
 #pragma once
 
 #include <chrono>
@@ -33,6 +34,7 @@ namespace dscomm {
 
 class MemoryReservation {
  public:
+  static constexpr std::chrono::milliseconds kLongestTurn{50};  // some hundred turns
   static constexpr std::chrono::milliseconds kStaleAfter{1000};
   static constexpr std::chrono::milliseconds kLongestWait{10000};
 
