@@ -27,7 +27,7 @@ PRIMITIVES = {
 
 ALLOWED = {
     ("csrc/core/base/memory_reservation.cc", "sleep"): "others reserve or take memory: the kernel "
-    "unlocks for the dead; 50 ms at most for one's turn, then ten seconds, one where nothing changes",
+    "unlocks for the dead; 50 ms at most for a turn, then ten seconds, one where nothing changes",
     ("csrc/core/base/futex.h", "futex"): "the system call that the one wait sleeps with",
     ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
     ("csrc/core/shm/wait.cc", "spin"): "the one wait: it yields before it sleeps",
