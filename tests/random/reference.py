@@ -157,7 +157,8 @@ def descriptors(step: Step) -> list[tuple[Any, ...]]:
     if kind in ("barrier", "monitored_barrier"):
         return [(kind,)]
     if kind.endswith("object"):
-        return [(kind, step["id"])]
+        # Ranks tell each other how long their objects are, so any two such calls fit together.
+        return [(kind, step["root"] if kind in ROOTED else "")]
     return [
         (
             kind,
@@ -479,11 +480,12 @@ class Model:
         for who in ranks:
             theirs = self.calls[order_of(step)].get(who, [])
             steps[who] = theirs[number].operation.step if number < len(theirs) else step
-        return expected_values(step, rank, ranks, {who: each["id"] for who, each in steps.items()})
+        return expected_values(step, rank, ranks, steps)
 
 
-def expected_values(step: Step, rank: int, ranks: list[int], ids: dict[int, int]) -> list[Any]:
-    """`ids`: of the step that each rank makes in this place, from which its input derives."""
+def expected_values(step: Step, rank: int, ranks: list[int], steps: dict[int, Step]) -> list[Any]:
+    """`steps`: what each rank makes in this place, from which its input derives."""
+    ids = {who: each["id"] for who, each in steps.items()}
     kind, dtype, op, count, root = (step[key] for key in ("call", "dtype", "op", "count", "root"))
     me, size = ranks.index(rank), len(ranks)
     splits = step.get("splits", [[count] * size] * size)
@@ -532,9 +534,9 @@ def expected_values(step: Step, rank: int, ranks: list[int], ids: dict[int, int]
         counts = enumerate(step["counts"])
         tensors = [joined([moved(who, k, each) for who in ranks]) for k, each in counts]
     elif kind == "all_gather_object":
-        return [object_of(ids[who], who, count) for who in ranks]
+        return [object_of(ids[who], who, steps[who]["count"]) for who in ranks]
     else:
-        return [object_of(ids[root], root, count)]
+        return [object_of(ids[root], root, steps[root]["count"])]
     return [checksum(tensor) for tensor in tensors]
 
 
