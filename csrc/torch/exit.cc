@@ -1,11 +1,16 @@
 #include "torch/exit.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -19,6 +24,9 @@ constexpr std::chrono::seconds kExitGrace{5};
 // One exit in three with a gloo group beside dscomm ended in SIGABRT without it, none of 24 with
 // it.
 constexpr std::chrono::milliseconds kOthersGrace{2};
+// How long threads that are on their way back to Python are waited for, on a machine that has no
+// core for them: some of a group's calls were ended here, or none.
+constexpr std::chrono::milliseconds kReturnLimit{1000}, kQuietLimit{20};
 
 struct State {
   std::mutex mutex;
@@ -50,6 +58,31 @@ std::vector<std::shared_ptr<Group>> living_groups() {
   for (const std::weak_ptr<Group>& known : state().groups)
     if (std::shared_ptr<Group> group = known.lock()) groups.push_back(std::move(group));
   return groups;
+}
+
+// Whether a thread other than this one runs, or could if there were a core for it.
+bool others_run() {
+  const std::string own = std::to_string(gettid());
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    if (entry.path().filename() == own) continue;
+    char stat[128] = "";  // "7 (python) R 1 ...", the name no longer than 15 characters
+    std::FILE* file = std::fopen((entry.path() / "stat").c_str(), "re");
+    if (file == nullptr) continue;  // it has ended
+    const size_t bytes = std::fread(stat, 1, sizeof stat - 1, file);
+    std::fclose(file);
+    const char* name_end = bytes > 0 ? std::strrchr(stat, ')') : nullptr;
+    if (name_end != nullptr && std::strncmp(name_end, ") R", 3) == 0) return true;
+  }
+  return false;
+}
+
+// A thread whose call has returned wants the GIL, which is free here: until it has it.
+void let_others_return(std::chrono::milliseconds limit) {
+  std::this_thread::sleep_for(kOthersGrace);
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (others_run() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void wait_for_calls() {
@@ -88,12 +121,14 @@ void end_calls(const std::string& exception) {
   for (const std::shared_ptr<Group>& group : groups) group->note_end(exception);
   const Deadline grace = Deadline::after(kExitGrace);
   (void)grace.remaining_ns();  // starts it
+  bool ended_some = false;
   wait_for_calls();
   for (const std::shared_ptr<Group>& group : groups) {
     group->begin_exit();
     // A synchronous call may be under way too, on a daemon thread.
     const std::chrono::milliseconds left(std::max<int64_t>(grace.remaining_ns() / 1'000'000, 0));
     if (group->idle_within(left)) continue;
+    ended_some = true;
     group->abort("its process " +
                  (exception.empty() ? "ended" : "was ended by an unhandled " + exception) +
                  " with calls under way; see its output");
@@ -103,7 +138,7 @@ void end_calls(const std::string& exception) {
   state().exiting.store(true, std::memory_order_relaxed);
   // Another backend's worker may be waiting for the GIL in order to drop a tensor (gloo's does so
   // after the call has returned to its caller): it gets the GIL now, or takes the process down.
-  std::this_thread::sleep_for(kOthersGrace);
+  let_others_return(ended_some ? kReturnLimit : kQuietLimit);
 }
 
 void leave_groups() {

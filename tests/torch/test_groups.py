@@ -398,7 +398,7 @@ def test_fork_after_init(ranks: RankSets) -> None:
 # One process imports torch and forks all the ranks, which is most of what this costs; each of them
 # then ends as a program does, with all that the interpreter does at its end.
 _EXIT_PROGRAM = """
-import atexit, os, sys, threading, time
+import atexit, os, signal, sys, threading, time
 at_end = []  # after all that dscomm does at exit, as it is registered before torch is imported
 atexit.register(lambda: [call() for call in at_end])
 import torch, torch.distributed as dist
@@ -426,6 +426,17 @@ os.dup2(errors, 2)
 ended = f"{folder}/ended-{how}"
 if rank == 0:
     at_end.append(lambda: open(ended, "w").close())
+core = {min(os.sched_getaffinity(0))}
+if how == "daemon" and rank == 0:
+    # They leave the daemon thread little of its core, so that its call returns late.
+    for _ in range(16):
+        busy = os.fork()
+        if busy == 0:
+            os.sched_setaffinity(0, core)
+            signal.alarm(60)
+            while True:
+                pass
+        at_end.append(lambda busy=busy: os.kill(busy, signal.SIGKILL))
 store = dist.FileStore(f"{folder}/store-{how}", size)
 dist.init_process_group("dscomm", store=store, rank=rank, world_size=size)
 group = dist.new_group()
@@ -440,7 +451,13 @@ elif how == "unmet" and rank == 0:
 elif how == "daemon":
     # Rank 1 lives until rank 0 has ended, and never makes the call.
     if rank == 0:
-        call = lambda: dist.barrier(group=group)
+        def call():
+            os.sched_setaffinity(0, core)
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, 10)
+            os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+            dist.barrier(group=group)
+
         threading.Thread(target=call, daemon=True).start()
         time.sleep(0.2)
     else:
