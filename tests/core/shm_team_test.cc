@@ -608,6 +608,14 @@ TEST(ShmTeam, StagingGoesFromGroupToGroup) {
   constexpr int kGroups = 40;
   Settings settings = small_settings();
   settings.arena_bytes = 160 << 20;
+  // Relaxed, so that they order nothing: how many broadcasts rank 1 has read, and how many groups
+  // rank 0 has left.
+  std::atomic<int> read{0}, left{0};
+  const auto await = [](const std::atomic<int>& counter, int value) {
+    const Deadline deadline = Deadline::after(milliseconds(60000));  // where the other has failed
+    while (counter.load(std::memory_order_relaxed) < value && !deadline.expired())
+      std::this_thread::yield();
+  };
   run_ranks(2, [&](int rank) {
     RankParty party(registry, settings);
     // Past the amount up to which groups keep their staging between calls.
@@ -617,16 +625,20 @@ TEST(ShmTeam, StagingGoesFromGroupToGroup) {
       teams.push_back(party.team(store, rank, 2, "group" + std::to_string(i)));
     auto lasting = party.team(store, rank, 2, "lasting"),
          other = party.team(store, rank, 2, "other");
+    int broadcasts = 0;
     auto broadcast = [&](Team& team, int32_t value) {
       std::vector<int32_t> data(2500, rank == 0 ? value : -1);
       ASSERT_TRUE(team.broadcast(data.data(), data.size(), DType::kInt32, 0, within(60000)).ok());
       ASSERT_EQ(data, std::vector<int32_t>(2500, value));
-      if (rank == 0)
-        std::this_thread::sleep_for(milliseconds(1));  // lets the reader finish, unasked
+      if (rank == 0) return await(read, ++broadcasts);  // unasked
+      read.fetch_add(1, std::memory_order_relaxed);
     };
     for (int i = 0; i < kGroups; ++i) {
       broadcast(*teams[static_cast<size_t>(i)], i);
+      // First the root, which would acquire that the reader has left.
+      if (rank == 1) await(left, i + 1);
       teams[static_cast<size_t>(i)].reset();
+      if (rank == 0) left.fetch_add(1, std::memory_order_relaxed);
       broadcast(*lasting, i);
       broadcast(*other, -i);
     }
