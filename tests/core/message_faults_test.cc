@@ -224,7 +224,9 @@ struct PoolTensor {
 
 TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
   InProcessHost host;
-  std::shared_ptr<Context> zero = host.process(), one = host.process();
+  Settings settings = small_settings();
+  settings.in_place_bytes = 1 << 20;  // whatever it measures of the cores' distance
+  std::shared_ptr<Context> zero = host.process(settings), one = host.process(settings);
   auto group = host.groups({zero, one}, "world");
   constexpr size_t kCount = 750'000;  // more than a pass copies
   PoolTensor tensor(zero, kCount);
