@@ -279,6 +279,76 @@ TEST(ShmTeam, ARankThatDiesIsNamed) {
   });
 }
 
+// Rank 1, for which rank 0 waits first, comes later: it may be waiting in another group.
+TEST(ShmTeam, DeathIsSeenWhileTheWaitIsForAnotherRank) {
+  constexpr size_t kCount = 40'000;  // of floats: more than the staging
+  using Call = std::function<Status(Team&, std::vector<float>&)>;
+  const auto blocks = [](std::vector<float>& data) {
+    return std::vector<void*>{data.data(), data.data() + 100, data.data() + 200};
+  };
+  const auto inputs = [](std::vector<float>& data) {
+    return std::vector<const void*>{data.data(), data.data() + 100, data.data() + 200};
+  };
+  const std::vector<size_t> counts(3, 100);
+  const std::vector<std::pair<const char*, Call>> calls = {
+      {"barrier", [](Team& team, auto&) { return team.barrier(within(5000)); }},
+      {"tiny all_reduce",
+       [](Team& team, auto& data) {
+         return team.all_reduce(data.data(), data.data(), 1, {}, within(5000));
+       }},
+      {"long all_reduce",
+       [](Team& team, auto& data) {
+         return team.all_reduce(data.data(), data.data(), kCount, {}, within(5000));
+       }},
+      {"long broadcast",
+       [](Team& team, auto& data) {
+         return team.broadcast(data.data(), kCount, DType::kFloat32, 0, within(5000));
+       }},
+      {"reduce",
+       [](Team& team, auto& data) {
+         return team.reduce(data.data(), data.data(), kCount, {}, 0, within(5000));
+       }},
+      {"all_gather",
+       [&](Team& team, auto& data) {
+         return team.all_gather(data.data() + 300, 100, DType::kFloat32, blocks(data), counts,
+                                within(5000));
+       }},
+      {"gather",
+       [&](Team& team, auto& data) {
+         return team.gather(data.data() + 300, 100, DType::kFloat32, blocks(data), counts, 0,
+                            within(5000));
+       }},
+      {"reduce_scatter",
+       [&](Team& team, auto& data) {
+         return team.reduce_scatter(inputs(data), counts, data.data() + 300, {}, within(5000));
+       }},
+      {"all_to_all",
+       [&](Team& team, auto& data) {
+         std::vector<float> out(300);
+         return team.all_to_all(inputs(data), counts, blocks(out), counts, DType::kFloat32,
+                                within(5000));
+       }},
+  };
+  for (const auto& [name, call] : calls) {
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    std::latch formed(3), failed(1);
+    run_ranks(3, [&](int rank) {
+      RankParty party(registry, small_settings());
+      std::unique_ptr<ShmTeam> team = party.team(store, rank, 3);
+      formed.arrive_and_wait();
+      if (rank == 2) party.directory->die();
+      if (rank != 0) return failed.wait();
+      std::vector<float> data(kCount, 1.0f);
+      const Status status = call(*team, data);
+      EXPECT_EQ(status.code(), Code::kPeerDied) << name << ": " << status.message();
+      EXPECT_NE(status.message().find("rank 2 "), std::string::npos)
+          << name << ": " << status.message();
+      failed.count_down();
+    });
+  }
+}
+
 TEST(ShmTeam, WhatALeaverPublishedCanStillBeRead) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;

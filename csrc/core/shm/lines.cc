@@ -68,8 +68,11 @@ Status cause_of(const AbortRecord& record) {
 // Watches the wait for one member.
 class Lines::MemberWatch final : public Watch {
  public:
-  MemberWatch(Lines& lines, const std::atomic<uint64_t>& word, uint64_t target, int member)
-      : lines_(lines), word_(word), target_(target), member_(member) {}
+  // `done_of_all`: the done word that the wait is for in every member, one after another; 0: in
+  // none.
+  MemberWatch(Lines& lines, const std::atomic<uint64_t>& word, uint64_t target, int member,
+              uint64_t done_of_all)
+      : lines_(lines), word_(word), target_(target), done_of_all_(done_of_all), member_(member) {}
 
   Status look() override {
     if (Status cause = find_abort(); !cause.ok()) {
@@ -86,31 +89,48 @@ class Lines::MemberWatch final : public Watch {
       if (lines_.verified_[static_cast<size_t>(member)] < lines_.sequence_)
         DSCOMM_RETURN_IF_ERROR(lines_.verify(member, lines_.sequence_));
     // The pidfd costs a system call: every eighth look is some 100 ms.
-    const Presence presence = lines_.presence(member_, ++looks_ % 8 == 0);
-    if (presence == Presence::kHere)
-      return lines_.is_overtime() ? lines_.timed_out(member_) : Status();
-    if (has_come()) return {};
-    // It may have recorded why it went.
-    DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort(kAnyCall));
-    const GroupLines& view = *lines_.views_[static_cast<size_t>(member_)];
-    uint64_t reached = sequence_of(view.done.load(std::memory_order_acquire));  // pairs with end()
-    std::string calls =
-        reached > 1 ? "after " + std::to_string(reached - 1) + " calls" : "before its first call";
-    if (presence == Presence::kLeft) {
-      const Departure departure = lines_.departure(member_);
-      return lines_.fail(Code::kPeerLeft, lines_.name_member(member_) + " " + departure.how() +
-                                              " " + calls + ", before it made this call; " +
-                                              departure.advice());
+    const bool thoroughly = ++looks_ % 8 == 0;
+    const Presence presence = lines_.presence(member_, thoroughly);
+    if (presence != Presence::kHere) return has_come() ? Status() : fail_without(member_, presence);
+    // Nor will there be what is waited for next, while this member may not come for long: it waits
+    // in another group, or for a message.
+    for (int member = 0; member < lines_.size(); ++member) {
+      if (member == lines_.rank_ || !lacks(member, begun)) continue;
+      const Presence other = lines_.presence(member, thoroughly);
+      if (other != Presence::kHere && lacks(member, begun)) return fail_without(member, other);
     }
-    return lines_.fail(Code::kPeerDied,
-                       lines_.name_member(member_) + " died or exited " + calls +
-                           ", without leaving the group; look for its own error, a signal or "
-                           "the out-of-memory killer in its output and the system log");
+    return lines_.is_overtime() ? lines_.timed_out(member_) : Status();
   }
 
   Status timed_out() override { return lines_.timed_out(member_); }
 
  private:
+  // Whether something of this member is still to come that the call cannot do without.
+  bool lacks(int member, bool begun) const {
+    if (begun && lines_.reads_all_ && !lines_.has_posted(member)) return true;
+    const GroupLines& view = *lines_.views_[static_cast<size_t>(member)];
+    return view.done.load(std::memory_order_acquire) < done_of_all_;  // pairs with acknowledge()
+  }
+
+  Status fail_without(int member, Presence presence) {
+    // It may have recorded why it went.
+    DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort(kAnyCall));
+    const GroupLines& view = *lines_.views_[static_cast<size_t>(member)];
+    uint64_t reached = sequence_of(view.done.load(std::memory_order_acquire));  // pairs with end()
+    std::string calls =
+        reached > 1 ? "after " + std::to_string(reached - 1) + " calls" : "before its first call";
+    if (presence == Presence::kLeft) {
+      const Departure departure = lines_.departure(member);
+      return lines_.fail(Code::kPeerLeft, lines_.name_member(member) + " " + departure.how() + " " +
+                                              calls + ", before it made this call; " +
+                                              departure.advice());
+    }
+    return lines_.fail(Code::kPeerDied,
+                       lines_.name_member(member) + " died or exited " + calls +
+                           ", without leaving the group; look for its own error, a signal or "
+                           "the out-of-memory killer in its output and the system log");
+  }
+
   // What a rank published before it aborted, left or died counts: the load that told of it acquired
   // all that came before, so the word is loaded after it.
   bool has_come() const {
@@ -128,6 +148,7 @@ class Lines::MemberWatch final : public Watch {
   Lines& lines_;
   const std::atomic<uint64_t>& word_;
   const uint64_t target_;
+  const uint64_t done_of_all_;
   const int member_;
   AbortWatch aborts_;
   unsigned looks_ = 0;
@@ -188,6 +209,7 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
   deadline_ = options.deadline;
   composer_ = options.composer;
+  reads_all_ = reads_everyone(static_cast<Collective>(call.kind), call.root == rank_);
   uint64_t last = sequence_;
   uint64_t hash_before =
       last == 0 ? group_id_ : own_slot().hash.load(std::memory_order_relaxed);  // own store
@@ -200,7 +222,8 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
       DSCOMM_RETURN_IF_ERROR(verify(member, last));
     // The slot was last used K calls ago: everyone must have finished that call.
     if (sequence_ > kSlots) {
-      DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, progress(sequence_ - kSlots + 1, 0)));
+      const uint64_t reusable = progress(sequence_ - kSlots + 1, 0);
+      DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, reusable, reusable));
       if (verified_[static_cast<size_t>(member)] < sequence_ - kSlots)
         DSCOMM_RETURN_IF_ERROR(verify(member, sequence_ - kSlots));
     }
@@ -320,8 +343,9 @@ void Lines::wake_sleepers(const std::atomic<uint64_t>& word) {
   }
 }
 
-Status Lines::wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member) {
-  MemberWatch watch(*this, word, target, member);
+Status Lines::wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member,
+                        uint64_t done_of_all) {
+  MemberWatch watch(*this, word, target, member, done_of_all);
   return wait_at_least(word, target, own_->sleepers, policy_, deadline_, watch);
 }
 
@@ -342,10 +366,10 @@ Status Lines::wait_all_posted(uint32_t phase) {
   return {};
 }
 
-Status Lines::wait_acknowledged(int member, uint64_t word) {
+Status Lines::wait_acknowledged(int member, uint64_t word, uint64_t word_of_all) {
   size_t k = static_cast<size_t>(member);
   if (known_done_[k] >= word) return {};
-  DSCOMM_RETURN_IF_ERROR(wait_word(views_[k]->done, word, member));
+  DSCOMM_RETURN_IF_ERROR(wait_word(views_[k]->done, word, member, word_of_all));
   look_at_beacon(member);
   known_done_[k] =
       views_[k]->done.load(std::memory_order_acquire);  // pairs with acknowledge(), end()
@@ -369,9 +393,7 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
       if (member == rank_) continue;
       const Presence presence = this->presence(member);
       // What it published before it went counts: looked at after that.
-      const bool has_posted = slot(member).posted.load(std::memory_order_acquire) >=
-                              progress(sequence_, 1);  // pairs with post()
-      if (presence != Presence::kHere && !has_posted)
+      if (presence != Presence::kHere && !has_posted(member))
         return fail(presence == Presence::kLeft ? Code::kPeerLeft : Code::kPeerDied,
                     name_member(member) +
                         (presence == Presence::kLeft ? " " + departure(member).how()
@@ -397,6 +419,11 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
   return {};
 }
 
+bool Lines::has_posted(int member) const {
+  return slot(member).posted.load(std::memory_order_acquire) >=
+         progress(sequence_, 1);  // pairs with post()
+}
+
 bool Lines::have_acknowledged(uint64_t word) const {
   return std::all_of(known_done_.begin(), known_done_.end(),
                      [word](uint64_t done) { return done >= word; });
@@ -404,7 +431,7 @@ bool Lines::have_acknowledged(uint64_t word) const {
 
 Status Lines::wait_all_acknowledged(uint64_t word) {
   for (int member = 0; member < size(); ++member)
-    DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, word));
+    DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, word, word));
   return {};
 }
 

@@ -73,8 +73,9 @@ class Lines {
   Status wait_posted(int member, uint32_t phase);
   Status wait_all_posted(uint32_t phase);
   void acknowledge(uint32_t phase);
-  // Until `member` has acknowledged, or finished, at least `word` (see progress()).
-  Status wait_acknowledged(int member, uint64_t word);
+  // Until `member` has acknowledged, or finished, at least `word` (see progress()). Fails at once
+  // where any member is gone without `word_of_all`, which will be waited for next.
+  Status wait_acknowledged(int member, uint64_t word, uint64_t word_of_all = 0);
   Status wait_all_acknowledged(uint64_t word);
   // For what no word of a member tells: asks until it says yes, which the members' progress in
   // whatever they do brings about. `what` is for the error, where the deadline passes first.
@@ -146,7 +147,8 @@ class Lines {
   static bool unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,
                      uint64_t done_word);
   void wake_sleepers(const std::atomic<uint64_t>& word);
-  Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member);
+  Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member,
+                   uint64_t done_of_all = 0);
   Status verify(int member, uint64_t sequence);
   Status mismatch(int member, uint64_t sequence);
   Status compare_last_calls();
@@ -156,6 +158,8 @@ class Lines {
   CallRecord newest_record(int member) const;
   Status timed_out(int member);
   bool is_overtime() const;
+  // Whether a member has published anything in the call in progress.
+  bool has_posted(int member) const;
   Status failed() const;
 
   std::shared_ptr<Arena> arena_;
@@ -170,6 +174,7 @@ class Lines {
   uint64_t sequence_ = 0;
   uint64_t number_ = 0;                 // CallRecord::number() of the call in progress
   Team* composer_ = nullptr;            // of the call in progress, see CallOptions
+  bool reads_all_ = false;              // in the call in progress
   const Team* counts_calls_ = nullptr;  // see set_composer(); null: this Team
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word

@@ -42,4 +42,18 @@ constexpr const char* collective_name(Collective kind) {
   return "unknown";
 }
 
+// Whether a rank needs what every other rank puts in, so that the call fails without any one.
+constexpr bool reads_everyone(Collective kind, bool is_root) {
+  switch (kind) {
+    case Collective::kBroadcast:
+    case Collective::kScatter:
+      return false;
+    case Collective::kReduce:
+    case Collective::kGather:
+      return is_root;
+    default:
+      return true;
+  }
+}
+
 }  // namespace dscomm
