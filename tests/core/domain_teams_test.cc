@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <latch>
 #include <numeric>
 #include <optional>
@@ -87,6 +89,40 @@ TEST(DomainTeams, FormingSurvivesARankThatEndsEarly) {
       if (number == round % 4) rank.party.directory->die();
     });
   }
+}
+
+// Rank 3 skips a broadcast. The one rank that shares a Team with it and made the call dies.
+TEST(DomainTeams, LeavingComparesCallsOfRanksThatShareNoTeam) {
+  std::latch called(5), left(5);
+  std::atomic<int> told{0};
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(5, [&](int number) {
+    Rank rank(registry, store, number, 5);
+    rank.request.domains = {{0, 2, 4}, {1, 3}};
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    if (!made.ok()) std::abort();  // others would wait for this rank
+    Team& team = *made.value();
+    std::vector<int32_t> values(80, number);
+    if (number != 3) EXPECT_TRUE(team.broadcast(values.data(), 80, DType::kInt32, 4, {kLong}).ok());
+    called.arrive_and_wait();
+    if (number == 1) {
+      rank.party.directory->die();
+    } else {
+      EXPECT_TRUE(team.leave().ok());
+      const Status status = rank.flat->leave();
+      if (!status.ok()) {
+        ++told;
+        EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
+        EXPECT_NE(status.message().find("broadcast(int32[80], root 4)"), std::string::npos)
+            << status.message();
+        EXPECT_NE(status.message().find("rank 3 "), std::string::npos) << status.message();
+      }
+    }
+    left.arrive_and_wait();
+  });
+  EXPECT_GE(told, 1);
 }
 
 TEST(DomainTeams, DeathOfAMemberIsNamed) {

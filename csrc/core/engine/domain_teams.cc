@@ -45,7 +45,7 @@ class Builder {
     return flat.all_gather(own.data(), width_, DType::kInt64, outs, counts, {deadline});
   }
 
-  Result<std::unique_ptr<Team>> make() {
+  Result<std::unique_ptr<Team>> make(ShmTeam& flat) {
     TeamFactory inner = [this](std::span<const int> ranks, const std::string&) {
       return make_part(ranks, 0, std::vector<size_t>(ranks.size(), 0));
     };
@@ -58,9 +58,11 @@ class Builder {
       slice += domain_size_;
       return part;
     };
+    // A rank may share its Teams with ranks that die alone, which compare nothing.
+    HierarchyOptions options{.name = "hierarchy", .names = request_.names};
+    options.note_call = [&flat](const CallRecord& call) { flat.note_call(call); };
     Result<std::unique_ptr<HierarchicalTeam>> composed =
-        HierarchicalTeam::make(request_.rank, request_.domains, inner, outer,
-                               {.name = "hierarchy", .names = request_.names});
+        HierarchicalTeam::make(request_.rank, request_.domains, inner, outer, std::move(options));
     if (!composed.ok()) return composed.status();
     return std::unique_ptr<Team>(std::move(composed).value());
   }
@@ -118,7 +120,7 @@ Result<std::unique_ptr<Team>> make_domain_teams(const DomainTeamsRequest& reques
   Builder builder(request);
   Status status = builder.share_lines(flat, deadline);
   if (status.ok()) {
-    Result<std::unique_ptr<Team>> team = builder.make();
+    Result<std::unique_ptr<Team>> team = builder.make(flat);
     if (team.ok()) return team;
     status = team.status();
   }

@@ -703,7 +703,12 @@ Status Group::shutdown() {
   lock.unlock();
   // Before the Teams go, which its closures ask.
   close_message_port();
-  DSCOMM_RETURN_IF_ERROR(team->leave());
+  Status left = team->leave();
+  if (flat != nullptr) {
+    if (!left.ok()) flat->abort(left);
+    if (Status of_flat = flat->leave(); left.ok()) left = of_flat;
+  }
+  DSCOMM_RETURN_IF_ERROR(left);
   // The ranks have not made the same calls, which no wait for another call will tell.
   const bool is_of_calls = unheard.code() == Code::kMismatch || unheard.code() == Code::kPeerLeft;
   return is_of_calls ? unheard : Status();

@@ -619,6 +619,13 @@ Status Lines::death() const {
   return {};
 }
 
+void Lines::note_call(const CallRecord& call) {
+  CallRecord record = call;
+  record.whole = call.number();
+  record.sequence += sequence_;  // newer than what these Lines did before
+  store_record(&own_->calls[record.sequence % kSlots], record);
+}
+
 Status Lines::leave() {
   if (has_left_) return {};
   has_left_ = true;

@@ -111,6 +111,9 @@ class Lines {
   Status look(uint64_t call) const;
   void set_composer(const Team* composer) { counts_calls_ = composer; }
   uint64_t finished_calls() const;
+  // Says that this rank begins a call in a Team that is composed of others: members compare the
+  // newest in leave(). Between calls of these Lines, from their thread.
+  void note_call(const CallRecord& call);
   // Idempotent.
   Status leave();
   // Says that this rank's process is about to end without having left, for an unhandled exception

@@ -87,6 +87,9 @@ struct HierarchyOptions {
   // asks. Without, it comes through the Teams below. Any thread; neither blocks.
   std::function<void(const Status& cause)> tell = {};
   std::function<Status()> heard = {};
+  // Where ranks that share no Team compare, as they leave, which calls they made: told of each call
+  // before its first piece.
+  std::function<void(const CallRecord& call)> note_call = {};
 };
 
 class HierarchicalTeam final : public Team {
