@@ -125,6 +125,60 @@ TEST(DomainTeams, LeavingComparesCallsOfRanksThatShareNoTeam) {
   EXPECT_GE(told, 1);
 }
 
+// Rank 0 waits for rank 1 of its domain, which comes later, and shares a Team with no other one.
+TEST(DomainTeams, DeathInAnotherDomainIsSeenWhileTheWaitIsForAnotherRank) {
+  for (const bool is_barrier : {false, true}) {
+    std::latch formed(4), failed(1);
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    run_ranks(4, [&](int number) {
+      Rank rank(registry, store, number, 4);
+      rank.request.domains = {{0, 1}, {2, 3}};
+      Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+      EXPECT_TRUE(made.ok()) << made.status().message();
+      formed.arrive_and_wait();
+      if (number == 3) rank.party.directory->die();
+      if (number != 0) return failed.wait();
+      if (made.ok()) {
+        const CallOptions options{Deadline::after(std::chrono::seconds(5))};
+        float value = 1;
+        const Status status = is_barrier ? made.value()->barrier(options)
+                                         : made.value()->all_reduce(&value, &value, 1, {}, options);
+        EXPECT_EQ(status.code(), Code::kPeerDied) << status.message();
+        EXPECT_NE(status.message().find("rank 3 "), std::string::npos) << status.message();
+      }
+      failed.count_down();
+    });
+  }
+}
+
+// Of the one that left rank 0 sees what it said in the Team of the whole host.
+TEST(DomainTeams, CauseOfARankThatLeftAnotherDomainIsTold) {
+  std::latch left(4), failed(1);
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(4, [&](int number) {
+    Rank rank(registry, store, number, 4);
+    rank.request.domains = {{0, 1}, {2, 3}};
+    Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    if (number == 3 && made.ok()) {
+      for (Team* team : {made.value().get(), static_cast<Team*>(&*rank.flat)}) {
+        team->abort(Status(Code::kAborted, "no more data"));
+        EXPECT_TRUE(team->leave().ok());
+      }
+    }
+    left.arrive_and_wait();
+    if (number != 0) return failed.wait();
+    if (made.ok()) {
+      const Status status = made.value()->barrier({Deadline::after(std::chrono::seconds(5))});
+      EXPECT_EQ(status.code(), Code::kAborted) << status.message();
+      EXPECT_NE(status.message().find("no more data"), std::string::npos) << status.message();
+    }
+    failed.count_down();
+  });
+}
+
 TEST(DomainTeams, DeathOfAMemberIsNamed) {
   std::latch checked(2);
   auto registry = std::make_shared<Registry>();

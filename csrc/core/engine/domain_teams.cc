@@ -58,9 +58,13 @@ class Builder {
       slice += domain_size_;
       return part;
     };
-    // A rank may share its Teams with ranks that die alone, which compare nothing.
+    // A rank may share no Team with one that dies, or share its Teams with ranks that die alone,
+    // which compare nothing.
     HierarchyOptions options{.name = "hierarchy", .names = request_.names};
-    options.note_call = [&flat](const CallRecord& call) { flat.note_call(call); };
+    options.note_call = [&flat](const CallRecord& call, bool reads_all) {
+      flat.note_call(call, reads_all);
+    };
+    options.heard = [&flat] { return flat.absence(); };
     Result<std::unique_ptr<HierarchicalTeam>> composed =
         HierarchicalTeam::make(request_.rank, request_.domains, inner, outer, std::move(options));
     if (!composed.ok()) return composed.status();

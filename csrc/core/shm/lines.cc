@@ -619,11 +619,33 @@ Status Lines::death() const {
   return {};
 }
 
-void Lines::note_call(const CallRecord& call) {
+void Lines::note_call(const CallRecord& call, bool reads_all) {
   CallRecord record = call;
   record.whole = call.number();
   record.sequence += sequence_;  // newer than what these Lines did before
   store_record(&own_->calls[record.sequence % kSlots], record);
+  noted_.store(reads_all ? record.sequence : 0, std::memory_order_relaxed);  // orders nothing
+}
+
+Status Lines::absence() const {
+  const uint64_t noted = noted_.load(std::memory_order_relaxed);
+  for (int member = 0; noted > 0 && member < size(); ++member) {
+    if (member == rank_) continue;
+    // In this order: what it noted before it went counts.
+    const Presence presence = this->presence(member);
+    if (presence == Presence::kHere || newest_record(member).sequence >= noted) continue;
+    // Somebody may have recorded why.
+    if (const AbortRecord* record = find_abort(kAnyCall)) return cause_of(*record);
+    if (presence == Presence::kDied)
+      return Status(Code::kPeerDied, name_member(member) +
+                                         " died or exited, without leaving the group, before it "
+                                         "made this call; look for its own error, a signal or the "
+                                         "out-of-memory killer in its output and the system log");
+    const Departure departure = this->departure(member);
+    return Status(Code::kPeerLeft, name_member(member) + " " + departure.how() +
+                                       " before it made this call; " + departure.advice());
+  }
+  return {};
 }
 
 Status Lines::leave() {

@@ -112,8 +112,11 @@ class Lines {
   void set_composer(const Team* composer) { counts_calls_ = composer; }
   uint64_t finished_calls() const;
   // Says that this rank begins a call in a Team that is composed of others: members compare the
-  // newest in leave(). Between calls of these Lines, from their thread.
-  void note_call(const CallRecord& call);
+  // newest in leave(). `reads_all`: it needs what every member puts in. Between calls of these
+  // Lines, from their thread.
+  void note_call(const CallRecord& call, bool reads_all);
+  // Who is gone without having begun the newest of these calls, where that reads all. Any thread.
+  Status absence() const;
   // Idempotent.
   Status leave();
   // Says that this rank's process is about to end without having left, for an unhandled exception
@@ -175,9 +178,11 @@ class Lines {
   std::vector<const GroupLines*> views_;
 
   uint64_t sequence_ = 0;
-  uint64_t number_ = 0;                 // CallRecord::number() of the call in progress
-  Team* composer_ = nullptr;            // of the call in progress, see CallOptions
-  bool reads_all_ = false;              // in the call in progress
+  uint64_t number_ = 0;       // CallRecord::number() of the call in progress
+  Team* composer_ = nullptr;  // of the call in progress, see CallOptions
+  bool reads_all_ = false;    // in the call in progress
+  // The newest call of note_call(), where it reads all; else 0. Its owner's thread writes it.
+  std::atomic<uint64_t> noted_{0};
   const Team* counts_calls_ = nullptr;  // see set_composer(); null: this Team
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word

@@ -73,7 +73,8 @@ class ShmTeam final : public Team {
   Status failure() override { return lines_->failure(); }
   void note_end(const std::string& exception) override { lines_->note_end(exception); }
 
-  void note_call(const CallRecord& call) { lines_->note_call(call); }
+  void note_call(const CallRecord& call, bool reads_all) { lines_->note_call(call, reads_all); }
+  Status absence() const { return lines_->absence(); }
   bool has_left(int member) const { return lines_->has_left(member); }
   Departure departure(int member) const { return lines_->departure(member); }
   std::string name_member(int member) const { return lines_->name_member(member); }

@@ -228,7 +228,9 @@ Status HierarchicalTeam::leave() {
 CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOptions& options) {
   whole_ = as_piece(call, options);
   whole_.sequence = ++sequence_;
-  if (options_.note_call) options_.note_call(whole_);
+  if (options_.note_call)
+    options_.note_call(whole_,
+                       reads_everyone(static_cast<Collective>(call.kind), call.root == rank_));
   options.deadline.expired();  // starts the clock that all pieces share
   CallOptions piece = options;
   piece.whole = &whole_;

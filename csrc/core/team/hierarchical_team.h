@@ -48,7 +48,9 @@
 // Failure. The first cause that any sub-team gives is kept, aborts all others, and is returned as
 // it is. A rank that waits in one Team asks the others for aborts, but not for deaths: a dead rank
 // may have published all that is needed of it. A rank that waits for the dead one itself sees the
-// death, fails, and tells its Teams; so whoever waits for that rank hears of it, and so on.
+// death, fails, and tells its Teams; so whoever waits for that rank hears of it, and so on. But the
+// rank waited for may not have come to the call, and see nothing: where it is known who began which
+// call (HierarchyOptions::note_call), who died before this one is found by `heard`.
 #pragma once
 
 #include <array>
@@ -83,13 +85,13 @@ struct HierarchyOptions {
   // PREMUL_SUM are rounded once all the same.
   bool halves_as_float32 = true;
   std::vector<std::string> names = {};  // of the ranks, for messages; empty: "rank 3"
-  // Where ranks that share no Team hear at once why another one has ended its own: tells all, and
-  // asks. Without, it comes through the Teams below. Any thread; neither blocks.
+  // Where ranks that share no Team hear at once why another one has ended its own, or is gone:
+  // tells all, and asks. Without, it comes through the Teams below. Any thread; neither blocks.
   std::function<void(const Status& cause)> tell = {};
   std::function<Status()> heard = {};
-  // Where ranks that share no Team compare, as they leave, which calls they made: told of each call
-  // before its first piece.
-  std::function<void(const CallRecord& call)> note_call = {};
+  // Where ranks that share no Team see which calls they made: told of each call before its first
+  // piece, and whether this rank needs what every other one puts in.
+  std::function<void(const CallRecord& call, bool reads_all)> note_call = {};
 };
 
 class HierarchicalTeam final : public Team {
