@@ -68,6 +68,7 @@ class Builder {
     Result<std::unique_ptr<HierarchicalTeam>> composed =
         HierarchicalTeam::make(request_.rank, request_.domains, inner, outer, std::move(options));
     if (!composed.ok()) return composed.status();
+    flat.end_forming();
     return std::unique_ptr<Team>(std::move(composed).value());
   }
 

@@ -684,7 +684,7 @@ Status Lines::compare_last_calls() {
     if (!is_done || theirs.sequence == mine.sequence) continue;
     const auto count = [this](int rank, const CallRecord& last) {
       const uint64_t calls = last.number();
-      if (last.sequence == 0) return name_member(rank) + " made no call";
+      if (last.sequence <= forming_calls_) return name_member(rank) + " made no call";
       return name_member(rank) + " made " + std::to_string(calls) +
              (calls == 1 ? " call" : " calls") + ", the last " + describe_call(last);
     };

@@ -111,6 +111,9 @@ class Lines {
   Status look(uint64_t call) const;
   void set_composer(const Team* composer) { counts_calls_ = composer; }
   uint64_t finished_calls() const;
+  // Says that the calls so far only formed a Team that is composed of others, whose calls
+  // note_call() counts. From the thread of the calls.
+  void end_forming() { forming_calls_ = sequence_; }
   // Says that this rank begins a call in a Team that is composed of others: members compare the
   // newest in leave(). `reads_all`: it needs what every member puts in. Between calls of these
   // Lines, from their thread.
@@ -178,9 +181,10 @@ class Lines {
   std::vector<const GroupLines*> views_;
 
   uint64_t sequence_ = 0;
-  uint64_t number_ = 0;       // CallRecord::number() of the call in progress
-  Team* composer_ = nullptr;  // of the call in progress, see CallOptions
-  bool reads_all_ = false;    // in the call in progress
+  uint64_t number_ = 0;         // CallRecord::number() of the call in progress
+  Team* composer_ = nullptr;    // of the call in progress, see CallOptions
+  bool reads_all_ = false;      // in the call in progress
+  uint64_t forming_calls_ = 0;  // see end_forming()
   // The newest call of note_call(), where it reads all; else 0. Its owner's thread writes it.
   std::atomic<uint64_t> noted_{0};
   const Team* counts_calls_ = nullptr;  // see set_composer(); null: this Team

@@ -73,6 +73,7 @@ class ShmTeam final : public Team {
   Status failure() override { return lines_->failure(); }
   void note_end(const std::string& exception) override { lines_->note_end(exception); }
 
+  void end_forming() { lines_->end_forming(); }
   void note_call(const CallRecord& call, bool reads_all) { lines_->note_call(call, reads_all); }
   Status absence() const { return lines_->absence(); }
   bool has_left(int member) const { return lines_->has_left(member); }
