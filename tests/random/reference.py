@@ -385,8 +385,10 @@ class Model:
                 if each.status != OK:
                     continue
                 for other in weak[each.rank, each.group]:
-                    if other.issued < each.completed:
-                        changed |= each.weaken(MAY, "an earlier operation of this group may fail")
+                    # The parts of a batch have one outcome.
+                    if other.issued < each.completed or other.issued == each.issued:
+                        text = "an earlier operation of this group, or of its batch, may fail"
+                        changed |= each.weaken(MAY, text)
                         break
                 if each.status == OK and each.kind in ("send", "receive"):
                     changed |= self.spread_to_message(each, unclean)
