@@ -669,6 +669,14 @@ TEST(ShmTeam, TwoRootsAreFound) {
   }
 }
 
+// Until a counter of the test has come to `value`, ordering nothing; or a minute has passed, where
+// another rank has failed.
+void await_relaxed(const std::atomic<int>& counter, int value) {
+  const Deadline deadline = Deadline::after(milliseconds(60000));
+  while (counter.load(std::memory_order_relaxed) < value && !deadline.expired())
+    std::this_thread::yield();
+}
+
 // Memory that one group gives back is taken by another at once. Only the readers' done and closed
 // words order the old reads before the new writes: the groups are formed before, and the root reads
 // nobody.
@@ -681,11 +689,6 @@ TEST(ShmTeam, StagingGoesFromGroupToGroup) {
   // Relaxed, so that they order nothing: how many broadcasts rank 1 has read, and how many groups
   // rank 0 has left.
   std::atomic<int> read{0}, left{0};
-  const auto await = [](const std::atomic<int>& counter, int value) {
-    const Deadline deadline = Deadline::after(milliseconds(60000));  // where the other has failed
-    while (counter.load(std::memory_order_relaxed) < value && !deadline.expired())
-      std::this_thread::yield();
-  };
   run_ranks(2, [&](int rank) {
     RankParty party(registry, settings);
     // Past the amount up to which groups keep their staging between calls.
@@ -700,13 +703,13 @@ TEST(ShmTeam, StagingGoesFromGroupToGroup) {
       std::vector<int32_t> data(2500, rank == 0 ? value : -1);
       ASSERT_TRUE(team.broadcast(data.data(), data.size(), DType::kInt32, 0, within(60000)).ok());
       ASSERT_EQ(data, std::vector<int32_t>(2500, value));
-      if (rank == 0) return await(read, ++broadcasts);  // unasked
+      if (rank == 0) return await_relaxed(read, ++broadcasts);  // unasked
       read.fetch_add(1, std::memory_order_relaxed);
     };
     for (int i = 0; i < kGroups; ++i) {
       broadcast(*teams[static_cast<size_t>(i)], i);
       // First the root, which would acquire that the reader has left.
-      if (rank == 1) await(left, i + 1);
+      if (rank == 1) await_relaxed(left, i + 1);
       teams[static_cast<size_t>(i)].reset();
       if (rank == 0) left.fetch_add(1, std::memory_order_relaxed);
       broadcast(*lasting, i);
@@ -723,6 +726,7 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
   MemoryStore store;
   const size_t chunk_bytes = small_settings().staging_chunk_bytes;
   const size_t slab_bytes = kPageBytes + static_cast<size_t>(small_settings().staging_bytes);
+  std::atomic<int> begun{0}, left{0};  // of ranks 0 and 2; of rank 2
   run_ranks(3, [&](int rank) {
     RankParty party(registry, small_settings());
     // Kept, because letting a peer go would order a reader's reads as well.
@@ -732,21 +736,24 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
     auto team = std::make_unique<ShmTeam>(party.arena, f.group_id, "test", rank, f.members,
                                           f.wait_policy, f.tuning);
     if (rank == 1) {
+      await_relaxed(begun, 2);
       std::this_thread::sleep_for(milliseconds(50));  // the reader has read what there is by then
       team.reset();
       std::this_thread::sleep_for(milliseconds(300));  // alive
       return;
     }
     std::vector<std::byte> data(2 * static_cast<size_t>(small_settings().staging_bytes));
+    begun.fetch_add(1, std::memory_order_relaxed);
     // The root waits for rank 1, and never looks at how far the reader is.
     Status status = team->broadcast(data.data(), data.size(), DType::kUInt8, 0, within(60000));
     EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
     // The root looks for the first time when the reader has left: what the reader says before that
     // would order its reads as well.
-    if (rank == 0) std::this_thread::sleep_for(milliseconds(100));
+    if (rank == 0) await_relaxed(left, 1);
     const size_t used_bytes = party.arena->used_bytes();
     team.reset();
     if (rank == 2) {
+      left.fetch_add(1, std::memory_order_relaxed);
       std::this_thread::sleep_for(milliseconds(300));
       return;
     }

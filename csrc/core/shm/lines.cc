@@ -109,7 +109,8 @@ class Lines::MemberWatch final : public Watch {
   bool lacks(int member, bool begun) const {
     if (begun && lines_.reads_all_ && !lines_.has_posted(member)) return true;
     const GroupLines& view = *lines_.views_[static_cast<size_t>(member)];
-    return view.done.load(std::memory_order_acquire) < done_of_all_;  // pairs with acknowledge()
+    // Orders nothing: whoever needs what the word stands for waits for it.
+    return view.done.load(std::memory_order_relaxed) < done_of_all_;
   }
 
   Status fail_without(int member, Presence presence) {
