@@ -971,6 +971,23 @@ TEST(Arena, MemoryOfTheSameCallIsNotExpectedBack) {
   EXPECT_FALSE(arena->expects_memory(turn));
 }
 
+// Two ranks of one process, each with memory for a call of one group that the other has still to
+// make, and which waits behind a call of another group.
+TEST(Arena, MemoryOfWhoWaitsBehindIsNotExpectedBack) {
+  std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
+  ASSERT_TRUE(arena->lend(10 << 20, {2, 7}).ok());
+  const Arena::Turn turn(*arena, {1, 7});
+  EXPECT_TRUE(arena->expects_memory(turn));
+  {
+    const Arena::Turn behind(*arena, {2, 7});
+    EXPECT_FALSE(arena->expects_memory(turn));
+    EXPECT_TRUE(arena->expects_memory(behind));
+  }
+  EXPECT_TRUE(arena->expects_memory(turn));
+  const Arena::Turn later(*arena, {2, 8});
+  EXPECT_TRUE(arena->expects_memory(turn));
+}
+
 TEST(StagingMemory, MemoryThatOnlyTheSameCallHasIsAnErrorAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;

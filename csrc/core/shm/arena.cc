@@ -91,10 +91,10 @@ Result<uint64_t> Arena::allocate_lines() {
   return offset;
 }
 
-Arena::Turn::Turn(Arena& arena, const Borrower& borrower) : arena_(arena), borrower_(borrower) {
+Arena::Turn::Turn(Arena& arena, const Borrower& borrower) : arena_(arena) {
   std::lock_guard lock(arena_.mutex_);
   number_ = arena_.next_turn_++;
-  arena_.turns_.insert(number_);
+  arena_.turns_.emplace(number_, borrower);
 }
 
 Arena::Turn::~Turn() {
@@ -105,7 +105,7 @@ Arena::Turn::~Turn() {
 Result<uint64_t> Arena::lend(size_t bytes, const Borrower& borrower, const Turn* turn) {
   bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
   std::lock_guard lock(mutex_);
-  if (!turns_.empty() && (turn == nullptr || turn->number_ != *turns_.begin()))
+  if (!turns_.empty() && (turn == nullptr || turn->number_ != turns_.begin()->first))
     return full_locked();
   if (used_ + bytes > size() - size() / kLastingShare) sweep_locked(pending_.size());
   if (used_ + bytes > size() - size() / kLastingShare) return full_locked();
@@ -116,10 +116,12 @@ Result<uint64_t> Arena::lend(size_t bytes, const Borrower& borrower, const Turn*
 
 bool Arena::expects_memory(const Turn& turn) const {
   std::lock_guard lock(mutex_);
-  if (turn.number_ != *turns_.begin()) return true;
-  const auto waits_for_turn = [&turn](const Borrower& borrower) {
-    return borrower.group_id == turn.borrower_.group_id &&
-           borrower.sequence >= turn.borrower_.sequence;
+  if (turn.number_ != turns_.begin()->first) return true;
+  const auto waits_for_turn = [this](const Borrower& borrower) {
+    return std::any_of(turns_.begin(), turns_.end(), [&borrower](const auto& entry) {
+      return borrower.group_id == entry.second.group_id &&
+             borrower.sequence >= entry.second.sequence;
+    });
   };
   return !std::all_of(lent_.begin(), lent_.end(), [&](const auto& entry) {
     return waits_for_turn(entry.second);

@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -52,8 +51,8 @@ class Arena {
   };
   Result<uint64_t> lend(size_t bytes, const Borrower& borrower, const Turn* turn = nullptr);
   // Whether a later lend() may succeed: memory is lent, or waits until its readers are done, or
-  // another turn comes first. Not what this call of the group, or a later one, has on another rank
-  // of this process: it comes back when the rank whose turn it is has made this call.
+  // another turn comes first. Not what the call of a rank that waits for a turn, or a later call of
+  // its group, has on another rank of this process: it comes back when that rank has made the call.
   bool expects_memory(const Turn& turn) const;
 
   // Gives memory back for reuse. No peer may read it any more.
@@ -95,7 +94,7 @@ class Arena {
   std::map<uint64_t, Borrower> lent_;   // what lend() gave and did not come back, by offset
   std::unordered_set<uint64_t> lines_;  // every page that ever held lines
   std::vector<uint64_t> vacant_lines_;  // those of them that hold none
-  std::set<uint64_t> turns_;            // those that wait for lent memory, oldest first
+  std::map<uint64_t, Borrower> turns_;  // those that wait for lent memory, oldest first
   uint64_t next_turn_ = 1;
   std::vector<Pending> pending_;
   size_t next_pending_ = 0;  // which of them is asked next
@@ -115,7 +114,6 @@ class Arena::Turn {
  private:
   friend class Arena;
   Arena& arena_;
-  const Borrower borrower_;
   uint64_t number_;
 };
 
