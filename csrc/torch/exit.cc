@@ -151,7 +151,7 @@ void leave_groups() {
 void end_child(const std::string& exception, bool is_alone) {
   for (const std::shared_ptr<Group>& group : living_groups()) group->note_end(exception);
   wait_for_calls();
-  if (is_alone) Context::end_transport();
+  if (is_alone) leave_groups();
 }
 
 }  // namespace dscomm

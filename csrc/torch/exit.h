@@ -36,7 +36,7 @@ void end_calls(const std::string& exception);
 // Leaves all groups, and takes leave of other hosts.
 void leave_groups();
 // Lets asynchronous calls finish for a few seconds. Other threads may go on with their calls; where
-// there are none (`is_alone`), takes leave of other hosts.
+// there are none (`is_alone`), leaves all groups, and takes leave of other hosts.
 void end_child(const std::string& exception, bool is_alone);
 
 }  // namespace dscomm

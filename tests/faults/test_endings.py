@@ -95,6 +95,13 @@ def met(how, rank):
     print("told: nothing", flush=True)
 
 
+def differs(how, rank):
+    # The last calls name two roots, so that no rank waits for another, and nobody is left to raise.
+    begin(how, rank, 2)
+    dist.broadcast(torch.ones(4), rank)
+    print("told: nothing", flush=True)
+
+
 def at_exit(how, rank):
     def calls():
         tensor = torch.ones(4)
@@ -164,6 +171,7 @@ def main():
         (forked, unmet, "any-raises"),
         (forked, composed, "composed-raises"),
         (forked, met, "met"),
+        (forked, differs, "differs"),
         (forked, at_exit, "early"),
         (forked, at_exit, "late-destroy"),
         (of_multiprocessing, unmet, "child-raises"),
@@ -171,6 +179,7 @@ def main():
         (of_multiprocessing, unmet, "child-forgets"),
         (of_multiprocessing, unmet, "child-thread"),
         (of_multiprocessing, met, "child-met"),
+        (of_multiprocessing, differs, "child-differs"),
     ]:
         for rank in range(sizes.get(function, 2)):
             if start(function, how, rank):
@@ -298,6 +307,24 @@ def test_end_without_destroy_after_the_same_calls_is_silent(
     for rank in range(2):
         assert endings[how, rank][1] == 0, _outputs[how, rank]
         assert _outputs[how, rank] == "told: nothing\n"
+
+
+@pytest.mark.parametrize("how", ["differs", "child-differs"])
+def test_end_without_destroy_after_different_calls_warns(
+    endings: dict[tuple[str, int], tuple[int, int]], how: str
+) -> None:
+    """Of two ranks that leave, the later one can compare; both may."""
+    outputs = [_outputs[how, rank] for rank in range(2)]
+    assert [endings[how, rank][1] for rank in range(2)] == [0, 0], outputs
+    warnings = [
+        line
+        for output in outputs
+        for line in output.splitlines()
+        if "leaving group '0': " in line
+    ]
+    assert 1 <= len(warnings) <= 2, outputs
+    for line in warnings:
+        assert "root 0" in line and "root 1" in line, line
 
 
 @pytest.mark.parametrize("how", ["late-destroy", "early"])
