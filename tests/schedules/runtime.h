@@ -17,6 +17,10 @@
 //   robust mutexes that it holds say so, as the kernel does it;
 // - memory can be made short, and time can be lost, as by a machine that was suspended.
 //
+// Relacy explores the same orders, but needs its own types in place of std::atomic, plain shared
+// variables and threads, so it would check a copy of the core. This runtime finds all weakened
+// orders of tests/mutation but those listed there as CHECKED_OTHERWISE.
+//
 // What it cannot see: accesses of code that was not compiled so (libraries, streaming stores), and
 // reorderings of plain memory other than as races.
 #pragma once

@@ -3,12 +3,17 @@
 //
 //   walk [--schedules N] [--seconds S] [--seed FIRST] [--jobs J] [--stop] [--shrink]
 //   walk --replay SEED [--shrink]   one program, described, with what it came to
-//   walk --here SEED                the same in this process, for a debugger
+//   walk --replay SEED --without 3,7 --schedule N   the same without some steps, as --shrink says
+//   walk --here SEED                in this process, for a debugger
+//
+// With --seconds alone it walks for that long; with --schedules as well it fails if it has not made
+// as many by then.
 #include <malloc.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -24,15 +29,33 @@ using namespace dscomm::schedule;
 namespace {
 
 constexpr uint64_t kBatch = 64;  // programs for each child: what a killed rank leaves goes with it
-constexpr int kTriesToShrink = 40;
+constexpr uint64_t kTriesToShrink = 40;
 constexpr unsigned kMostSeconds = 300;  // of a program, which takes milliseconds: it hangs
 
 struct Arguments {
-  uint64_t schedules = 10'000, seed = 1;
+  uint64_t schedules = 0, seed = 1;
+  std::optional<uint64_t> schedule;  // of --replay; otherwise the seed
+  std::vector<size_t> without;       // steps of --replay's program that are left out
   double seconds = 0;  // 0: no limit
   int jobs = 2;
   bool replays = false, here = false, shrinks = false, stops = false;
 };
+
+constexpr uint64_t kUsualSchedules = 10'000;
+
+std::vector<size_t> parse_numbers(const char* text) {
+  std::vector<size_t> numbers;
+  for (const char* at = text; *at != '\0';) {
+    char* end = nullptr;
+    numbers.push_back(std::strtoull(at, &end, 10));
+    if (end == at || (*end != ',' && *end != '\0')) {
+      std::fprintf(stderr, "walk: --without takes numbers with commas between them\n");
+      std::exit(2);
+    }
+    at = *end == ',' ? end + 1 : end;
+  }
+  return numbers;
+}
 
 Arguments parse(int count, char** words) {
   Arguments arguments;
@@ -54,6 +77,10 @@ Arguments parse(int count, char** words) {
       arguments.seed = std::strtoull(value, nullptr, 10);
     else if (word == "--seconds")
       arguments.seconds = std::strtod(value, nullptr);
+    else if (word == "--schedule")
+      arguments.schedule = std::strtoull(value, nullptr, 10);
+    else if (word == "--without")
+      arguments.without = parse_numbers(value);
     else if (word == "--jobs")
       arguments.jobs = std::atoi(value);
     else if (word == "--replay")
@@ -65,7 +92,43 @@ Arguments parse(int count, char** words) {
       std::exit(2);
     }
   }
+  if (arguments.schedules == 0 && arguments.seconds <= 0) arguments.schedules = kUsualSchedules;
   return arguments;
+}
+
+// The program of the seed, and which of its steps are left.
+struct Part {
+  Program program;
+  std::vector<size_t> kept;
+
+  Part(uint64_t seed, const std::vector<size_t>& without) : program(Program::make(seed)) {
+    for (size_t k = 0; k < program.steps.size(); ++k) kept.push_back(k);
+    for (size_t k = kept.size(); k-- > 0;)
+      if (std::find(without.begin(), without.end(), k) != without.end()) erase(k);
+  }
+  void erase(size_t k) {
+    program.steps.erase(program.steps.begin() + static_cast<ptrdiff_t>(k));
+    kept.erase(kept.begin() + static_cast<ptrdiff_t>(k));
+  }
+  // What --without takes.
+  std::string erased() const {
+    std::string text;
+    for (size_t k = 0, next = 0; k < Program::make(program.seed).steps.size(); ++k) {
+      if (next < kept.size() && kept[next] == k)
+        ++next;
+      else
+        text += (text.empty() ? "" : ",") + std::to_string(k);
+    }
+    return text;
+  }
+};
+
+// What two failures of one cause have in common: the text without its numbers.
+std::string kind_of(const std::string& failure) {
+  std::string kind;
+  for (char letter : failure.substr(0, failure.find('\n')))
+    if (letter < '0' || letter > '9') kind += letter;
+  return kind.substr(0, 60);
 }
 
 // In a child, so that what crashes or is killed leaves nothing here. "" where all is well.
@@ -92,29 +155,29 @@ std::string run_apart(const Program& program, uint64_t schedule_seed) {
   return failure;
 }
 
-// A program with fewer steps that fails as well, under one of some schedules.
-void shrink(Program program) {
+// A program with fewer steps that fails in the same way, under one of some schedules.
+void shrink(Part part, uint64_t schedule, std::string failure) {
+  const std::string kind = kind_of(failure);
   for (bool smaller = true; smaller;) {
     smaller = false;
-    for (size_t k = program.steps.size(); k-- > 0;) {
-      Program less = program;
-      less.steps.erase(less.steps.begin() + static_cast<ptrdiff_t>(k));
-      for (int trial = 0; !less.steps.empty() && trial < kTriesToShrink; ++trial) {
-        if (run_apart(less, program.seed + static_cast<uint64_t>(trial)).empty()) continue;
-        program = less;
+    for (size_t k = part.program.steps.size(); k-- > 0;) {
+      Part less = part;
+      less.erase(k);
+      for (uint64_t trial = 0; !less.kept.empty() && trial < kTriesToShrink; ++trial) {
+        const std::string how = run_apart(less.program, part.program.seed + trial);
+        if (kind_of(how) != kind) continue;
+        schedule = part.program.seed + trial;
+        failure = how;
+        part = less;
         smaller = true;
         break;
       }
     }
   }
-  for (int trial = 0; trial < kTriesToShrink; ++trial) {
-    const uint64_t schedule = program.seed + static_cast<uint64_t>(trial);
-    const std::string failure = run_apart(program, schedule);
-    if (failure.empty()) continue;
-    std::printf("shrunk: schedule %llu: %s\n%s\n", static_cast<unsigned long long>(schedule),
-                failure.c_str(), program.describe().c_str());
-    return;
-  }
+  std::printf("shrunk: %s\n%s\nreplay: --replay %llu --without \"%s\" --schedule %llu\n",
+              failure.c_str(), part.program.describe().c_str(),
+              static_cast<unsigned long long>(part.program.seed), part.erased().c_str(),
+              static_cast<unsigned long long>(schedule));
 }
 
 struct Line {
@@ -236,22 +299,25 @@ int main(int count, char** words) {
     return verdict.failure.empty() ? 0 : 1;
   }
   if (arguments.replays) {
-    const Program program = Program::make(arguments.seed);
+    const Part part(arguments.seed, arguments.without);
+    const uint64_t schedule = arguments.schedule.value_or(arguments.seed);
     std::printf("seed %llu: %s\n", static_cast<unsigned long long>(arguments.seed),
-                program.describe().c_str());
-    const std::string failure = run_apart(program, arguments.seed);
+                part.program.describe().c_str());
+    const std::string failure = run_apart(part.program, schedule);
     std::printf("%s\n", failure.empty() ? "passed" : failure.c_str());
-    if (!failure.empty() && arguments.shrinks) shrink(program);
+    if (!failure.empty() && arguments.shrinks) shrink(part, schedule, failure);
     return failure.empty() ? 0 : 1;
   }
   const auto began = std::chrono::steady_clock::now();
-  const uint64_t end = arguments.seed + arguments.schedules;
+  uint64_t end = arguments.schedules == 0 ? UINT64_MAX : arguments.seed + arguments.schedules;
   uint64_t next = arguments.seed;
+  bool is_cut_off = false;  // there was no time for all
   Total total;
   std::vector<Batch> running;
   while (next < end || !running.empty()) {
     const bool in_time = arguments.seconds <= 0 || seconds_since(began) < arguments.seconds;
-    if (!in_time || (arguments.stops && !total.failed.empty())) next = end;
+    if (next < end && !in_time && arguments.schedules != 0) is_cut_off = true;
+    if (!in_time || (arguments.stops && !total.failed.empty())) end = next;
     while (next < end && running.size() < static_cast<size_t>(arguments.jobs)) {
       const uint64_t size = std::min(kBatch, end - next);
       running.push_back(start_batch(next, size));
@@ -259,7 +325,12 @@ int main(int count, char** words) {
     }
     if (!running.empty()) read_some(running, total);
   }
-  if (arguments.shrinks && !total.failed.empty()) shrink(Program::make(total.failed.front()));
+  if (arguments.shrinks && !total.failed.empty()) {
+    const uint64_t seed = total.failed.front();
+    const Part part(seed, {});
+    if (const std::string failure = run_apart(part.program, seed); !failure.empty())
+      shrink(part, seed, failure);
+  }
   const double took = seconds_since(began);
   std::printf("%.0f schedules a second, %.0f steps and %.0f switches each\n",
               static_cast<double>(total.schedules) / took,
@@ -270,5 +341,8 @@ int main(int count, char** words) {
   std::printf("%llu passed, %llu failed\n",
               static_cast<unsigned long long>(total.schedules - total.failed.size()),
               static_cast<unsigned long long>(total.failed.size()));
-  return total.failed.empty() ? 0 : 1;
+  if (is_cut_off)
+    std::printf("FAILED: %g s were not enough for %llu schedules\n", arguments.seconds,
+                static_cast<unsigned long long>(arguments.schedules));
+  return total.failed.empty() && !is_cut_off ? 0 : 1;
 }
