@@ -18,7 +18,7 @@ LAYERS = {
     "core/team": {"core/base", "core/types", "core/reduce", "core/topology"},
     "core/shm": {"core/base", "core/types", "core/reduce", "core/topology", "core/team"},
     "core/messages": {"core/base", "core/types", "core/team", "core/shm"},
-    "core/transport": {"core/base", "core/types", "core/team", "core/shm", "core/messages"},
+    "core/transport": {"core/base", "core/types", "core/team", "core/messages"},
     "core/engine": {
         "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
         "core/messages", "core/transport",
