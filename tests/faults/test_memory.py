@@ -215,6 +215,34 @@ def test_pool_tensors_taken_at_once_fall_back(cgroup: Path) -> None:
     assert sorted(kinds) == ["ordinary", "ordinary", "pool", "pool"], kinds
 
 
+def _stage_at_once(world: World, folder: str) -> str:
+    os.environ["DSCOMM_STAGING_CHUNK_BYTES"] = str(POOLED // 4)
+    world.init()
+    dist.barrier()
+    tensor = torch.ones(POOLED // 4)
+    (Path(folder) / "cgroup.procs").write_text(str(os.getpid()))
+    world.say("ready")
+    time.sleep(max(0.0, world.hear() - time.monotonic()))
+    try:
+        dist.all_reduce(tensor)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@needs_root
+def test_first_large_calls_at_once_are_refused(cgroup: Path) -> None:
+    """Staging of two of four ranks fits: none is killed, and all are told what is missing."""
+    found = _cgroup_root()
+    assert found is not None
+    (cgroup / found[1]).write_text(str(ROOM + 2 * POOLED + POOLED // 2))
+    with Job(4, _stage_at_once, str(cgroup)) as job:
+        job.wait_for("ready")
+        job.tell(time.monotonic() + 0.2)
+        texts = job.results()
+    assert all("leaves" in text and cgroup.name in text for text in texts), texts
+
+
 # --- ulimit
 
 LIMITS = {
