@@ -911,12 +911,43 @@ def _modes(world: World) -> None:
         # Views with a bit, which the backend reads itself.
         view = torch.complex(values(0), values(world.rank)).conj().imag
         assert torch.equal(reduced(call, view), -total)
+    _modes_of_messages(world.rank)
     # One rank with a match_id that differs, by the long way.
     dist.barrier()
     match_id = "left" if world.rank == 1 else "right"
     with pytest.raises(RuntimeError, match="under another match_id"):
         with _Seen() if world.rank == 1 else contextlib.nullcontext():
             dist.all_reduce_caching(values(world.rank), match_id=match_id)
+
+
+def _modes_of_messages(rank: int) -> None:
+    everyone = torch.distributed.group.WORLD
+    for mode, names in ((_Seen, ["send", "recv_"]), (BaseTorchFunctionMode, None)):
+        for is_seen in (rank == 1, True):  # on one rank beside a direct call of the other
+            tensor = values(rank)
+            with mode() if is_seen else contextlib.nullcontext() as seen:
+                if rank == 0:
+                    dist.send(tensor, 1)
+                else:
+                    assert dist.recv(tensor, 0) == 0
+                for native in (native_executor.direct_send, native_executor.direct_recv):
+                    assert not is_seen or native(tensor, 1 - rank, everyone, 0) is NotImplemented
+            assert torch.equal(tensor, values(0))
+            if is_seen and names is not None:
+                assert seen.names == [names[rank]]
+    # Zeros without memory can be sent, but not be received into.
+    with pytest.raises(ValueError, match="zero tensor"):
+        dist.recv(torch._efficientzerotensor(4), 1 - rank)
+    tensor = values(1)
+    if rank == 0:
+        dist.send(torch._efficientzerotensor(4), 1)
+    else:
+        dist.recv(tensor, 0)
+        assert not tensor.any()
+    tensor.untyped_storage().resize_(0)
+    for call in (dist.send, dist.recv):
+        with pytest.raises(ValueError, match="without memory"):
+            call(tensor, 1 - rank)
 
 
 @needs_torch_2

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,31 @@ IMPORTED = {
     "timer": "DeepSpeed's own clocks",
     "CCLBackend": "of torch's backend ccl; deepspeed_comm.ccl has its functions",
 }
+
+
+_DESTROYS = """
+import deepspeed.utils.groups as groups
+import torch.distributed as dist
+import deepspeed_comm
+
+dist.init_process_group("dscomm", store=dist.HashStore(), rank=0, world_size=1)
+deepspeed_comm.init_distributed(verbose=False)
+part = deepspeed_comm.new_group([0])
+groups._EXPERT_PARALLEL_GROUP["part"] = part
+groups._WORLD_GROUP = dist.group.WORLD
+deepspeed_comm.destroy_process_group(part)
+assert not groups._EXPERT_PARALLEL_GROUP and groups._WORLD_GROUP is not None
+deepspeed_comm.destroy_process_group()
+assert groups._WORLD_GROUP is None
+"""
+
+
+def test_destroyed_groups_are_not_kept_by_deepspeed() -> None:
+    """tests/api asks the same of a stand-in for this module."""
+    done = subprocess.run(
+        [sys.executable, "-c", _DESTROYS], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def is_left_out(name: str) -> bool:
