@@ -43,10 +43,16 @@ MOVING = [
     "all_to_all",
     "all_to_all_single",
 ]
-COALESCED = ["all_reduce_coalesced", "manager_all_reduce", "manager_all_gather"]
-OBJECTS = ["all_gather_object", "broadcast_object"]
-ROOTED = ["broadcast", "reduce", "gather", "scatter", "broadcast_object"]
-NEVER_ASYNCHRONOUS = [*OBJECTS, "inference_all_reduce", "monitored_barrier"]
+COALESCED_REDUCING = ["all_reduce_coalesced", "manager_all_reduce", "manager_reduce_scatter"]
+COALESCED = [*COALESCED_REDUCING, "manager_all_gather", "all_gather_coalesced"]
+OBJECTS = ["all_gather_object", "broadcast_object", "gather_object", "scatter_object"]
+ROOTED = [
+    *("broadcast", "reduce", "gather", "scatter"),
+    *("broadcast_object", "gather_object", "scatter_object"),
+]
+# Of deepspeed_comm. It knows one process, so that ranks that are threads do not use it.
+OF_DEEPSPEED = ["inference_all_reduce", "all_reduce_caching", "all_gather_coalesced"]
+NEVER_ASYNCHRONOUS = [*OBJECTS, *OF_DEEPSPEED, "monitored_barrier"]
 # Calls whose number of elements all ranks compare; of the others it may differ.
 COUNT_COMPARED = ["all_reduce", "broadcast", "reduce", "all_gather_into_tensor"]
 ANY_TAG = 1_000_000  # from here on tags are received from any source only
@@ -90,6 +96,12 @@ def members(program: Program, group: str) -> list[int]:
         if step["do"] in ("world", "group") and step["group"] == group:
             return list(step["ranks"])
     return []
+
+
+def uses_deepspeed(program: Program) -> bool:
+    return any(
+        step.get("call") in OF_DEEPSPEED or step.get("is_direct") for step in program["steps"]
+    )
 
 
 def takes_part(program: Program, step: Step, rank: int) -> bool:
@@ -243,17 +255,26 @@ class Generator:
         kinds = [*REDUCING, *MOVING, "barrier", "all_reduce", "broadcast", "broadcast"]
         kinds += self.random.choices([COALESCED, OBJECTS, ["monitored_barrier"]], [3, 2, 1])[0]
         if not self.threads:
-            kinds += ["inference_all_reduce"]
-        self.add_call(name, ranks, self.random.choice(kinds))
+            kinds += OF_DEEPSPEED[:2]
+        kind = self.random.choice(kinds)
+        if self.threads and kind in OF_DEEPSPEED:
+            kind = "manager_all_gather"
+        if kind == "all_reduce_caching":
+            # More than one call of a match_id: the first one differs from those after it.
+            dtype, count = self.random.choice(["float32", "bfloat16"]), self.count()
+            for _ in range(self.random.randint(1, 4)):
+                self.add_call(name, ranks, kind, dtype=dtype, op="SUM", count=count)
+        else:
+            self.add_call(name, ranks, kind)
 
     def add_call(self, name: str, ranks: list[int], kind: str, **fixed: Any) -> Step:
-        reduces = kind in REDUCING or kind in ("inference_all_reduce", *COALESCED[:2])
+        reduces = kind in [*REDUCING, *OF_DEEPSPEED[:2], *COALESCED_REDUCING]
         op = "SUM"
         dtype = self.random.choice(MOVED if self.chance(0.1) else MOVED[: -len(FLOAT8)])
         if reduces:
             dtype = self.random.choice(["float32", "float32", "bfloat16", "int32", *REDUCED])
             op = self.random.choice(["SUM", "SUM", *OPERATORS])
-            if op == "PREMUL_SUM" and kind in ("inference_all_reduce", *COALESCED):
+            if op == "PREMUL_SUM" and kind in (*OF_DEEPSPEED, *COALESCED):
                 op = "SUM"
             if not has_meaning(dtype, op):
                 op = "SUM"
@@ -317,6 +338,8 @@ class Generator:
 
     def send(self, how: str, source: int, target: int, **more: Any) -> None:
         step = self.add(do="send", rank=source, peer=target, how=how, **more)
+        if how == "sync" and not self.threads and self.chance(0.4):
+            step["is_direct"] = True
         receive = {
             "do": "receive",
             "rank": target,
@@ -325,6 +348,8 @@ class Generator:
             **more,
             "layout": self.layout(),
         }
+        if receive["how"] == "sync" and not self.threads and self.chance(0.4):
+            receive["is_direct"] = True
         self.receives.append(receive)
         self.send_of[id(receive)] = step
         if more.get("small"):

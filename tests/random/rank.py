@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from program import COALESCED, Program, Step, actions, members
+from program import COALESCED, Program, Step, actions, members, uses_deepspeed
 from values import FACTOR, blank, checksum, moved_input, placed, reduced_input
 
 import deepspeed_comm
@@ -45,6 +45,10 @@ class Absent(Exception):
 
 def object_of(key: int, rank: int, count: int) -> list[int]:
     return [key, rank, *range(count % 50)]
+
+
+def match_id_of(step: Step) -> str:
+    return "-".join(str(step[key]) for key in ("group", "dtype", "op", "count"))
 
 
 class Rank:
@@ -138,7 +142,7 @@ class Rank:
         dist.init_process_group(
             "dscomm", store=store, rank=self.rank, world_size=size, timeout=self.timeout
         )
-        if any(step.get("call") == "inference_all_reduce" for step in self.program["steps"]):
+        if uses_deepspeed(self.program):
             deepspeed_comm.init_distributed(verbose=False)
         self.groups[action["group"]] = dist.distributed_c10d._get_default_group()
         values, self.of_left_world = [self.of_left_world], {}
@@ -208,7 +212,8 @@ class Rank:
         values = moved_input(action["dtype"], action["count"], (action["id"], 0))
         tensor = placed(values, action["layout"], group)
         if action["how"] == "sync":
-            dist.send(tensor, action["peer"], group=group, tag=action["tag"])
+            api: Any = deepspeed_comm if action.get("is_direct") else dist
+            api.send(tensor, action["peer"], group=group, tag=action["tag"])
             return []
         work = dist.isend(tensor, action["peer"], group=group, tag=action["tag"])
         self.works[action["id"]] = ([work], list)
@@ -218,7 +223,8 @@ class Rank:
         group = self.group(action)
         tensor = blank(action["dtype"], action["count"], action["layout"], group)
         if action["how"] == "sync":
-            source = dist.recv(tensor, action["peer"], group=group, tag=action["tag"])
+            api: Any = deepspeed_comm if action.get("is_direct") else dist
+            source = api.recv(tensor, action["peer"], group=group, tag=action["tag"])
             return [[source, *checksum(tensor)]]
         work = dist.irecv(tensor, action["peer"], group=group, tag=action["tag"])
 
@@ -341,6 +347,11 @@ class Call:
             tensor = self.in_place(self.source(0, reduced=True))
             result = deepspeed_comm.inference_all_reduce(tensor, self.operator(), group=group)
             return result
+        if kind == "all_reduce_caching":
+            tensor = self.in_place(self.source(0, reduced=True))
+            return deepspeed_comm.all_reduce_caching(
+                tensor, self.operator(), match_id_of(step), group=group
+            )
         if kind == "reduce":
             tensor = self.in_place(self.source(0, reduced=True))
             return dist.reduce(tensor, root, self.operator(), **more)
@@ -388,17 +399,40 @@ class Call:
             found = [object_of(step["id"], root, count) if is_root else None]
             dist.broadcast_object_list(found, root, group)
             self.objects = found
+        if kind == "gather_object":
+            found = [None] * size if is_root else []
+            mine = object_of(step["id"], self.rank.rank, count)
+            dist.gather_object(mine, found if is_root else None, root, group)
+            self.objects = found
+        if kind == "scatter_object":
+            ranks = members(self.rank.program, step["group"])
+            sources = [object_of(step["id"], each, count) for each in ranks] if is_root else None
+            found = [None]
+            dist.scatter_object_list(found, sources, root, group)
+            self.objects = found
         return None
 
     def make_coalesced(self, asynchronous: bool) -> Any:
         step, group = self.step, self.group
         counts = step["counts"]
-        if step["call"] == "manager_all_gather":
+        if step["call"] in ("manager_all_gather", "all_gather_coalesced"):
             sources = [self.source(k, count) for k, count in enumerate(counts)]
+            targets = [self.target(count * self.size) for count in counts]
+            if step["call"] == "all_gather_coalesced":
+                deepspeed_comm.all_gather_coalesced(targets, sources, group)
+                return None
             with dist._coalescing_manager(group=group):
-                for source, count in zip(sources, counts, strict=True):
-                    target = self.target(count * self.size)
+                for source, target in zip(sources, targets, strict=True):
                     dist.all_gather_into_tensor(target, source, group=group)
+            return None
+        if step["call"] == "manager_reduce_scatter":
+            sources = [
+                self.source(k, count * self.size, reduced=True) for k, count in enumerate(counts)
+            ]
+            targets = [self.target(count) for count in counts]
+            with dist._coalescing_manager(group=group):
+                for source, target in zip(sources, targets, strict=True):
+                    dist.reduce_scatter_tensor(target, source, self.operator(), group=group)
             return None
         tensors = [
             self.in_place(self.source(k, count, reduced=True)) for k, count in enumerate(counts)

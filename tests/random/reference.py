@@ -24,8 +24,17 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from program import COALESCED, COUNT_COMPARED, ROOTED, Program, Step, actions, members
-from rank import object_of
+from program import (
+    COALESCED,
+    COALESCED_REDUCING,
+    COUNT_COMPARED,
+    ROOTED,
+    Program,
+    Step,
+    actions,
+    members,
+)
+from rank import match_id_of, object_of
 from values import checksum, joined, moved_input, reduction
 
 OK, MAY, FAIL = "ok", "may", "fail"
@@ -120,7 +129,7 @@ def needs(step: Step, rank: int, ranks: list[int]) -> list[int]:
     kind = step["call"]
     if kind in ("barrier", "monitored_barrier"):
         return others
-    if kind in ("broadcast", "scatter", "broadcast_object"):
+    if kind in ("broadcast", "scatter", "broadcast_object", "scatter_object"):
         wanted = [] if rank == step["root"] else [step["root"]]
     elif kind in ("reduce", "gather"):
         wanted = others if rank == step["root"] else []
@@ -152,8 +161,13 @@ def descriptors(step: Step) -> list[tuple[Any, ...]]:
     if kind == "inference_all_reduce":
         kind = "all_reduce"
     if kind in COALESCED:
-        single = "all_gather" if kind == "manager_all_gather" else "all_reduce"
+        if kind == "manager_reduce_scatter":
+            of_one = ("reduce_scatter_tensor", step["dtype"], step["op"], "", "")
+            return [of_one] * len(step["counts"])
+        single = "all_reduce" if kind in COALESCED_REDUCING else "all_gather"
         return [(single, step["dtype"], step["op"], count) for count in step["counts"]]
+    if kind == "all_reduce_caching":
+        return [(kind, match_id_of(step))]
     if kind in ("barrier", "monitored_barrier"):
         return [(kind,)]
     if kind.endswith("object"):
@@ -500,7 +514,7 @@ def expected_values(step: Step, rank: int, ranks: list[int], steps: dict[int, St
 
     if kind in ("barrier", "monitored_barrier"):
         return []
-    if kind in ("all_reduce", "inference_all_reduce"):
+    if kind in ("all_reduce", "inference_all_reduce", "all_reduce_caching"):
         tensors = [reduced(0, count)]
     elif kind == "reduce":
         own = reduction(dtype, "SUM", count, [(ids[rank], rank, 0)])
@@ -532,11 +546,20 @@ def expected_values(step: Step, rank: int, ranks: list[int], steps: dict[int, St
         tensors = [joined(parts)]
     elif kind in ("all_reduce_coalesced", "manager_all_reduce"):
         tensors = [reduced(k, each) for k, each in enumerate(step["counts"])]
-    elif kind == "manager_all_gather":
+    elif kind == "manager_reduce_scatter":
+        wholes = [(each, reduced(k, each * size)) for k, each in enumerate(step["counts"])]
+        tensors = [whole[me * each : (me + 1) * each] for each, whole in wholes]
+    elif kind in ("manager_all_gather", "all_gather_coalesced"):
         counts = enumerate(step["counts"])
         tensors = [joined([moved(who, k, each) for who in ranks]) for k, each in counts]
     elif kind == "all_gather_object":
         return [object_of(ids[who], who, steps[who]["count"]) for who in ranks]
+    elif kind == "gather_object":
+        if rank != root:
+            return []
+        return [object_of(ids[who], who, steps[who]["count"]) for who in ranks]
+    elif kind == "scatter_object":
+        return [object_of(ids[root], rank, steps[root]["count"])]
     else:
         return [object_of(ids[root], root, steps[root]["count"])]
     return [checksum(tensor) for tensor in tensors]
