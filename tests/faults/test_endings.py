@@ -317,10 +317,7 @@ def test_end_without_destroy_after_different_calls_warns(
     outputs = [_outputs[how, rank] for rank in range(2)]
     assert [endings[how, rank][1] for rank in range(2)] == [0, 0], outputs
     warnings = [
-        line
-        for output in outputs
-        for line in output.splitlines()
-        if "leaving group '0': " in line
+        line for output in outputs for line in output.splitlines() if "leaving group '0': " in line
     ]
     assert 1 <= len(warnings) <= 2, outputs
     for line in warnings:

@@ -36,7 +36,7 @@ struct Arguments {
   uint64_t schedules = 0, seed = 1;
   std::optional<uint64_t> schedule;  // of --replay; otherwise the seed
   std::vector<size_t> without;       // steps of --replay's program that are left out
-  double seconds = 0;  // 0: no limit
+  double seconds = 0;                // 0: no limit
   int jobs = 2;
   bool replays = false, here = false, shrinks = false, stops = false;
 };
