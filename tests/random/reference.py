@@ -199,6 +199,7 @@ class Model:
         self.operations: dict[tuple[int, int], Operation] = {}
         self.calls: dict[str, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
         self.forms: dict[str, dict[int, Operation]] = defaultdict(dict)
+        self.place_of_patience = NEVER  # from which on ranks may wait for others' timeouts
         self.disagreeing: set[str] = set()  # groups whose ranks do not make the same calls
         self.doomed: set[str] = set()  # groups that cannot be made
         self.actions = [actions(program, rank) for rank in self.ranks]
@@ -382,6 +383,19 @@ class Model:
             for operation in every:
                 if operation.place >= self.place_of_fault or self.place_of_fault == NEVER:
                     operation.weaken(MAY, "others may be kept waiting by the fault")
+        # A receive from any source goes on while a member lives that may still send, so its rank
+        # may keep others waiting until they time out.
+        self.place_of_patience = min(
+            (
+                each.place
+                for each in every
+                if each.kind == "receive" and each.step["peer"] is None and each.status != OK
+            ),
+            default=NEVER,
+        )
+        for operation in every:
+            if operation.place >= self.place_of_patience:
+                operation.weaken(MAY, "a receive from any source may wait for its timeout")
         if self.fault_kind in ("abort", "leave"):
             for operation in every:
                 if operation.group == self.fault["group"]:
@@ -720,7 +734,7 @@ class Judge:
         kind, text = self.model.fault_kind, outcome.text
         if outcome.kind not in ("DistBackendError", "RuntimeError"):
             self.blame(operation.rank, f"{name} raised {outcome.kind}: {text}")
-        elif operation.kind == "form":
+        elif operation.kind == "form" or operation.place >= self.model.place_of_patience:
             pass
         elif kind == "leave" and operation.rank == self.model.faulty:
             if "was closed" not in text and not self.other_cause(operation, text):
