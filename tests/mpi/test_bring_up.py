@@ -136,6 +136,8 @@ class Job:
         assert until(lambda: not self.left(), 10), self.left()
 
     def close(self) -> None:
+        # A helper that is killed leaves its folder; a test that fails may not have seen it.
+        self.helper_pids = sorted({*self.helper_pids, *helpers(self.temporary)})
         for process in self.ranks:
             if process.poll() is None:
                 process.kill()

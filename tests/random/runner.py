@@ -80,10 +80,13 @@ class Runner:
 # --- the warm process
 
 
+def _files() -> set[str]:
+    return {str(path) for path in Path("/dev/shm").glob("*dscomm*")}
+
+
 def _files_of(pids: list[int]) -> set[str]:
     """Files of dscomm that name one of these processes; other tests may run beside."""
-    files = (str(path) for path in Path("/dev/shm").glob("*dscomm*"))
-    return {file for file in files if not set(file.split(".")).isdisjoint(map(str, pids))}
+    return {file for file in _files() if not set(file.split(".")).isdisjoint(map(str, pids))}
 
 
 def _session_members(sessions: set[int]) -> list[int]:
@@ -211,13 +214,14 @@ def _run(program: Program) -> dict[str, Any]:
     # Short: names of Unix sockets and the like grow with it.
     folder = Path(tempfile.mkdtemp(prefix="dscomm-test-walk-"))
     began = time.monotonic()
+    known = _files()  # one of them may name an earlier process of the same number
     job = _Job(program, folder)
     job.start(rank.serve)
     hung = job.wait(hard_limit_s(program))
     exits = list(job.exits)
     left = [str(pid) for pid in _session_members(set(job.pids)) if pid not in job.pids]
     job.end()
-    left += sorted(_files_of(job.pids))
+    left += sorted(_files_of(job.pids) - known)
 
     def text(name: str) -> str:
         path = folder / name
