@@ -13,9 +13,9 @@ from hosts import Hosts, why_not  # noqa: E402
 
 
 @pytest.fixture
-def make_hosts(tmp_path: Path) -> Iterator[Callable[[int], Hosts]]:
-    """make_hosts(3): three hosts, which last as long as the test."""
+def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
+    """make_hosts(3): three hosts, which last as long as the test; options as those of Hosts."""
     if why_not():
         pytest.skip(why_not())
     with contextlib.ExitStack() as stack:
-        yield lambda count: stack.enter_context(Hosts(count, tmp_path))
+        yield lambda count, **options: stack.enter_context(Hosts(count, tmp_path, **options))

@@ -307,6 +307,10 @@ class _Switch:
     def set_rate(self, *lines: str) -> None:
         _batch(self._enter(), ["tc", "-batch", "-"], lines)
 
+    def forward(self) -> None:
+        """Passes packets from one subnet to another."""
+        _batch(self._enter(), ["tee", "/proc/sys/net/ipv4/ip_forward"], ["1"])
+
     def _enter(self) -> list[str]:
         return ["nsenter", "--target", str(self._holder.pid), "--net", "--"]
 
@@ -318,16 +322,28 @@ class _Switch:
 
 
 class Hosts:
-    """`count` hosts that reach each other. Use as a context manager."""
+    """`count` hosts that reach each other. Use as a context manager.
 
-    def __init__(self, count: int, folder: Path) -> None:
+    With is_routed each host has a subnet of its own (10.78.1.0/24, ...), and the switch is a router
+    between them.
+    """
+
+    def __init__(self, count: int, folder: Path, is_routed: bool = False) -> None:
         if why_not():
             raise HostsFailure(why_not())
         kept = _kept_folders([folder])
         self._hosts = [
-            Host(k, f"host-{'abcdefgh'[k]}", f"10.77.0.{k + 1}", folder, kept) for k in range(count)
+            Host(
+                k,
+                f"host-{'abcdefgh'[k]}",
+                f"10.78.{k + 1}.2" if is_routed else f"10.77.0.{k + 1}",
+                folder,
+                kept,
+            )
+            for k in range(count)
         ]
         self.folder = folder
+        self._is_routed = is_routed
         self._switch: _Switch | None = None
         self._stack = contextlib.ExitStack()  # ends each of them, whatever becomes of another
 
@@ -353,13 +369,19 @@ class Hosts:
         self._stack.close()
 
     def _connect(self, host: Host) -> None:
+        port = f"port{host.number}"
         self.switch.set_network(
-            f"link add name port{host.number} type veth peer name eth0 netns {host.pid}",
-            f"link set port{host.number} master bridge0 up",
+            f"link add name {port} type veth peer name eth0 netns {host.pid}",
+            f"link set {port} up" if self._is_routed else f"link set {port} master bridge0 up",
         )
         host.set_network(
             "link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"
         )
+        if self._is_routed:
+            router = host.address.removesuffix(".2") + ".1"
+            self.switch.set_network(f"addr add {router}/24 dev {port}")
+            self.switch.forward()
+            host.set_network(f"route add default via {router}")
 
     @property
     def switch(self) -> _Switch:

@@ -22,6 +22,16 @@ def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Ho
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
 
 
+def test_routed_subnets_beside_a_bridge_of_the_same_address(
+    make_hosts: Callable[..., Hosts],
+) -> None:
+    """No network is common to the hosts, and the one that looks so leads nowhere."""
+    hosts = make_hosts(2, is_routed=True)
+    hosts.add_same_bridge()
+    with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "few", limit_s=60.0) as job:
+        assert all(sum(result["counts"].values()) > 300 for result in job.results())
+
+
 @pytest.mark.parametrize("launcher", [mpirun, slurm])
 def test_other_launchers(make_hosts: Callable[[int], Hosts], launcher: Callable[..., Job]) -> None:
     """Ranks that torchrun has not started, so that init_process_group() finds no RANK."""

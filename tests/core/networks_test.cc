@@ -39,6 +39,19 @@ TEST(Networks, EveryHostMustHaveAnAddressInIt) {
   EXPECT_EQ(common_networks({on_host(0, {}), on_host(1, {"10.0.0.2/24"})}), Texts{});
 }
 
+TEST(Networks, DistinctNetworksLeaveOutSharedAddresses) {
+  const std::vector<TransportMember> routed{
+      on_host(0, {"172.17.0.1/16", "10.1.0.7/24", "192.168.5.1/24"}),
+      on_host(1, {"172.17.0.1/16", "10.2.0.7/24"}),
+      on_host(1, {"172.17.0.1/16", "10.2.0.7/24"}),
+  };
+  EXPECT_EQ(common_networks(routed), Texts{});
+  EXPECT_EQ(distinct_networks(routed, 0), (Texts{"10.1.0.0/24", "192.168.5.0/24"}));
+  EXPECT_EQ(distinct_networks(routed, 1), Texts{"10.2.0.0/24"});
+  EXPECT_EQ(distinct_networks(routed, 2), Texts{"10.2.0.0/24"});
+  EXPECT_EQ(distinct_networks({on_host(0, {"10.0.0.1"}), on_host(1, {})}, 0), Texts{});
+}
+
 TEST(Networks, MembersOfOneHostHaveTheSameAddresses) {
   EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1/24"}), on_host(0, {"10.0.0.1/24"}),
                              on_host(1, {"10.0.0.2/24"})}),

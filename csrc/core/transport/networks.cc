@@ -62,32 +62,56 @@ std::vector<Network> networks_of(const TransportMember& member) {
   return networks;
 }
 
-// The networks that the hosts share, in order.
-std::set<Network> shared(const std::vector<const TransportMember*>& members) {
-  // By host: members of one host see the same interfaces, or each a part of them.
-  std::map<int, std::set<uint32_t>> hosts;
-  std::set<Network> candidates;
+// By host: members of one host see the same interfaces, or each a part of them.
+using HostAddresses = std::map<int, std::set<uint32_t>>;
+
+HostAddresses addresses_by_host(const std::vector<const TransportMember*>& members) {
+  HostAddresses hosts;
   for (const TransportMember* member : members) {
     std::set<uint32_t>& addresses = hosts[member->host];
-    for (const Network& network : networks_of(*member)) {
-      addresses.insert(network.address);
-      candidates.insert(network.base());
-    }
+    for (const Network& network : networks_of(*member)) addresses.insert(network.address);
   }
-  std::erase_if(candidates, [&](const Network& candidate) {
-    std::set<uint32_t> taken;
-    for (const auto& [host, addresses] : hosts) {
-      bool any = false;
-      for (uint32_t address : addresses) {
-        if (!candidate.contains(address)) continue;
-        any = true;
-        if (!taken.insert(address).second) return true;  // another host has it too
-      }
-      if (!any) return true;
+  return hosts;
+}
+
+// How many hosts have an address in the network; nothing if two of them have the same one.
+std::optional<size_t> hosts_in(const Network& network, const HostAddresses& hosts) {
+  std::set<uint32_t> taken;
+  size_t count = 0;
+  for (const auto& [host, addresses] : hosts) {
+    bool any = false;
+    for (uint32_t address : addresses) {
+      if (!network.contains(address)) continue;
+      any = true;
+      if (!taken.insert(address).second) return {};
     }
-    return false;
+    if (any) ++count;
+  }
+  return count;
+}
+
+// The networks that the hosts share, in order.
+std::set<Network> shared(const std::vector<const TransportMember*>& members) {
+  const HostAddresses hosts = addresses_by_host(members);
+  std::set<Network> candidates;
+  for (const TransportMember* member : members)
+    for (const Network& network : networks_of(*member)) candidates.insert(network.base());
+  std::erase_if(candidates, [&](const Network& candidate) {
+    return hosts_in(candidate, hosts) != hosts.size();
   });
   return candidates;
+}
+
+std::vector<const TransportMember*> pointers_to(const std::vector<TransportMember>& members) {
+  std::vector<const TransportMember*> pointers;
+  for (const TransportMember& member : members) pointers.push_back(&member);
+  return pointers;
+}
+
+std::vector<std::string> texts_of(const std::set<Network>& networks) {
+  std::vector<std::string> texts;
+  for (const Network& network : networks) texts.push_back(text_of(network));
+  return texts;
 }
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -160,11 +184,15 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
 }
 
 std::vector<std::string> common_networks(const std::vector<TransportMember>& members) {
-  std::vector<const TransportMember*> all;
-  for (const TransportMember& member : members) all.push_back(&member);
-  std::vector<std::string> texts;
-  for (const Network& network : shared(all)) texts.push_back(text_of(network));
-  return texts;
+  return texts_of(shared(pointers_to(members)));
+}
+
+std::vector<std::string> distinct_networks(const std::vector<TransportMember>& members, int own) {
+  const HostAddresses hosts = addresses_by_host(pointers_to(members));
+  std::set<Network> networks;
+  for (const Network& network : networks_of(members[static_cast<size_t>(own)]))
+    if (hosts_in(network.base(), hosts)) networks.insert(network.base());
+  return texts_of(networks);
 }
 
 std::vector<std::string> reachable_addresses(const std::vector<TransportMember>& members, int from,
@@ -179,9 +207,8 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
   if (source.host != target.host) {
     // Those would lead to the source's own host.
     for (const Network& own : networks_of(source)) std::erase(addresses, own.address);
-    std::vector<const TransportMember*> all;
-    for (const TransportMember& member : members) all.push_back(&member);
-    const std::set<Network> everybodys = shared(all), theirs = shared({&source, &target});
+    const std::set<Network> everybodys = shared(pointers_to(members)),
+                            theirs = shared({&source, &target});
     auto rank_of = [](const std::set<Network>& networks, uint32_t address) {
       auto found = std::find_if(networks.begin(), networks.end(),
                                 [&](const Network& network) { return network.contains(address); });

@@ -34,6 +34,11 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
 // must agree on it, so it depends on nothing but `members`.
 std::vector<std::string> common_networks(const std::vector<TransportMember>& members);
 
+// The networks of member `own`, as "network/prefix", in which no two hosts have the same address,
+// in the order of common_networks(): what may lead to another host where common_networks() is
+// empty.
+std::vector<std::string> distinct_networks(const std::vector<TransportMember>& members, int own);
+
 // Where member `from` may try to reach member `to`, the most promising first: addresses in networks
 // that all hosts share, then in those that these two share, then the rest. Addresses that both have
 // are left out, unless the two are on one host. 127.0.0.1 where all members are on one host.
