@@ -55,6 +55,7 @@ if(DSCOMM_HAVE_PMIX)
     target_link_libraries(mpi_bring_up_rank PRIVATE dscomm_mpi)
     add_dependencies(mpi_bring_up_rank dscomm-pmix)
     add_subdirectory(tests/mpi)
-    add_custom_target(mpi_test_files DEPENDS mpi_bring_up_rank mpi_tests call_watch_tests)
+    add_custom_target(mpi_test_files DEPENDS mpi_bring_up_rank mpi_tests call_watch_tests
+      mca_files_tests)
   endif()
 endif()

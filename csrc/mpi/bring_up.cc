@@ -19,6 +19,7 @@
 #include "core/transport/rendezvous.h"
 #include "mpi/environment.h"
 #include "mpi/guarded.h"
+#include "mpi/mca_files.h"
 #include "mpi/mpi_error.h"
 #include "mpi/persistent_all_reduce.h"
 #include "pmix/process.h"
@@ -130,6 +131,9 @@ Card own_card() {
   int initialised = 0;
   MPI_Initialized(&initialised);
   card.initialised = initialised != 0;
+  // A launcher that starts torchrun once on each host gives all workers of the host one rank, and
+  // does not take that rank back when torchrun restarts them.
+  if (!environment_value("TORCHELASTIC_RUN_ID").empty()) return card;
   card.name_space = environment_value("PMIX_NAMESPACE");
   card.launcher_rank = environment_value("PMIX_RANK");
   card.launcher_size = launcher_size();
@@ -523,7 +527,7 @@ class BringUp {
   }
 
   // What MPI_Init_thread shall find in the environment.
-  void prepare(EnvironmentForStart& environment) const {
+  void prepare(EnvironmentForStart& environment) {
     if (plan_.origin == MpiOrigin::kHelper) {
       environment.put_launcher_aside();
       for (const std::string& variable : own_variables_) environment.set(variable);
@@ -534,21 +538,47 @@ class BringUp {
       environment.set_default("OMPI_MCA_schizo=jsm");
       // Waiting ranks burn the cores of others, unless they are told that there are too few.
       if (plan_.hosts[own_host_].crowded) environment.set_default("OMPI_MCA_mpi_yield_when_idle=1");
-      // The libraries for fast networks take 0.2 s to find that there is none.
-      if (!has_fast_network()) environment.set_default("OMPI_MCA_mtl=^ofi,psm,psm2");
+      if (!has_fast_network()) leave_out_fast_networks(environment);
     }
-    const std::string networks = networks_for_mpi();
-    if (!networks.empty()) environment.set_default("OMPI_MCA_btl_tcp_if_include=" + networks);
+    networks_told_ = networks_for_mpi();
+    if (!networks_told_.empty())
+      environment.set_over_files("OMPI_MCA_btl_tcp_if_include=" + networks_told_);
+  }
+
+  // The libraries for fast networks take 0.2 s to find that there is none. A file that excludes
+  // some of them is added to; one that chooses stays as it is.
+  void leave_out_fast_networks(EnvironmentForStart& environment) const {
+    const auto chooses = [](const std::string& list) { return !list.empty() && list[0] != '^'; };
+    const std::string mtl = file_value("mtl");
+    if (chooses(mtl) || chooses(file_value("pml"))) return;
+    environment.set_over_files("OMPI_MCA_mtl=" + (mtl.empty() ? "^" : mtl + ",") + "ofi,psm,psm2");
+  }
+
+  std::string file_value(const std::string& parameter) const {
+    auto found = files_.find(parameter);
+    return found == files_.end() ? "" : found->second;
   }
 
   // Open MPI tries all interfaces, also a bridge of containers that has the same address on every
   // host and leads nowhere: then the first message never arrives. Launchers are configured by their
-  // administrators, so only a user's wish is told to those.
+  // administrators, so only a user's wish is told to those. Open MPI refuses to be told both what
+  // to include and what to exclude.
   std::string networks_for_mpi() const {
     if (!environment_value("OMPI_MCA_btl_tcp_if_exclude").empty()) return "";
+    if (files_.contains("btl_tcp_if_exclude")) {
+      if (!request_.settings.ifname.empty())
+        log_line(
+            LogLevel::kWarn,
+            "MPI is not told of DSCOMM_IFNAME=%s, because a file of Open MPI's parameters sets "
+            "btl_tcp_if_exclude = %s; set btl_tcp_if_include there instead",
+            request_.settings.ifname.c_str(), file_value("btl_tcp_if_exclude").c_str());
+      return "";
+    }
     if (!request_.settings.ifname.empty()) return request_.settings.ifname;
-    if (plan_.origin != MpiOrigin::kHelper) return "";
-    return join(common_networks(request_.members));
+    if (plan_.origin != MpiOrigin::kHelper || !file_value("btl_tcp_if_include").empty()) return "";
+    const std::vector<std::string> common = common_networks(request_.members);
+    // Hosts in subnets of their own, with routers in between.
+    return join(common.empty() ? distinct_networks(request_.members, request_.rank) : common);
   }
 
   // --- MPI
@@ -561,7 +591,7 @@ class BringUp {
     auto answer = std::make_shared<Answer>();
     Status status;
     {
-      EnvironmentForStart environment;
+      EnvironmentForStart environment(files_);
       prepare(environment);
       initialisation_left_behind.store(true);
       status = run_abandonable(
@@ -712,7 +742,8 @@ class BringUp {
 
   std::string networks_used() const {
     std::string chosen = environment_value("OMPI_MCA_btl_tcp_if_include");
-    if (chosen.empty()) chosen = networks_for_mpi();
+    if (chosen.empty()) chosen = networks_told_;
+    if (chosen.empty()) chosen = file_value("btl_tcp_if_include");
     if (chosen.empty())
       return "MPI chooses the networks by itself; DSCOMM_IFNAME can name the interface that joins "
              "the hosts";
@@ -725,6 +756,7 @@ class BringUp {
   const std::string& helper_path_;
   const Look& outside_look_;
   const std::string prefix_;
+  const McaParameters files_ = parameters_of_mca_files();
 
   const char* step_ = "";
   bool passed_on_ = false;  // the status in hand is another's
@@ -732,6 +764,7 @@ class BringUp {
   Plan plan_;
   size_t own_host_ = 0;  // in plan_.hosts
   std::vector<std::string> own_variables_, defaults_;
+  std::string networks_told_;  // to MPI
   std::unique_ptr<MpiWorld> world_;
 };
 

@@ -14,6 +14,8 @@ bool starts_with_any(std::string_view name, std::initializer_list<std::string_vi
   return false;
 }
 
+constexpr std::string_view kMcaPrefix = "OMPI_MCA_";
+
 bool belongs_to_mpi(std::string_view name) {
   return starts_with_any(name, {"OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_", "JSM_"});
 }
@@ -21,9 +23,10 @@ bool belongs_to_mpi(std::string_view name) {
 // What mpirun and PMIx servers set for a rank; a user sets other MCA parameters than these.
 bool tells_a_place(std::string_view name) {
   if (name.starts_with("PMIX_MCA_")) return false;
-  if (!name.starts_with("OMPI_MCA_")) return starts_with_any(name, {"OMPI_", "PMIX_", "PRTE_"});
-  return starts_with_any(name.substr(9), {"orte_", "ess", "initial_wdir", "mpi_oversubscribe",
-                                          "shmem_RUNTIME_QUERY_hint"}) ||
+  if (!name.starts_with(kMcaPrefix)) return starts_with_any(name, {"OMPI_", "PMIX_", "PRTE_"});
+  return starts_with_any(
+             name.substr(kMcaPrefix.size()),
+             {"orte_", "ess", "initial_wdir", "mpi_oversubscribe", "shmem_RUNTIME_QUERY_hint"}) ||
          name == "OMPI_MCA_pmix";
 }
 
@@ -53,7 +56,8 @@ std::string environment_value(const std::string& name) {
 
 char** whole_environment() { return environ; }
 
-EnvironmentForStart::EnvironmentForStart() : before_(variables_of_mpi()) {}
+EnvironmentForStart::EnvironmentForStart(const McaParameters& files)
+    : files_(files), before_(variables_of_mpi()) {}
 
 EnvironmentForStart::~EnvironmentForStart() {
   const std::map<std::string, std::string> now = variables_of_mpi();
@@ -66,7 +70,15 @@ EnvironmentForStart::~EnvironmentForStart() {
 
 void EnvironmentForStart::set(const std::string& assignment) { assign(assignment, true); }
 
-void EnvironmentForStart::set_default(const std::string& assignment) { assign(assignment, false); }
+void EnvironmentForStart::set_over_files(const std::string& assignment) {
+  assign(assignment, false);
+}
+
+void EnvironmentForStart::set_default(const std::string& assignment) {
+  const std::string name = assignment.substr(0, assignment.find('='));
+  if (name.starts_with(kMcaPrefix) && files_.contains(name.substr(kMcaPrefix.size()))) return;
+  assign(assignment, false);
+}
 
 void EnvironmentForStart::put_launcher_aside() {
   for (const auto& [name, value] : before_)

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "mpi/mca_files.h"
+
 namespace dscomm {
 
 // Empty where there is none.
@@ -18,15 +20,20 @@ char** whole_environment();
 // read the environment at the same time; nothing is.
 class EnvironmentForStart {
  public:
-  EnvironmentForStart();
+  // `files`: see parameters_of_mca_files(); it must outlive this.
+  explicit EnvironmentForStart(const McaParameters& files);
   ~EnvironmentForStart();
 
-  void set(const std::string& assignment);          // "NAME=VALUE"
-  void set_default(const std::string& assignment);  // unless the user has set it
+  void set(const std::string& assignment);  // "NAME=VALUE"
+  // Unless it is in the environment.
+  void set_over_files(const std::string& assignment);
+  // Unless it is in the environment, or an MCA parameter that a file sets.
+  void set_default(const std::string& assignment);
   // Puts aside what a launcher further up has told this process about its place in another job.
   void put_launcher_aside();
 
  private:
+  const McaParameters& files_;
   std::map<std::string, std::string> before_;  // of what belongs to MPI and its launchers
 };
 

@@ -480,6 +480,50 @@ def test_workers_that_inherit_one_rank_are_a_job_of_their_own(
     job.nothing_left()
 
 
+def test_workers_of_torchrun_do_not_take_the_rank_of_its_launcher(
+    make_job: Callable[[str], Job],
+) -> None:
+    job = make_job("0,1")
+    job.environment["TORCHELASTIC_RUN_ID"] = "none"
+    command = [job.program, job.store, -1, job.hosts, *job.options()]
+    output = mpirun(job, *command, ranks=2)
+    assert len(re.findall("dscomm-pmix, rank [01] of 2", output)) == 2, output
+    assert output.count("sum right") == 2
+    job.nothing_left()
+
+
+# --- parameters that an administrator has set
+
+
+def parameter_file(job: Job, text: str) -> None:
+    file = job.folder / "openmpi-mca-params.conf"
+    file.write_text(text)
+    job.environment["OMPI_MCA_mca_base_param_files"] = str(file)
+    job.environment["LOG_LEVEL"] = "info"
+
+
+def test_networks_excluded_by_a_file_are_not_included_by_us(
+    make_job: Callable[[str], Job],
+) -> None:
+    """Open MPI uses no network at all if it is told both what to include and what to exclude."""
+    job = make_job("0,1")
+    parameter_file(job, "# Loopback is included.\nbtl_tcp_if_exclude = none0\n")
+    job.start_all(network="127.0.0.N/8", ifname="lo", limit_ms=20000)
+    assert job.codes() == [0, 0], job.report()
+    for rank in range(2):
+        assert "MPI is not told of DSCOMM_IFNAME=lo" in job.output(rank), job.report()
+        assert "btl_tcp_if_exclude = none0" in job.output(rank), job.report()
+
+
+def test_networks_included_by_a_file_stay(make_job: Callable[[str], Job]) -> None:
+    job = make_job("0,1")
+    parameter_file(job, "btl_tcp_if_include = lo\nmtl = ^ofi\n")
+    job.start_all(network="10.255.0.N/24", limit_ms=20000)
+    assert job.codes() == [0, 0], job.report()
+    for rank in range(2):
+        assert "over TCP MPI uses lo;" in job.output(rank), job.report()
+
+
 def test_mpi_without_threads_is_refused(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     job.start_all(initialise=1)

@@ -1,0 +1,117 @@
+#include "mpi/mca_files.h"
+
+#include <dlfcn.h>
+#include <mpi.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "mpi/environment.h"
+
+namespace dscomm {
+namespace {
+
+constexpr const char* kSiteFile = "openmpi-mca-params.conf";
+constexpr const char* kOverrideFile = "openmpi-mca-params-override.conf";
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r";
+  const size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
+bool is_there(const std::filesystem::path& path) {
+  std::error_code none;
+  return std::filesystem::exists(path, none);
+}
+
+// Where the administrator's files of the Open MPI with this library lie; empty if nowhere.
+std::filesystem::path configuration_folder(const std::string& library) {
+  if (std::string folder = environment_value("OPAL_SYSCONFDIR"); !folder.empty()) return folder;
+  if (std::string prefix = environment_value("OPAL_PREFIX"); !prefix.empty())
+    return std::filesystem::path(prefix) / "etc";
+  std::error_code none;
+  std::filesystem::path real = std::filesystem::weakly_canonical(library, none);
+  std::vector<std::filesystem::path> folders;
+  if (real.string().starts_with("/usr/") &&
+      !real.string().starts_with("/usr/local/")) {  // Debian's, and Fedora's with the architecture
+    utsname system{};
+    uname(&system);
+    folders = {"/etc/openmpi", std::string("/etc/openmpi-") + system.machine};
+  }
+  // lib, lib/openmpi/lib or lib/x86_64-linux-gnu/openmpi/lib below the prefix.
+  std::filesystem::path above = real.parent_path();
+  for (int i = 0; i < 4; ++i) {
+    above = above.parent_path();
+    if (!above.has_relative_path()) break;  // the root
+    folders.push_back(above / "etc");
+    folders.push_back(above / "etc" / "openmpi");
+  }
+  for (const std::filesystem::path& folder : folders)
+    if (is_there(folder / kSiteFile) || is_there(folder / kOverrideFile)) return folder;
+  return {};
+}
+
+}  // namespace
+
+McaParameters parse_mca_file(std::string_view text) {
+  McaParameters parameters;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const size_t equals = line.find('=');
+    if (equals == std::string_view::npos || line.find('#') < equals || line.find("//") < equals)
+      continue;
+    const std::string_view name = trimmed(line.substr(0, equals));
+    if (name.empty()) continue;
+    parameters.insert_or_assign(std::string(name), std::string(trimmed(line.substr(equals + 1))));
+  }
+  return parameters;
+}
+
+std::vector<std::string> mca_file_names(const std::string& library) {
+  const std::filesystem::path folder = configuration_folder(library);
+  std::vector<std::string> names;
+  if (!folder.empty()) names.push_back(folder / kOverrideFile);
+  for (const char* setting : {"OMPI_MCA_mca_base_param_files", "OMPI_MCA_mca_param_files"}) {
+    const std::string list = environment_value(setting);
+    if (list.empty()) continue;
+    if (list == "none") return {};
+    // Debian's Open MPI separates them by commas; others, by colons.
+    std::string name;
+    for (char letter : list + ":") {
+      if (letter != ':' && letter != ',') {
+        name += letter;
+      } else if (!name.empty()) {
+        names.push_back(std::exchange(name, {}));
+      }
+    }
+    return names;
+  }
+  if (std::string home = environment_value("HOME"); !home.empty())
+    names.push_back(home + "/.openmpi/mca-params.conf");
+  if (!folder.empty()) names.push_back(folder / kSiteFile);
+  return names;
+}
+
+McaParameters parameters_of_mca_files() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &info) == 0 || info.dli_fname == nullptr)
+    return {};
+  McaParameters found;
+  for (const std::string& name : mca_file_names(info.dli_fname)) {
+    std::ifstream file(name, std::ios::binary);
+    std::ostringstream text;
+    if (!file || !(text << file.rdbuf())) continue;
+    found.merge(parse_mca_file(text.str()));  // what is there already stays
+  }
+  return found;
+}
+
+}  // namespace dscomm
