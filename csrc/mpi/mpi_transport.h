@@ -31,6 +31,7 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
                                           const Deadline& deadline) override;
   std::shared_ptr<Endpoint> endpoint(int rank) override;
   News& news() override { return *lifeline_; }
+  void outlast(std::chrono::milliseconds timeout) override { lifeline_->outlast(timeout); }
   void leave() override;
   void close_descriptors() override;
 

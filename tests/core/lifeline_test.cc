@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -189,6 +190,57 @@ TEST(Lifeline, OneMemberNeedsNobody) {
     expect_says(lifeline->ended(7), Code::kTimeout, "late");
     EXPECT_EQ(lifeline->count(), 1u);
     EXPECT_TRUE(lifeline->gone(0).ok());
+  });
+}
+
+// Of this process's TCP connections: for how many the kernel waits so long for an answer.
+int sockets_with_patience(milliseconds patience) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    unsigned found = 0;
+    socklen_t length = sizeof found;
+    if (getsockopt(std::stoi(entry.path().filename()), IPPROTO_TCP, TCP_USER_TIMEOUT, &found,
+                   &length) == 0)
+      count += found == patience.count();
+  }
+  return count;
+}
+
+TEST(Lifeline, BothEndsOfAConnectionOutlastTheLongestTimeout) {
+  std::atomic<bool> is_seen{false};
+  run_members(3, [&](LifelinePtr& lifeline, int rank) {
+    if (rank == 1) {
+      EXPECT_EQ(sockets_with_patience(kLeastSilence), 4);
+      lifeline->outlast(seconds(1000));
+      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(1060)) == 2; }));
+      lifeline->outlast(seconds(900));  // changes nothing, nor does one below the least
+      lifeline->outlast(milliseconds(1));
+      lifeline->outlast(milliseconds::max());
+      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(9 * 32767)) == 2; }));
+      EXPECT_EQ(sockets_with_patience(kLeastSilence), 2);
+      is_seen = true;
+    }
+    EXPECT_TRUE(soon([&] { return is_seen.load(); }));
+    EXPECT_EQ(lifeline->count(), 0u);
+  });
+}
+
+TEST(Lifeline, AShorterTimeoutOfTheOtherEndShortensNothing) {
+  std::atomic<int> steps{0};
+  run_members(2, [&](LifelinePtr& lifeline, int rank) {
+    if (rank == 0) {
+      lifeline->outlast(seconds(2000));
+      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(2060)) == 1; }));
+      ++steps;
+    } else {
+      EXPECT_TRUE(soon([&] { return steps == 1; }));
+      lifeline->outlast(seconds(1000));
+      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(1060)) == 1; }));
+      // Sent after what member 0 is not to follow.
+      lifeline->end(7, Status(Code::kTimeout, "late"));
+    }
+    EXPECT_TRUE(soon([&] { return !lifeline->ended(7).ok(); }));
+    EXPECT_EQ(sockets_with_patience(seconds(2060)), 1);
   });
 }
 

@@ -179,6 +179,7 @@ class Group::Builder {
       return found.status();
     }
     group_.transport_ = found.value();
+    group_.transport_->outlast(options_.timeout);
     std::vector<std::vector<int>> hosts(static_cast<size_t>(whole_.host_count));
     for (int rank = 0; rank < options_.size; ++rank)
       hosts[static_cast<size_t>(whole_.hosts[static_cast<size_t>(rank)])].push_back(rank);
@@ -384,6 +385,14 @@ std::chrono::milliseconds Group::timeout() const {
 
 void Group::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ms_.store(timeout.count(), std::memory_order_relaxed);  // orders nothing
+  if (transport_ && context_->check_process().ok()) transport_->outlast(timeout);
+}
+
+// Of a call that was given `timeout`; 0: the group's.
+std::chrono::milliseconds Group::limit_of(std::chrono::milliseconds timeout) const {
+  if (timeout.count() <= 0) return this->timeout();
+  if (transport_ && timeout > this->timeout()) transport_->outlast(timeout);
+  return timeout;
 }
 
 std::string Group::describe() const {
@@ -440,7 +449,7 @@ bool Group::tell(GroupRecord* record) const {
 }
 
 Status Group::execute_body(const Body& body, std::chrono::milliseconds timeout) {
-  CallOptions options{Deadline::after(timeout.count() > 0 ? timeout : this->timeout())};
+  CallOptions options{Deadline::after(limit_of(timeout))};
   // The body is the glue's: what it throws must not cross a thread.
   try {
     Status status = body(*team_, options);
@@ -591,9 +600,8 @@ Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst
     return send(data, count, dtype, dst, tag, nullptr, timeout)->wait();
   const uint64_t ticket = recorder_.started(
       {"send", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), dst, tag, false});
-  Status status =
-      context_->point_to_point().blocking_send(point_to_point_, data, count, dtype, dst, tag,
-                                               timeout.count() > 0 ? timeout : this->timeout());
+  Status status = context_->point_to_point().blocking_send(point_to_point_, data, count, dtype, dst,
+                                                           tag, limit_of(timeout));
   recorder_.finished(ticket, status.ok());
   return status;
 }
@@ -605,8 +613,7 @@ Status Group::blocking_receive(void* data, size_t count, DType dtype, int src, i
   const uint64_t ticket = recorder_.started(
       {"recv", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), src, tag, false});
   Status status = context_->point_to_point().blocking_receive(
-      point_to_point_, data, count, dtype, src, tag,
-      timeout.count() > 0 ? timeout : this->timeout(), came_from);
+      point_to_point_, data, count, dtype, src, tag, limit_of(timeout), came_from);
   recorder_.finished(ticket, status.ok());
   return status;
 }
@@ -623,8 +630,7 @@ OperationPtr Group::start_message(const OperationInfo& info, Start start,
                                              "' has no other rank to talk to"));
   }
   uint64_t ticket = recorder_.started(info);
-  OperationPtr operation =
-      start(context_->point_to_point(), timeout.count() > 0 ? timeout : this->timeout());
+  OperationPtr operation = start(context_->point_to_point(), limit_of(timeout));
   operation->when_done([self = shared_from_this(), ticket](const Status& status) {
     self->recorder_.finished(ticket, status.ok());
     if (!status.ok()) self->record_failure(status);

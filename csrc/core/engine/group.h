@@ -138,6 +138,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   Status form(std::shared_ptr<Store> store);
   void make_point_to_point(const Formation& formation);
   void close_message_port();
+  std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) const;
   // What a call that takes no lock must know and tell, in one word: these bits, and above them, in
   // units of kOneCall, how many collectives were called. kRunning is set by the thread that begins
   // to run the Team, and all other bits with mutex_ held. Without it a thread changes the word only

@@ -26,10 +26,9 @@ static_assert(sizeof(Header) == 24);
 // What receive() holds for next(), at most.
 constexpr size_t kIncomingBytes = 65536;
 
-// A cut of the network is noticed by whoever waits, at its deadline; these only make sure that no
-// dead connection stays for ever. In seconds: first probe, between probes; and how many.
-constexpr int kProbeAfter = 120, kProbeEvery = 15, kProbes = 8;
-constexpr int kUnsentMs = (kProbeAfter + kProbeEvery * kProbes) * 1000;
+// The first half of the silence passes before the kernel probes, and the other half between probes.
+constexpr int64_t kProbes = 8;
+constexpr int64_t kLongestProbeS = 32767;  // Linux: MAX_TCP_KEEPIDLE, MAX_TCP_KEEPINTVL
 
 enum class Parsed { kWhole, kPart, kGarbage };
 
@@ -39,7 +38,7 @@ Parsed parse(std::string_view bytes, Message* message, size_t* used) {
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.magic != kMagic || header.text_bytes > kMessageTextBytes ||
       header.kind < static_cast<uint16_t>(MessageKind::kInvitation) ||
-      header.kind > static_cast<uint16_t>(MessageKind::kGoodbye) ||
+      header.kind > static_cast<uint16_t>(MessageKind::kOutlast) ||
       header.code > static_cast<uint32_t>(Code::kInternal))
     return Parsed::kGarbage;
   *used = sizeof header + header.text_bytes;
@@ -83,10 +82,20 @@ Connection::Connection(UniqueFd socket) : socket_(std::move(socket)) {
   const int fd = socket_.get();
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfter);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeEvery);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnsentMs);
+  outlast(kLeastSilence);
+}
+
+void Connection::outlast(std::chrono::milliseconds silence) {
+  if (silence <= silence_) return;
+  silence_ = silence;
+  const int64_t ms = std::min<int64_t>(silence.count(), (kProbes + 1) * kLongestProbeS * 1000);
+  const int64_t probe_after_s = std::min(ms / 2000, kLongestProbeS);
+  const int64_t between_probes_s = (ms / 1000 - probe_after_s + kProbes - 1) / kProbes;
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(probe_after_s));
+  set_option(fd(), IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(between_probes_s));
+  // For data on its way; it replaces the number of probes as well.
+  set_option(fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(ms));
 }
 
 void Connection::flush() {

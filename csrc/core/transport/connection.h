@@ -5,6 +5,7 @@
 // it is used: whoever finds the port can connect to it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -28,6 +29,7 @@ enum class MessageKind : uint16_t {
   kEnd,             // either way: the Team `id` has ended, for this cause
   kGone,            // member 0 to member: `rank` has died or left
   kGoodbye,         // either way: the sender ends in order, and nothing follows
+  kOutlast,         // member to member 0: `id` is the longest timeout of the sender's groups, in ms
 };
 
 struct Message {
@@ -49,6 +51,10 @@ struct Message {
   Departure departure() const { return id == 0 ? Departure() : Departure{.exception = text}; }
   Status status() const { return code == Code::kOk ? Status() : Status(code, text); }
 };
+
+// A cut of the network is noticed by whoever waits, at its deadline. So this only bounds how long a
+// dead connection stays.
+inline constexpr std::chrono::minutes kLeastSilence{4};
 
 // The text is cut to what a message can carry, between characters of UTF-8.
 std::string bounded_text(const std::string& text);
@@ -84,6 +90,10 @@ class Connection {
   // Nothing more will be sent: the other end sees the end once it has read the rest.
   void finish();
   bool finished() const { return finished_; }
+  // From now on the kernel takes the other end for lost only after this long without an answer. It
+  // starts with kLeastSilence; a shorter silence than before changes nothing.
+  void outlast(std::chrono::milliseconds silence);
+
   // Ends the connection, also for whoever has inherited its descriptor.
   void hang_up();
   // In a forked child: the connection stays the parent's.
@@ -92,7 +102,8 @@ class Connection {
  private:
   UniqueFd socket_;
   std::string incoming_, outgoing_;
-  size_t sent_ = 0;  // of outgoing_
+  size_t sent_ = 0;                       // of outgoing_
+  std::chrono::milliseconds silence_{0};  // that it outlasts
   bool ended_ = false, finished_ = false;
   int error_ = 0;
 };

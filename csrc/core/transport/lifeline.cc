@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include "core/base/log.h"
 #include "core/base/thread.h"
@@ -21,6 +23,8 @@ namespace {
 constexpr std::chrono::milliseconds kLeaveLimit{1000};
 // Of a sleep meanwhile, so that time in which the process is stopped shows.
 constexpr int kLeaveSliceMs = 100;
+// A rank that waits is to give up at its timeout, before the kernel gives up the connection.
+constexpr std::chrono::minutes kBeyondTimeout{1};
 
 // What a connection that ended without a goodbye says of the process at its other end.
 Status describe_loss(const std::string& name, int error) {
@@ -162,6 +166,18 @@ void Lifeline::end(uint64_t team_id, const Status& cause) {
   wake();
 }
 
+void Lifeline::outlast(std::chrono::milliseconds timeout) {
+  {
+    std::lock_guard lock(mutex_);
+    // The sum of the longest timeout and a minute would overflow.
+    if (timeout >= std::chrono::milliseconds::max() - kBeyondTimeout) timeout -= kBeyondTimeout;
+    if (timeout + kBeyondTimeout <= silence_ || leaving_) return;
+    silence_ = timeout + kBeyondTimeout;
+    silence_is_new_ = true;
+  }
+  wake();
+}
+
 // The first thing that is heard stays. True when this was it.
 bool Lifeline::note_gone(int rank, const Status& status, const Departure& departure) {
   std::function<void()> on_death;
@@ -269,13 +285,25 @@ void Lifeline::sleep_again() {
 // What other threads want.
 void Lifeline::take_orders() {
   std::vector<std::string> messages;
-  bool leaving;
+  bool leaving, silence_is_new;
+  std::chrono::milliseconds silence;
   Departure departure;
   {
     std::lock_guard lock(mutex_);
     messages.swap(outgoing_);
     leaving = leaving_;
+    silence_is_new = std::exchange(silence_is_new_, false);
+    silence = silence_;
     departure = own_;
+  }
+  if (silence_is_new) {
+    for (Connection& connection : connections_)
+      if (connection.open()) connection.outlast(silence);
+    // The other ends of this process's connections keep them for as long; the members among member
+    // 0's groups say so themselves.
+    if (rank_ != 0)
+      tell_all_but(rank_, encode(Message::about(MessageKind::kOutlast, rank_,
+                                                static_cast<uint64_t>(silence.count()))));
   }
   for (const std::string& message : messages) tell_all_but(rank_, message);
   if (!leaving || leave_by_) return;
@@ -327,6 +355,11 @@ bool Lifeline::take(int from, const Message& message) {
                   message.departure());
       else
         note_gone(message.rank, message.status(), {});
+      return true;
+    case MessageKind::kOutlast:
+      if (rank_ != 0) return false;
+      connections_[static_cast<size_t>(from)].outlast(std::chrono::milliseconds(
+          std::min<uint64_t>(message.id, std::numeric_limits<int64_t>::max())));
       return true;
     case MessageKind::kGoodbye:
       let_go(from, describe_leave(name_member(members_, from), message.departure()),

@@ -7,7 +7,7 @@
 //
 // When member 0 has died or left, the others go on without news: they learn that it is gone, but
 // nothing of each other any more, and fall back on their deadlines. So they do when the network
-// between hosts is cut, which closes no connection for some minutes.
+// between hosts is cut, which closes no connection before the longest timeout of a group.
 #pragma once
 
 #include <atomic>
@@ -46,6 +46,10 @@ class Lifeline final : public News {
   int hub() const override { return 0; }
   Status ended(uint64_t team_id) const override;
   void end(uint64_t team_id, const Status& cause) override;
+
+  // A group of this process has such a timeout: connections stay for as long although nothing is
+  // heard over them. A shorter one than before changes nothing. Does not block.
+  void outlast(std::chrono::milliseconds timeout);
 
   // Called once some rank has died, by the thread; at once where one has already.
   void on_death(std::function<void()> body);
@@ -100,6 +104,8 @@ class Lifeline final : public News {
   std::vector<std::string> outgoing_;  // encoded messages that the thread shall send to all
   bool started_ = false;               // connections_ belong to the thread
   bool leaving_ = false;
+  std::chrono::milliseconds silence_{kLeastSilence};  // that connections outlast
+  bool silence_is_new_ = false;                       // to the thread
 
   // Of the thread, once started_. Never grows or moves, so that a forked child can close them.
   std::vector<Connection> connections_;

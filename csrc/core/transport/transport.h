@@ -3,6 +3,7 @@
 // implementation is a module of its own (csrc/mpi), loaded then.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -69,6 +70,10 @@ class Transport {
   virtual std::shared_ptr<Endpoint> endpoint(int rank) = 0;
   // What its processes hear of each other.
   virtual News& news() = 0;
+
+  // A group of this process has such a timeout: a network that is cut for less ends nothing while
+  // nobody communicates. Does not block.
+  virtual void outlast(std::chrono::milliseconds timeout) = 0;
 
   // The process ends in order: says so to the others. Idempotent; bounded by a few seconds.
   virtual void leave() = 0;
