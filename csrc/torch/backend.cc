@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/base/bounded_store.h"
 #include "core/engine/context.h"
 #include "torch/exit.h"
 #include "torch/pool_allocator.h"
@@ -63,12 +64,18 @@ c10::intrusive_ptr<DscommBackend> DscommBackend::create(c10::intrusive_ptr<c10d:
     raise_value_error("timeout: got " + std::to_string(options.timeout.count()) +
                       " ms, expected more than 0");
   Result<std::shared_ptr<Context>> context = Context::process();
-  auto adapter = std::make_shared<StoreAdapter>(std::move(store));
+  auto bounded = std::make_shared<BoundedStore>(std::make_shared<StoreAdapter>(std::move(store)),
+                                                Deadline::after(options.timeout));
   if (!context.ok()) {
-    Group::decline(*adapter, options, context.status());
+    const WithoutGil without_gil;
+    Group::decline(*bounded, options, context.status());
     raise_creation_error(context.status(), options);
   }
-  Result<std::shared_ptr<Group>> group = Group::create(context.value(), adapter, options);
+  const auto create_group = [&] {
+    const WithoutGil without_gil;  // a store that is written in Python is called by another thread
+    return Group::create(context.value(), bounded, options);
+  };
+  Result<std::shared_ptr<Group>> group = create_group();
   if (!group.ok()) raise_creation_error(group.status(), options);
   remember_group(group.value());
   return c10::intrusive_ptr<DscommBackend>::make(group.value(), std::move(options));

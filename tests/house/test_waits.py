@@ -28,6 +28,9 @@ PRIMITIVES = {
 ALLOWED = {
     ("csrc/core/base/memory_reservation.cc", "sleep"): "others reserve or take memory: the kernel "
     "unlocks for the dead; 50 ms at most for a turn, then ten seconds, one where nothing changes",
+    ("csrc/core/base/bounded_store.cc", "condition"): "calls of a store, in slices, until a second "
+    "after the deadline; their thread waits for the next one, until told to end",
+    ("csrc/core/base/bounded_store.cc", "thread"): "a thread between calls, told to end",
     ("csrc/core/base/futex.h", "futex"): "the system call that the one wait sleeps with",
     ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
     ("csrc/core/shm/wait.cc", "spin"): "the one wait: it yields before it sleeps",

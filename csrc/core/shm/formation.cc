@@ -132,6 +132,11 @@ class Former {
     return Status(code, "forming group '" + request_.name + "': " + text);
   }
 
+  Status publish(const std::string& name, const std::string& bytes) {
+    const Status status = store_.set(key(name), bytes);
+    return status.ok() ? status : error(status.code(), status.message());
+  }
+
   std::string name_rank(int rank) const {
     const PeerAddress& address = cards_[static_cast<size_t>(rank)].address;
     return "rank " + std::to_string(rank) + " (pid " + std::to_string(address.pid) + " on host " +
@@ -181,8 +186,7 @@ class Former {
       card.failed_code = static_cast<uint32_t>(status.code());
       set_text(card.failed_text, status.message());
     }
-    DSCOMM_RETURN_IF_ERROR(
-        store_.set(key("card/" + std::to_string(request_.rank)), to_bytes(card)));
+    DSCOMM_RETURN_IF_ERROR(publish("card/" + std::to_string(request_.rank), to_bytes(card)));
     return status;
   }
 
@@ -270,7 +274,7 @@ class Former {
     std::string roster = to_bytes(head);
     if (status.ok())
       for (const Card& card : cards_) roster += to_bytes(card);
-    DSCOMM_RETURN_IF_ERROR(store_.set(key("roster"), roster));
+    DSCOMM_RETURN_IF_ERROR(publish("roster", roster));
     if (!status.ok()) return error(status.code(), status.message());
     formation_.group_id = head.group_id;
     return {};
@@ -429,7 +433,7 @@ class Former {
     Report report;
     for (const LinesMember& member : formation_.members)
       if (member.peer != nullptr && member.peer->lacks_pool()) report.lacks_pool = 1;
-    return store_.set(key("report/" + std::to_string(request_.rank)), to_bytes(report));
+    return publish("report/" + std::to_string(request_.rank), to_bytes(report));
   }
 
   // Says why the group cannot be formed to all who still wait, before this rank raises it: who sees
@@ -505,7 +509,7 @@ class Former {
       verdict.failed_code = static_cast<uint32_t>(first.code());
       set_text(verdict.failed_text, first.message());
     }
-    DSCOMM_RETURN_IF_ERROR(store_.set(key("verdict"), to_bytes(verdict)));
+    DSCOMM_RETURN_IF_ERROR(publish("verdict", to_bytes(verdict)));
     return accept(verdict);
   }
 

@@ -1,0 +1,178 @@
+#include "core/base/bounded_store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <thread>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/base/thread.h"
+
+namespace dscomm {
+namespace {
+
+// A rank that gives up at the deadline still says so through the store.
+constexpr int64_t kGraceNs = 1'000'000'000;
+// Of every call, whenever it begins.
+constexpr int64_t kLeastNs = 1'000'000'000;
+// Of a call that begins after the deadline: by whoever has kept the store, and has its own limits.
+constexpr int64_t kLateNs = 60'000'000'000;
+// Of a wait, so that time in which the process was stopped shows.
+constexpr std::chrono::milliseconds kSlice{100};
+
+}  // namespace
+
+// A thread that makes one call after another.
+class BoundedStore::Caller {
+ public:
+  // Null where no thread can be started.
+  static std::shared_ptr<Caller> make() {
+    auto caller = std::make_shared<Caller>();
+    Result<std::thread> thread = start_thread("calls of the store", [caller] { caller->serve(); });
+    if (!thread.ok()) return nullptr;
+    caller->thread_ = std::move(thread).value();
+    return caller;
+  }
+
+  // False at the deadline: the thread is left behind with the call, and this is used no more.
+  bool make_call(std::function<void()> body, const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    body_ = std::move(body);
+    changed_.notify_all();
+    TimeLeft time_left(deadline);
+    int64_t began_ns = monotonic_ns();
+    while (!changed_.wait_for(lock, kSlice, [this] { return body_ == nullptr; })) {
+      deadline.note_slice(began_ns, std::chrono::nanoseconds(kSlice).count());
+      if (time_left.is_over()) {
+        quits_ = true;
+        thread_.detach();
+        return false;
+      }
+      began_ns = monotonic_ns();
+    }
+    return true;
+  }
+
+  // Between calls.
+  void quit() {
+    {
+      std::lock_guard lock(mutex_);
+      quits_ = true;
+      changed_.notify_all();
+    }
+    thread_.join();
+  }
+
+ private:
+  void serve() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      // Ends: make_call() or quit() wakes it.
+      changed_.wait(lock, [this] { return quits_ || body_ != nullptr; });
+      if (body_ == nullptr) return;
+      lock.unlock();
+      body_();  // nobody else touches it before it is empty
+      lock.lock();
+      body_ = nullptr;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> body_;  // of the call under way
+  bool quits_ = false;
+  std::thread thread_;
+};
+
+BoundedStore::BoundedStore(std::shared_ptr<Store> store, const Deadline& deadline)
+    : store_(std::move(store)), deadline_(deadline.later(kGraceNs)) {}
+
+BoundedStore::~BoundedStore() {
+  for (const std::shared_ptr<Caller>& caller : idle_) caller->quit();
+}
+
+std::shared_ptr<BoundedStore::Caller> BoundedStore::take_caller() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      std::shared_ptr<Caller> caller = std::move(idle_.back());
+      idle_.pop_back();
+      return caller;
+    }
+  }
+  return Caller::make();
+}
+
+Deadline BoundedStore::bound(int64_t own_ns) const {
+  const Deadline shared(deadline_);  // a copy, as a Deadline is of one thread
+  const int64_t left_ns = shared.remaining_ns();
+  if (left_ns > std::max(own_ns, kLeastNs)) return shared;
+  const int64_t least_ns = left_ns > 0 ? kLeastNs : kLateNs;
+  return Deadline::after(std::chrono::milliseconds(std::max(own_ns, least_ns) / 1'000'000));
+}
+
+Status BoundedStore::call(const char* what, const std::string& key, const Deadline& bound,
+                          std::function<void()> body) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!lost_.ok()) return lost_;
+  }
+  std::shared_ptr<Caller> caller = take_caller();
+  if (caller == nullptr) {
+    log_line(LogLevel::kWarn,
+             "no thread can be started for calls of the store, which have no time limit now");
+    body();
+    return {};
+  }
+  const bool returned = caller->make_call(std::move(body), bound);
+  std::lock_guard lock(mutex_);
+  if (returned) {
+    idle_.push_back(std::move(caller));
+    return {};
+  }
+  lost_ = make_status(Code::kResource,
+                      "timed out: the store through which ranks meet did not answer within %lld ms "
+                      "(%s key '%s'); see whether the process that keeps it runs, and whether its "
+                      "host can be reached",
+                      static_cast<long long>(deadline_.timeout_ms()), what, key.c_str());
+  return lost_;
+}
+
+// A call may be left behind, so it owns all that it uses.
+
+Status BoundedStore::set(const std::string& key, std::string_view value) {
+  auto answer = std::make_shared<Status>();
+  DSCOMM_RETURN_IF_ERROR(
+      call("set", key, bound(), [store = store_, key, value = std::string(value), answer] {
+        *answer = store->set(key, value);
+      }));
+  return std::move(*answer);
+}
+
+Result<std::string> BoundedStore::get(const std::string& key, const Deadline& deadline) {
+  const int64_t own_ns = deadline.remaining_ns();  // starts it, also for the copy
+  auto answer = std::make_shared<Result<std::string>>(std::string());
+  DSCOMM_RETURN_IF_ERROR(
+      call("get", key, bound(std::max<int64_t>(own_ns, 0) + kLeastNs),
+           [store = store_, key, deadline, answer] { *answer = store->get(key, deadline); }));
+  return std::move(*answer);
+}
+
+Result<bool> BoundedStore::has(const std::string& key) {
+  auto answer = std::make_shared<Result<bool>>(false);
+  DSCOMM_RETURN_IF_ERROR(
+      call("look for", key, bound(), [store = store_, key, answer] { *answer = store->has(key); }));
+  return std::move(*answer);
+}
+
+Result<int64_t> BoundedStore::add(const std::string& key, int64_t amount) {
+  auto answer = std::make_shared<Result<int64_t>>(int64_t{0});
+  DSCOMM_RETURN_IF_ERROR(call("add to", key, bound(), [store = store_, key, amount, answer] {
+    *answer = store->add(key, amount);
+  }));
+  return std::move(*answer);
+}
+
+}  // namespace dscomm

@@ -1,0 +1,51 @@
+// BoundedStore: calls of a store that return by a deadline, although the store behind it may not.
+//
+// A TCPStore whose host is cut off, or whose process is stopped, keeps its callers for as long as
+// that lasts. So its calls run on a thread, which is left behind at the deadline. Then the store is
+// taken for lost: later calls fail at once, as the thread that is left may hold the store's lock.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/base/store.h"
+
+namespace dscomm {
+
+// Any thread; calls of several threads do not wait for each other.
+class BoundedStore final : public Store {
+ public:
+  // A call returns a second after `deadline` at the latest, or a second after it began; get(), a
+  // second after its own deadline if that is later. A call that begins later than that has a
+  // minute. kResource if the store did not answer.
+  BoundedStore(std::shared_ptr<Store> store, const Deadline& deadline);
+  ~BoundedStore() override;
+
+  Status set(const std::string& key, std::string_view value) override;
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override;
+  Result<bool> has(const std::string& key) override;
+  Result<int64_t> add(const std::string& key, int64_t amount) override;
+
+ private:
+  class Caller;
+
+  // Of a call that begins now, and needs `own_ns` itself.
+  Deadline bound(int64_t own_ns = 0) const;
+  Status call(const char* what, const std::string& key, const Deadline& bound,
+              std::function<void()> body);
+  std::shared_ptr<Caller> take_caller();
+
+  const std::shared_ptr<Store> store_;
+  const Deadline deadline_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Caller>> idle_;
+  Status lost_;  // OK while the store answers
+};
+
+}  // namespace dscomm

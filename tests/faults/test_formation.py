@@ -1,0 +1,53 @@
+"""Groups that cannot be formed: told to all ranks, in time, whatever has happened to the store."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from rank_processes import Job, World
+
+TIMEOUT_S = 3.0
+KEEPER = 2  # of the store; no member of any group
+
+
+def _form_without_a_store(world: World) -> tuple[str, float]:
+    store = world.tcp_store(KEEPER)
+    if world.rank == KEEPER:
+        world.say("ready")
+        world.hear()
+        return "", 0.0
+    world.size = 2
+    world.init(store=store)
+    dist.barrier()
+    world.say("ready")
+    world.hear()
+    text, began_s = "", time.monotonic()
+    try:
+        dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+    except RuntimeError as error:
+        text = str(error)
+    took_s = time.monotonic() - began_s
+    # What needs no store goes on.
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2.0] * 4
+    world.say("told")
+    return text, took_s
+
+
+def test_new_group_with_a_stopped_store_times_out() -> None:
+    with Job(KEEPER + 1, _form_without_a_store) as job:
+        job.wait_for("ready")
+        job.kill(KEEPER, signal.SIGSTOP)
+        job.tell("go", [0, 1])
+        job.wait_for("told", [0, 1])
+        job.kill(KEEPER, signal.SIGCONT)
+        job.tell("go", [KEEPER])
+        for text, took_s in job.results()[:KEEPER]:
+            assert "forming group" in text, text
+            assert "timed out: the store through which ranks meet did not answer" in text, text
+            assert TIMEOUT_S <= took_s < 3 * TIMEOUT_S, (text, took_s)
