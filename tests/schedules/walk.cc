@@ -92,6 +92,10 @@ Arguments parse(int count, char** words) {
       std::exit(2);
     }
   }
+  if (!arguments.replays && (arguments.schedule || !arguments.without.empty())) {
+    std::fprintf(stderr, "walk: --schedule and --without go with --replay\n");
+    std::exit(2);
+  }
   if (arguments.schedules == 0 && arguments.seconds <= 0) arguments.schedules = kUsualSchedules;
   return arguments;
 }
@@ -164,9 +168,10 @@ void shrink(Part part, uint64_t schedule, std::string failure) {
       Part less = part;
       less.erase(k);
       for (uint64_t trial = 0; !less.kept.empty() && trial < kTriesToShrink; ++trial) {
-        const std::string how = run_apart(less.program, part.program.seed + trial);
-        if (kind_of(how) != kind) continue;
-        schedule = part.program.seed + trial;
+        const uint64_t tried = trial == 0 ? schedule : part.program.seed + trial - 1;
+        const std::string how = run_apart(less.program, tried);
+        if (how.empty() || kind_of(how) != kind) continue;
+        schedule = tried;
         failure = how;
         part = less;
         smaller = true;
@@ -330,6 +335,8 @@ int main(int count, char** words) {
     const Part part(seed, {});
     if (const std::string failure = run_apart(part.program, seed); !failure.empty())
       shrink(part, seed, failure);
+    else
+      std::printf("seed %llu passes alone\n", static_cast<unsigned long long>(seed));
   }
   const double took = seconds_since(began);
   std::printf("%.0f schedules a second, %.0f steps and %.0f switches each\n",
