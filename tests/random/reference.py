@@ -131,7 +131,7 @@ def needs(step: Step, rank: int, ranks: list[int]) -> list[int]:
         return others
     if kind in ("broadcast", "scatter", "broadcast_object", "scatter_object"):
         wanted = [] if rank == step["root"] else [step["root"]]
-    elif kind in ("reduce", "gather"):
+    elif kind in ("reduce", "gather", "gather_object"):
         wanted = others if rank == step["root"] else []
     else:
         wanted = others
@@ -383,19 +383,6 @@ class Model:
             for operation in every:
                 if operation.place >= self.place_of_fault or self.place_of_fault == NEVER:
                     operation.weaken(MAY, "others may be kept waiting by the fault")
-        # A receive from any source goes on while a member lives that may still send, so its rank
-        # may keep others waiting until they time out.
-        self.place_of_patience = min(
-            (
-                each.place
-                for each in every
-                if each.kind == "receive" and each.step["peer"] is None and each.status != OK
-            ),
-            default=NEVER,
-        )
-        for operation in every:
-            if operation.place >= self.place_of_patience:
-                operation.weaken(MAY, "a receive from any source may wait for its timeout")
         if self.fault_kind in ("abort", "leave"):
             for operation in every:
                 if operation.group == self.fault["group"]:
@@ -409,6 +396,7 @@ class Model:
             for each in every:
                 if each.status != OK:
                     weak[each.rank, each.group].append(each)
+                    changed |= self.spread_patience(each)
             for each in every:
                 if each.status != OK:
                     continue
@@ -429,6 +417,20 @@ class Model:
                             text = f"call {k}: another rank may fail in it"
                             if not self.died_after(call, at):
                                 changed |= call.operation.weaken(MAY, text)
+
+    def spread_patience(self, weak: Operation) -> bool:
+        """A receive from any source goes on while a member lives that may still send. So its rank
+        may wait for the timeout, and be late in all that it does afterwards."""
+        if weak.kind != "receive" or weak.step["peer"] is not None:
+            return False
+        self.place_of_patience = min(self.place_of_patience, weak.place)
+        return any(
+            [
+                each.weaken(MAY, "a receive from any source may have waited for its timeout before")
+                for each in self.operations.values()
+                if each.rank == weak.rank and each.completed > weak.issued
+            ]
+        )
 
     def died_after(self, call: Call, at: list[Call]) -> bool:
         """Whether only the faulty rank's own part is in doubt, which it has completed."""
@@ -734,7 +736,9 @@ class Judge:
         kind, text = self.model.fault_kind, outcome.text
         if outcome.kind not in ("DistBackendError", "RuntimeError"):
             self.blame(operation.rank, f"{name} raised {outcome.kind}: {text}")
-        elif operation.kind == "form" or operation.place >= self.model.place_of_patience:
+        elif operation.kind == "form":
+            pass
+        elif "timed out" in text and operation.place >= self.model.place_of_patience:
             pass
         elif kind == "leave" and operation.rank == self.model.faulty:
             if "was closed" not in text and not self.other_cause(operation, text):
