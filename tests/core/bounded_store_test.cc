@@ -1,3 +1,4 @@
+// BoundedStore over a store in memory, and over one that does not answer.
 #include "core/base/bounded_store.h"
 
 #include <gtest/gtest.h>

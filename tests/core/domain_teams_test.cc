@@ -45,7 +45,7 @@ struct Rank {
 using DomainList = std::vector<std::vector<int>>;
 
 // Several slices of each leader, a domain of one, and interleaved ranks are among them.
-class Division : public testing::TestWithParam<DomainList> {};
+class Division : public ::testing::TestWithParam<DomainList> {};
 
 TEST_P(Division, EveryRankGetsTheSum) {
   int size = 0;
@@ -72,9 +72,9 @@ TEST_P(Division, EveryRankGetsTheSum) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Domains, Division,
-                         testing::Values(DomainList{{0, 1}, {2, 3}}, DomainList{{0, 2}, {1, 3}},
-                                         DomainList{{0, 1, 2, 3}, {4}}, DomainList{{0}, {1, 2}},
-                                         DomainList{{0, 1}, {2, 3, 4}, {5}}));
+                         ::testing::Values(DomainList{{0, 1}, {2, 3}}, DomainList{{0, 2}, {1, 3}},
+                                           DomainList{{0, 1, 2, 3}, {4}}, DomainList{{0}, {1, 2}},
+                                           DomainList{{0, 1}, {2, 3, 4}, {5}}));
 
 // All that the others need of it has been said when it has its Teams.
 TEST(DomainTeams, FormingSurvivesARankThatEndsEarly) {

@@ -89,7 +89,7 @@ void run_members(int size, const std::function<void(LifelinePtr&, int)>& body) {
 class FolderStore final : public Store {
  public:
   FolderStore() {
-    std::string pattern = testing::TempDir() + "/lifeline_test_XXXXXX";
+    std::string pattern = ::testing::TempDir() + "/lifeline_test_XXXXXX";
     folder_ = mkdtemp(pattern.data());
   }
   ~FolderStore() override { std::filesystem::remove_all(folder_); }
@@ -143,7 +143,7 @@ class Processes {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         body(store_, i);
         fflush(nullptr);
-        _exit(testing::Test::HasFailure() ? 1 : 0);
+        _exit(::testing::Test::HasFailure() ? 1 : 0);
       }
       ids_.push_back(id);
     }
@@ -244,8 +244,8 @@ TEST(Lifeline, AShorterTimeoutOfTheOtherEndShortensNothing) {
   });
 }
 
-class LifelineOfSize : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Members, LifelineOfSize, testing::Values(2, 3, 5, 16));
+class LifelineOfSize : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Members, LifelineOfSize, ::testing::Values(2, 3, 5, 16));
 
 TEST_P(LifelineOfSize, AnEndFromAnyMemberReachesAll) {
   const int size = GetParam();
@@ -725,8 +725,8 @@ void expect_death_is_heard(int size, int victim) {
     if (rank != victim) processes.await("heard", rank);
   // Far below any deadline; alone on a machine it is a millisecond.
   EXPECT_LT(monotonic_ns() - killed_ns, 5'000'000'000);
-  testing::Test::RecordProperty("heard_after_us",
-                                static_cast<int>((monotonic_ns() - killed_ns) / 1000));
+  ::testing::Test::RecordProperty("heard_after_us",
+                                  static_cast<int>((monotonic_ns() - killed_ns) / 1000));
   processes.say("over");
   for (int rank = 0; rank < size; ++rank)
     if (rank != victim) processes.expect_good_end(rank);
@@ -756,7 +756,7 @@ TEST(LifelineProcesses, AnExitIsToldFromALeave) {
     }
     if (rank >= 2) {
       fflush(nullptr);
-      _exit(testing::Test::HasFailure() ? 1 : 0);
+      _exit(::testing::Test::HasFailure() ? 1 : 0);
     }
     EXPECT_TRUE(soon([&] { return !lifeline->gone(2).ok() && !lifeline->gone(3).ok(); }));
     EXPECT_EQ(lifeline->gone(2).code(), Code::kPeerLeft);

@@ -25,7 +25,7 @@ namespace {
 constexpr size_t kMiB = 1 << 20;
 
 // A machine with plenty of memory and a process in cgroup /job/rank, whose limits are files.
-class MemoryReservationTest : public testing::Test {
+class MemoryReservationTest : public ::testing::Test {
  protected:
   void SetUp() override {
     char folder[] = "/tmp/dscomm-test-limits-XXXXXX";

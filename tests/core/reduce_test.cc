@@ -62,7 +62,7 @@ void on_every_target(const Check& check) {
     ForcedTarget forced(target);
     SCOPED_TRACE(std::string("on ") + reduce_target_name());
     check();
-    if (testing::Test::HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
 }
 
@@ -111,7 +111,8 @@ double read_number(DType dtype, const void* memory, size_t index) {
 }
 
 // Equal bits, but that any NaN equals any NaN.
-testing::AssertionResult same(DType dtype, const void* actual, const void* expected, size_t count) {
+::testing::AssertionResult same(DType dtype, const void* actual, const void* expected,
+                                size_t count) {
   const size_t element_bytes = dtype_bytes(number_of(dtype));
   const size_t numbers = count * dtype_bytes(dtype) / element_bytes;
   for (size_t i = 0; i < numbers; ++i) {
@@ -121,12 +122,12 @@ testing::AssertionResult same(DType dtype, const void* actual, const void* expec
     if (std::isnan(read_number(dtype, actual, i)) && std::isnan(read_number(dtype, expected, i))) {
       continue;
     }
-    return testing::AssertionFailure()
+    return ::testing::AssertionFailure()
            << "number " << i << " of " << numbers << ": got "
-           << testing::PrintToString(Bytes(got, got + element_bytes)) << ", expected "
-           << testing::PrintToString(Bytes(wanted, wanted + element_bytes));
+           << ::testing::PrintToString(Bytes(got, got + element_bytes)) << ", expected "
+           << ::testing::PrintToString(Bytes(wanted, wanted + element_bytes));
   }
-  return testing::AssertionSuccess();
+  return ::testing::AssertionSuccess();
 }
 
 // Bit patterns at which arithmetic is special: zeros, denormals, powers of two, ties, the largest,
@@ -251,7 +252,7 @@ TEST(Reduce, RunsOnTheInstructionSetsItWasBuiltFor) {
   EXPECT_TRUE(has("NEON"));
 #endif
   EXPECT_TRUE(has(reduce_target_name())) << reduce_target_name();
-  RecordProperty("targets", testing::PrintToString(names));
+  RecordProperty("targets", ::testing::PrintToString(names));
 }
 
 TEST(Reduce, GivesTheBitsOfTheScalarTwin) {

@@ -19,17 +19,19 @@
 namespace dscomm::test {
 namespace {
 
+using dscomm::testing::check_disagreements;
+using dscomm::testing::check_every_collective;
+using dscomm::testing::check_same_bits;
+using dscomm::testing::ReferenceOptions;
+using dscomm::testing::RunRanks;
 using std::chrono::milliseconds;
-using testing::check_disagreements;
-using testing::check_every_collective;
-using testing::check_same_bits;
-using testing::ReferenceOptions;
-using testing::RunRanks;
 
 CallOptions within(int ms) { return {Deadline::after(milliseconds(ms))}; }
 
 RunRanks shm_ranks(int ranks, const Settings& settings = small_settings()) {
-  return [ranks, settings](const testing::RankBody& body) { run_shm_ranks(ranks, body, settings); };
+  return [ranks, settings](const dscomm::testing::RankBody& body) {
+    run_shm_ranks(ranks, body, settings);
+  };
 }
 
 class ShmTeamRanks : public ::testing::TestWithParam<int> {};
@@ -48,7 +50,7 @@ TEST_P(ShmTeamRanks, Disagreements) { check_disagreements(GetParam(), shm_ranks(
 // Tensors that the others read in place, of all ranks and of some, as each draws for each call; the
 // PooledTeam overwrites and frees them as soon as a call returns.
 RunRanks pooled_ranks(int ranks, double share) {
-  return [ranks, share](const testing::RankBody& body) {
+  return [ranks, share](const dscomm::testing::RankBody& body) {
     run_shm_ranks(ranks, body, small_settings(), share);
   };
 }
@@ -134,7 +136,7 @@ Result<std::unique_ptr<HierarchicalTeam>> composed_team(
 }
 
 RunRanks composed_ranks(std::vector<std::vector<int>> domains, double pooled_share = 0) {
-  return [domains, pooled_share](const testing::RankBody& body) {
+  return [domains, pooled_share](const dscomm::testing::RankBody& body) {
     int ranks = 0;
     for (const std::vector<int>& domain : domains) ranks += static_cast<int>(domain.size());
     auto registry = std::make_shared<Registry>();

@@ -1,3 +1,4 @@
+// What is read of the files of Open MPI's parameters, and which files these are.
 #include "mpi/mca_files.h"
 
 #include <gtest/gtest.h>
