@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -51,7 +51,7 @@ class ChannelTest : public ::testing::Test {
     Result<std::optional<ArrivedCell>> cell = in_->next_cell();
     if (!cell.ok() || !cell.value()) return false;
     const bool is_right = cell.value()->header.cell_bytes == data.size() &&
-                          std::memcmp(cell.value()->data, data.data(), data.size()) == 0;
+                          std::equal(data.begin(), data.end(), cell.value()->data);
     in_->consume(at_once);
     return is_right;
   }
