@@ -169,7 +169,7 @@ def _reachable(addresses: tuple[str, ...], port: int, timeout: timedelta, rank: 
                 reason = f"{address}: {error}"
         time.sleep(_RETRY_S)
     raise RuntimeError(
-        f"mpi://: rank {rank} timed out after {timeout.total_seconds():g} s, in which it reached "
-        f"rank 0 at none of {', '.join(addresses)}, port {port} ({reason}). Set MASTER_ADDR to the "
-        "host of rank 0, where the launcher runs on another one."
+        f"mpi://: rank {rank} timed out after {timeout.total_seconds():g} s: it could not connect "
+        f"to rank 0 at {', '.join(addresses)}, port {port} ({reason}). If rank 0 is not on the "
+        "launcher's host, set MASTER_ADDR to its host."
     )

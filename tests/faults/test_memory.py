@@ -202,16 +202,21 @@ def _take_at_once(world: World, folder: str) -> str:
     return kind
 
 
-@needs_root
-def test_pool_tensors_taken_at_once_fall_back(cgroup: Path) -> None:
-    """Two of four fit: none is killed, and not more than two have the pool."""
+def _results_at_once(cgroup: Path, function: Callable[[World, str], str]) -> list[str]:
+    """Of four ranks that begin at one moment, with room for what two of them take."""
     found = _cgroup_root()
     assert found is not None
     (cgroup / found[1]).write_text(str(ROOM + 2 * POOLED + POOLED // 2))
-    with Job(4, _take_at_once, str(cgroup)) as job:
+    with Job(4, function, str(cgroup)) as job:
         job.wait_for("ready")
         job.tell(time.monotonic() + 0.2)
-        kinds = job.results()
+        return job.results()
+
+
+@needs_root
+def test_pool_tensors_taken_at_once_fall_back(cgroup: Path) -> None:
+    """Two of four fit: none is killed, and not more than two have the pool."""
+    kinds = _results_at_once(cgroup, _take_at_once)
     assert sorted(kinds) == ["ordinary", "ordinary", "pool", "pool"], kinds
 
 
@@ -233,13 +238,7 @@ def _stage_at_once(world: World, folder: str) -> str:
 @needs_root
 def test_first_large_calls_at_once_are_refused(cgroup: Path) -> None:
     """Staging of two of four ranks fits: none is killed, and all are told what is missing."""
-    found = _cgroup_root()
-    assert found is not None
-    (cgroup / found[1]).write_text(str(ROOM + 2 * POOLED + POOLED // 2))
-    with Job(4, _stage_at_once, str(cgroup)) as job:
-        job.wait_for("ready")
-        job.tell(time.monotonic() + 0.2)
-        texts = job.results()
+    texts = _results_at_once(cgroup, _stage_at_once)
     assert all("leaves" in text and cgroup.name in text for text in texts), texts
 
 

@@ -6,10 +6,8 @@ CMake presets build.
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
-from test_mpi_team import built_program
+from test_mpi_team import run_alone
 
 
 @pytest.mark.parametrize(
@@ -24,13 +22,5 @@ from test_mpi_team import built_program
     ],
 )
 def test_call_watch(test: str) -> None:
-    program = built_program("call_watch_tests")
-    result = subprocess.run(
-        [program, f"--gtest_filter=CallWatch.{test}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120.0,
-    )
-    assert result.returncode == 0, result.stdout
-    assert "[  PASSED  ] 1 test." in result.stdout, result.stdout
+    output = run_alone("call_watch_tests", f"CallWatch.{test}")
+    assert "[  PASSED  ] 1 test." in output, output

@@ -30,6 +30,19 @@ def built_program(name: str) -> Path:
     return max(built, key=lambda path: path.stat().st_mtime)
 
 
+def run_alone(name: str, tests: str = "*") -> str:
+    """Runs tests of a built program without MPI: what it printed. They must pass."""
+    result = subprocess.run(
+        [built_program(name), f"--gtest_filter={tests}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120.0,
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
 def run(ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER) -> tuple[int, str]:
     if shutil.which("mpirun") is None:
         pytest.fail("mpirun is not installed: apt-get install openmpi-bin")

@@ -37,7 +37,7 @@ struct Card {
   char failed_text[kTextBytes] = {};
 };
 
-struct RosterHead {
+struct TableHead {
   uint64_t magic = kArenaMagic;
   uint64_t group_id = 0;
   uint64_t card_count = 0;   // 0 when forming failed
@@ -107,9 +107,9 @@ class Former {
     DSCOMM_RETURN_IF_ERROR(find_generation());
     DSCOMM_RETURN_IF_ERROR(claim_rank());
     Status prepared = publish_card();
-    DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? collect_cards() : fetch_roster());
+    DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? collect_cards() : fetch_table());
     if (!prepared.ok()) return prepared;
-    Status result = check_roster();
+    Status result = check_table();
     if (result.ok()) result = check_memory();
     if (result.ok()) result = attach_all();
     if (!result.ok()) return give_up(result);
@@ -237,7 +237,7 @@ class Former {
   }
 
   Status collect_cards() {
-    RosterHead head;
+    TableHead head;
     Status status;
     for (int rank = 0; rank < request_.size && status.ok(); ++rank) {
       Result<std::string> bytes = get_watching("card/" + std::to_string(rank), deadline_);
@@ -271,10 +271,10 @@ class Former {
     } else {
       head.card_count = cards_.size();
     }
-    std::string roster = to_bytes(head);
+    std::string table = to_bytes(head);
     if (status.ok())
-      for (const Card& card : cards_) roster += to_bytes(card);
-    DSCOMM_RETURN_IF_ERROR(publish("roster", roster));
+      for (const Card& card : cards_) table += to_bytes(card);
+    DSCOMM_RETURN_IF_ERROR(publish("table", table));
     if (!status.ok()) return error(status.code(), status.message());
     formation_.group_id = head.group_id;
     return {};
@@ -287,8 +287,8 @@ class Former {
                            std::chrono::milliseconds(1000));
   }
 
-  Status fetch_roster() {
-    Result<std::string> bytes = get_watching("roster", a_little_longer());
+  Status fetch_table() {
+    Result<std::string> bytes = get_watching("table", a_little_longer());
     if (!bytes.ok()) {
       if (bytes.status().code() != Code::kTimeout)
         return error(bytes.status().code(), bytes.status().message());
@@ -297,16 +297,16 @@ class Former {
                                        " ms waiting for " +
                                        (who.empty() ? "rank 0, which has ended" : who));
     }
-    RosterHead head;
+    TableHead head;
     if (bytes.value().size() < sizeof head)
-      return error(Code::kInternal, "the roster is too short");
+      return error(Code::kInternal, "the member table is too short");
     std::memcpy(static_cast<void*>(&head), bytes.value().data(), sizeof head);
     if (head.magic != kArenaMagic)
       return error(Code::kUnsupported, "rank 0 runs another version of dscomm");
     if (head.failed_code != 0)
       return error(static_cast<Code>(head.failed_code), get_text(head.failed_text));
     if (bytes.value().size() != sizeof head + head.card_count * sizeof(Card))
-      return error(Code::kInternal, "the roster has the wrong length");
+      return error(Code::kInternal, "the member table has the wrong length");
     cards_.resize(head.card_count);
     std::memcpy(static_cast<void*>(cards_.data()), bytes.value().data() + sizeof head,
                 head.card_count * sizeof(Card));
@@ -314,7 +314,7 @@ class Former {
     return {};
   }
 
-  Status check_roster() {
+  Status check_table() {
     if (cards_.size() != static_cast<size_t>(request_.size))
       return make_status(Code::kMismatch, "rank 0 believes in %zu ranks, rank %d in %d",
                          cards_.size(), request_.rank, request_.size);
@@ -461,8 +461,7 @@ class Former {
   // Gets a key, and notices that a member died meanwhile or that the group was refused.
   Result<std::string> get_watching(const std::string& name, const Deadline& deadline) {
     const auto slice = [] { return Deadline::after(std::chrono::milliseconds(100)); };
-    // The store notes what its slices of sleep have lost. What is lost in a question to it is not
-    // told from a slow answer.
+    // The store notes time that the process lost during its slices of sleep.
     TimeLeft time_left(deadline);
     while (true) {
       Result<std::string> bytes = store_.get(key(name), slice());

@@ -3,7 +3,8 @@
 //
 //   1. every rank publishes its card: how its arena is found, where its lines lie, where it is
 //   bound;
-//   2. rank 0 collects the cards and publishes them as one roster, with the group's id and tuning;
+//   2. rank 0 collects the cards and publishes them as the member table, with the group's id and
+//   tuning;
 //   3. every rank attaches to the arena of every other rank of its host and publishes whether it
 //   could;
 //   4. rank 0 collects that and publishes the verdict, which is the same for all.

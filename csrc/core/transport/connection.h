@@ -29,7 +29,7 @@ enum class MessageKind : uint16_t {
   kEnd,             // either way: the Team `id` has ended, for this cause
   kGone,            // member 0 to member: `rank` has died or left
   kGoodbye,         // either way: the sender ends in order, and nothing follows
-  kOutlast,         // member to member 0: `id` is the longest timeout of the sender's groups, in ms
+  kOutlast,         // member to member 0: `id` is the silence that both ends outlast, in ms
 };
 
 struct Message {

@@ -299,8 +299,8 @@ void Lifeline::take_orders() {
   if (silence_is_new) {
     for (Connection& connection : connections_)
       if (connection.open()) connection.outlast(silence);
-    // The other ends of this process's connections keep them for as long; the members among member
-    // 0's groups say so themselves.
+    // The other end must outlast it too. Member 0 tells nobody: each member of its groups has the
+    // same timeout.
     if (rank_ != 0)
       tell_all_but(rank_, encode(Message::about(MessageKind::kOutlast, rank_,
                                                 static_cast<uint64_t>(silence.count()))));

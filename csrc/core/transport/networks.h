@@ -35,8 +35,7 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
 std::vector<std::string> common_networks(const std::vector<TransportMember>& members);
 
 // The networks of member `own`, as "network/prefix", in which no two hosts have the same address,
-// in the order of common_networks(): what may lead to another host where common_networks() is
-// empty.
+// in the order of common_networks(). Routers may join them to the networks of other hosts.
 std::vector<std::string> distinct_networks(const std::vector<TransportMember>& members, int own);
 
 // Where member `from` may try to reach member `to`, the most promising first: addresses in networks
