@@ -27,9 +27,9 @@ if(DSCOMM_HAVE_PMIX)
   target_compile_definitions(dscomm_mpi PUBLIC OMPI_SKIP_MPICXX)
   target_link_libraries(dscomm_mpi PUBLIC dscomm_core PkgConfig::OPEN_MPI)
 
-  # Nothing of dscomm_core's library: it starts in a few milliseconds, once for each host.
+  # Not dscomm_core's library: it starts in a few milliseconds, once for each host.
   file(GLOB pmix_sources CONFIGURE_DEPENDS csrc/pmix/*.cc)
-  add_executable(dscomm-pmix ${pmix_sources})
+  add_executable(dscomm-pmix ${pmix_sources} csrc/core/base/packer.cc)
   target_include_directories(dscomm-pmix PRIVATE csrc)
   target_compile_options(dscomm-pmix PRIVATE -Wall -Wextra -Wshadow)
   target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX)

@@ -4,12 +4,10 @@
 #include <functional>
 
 #include "core/base/deadline.h"
+#include "core/base/look.h"
 #include "core/base/status.h"
 
 namespace dscomm {
-
-// Asked every few milliseconds while something is waited for: a reason to give up, or OK.
-using Look = std::function<Status()>;
 
 // Runs `body` on a thread of its own and waits for it. At the deadline, or when `look` has a
 // reason, the thread is left behind: what `body` touches must live as long as it does, so it

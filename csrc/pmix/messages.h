@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/owned.h"
+#include "core/base/packer.h"
 
 namespace dscomm {
 
@@ -84,35 +85,6 @@ bool unpack(std::string_view text, PmixDescription* description);
 bool unpack(std::string_view text, PmixEnvironments* environments);
 bool unpack(std::string_view text, PmixFence* fence);
 bool unpack(std::string_view text, PmixFenceResult* result);
-
-// Numbers and texts, one after the other.
-class Packer {
- public:
-  Packer& number(uint64_t value);
-  Packer& text(std::string_view value);
-  Packer& texts(const std::vector<std::string>& values);
-  std::string take() { return std::move(bytes_); }
-
- private:
-  std::string bytes_;
-};
-
-class Unpacker {
- public:
-  explicit Unpacker(std::string_view bytes) : rest_(bytes) {}
-  uint64_t number();
-  std::string text();
-  std::vector<std::string> texts();
-  // How many entries follow: never more than there can be.
-  uint64_t count();
-  // Whether everything was there, and nothing is left.
-  bool whole() const { return good_ && rest_.empty(); }
-
- private:
-  std::string_view take(uint64_t bytes);
-  std::string_view rest_;
-  bool good_ = true;
-};
 
 class PmixSocket {
  public:

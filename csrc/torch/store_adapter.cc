@@ -23,6 +23,12 @@ Status store_failed(const char* what, const std::string& key, const std::excepti
 
 }  // namespace
 
+c10::intrusive_ptr<c10d::Store> root_of(c10::intrusive_ptr<c10d::Store> store) {
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
+    store = prefixed->getUnderlyingStore();
+  return store;
+}
+
 Status StoreAdapter::set(const std::string& key, std::string_view value) {
   try {
     store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
@@ -65,11 +71,46 @@ Result<bool> StoreAdapter::has(const std::string& key) {
   }
 }
 
+// c10d's get() waits for a key that has been removed since check(). compareSet() with a value that
+// no key has changes nothing, and returns the key's value, or that value where there is no key.
+Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
+  static const std::vector<uint8_t> none = [] {
+    const std::string text = "dscomm: no such key";
+    return std::vector<uint8_t>(text.begin(), text.end());
+  }();
+  using Found = std::optional<std::string>;
+  try {
+    if (compares_.load(std::memory_order_relaxed)) {  // orders nothing
+      try {
+        const std::vector<uint8_t> value = store_->compareSet(key, none, none);
+        return value == none ? Found() : Found(std::string(value.begin(), value.end()));
+      } catch (const std::exception&) {
+        // Stores in Python may not have it; where the store is lost, the next call says so.
+      }
+    }
+    if (!store_->check({key})) return Found();
+    compares_.store(false, std::memory_order_relaxed);
+    const std::vector<uint8_t> value = store_->get(key);
+    return Found(std::string(value.begin(), value.end()));
+  } catch (const std::exception& error) {
+    return store_failed("look for", key, error);
+  }
+}
+
 Result<int64_t> StoreAdapter::add(const std::string& key, int64_t amount) {
   try {
     return store_->add(key, amount);
   } catch (const std::exception& error) {
     return store_failed("add to", key, error);
+  }
+}
+
+Status StoreAdapter::remove(const std::string& key) {
+  try {
+    store_->deleteKey(key);
+    return {};
+  } catch (const std::exception& error) {
+    return store_failed("remove", key, error);
   }
 }
 

@@ -1,10 +1,15 @@
 // c10d's key-value store behind the core's Store.
 #pragma once
 
-#include "core/base/store.h"
+#include <atomic>
+
+#include "core/store/store.h"
 #include "torch/compat.h"
 
 namespace dscomm {
+
+// The store below all prefixes: one object for all groups of a job.
+c10::intrusive_ptr<c10d::Store> root_of(c10::intrusive_ptr<c10d::Store> store);
 
 class StoreAdapter : public Store {
  public:
@@ -13,10 +18,13 @@ class StoreAdapter : public Store {
   Status set(const std::string& key, std::string_view value) override;
   Result<std::string> get(const std::string& key, const Deadline& deadline) override;
   Result<bool> has(const std::string& key) override;
+  Result<std::optional<std::string>> find(const std::string& key) override;
   Result<int64_t> add(const std::string& key, int64_t amount) override;
+  Status remove(const std::string& key) override;
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
+  std::atomic<bool> compares_{true};  // whether it has compareSet()
 };
 
 }  // namespace dscomm

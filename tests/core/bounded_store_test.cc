@@ -1,5 +1,5 @@
 // BoundedStore over a store in memory, and over one that does not answer.
-#include "core/base/bounded_store.h"
+#include "core/store/bounded_store.h"
 
 #include <gtest/gtest.h>
 
@@ -33,6 +33,10 @@ class StoppableStore final : public Store {
   Result<int64_t> add(const std::string& key, int64_t amount) override {
     answer();
     return store_.add(key, amount);
+  }
+  Status remove(const std::string& key) override {
+    answer();
+    return store_.remove(key);
   }
 
   std::atomic<bool> is_stopped{false};

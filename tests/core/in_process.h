@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/base/store.h"
 #include "core/shm/directory.h"
 #include "core/shm/socket_directory.h"
+#include "core/store/store.h"
 
 namespace dscomm::test {
 
@@ -39,9 +39,27 @@ class MemoryStore final : public Store {
     std::lock_guard lock(mutex_);
     return values_.count(key) != 0;
   }
+  Result<std::optional<std::string>> find(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    auto found = values_.find(key);
+    return found == values_.end() ? std::optional<std::string>() : found->second;
+  }
   Result<int64_t> add(const std::string& key, int64_t amount) override {
     std::lock_guard lock(mutex_);
     return counters_[key] += amount;
+  }
+  Status remove(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    values_.erase(key);
+    counters_.erase(key);
+    return {};
+  }
+  std::vector<std::string> keys() {
+    std::lock_guard lock(mutex_);
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : values_) keys.push_back(key);
+    for (const auto& [key, value] : counters_) keys.push_back(key);
+    return keys;
   }
 
  private:

@@ -103,4 +103,9 @@ std::vector<SettingRow> setting_rows() {
   return rows;
 }
 
+bool started_by_torchrun() {
+  const char* run = std::getenv("TORCHELASTIC_RUN_ID");
+  return run != nullptr && *run != '\0';
+}
+
 }  // namespace dscomm

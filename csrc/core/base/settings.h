@@ -97,6 +97,10 @@ struct Settings {
   static Result<Settings> from_environment();
 };
 
+// Whether torchrun started this process, which then may be one of several that are the same rank,
+// one after the other.
+bool started_by_torchrun();
+
 // One row of the table as text, for docs and the doctor.
 struct SettingRow {
   std::string name, default_value, allowed, unit, meaning;

@@ -1,4 +1,4 @@
-#include "core/base/bounded_store.h"
+#include "core/store/bounded_store.h"
 
 #include <algorithm>
 #include <chrono>
@@ -167,11 +167,26 @@ Result<bool> BoundedStore::has(const std::string& key) {
   return std::move(*answer);
 }
 
+Result<std::optional<std::string>> BoundedStore::find(const std::string& key) {
+  using Found = Result<std::optional<std::string>>;
+  auto answer = std::make_shared<Found>(std::optional<std::string>());
+  DSCOMM_RETURN_IF_ERROR(call("look for", key, bound(),
+                              [store = store_, key, answer] { *answer = store->find(key); }));
+  return std::move(*answer);
+}
+
 Result<int64_t> BoundedStore::add(const std::string& key, int64_t amount) {
   auto answer = std::make_shared<Result<int64_t>>(int64_t{0});
   DSCOMM_RETURN_IF_ERROR(call("add to", key, bound(), [store = store_, key, amount, answer] {
     *answer = store->add(key, amount);
   }));
+  return std::move(*answer);
+}
+
+Status BoundedStore::remove(const std::string& key) {
+  auto answer = std::make_shared<Status>();
+  DSCOMM_RETURN_IF_ERROR(call("remove", key, bound(),
+                              [store = store_, key, answer] { *answer = store->remove(key); }));
   return std::move(*answer);
 }
 

@@ -14,7 +14,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
-#include "core/base/store.h"
+#include "core/store/store.h"
 
 namespace dscomm {
 
@@ -30,7 +30,9 @@ class BoundedStore final : public Store {
   Status set(const std::string& key, std::string_view value) override;
   Result<std::string> get(const std::string& key, const Deadline& deadline) override;
   Result<bool> has(const std::string& key) override;
+  Result<std::optional<std::string>> find(const std::string& key) override;
   Result<int64_t> add(const std::string& key, int64_t amount) override;
+  Status remove(const std::string& key) override;
 
  private:
   class Caller;
