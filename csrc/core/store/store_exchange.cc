@@ -1,0 +1,203 @@
+#include "core/store/store_exchange.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "core/base/packer.h"
+
+namespace dscomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstPause{1}, kLongestPause{50};
+// How often a waiting rank asks the store whether another has failed: a thousand ranks that wait
+// for one ask ten thousand times a second.
+constexpr int64_t kLookForFailureNs = 100'000'000;
+// Deadlines pass at the same time everywhere, and rank 0 knows best who is missing.
+constexpr int64_t kLastWordNs = 1'000'000'000;
+// Who claims how a step ends says at once what that is.
+constexpr int64_t kClaimNs = 1'000'000'000;
+
+const std::string kFailed = "failed", kRead = "read";
+
+std::string entry_of(const std::string& step, int rank) {
+  return step + "/" + std::to_string(rank);
+}
+
+// Who comes first there ends the step: rank 0 with what is decided, or whoever fails.
+std::string claim_of(int step) { return "claims/" + std::to_string(step); }
+
+}  // namespace
+
+StoreExchange::StoreExchange(Store& store, ExchangeRequest request, const Deadline& deadline)
+    : store_(store), request_(std::move(request)), deadline_(deadline) {}
+
+Result<std::string> StoreExchange::agree(const std::string& step, std::string_view own,
+                                         const Decide& decide) {
+  const std::string decided = step + "/decided";
+  if (request_.rank != 0) {
+    DSCOMM_RETURN_IF_ERROR(publish(entry_of(step, request_.rank), own));
+    awaited_ = 0;
+    Result<std::string> decision = await(decided, deadline_.later(kLastWordNs));
+    awaited_ = -1;
+    if (!decision.ok() && decision.status().code() == Code::kTimeout && !told_) {
+      const std::string others = missing(step);
+      decision = fail_unless(
+          decided,
+          timed_out(others.empty() ? request_.name(0) + " to say what was agreed on" : others));
+    }
+    decided_ = decided;
+    if (decision.ok()) ++step_;
+    return decision;
+  }
+  Result<std::vector<std::string>> said = gather(step, own);
+  if (!said.ok()) return said.status();
+  Result<std::string> decision = decide(said.value());
+  if (!decision.ok()) return fail(decision.status());
+  // Whoever waits may have heard of a death meanwhile, and have failed the step.
+  Result<int64_t> claims = store_.add(key(claim_of(step_)), 1);
+  if (!claims.ok()) return claims.status();
+  if (claims.value() > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
+  DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));
+  for (int rank = 1; rank < request_.size; ++rank) remove(entry_of(step, rank));
+  if (!decided_.empty()) {  // all have gone on, so they have read it
+    remove(decided_);
+    remove(claim_of(step_ - 1));
+  }
+  decided_ = decided;
+  ++step_;
+  return decision;
+}
+
+Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
+                                                       std::string_view own) {
+  std::vector<std::string> said{std::string(own)};
+  for (int rank = 1; rank < request_.size; ++rank) {
+    awaited_ = rank;
+    Result<std::string> entry = await(entry_of(step, rank), deadline_);
+    awaited_ = -1;
+    if (!entry.ok() && entry.status().code() == Code::kTimeout && !told_)
+      return fail(timed_out(missing(step)));
+    if (!entry.ok()) return entry.status();
+    said.push_back(std::move(entry).value());
+  }
+  return said;
+}
+
+Status StoreExchange::timed_out(const std::string& waiting_for) const {
+  return Status(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
+                                    " ms waiting for " + waiting_for);
+}
+
+// "rank 2, rank 5": those that have not said anything in this step.
+std::string StoreExchange::missing(const std::string& step) {
+  std::string names;
+  for (int rank = 1; rank < request_.size; ++rank) {
+    Result<bool> there = store_.has(key(entry_of(step, rank)));
+    if (there.ok() && there.value()) continue;
+    names += (names.empty() ? "" : ", ") + request_.name(rank);
+  }
+  return names;
+}
+
+Status StoreExchange::publish(const std::string& name, std::string_view value) {
+  return store_.set(key(name), value);
+}
+
+// That the store cannot remove it leaves some bytes there.
+void StoreExchange::remove(const std::string& name) { static_cast<void>(store_.remove(key(name))); }
+
+Result<std::string> StoreExchange::await(const std::string& name, const Deadline& deadline) {
+  TimeLeft time_left(deadline);
+  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+    Result<std::optional<std::string>> found = store_.find(key(name));
+    if (!found.ok()) return found.status();
+    if (found.value()) return std::move(*found.value());
+    if (Status reason = look(); !reason.ok())
+      return told_ ? Result<std::string>(reason) : fail_unless(name, reason);
+    if (called_off_) return failure();
+    if (time_left.is_over())
+      return Status(Code::kTimeout, "timed out waiting for '" + key(name) + "' in the store");
+    const int64_t began_ns = monotonic_ns();
+    std::this_thread::sleep_for(pause);
+    deadline.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
+  }
+}
+
+Status StoreExchange::look() {
+  const Status news = request_.look();
+  if (news.ok() && monotonic_ns() < look_again_ns_) return {};
+  look_again_ns_ = monotonic_ns() + kLookForFailureNs;
+  // Who has gone can do no more, so all that it said is there: it may have gone because of a
+  // failure, or long after it was through with this.
+  DSCOMM_RETURN_IF_ERROR(failure());
+  return news;
+}
+
+Status StoreExchange::failure() {
+  Result<std::optional<std::string>> found = store_.find(key(kFailed));
+  if (!found.ok()) return found.status();
+  if (!found.value()) return {};
+  Unpacker unpacker(*found.value());
+  const uint64_t code = unpacker.number();
+  const std::string text = unpacker.text();
+  if (!unpacker.whole() || code > static_cast<uint64_t>(Code::kInternal))
+    return Status(Code::kInternal, "another rank has failed and does not say why");
+  told_ = true;
+  called_off_ = code == static_cast<uint64_t>(Code::kOk);
+  return Status(called_off_ ? Code::kAborted : static_cast<Code>(code), text);
+}
+
+Status StoreExchange::fail(const Status& cause) { return fail_unless("", cause).status(); }
+
+// The same, by a rank that waits for `name`: its value, if that came first.
+Result<std::string> StoreExchange::fail_unless(const std::string& name, const Status& cause) {
+  while (true) {
+    // Where the store fails too, the others' deadlines remain.
+    Status first = failure();
+    if (told_) return first;
+    if (cause.code() != Code::kTimeout || request_.rank == 0 || !first.ok() ||
+        deadline_.remaining_ns() <= -kLastWordNs)
+      break;
+    std::this_thread::sleep_for(kLongestPause);
+  }
+  const auto value = [&]() -> std::optional<std::string> {
+    if (name.empty()) return {};
+    Result<std::optional<std::string>> found = store_.find(key(name));
+    return found.ok() ? std::move(found).value() : std::nullopt;
+  };
+  if (std::optional<std::string> found = value()) return std::move(*found);
+  const Result<int64_t> claims = store_.add(key(claim_of(step_)), 1);
+  const bool is_first = !claims.ok() || claims.value() == 1;
+  for (const int64_t since_ns = monotonic_ns();
+       !is_first && monotonic_ns() - since_ns < kClaimNs;) {
+    if (std::optional<std::string> found = value()) return std::move(*found);
+    if (Status first = failure(); told_) return first;
+    std::this_thread::sleep_for(kFirstPause);
+  }
+  static_cast<void>(publish(
+      kFailed, Packer().number(static_cast<uint64_t>(cause.code())).text(cause.message()).take()));
+  return cause;
+}
+
+void StoreExchange::call_off() {
+  Result<int64_t> claims = store_.add(key(claim_of(step_)), 1);
+  if (!claims.ok() || claims.value() > 1) return;  // somebody has failed, and says so
+  static_cast<void>(publish(kFailed, Packer().number(0).text("begins again").take()));
+  static_cast<void>(failure());
+}
+
+void StoreExchange::finish() {
+  Result<int64_t> readers = store_.add(key(kRead), 1);
+  if (!readers.ok() || readers.value() != request_.size) return;
+  if (!decided_.empty()) {
+    remove(decided_);
+    remove(claim_of(step_ - 1));
+  }
+  remove(kRead);
+}
+
+}  // namespace dscomm
