@@ -14,6 +14,8 @@
 #include <thread>
 
 #include "core/base/log.h"
+#include "core/base/packer.h"
+#include "core/store/store_exchange.h"
 #include "core/topology/topology.h"
 #include "core/transport/networks.h"
 #include "core/transport/rendezvous.h"
@@ -28,18 +30,6 @@ namespace dscomm {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{50};
-
-// A key that is there can be read at once, unless the store has gone.
-constexpr std::chrono::seconds kReadLimit{10};
-
-// How long a rank whose deadline has passed waits for another's reason.
-constexpr std::chrono::milliseconds kBetterReason{300};
-
-// How often a waiting rank asks the store whether another has failed: a thousand ranks that wait
-// for one ask ten thousand times a second.
-constexpr int64_t kLookForFailureNs = 100'000'000;
 
 constexpr int kGroupTag = 0x6473;
 
@@ -133,7 +123,7 @@ Card own_card() {
   card.initialised = initialised != 0;
   // A launcher that starts torchrun once on each host gives all workers of the host one rank, and
   // does not take that rank back when torchrun restarts them.
-  if (!environment_value("TORCHELASTIC_RUN_ID").empty()) return card;
+  if (started_by_torchrun()) return card;
   card.name_space = environment_value("PMIX_NAMESPACE");
   card.launcher_rank = environment_value("PMIX_RANK");
   card.launcher_size = launcher_size();
@@ -246,8 +236,8 @@ class BringUp {
         store_(std::move(store)),
         deadline_(deadline),
         helper_path_(helper_path),
-        outside_look_(look),
-        prefix_(request.prefix + "mpi/") {}
+        prefix_(request.prefix + "mpi/"),
+        exchange_(*store_, exchange_request(look), deadline) {}
 
   Result<std::unique_ptr<MpiWorld>> run() {
     Status status = steps();
@@ -272,90 +262,33 @@ class BringUp {
   int size() const { return static_cast<int>(request_.members.size()); }
   std::string name(int rank) const { return name_member(request_.members, rank); }
 
+  ExchangeRequest exchange_request(const Look& look) const {
+    ExchangeRequest exchange;
+    exchange.prefix = prefix_;
+    exchange.rank = request_.rank;
+    exchange.size = size();
+    exchange.name = [this](int rank) { return name(rank); };
+    exchange.look = look;
+    return exchange;
+  }
+
+  Status at_step(const Status& status) const {
+    return Status(status.code(), std::string(step_) + " failed on " + name(request_.rank) + ": " +
+                                     status.message());
+  }
+
   // A status of this rank's own step: the others raise it too. One that came from another rank is
   // passed on as it is.
   Status own(const Status& status) {
-    if (status.ok() || passed_on_) return status;
-    if (status.code() == Code::kTimeout && request_.rank != 0) {
-      Status better = better_reason();
-      if (!better.ok()) return better;
-    }
-    Status told(status.code(),
-                std::string(step_) + " failed on " + name(request_.rank) + ": " + status.message());
-    // Where the store fails too, the others' deadlines remain.
-    if (Result<bool> there = store_->has(prefix_ + "failed"); there.ok() && !there.value())
-      (void)store_->set(
-          prefix_ + "failed",
-          Packer().number(static_cast<uint64_t>(told.code())).text(told.message()).take());
-    return told;
+    return status.ok() || exchange_.is_told() ? status : exchange_.fail(at_step(status));
   }
 
-  // Deadlines pass at the same time everywhere, and rank 0 knows best who is missing.
-  Status better_reason() {
-    for (auto waited = 0ms; waited < kBetterReason; waited += kLongestPause) {
-      Status status = failure_of_another();
-      if (!status.ok()) return status;
-      std::this_thread::sleep_for(kLongestPause);
-    }
-    return {};
-  }
+  Status look() { return exchange_.look(); }
 
-  // A reason to give up waiting.
-  Status look() {
-    DSCOMM_RETURN_IF_ERROR(outside_look_());
-    if (monotonic_ns() < look_again_ns_) return {};
-    look_again_ns_ = monotonic_ns() + kLookForFailureNs;
-    Status status = failure_of_another();
-    passed_on_ = !status.ok();
-    return status;
-  }
-
-  Status failure_of_another() {
-    Result<bool> there = store_->has(prefix_ + "failed");
-    if (!there.ok()) return there.status();
-    if (!there.value()) return {};
-    Result<std::string> text = store_->get(prefix_ + "failed", Deadline::after(kReadLimit));
-    if (!text.ok()) return text.status();
-    Unpacker unpacker(text.value());
-    uint64_t code = unpacker.number();
-    std::string message = unpacker.text();
-    if (!unpacker.whole() || code == 0 || code > static_cast<uint64_t>(Code::kInternal))
-      return Status(Code::kInternal, "another rank has failed and does not say why");
-    return Status(static_cast<Code>(code), message);
-  }
-
-  // --- the store
-
-  Status publish(const std::string& key, std::string_view value) {
-    return own(store_->set(prefix_ + key, value));
-  }
-
-  // What `rank` publishes under `key`.
-  Result<std::string> await(const std::string& key, int rank) {
-    TimeLeft time_left(deadline_);
-    for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
-      Result<bool> there = store_->has(prefix_ + key);
-      if (!there.ok()) return own(there.status());
-      if (there.value()) {
-        Result<std::string> value = store_->get(prefix_ + key, Deadline::after(kReadLimit));
-        if (!value.ok()) return own(value.status());
-        return value;
-      }
-      DSCOMM_RETURN_IF_ERROR(own(look()));
-      if (time_left.is_over())
-        return own(make_status(Code::kTimeout,
-                               "timed out: nothing was heard from %s within %lld ms",
-                               name(rank).c_str(), static_cast<long long>(deadline_.timeout_ms())));
-      const int64_t began_ns = monotonic_ns();
-      std::this_thread::sleep_for(pause);
-      deadline_.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
-    }
-  }
-
-  Status garbled(int rank) {
-    return own(Status(Code::kInternal, "what " + name(rank) +
-                                           " said is not understood; do all ranks run one build "
-                                           "of dscomm?"));
+  Status garbled(int rank) const {
+    return Status(Code::kInternal, "what " + name(rank) +
+                                       " said is not understood; do all ranks run one build of "
+                                       "dscomm?");
   }
 
   // --- how to start MPI
@@ -388,21 +321,19 @@ class BringUp {
   }
 
   Status agree_on_plan() {
-    DSCOMM_RETURN_IF_ERROR(publish("card/" + std::to_string(request_.rank), pack(own_card())));
-    if (request_.rank == 0) {
-      std::vector<Card> cards(request_.members.size());
-      for (int rank = 0; rank < size(); ++rank) {
-        Result<std::string> card = await("card/" + std::to_string(rank), rank);
-        if (!card.ok()) return card.status();
-        if (!unpack(card.value(), &cards[static_cast<size_t>(rank)])) return garbled(rank);
-      }
-      Result<Plan> plan = make_plan(cards);
-      if (!plan.ok()) return own(plan.status());
-      DSCOMM_RETURN_IF_ERROR(publish("plan", pack(plan.value())));
-    }
-    Result<std::string> plan = await("plan", 0);
+    Result<std::string> plan =
+        exchange_.agree("plan", pack(own_card()),
+                        [this](const std::vector<std::string>& said) -> Result<std::string> {
+                          std::vector<Card> cards(said.size());
+                          for (size_t rank = 0; rank < cards.size(); ++rank)
+                            if (!unpack(said[rank], &cards[rank]))
+                              return at_step(garbled(static_cast<int>(rank)));
+                          Result<Plan> made = make_plan(cards);
+                          if (!made.ok()) return at_step(made.status());
+                          return pack(made.value());
+                        });
     if (!plan.ok()) return plan.status();
-    if (!unpack(plan.value(), &plan_)) return garbled(0);
+    if (!unpack(plan.value(), &plan_)) return own(garbled(0));
     for (size_t host = 0; host < plan_.hosts.size(); ++host)
       for (uint32_t rank : plan_.hosts[host].host.ranks)
         if (rank == static_cast<uint32_t>(request_.rank)) own_host_ = host;
@@ -490,12 +421,17 @@ class BringUp {
     const std::vector<PmixClient>& clients = plan_.hosts[own_host_].clients;
     const int leader = static_cast<int>(clients.front().rank);
     if (leader == request_.rank) DSCOMM_RETURN_IF_ERROR(start_helper(clients));
-    Result<std::string> text = await("environment/" + std::to_string(request_.rank), leader);
-    if (!text.ok()) return text.status();
+    const std::string mine = "environment/" + std::to_string(request_.rank);
+    Result<std::string> text = exchange_.await(mine, deadline_);
+    if (text.status().code() == Code::kTimeout && !exchange_.is_told())
+      return own(make_status(Code::kTimeout, "timed out: nothing was heard from %s within %lld ms",
+                             name(leader).c_str(), static_cast<long long>(deadline_.timeout_ms())));
+    if (!text.ok()) return own(text.status());
+    exchange_.remove(mine);
     Unpacker unpacker(text.value());
     own_variables_ = unpacker.texts();
     defaults_ = unpacker.texts();
-    return unpacker.whole() ? Status() : garbled(leader);
+    return unpacker.whole() ? Status() : own(garbled(leader));
   }
 
   Status start_helper(const std::vector<PmixClient>& clients) {
@@ -520,9 +456,9 @@ class BringUp {
     DSCOMM_RETURN_IF_ERROR(own(world_->helper_->serve(store_, prefix_ + "fence/")));
     const PmixEnvironments& environments = world_->helper_->environments();
     for (size_t i = 0; i < clients.size(); ++i)
-      DSCOMM_RETURN_IF_ERROR(
-          publish("environment/" + std::to_string(clients[i].rank),
-                  Packer().texts(environments.own[i]).texts(environments.defaults).take()));
+      DSCOMM_RETURN_IF_ERROR(own(exchange_.publish(
+          "environment/" + std::to_string(clients[i].rank),
+          Packer().texts(environments.own[i]).texts(environments.defaults).take())));
     return {};
   }
 
@@ -617,7 +553,7 @@ class BringUp {
   }
 
   Status explain_timeout(const Status& status) const {
-    if (status.code() != Code::kTimeout || passed_on_) return status;
+    if (status.code() != Code::kTimeout || exchange_.is_told()) return status;
     std::string reason;
     if (plan_.origin == MpiOrigin::kLauncher)
       reason =
@@ -633,33 +569,33 @@ class BringUp {
     int rank = 0, world_size = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
-    DSCOMM_RETURN_IF_ERROR(publish("up/" + std::to_string(request_.rank),
-                                   Packer()
-                                       .number(static_cast<uint64_t>(rank))
-                                       .number(static_cast<uint64_t>(world_size))
-                                       .take()));
-    if (request_.rank == 0) {
-      Packer all;
-      std::vector<WorldPlace> places(request_.members.size());
-      for (int member = 0; member < size(); ++member) {
-        Result<std::string> text = await("up/" + std::to_string(member), member);
-        if (!text.ok()) return text.status();
-        Unpacker unpacker(text.value());
-        WorldPlace& place = places[static_cast<size_t>(member)];
-        place.rank = unpacker.number();
-        place.size = unpacker.number();
-        if (!unpacker.whole()) return garbled(member);
-        all.number(place.rank);
-      }
-      DSCOMM_RETURN_IF_ERROR(own(check_world(places)));
-      DSCOMM_RETURN_IF_ERROR(publish("world", all.take()));
-    }
-    Result<std::string> text = await("world", 0);
-    if (!text.ok()) return text.status();
-    Unpacker unpacker(text.value());
+    Result<std::string> world =
+        exchange_.agree("world",
+                        Packer()
+                            .number(static_cast<uint64_t>(rank))
+                            .number(static_cast<uint64_t>(world_size))
+                            .take(),
+                        [this](const std::vector<std::string>& said) -> Result<std::string> {
+                          Packer all;
+                          std::vector<WorldPlace> places(said.size());
+                          for (size_t member = 0; member < places.size(); ++member) {
+                            Unpacker unpacker(said[member]);
+                            WorldPlace& place = places[member];
+                            place.rank = unpacker.number();
+                            place.size = unpacker.number();
+                            if (!unpacker.whole())
+                              return at_step(garbled(static_cast<int>(member)));
+                            all.number(place.rank);
+                          }
+                          if (Status checked = check_world(places); !checked.ok())
+                            return at_step(checked);
+                          return all.take();
+                        });
+    if (!world.ok()) return world.status();
+    Unpacker unpacker(world.value());
     for (int member = 0; member < size(); ++member)
       world_->world_ranks_.push_back(static_cast<int>(unpacker.number()));
-    return unpacker.whole() ? Status() : garbled(0);
+    return unpacker.whole() ? Status() : own(garbled(0));
   }
 
   Status check_world(const std::vector<WorldPlace>& places) const {
@@ -701,7 +637,7 @@ class BringUp {
           answer->code = create(ranks, ours, &answer->comm);
         },
         deadline_, [this] { return look(); });
-    if (status.code() == Code::kTimeout && !passed_on_)
+    if (status.code() == Code::kTimeout && !exchange_.is_told())
       status = Status(status.code(), status.message() +
                                          ": the first messages between the hosts do not arrive; " +
                                          networks_used());
@@ -709,6 +645,8 @@ class BringUp {
     if (answer->code != MPI_SUCCESS)
       return own(reason_or(mpi_error(step_, answer->code), deadline_, [this] { return look(); }));
     world_->comm_ = answer->comm;
+    if (world_->helper_ != nullptr) world_->helper_->remove_keys();
+    exchange_.finish();
     log_line(LogLevel::kInfo,
              "MPI between hosts is up: %s, started by way of %s; rank %d of %d; %s",
              mpi_version().c_str(), origin_name(plan_.origin), request_.rank, size(),
@@ -754,13 +692,11 @@ class BringUp {
   std::shared_ptr<Store> store_;
   const Deadline& deadline_;
   const std::string& helper_path_;
-  const Look& outside_look_;
   const std::string prefix_;
+  StoreExchange exchange_;
   const McaParameters files_ = parameters_of_mca_files();
 
   const char* step_ = "";
-  bool passed_on_ = false;  // the status in hand is another's
-  int64_t look_again_ns_ = 0;
   Plan plan_;
   size_t own_host_ = 0;  // in plan_.hosts
   std::vector<std::string> own_variables_, defaults_;

@@ -19,7 +19,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
-#include "core/base/store.h"
+#include "core/store/store.h"
 #include "core/transport/transport.h"
 #include "mpi/abandonable.h"
 #include "mpi/pmix_helper.h"

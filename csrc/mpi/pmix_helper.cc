@@ -118,6 +118,7 @@ struct PmixHelper::State {
   std::condition_variable ended_condition;
   bool ended = false;
   std::string waiting_for;
+  std::vector<std::string> keys;  // that this host has put into the store
   Status fault;
 
   void serve();
@@ -238,7 +239,12 @@ Status PmixHelper::State::begin(Fence fence) {
       return Status(Code::kInternal, "dscomm-pmix named a host that there is not");
     if (fence.asked.hosts[i] == description.own_host) fence.data[i] = fence.asked.data;
   }
-  Status status = store->set(key(fence, description.own_host), fence.asked.data);
+  const std::string name = key(fence, description.own_host);
+  Status status = store->set(name, fence.asked.data);
+  {
+    std::lock_guard lock(mutex);
+    keys.push_back(name);
+  }
   fences.push_back(std::move(fence));
   return status;
 }
@@ -272,6 +278,16 @@ Status PmixHelper::State::advance() {
   std::lock_guard lock(mutex);
   waiting_for = std::move(missing);
   return {};
+}
+
+void PmixHelper::remove_keys() {
+  std::vector<std::string> keys;
+  {
+    std::lock_guard lock(state_->mutex);
+    keys.swap(state_->keys);
+  }
+  // That the store cannot remove one leaves some bytes there.
+  for (const std::string& key : keys) static_cast<void>(state_->store->remove(key));
 }
 
 std::string PmixHelper::waiting_for() const {

@@ -9,7 +9,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
-#include "core/base/store.h"
+#include "core/store/store.h"
 #include "pmix/messages.h"
 
 namespace dscomm {
@@ -30,6 +30,9 @@ class PmixHelper {
   // Starts the thread that carries fences, under keys that begin with `prefix`, which all hosts
   // name alike. It asks the store only while a fence waits, in single short questions.
   Status serve(std::shared_ptr<Store> store, const std::string& prefix);
+
+  // All ranks have come through the fences so far: removes from the store what this host put there.
+  void remove_keys();
 
   // The hosts that a fence waits for: "a, b", or empty.
   std::string waiting_for() const;

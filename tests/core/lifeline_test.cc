@@ -115,6 +115,10 @@ class FolderStore final : public Store {
   Result<int64_t> add(const std::string&, int64_t) override {
     return Status(Code::kUnsupported, "no counters here");
   }
+  Status remove(const std::string& key) override {
+    std::filesystem::remove(file_of(key));
+    return {};
+  }
 
  private:
   std::string file_of(std::string key) const {
@@ -462,6 +466,7 @@ class BrokenStore final : public Store {
   Result<int64_t> add(const std::string& key, int64_t amount) override {
     return store_.add(key, amount);
   }
+  Status remove(const std::string& key) override { return store_.remove(key); }
 
  private:
   Store& store_;
@@ -674,6 +679,7 @@ TEST(Lifeline, AnAddressThatLeadsElsewhereIsPassedOver) {
     Result<int64_t> add(const std::string& key, int64_t amount) override {
       return store_.add(key, amount);
     }
+    Status remove(const std::string& key) override { return store_.remove(key); }
 
    private:
     Store& store_;

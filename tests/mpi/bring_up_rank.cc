@@ -77,8 +77,19 @@ class FolderStore : public Store {
   Result<bool> has(const std::string& key) override {
     return ::access(path(key).c_str(), F_OK) == 0;
   }
-  Result<int64_t> add(const std::string&, int64_t) override {
-    return Status(Code::kInternal, "not needed");
+  // Whoever makes the file of a number has counted to it.
+  Result<int64_t> add(const std::string& key, int64_t) override {
+    for (int64_t count = 1;; ++count) {
+      const int made = ::open(counted(key, count).c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+      if (made < 0) continue;
+      ::close(made);
+      return count;
+    }
+  }
+  Status remove(const std::string& key) override {
+    ::unlink(path(key).c_str());
+    for (int64_t count = 1; ::unlink(counted(key, count).c_str()) == 0;) ++count;
+    return {};
   }
 
  private:
@@ -86,6 +97,9 @@ class FolderStore : public Store {
     for (char& letter : key)
       if (letter == '/') letter = '+';
     return folder_ + "/" + key;
+  }
+  std::string counted(const std::string& key, int64_t count) const {
+    return path(key) + "." + std::to_string(count);
   }
   std::string folder_;
 };
@@ -198,7 +212,7 @@ class Rank {
 
   // Called while something is waited for.
   Status stall() const {
-    if (!option("stall").empty() && has_file("test+mpi+plan")) await_file(option("stall"));
+    if (!option("stall").empty() && has_file("test+mpi+plan+decided")) await_file(option("stall"));
     return {};
   }
 

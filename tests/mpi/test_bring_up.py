@@ -395,8 +395,8 @@ def test_a_rank_that_does_not_come_is_named(make_job: Callable[[str], Job]) -> N
     job.start(0, limit_ms=2000)
     job.start(1, limit_ms=2000)
     assert [process.wait(30) for process in job.ranks] == [7, 7]
-    assert "nothing was heard from rank 2 (pid" in job.output(0), job.report()
-    assert "nothing was heard from rank 2 (pid" in job.output(1), job.report()
+    assert "waiting for rank 2 (pid" in job.output(0), job.report()
+    assert "waiting for rank 2 (pid" in job.output(1), job.report()
 
 
 @pytest.mark.parametrize(

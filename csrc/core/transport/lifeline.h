@@ -23,7 +23,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/owned.h"
-#include "core/base/store.h"
+#include "core/store/store.h"
 #include "core/transport/connection.h"
 #include "core/transport/news.h"
 #include "core/transport/transport.h"

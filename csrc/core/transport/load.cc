@@ -6,6 +6,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "core/transport/rendezvous.h"
+
 namespace dscomm {
 namespace {
 
@@ -55,7 +57,13 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
     std::lock_guard lock(mutex);
     if (module == nullptr) {
       Result<const TransportModule*> loaded = load_module(folder);
-      if (!loaded.ok()) return loaded.status();
+      if (!loaded.ok()) {
+        // Hosts that have it would wait for this one.
+        const Status cause(loaded.status().code(), name_member(request.members, request.rank) +
+                                                       ": " + loaded.status().message());
+        decline_to_meet(request, *store, cause);
+        return cause;
+      }
       module = loaded.value();
     }
   }

@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "core/base/log.h"
+#include "core/store/store_exchange.h"
 #include "core/transport/networks.h"
 
 namespace dscomm {
@@ -24,10 +25,8 @@ namespace {
 
 constexpr int64_t kMs = 1'000'000;
 
-// How often the store is asked whether somebody has given up.
+// Between two looks whether somebody has given up.
 constexpr int64_t kLookEveryNs = 200 * kMs;
-// For reading a key that is there.
-constexpr std::chrono::milliseconds kReadTime{1000};
 // An address that drops what it does not let through answers nothing: the next one is tried beside
 // it (RFC 8305 recommends 250 ms).
 constexpr int64_t kNextAddressNs = 250 * kMs;
@@ -64,11 +63,26 @@ std::string error_text(int error) {
   return error == 0 ? "it closed the connection" : std::strerror(error);
 }
 
+constexpr const char* kInvitation = "invitation";
+
+ExchangeRequest exchange_request(const TransportRequest& request) {
+  ExchangeRequest exchange;
+  char id[32];
+  std::snprintf(id, sizeof id, "%016" PRIx64 "/", request.id);
+  exchange.prefix = request.prefix + "lifeline/" + id;
+  exchange.rank = request.rank;
+  exchange.size = static_cast<int>(request.members.size());
+  exchange.name = [&request](int rank) { return name_member(request.members, rank); };
+  return exchange;
+}
+
 // Both sides of a meeting.
 class Party {
  public:
   Party(const TransportRequest& request, Store& store, const Deadline& deadline)
-      : request_(request), store_(store), deadline_(deadline) {}
+      : request_(request),
+        exchange_(store, exchange_request(request), deadline),
+        deadline_(deadline) {}
 
  protected:
   int size() const { return static_cast<int>(request_.members.size()); }
@@ -96,41 +110,10 @@ class Party {
     return message.kind == kind && message.id == request_.id;
   }
 
-  // What somebody published who gave up; OK when nobody has, or it is too soon to ask again.
-  Status look_for_failure();
-
   const TransportRequest& request_;
-  Store& store_;
+  StoreExchange exchange_;
   const Deadline& deadline_;
-
- private:
-  int64_t next_look_ns_ = 0;
 };
-
-// The id is there so that a prefix that is used again finds nothing old.
-std::string key(const TransportRequest& request, const char* what) {
-  char id[32];
-  std::snprintf(id, sizeof id, "%016" PRIx64 "/", request.id);
-  return request.prefix + "lifeline/" + id + what;
-}
-constexpr const char* kInvitationKey = "invitation";
-constexpr const char* kFailedKey = "failed";
-
-Status Party::look_for_failure() {
-  if (monotonic_ns() < next_look_ns_) return {};
-  const std::string failed = key(request_, kFailedKey);
-  Result<bool> there = store_.has(failed);
-  if (!there.ok()) return error(there.status().code(), there.status().message());
-  next_look_ns_ = monotonic_ns() + kLookEveryNs;
-  if (!there.value()) return {};
-  Result<std::string> bytes = store_.get(failed, Deadline::after(kReadTime));
-  if (!bytes.ok()) return error(bytes.status().code(), bytes.status().message());
-  Message message;
-  if (decode(bytes.value(), &message) && is_ours(message, MessageKind::kFail) &&
-      message.code != Code::kOk)
-    return message.status();
-  return error(Code::kInternal, "what a member published of its failure is no message");
-}
 
 // Member 0.
 class Host : Party {
@@ -150,7 +133,9 @@ class Host : Party {
       member.flush();
       if (!status.ok()) member.hang_up();
     }
-    if (!status.ok()) return status;
+    // Over the store for those that were not connected yet.
+    if (!status.ok()) return exchange_.fail(status);
+    exchange_.remove(kInvitation);
     return std::move(members_);
   }
 
@@ -200,7 +185,7 @@ Status Host::invite() {
   invitation.text = token_ + " " + endpoints_;
   log_line(LogLevel::kDebug, "listening for the members of '%s' at %s", request_.name.c_str(),
            endpoints_.c_str());
-  Status published = store_.set(key(request_, kInvitationKey), encode(invitation));
+  Status published = exchange_.publish(kInvitation, encode(invitation));
   return published.ok() ? published : error(published.code(), published.message());
 }
 
@@ -233,7 +218,7 @@ Status Host::collect() {
   while (connected_ + 1 < size()) {
     const int64_t left_ns = time_left.ns();
     if (left_ns <= 0) return timed_out(missing());
-    DSCOMM_RETURN_IF_ERROR(look_for_failure());
+    DSCOMM_RETURN_IF_ERROR(exchange_.look());
     tell_who_is_missing();
     DSCOMM_RETURN_IF_ERROR(wait_for_news(left_ns));
   }
@@ -398,17 +383,14 @@ class Guest : Party {
 };
 
 Status Guest::read_invitation() {
-  Result<std::string> bytes = store_.get(key(request_, kInvitationKey), deadline_);
+  Result<std::string> bytes = exchange_.await(kInvitation, deadline_);
+  if (exchange_.is_told()) return bytes.status();
   if (!bytes.ok())
     return error(bytes.status().code(),
                  name(0) + " has not said where it listens: " + bytes.status().message());
   Message invitation;
   if (!decode(bytes.value(), &invitation) || invitation.id != request_.id)
     return error(Code::kInternal, "what " + name(0) + " published is no message");
-  if (invitation.kind == MessageKind::kFail && invitation.code != Code::kOk) {
-    told_ = true;
-    return invitation.status();
-  }
   if (invitation.kind != MessageKind::kInvitation)
     return error(Code::kInternal, "what " + name(0) + " published is no invitation");
   std::istringstream words(invitation.text);
@@ -445,8 +427,7 @@ Status Guest::connect_to_host() {
   int64_t start_next_ns = 0;  // when it is tried
   TimeLeft time_left(deadline_);
   while (true) {
-    Status failure = look_for_failure();
-    told_ = !failure.ok();
+    Status failure = exchange_.look();
     const int64_t left_ns = time_left.ns();
     // Where the others have given up waiting, it was for this one: what it tried says more.
     if (failure.code() == Code::kTimeout || left_ns <= 0)
@@ -602,10 +583,13 @@ Status Guest::await_start() {
 }
 
 // Over the connection when there is one: member 0 tells the others. Otherwise it looks in the
-// store.
+// store, but for a deadline that passes for all.
 void Guest::tell(const Status& status) {
-  if (told_) return;
-  if (!host_.open()) return decline_to_meet(request_, store_, status);
+  if (told_ || exchange_.is_told()) return;
+  if (!host_.open()) {
+    if (status.code() != Code::kTimeout) static_cast<void>(exchange_.fail(status));
+    return;
+  }
   host_.queue(Message::about(MessageKind::kFail, request_.rank, request_.id, status));
   host_.flush();
   host_.hang_up();
@@ -616,20 +600,12 @@ void Guest::tell(const Status& status) {
 Result<std::vector<Connection>> meet(const TransportRequest& request, Store& store,
                                      const Deadline& deadline) {
   if (request.rank != 0) return Guest(request, store, deadline).run();
-  Result<std::vector<Connection>> connections = Host(request, store, deadline).run();
-  // For those that were not connected yet.
-  if (!connections.ok()) decline_to_meet(request, store, connections.status());
-  return connections;
+  return Host(request, store, deadline).run();
 }
 
 void decline_to_meet(const TransportRequest& request, Store& store, const Status& cause) {
-  const std::string failure =
-      encode(Message::about(MessageKind::kFail, request.rank, request.id, cause));
-  // Where the store fails too, the others' deadlines remain.
-  (void)store.set(key(request, kFailedKey), failure);
-  if (request.rank != 0) return;
-  // Those that come later need not try to connect.
-  (void)store.set(key(request, kInvitationKey), failure);
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(0));
+  static_cast<void>(StoreExchange(store, exchange_request(request), deadline).fail(cause));
 }
 
 std::string name_member(const std::vector<TransportMember>& members, int rank) {

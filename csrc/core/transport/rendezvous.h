@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
-#include "core/base/store.h"
+#include "core/store/store.h"
 #include "core/transport/connection.h"
 #include "core/transport/transport.h"
 

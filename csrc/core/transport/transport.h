@@ -16,8 +16,8 @@
 #include "core/base/deadline.h"
 #include "core/base/settings.h"
 #include "core/base/status.h"
-#include "core/base/store.h"
 #include "core/messages/endpoint.h"
+#include "core/store/store.h"
 #include "core/team/team.h"
 #include "core/transport/news.h"
 
