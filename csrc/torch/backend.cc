@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "core/base/bounded_store.h"
 #include "core/engine/context.h"
+#include "core/store/bounded_store.h"
 #include "torch/exit.h"
 #include "torch/pool_allocator.h"
 #include "torch/store_adapter.h"
@@ -64,6 +64,7 @@ c10::intrusive_ptr<DscommBackend> DscommBackend::create(c10::intrusive_ptr<c10d:
     raise_value_error("timeout: got " + std::to_string(options.timeout.count()) +
                       " ms, expected more than 0");
   Result<std::shared_ptr<Context>> context = Context::process();
+  options.world = reinterpret_cast<uintptr_t>(root_of(store).get());
   auto bounded = std::make_shared<BoundedStore>(std::make_shared<StoreAdapter>(std::move(store)),
                                                 Deadline::after(options.timeout));
   if (!context.ok()) {

@@ -1,5 +1,5 @@
 // The Teams inside a host that is composed of domains, made by ranks that are threads.
-#include "core/engine/domain_teams.h"
+#include "core/formation/domain_teams.h"
 
 #include <gtest/gtest.h>
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <cstdlib>
 #include <future>
 #include <new>
@@ -356,17 +357,20 @@ TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
 
 // Twice, and then it works: who declines counts as one who has tried.
 TEST(Engine, ARankThatCannotBeginTellsTheOthers) {
-  run_world(3, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+  std::barrier told(3);
+  run_world(3, [&told](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int round = 0; round < 2; ++round) {
       if (rank == 1) {
         host.decline(rank, 3, "world", Status(Code::kResource, "no thread is left"));
+        told.arrive_and_wait();
         continue;
       }
       Result<std::shared_ptr<Group>> group =
           host.try_group(context, InProcessHost::options(rank, 3, "world", seconds(60)));
-      ASSERT_EQ(group.status().code(), Code::kResource) << group.status().message();
+      EXPECT_EQ(group.status().code(), Code::kResource) << group.status().message();
       EXPECT_NE(group.status().message().find("rank 1 (pid"), std::string::npos);
       EXPECT_NE(group.status().message().find("no thread is left"), std::string::npos);
+      told.arrive_and_wait();
     }
     std::shared_ptr<Group> group = host.group(context, rank, 3);
     int64_t x = rank;

@@ -33,6 +33,7 @@ class PrefixedStore final : public Store {
   Result<int64_t> add(const std::string& key, int64_t amount) override {
     return store_.add(prefix_ + key, amount);
   }
+  Status remove(const std::string& key) override { return store_.remove(prefix_ + key); }
 
  private:
   Store& store_;

@@ -1,7 +1,7 @@
 // ShmTeams for ranks that are threads.
 #pragma once
 
-#include "core/shm/formation.h"
+#include "core/formation/formation.h"
 #include "in_process.h"
 #include "pooled_team.h"
 
@@ -33,14 +33,16 @@ class RankParty {
   Result<Formation> form(Store& store, int rank, int size, const std::string& name = "test",
                          std::chrono::milliseconds timeout = std::chrono::seconds(60),
                          std::vector<int> global_ranks = {}) {
-    FormationParty party{arena,      directory.get(), &address_,
-                         &settings_, topology_.get(), host_identity};
+    FormationParty party{arena,           pool,         directory.get(), &address_, &settings_,
+                         topology_.get(), host_identity};
     FormationRequest request;
     request.prefix = name + "/";
     request.name = name;
     request.rank = rank;
     request.size = size;
     request.global_ranks = std::move(global_ranks);
+    request.began_ns = began_ns;
+    request.gone = gone;
     return form_group(party, store, request, Deadline::after(timeout));
   }
   std::unique_ptr<ShmTeam> team(Store& store, int rank, int size,
@@ -56,6 +58,8 @@ class RankParty {
   std::shared_ptr<TensorPool> pool;
   int64_t least_in_place = 0;
   std::string host_identity;
+  int64_t began_ns = process_began_ns();  // see MeetingRequest
+  Look gone = [] { return Status(); };
   std::unique_ptr<InProcessDirectory> directory;
 
  private:

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "core/base/log.h"
+#include "core/engine/group.h"
 #include "core/engine/worker_pool.h"
 #include "core/messages/doorbell.h"
 #include "core/messages/point_to_point.h"
@@ -132,8 +133,29 @@ std::shared_ptr<TensorPool> Context::process_pool() {
 
 FormationParty Context::party() const {
   std::lock_guard lock(transport_mutex_);
-  return {arena_,          directory_.get(), &address_, &settings_,
-          topology_.get(), host_identity_,   networks_, transport_id_};
+  return {arena_,          pool_,          directory_.get(), &address_,    &settings_,
+          topology_.get(), host_identity_, networks_,        transport_id_};
+}
+
+void Context::add_group(uintptr_t world, bool is_default, std::weak_ptr<const Group> group) {
+  if (world == 0) return;
+  std::lock_guard lock(worlds_mutex_);
+  std::erase_if(worlds_, [](const auto& entry) { return entry.second.expired(); });
+  if (is_default)
+    worlds_.insert_or_assign(world, std::move(group));
+  else
+    worlds_.try_emplace(world, std::move(group));
+}
+
+Status Context::gone(uintptr_t world, const std::vector<int>& global_ranks) const {
+  std::shared_ptr<const Group> first;
+  {
+    std::lock_guard lock(worlds_mutex_);
+    if (auto found = worlds_.find(world); found != worlds_.end()) first = found->second.lock();
+  }
+  if (first == nullptr) return {};
+  for (int rank : global_ranks) DSCOMM_RETURN_IF_ERROR(first->gone(rank));
+  return {};
 }
 
 Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& request,

@@ -3,6 +3,8 @@
 // so that tests can run ranks as threads with one Context each.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,13 +13,14 @@
 #include "core/base/settings.h"
 #include "core/base/status.h"
 #include "core/engine/flight_record.h"
-#include "core/shm/formation.h"
+#include "core/formation/formation.h"
 #include "core/transport/load.h"
 #include "core/transport/transport.h"
 
 namespace dscomm {
 
 class Doorbell;
+class Group;
 class PointToPoint;
 class WorkerPool;
 
@@ -39,10 +42,6 @@ class Context {
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   // Null where there is none: DSCOMM_POOL_BYTES=0, or a limit of this process.
   const std::shared_ptr<TensorPool>& pool() const { return pool_; }
-  // What of this rank the others of a group read in place.
-  InPlace in_place(const Formation& formation) const {
-    return {formation.reads_pools ? pool_ : nullptr, settings_.in_place_bytes};
-  }
   // That of the process's Context; null as well before there is one. Any thread.
   static std::shared_ptr<TensorPool> process_pool();
   const Topology& topology() const { return *topology_; }
@@ -56,6 +55,12 @@ class Context {
   Result<std::shared_ptr<Transport>> transport(const TransportRequest& request,
                                                std::shared_ptr<Store> store,
                                                const Deadline& deadline);
+
+  // The default group of a world, or the first one where there is none, knows the lives of the
+  // processes that later groups are made of.
+  void add_group(uintptr_t world, bool is_default, std::weak_ptr<const Group> group);
+  // Of the first of these global ranks whose process has ended, as far as that is known; else OK.
+  Status gone(uintptr_t world, const std::vector<int>& global_ranks) const;
 
   // When the process ends in order: takes leave of the other hosts. Groups that span hosts do not
   // work afterwards.
@@ -84,6 +89,8 @@ class Context {
   mutable std::mutex transport_mutex_;
   uint64_t transport_id_ = 0;  // 0: there is none
   std::shared_ptr<Transport> transport_;
+  mutable std::mutex worlds_mutex_;
+  std::map<uintptr_t, std::weak_ptr<const Group>> worlds_;
   int made_in_pid_ = 0;
   int made_after_forks_ = 0;
 };

@@ -7,29 +7,17 @@
 
 #include "core/base/log.h"
 #include "core/engine/context.h"
-#include "core/engine/domain_teams.h"
 #include "core/engine/worker_pool.h"
+#include "core/formation/formation.h"
+#include "core/formation/team_builder.h"
 #include "core/messages/point_to_point.h"
-#include "core/shm/formation.h"
 #include "core/shm/shm_team.h"
-#include "core/team/hierarchical_team.h"
 #include "core/team/self_team.h"
 
 namespace dscomm {
 namespace {
 
 const std::string kStorePrefix = "dscomm/";
-
-// What was published before the hub died may still be on its way.
-constexpr int64_t kHubGraceNs = 500'000'000;
-
-// Whether the rank through which all news between hosts go is a member.
-bool has_hub(Transport& transport, const Formation& formation) {
-  return std::any_of(formation.addresses.begin(), formation.addresses.end(),
-                     [&](const PeerAddress& address) {
-                       return transport.rank_of(address.arena) == transport.news().hub();
-                     });
-}
 
 FormationRequest formation_request(const GroupOptions& options) {
   FormationRequest request;
@@ -89,6 +77,7 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Context> context,
                                           : known.global_ranks[static_cast<size_t>(known.rank)]);
   DSCOMM_RETURN_IF_ERROR(group->form(std::move(store)));
   group->context_->flight_record().add(group);
+  group->context_->add_group(group->options_.world, group->options_.global_ranks.empty(), group);
   log_line(LogLevel::kInfo, "group '%s' of %d ranks: %s; %s", group->name().c_str(), group->size(),
            group->team_->describe().c_str(), group->context_->topology().describe().c_str());
   return group;
@@ -99,205 +88,6 @@ void Group::decline(Store& store, const GroupOptions& options, const Status& cau
   decline_group(store, formation_request(options), cause, Deadline::after(options.timeout));
 }
 
-// What forms the Teams of one group. Everything is collective over their members.
-class Group::Builder {
- public:
-  Builder(Group& group, std::shared_ptr<Store> store)
-      : group_(group),
-        options_(group.options_),
-        context_(*group.context_),
-        store_(std::move(store)),
-        deadline_(Deadline::after(options_.timeout)),
-        party_(context_.party()) {
-    deadline_.expired();  // starts the clock
-  }
-
-  Status run() {
-    FormationRequest request = formation_request(options_);
-    request.message_port = group_.message_port_;
-    Result<Formation> whole = form_group(party_, *store_, request, deadline_);
-    if (!whole.ok()) return whole.status();
-    whole_ = std::move(whole).value();
-    Result<std::unique_ptr<Team>> here = make_team_of_host();
-    if (!here.ok()) return here.status();
-    if (whole_.host_count == 1) {
-      group_.team_ = std::move(here).value();
-    } else {
-      Status across = join_hosts(std::move(here).value());
-      if (!across.ok()) return across;
-    }
-    group_.make_point_to_point(whole_);
-    return {};
-  }
-
- private:
-  // Of the members on this host: one ShmTeam, or ShmTeams inside a ShmTeam where they are bound to
-  // several NUMA nodes or L3 caches. Its ranks are the positions among them.
-  Result<std::unique_ptr<Team>> make_team_of_host() {
-    std::vector<Place> places;
-    std::vector<LinesMember> members;
-    std::vector<int> here;  // their ranks in the group
-    int rank_here = 0;
-    for (int rank = 0; rank < options_.size; ++rank) {
-      const LinesMember& member = whole_.members[static_cast<size_t>(rank)];
-      if (member.peer == nullptr) continue;
-      if (rank == options_.rank) rank_here = static_cast<int>(here.size());
-      here.push_back(rank);
-      members.push_back(member);
-      members.back().group_rank = rank;
-      places.push_back(whole_.places[static_cast<size_t>(rank)]);
-    }
-    auto flat = std::make_unique<ShmTeam>(context_.arena(), whole_.group_id, options_.name,
-                                          rank_here, members, whole_.wait_policy, whole_.tuning,
-                                          context_.in_place(whole_));
-    group_.lines_ = flat.get();
-    Domains domains = make_domains(places, whole_.hierarchy);
-    if (domains.ranks.size() == 1) return std::unique_ptr<Team>(std::move(flat));
-    group_.flat_ = std::move(flat);
-    DomainTeamsRequest request;
-    request.arena = context_.arena();
-    request.group_id = whole_.group_id;
-    request.group_name = options_.name;
-    request.rank = rank_here;
-    request.members = std::move(members);
-    request.domains = std::move(domains.ranks);
-    request.names = names_of(here);
-    request.wait_policy = whole_.wait_policy;
-    request.tuning = whole_.tuning;
-    request.in_place = context_.in_place(whole_);
-    Result<std::unique_ptr<Team>> team = make_domain_teams(request, *group_.flat_, deadline_);
-    if (team.ok()) return team;
-    return Status(team.status().code(),
-                  "forming group '" + options_.name + "': " + team.status().message());
-  }
-
-  // The Team of the whole group, from that of this host and what carries data between hosts.
-  Status join_hosts(std::unique_ptr<Team> here) {
-    Result<std::shared_ptr<Transport>> found = find_transport();
-    if (!found.ok()) {
-      here->abort(found.status());
-      return found.status();
-    }
-    group_.transport_ = found.value();
-    group_.transport_->outlast(options_.timeout);
-    std::vector<std::vector<int>> hosts(static_cast<size_t>(whole_.host_count));
-    for (int rank = 0; rank < options_.size; ++rank)
-      hosts[static_cast<size_t>(whole_.hosts[static_cast<size_t>(rank)])].push_back(rank);
-
-    TeamFactory inner = [&here](std::span<const int>, const std::string&) {
-      return Result<std::unique_ptr<Team>>(std::move(here));
-    };
-    TeamFactory outer = [this](std::span<const int> ranks, const std::string& name) {
-      TransportTeam team;
-      for (int rank : ranks) team.ranks.push_back(transport_rank(rank));
-      team.id = team_id(name);
-      team.name = options_.name;
-      team.halves_as_float32 = whole_.halves_as_float32;
-      return group_.transport_->make_team(team, deadline_);
-    };
-    std::vector<int> everyone(static_cast<size_t>(options_.size));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    if (hosts.size() == everyone.size() || whole_.hierarchy == "flat") {
-      Result<std::unique_ptr<Team>> team = outer(everyone, "hosts");
-      if (!team.ok()) {
-        here->abort(team.status());
-        return team.status();
-      }
-      group_.team_ = std::move(team).value();
-      DSCOMM_CHECK(group_.flat_ == nullptr, "one rank of a host, or a flat group, has no domains");
-      group_.flat_.reset(static_cast<ShmTeam*>(here.release()));
-      return {};
-    }
-    HierarchyOptions hierarchy{.name = "hosts", .names = names_of(everyone)};
-    hierarchy.halves_as_float32 = whole_.halves_as_float32;
-    hierarchy.tell = [transport = group_.transport_, id = team_id("hosts")](const Status& cause) {
-      transport->news().end(id, cause);
-    };
-    // Where the hub was a member, the next call fails anyway. This one may wait for a rank that has
-    // died or given up since, of which nobody can tell any more.
-    hierarchy.heard = [transport = group_.transport_, id = team_id("hosts"),
-                       has_hub = has_hub(*group_.transport_, whole_)] {
-      if (transport->news().count() == 0) return Status();
-      DSCOMM_RETURN_IF_ERROR(transport->news().ended(id));
-      return has_hub ? transport->news().cut_off(kHubGraceNs) : Status();
-    };
-    Result<std::unique_ptr<HierarchicalTeam>> composed =
-        HierarchicalTeam::make(options_.rank, hosts, inner, outer, std::move(hierarchy));
-    if (!composed.ok()) return composed.status();
-    group_.team_ = std::move(composed).value();
-    return {};
-  }
-
-  std::vector<std::string> names_of(std::span<const int> ranks) const {
-    std::vector<std::string> names;
-    for (int rank : ranks) {
-      const auto k = static_cast<size_t>(rank);
-      const PeerAddress& address = whole_.addresses[k];
-      names.push_back(LinesMember::name(rank, whole_.members[k].global_rank, address.describe()));
-    }
-    return names;
-  }
-
-  int transport_rank(int rank) const {
-    return group_.transport_->rank_of(whole_.addresses[static_cast<size_t>(rank)].arena);
-  }
-
-  uint64_t team_id(const std::string& name) const {
-    uint64_t id = whole_.group_id;
-    for (char letter : name) id = (id ^ static_cast<unsigned char>(letter)) * 0x100000001b3ull;
-    return id;
-  }
-
-  // The process's transport, which the first group that spans hosts brings up among its members.
-  Result<std::shared_ptr<Transport>> find_transport() {
-    uint64_t known = whole_.transport_ids.front();
-    for (size_t rank = 1; rank < whole_.transport_ids.size(); ++rank)
-      if (whole_.transport_ids[rank] != known) return outside(0, static_cast<int>(rank));
-    TransportRequest request;
-    request.id = known != 0 ? known : whole_.group_id;
-    request.name = options_.name;
-    request.rank = options_.rank;
-    request.prefix = kStorePrefix + ("transport/" + std::to_string(whole_.group_id) + "/");
-    request.settings = context_.settings();
-    request.usable_cores = context_.topology().usable_cores();
-    std::vector<int> count_on_host(static_cast<size_t>(whole_.host_count));
-    for (size_t rank = 0; rank < whole_.members.size(); ++rank) {
-      const PeerAddress& address = whole_.addresses[rank];
-      TransportMember member;
-      member.id = address.arena;
-      member.host = whole_.hosts[rank];
-      member.local_rank = count_on_host[static_cast<size_t>(member.host)]++;
-      member.global_rank = whole_.members[rank].global_rank;
-      member.pid = address.pid;
-      member.host_name = std::string(address.host, strnlen(address.host, sizeof address.host));
-      member.networks = whole_.networks[rank];
-      request.members.push_back(std::move(member));
-    }
-    Result<std::shared_ptr<Transport>> transport = context_.transport(request, store_, deadline_);
-    if (!transport.ok())
-      return Status(transport.status().code(),
-                    "forming group '" + options_.name + "': " + transport.status().message());
-    return transport;
-  }
-
-  // MPI's world is made once, so a process that was not in it cannot join.
-  Status outside(int one, int other) const {
-    return Status(Code::kUnsupported,
-                  "forming group '" + options_.name + "': it spans hosts, and rank " +
-                      std::to_string(one) + " and rank " + std::to_string(other) +
-                      " were not together in the first group that did; let the first such group "
-                      "have all ranks that will ever talk between hosts");
-  }
-
-  Group& group_;
-  const GroupOptions& options_;
-  Context& context_;
-  std::shared_ptr<Store> store_;
-  Deadline deadline_;
-  FormationParty party_;
-  Formation whole_;
-};
-
 Status Group::form(std::shared_ptr<Store> store) {
   if (options_.size == 1) {
     team_ = std::make_unique<SelfTeam>();
@@ -305,22 +95,39 @@ Status Group::form(std::shared_ptr<Store> store) {
   }
   // Before the others can know of it: they may send as soon as they have formed the group.
   message_port_ = context_->point_to_point().open_port();
-  Status status = Builder(*this, std::move(store)).run();
-  if (!status.ok()) close_message_port();
-  return status;
+  FormationRequest request = formation_request(options_);
+  request.message_port = message_port_;
+  request.gone = [this] { return context_->gone(options_.world, options_.global_ranks); };
+  const TransportFinder find_transport = [this, &store](const TransportRequest& asked,
+                                                        const Deadline& deadline) {
+    return context_->transport(asked, store, deadline);
+  };
+  Result<GroupTeams> made =
+      build_teams(context_->party(), *store, request, find_transport, options_.timeout);
+  if (!made.ok()) {
+    close_message_port();
+    return made.status();
+  }
+  GroupTeams& teams = made.value();
+  team_ = std::move(teams.team);
+  flat_ = std::move(teams.flat);
+  lines_ = teams.lines;
+  transport_ = std::move(teams.transport);
+  make_point_to_point(teams.formation, teams.in_place);
+  return {};
 }
 
 void Group::close_message_port() {
   if (message_port_ != 0) context_->point_to_point().close_port(message_port_);
 }
 
-void Group::make_point_to_point(const Formation& formation) {
+void Group::make_point_to_point(const Formation& formation, const InPlace& in_place) {
   auto known = std::make_shared<PointToPointGroup>();
   known->id = formation.group_id;
   known->name = options_.name;
   known->rank = options_.rank;
   known->ports = formation.message_ports;
-  known->pool = context_->in_place(formation).pool;
+  known->pool = in_place.pool;
   known->wait = formation.wait_policy;
   // By member: its rank in lines_, or -1, and in the transport.
   std::vector<int> here, there;
@@ -340,6 +147,8 @@ void Group::make_point_to_point(const Formation& formation) {
     names.push_back(LinesMember::name(static_cast<int>(k), member.global_rank,
                                       known->peers.back()->describe()));
   }
+  for (const LinesMember& member : formation.members) peers_.push_back(member.peer);
+  transport_ranks_ = there;
   // The closures are called only while the Teams live: shutdown() closes the port first.
   const bool hub_is_member = transport_ != nullptr && has_hub(*transport_, formation);
   known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, hub_is_member] {
@@ -648,6 +457,23 @@ bool Group::idle_within(std::chrono::milliseconds limit) {
       idle_.wait_for(lock, limit, [this] { return queue_.empty() && !has_state(kRunning); });
   if (--watchers_ == 0) state_.fetch_and(~uint64_t{kWatched});
   return idle;
+}
+
+Status Group::gone(int global_rank) const {
+  const std::vector<int>& ranks = options_.global_ranks;
+  const auto k =
+      ranks.empty()  // torch says none of the default group
+          ? static_cast<size_t>(global_rank)
+          : static_cast<size_t>(std::find(ranks.begin(), ranks.end(), global_rank) - ranks.begin());
+  if (!context_->check_process().ok() || k >= peers_.size()) return {};
+  {
+    std::lock_guard lock(mutex_);
+    if (team_ == nullptr) return {};
+  }
+  if (peers_[k] == nullptr) return transport_->news().gone(transport_ranks_[k]);
+  if (peers_[k]->alive()) return {};
+  return Status(Code::kPeerDied, "rank " + std::to_string(global_rank) + " (" +
+                                     peers_[k]->describe() + ") died or exited");
 }
 
 Status Group::failure() const {

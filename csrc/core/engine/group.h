@@ -19,9 +19,9 @@
 
 #include "core/base/operation.h"
 #include "core/base/status.h"
-#include "core/base/store.h"
 #include "core/engine/flight_record.h"
 #include "core/engine/recorder.h"
+#include "core/store/store.h"
 #include "core/team/team.h"
 
 namespace dscomm {
@@ -32,6 +32,7 @@ class PointToPoint;
 class ShmTeam;
 class Transport;
 struct Formation;
+struct InPlace;
 struct PointToPointGroup;
 
 struct GroupOptions {
@@ -40,6 +41,8 @@ struct GroupOptions {
   int size = 1;
   std::vector<int> global_ranks;  // of every member, for messages; may be empty
   std::chrono::milliseconds timeout{0};
+  // The same for all groups whose global ranks mean the same processes; 0: not known.
+  uintptr_t world = 0;
 };
 
 class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
@@ -127,16 +130,19 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
     record_failure(cause);
   }
 
+  // Of a member whose process is known to have ended, kPeerDied or kPeerLeft; else OK, also where
+  // the group has been destroyed on this rank.
+  Status gone(int global_rank) const;
+
   std::string flight_record_json() const { return recorder_.json(); }
   bool tell(GroupRecord* record) const override;
 
  private:
-  class Queued;   // an Operation of the queue
-  class Builder;  // makes the Teams
+  class Queued;  // an Operation of the queue
 
   Group(std::shared_ptr<Context> context, GroupOptions options);
   Status form(std::shared_ptr<Store> store);
-  void make_point_to_point(const Formation& formation);
+  void make_point_to_point(const Formation& formation, const InPlace& in_place);
   void close_message_port();
   std::chrono::milliseconds limit_of(std::chrono::milliseconds timeout) const;
   // What a call that takes no lock must know and tell, in one word: these bits, and above them, in
@@ -175,7 +181,9 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // the Team of this host is a hierarchical one or collectives go over the transport alone.
   ShmTeam* lines_ = nullptr;
   std::unique_ptr<ShmTeam> flat_;
-  std::shared_ptr<Transport> transport_;  // null where all members are on one host
+  std::vector<std::shared_ptr<Peer>> peers_;  // by rank in the group; null on other hosts
+  std::vector<int> transport_ranks_;          // by rank in the group; -1 on this host
+  std::shared_ptr<Transport> transport_;      // null where all members are on one host
   std::shared_ptr<PointToPointGroup> point_to_point_;
   uint32_t message_port_ = 0;  // 0: none
   Recorder recorder_;

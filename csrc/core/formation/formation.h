@@ -1,18 +1,13 @@
 // Formation: how the ranks of a group meet, prove that they share memory, and agree on what all of
 // them must share.
 //
-//   1. every rank publishes its card: how its arena is found, where its lines lie, where it is
-//   bound;
-//   2. rank 0 collects the cards and publishes them as the member table, with the group's id and
-//   tuning;
-//   3. every rank attaches to the arena of every other rank of its host and publishes whether it
-//   could;
-//   4. rank 0 collects that and publishes the verdict, which is the same for all.
+//   1. every rank publishes how its arena is found, where its lines lie, and where it is bound;
+//   2. rank 0 makes the member table of it, with the group's id (see Meeting);
+//   3. every rank attaches to the arena of every other rank of its host and says whether it could;
+//   4. rank 0 publishes the verdict, which is the same for all (see StoreExchange).
 //
-// A rank that fails publishes why, in place of its card or under a key at which all look while they
-// wait, before it raises: so all raise the first cause, soon. Keys carry how often this rank has
-// formed a group under this prefix, since a job's store outlives destroy_process_group and
-// init_process_group.
+// A rank that fails says why before it raises, so all raise the first cause, soon. Nothing of a
+// group that was formed stays in the store.
 #pragma once
 
 #include <memory>
@@ -20,11 +15,13 @@
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "core/base/look.h"
 #include "core/base/settings.h"
-#include "core/base/store.h"
+#include "core/formation/meeting.h"
 #include "core/shm/directory.h"
 #include "core/shm/lines.h"
 #include "core/shm/shm_team.h"
+#include "core/store/store.h"
 #include "core/topology/topology.h"
 
 namespace dscomm {
@@ -32,6 +29,7 @@ namespace dscomm {
 // What one process brings to every group that it forms.
 struct FormationParty {
   std::shared_ptr<Arena> arena;
+  std::shared_ptr<TensorPool> pool;  // null where there is none
   Directory* directory = nullptr;
   const PeerAddress* address = nullptr;
   const Settings* settings = nullptr;
@@ -48,6 +46,8 @@ struct FormationRequest {
   int size = 1;
   std::vector<int> global_ranks;  // may be empty
   uint32_t message_port = 0;      // under which this rank receives messages of the group; 0: none
+  Look gone = [] { return Status(); };    // that a member is known to have died, or OK
+  int64_t began_ns = process_began_ns();  // see MeetingRequest
 };
 
 // By member where it is a list.

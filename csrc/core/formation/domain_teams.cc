@@ -1,4 +1,4 @@
-#include "core/engine/domain_teams.h"
+#include "core/formation/domain_teams.h"
 
 #include <algorithm>
 #include <span>

@@ -1,0 +1,416 @@
+#include "core/formation/formation.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "core/base/memory_limit.h"
+#include "core/base/memory_reservation.h"
+#include "core/base/packer.h"
+#include "core/store/store_exchange.h"
+
+namespace dscomm {
+namespace {
+
+// In messages. Every rank reads the entries of all.
+constexpr size_t kNamedMembers = 32;
+
+// What one rank says of itself, and which of it the others must see to be sane.
+struct Member {
+  PeerAddress address;
+  uint64_t lines_offset = 0;
+  int global_rank = -1;
+  Place place;
+  double cpu_quota = 0;
+  ShmTuning tuning;
+  std::string hierarchy;
+  bool halves_as_float32 = false;  // between hosts
+  uint32_t message_port = 0;
+  std::string cpu_list;
+  std::string host_identity;
+  std::vector<std::string> networks;
+  uint64_t transport_id = 0;
+};
+
+std::string pack(const Member& member) {
+  return Packer()
+      .text({reinterpret_cast<const char*>(&member.address), sizeof member.address})
+      .number(member.lines_offset)
+      .number(static_cast<uint64_t>(member.global_rank))
+      .number(static_cast<uint64_t>(member.place.numa))
+      .number(static_cast<uint64_t>(member.place.l3))
+      .number(std::bit_cast<uint64_t>(member.cpu_quota))
+      .number(member.tuning.chunk_bytes)
+      .number(member.tuning.one_shot_bytes)
+      .number(member.tuning.staging_bytes)
+      .text(member.hierarchy)
+      .number(member.halves_as_float32)
+      .number(member.message_port)
+      .text(member.cpu_list)
+      .text(member.host_identity)
+      .texts(member.networks)
+      .number(member.transport_id)
+      .take();
+}
+
+bool unpack(std::string_view bytes, Member* member) {
+  Unpacker unpacker(bytes);
+  const std::string address = unpacker.text();
+  member->lines_offset = unpacker.number();
+  member->global_rank = static_cast<int>(unpacker.number());
+  member->place.numa = static_cast<int>(unpacker.number());
+  member->place.l3 = static_cast<int>(unpacker.number());
+  member->cpu_quota = std::bit_cast<double>(unpacker.number());
+  member->tuning.chunk_bytes = unpacker.number();
+  member->tuning.one_shot_bytes = unpacker.number();
+  member->tuning.staging_bytes = unpacker.number();
+  member->hierarchy = unpacker.text();
+  member->halves_as_float32 = unpacker.number() != 0;
+  member->message_port = static_cast<uint32_t>(unpacker.number());
+  member->cpu_list = unpacker.text();
+  member->host_identity = unpacker.text();
+  member->networks = unpacker.texts();
+  member->transport_id = unpacker.number();
+  if (!unpacker.whole() || address.size() != sizeof member->address) return false;
+  std::memcpy(static_cast<void*>(&member->address), address.data(), address.size());
+  const ShmTuning& tuning = member->tuning;
+  return member->address.magic == kArenaMagic && member->address.version == kLayoutVersion &&
+         tuning.chunk_bytes != 0 && tuning.staging_bytes / tuning.chunk_bytes >= kLeastBuffers;
+}
+
+// One rank's way through a formation.
+class Former {
+ public:
+  Former(const FormationParty& party, Store& store, const FormationRequest& request,
+         const Deadline& deadline)
+      : party_(party),
+        store_(store),
+        request_(request),
+        deadline_(deadline),
+        meeting_(store, meeting_request(request), deadline) {}
+  ~Former() {
+    if (lines_offset_ == 0) return;
+    // A member may have seen a good verdict all the same, where this rank gave up after its report:
+    // it learns at its first call that this rank has left. So these lines are never used again.
+    Lines::close(*party_.arena, lines_offset_);
+    if (!reported_) party_.arena->release(lines_offset_, sizeof(GroupLines));
+  }
+
+  Result<Formation> run() {
+    Member own;
+    if (Status prepared = describe_itself(&own); !prepared.ok()) {
+      decline(prepared);
+      return error(prepared);
+    }
+    const std::string entry = pack(own);
+    while (true) {
+      Result<Meeting::Table> table = meeting_.gather(entry);
+      if (!table.ok()) return error(table.status());
+      StoreExchange exchange(store_, exchange_request(), deadline_);
+      exchange_ = &exchange;
+      Status result = join(table.value());
+      exchange_ = nullptr;
+      if (exchange.is_called_off()) continue;
+      if (!result.ok()) return error(result);
+      lines_offset_ = 0;  // now the ShmTeam's
+      return std::move(formation_);
+    }
+  }
+
+  void decline(const Status& cause) {
+    meeting_.decline(Status(cause.code(), "rank " + std::to_string(request_.rank) + " (pid " +
+                                              std::to_string(getpid()) + "): " + cause.message()));
+  }
+
+ private:
+  static MeetingRequest meeting_request(const FormationRequest& request) {
+    MeetingRequest meeting;
+    meeting.prefix = request.prefix;
+    meeting.rank = request.rank;
+    meeting.size = request.size;
+    const std::vector<int>& ranks = request.global_ranks;
+    for (size_t k = 0; k < std::min(ranks.size(), kNamedMembers); ++k)
+      meeting.members += (k == 0 ? "" : ", ") + std::to_string(ranks[k]);
+    if (ranks.size() > kNamedMembers)
+      meeting.members += " and " + std::to_string(ranks.size() - kNamedMembers) + " more";
+    meeting.look = request.gone;
+    meeting.began_ns = request.began_ns;
+    return meeting;
+  }
+
+  ExchangeRequest exchange_request() {
+    ExchangeRequest exchange;
+    exchange.prefix = meeting_.prefix();
+    exchange.rank = request_.rank;
+    exchange.size = request_.size;
+    exchange.name = [this](int rank) { return name_rank(rank); };
+    exchange.look = [this] { return look(); };
+    return exchange;
+  }
+
+  // What all of a table's members do together.
+  Status join(const Meeting::Table& table) {
+    formation_ = Formation();
+    formation_.group_id = table.id;
+    reported_ = false;
+    Status result = read_table(table);
+    if (result.ok()) result = check_memory();
+    if (result.ok()) result = attach_all();
+    if (Status withdrawn = meeting_.withdraw(); result.ok()) result = withdrawn;
+    // A rank that cannot go on says so, so that nobody waits for it. Another's cause comes first:
+    // who could not be reached, or died, may have ended because of it.
+    if (!result.ok()) return exchange_->fail(result);
+    return agree_on_verdict();
+  }
+
+  Status error(const Status& cause) const {
+    return Status(cause.code(), "forming group '" + request_.name + "': " + cause.message());
+  }
+
+  std::string name_rank(int rank) const {
+    const PeerAddress& address = members_[static_cast<size_t>(rank)].address;
+    return "rank " + std::to_string(rank) + " (pid " + std::to_string(address.pid) + " on host " +
+           std::string(address.host, strnlen(address.host, sizeof address.host)) + ")";
+  }
+
+  Status describe_itself(Member* member) {
+    const Settings& settings = *party_.settings;
+    const auto rank = static_cast<size_t>(request_.rank);
+    member->address = *party_.address;
+    member->global_rank = rank < request_.global_ranks.size() ? request_.global_ranks[rank] : -1;
+    member->place = party_.topology->place();
+    member->cpu_quota = cgroup_cpu_quota();
+    member->cpu_list = party_.topology->cpu_list();
+    member->hierarchy = settings.hierarchy;
+    member->halves_as_float32 = settings.wire_halves == "float32";
+    member->host_identity = party_.host_identity;
+    member->networks = party_.networks;
+    member->transport_id = party_.transport_id;
+    member->message_port = request_.message_port;
+    // Room for an element of the largest dtype from every rank, however many there are.
+    const uint64_t least =
+        (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
+    // Of an arena that limits have made small, staging leaves most to other groups.
+    const uint64_t room = party_.arena->size() / 4;
+    const uint64_t pages =
+        std::min<uint64_t>(settings.staging_chunk_bytes, room / kLeastBuffers) / kPageBytes;
+    const uint64_t chunk = std::max(pages, least) * kPageBytes;
+    member->tuning = {
+        chunk, static_cast<uint64_t>(settings.one_shot_bytes),
+        std::max(kLeastBuffers * chunk,
+                 std::min<uint64_t>(settings.staging_bytes, room) / kPageBytes * kPageBytes)};
+    Result<uint64_t> lines = party_.arena->allocate_lines();
+    if (!lines.ok()) return lines.status();
+    lines_offset_ = member->lines_offset = lines.value();
+    Lines::set_up(*party_.arena, lines_offset_);
+    return {};
+  }
+
+  Status read_table(const Meeting::Table& table) {
+    members_.assign(table.entries.size(), Member());
+    for (size_t rank = 0; rank < members_.size(); ++rank)
+      if (!unpack(table.entries[rank], &members_[rank]))
+        return Status(Code::kInternal, "what rank " + std::to_string(rank) +
+                                           " said of itself is not understood; do all ranks run "
+                                           "one build of dscomm?");
+    const Member& first = members_.front();
+    formation_.tuning = first.tuning;
+    formation_.hierarchy = first.hierarchy;
+    formation_.halves_as_float32 = first.halves_as_float32;
+    std::vector<std::string> identities;  // by host number
+    for (const Member& member : members_) {
+      formation_.places.push_back(member.place);
+      formation_.addresses.push_back(member.address);
+      formation_.networks.push_back(member.networks);
+      formation_.transport_ids.push_back(member.transport_id);
+      formation_.message_ports.push_back(member.message_port);
+      auto known = std::find(identities.begin(), identities.end(), member.host_identity);
+      formation_.hosts.push_back(static_cast<int>(known - identities.begin()));
+      if (known == identities.end()) identities.push_back(member.host_identity);
+    }
+    formation_.host_count = static_cast<int>(identities.size());
+    choose_wait_policy();
+    // Each rank of a job whose global ranks are known must see the same members.
+    for (size_t rank = 0; rank < request_.global_ranks.size() && rank < members_.size(); ++rank)
+      if (members_[rank].global_rank != request_.global_ranks[rank])
+        return Status(
+            Code::kMismatch,
+            "the ranks passed different members to it: " + name_rank(static_cast<int>(rank)) +
+                " is global rank " + std::to_string(members_[rank].global_rank) + ", but rank " +
+                std::to_string(request_.rank) + " expects global rank " +
+                std::to_string(request_.global_ranks[rank]));
+    return {};
+  }
+
+  bool is_here(int rank) const {
+    return formation_.hosts[static_cast<size_t>(rank)] ==
+           formation_.hosts[static_cast<size_t>(request_.rank)];
+  }
+
+  // By the ranks of this host, which compete for its cores.
+  void choose_wait_policy() {
+    std::vector<std::string> cpu_lists;
+    double quota = 0;
+    for (int rank = 0; rank < request_.size; ++rank) {
+      if (!is_here(rank)) continue;
+      const Member& member = members_[static_cast<size_t>(rank)];
+      if (cpu_lists.empty()) quota = member.cpu_quota;
+      cpu_lists.push_back(member.cpu_list);
+    }
+    formation_.wait_policy = WaitPolicy::choose(
+        *party_.settings, static_cast<int>(cpu_lists.size()), usable_cores(cpu_lists, quota));
+  }
+
+  // Whether the first large calls of this host's ranks will find memory. Nothing is reserved: that
+  // is for whoever takes it.
+  Status check_memory() const {
+    const auto ranks =
+        static_cast<size_t>(std::count(formation_.hosts.begin(), formation_.hosts.end(),
+                                       formation_.hosts[static_cast<size_t>(request_.rank)]));
+    const size_t bytes = ranks * (sizeof(GroupLines) + formation_.tuning.staging_bytes);
+    const MemoryLimit limit = memory_limit();
+    if (static_cast<int64_t>(bytes) + MemoryReservation::spare_bytes(bytes) <=
+        limit.available_bytes)
+      return {};
+    return make_status(
+        Code::kResource,
+        "%zu %s on this host need %zu bytes of shared memory, but %s leaves %lld, as %s found; "
+        "give the job more memory or lower DSCOMM_STAGING_BYTES",
+        ranks, ranks == 1 ? "rank" : "ranks", bytes, limit.source.c_str(),
+        static_cast<long long>(limit.available_bytes), name_rank(request_.rank).c_str());
+  }
+
+  Status attach_all() {
+    Lines::open(*party_.arena, lines_offset_, formation_.group_id);
+    awaits_successor_ = Status();
+    std::string unreachable, ended, limited, late;
+    bool are_all_old = true;
+    for (int rank = 0; rank < request_.size; ++rank) {
+      const Member& member = members_[static_cast<size_t>(rank)];
+      if (!is_here(rank)) {
+        formation_.members.push_back({nullptr, 0, member.global_rank});
+        continue;
+      }
+      Directory::Attached attached = party_.directory->attach(member.address, deadline_);
+      if (attached.peer != nullptr &&
+          attached.peer->at(member.lines_offset, sizeof(GroupLines), kPageBytes) == nullptr)
+        attached = {nullptr, "its lines lie outside its memory"};
+      formation_.members.push_back({attached.peer, member.lines_offset, member.global_rank});
+      if (attached.peer != nullptr) continue;
+      const std::string why_not = name_rank(rank) + ": " + attached.why_not;
+      are_all_old = are_all_old && meeting_.may_be_old(rank);
+      if (attached.code == Code::kPeerDied && ended.empty()) ended = name_rank(rank);
+      if (attached.code == Code::kTimeout && late.empty()) late = why_not;
+      if (attached.code == Code::kResource && limited.empty()) limited = why_not;
+      unreachable += (unreachable.empty() ? "" : "; ") + why_not;
+    }
+    if (unreachable.empty()) return {};
+    const std::string own_name = name_rank(request_.rank);
+    Status failure(Code::kUnsupported,
+                   own_name + " cannot share memory with " + unreachable +
+                       ", which is on the same host; run all ranks of a host as one user, in one "
+                       "job");
+    if (!ended.empty()) failure = Status(Code::kPeerDied, ended + " died or exited");
+    if (!limited.empty())
+      failure = Status(Code::kResource, own_name + " could not attach the memory of " + limited);
+    if (!late.empty())
+      failure = Status(Code::kTimeout, own_name + " waited for the memory of " + late);
+    if (!are_all_old) return failure;
+    await_successor(failure);
+    return {};
+  }
+
+  // What all ranks found, made one: whether there is a pool that a rank cannot read.
+  Status agree_on_verdict() {
+    uint64_t lacks_pool = 0;
+    for (const LinesMember& member : formation_.members)
+      if (member.peer != nullptr && member.peer->lacks_pool()) lacks_pool = 1;
+    reported_ = true;
+    Packer own;
+    own.number(lacks_pool)
+        .number(static_cast<uint64_t>(awaits_successor_.code()))
+        .text(awaits_successor_.message());
+    Result<std::string> verdict = exchange_->agree(
+        "report", own.take(), [](const std::vector<std::string>& reports) -> Result<std::string> {
+          uint64_t any_lacks_pool = 0;
+          for (const std::string& report : reports) {
+            Unpacker unpacker(report);
+            any_lacks_pool |= unpacker.number();
+            const uint64_t code = unpacker.number();
+            const std::string text = unpacker.text();
+            if (!unpacker.whole() || code > static_cast<uint64_t>(Code::kInternal))
+              return Status(Code::kInternal, "the report of a rank is not understood");
+            // All have reported, so nobody's successor will come.
+            if (code != 0) return Status(static_cast<Code>(code), text);
+          }
+          return Packer().number(any_lacks_pool).take();
+        });
+    if (!verdict.ok()) return verdict.status();
+    if (request_.rank == 0) meeting_.remove_table();  // all have it, or there were no verdict
+    exchange_->finish();
+    formation_.reads_pools = Unpacker(verdict.value()).number() == 0;
+    if (!formation_.reads_pools)
+      log_line(LogLevel::kInfo,
+               "group '%s': a rank cannot read the pool of another (ulimit -v, ulimit -n), so all "
+               "tensors are staged",
+               request_.name.c_str());
+    return {};
+  }
+
+  void await_successor(const Status& cause) {
+    if (!awaits_successor_.ok()) return;
+    awaits_successor_ = cause;
+    came_to_wait_ns_ = monotonic_ns();
+  }
+
+  // While it waits for the others of the table.
+  Status look() {
+    for (size_t rank = 0; rank < formation_.members.size(); ++rank) {
+      const std::shared_ptr<Peer>& peer = formation_.members[rank].peer;
+      if (peer == nullptr || peer->alive()) continue;
+      const Status death(Code::kPeerDied, name_rank(static_cast<int>(rank)) + " died or exited");
+      if (!meeting_.may_be_old(static_cast<int>(rank))) return death;
+      await_successor(death);
+    }
+    if (request_.rank == 0 && exchange_->awaited() > 0 &&
+        meeting_.is_superseded(exchange_->awaited()))
+      exchange_->call_off();
+    if (!awaits_successor_.ok() &&
+        monotonic_ns() - came_to_wait_ns_ >= Meeting::successor_limit_ns())
+      return awaits_successor_;
+    return request_.gone();
+  }
+
+  const FormationParty& party_;
+  Store& store_;
+  const FormationRequest& request_;
+  const Deadline& deadline_;
+  Meeting meeting_;
+  StoreExchange* exchange_ = nullptr;
+  uint64_t lines_offset_ = 0;
+  bool reported_ = false;
+  std::vector<Member> members_;
+  Formation formation_;
+  // Of a rank whose entry may be that of an earlier process, and which has ended; OK: there is
+  // none.
+  Status awaits_successor_;
+  int64_t came_to_wait_ns_ = 0;
+};
+
+}  // namespace
+
+Result<Formation> form_group(const FormationParty& party, Store& store,
+                             const FormationRequest& request, const Deadline& deadline) {
+  deadline.expired();  // starts the clock
+  return Former(party, store, request, deadline).run();
+}
+
+void decline_group(Store& store, const FormationRequest& request, const Status& cause,
+                   const Deadline& deadline) {
+  Former(FormationParty(), store, request, deadline).decline(cause);
+}
+
+}  // namespace dscomm

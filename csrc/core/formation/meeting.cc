@@ -1,0 +1,475 @@
+#include "core/formation/meeting.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <thread>
+
+#include "core/base/packer.h"
+#include "core/base/settings.h"
+#include "core/shm/layout.h"
+
+namespace dscomm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstPause{1}, kLongestPause{50};
+// A key that is there can be read at once, unless the store has gone.
+constexpr milliseconds kReadLimit{10'000};
+// How often a waiting rank looks whether the meeting has failed.
+constexpr int64_t kLookEveryNs = 100'000'000;
+// Rank 0 gives up at the deadline and then says so: the others leave it the time to.
+constexpr int64_t kLastWordNs = 1'000'000'000;
+// Who finds another's entry in its place objects within this time, if it lives.
+constexpr int64_t kObjectionNs = 300'000'000;
+// Why rank 0 gave up may be of the attempt before, until rank 0 has come.
+constexpr int64_t kClosedNs = 2'000'000'000;
+// Where nobody says that ranks are restarted.
+constexpr int64_t kSuccessorNs = 5'000'000'000;
+
+const std::string kTrouble = "trouble", kClosed = "closed";
+
+std::string entry_name(int rank) { return "entry/" + std::to_string(rank); }
+std::string claims_name(int rank) { return "claims/" + std::to_string(rank); }
+std::string to_name(uint64_t nonce) {
+  char text[32];
+  std::snprintf(text, sizeof text, "to/%016" PRIx64, nonce);
+  return text;
+}
+
+Status make_random(uint64_t* number) {
+  do {
+    if (getrandom(number, sizeof *number, 0) != static_cast<ssize_t>(sizeof *number))
+      return Status(Code::kResource, "getrandom failed");
+  } while (*number == 0);
+  return {};
+}
+
+void pack_cause(Packer& packer, const Status& cause) {
+  packer.number(static_cast<uint64_t>(cause.code())).text(cause.message());
+}
+// False when it is none.
+bool unpack_cause(Unpacker& unpacker, Status* cause) {
+  const uint64_t code = unpacker.number();
+  const std::string text = unpacker.text();
+  if (code > static_cast<uint64_t>(Code::kInternal)) return false;
+  *cause = code == 0 ? Status() : Status(static_cast<Code>(code), text);
+  return true;
+}
+
+}  // namespace
+
+int64_t process_began_ns() {
+  std::ifstream file("/proc/self/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');  // of field 2, which may hold anything
+  if (name_end == std::string::npos) return 0;
+  std::istringstream fields(line.substr(name_end + 1));
+  std::string field;
+  for (int number = 3; number <= 22; ++number) fields >> field;
+  timespec now;
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  const int64_t since_boot_ns = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  const int64_t tick_ns = 1'000'000'000 / sysconf(_SC_CLK_TCK);
+  return wall_clock_ns() - (since_boot_ns - std::strtoll(field.c_str(), nullptr, 10) * tick_ns);
+}
+
+Meeting::Meeting(Store& store, MeetingRequest request, const Deadline& deadline)
+    : store_(store),
+      request_(std::move(request)),
+      deadline_(deadline),
+      seen_(static_cast<size_t>(request_.size)) {}
+
+std::string Meeting::id_text() const {
+  char text[32];
+  std::snprintf(text, sizeof text, "%016" PRIx64, id_);
+  return text;
+}
+
+std::string Meeting::pack(const Entry& entry) {
+  Packer packer;
+  packer.number(kArenaMagic + kLayoutVersion)
+      .number(entry.nonce)
+      .number(static_cast<uint64_t>(entry.time_ns))
+      .number(entry.follows)
+      .number(static_cast<uint64_t>(entry.size))
+      .text(entry.members);
+  pack_cause(packer, entry.cause);
+  return packer.text(entry.body).take();
+}
+
+bool Meeting::unpack(std::string_view bytes, Entry* entry) {
+  Unpacker unpacker(bytes);
+  if (unpacker.number() != kArenaMagic + kLayoutVersion) return false;
+  entry->nonce = unpacker.number();
+  entry->time_ns = static_cast<int64_t>(unpacker.number());
+  entry->follows = unpacker.number() != 0;
+  const uint64_t size = unpacker.number();
+  entry->size = static_cast<int>(std::min<uint64_t>(size, std::numeric_limits<int>::max()));
+  entry->members = unpacker.text();
+  const bool has_cause = unpack_cause(unpacker, &entry->cause);
+  entry->body = unpacker.text();
+  return has_cause && unpacker.whole();
+}
+
+// This rank's entry, in place of whatever is there.
+Status Meeting::put(const Status& cause, const std::string& body) {
+  Result<int64_t> claims = store_.add(key(claims_name(request_.rank)), 1);
+  if (!claims.ok()) return claims.status();
+  Entry entry{
+      nonce_, wall_clock_ns(), claims.value() > 1, request_.size, request_.members, cause, body, 0};
+  return store_.set(key(entry_name(request_.rank)), pack(entry));
+}
+
+// Into seen_. Whether there is one.
+Result<bool> Meeting::read(int rank) {
+  Result<std::optional<std::string>> found = store_.find(key(entry_name(rank)));
+  if (!found.ok()) return found.status();
+  if (!found.value()) return false;
+  Entry entry;
+  if (!unpack(*found.value(), &entry)) {
+    entry = Entry();
+    entry.time_ns = wall_clock_ns();
+    entry.cause = Status(Code::kUnsupported,
+                         "rank " + std::to_string(rank) +
+                             " runs another version of dscomm; install the same everywhere");
+  }
+  Entry& seen = seen_[static_cast<size_t>(rank)];
+  entry.since_ns = seen.since_ns != 0 && seen.nonce == entry.nonce ? seen.since_ns : monotonic_ns();
+  seen = std::move(entry);
+  return true;
+}
+
+Result<Meeting::Table> Meeting::gather(const std::string& entry) {
+  // Another one each time: what rank 0 said in a meeting that was called off is not for this one.
+  DSCOMM_RETURN_IF_ERROR(make_random(&nonce_));
+  came_ns_ = monotonic_ns();
+  look_again_ns_ = came_ns_ + kLookEveryNs;
+  body_ = entry;
+  return request_.rank == 0 ? decide() : follow();
+}
+
+void Meeting::decline(const Status& cause) {
+  if (nonce_ == 0) static_cast<void>(make_random(&nonce_));
+  // What the store answers changes nothing: this rank raises its own cause all the same.
+  static_cast<void>(put(cause, ""));
+  static_cast<void>(store_.set(key(kTrouble), std::to_string(request_.rank)));
+  if (request_.rank == 0) static_cast<void>(give_up(cause));
+}
+
+Status Meeting::withdraw() {
+  Result<bool> taken = take_back();
+  if (!taken.ok()) return taken.status();
+  return taken.value() ? Status() : conflict(seen_[static_cast<size_t>(request_.rank)]);
+}
+
+// False when another process has put an entry in the place of this rank's, which stays there.
+Result<bool> Meeting::take_back() {
+  Result<bool> there = read(request_.rank);
+  if (!there.ok()) return there;
+  if (there.value() && seen_[static_cast<size_t>(request_.rank)].nonce != nonce_) return false;
+  remove(entry_name(request_.rank));
+  remove(claims_name(request_.rank));
+  return true;
+}
+
+// --- rank 0
+
+Result<Meeting::Table> Meeting::decide() {
+  remove(kClosed);
+  Status status = put(Status(), body_);
+  if (status.ok()) status = collect();
+  if (status.ok()) status = make_random(&id_);
+  if (!status.ok()) return give_up(status);
+  if (has_trouble_) remove(kTrouble);  // of an attempt before
+  Packer table;
+  table.number(seen_.size());
+  for (const Entry& entry : seen_) table.text(pack(entry));
+  const std::string bytes = table.take();
+  DSCOMM_RETURN_IF_ERROR(store_.set(key(id_text() + "/table"), bytes));
+  for (size_t rank = 1; rank < seen_.size(); ++rank) {
+    Packer packer;
+    packer.number(id_);
+    pack_cause(packer, Status());
+    DSCOMM_RETURN_IF_ERROR(store_.set(key(to_name(seen_[rank].nonce)), packer.take()));
+  }
+  return finish(bytes);
+}
+
+// All entries, into seen_.
+Status Meeting::collect() {
+  std::vector<bool> is_taken(seen_.size());
+  TimeLeft time_left(deadline_);
+  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+    bool is_whole = true;
+    // In order up to the first that is not there, so that a turn asks for one key where many are
+    // missing; but those that are there and not settled wait side by side.
+    for (int rank = 0; rank < request_.size; ++rank) {
+      const auto k = static_cast<size_t>(rank);
+      if (is_taken[k]) continue;
+      Result<bool> there = read(rank);
+      if (!there.ok()) return there.status();
+      if (there.value()) {
+        Result<bool> settled = is_settled(rank);
+        if (!settled.ok()) return settled.status();
+        is_taken[k] = settled.value();
+      }
+      is_whole = is_whole && is_taken[k];
+      if (!there.value()) break;
+    }
+    if (is_whole) return {};
+    DSCOMM_RETURN_IF_ERROR(look());
+    if (time_left.is_over())
+      return Status(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
+                                        " ms waiting for " + missing() +
+                                        " to call it; did it start, and does it call it too?");
+    const int64_t began_ns = monotonic_ns();
+    std::this_thread::sleep_for(pause);
+    deadline_.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
+  }
+}
+
+// Whether the entry of `rank` that was read last is to be taken; its fault, if that is sure.
+Result<bool> Meeting::is_settled(int rank) {
+  const Entry& entry = seen_[static_cast<size_t>(rank)];
+  if (rank == 0 && entry.nonce != nonce_) return conflict(entry);
+  const int64_t known_ns = monotonic_ns() - entry.since_ns;
+  if (Status fault = fault_of(rank); !fault.ok()) {
+    if (is_old(entry.time_ns) && known_ns < successor_limit_ns()) return false;
+    return fault;
+  }
+  return !entry.follows || known_ns >= kObjectionNs;
+}
+
+Status Meeting::fault_of(int rank) const {
+  const Entry& entry = seen_[static_cast<size_t>(rank)];
+  DSCOMM_RETURN_IF_ERROR(entry.cause);
+  if (entry.size == request_.size) return {};
+  return make_status(Code::kMismatch,
+                     "the ranks passed different members to it: rank 0 made it of %d ranks, rank "
+                     "%d of %d (global ranks %s)",
+                     request_.size, rank, entry.size, entry.members.c_str());
+}
+
+// A reason to give up waiting, now and then.
+Status Meeting::look() {
+  if (monotonic_ns() < look_again_ns_) return {};
+  look_again_ns_ = monotonic_ns() + kLookEveryNs;
+  // Who has gone can do no more, so all that it said is there now.
+  const Status news = request_.look();
+  DSCOMM_RETURN_IF_ERROR(look_at_own());
+  DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? look_for_trouble() : look_at_closed());
+  return news;
+}
+
+// A rank that cannot take part is heard before all others have come.
+Status Meeting::look_for_trouble() {
+  Result<std::optional<std::string>> found = store_.find(key(kTrouble));
+  if (!found.ok()) return found.status();
+  if (!found.value()) return {};
+  const int rank = std::atoi(found.value()->c_str());
+  if (rank <= 0 || rank >= request_.size) return {};
+  has_trouble_ = true;
+  Result<bool> there = read(rank);
+  if (!there.ok()) return there.status();
+  if (!there.value()) return {};
+  Result<bool> settled = is_settled(rank);
+  return settled.ok() ? Status() : settled.status();
+}
+
+// Tells all who have come, and those who will.
+Status Meeting::give_up(const Status& cause) {
+  Packer packer;
+  packer.number(static_cast<uint64_t>(wall_clock_ns()));
+  pack_cause(packer, cause);
+  static_cast<void>(store_.set(key(kClosed), packer.take()));
+  bool are_all_told = true;
+  for (int rank = 1; rank < request_.size; ++rank) {
+    Result<bool> there = read(rank);
+    are_all_told = are_all_told && there.ok() && there.value();
+    if (!there.ok()) break;
+    if (!there.value()) continue;
+    // Removed before its rank hears of it, and may begin anew.
+    remove(entry_name(rank));
+    remove(claims_name(rank));
+    tell(seen_[static_cast<size_t>(rank)].nonce, cause);
+  }
+  if (!has_conflict_) static_cast<void>(take_back());
+  if (are_all_told) remove(kClosed);
+  remove(kTrouble);
+  return cause;
+}
+
+void Meeting::tell(uint64_t nonce, const Status& cause) {
+  Packer packer;
+  packer.number(0);
+  pack_cause(packer, cause);
+  static_cast<void>(store_.set(key(to_name(nonce)), packer.take()));
+}
+
+bool Meeting::is_superseded(int rank) {
+  if (monotonic_ns() < ask_again_ns_) return false;
+  ask_again_ns_ = monotonic_ns() + kLookEveryNs;
+  Result<bool> there = read(rank);
+  if (!there.ok() || !there.value()) return false;
+  const Entry& entry = seen_[static_cast<size_t>(rank)];
+  // Or it says that it cannot take part, after the table was made.
+  return entry.nonce != table_[static_cast<size_t>(rank)].nonce || !entry.cause.ok();
+}
+
+// --- the others
+
+Result<Meeting::Table> Meeting::follow() {
+  DSCOMM_RETURN_IF_ERROR(look_at_closed());
+  DSCOMM_RETURN_IF_ERROR(put(Status(), body_));
+  std::string table;
+  const Deadline last = deadline_.later(kLastWordNs);
+  TimeLeft time_left(last);
+  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+    Result<bool> told = is_told(&table);
+    if (!told.ok()) return told.status();
+    if (told.value()) return finish(table);
+    const bool is_over = time_left.is_over();
+    Status reason = is_over ? Status(Code::kTimeout, "") : look();
+    if (reason.ok()) {
+      const int64_t began_ns = monotonic_ns();
+      std::this_thread::sleep_for(pause);
+      last.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
+      continue;
+    }
+    told = is_told(&table);
+    if (!told.ok()) return told.status();
+    if (told.value()) return finish(table);
+    if (is_over) {
+      const std::string who = missing();
+      reason =
+          Status(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
+                                     " ms waiting for " +
+                                     (who.empty() ? "rank 0, which has stopped or ended" : who));
+      // Who comes later learns at once that this rank does not wait any more.
+      static_cast<void>(put(Status(Code::kTimeout, "rank " + std::to_string(request_.rank) +
+                                                       " gave up before: " + reason.message()),
+                            ""));
+    } else if (is_closed_) {  // rank 0 has given up, and reads no entry any more
+      static_cast<void>(take_back());
+    } else {
+      decline(reason);
+    }
+    return reason;
+  }
+}
+
+// What rank 0 says to this rank: the table, or a failure.
+Result<bool> Meeting::is_told(std::string* table) {
+  const std::string mine = key(to_name(nonce_));
+  Result<std::optional<std::string>> found = store_.find(mine);
+  if (!found.ok()) return found.status();
+  if (!found.value()) return false;
+  remove(to_name(nonce_));
+  Unpacker unpacker(*found.value());
+  id_ = unpacker.number();
+  Status cause;
+  if (!unpack_cause(unpacker, &cause) || !unpacker.whole())
+    cause = Status(Code::kInternal, "what rank 0 said is not understood");
+  if (!cause.ok()) {
+    static_cast<void>(take_back());
+    return cause;
+  }
+  Result<std::string> answer = store_.get(key(id_text() + "/table"), Deadline::after(kReadLimit));
+  if (!answer.ok()) return answer.status();
+  *table = std::move(answer).value();
+  return true;
+}
+
+// Why rank 0 gave up before this rank came. What was there when it came may be of an earlier
+// attempt, until rank 0 has come to this one.
+Status Meeting::look_at_closed() {
+  Result<std::optional<std::string>> found = store_.find(key(kClosed));
+  if (!found.ok()) return found.status();
+  if (!closed_first_) closed_first_ = found.value().value_or("");
+  is_closed_ = found.value().has_value();
+  if (!is_closed_) return {};
+  Unpacker unpacker(*found.value());
+  const auto time_ns = static_cast<int64_t>(unpacker.number());
+  Status cause;
+  if (!unpack_cause(unpacker, &cause) || !unpacker.whole())
+    cause = Status(Code::kInternal, "what rank 0 said is not understood");
+  const int64_t limit_ns = is_old(time_ns) ? successor_limit_ns() : kClosedNs;
+  if (*found.value() == *closed_first_ && monotonic_ns() - came_ns_ < limit_ns) return {};
+  return cause;
+}
+
+// --- all
+
+Result<Meeting::Table> Meeting::finish(const std::string& table) {
+  Unpacker unpacker(table);
+  table_.assign(unpacker.count(), Entry());
+  bool good = true;
+  for (Entry& entry : table_) good = unpack(unpacker.text(), &entry) && good;
+  if (!good || !unpacker.whole() || table_.size() != static_cast<size_t>(request_.size))
+    return Status(Code::kInternal, "the member table is not understood");
+  if (table_[static_cast<size_t>(request_.rank)].nonce != nonce_)
+    return Status(Code::kInternal, "the member table was made of others");
+  Table result;
+  result.id = id_;
+  for (Entry& entry : table_) result.entries.push_back(std::move(entry.body));
+  return result;
+}
+
+// Whether this rank's entry still is its own.
+Status Meeting::look_at_own() {
+  Result<bool> there = read(request_.rank);
+  if (!there.ok()) return there.status();
+  if (!there.value()) return put(Status(), body_);  // another attempt's rank 0 has removed it
+  const Entry& entry = seen_[static_cast<size_t>(request_.rank)];
+  return entry.nonce == nonce_ ? Status() : conflict(entry);
+}
+
+// Two processes that live both believe to be this rank of the group.
+Status Meeting::conflict(const Entry& other) {
+  const Status cause(Code::kMismatch,
+                     "the ranks passed different members to it: two processes are its rank " +
+                         std::to_string(request_.rank) + ", one made it of global ranks " +
+                         other.members + ", the other of " + request_.members);
+  const uint64_t theirs = other.nonce;
+  has_conflict_ = true;
+  // Rank 0 hears of nothing but entries.
+  static_cast<void>(put(cause, ""));
+  if (request_.rank != 0) {
+    static_cast<void>(store_.set(key(kTrouble), std::to_string(request_.rank)));
+    tell(theirs, cause);
+  }
+  return cause;
+}
+
+// "rank 2, rank 5": those that have no entry, or one that cannot be theirs.
+std::string Meeting::missing() {
+  std::string text;
+  for (int rank = 0; rank < request_.size; ++rank) {
+    Result<bool> there = read(rank);
+    if (there.ok() && there.value() &&
+        (fault_of(rank).ok() || fault_of(rank).code() == Code::kTimeout))
+      continue;
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  }
+  return text;
+}
+
+bool Meeting::is_old(int64_t time_ns) const { return time_ns < request_.began_ns; }
+
+// torchrun ends all processes of an attempt before it starts those of the next.
+int64_t Meeting::successor_limit_ns() {
+  return started_by_torchrun() ? std::numeric_limits<int64_t>::max() : kSuccessorNs;
+}
+
+}  // namespace dscomm

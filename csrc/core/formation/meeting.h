@@ -1,0 +1,131 @@
+// Meeting: how the ranks that want to form a group find each other in a store that may still hold
+// what earlier processes left there.
+//
+// Every rank puts an entry into the store that carries a random nonce, its own for this attempt.
+// Rank 0 collects the entries, gives the meeting an id, publishes all entries as its member table,
+// and tells each nonce the id. So a rank believes only a table that was made of its own entry. If
+// an entry is of a process that has ended, its successor's comes in its place: then rank 0 gathers
+// anew.
+//
+// Keys below the prefix, where k is a rank in the group; all go when the meeting is over:
+//   entry/k     k's entry, or why it cannot take part
+//   claims/k    how many have put one there
+//   to/<nonce>  for who has that nonce: the meeting's id, or why there is none
+//   trouble     a rank whose entry says that it cannot take part
+//   closed      why rank 0 gave up, for ranks that come later
+//   <id>/table  the entries of all
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/look.h"
+#include "core/base/status.h"
+#include "core/store/store.h"
+
+namespace dscomm {
+
+// When this process began, by the wall clock.
+int64_t process_began_ns();
+
+struct MeetingRequest {
+  std::string prefix;  // of the keys in the store
+  int rank = 0;
+  int size = 1;
+  std::string members;                  // its global ranks, as this rank was told; for messages
+  Look look = [] { return Status(); };  // a reason of the caller's to give up waiting
+  // What was put into the store before this time of the wall clock may be of an earlier attempt.
+  int64_t began_ns = process_began_ns();
+};
+
+class Meeting {
+ public:
+  // `store` and `deadline` outlive it.
+  Meeting(Store& store, MeetingRequest request, const Deadline& deadline);
+
+  struct Table {
+    uint64_t id = 0;                   // of this meeting; random, never 0
+    std::vector<std::string> entries;  // by rank
+  };
+  // Collective. All gather again after the meeting was superseded.
+  Result<Table> gather(const std::string& entry);
+
+  // In place of gather(), by a rank that cannot take part: the others raise `cause` soon.
+  void decline(const Status& cause);
+
+  // Each rank, when it has the table and is about to say so to rank 0: takes its entry back.
+  // kMismatch where another process has put one in its place.
+  Status withdraw();
+  // Rank 0, while it waits for what `rank` says of the table: whether another process has come in
+  // the place of the one that is in it. Asks the store now and then.
+  bool is_superseded(int rank);
+  // Rank 0, when all have said that they have the table.
+  void remove_table() { remove(id_text() + "/table"); }
+  // Of keys for what is agreed on in this meeting.
+  std::string prefix() const { return key(id_text() + "/"); }
+
+  // Whether the entry of `rank` in the table may be one that an earlier process left. Then its
+  // successor may still come, for which one waits so long.
+  bool may_be_old(int rank) const { return is_old(table_[static_cast<size_t>(rank)].time_ns); }
+  static int64_t successor_limit_ns();
+
+ private:
+  struct Entry {
+    uint64_t nonce = 0;
+    int64_t time_ns = 0;   // when it was put there, by the clock of its host
+    bool follows = false;  // another was there before
+    int size = 0;          // of the group, as its rank was told
+    std::string members;
+    Status cause;  // why its rank cannot take part, or OK
+    std::string body;
+    int64_t since_ns = 0;  // when this rank saw it first
+  };
+
+  std::string key(const std::string& name) const { return request_.prefix + name; }
+  std::string id_text() const;
+  static std::string pack(const Entry& entry);
+  static bool unpack(std::string_view bytes, Entry* entry);
+  Status error(const std::string& text) const;
+  Status put(const Status& cause, const std::string& body);
+  Result<bool> read(int rank);
+  Result<bool> take_back();
+  void remove(const std::string& name) { static_cast<void>(store_.remove(key(name))); }
+  Result<Table> finish(const std::string& table);
+
+  Result<Table> decide();
+  Status collect();
+  Result<bool> is_settled(int rank);
+  Status fault_of(int rank) const;
+  Status look();
+  Status look_for_trouble();
+  Status give_up(const Status& cause);
+  void tell(uint64_t nonce, const Status& cause);
+
+  Result<Table> follow();
+  Result<bool> is_told(std::string* table);
+  Status look_at_closed();
+
+  Status look_at_own();
+  Status conflict(const Entry& other);
+  std::string missing();
+  bool is_old(int64_t time_ns) const;
+
+  Store& store_;
+  const MeetingRequest request_;
+  const Deadline& deadline_;
+  uint64_t nonce_ = 0, id_ = 0;
+  std::string body_;
+  bool has_conflict_ = false;                // another process believes to be this rank
+  bool has_trouble_ = false;                 // rank 0 has read of some
+  bool is_closed_ = false;                   // rank 0 has given up, or had in an earlier attempt
+  std::vector<Entry> seen_;                  // by rank, as this rank read them last
+  std::vector<Entry> table_;                 // by rank
+  std::optional<std::string> closed_first_;  // what was there of it when this rank came
+  int64_t came_ns_ = 0, look_again_ns_ = 0, ask_again_ns_ = 0;
+};
+
+}  // namespace dscomm

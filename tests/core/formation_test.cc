@@ -1,0 +1,337 @@
+// Formation among ranks that are threads: who is missing, who disagrees, and what earlier processes
+// have left in the store.
+#include "core/formation/formation.h"
+
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <chrono>
+#include <future>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/memory_limit.h"
+#include "in_process.h"
+#include "shm_ranks.h"
+
+namespace dscomm::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST(Formation, MemoryIsAskedForTheRanksOfThisHost) {
+  for (bool same_host : {false, true}) {
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    Settings settings = small_settings();
+    // Room for one and not for four.
+    settings.staging_bytes = memory_limit().available_bytes / 3 / 4096 * 4096;
+    settings.arena_bytes = 4 * settings.staging_bytes + (1 << 20);
+    run_ranks(4, [&](int rank) {
+      RankParty party(registry, settings);
+      party.host_identity = same_host ? "one" : "host" + std::to_string(rank);
+      Result<Formation> formation = party.form(store, rank, 4);
+      EXPECT_EQ(formation.ok(), !same_host) << (formation.ok() ? "" : formation.status().message());
+      if (formation.ok()) return;
+      EXPECT_EQ(formation.status().code(), Code::kResource);
+      EXPECT_NE(formation.status().message().find("4 ranks on this host need"), std::string::npos)
+          << formation.status().message();
+    });
+  }
+}
+
+TEST(Formation, AMissingRankIsNamed) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(3, [&](int rank) {
+    if (rank == 1) return;
+    RankParty party(registry, small_settings());
+    Result<Formation> formation = party.form(store, rank, 3, "test", milliseconds(200));
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kTimeout);
+    EXPECT_NE(formation.status().message().find("rank 1"), std::string::npos)
+        << formation.status().message();
+  });
+}
+
+// A store whose first question takes so long, as if the process were stopped meanwhile.
+class SlowOnceStore final : public Store {
+ public:
+  SlowOnceStore(Store& store, milliseconds pause) : store_(store), pause_(pause) {}
+
+  Status set(const std::string& key, std::string_view value) override {
+    return store_.set(key, value);
+  }
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+    return store_.get(key, deadline);
+  }
+  Result<bool> has(const std::string& key) override {
+    Result<bool> there = store_.has(key);
+    if (!was_slow_) {
+      was_slow_ = true;
+      std::this_thread::sleep_for(pause_);
+      answered.set_value();
+    }
+    return there;
+  }
+  Result<int64_t> add(const std::string& key, int64_t amount) override {
+    return store_.add(key, amount);
+  }
+  Status remove(const std::string& key) override { return store_.remove(key); }
+  std::promise<void> answered;
+
+ private:
+  Store& store_;
+  const milliseconds pause_;
+  bool was_slow_ = false;
+};
+
+TEST(Formation, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  SlowOnceStore slow(store, milliseconds(1000));
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, small_settings());
+    if (rank == 1) slow.answered.get_future().wait();
+    Result<Formation> formation =
+        rank == 0 ? party.form(slow, 0, 2, "test", milliseconds(200)) : party.form(store, 1, 2);
+    EXPECT_TRUE(formation.ok()) << formation.status().message();
+  });
+}
+
+// Global ranks 0 and 1 say [0, 1] and [1, 2]: both are rank 0 of what they believe is one group.
+TEST(Formation, RanksThatDisagreeOnTheMembersAreToldAtOnce) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, small_settings());
+    Result<Formation> formation =
+        party.form(store, 0, 2, "test", std::chrono::seconds(60), {rank, rank + 1});
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kMismatch);
+    EXPECT_NE(formation.status().message().find("0, 1"), std::string::npos)
+        << formation.status().message();
+    EXPECT_NE(formation.status().message().find("1, 2"), std::string::npos)
+        << formation.status().message();
+  });
+}
+
+// Also where their entries look as if an earlier attempt had left them.
+class RanksThatCannotShareMemory : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(RanksThatCannotShareMemory, AreRefusedOnAllRanks) {
+  auto here = std::make_shared<Registry>(), elsewhere = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(3, [&](int rank) {
+    RankParty party(rank == 2 ? elsewhere : here, small_settings());
+    if (GetParam() != 0) party.began_ns = GetParam();
+    Result<Formation> formation = party.form(store, rank, 3);
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kUnsupported);
+    EXPECT_NE(formation.status().message().find("cannot share memory"), std::string::npos)
+        << formation.status().message();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Began, RanksThatCannotShareMemory,
+                         ::testing::Values(0, std::numeric_limits<int64_t>::max()));
+
+// Whoever comes last learns it at once, and nobody who has come is said to be missing.
+TEST(Formation, WhoComesWhenTheOthersHaveGivenUpIsTold) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  std::barrier gave_up(3);
+  run_ranks(3, [&](int rank) {
+    RankParty party(registry, small_settings());
+    if (rank == 0) gave_up.arrive_and_wait();
+    Result<Formation> formation =
+        party.form(store, rank, 3, "test", milliseconds(rank == 0 ? 60'000 : 200));
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kTimeout);
+    const std::string& text = formation.status().message();
+    EXPECT_NE(text.find("waiting for rank 0"), std::string::npos) << text;
+    EXPECT_EQ(text.find("rank 0, rank"), std::string::npos) << text;
+    EXPECT_EQ(text.find("gave up before") != std::string::npos, rank == 0) << text;
+    if (rank != 0) gave_up.arrive_and_wait();
+  });
+}
+
+// The store of a process that crashes after so many values that it has put there.
+class LastStore final : public Store {
+ public:
+  LastStore(Store& store, int values) : store_(store), values_left_(values) {}
+  Status set(const std::string& key, std::string_view value) override {
+    return values_left_-- > 0 ? store_.set(key, value) : crashed();
+  }
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+    return values_left_ > 0 ? store_.get(key, deadline) : crashed();
+  }
+  Result<bool> has(const std::string& key) override {
+    return values_left_ > 0 ? store_.has(key) : crashed();
+  }
+  Result<int64_t> add(const std::string& key, int64_t amount) override {
+    return values_left_ > 0 ? store_.add(key, amount) : crashed();
+  }
+  Status remove(const std::string&) override { return crashed(); }
+
+ private:
+  static Status crashed() { return Status(Code::kResource, "the process has crashed"); }
+  Store& store_;
+  int values_left_;
+};
+
+// A process that put its entry into the store and crashed.
+void crash(Store& store, const std::shared_ptr<Registry>& registry, int rank, int size,
+           const std::string& host = "") {
+  LastStore last(store, 1);
+  RankParty party(registry, small_settings());
+  party.host_identity = host;
+  EXPECT_FALSE(party.form(last, rank, size).ok());
+}
+
+TEST(Formation, NothingStaysInTheStore) {
+  for (bool same_host : {false, true}) {
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    run_ranks(4, [&](int rank) {
+      RankParty party(registry, small_settings());
+      if (!same_host) party.host_identity = std::to_string(rank / 2);
+      for (int round = 0; round < 3; ++round) EXPECT_TRUE(party.form(store, rank, 4).ok());
+    });
+    EXPECT_EQ(store.keys(), std::vector<std::string>());
+  }
+}
+
+// Also where its process was on another host, of which nobody can see that it has ended.
+TEST(Formation, TheSuccessorOfACrashedRankIsWaitedFor) {
+  for (int victim : {0, 1, 2}) {
+    for (const char* host : {"", "elsewhere"}) {
+      auto registry = std::make_shared<Registry>();
+      MemoryStore store;
+      crash(store, registry, victim, 3, host);
+      const int64_t began_ns = wall_clock_ns();
+      run_ranks(3, [&](int rank) {
+        RankParty party(registry, small_settings());
+        party.began_ns = began_ns;
+        if (rank == victim) std::this_thread::sleep_for(milliseconds(300));
+        Result<Formation> formation = party.form(store, rank, 3);
+        ASSERT_TRUE(formation.ok()) << victim << host << ": " << formation.status().message();
+        EXPECT_EQ(formation.value().host_count, 1);
+        EXPECT_NE(formation.value().members[static_cast<size_t>(victim)].peer, nullptr);
+      });
+    }
+  }
+}
+
+TEST(Formation, WorldsOfOtherSizesFollowEachOtherInOneStore) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  for (int size : {3, 2, 3, 4, 2}) {
+    for (int rank = 1; rank < size; ++rank) crash(store, registry, rank, size);
+    const int next = size == 2 ? 3 : 2;
+    const int64_t began_ns = wall_clock_ns();
+    run_ranks(next, [&](int rank) {
+      RankParty party(registry, small_settings());
+      party.began_ns = began_ns;
+      std::this_thread::sleep_for(milliseconds(50 * rank));
+      Result<Formation> formation = party.form(store, rank, next);
+      EXPECT_TRUE(formation.ok()) << size << ": " << formation.status().message();
+    });
+  }
+}
+
+// Where nobody comes in its place.
+TEST(Formation, ACrashInThisAttemptIsNamedAtOnce) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  crash(store, registry, 1, 2);
+  RankParty party(registry, small_settings());
+  Result<Formation> formation = party.form(store, 0, 2);
+  ASSERT_FALSE(formation.ok());
+  EXPECT_NE(formation.status().message().find("rank 1 (pid"), std::string::npos)
+      << formation.status().message();
+}
+
+TEST(Formation, WhyAnEarlierAttemptFailedIsNotBelieved) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  FormationRequest request;
+  request.prefix = "test/";
+  request.name = "test";
+  request.size = 3;
+  for (int rank : {0, 2}) {
+    request.rank = rank;
+    LastStore last(store, 3);
+    decline_group(last, request, Status(Code::kResource, "no thread is left"),
+                  Deadline::after(seconds(1)));
+  }
+  EXPECT_NE(store.keys(), std::vector<std::string>());
+  const int64_t began_ns = wall_clock_ns();
+  run_ranks(3, [&](int rank) {
+    RankParty party(registry, small_settings());
+    party.began_ns = began_ns;
+    std::this_thread::sleep_for(milliseconds(rank == 0 ? 300 : 50 * rank));
+    Result<Formation> formation = party.form(store, rank, 3);
+    EXPECT_TRUE(formation.ok()) << formation.status().message();
+  });
+}
+
+// Neither by those that have come nor by those that come later, although rank 1 does not come.
+TEST(Formation, WhoCannotTakePartIsHeardBeforeAllHaveCome) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(5, [&](int rank) {
+    if (rank == 1) return;
+    FormationRequest request;
+    request.prefix = "test/";
+    request.name = "test";
+    request.rank = rank;
+    request.size = 5;
+    if (rank == 3) {
+      std::this_thread::sleep_for(milliseconds(100));
+      return decline_group(store, request, Status(Code::kResource, "no thread is left"),
+                           Deadline::after(seconds(1)));
+    }
+    if (rank == 4) std::this_thread::sleep_for(milliseconds(1000));
+    RankParty party(registry, small_settings());
+    Result<Formation> formation = party.form(store, rank, 5);
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kResource);
+    EXPECT_NE(formation.status().message().find("no thread is left"), std::string::npos)
+        << formation.status().message();
+  });
+}
+
+TEST(Formation, ADeathThatIsKnownIsNotWaitedFor) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(3, [&](int rank) {
+    if (rank == 1) return;
+    RankParty party(registry, small_settings());
+    party.gone = [] { return Status(Code::kPeerDied, "rank 1 died or exited"); };
+    Result<Formation> formation = party.form(store, rank, 3);
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kPeerDied);
+  });
+}
+
+TEST(Formation, WhatIsNoEntryIsAnotherVersion) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  for (const std::string& rubbish :
+       {std::string(), std::string("rubbish"), std::string(5000, 'x')}) {
+    ASSERT_TRUE(store.set("test/entry/1", rubbish).ok());
+    RankParty party(registry, small_settings());
+    Result<Formation> formation = party.form(store, 0, 2);
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kUnsupported) << formation.status().message();
+  }
+}
+
+}  // namespace
+}  // namespace dscomm::test
