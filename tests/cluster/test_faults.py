@@ -49,7 +49,9 @@ def in_peace(job: Job, ranks: list[int]) -> None:
 )
 def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str) -> None:
     """The first of a host, another one, the first of all, and all of a host."""
-    arguments = ("until_raised.py", workload, str(LONG_S))
+    arguments = ["until_raised.py", workload, str(LONG_S)]
+    if NAMES:
+        arguments.append("new_group")
     with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments, store_apart=True) as job:
         job.wait_for("working")
         time.sleep(0.3)
@@ -59,6 +61,9 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
             assert event.at_s - at_s < SOON_S, job.report()
             if NAMES:
                 assert event.facts["is_fault"], job.report()
+                assert any(job.name(rank) in event.facts["text"] for rank in dead), job.report()
+        if NAMES:  # nor do they wait for a group with the dead
+            for event in job.wait_for("no group", survivors, limit_s=20.0):
                 assert any(job.name(rank) in event.facts["text"] for rank in dead), job.report()
         in_peace(job, survivors)
         assert [[*job.exit_codes().values()][rank] for rank in dead] == [-9] * len(dead)

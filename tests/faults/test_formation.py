@@ -14,6 +14,31 @@ TIMEOUT_S = 3.0
 KEEPER = 2  # of the store; no member of any group
 
 
+def _form_after_a_death(world: World) -> None:
+    world.init()
+    dist.barrier()
+    world.say("ready")
+    world.hear()
+    began_s = time.monotonic()
+    try:
+        dist.new_group(timeout=timedelta(minutes=30))
+    except RuntimeError as error:
+        world.say("told", text=str(error), took_s=time.monotonic() - began_s)
+
+
+def test_new_group_after_a_known_death_names_the_dead() -> None:
+    with Job(3, _form_after_a_death) as job:
+        job.wait_for("ready")
+        job.kill(2)
+        job.finish([2])
+        job.tell("go", [0, 1])
+        for event in job.wait_for("told", [0, 1]):
+            text = event.facts["text"]
+            assert "forming group" in text, text
+            assert "rank 2 (pid" in text and "died or exited" in text, text
+            assert event.facts["took_s"] < 30, event
+
+
 def _form_without_a_store(world: World) -> tuple[str, float]:
     store = world.tcp_store(KEEPER)
     if world.rank == KEEPER:

@@ -1,4 +1,5 @@
-"""Works until something raises, and ends in peace: until_raised.py WORKLOAD TIMEOUT_S."""
+"""Works until something raises, and ends in peace: until_raised.py WORKLOAD TIMEOUT_S
+[new_group]."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from world import BACKEND, World
 
 
 def main() -> None:
-    name, timeout_s = sys.argv[1:]
+    name, timeout_s, *then = sys.argv[1:]
     step = {workload.__name__: workload for workload in WORKLOADS}[name]
     world = World()
     # The bring-up may need more than the calls are given.
@@ -28,6 +29,11 @@ def main() -> None:
             dist.all_reduce(torch.ones(9))
         except RuntimeError as error:
             world.say("raised again", text=str(error))
+    if then == ["new_group"]:
+        try:
+            dist.new_group(timeout=timedelta(minutes=30))
+        except RuntimeError as error:
+            world.say("no group", text=str(error))
     dist.destroy_process_group()
     world.say("destroyed")
 
