@@ -1,5 +1,5 @@
-"""Data goes one way: base, types, reduce and topology, team, shm, messages, transport, engine,
-torch; mpi implements what transport declares. So do includes."""
+"""Data goes one way: base and store, types, reduce and topology, team, shm, messages, transport,
+formation, engine, torch; mpi implements what transport declares. So do includes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from source_tree import ROOT, name_of, native_sources, without_comments
 # Each layer with all that it may include besides itself.
 LAYERS = {
     "core/base": set(),
+    "core/store": {"core/base"},
     "core/types": {"core/base"},
     "core/reduce": {"core/base", "core/types"},
     "core/topology": {"core/base"},
     "core/team": {"core/base", "core/types", "core/reduce", "core/topology"},
     "core/shm": {"core/base", "core/types", "core/reduce", "core/topology", "core/team"},
     "core/messages": {"core/base", "core/types", "core/team", "core/shm"},
-    "core/transport": {"core/base", "core/types", "core/team", "core/messages"},
+    "core/transport": {"core/base", "core/store", "core/types", "core/team", "core/messages"},
+    "core/formation": {
+        "core/base", "core/store", "core/types", "core/reduce", "core/topology", "core/team",
+        "core/shm", "core/messages", "core/transport",
+    },
     "core/engine": {
-        "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
-        "core/messages", "core/transport",
+        "core/base", "core/store", "core/types", "core/reduce", "core/topology", "core/team",
+        "core/shm", "core/messages", "core/transport", "core/formation",
     },
     "pmix": {"core/base"},
     "mpi": {
-        "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
-        "core/messages", "core/transport", "pmix",
+        "core/base", "core/store", "core/types", "core/reduce", "core/topology", "core/team",
+        "core/shm", "core/messages", "core/transport", "pmix",
     },
     "torch": {
-        "core/base", "core/types", "core/reduce", "core/topology", "core/team", "core/shm",
-        "core/messages", "core/transport", "core/engine",
+        "core/base", "core/store", "core/types", "core/reduce", "core/topology", "core/team",
+        "core/shm", "core/messages", "core/transport", "core/formation", "core/engine",
     },
 }  # fmt: skip
 

@@ -28,9 +28,15 @@ PRIMITIVES = {
 ALLOWED = {
     ("csrc/core/base/memory_reservation.cc", "sleep"): "others reserve or take memory: the kernel "
     "unlocks for the dead; 50 ms at most for a turn, then ten seconds, one where nothing changes",
-    ("csrc/core/base/bounded_store.cc", "condition"): "calls of a store, in slices, until a second "
+    (
+        "csrc/core/store/bounded_store.cc",
+        "condition",
+    ): "calls of a store, in slices, until a second "
     "after the deadline; their thread waits for the next one, until told to end",
-    ("csrc/core/base/bounded_store.cc", "thread"): "a thread between calls, told to end",
+    ("csrc/core/store/store_exchange.cc", "sleep"): "pauses between questions to the store; "
+    "deadline, or a second where another rank is about to say why it failed",
+    ("csrc/core/formation/meeting.cc", "sleep"): "pauses between questions to the store; deadline",
+    ("csrc/core/store/bounded_store.cc", "thread"): "a thread between calls, told to end",
     ("csrc/core/base/futex.h", "futex"): "the system call that the one wait sleeps with",
     ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
     ("csrc/core/shm/wait.cc", "spin"): "the one wait: it yields before it sleeps",
@@ -62,7 +68,6 @@ ALLOWED = {
     ("csrc/mpi/abandonable.cc", "sleep"): "for a reason, 0.4 s at most; deadline",
     ("csrc/mpi/abandonable.cc", "condition"): "in slices, until the deadline or a reason",
     ("csrc/mpi/abandonable.cc", "thread"): "what it ran has returned",
-    ("csrc/mpi/bring_up.cc", "sleep"): "pauses between questions to the store; deadline",
     ("csrc/mpi/mpi_transport.cc", "sleep"): "at exit, for a second at most: data on its way out",
     ("csrc/mpi/mpi_wait.cc", "poll"): "no wait: it asks MPI once",
     ("csrc/mpi/mpi_wait.cc", "sleep"): "the one wait for MPI: it naps, under the deadline",
