@@ -51,6 +51,11 @@ class FolderStore final : public dscomm::Store {
     if (!done) return dscomm::Status(dscomm::Code::kResource, "cannot count in " + path(key));
     return value;
   }
+  dscomm::Status remove(const std::string& key) override {
+    ::unlink(path(key).c_str());
+    ::unlink((path(key) + ".counter").c_str());
+    return {};
+  }
 
  private:
   std::string path(std::string key) const {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <thread>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "core/base/settings.h"
 
 namespace dscomm {
 namespace {
@@ -11,14 +14,13 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{1};
 constexpr std::chrono::milliseconds kLongestPause{50};
 
-Status store_failed(const char* what, const std::string& key, const std::exception& error) {
-  // The first line says it; c10's errors go on with a C++ backtrace.
-  std::string reason = error.what();
-  if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error))
-    reason = c10_error->what_without_backtrace();
-  return make_status(Code::kResource,
-                     "the store through which ranks meet failed to %s key '%s': %s", what,
-                     key.c_str(), reason.c_str());
+std::string describe_keeper(const c10::intrusive_ptr<c10d::Store>& store) {
+  const c10::intrusive_ptr<c10d::Store> root = root_of(store);
+  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(root.get());
+  if (tcp == nullptr) return "";
+  return std::string(", which ") + (launcher_keeps_store() ? "the launcher" : "the job's rank 0") +
+         " keeps at " + tcp->getHost() + ":" + std::to_string(tcp->getPort()) +
+         (launcher_keeps_store() ? "," : " unless the program made another,");
 }
 
 }  // namespace
@@ -29,12 +31,27 @@ c10::intrusive_ptr<c10d::Store> root_of(c10::intrusive_ptr<c10d::Store> store) {
   return store;
 }
 
+StoreAdapter::StoreAdapter(c10::intrusive_ptr<c10d::Store> store)
+    : store_(std::move(store)), keeper_(describe_keeper(store_)) {}
+
+Status StoreAdapter::failed(const char* what, const std::string& key,
+                            const std::exception& error) const {
+  // The first line says it; c10's errors go on with a C++ backtrace.
+  std::string reason = error.what();
+  if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error))
+    reason = c10_error->what_without_backtrace();
+  return make_status(Code::kResource,
+                     "the store through which ranks meet%s failed to %s key '%s': %s; see whether "
+                     "the process that keeps it has died, and why",
+                     keeper_.c_str(), what, key.c_str(), reason.c_str());
+}
+
 Status StoreAdapter::set(const std::string& key, std::string_view value) {
   try {
     store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
     return {};
   } catch (const std::exception& error) {
-    return store_failed("set", key, error);
+    return failed("set", key, error);
   }
 }
 
@@ -59,7 +76,7 @@ Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& de
     std::vector<uint8_t> value = store_->get(key);
     return std::string(value.begin(), value.end());
   } catch (const std::exception& error) {
-    return store_failed("get", key, error);
+    return failed("get", key, error);
   }
 }
 
@@ -67,7 +84,7 @@ Result<bool> StoreAdapter::has(const std::string& key) {
   try {
     return store_->check({key});
   } catch (const std::exception& error) {
-    return store_failed("look for", key, error);
+    return failed("look for", key, error);
   }
 }
 
@@ -93,7 +110,7 @@ Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
     const std::vector<uint8_t> value = store_->get(key);
     return Found(std::string(value.begin(), value.end()));
   } catch (const std::exception& error) {
-    return store_failed("look for", key, error);
+    return failed("look for", key, error);
   }
 }
 
@@ -101,7 +118,7 @@ Result<int64_t> StoreAdapter::add(const std::string& key, int64_t amount) {
   try {
     return store_->add(key, amount);
   } catch (const std::exception& error) {
-    return store_failed("add to", key, error);
+    return failed("add to", key, error);
   }
 }
 
@@ -110,7 +127,7 @@ Status StoreAdapter::remove(const std::string& key) {
     store_->deleteKey(key);
     return {};
   } catch (const std::exception& error) {
-    return store_failed("remove", key, error);
+    return failed("remove", key, error);
   }
 }
 

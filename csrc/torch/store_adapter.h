@@ -13,7 +13,7 @@ c10::intrusive_ptr<c10d::Store> root_of(c10::intrusive_ptr<c10d::Store> store);
 
 class StoreAdapter : public Store {
  public:
-  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store);
 
   Status set(const std::string& key, std::string_view value) override;
   Result<std::string> get(const std::string& key, const Deadline& deadline) override;
@@ -23,7 +23,10 @@ class StoreAdapter : public Store {
   Status remove(const std::string& key) override;
 
  private:
+  Status failed(const char* what, const std::string& key, const std::exception& error) const;
+
   c10::intrusive_ptr<c10d::Store> store_;
+  std::string keeper_;  // ", which torchrun keeps at a:29500": of a TCPStore, for messages
   std::atomic<bool> compares_{true};  // whether it has compareSet()
 };
 

@@ -76,3 +76,20 @@ def test_new_group_with_a_stopped_store_times_out() -> None:
             assert "forming group" in text, text
             assert "timed out: the store through which ranks meet did not answer" in text, text
             assert TIMEOUT_S <= took_s < 3 * TIMEOUT_S, (text, took_s)
+
+
+def test_new_group_without_a_store_says_who_kept_it() -> None:
+    with Job(KEEPER + 1, _form_without_a_store) as job:
+        job.wait_for("ready")
+        job.kill(KEEPER)
+        job.finish([KEEPER])
+        job.tell("go", [0, 1])
+        job.wait_for("told", [0, 1])
+        job.finish()
+        for rank in (0, 1):
+            returned = job.first(rank, "returned")
+            assert returned is not None, job.report()
+            text, took_s = returned.facts["value"]
+            # This torch knows of no launcher, so it takes rank 0 for the keeper.
+            assert "which the job's rank 0 keeps at 127.0.0.1:" in text, text
+            assert took_s < TIMEOUT_S, (text, took_s)

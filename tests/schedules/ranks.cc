@@ -403,9 +403,9 @@ class Rank {
     switch (program_.fault) {
       case Fault::kDies:
         // A rank that raises leaves, and others may need it, or miss its calls. Formation numbers
-        // ranks by the group, and learns of a death before a rank has put its entry into the store only by
-        // the timeout, for which others then wait. A receive from any source waits for the living
-        // members; a rank that waits for the receiver may time out first.
+        // ranks by the group, and learns of a death before a rank has put its entry into the store
+        // only by the timeout, for which others then wait. A receive from any source waits for the
+        // living members; a rank that waits for the receiver may time out first.
         return (code == Code::kPeerDied && (names_culprit || is_forming)) ||
                (code == Code::kTimeout &&
                 (is_forming || asked_anyone || culprit_was_forming() || waits_for_a_former())) ||

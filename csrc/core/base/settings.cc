@@ -108,4 +108,9 @@ bool started_by_torchrun() {
   return run != nullptr && *run != '\0';
 }
 
+bool launcher_keeps_store() {
+  const char* keeps = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  return keeps != nullptr && std::string_view(keeps) == "True";
+}
+
 }  // namespace dscomm

@@ -100,6 +100,8 @@ struct Settings {
 // Whether torchrun started this process, which then may be one of several that are the same rank,
 // one after the other.
 bool started_by_torchrun();
+// Whether the launcher keeps the job's store, and not the job's rank 0.
+bool launcher_keeps_store();
 
 // One row of the table as text, for docs and the doctor.
 struct SettingRow {

@@ -11,9 +11,9 @@ namespace {
 // A rank is in the Team of its domain, where that has others, and in those of the slices that it
 // leads: slice k is led in each domain by its rank k mod n. Entry 0 of a rank's offsets is of the
 // first, entry 1 + k / n that of slice k.
-class Builder {
+class DomainTeamsBuilder {
  public:
-  explicit Builder(const DomainTeamsRequest& request) : request_(request) {
+  explicit DomainTeamsBuilder(const DomainTeamsRequest& request) : request_(request) {
     size_t smallest = SIZE_MAX;
     for (const std::vector<int>& domain : request_.domains) {
       slices_ = std::max(slices_, domain.size());
@@ -27,7 +27,7 @@ class Builder {
     offsets_.resize(width_ * request_.members.size());
   }
 
-  ~Builder() {
+  ~DomainTeamsBuilder() {
     // A member may know of them, and learns at its first call that this rank has left. So they are
     // never used again.
     for (uint64_t offset : unused_) Lines::close(*request_.arena, offset);
@@ -122,7 +122,7 @@ class Builder {
 
 Result<std::unique_ptr<Team>> make_domain_teams(const DomainTeamsRequest& request, ShmTeam& flat,
                                                 const Deadline& deadline) {
-  Builder builder(request);
+  DomainTeamsBuilder builder(request);
   Status status = builder.share_lines(flat, deadline);
   if (status.ok()) {
     Result<std::unique_ptr<Team>> team = builder.make(flat);

@@ -14,10 +14,10 @@ namespace {
 constexpr int64_t kHubGraceNs = 500'000'000;
 
 // What forms the Teams of one group. Everything is collective over their members.
-class Builder {
+class TeamBuilder {
  public:
-  Builder(const FormationParty& party, Store& store, const FormationRequest& request,
-          const TransportFinder& find_transport, std::chrono::milliseconds timeout)
+  TeamBuilder(const FormationParty& party, Store& store, const FormationRequest& request,
+              const TransportFinder& find_transport, std::chrono::milliseconds timeout)
       : party_(party),
         store_(store),
         request_(request),
@@ -224,7 +224,7 @@ Result<GroupTeams> build_teams(const FormationParty& party, Store& store,
                                const FormationRequest& request,
                                const TransportFinder& find_transport,
                                std::chrono::milliseconds timeout) {
-  return Builder(party, store, request, find_transport, timeout).run();
+  return TeamBuilder(party, store, request, find_transport, timeout).run();
 }
 
 }  // namespace dscomm
