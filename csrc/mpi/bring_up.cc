@@ -514,7 +514,28 @@ class BringUp {
     if (plan_.origin != MpiOrigin::kHelper || !file_value("btl_tcp_if_include").empty()) return "";
     const std::vector<std::string> common = common_networks(request_.members);
     // Hosts in subnets of their own, with routers in between.
-    return join(common.empty() ? distinct_networks(request_.members, request_.rank) : common);
+    return join(
+        as_mpi_reads(common.empty() ? distinct_networks(request_.members, request_.rank) : common));
+  }
+
+  // Open MPI reads networks of IPv4 alone; where there are only others, the names of the interfaces
+  // of this host that are in them.
+  static std::vector<std::string> as_mpi_reads(std::vector<std::string> networks) {
+    const auto is_v6 = [](const std::string& network) {
+      return network.find(':') != std::string::npos;
+    };
+    if (!std::all_of(networks.begin(), networks.end(), is_v6)) {
+      std::erase_if(networks, is_v6);
+      return networks;
+    }
+    std::vector<std::string> names;
+    const std::vector<Interface> own = own_interfaces();
+    for (const std::string& network : networks)
+      for (const Interface& interface : own)
+        if (select_networks({interface}, network).ok() &&
+            std::find(names.begin(), names.end(), interface.name) == names.end())
+          names.push_back(interface.name);
+    return names;
   }
 
   // --- MPI

@@ -325,10 +325,12 @@ class Hosts:
     """`count` hosts that reach each other. Use as a context manager.
 
     With is_routed each host has a subnet of its own (10.78.1.0/24, ...), and the switch is a router
-    between them.
+        between them. With is_ipv6 the hosts have addresses of IPv6 alone (fd77::1, ...).
     """
 
-    def __init__(self, count: int, folder: Path, is_routed: bool = False) -> None:
+    def __init__(
+        self, count: int, folder: Path, is_routed: bool = False, is_ipv6: bool = False
+    ) -> None:
         if why_not():
             raise HostsFailure(why_not())
         kept = _kept_folders([folder])
@@ -336,7 +338,11 @@ class Hosts:
             Host(
                 k,
                 f"host-{'abcdefgh'[k]}",
-                f"10.78.{k + 1}.2" if is_routed else f"10.77.0.{k + 1}",
+                f"fd77::{k + 1}"
+                if is_ipv6
+                else f"10.78.{k + 1}.2"
+                if is_routed
+                else f"10.77.0.{k + 1}",
                 folder,
                 kept,
             )
@@ -374,9 +380,9 @@ class Hosts:
             f"link add name {port} type veth peer name eth0 netns {host.pid}",
             f"link set {port} up" if self._is_routed else f"link set {port} master bridge0 up",
         )
-        host.set_network(
-            "link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"
-        )
+        # An address of IPv6 is usable at once only where nobody is asked whether it is taken.
+        network = f"{host.address}/64 nodad" if ":" in host.address else f"{host.address}/24"
+        host.set_network("link set lo up", f"addr add {network} dev eth0", "link set eth0 up")
         if self._is_routed:
             router = host.address.removesuffix(".2") + ".1"
             self.switch.set_network(f"addr add {router}/24 dev {port}")

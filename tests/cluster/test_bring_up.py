@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from hosts import ROOT, Hosts
-from jobs import Job, mpirun, slurm, start_ranks, torchrun
+from jobs import BACKEND, Job, mpirun, slurm, start_ranks, torchrun
+
+from deepspeed_comm._backend import load_extension
 
 
 def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Hosts]) -> None:
@@ -30,6 +32,29 @@ def test_routed_subnets_beside_a_bridge_of_the_same_address(
     hosts.add_same_bridge()
     with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "few", limit_s=60.0) as job:
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
+
+
+def test_hosts_with_ipv6_alone(make_hosts: Callable[..., Hosts]) -> None:
+    with start_ranks(make_hosts(2, is_ipv6=True), [0, 0, 1, 1], "checks.py", "few") as job:
+        assert all(sum(result["counts"].values()) > 300 for result in job.results())
+        assert job.hosts.leftovers(limit_s=5.0) == {}
+
+
+@pytest.mark.skipif(BACKEND != "dscomm", reason="gloo needs no MPI")
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_host_without_open_mpi_tells_all(make_hosts: Callable[[int], Hosts], odd: int) -> None:
+    hosts = make_hosts(2)
+    # What the loader then says is that the file is too short.
+    module = Path(load_extension().__file__).with_name("libdscomm_mpi.so")
+    hosts[odd].run("mount", "--bind", "/dev/null", str(module))
+    with start_ranks(hosts, [0, 0, 1, 1], "joins.py", store_apart=True) as job:
+        raised = job.wait_for("raised")
+        for event in raised:
+            text = event.facts["text"]
+            assert "needs Open MPI, and it cannot be loaded" in text, job.report()
+            assert any(job.name(rank) in text for rank in (2 * odd, 2 * odd + 1)), job.report()
+        # All ranks had met before, so none waited for another.
+        assert max(event.at_s for event in raised) - min(event.at_s for event in raised) < 5.0
 
 
 @pytest.mark.parametrize("launcher", [mpirun, slurm])

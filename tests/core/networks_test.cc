@@ -52,6 +52,35 @@ TEST(Networks, DistinctNetworksLeaveOutSharedAddresses) {
   EXPECT_EQ(distinct_networks({on_host(0, {"10.0.0.1"}), on_host(1, {})}, 0), Texts{});
 }
 
+TEST(Networks, ThoseOfIPv6ComeAfterThoseOfIPv4) {
+  const std::vector<TransportMember> members{
+      on_host(0, {"fd77::1/64", "2001:db8:1::5/48", "10.0.0.1/24"}),
+      on_host(1, {"fd77::2/64", "2001:db8:2::5/48", "10.0.0.2/24"}),
+  };
+  EXPECT_EQ(common_networks(members), (Texts{"10.0.0.0/24", "fd77::/64"}));
+  EXPECT_EQ(distinct_networks(members, 1), (Texts{"10.0.0.0/24", "fd77::/64", "2001:db8:2::/48"}));
+  EXPECT_EQ(reachable_addresses(members, 1, 0), (Texts{"10.0.0.1", "fd77::1", "2001:db8:1::5"}));
+  // An address of one kind is in no network of the other.
+  EXPECT_EQ(common_networks({on_host(0, {"::/0"}), on_host(1, {"10.0.0.2/24"})}), Texts{});
+  EXPECT_EQ(common_networks({on_host(0, {"fd77::1/64"}), on_host(1, {"fd77::1/64"})}), Texts{});
+}
+
+TEST(Networks, EndpointsNameAddressAndPort) {
+  EXPECT_EQ(endpoint_text("10.0.0.1", 4444), "10.0.0.1:4444");
+  EXPECT_EQ(endpoint_text("fd77::1", 4444), "[fd77::1]:4444");
+  EXPECT_TRUE(is_endpoint_at("10.0.0.1:4444", "10.0.0.1"));
+  EXPECT_FALSE(is_endpoint_at("10.0.0.1:4444", "10.0.0.11"));
+  EXPECT_FALSE(is_endpoint_at("10.0.0.11:4444", "10.0.0.1"));
+  EXPECT_TRUE(is_endpoint_at("[fd77::1]:4444", "fd77::1"));
+  EXPECT_FALSE(is_endpoint_at("[fd77::1:2]:4444", "fd77::1"));
+  EXPECT_FALSE(is_endpoint_at("10.0.0.1", "10.0.0.1"));
+  EXPECT_FALSE(is_endpoint_at("", ""));
+  EXPECT_EQ(port_of(*socket_address("10.0.0.1", 4444)), 4444);
+  EXPECT_EQ(port_of(*socket_address("fd77::1", 4444)), 4444);
+  EXPECT_FALSE(socket_address("10.0.0", 1).has_value());
+  EXPECT_FALSE(socket_address("fd77::x", 1).has_value());
+}
+
 TEST(Networks, MembersOfOneHostHaveTheSameAddresses) {
   EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1/24"}), on_host(0, {"10.0.0.1/24"}),
                              on_host(1, {"10.0.0.2/24"})}),
@@ -67,7 +96,7 @@ TEST(Networks, TheMostSpecificComeFirstAndLinkLocalOnesLast) {
 }
 
 TEST(Networks, WhatIsNoNetworkIsPassedOver) {
-  EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1", "10.0.0.1/33", "10.0.0.1/", "/24", "::1/64",
+  EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1", "10.0.0.1/33", "10.0.0.1/", "/24", "::1/129",
                                          "10.0.0.1/24x", "10.0.0/24", "10.0.0.1/24"}),
                              on_host(1, {"", "/", "10.0.0.2/-1", "10.0.0.2/24"})}),
             Texts{"10.0.0.0/24"});

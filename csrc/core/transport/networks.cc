@@ -6,9 +6,12 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
+#include <compare>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -17,25 +20,59 @@
 namespace dscomm {
 namespace {
 
-// An address and how many of its leading bits are its network's. In the host's byte order.
-struct Network {
-  uint32_t address = 0;
-  int prefix = 32;
+// Of IPv4 the first four bytes, in the order of the network.
+struct Address {
+  bool is_v6 = false;
+  std::array<uint8_t, 16> bytes{};
 
-  uint32_t mask() const { return prefix == 0 ? 0 : ~uint32_t{0} << (32 - prefix); }
-  Network base() const { return {address & mask(), prefix}; }
-  bool contains(uint32_t other) const { return ((address ^ other) & mask()) == 0; }
-  bool link_local() const { return address >> 16 == (169u << 8 | 254u); }
-  // Link-local last, the most specific first, then by number.
-  auto order() const { return std::make_tuple(link_local(), -prefix, address); }
-  bool operator<(const Network& other) const { return order() < other.order(); }
+  int family() const { return is_v6 ? AF_INET6 : AF_INET; }
+  size_t size() const { return is_v6 ? 16 : 4; }
+  auto operator<=>(const Address&) const = default;
 };
 
-std::string address_text(uint32_t address) {
-  in_addr network_order{htonl(address)};
-  char text[INET_ADDRSTRLEN] = {};
-  inet_ntop(AF_INET, &network_order, text, sizeof text);
+// An address and how many of its leading bits are its network's.
+struct Network {
+  Address address;
+  int prefix = 0;
+
+  Network base() const {
+    Network network = *this;
+    for (size_t i = 0; i < address.bytes.size(); ++i) network.address.bytes[i] &= mask_byte(i);
+    return network;
+  }
+  bool contains(const Address& other) const {
+    if (other.is_v6 != address.is_v6) return false;
+    for (size_t i = 0; i < address.size(); ++i)
+      if (((address.bytes[i] ^ other.bytes[i]) & mask_byte(i)) != 0) return false;
+    return true;
+  }
+  // 169.254.0.0/16. Those of IPv6 are left out from the start: they mean nothing without an
+  // interface.
+  bool link_local() const {
+    return !address.is_v6 && address.bytes[0] == 169 && address.bytes[1] == 254;
+  }
+  // Link-local last, IPv6 after IPv4, the most specific first, then by number.
+  auto order() const { return std::make_tuple(link_local(), address.is_v6, -prefix, address); }
+  bool operator<(const Network& other) const { return order() < other.order(); }
+
+ private:
+  uint8_t mask_byte(size_t i) const {
+    const int bits = std::clamp(prefix - 8 * static_cast<int>(i), 0, 8);
+    return static_cast<uint8_t>(0xff00 >> bits);
+  }
+};
+
+std::string address_text(const Address& address) {
+  char text[INET6_ADDRSTRLEN] = {};
+  inet_ntop(address.family(), address.bytes.data(), text, sizeof text);
   return text;
+}
+
+std::optional<Address> parse_address(const std::string& text) {
+  Address address;
+  address.is_v6 = text.find(':') != std::string::npos;
+  if (inet_pton(address.family(), text.c_str(), address.bytes.data()) != 1) return {};
+  return address;
 }
 
 std::string text_of(const Network& network) {
@@ -44,15 +81,16 @@ std::string text_of(const Network& network) {
 
 // Nothing when it is not "address/prefix": other processes wrote it.
 std::optional<Network> parse(const std::string& text) {
-  size_t slash = text.find('/');
+  const size_t slash = text.find('/');
   if (slash == std::string::npos) return {};
-  in_addr address;
-  if (inet_pton(AF_INET, text.substr(0, slash).c_str(), &address) != 1) return {};
+  const std::optional<Address> address = parse_address(text.substr(0, slash));
+  if (!address) return {};
   int prefix = -1;
   const char* end = text.data() + text.size();
   auto [stop, error] = std::from_chars(text.data() + slash + 1, end, prefix);
-  if (error != std::errc() || stop != end || prefix < 0 || prefix > 32) return {};
-  return Network{ntohl(address.s_addr), prefix};
+  const int most = static_cast<int>(8 * address->size());
+  if (error != std::errc() || stop != end || prefix < 0 || prefix > most) return {};
+  return Network{*address, prefix};
 }
 
 std::vector<Network> networks_of(const TransportMember& member) {
@@ -63,12 +101,12 @@ std::vector<Network> networks_of(const TransportMember& member) {
 }
 
 // By host: members of one host see the same interfaces, or each a part of them.
-using HostAddresses = std::map<int, std::set<uint32_t>>;
+using HostAddresses = std::map<int, std::set<Address>>;
 
 HostAddresses addresses_by_host(const std::vector<const TransportMember*>& members) {
   HostAddresses hosts;
   for (const TransportMember* member : members) {
-    std::set<uint32_t>& addresses = hosts[member->host];
+    std::set<Address>& addresses = hosts[member->host];
     for (const Network& network : networks_of(*member)) addresses.insert(network.address);
   }
   return hosts;
@@ -76,11 +114,11 @@ HostAddresses addresses_by_host(const std::vector<const TransportMember*>& membe
 
 // How many hosts have an address in the network; nothing if two of them have the same one.
 std::optional<size_t> hosts_in(const Network& network, const HostAddresses& hosts) {
-  std::set<uint32_t> taken;
+  std::set<Address> taken;
   size_t count = 0;
   for (const auto& [host, addresses] : hosts) {
     bool any = false;
-    for (uint32_t address : addresses) {
+    for (const Address& address : addresses) {
       if (!network.contains(address)) continue;
       any = true;
       if (!taken.insert(address).second) return {};
@@ -139,13 +177,28 @@ std::vector<Interface> own_interfaces() {
   for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
     // Running: a bridge without ports and a card without a cable are up, but lead nowhere.
     constexpr unsigned kNeeded = IFF_UP | IFF_RUNNING;
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET ||
-        entry->ifa_netmask == nullptr || (entry->ifa_flags & kNeeded) != kNeeded ||
-        (entry->ifa_flags & IFF_LOOPBACK) != 0)
+    if (entry->ifa_addr == nullptr || entry->ifa_netmask == nullptr ||
+        (entry->ifa_flags & kNeeded) != kNeeded || (entry->ifa_flags & IFF_LOOPBACK) != 0)
       continue;
-    auto* address = reinterpret_cast<const sockaddr_in*>(entry->ifa_addr);
-    auto* mask = reinterpret_cast<const sockaddr_in*>(entry->ifa_netmask);
-    Network network{ntohl(address->sin_addr.s_addr), std::popcount(mask->sin_addr.s_addr)};
+    Network network;
+    const void* address = nullptr;
+    const void* mask = nullptr;
+    if (entry->ifa_addr->sa_family == AF_INET) {
+      address = &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr;
+      mask = &reinterpret_cast<const sockaddr_in*>(entry->ifa_netmask)->sin_addr;
+    } else if (entry->ifa_addr->sa_family == AF_INET6) {
+      const auto* of_v6 = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
+      if (IN6_IS_ADDR_LINKLOCAL(&of_v6->sin6_addr)) continue;
+      network.address.is_v6 = true;
+      address = &of_v6->sin6_addr;
+      mask = &reinterpret_cast<const sockaddr_in6*>(entry->ifa_netmask)->sin6_addr;
+    } else {
+      continue;
+    }
+    const size_t size = network.address.size();
+    std::memcpy(network.address.bytes.data(), address, size);
+    for (size_t i = 0; i < size; ++i)
+      network.prefix += std::popcount(static_cast<const uint8_t*>(mask)[i]);
     // A second address has a label behind the name: "eth0:1".
     std::string name = entry->ifa_name;
     interfaces.push_back({name.substr(0, name.find(':')), text_of(network)});
@@ -202,30 +255,67 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
   if (std::all_of(members.begin(), members.end(),
                   [&](const TransportMember& member) { return member.host == target.host; }))
     return {"127.0.0.1"};
-  std::vector<uint32_t> addresses;
+  std::vector<Address> addresses;
   for (const Network& network : networks_of(target)) addresses.push_back(network.address);
   if (source.host != target.host) {
     // Those would lead to the source's own host.
     for (const Network& own : networks_of(source)) std::erase(addresses, own.address);
     const std::set<Network> everybodys = shared(pointers_to(members)),
                             theirs = shared({&source, &target});
-    auto rank_of = [](const std::set<Network>& networks, uint32_t address) {
+    auto rank_of = [](const std::set<Network>& networks, const Address& address) {
       auto found = std::find_if(networks.begin(), networks.end(),
                                 [&](const Network& network) { return network.contains(address); });
       return std::distance(networks.begin(), found);
     };
-    std::stable_sort(addresses.begin(), addresses.end(), [&](uint32_t a, uint32_t b) {
+    std::stable_sort(addresses.begin(), addresses.end(), [&](const Address& a, const Address& b) {
       return std::make_pair(rank_of(everybodys, a), rank_of(theirs, a)) <
              std::make_pair(rank_of(everybodys, b), rank_of(theirs, b));
     });
   }
   std::vector<std::string> texts;
-  for (uint32_t address : addresses) {
+  for (const Address& address : addresses) {
     std::string text = address_text(address);
     if (std::find(texts.begin(), texts.end(), text) == texts.end())
       texts.push_back(std::move(text));
   }
   return texts;
+}
+
+std::string endpoint_text(const std::string& address, uint16_t port) {
+  const bool is_v6 = address.find(':') != std::string::npos;
+  return (is_v6 ? "[" + address + "]" : address) + ":" + std::to_string(port);
+}
+
+bool is_endpoint_at(const std::string& endpoint, const std::string& address) {
+  const size_t colon = endpoint.rfind(':');
+  return colon != std::string::npos &&
+         endpoint.substr(0, colon) + ":0" == endpoint_text(address, 0);
+}
+
+std::optional<SocketAddress> socket_address(const std::string& address, uint16_t port) {
+  const std::optional<Address> parsed = parse_address(address);
+  if (!parsed) return {};
+  SocketAddress result;
+  if (parsed->is_v6) {
+    auto* name = reinterpret_cast<sockaddr_in6*>(&result.storage);
+    name->sin6_family = AF_INET6;
+    name->sin6_port = htons(port);
+    std::memcpy(&name->sin6_addr, parsed->bytes.data(), parsed->size());
+    result.size = sizeof *name;
+  } else {
+    auto* name = reinterpret_cast<sockaddr_in*>(&result.storage);
+    name->sin_family = AF_INET;
+    name->sin_port = htons(port);
+    std::memcpy(&name->sin_addr, parsed->bytes.data(), parsed->size());
+    result.size = sizeof *name;
+  }
+  return result;
+}
+
+uint16_t port_of(const SocketAddress& address) {
+  return ntohs(address.storage.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_port
+                   : reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
 }
 
 }  // namespace dscomm

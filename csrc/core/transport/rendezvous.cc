@@ -1,7 +1,5 @@
 #include "core/transport/rendezvous.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -176,7 +174,7 @@ Status Host::invite() {
   // At all its addresses and no other: where a user has chosen among them, the rest stay closed.
   Status last =
       error(Code::kUnsupported, name(0) +
-                                    " has no IPv4 network at which other hosts could reach it: no "
+                                    " has no network at which other hosts could reach it: no "
                                     "interface but loopback is up, or none was allowed");
   for (const std::string& address : reachable_addresses(request_.members, 0, 0))
     if (Status status = listen_at(address); !status.ok()) last = status;
@@ -196,19 +194,15 @@ Status Host::listen_at(const std::string& address) {
     return error(Code::kResource, name(0) + " cannot listen at " + address + ": " + what + ": " +
                                       std::strerror(errno));
   };
-  UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  std::optional<SocketAddress> name = socket_address(address, 0);
+  if (!name) return error(Code::kInternal, "'" + address + "' is no address");
+  UniqueFd listener(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.valid()) return failed("no socket (ulimit -n?)");
-  sockaddr_in name{};
-  name.sin_family = AF_INET;
-  socklen_t length = sizeof name;
-  if (inet_pton(AF_INET, address.c_str(), &name.sin_addr) != 1 ||
-      bind(listener.get(), reinterpret_cast<sockaddr*>(&name), sizeof name) != 0)
-    return failed("bind");
+  if (bind(listener.get(), name->get(), name->size) != 0) return failed("bind");
   if (listen(listener.get(), SOMAXCONN) != 0) return failed("listen");
-  if (getsockname(listener.get(), reinterpret_cast<sockaddr*>(&name), &length) != 0)
-    return failed("getsockname");
+  if (getsockname(listener.get(), name->get(), &name->size) != 0) return failed("getsockname");
   if (!endpoints_.empty()) endpoints_ += " ";
-  endpoints_ += address + ":" + std::to_string(ntohs(name.sin_port));
+  endpoints_ += endpoint_text(address, port_of(*name));
   listeners_.push_back(std::move(listener));
   return {};
 }
@@ -352,7 +346,7 @@ class Guest : Party {
 
  private:
   struct Endpoint {
-    sockaddr_in address{};
+    SocketAddress address;
     std::string text;     // "10.0.0.1:4444"
     std::string outcome;  // of the last attempt
     bool refused = false;
@@ -364,7 +358,7 @@ class Guest : Party {
   };
 
   Status read_invitation();
-  void add_endpoint(const std::string& text);
+  void add_endpoint(const std::string& text, const std::string& address);
   Status connect_to_host();
   bool is_tried(size_t endpoint) const;
   Result<bool> begin_attempt(size_t endpoint);
@@ -399,7 +393,7 @@ Status Guest::read_invitation() {
                                          std::istream_iterator<std::string>()};
   for (const std::string& address : reachable_addresses(request_.members, request_.rank, 0))
     for (const std::string& endpoint : offered)
-      if (endpoint.starts_with(address + ":")) add_endpoint(endpoint);
+      if (is_endpoint_at(endpoint, address)) add_endpoint(endpoint, address);
   if (endpoints_.empty())
     return error(Code::kUnsupported,
                  name(0) + " listens at " +
@@ -409,15 +403,13 @@ Status Guest::read_invitation() {
   return {};
 }
 
-void Guest::add_endpoint(const std::string& text) {
+void Guest::add_endpoint(const std::string& text, const std::string& address) {
+  const int port = std::atoi(text.c_str() + text.rfind(':') + 1);
+  if (port <= 0 || port > 65535) return;
+  const std::optional<SocketAddress> there = socket_address(address, static_cast<uint16_t>(port));
+  if (!there) return;
   Endpoint endpoint;
-  size_t colon = text.find(':');
-  int port = std::atoi(text.c_str() + colon + 1);
-  endpoint.address.sin_family = AF_INET;
-  if (port <= 0 || port > 65535 ||
-      inet_pton(AF_INET, text.substr(0, colon).c_str(), &endpoint.address.sin_addr) != 1)
-    return;
-  endpoint.address.sin_port = htons(static_cast<uint16_t>(port));
+  endpoint.address = *there;
   endpoint.text = text;
   endpoints_.push_back(std::move(endpoint));
 }
@@ -483,12 +475,13 @@ Result<bool> Guest::begin_attempt(size_t index) {
   Endpoint& endpoint = endpoints_[index];
   endpoint.outcome = "no answer";
   endpoint.refused = false;
-  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd socket(
+      ::socket(endpoint.address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid())
     return error(Code::kResource, name(request_.rank) + " got no socket: " + std::strerror(errno) +
                                       "; raise its limit (ulimit -n)");
-  auto* address = reinterpret_cast<const sockaddr*>(&endpoint.address);
-  if (::connect(socket.get(), address, sizeof endpoint.address) != 0 && errno != EINPROGRESS) {
+  if (::connect(socket.get(), endpoint.address.get(), endpoint.address.size) != 0 &&
+      errno != EINPROGRESS) {
     endpoint.outcome = error_text(errno);
     endpoint.refused = true;
     return false;

@@ -31,7 +31,7 @@ struct TransportMember {
   int global_rank = -1;   // in the job, for messages; -1 when not known
   int64_t pid = 0;        // as its own PID namespace numbers it
   std::string host_name;  // for messages
-  // IPv4 networks of its interfaces that are up, loopback left out, as "address/prefix": what it
+  // Networks of its interfaces that are up, loopback left out, as "address/prefix": what it
   // can be reached at.
   std::vector<std::string> networks;
 };
