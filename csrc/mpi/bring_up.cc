@@ -11,7 +11,6 @@
 #include <map>
 #include <set>
 #include <span>
-#include <thread>
 
 #include "core/base/log.h"
 #include "core/base/packer.h"
@@ -28,8 +27,6 @@
 
 namespace dscomm {
 namespace {
-
-using namespace std::chrono_literals;
 
 constexpr int kGroupTag = 0x6473;
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hosts import ROOT, Hosts
-from jobs import BACKEND, Job, mpirun, slurm, start_ranks, torchrun
+from jobs import Job, mpirun, slurm, start_ranks, torchrun
 
 from deepspeed_comm._backend import load_extension
 
@@ -40,7 +40,6 @@ def test_hosts_with_ipv6_alone(make_hosts: Callable[..., Hosts]) -> None:
         assert job.hosts.leftovers(limit_s=5.0) == {}
 
 
-@pytest.mark.skipif(BACKEND != "dscomm", reason="gloo needs no MPI")
 @pytest.mark.parametrize("odd", [0, 1])
 def test_a_host_without_open_mpi_tells_all(make_hosts: Callable[[int], Hosts], odd: int) -> None:
     hosts = make_hosts(2)

@@ -1,5 +1,5 @@
-// Formation among ranks that are threads: who is missing, who disagrees, and what earlier processes
-// have left in the store.
+// Formation with ranks as threads: missing ranks, disagreement on the members, and stale keys of
+// earlier processes.
 #include "core/formation/formation.h"
 
 #include <gtest/gtest.h>
@@ -60,16 +60,10 @@ TEST(Formation, AMissingRankIsNamed) {
 }
 
 // A store whose first question takes so long, as if the process were stopped meanwhile.
-class SlowOnceStore final : public Store {
+class SlowOnceStore final : public ForwardingStore {
  public:
-  SlowOnceStore(Store& store, milliseconds pause) : store_(store), pause_(pause) {}
+  SlowOnceStore(Store& store, milliseconds pause) : ForwardingStore(store), pause_(pause) {}
 
-  Status set(const std::string& key, std::string_view value) override {
-    return store_.set(key, value);
-  }
-  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
-    return store_.get(key, deadline);
-  }
   Result<bool> has(const std::string& key) override {
     Result<bool> there = store_.has(key);
     if (!was_slow_) {
@@ -79,14 +73,9 @@ class SlowOnceStore final : public Store {
     }
     return there;
   }
-  Result<int64_t> add(const std::string& key, int64_t amount) override {
-    return store_.add(key, amount);
-  }
-  Status remove(const std::string& key) override { return store_.remove(key); }
   std::promise<void> answered;
 
  private:
-  Store& store_;
   const milliseconds pause_;
   bool was_slow_ = false;
 };
@@ -141,8 +130,8 @@ TEST_P(RanksThatCannotShareMemory, AreRefusedOnAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Began, RanksThatCannotShareMemory,
                          ::testing::Values(0, std::numeric_limits<int64_t>::max()));
 
-// Whoever comes last learns it at once, and nobody who has come is said to be missing.
-TEST(Formation, WhoComesWhenTheOthersHaveGivenUpIsTold) {
+// The late rank fails at once, and the errors name only absent ranks.
+TEST(Formation, LateRankAfterTimeoutLearnsTheCause) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::barrier gave_up(3);
@@ -194,7 +183,7 @@ void crash(Store& store, const std::shared_ptr<Registry>& registry, int rank, in
   EXPECT_FALSE(party.form(last, rank, size).ok());
 }
 
-TEST(Formation, NothingStaysInTheStore) {
+TEST(Formation, SuccessLeavesNoKeys) {
   for (bool same_host : {false, true}) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -207,8 +196,8 @@ TEST(Formation, NothingStaysInTheStore) {
   }
 }
 
-// Also where its process was on another host, of which nobody can see that it has ended.
-TEST(Formation, TheSuccessorOfACrashedRankIsWaitedFor) {
+// On another host, the death of the predecessor is invisible.
+TEST(Formation, RestartedRankReplacesItsPredecessor) {
   for (int victim : {0, 1, 2}) {
     for (const char* host : {"", "elsewhere"}) {
       auto registry = std::make_shared<Registry>();
@@ -228,7 +217,7 @@ TEST(Formation, TheSuccessorOfACrashedRankIsWaitedFor) {
   }
 }
 
-TEST(Formation, WorldsOfOtherSizesFollowEachOtherInOneStore) {
+TEST(Formation, WorldsOfChangingSizeShareAStore) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   for (int size : {3, 2, 3, 4, 2}) {
@@ -245,8 +234,8 @@ TEST(Formation, WorldsOfOtherSizesFollowEachOtherInOneStore) {
   }
 }
 
-// Where nobody comes in its place.
-TEST(Formation, ACrashInThisAttemptIsNamedAtOnce) {
+// No successor follows.
+TEST(Formation, CrashInThisAttemptNamesTheRank) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   crash(store, registry, 1, 2);
@@ -257,7 +246,7 @@ TEST(Formation, ACrashInThisAttemptIsNamedAtOnce) {
       << formation.status().message();
 }
 
-TEST(Formation, WhyAnEarlierAttemptFailedIsNotBelieved) {
+TEST(Formation, FailureOfAnEarlierAttemptIsIgnored) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   FormationRequest request;
@@ -281,8 +270,8 @@ TEST(Formation, WhyAnEarlierAttemptFailedIsNotBelieved) {
   });
 }
 
-// Neither by those that have come nor by those that come later, although rank 1 does not come.
-TEST(Formation, WhoCannotTakePartIsHeardBeforeAllHaveCome) {
+// Rank 1 is absent and rank 4 late; neither delays the failure of rank 3.
+TEST(Formation, FailureBeforeAllArriveReachesAll) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(5, [&](int rank) {
@@ -307,7 +296,7 @@ TEST(Formation, WhoCannotTakePartIsHeardBeforeAllHaveCome) {
   });
 }
 
-TEST(Formation, ADeathThatIsKnownIsNotWaitedFor) {
+TEST(Formation, KnownDeathEndsTheWait) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(3, [&](int rank) {
@@ -320,7 +309,7 @@ TEST(Formation, ADeathThatIsKnownIsNotWaitedFor) {
   });
 }
 
-TEST(Formation, WhatIsNoEntryIsAnotherVersion) {
+TEST(Formation, MalformedEntryReportsAnotherVersion) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   for (const std::string& rubbish :

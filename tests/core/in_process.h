@@ -69,6 +69,26 @@ class MemoryStore final : public Store {
   std::map<std::string, int64_t> counters_;
 };
 
+// Passes all calls on; tests override one.
+class ForwardingStore : public Store {
+ public:
+  explicit ForwardingStore(Store& store) : store_(store) {}
+  Status set(const std::string& key, std::string_view value) override {
+    return store_.set(key, value);
+  }
+  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
+    return store_.get(key, deadline);
+  }
+  Result<bool> has(const std::string& key) override { return store_.has(key); }
+  Result<int64_t> add(const std::string& key, int64_t amount) override {
+    return store_.add(key, amount);
+  }
+  Status remove(const std::string& key) override { return store_.remove(key); }
+
+ protected:
+  Store& store_;
+};
+
 // Where the arenas of all ranks of a test are known.
 class Registry {
  public:

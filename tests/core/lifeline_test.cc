@@ -453,23 +453,12 @@ TEST(Lifeline, MemberZeroIsNamedWhenItDoesNotCome) {
 }
 
 // A store that one rank cannot read.
-class BrokenStore final : public Store {
+class BrokenStore final : public ForwardingStore {
  public:
-  explicit BrokenStore(Store& store) : store_(store) {}
-  Status set(const std::string& key, std::string_view value) override {
-    return store_.set(key, value);
-  }
+  using ForwardingStore::ForwardingStore;
   Result<std::string> get(const std::string&, const Deadline&) override {
     return Status(Code::kInternal, "the store is broken");
   }
-  Result<bool> has(const std::string& key) override { return store_.has(key); }
-  Result<int64_t> add(const std::string& key, int64_t amount) override {
-    return store_.add(key, amount);
-  }
-  Status remove(const std::string& key) override { return store_.remove(key); }
-
- private:
-  Store& store_;
 };
 
 TEST(Lifeline, WhoCannotGoOnTellsAllTheOthers) {
@@ -662,12 +651,9 @@ TEST(Lifeline, AnAddressThatLeadsElsewhereIsPassedOver) {
     EXPECT_GT(send(caller.get(), "220 welcome to nothing of yours\r\n", 33, MSG_NOSIGNAL), 0);
   });
   // Two more addresses of member 0, before the one at which it listens.
-  class Detour final : public Store {
+  class Detour final : public ForwardingStore {
    public:
-    Detour(Store& store, std::string before) : store_(store), before_(std::move(before)) {}
-    Status set(const std::string& key, std::string_view value) override {
-      return store_.set(key, value);
-    }
+    Detour(Store& below, std::string before) : ForwardingStore(below), before_(std::move(before)) {}
     Result<std::string> get(const std::string& key, const Deadline& deadline) override {
       Result<std::string> bytes = store_.get(key, deadline);
       Message message;
@@ -675,14 +661,8 @@ TEST(Lifeline, AnAddressThatLeadsElsewhereIsPassedOver) {
       message.text.insert(message.text.find(' '), before_);
       return encode(message);
     }
-    Result<bool> has(const std::string& key) override { return store_.has(key); }
-    Result<int64_t> add(const std::string& key, int64_t amount) override {
-      return store_.add(key, amount);
-    }
-    Status remove(const std::string& key) override { return store_.remove(key); }
 
    private:
-    Store& store_;
     std::string before_;
   };
   MemoryStore store;

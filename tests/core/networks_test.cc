@@ -52,7 +52,7 @@ TEST(Networks, DistinctNetworksLeaveOutSharedAddresses) {
   EXPECT_EQ(distinct_networks({on_host(0, {"10.0.0.1"}), on_host(1, {})}, 0), Texts{});
 }
 
-TEST(Networks, ThoseOfIPv6ComeAfterThoseOfIPv4) {
+TEST(Networks, IPv6FollowsIPv4) {
   const std::vector<TransportMember> members{
       on_host(0, {"fd77::1/64", "2001:db8:1::5/48", "10.0.0.1/24"}),
       on_host(1, {"fd77::2/64", "2001:db8:2::5/48", "10.0.0.2/24"}),
@@ -65,7 +65,7 @@ TEST(Networks, ThoseOfIPv6ComeAfterThoseOfIPv4) {
   EXPECT_EQ(common_networks({on_host(0, {"fd77::1/64"}), on_host(1, {"fd77::1/64"})}), Texts{});
 }
 
-TEST(Networks, EndpointsNameAddressAndPort) {
+TEST(Networks, EndpointTextRoundTrips) {
   EXPECT_EQ(endpoint_text("10.0.0.1", 4444), "10.0.0.1:4444");
   EXPECT_EQ(endpoint_text("fd77::1", 4444), "[fd77::1]:4444");
   EXPECT_TRUE(is_endpoint_at("10.0.0.1:4444", "10.0.0.1"));

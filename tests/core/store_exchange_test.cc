@@ -1,5 +1,4 @@
-// StoreExchange among ranks that are threads: what all agree on, whose failure counts, and that
-// nothing is left in the store.
+// StoreExchange with ranks as threads: decisions, first failures, and removal of keys.
 #include "core/store/store_exchange.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +29,7 @@ Result<std::string> joined(const std::vector<std::string>& said) {
   return all;
 }
 
-TEST(StoreExchange, AllReadWhatRankZeroMadeOfAllAndNothingIsLeft) {
+TEST(StoreExchange, AgreeReturnsOneDecisionAndLeavesNoKeys) {
   for (int size : {1, 2, 5}) {
     MemoryStore store;
     run_ranks(size, [&](int rank) {
@@ -46,7 +45,7 @@ TEST(StoreExchange, AllReadWhatRankZeroMadeOfAllAndNothingIsLeft) {
   }
 }
 
-TEST(StoreExchange, AFailureReachesAllWhereverTheyAre) {
+TEST(StoreExchange, FailureReachesAllRanks) {
   MemoryStore store;
   run_ranks(4, [&](int rank) {
     const Deadline deadline = Deadline::after(seconds(60));
@@ -65,7 +64,7 @@ TEST(StoreExchange, AFailureReachesAllWhereverTheyAre) {
   });
 }
 
-TEST(StoreExchange, WhatRankZeroRefusesFailsOnAll) {
+TEST(StoreExchange, RejectionByRankZeroReachesAllRanks) {
   MemoryStore store;
   run_ranks(3, [&](int rank) {
     const Deadline deadline = Deadline::after(seconds(60));
@@ -80,8 +79,8 @@ TEST(StoreExchange, WhatRankZeroRefusesFailsOnAll) {
   });
 }
 
-// Of several that fail at once all raise one cause, and so does who waits.
-TEST(StoreExchange, TheFirstFailureWins) {
+// Concurrent failures: all ranks raise the same one.
+TEST(StoreExchange, FirstFailureWins) {
   for (int round = 0; round < 50; ++round) {
     MemoryStore store;
     std::vector<std::string> raised(4);
@@ -97,8 +96,8 @@ TEST(StoreExchange, TheFirstFailureWins) {
   }
 }
 
-// A death that ranks hear of while rank 0 decides either ends the step for all or for none.
-TEST(StoreExchange, NewsAndADecisionDoNotBothCount) {
+// A death reported while rank 0 decides fails the step on all ranks or on none.
+TEST(StoreExchange, DeathDuringDecisionHasOneOutcome) {
   for (int round = 0; round < 200; ++round) {
     MemoryStore store;
     std::atomic<bool> is_dead{false};
@@ -123,8 +122,8 @@ TEST(StoreExchange, NewsAndADecisionDoNotBothCount) {
   }
 }
 
-// Who died after it had said all is no cause to give up what all agree on.
-TEST(StoreExchange, ADecisionCountsMoreThanTheDeathOfWhoMadeIt) {
+// A death after the decision does not fail the step.
+TEST(StoreExchange, DecisionOutlivesItsAuthor) {
   MemoryStore store;
   std::atomic<bool> is_dead{false};
   run_ranks(2, [&](int rank) {
@@ -141,7 +140,7 @@ TEST(StoreExchange, ADecisionCountsMoreThanTheDeathOfWhoMadeIt) {
   });
 }
 
-TEST(StoreExchange, WhoIsMissingIsNamedByAll) {
+TEST(StoreExchange, TimeoutNamesTheMissingRank) {
   MemoryStore store;
   run_ranks(4, [&](int rank) {
     if (rank == 2) return;
@@ -153,7 +152,7 @@ TEST(StoreExchange, WhoIsMissingIsNamedByAll) {
   });
 }
 
-TEST(StoreExchange, RankZeroThatDoesNotComeIsNamed) {
+TEST(StoreExchange, TimeoutNamesMissingRankZero) {
   MemoryStore store;
   run_ranks(3, [&](int rank) {
     if (rank == 0) return;
@@ -165,7 +164,7 @@ TEST(StoreExchange, RankZeroThatDoesNotComeIsNamed) {
   });
 }
 
-TEST(StoreExchange, ACalledOffStepEndsForAllWithoutAFailure) {
+TEST(StoreExchange, CallOffEndsTheStepOnAllRanks) {
   MemoryStore store;
   run_ranks(3, [&](int rank) {
     const Deadline deadline = Deadline::after(seconds(60));
@@ -185,7 +184,7 @@ TEST(StoreExchange, ACalledOffStepEndsForAllWithoutAFailure) {
   });
 }
 
-TEST(StoreExchange, WhatIsNoFailureIsSaid) {
+TEST(StoreExchange, MalformedFailureIsReported) {
   MemoryStore store;
   const Deadline deadline = Deadline::after(seconds(60));
   StoreExchange exchange(store, request_of(1, 2), deadline);

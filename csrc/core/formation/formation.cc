@@ -9,7 +9,7 @@
 #include "core/base/log.h"
 #include "core/base/memory_limit.h"
 #include "core/base/memory_reservation.h"
-#include "core/base/packer.h"
+#include "core/base/packed_status.h"
 #include "core/store/store_exchange.h"
 
 namespace dscomm {
@@ -18,7 +18,7 @@ namespace {
 // In messages. Every rank reads the entries of all.
 constexpr size_t kNamedMembers = 32;
 
-// What one rank says of itself, and which of it the others must see to be sane.
+// The body of a rank's entry.
 struct Member {
   PeerAddress address;
   uint64_t lines_offset = 0;
@@ -330,21 +330,19 @@ class Former {
       if (member.peer != nullptr && member.peer->lacks_pool()) lacks_pool = 1;
     reported_ = true;
     Packer own;
-    own.number(lacks_pool)
-        .number(static_cast<uint64_t>(awaits_successor_.code()))
-        .text(awaits_successor_.message());
+    own.number(lacks_pool);
+    pack_status(own, awaits_successor_);
     Result<std::string> verdict = exchange_->agree(
         "report", own.take(), [](const std::vector<std::string>& reports) -> Result<std::string> {
           uint64_t any_lacks_pool = 0;
           for (const std::string& report : reports) {
             Unpacker unpacker(report);
             any_lacks_pool |= unpacker.number();
-            const uint64_t code = unpacker.number();
-            const std::string text = unpacker.text();
-            if (!unpacker.whole() || code > static_cast<uint64_t>(Code::kInternal))
-              return Status(Code::kInternal, "the report of a rank is not understood");
-            // All have reported, so nobody's successor will come.
-            if (code != 0) return Status(static_cast<Code>(code), text);
+            Status failure;
+            if (!unpack_status(unpacker, &failure) || !unpacker.whole())
+              return Status(Code::kInternal, "malformed report of a rank");
+            // Every entry's own process has reported, so no successor is under way.
+            DSCOMM_RETURN_IF_ERROR(failure);
           }
           return Packer().number(any_lacks_pool).take();
         });

@@ -13,7 +13,7 @@
 #include <sstream>
 #include <thread>
 
-#include "core/base/packer.h"
+#include "core/base/packed_status.h"
 #include "core/base/settings.h"
 #include "core/shm/layout.h"
 
@@ -27,13 +27,13 @@ constexpr milliseconds kFirstPause{1}, kLongestPause{50};
 constexpr milliseconds kReadLimit{10'000};
 // How often a waiting rank looks whether the meeting has failed.
 constexpr int64_t kLookEveryNs = 100'000'000;
-// Rank 0 gives up at the deadline and then says so: the others leave it the time to.
+// Rank 0 times out first and names the missing ranks; the others wait this much longer for it.
 constexpr int64_t kLastWordNs = 1'000'000'000;
-// Who finds another's entry in its place objects within this time, if it lives.
+// A live rank whose entry was overwritten objects within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
-// Why rank 0 gave up may be of the attempt before, until rank 0 has come.
+// A failure that was there first may be an earlier attempt's: rank 0 gets this long to remove it.
 constexpr int64_t kClosedNs = 2'000'000'000;
-// Where nobody says that ranks are restarted.
+// Without torchrun, restarts are rare and an unlimited wait would hide a crash.
 constexpr int64_t kSuccessorNs = 5'000'000'000;
 
 const std::string kTrouble = "trouble", kClosed = "closed";
@@ -52,18 +52,6 @@ Status make_random(uint64_t* number) {
       return Status(Code::kResource, "getrandom failed");
   } while (*number == 0);
   return {};
-}
-
-void pack_cause(Packer& packer, const Status& cause) {
-  packer.number(static_cast<uint64_t>(cause.code())).text(cause.message());
-}
-// False when it is none.
-bool unpack_cause(Unpacker& unpacker, Status* cause) {
-  const uint64_t code = unpacker.number();
-  const std::string text = unpacker.text();
-  if (code > static_cast<uint64_t>(Code::kInternal)) return false;
-  *cause = code == 0 ? Status() : Status(static_cast<Code>(code), text);
-  return true;
 }
 
 }  // namespace
@@ -104,7 +92,7 @@ std::string Meeting::pack(const Entry& entry) {
       .number(entry.follows)
       .number(static_cast<uint64_t>(entry.size))
       .text(entry.members);
-  pack_cause(packer, entry.cause);
+  pack_status(packer, entry.cause);
   return packer.text(entry.body).take();
 }
 
@@ -117,7 +105,7 @@ bool Meeting::unpack(std::string_view bytes, Entry* entry) {
   const uint64_t size = unpacker.number();
   entry->size = static_cast<int>(std::min<uint64_t>(size, std::numeric_limits<int>::max()));
   entry->members = unpacker.text();
-  const bool has_cause = unpack_cause(unpacker, &entry->cause);
+  const bool has_cause = unpack_status(unpacker, &entry->cause);
   entry->body = unpacker.text();
   return has_cause && unpacker.whole();
 }
@@ -200,7 +188,7 @@ Result<Meeting::Table> Meeting::decide() {
   for (size_t rank = 1; rank < seen_.size(); ++rank) {
     Packer packer;
     packer.number(id_);
-    pack_cause(packer, Status());
+    pack_status(packer, Status());
     DSCOMM_RETURN_IF_ERROR(store_.set(key(to_name(seen_[rank].nonce)), packer.take()));
   }
   return finish(bytes);
@@ -265,7 +253,7 @@ Status Meeting::fault_of(int rank) const {
 Status Meeting::look() {
   if (monotonic_ns() < look_again_ns_) return {};
   look_again_ns_ = monotonic_ns() + kLookEveryNs;
-  // Who has gone can do no more, so all that it said is there now.
+  // Asked before the store: a dead rank writes no more, so the reads below see its last words.
   const Status news = request_.look();
   DSCOMM_RETURN_IF_ERROR(look_at_own());
   DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? look_for_trouble() : look_at_closed());
@@ -291,7 +279,7 @@ Status Meeting::look_for_trouble() {
 Status Meeting::give_up(const Status& cause) {
   Packer packer;
   packer.number(static_cast<uint64_t>(wall_clock_ns()));
-  pack_cause(packer, cause);
+  pack_status(packer, cause);
   static_cast<void>(store_.set(key(kClosed), packer.take()));
   bool are_all_told = true;
   for (int rank = 1; rank < request_.size; ++rank) {
@@ -313,7 +301,7 @@ Status Meeting::give_up(const Status& cause) {
 void Meeting::tell(uint64_t nonce, const Status& cause) {
   Packer packer;
   packer.number(0);
-  pack_cause(packer, cause);
+  pack_status(packer, cause);
   static_cast<void>(store_.set(key(to_name(nonce)), packer.take()));
 }
 
@@ -356,7 +344,7 @@ Result<Meeting::Table> Meeting::follow() {
           Status(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
                                      " ms waiting for " +
                                      (who.empty() ? "rank 0, which has stopped or ended" : who));
-      // Who comes later learns at once that this rank does not wait any more.
+      // A rank that arrives later fails at once instead of waiting for this one.
       static_cast<void>(put(Status(Code::kTimeout, "rank " + std::to_string(request_.rank) +
                                                        " gave up before: " + reason.message()),
                             ""));
@@ -379,7 +367,7 @@ Result<bool> Meeting::is_told(std::string* table) {
   Unpacker unpacker(*found.value());
   id_ = unpacker.number();
   Status cause;
-  if (!unpack_cause(unpacker, &cause) || !unpacker.whole())
+  if (!unpack_status(unpacker, &cause) || !unpacker.whole())
     cause = Status(Code::kInternal, "what rank 0 said is not understood");
   if (!cause.ok()) {
     static_cast<void>(take_back());
@@ -391,8 +379,8 @@ Result<bool> Meeting::is_told(std::string* table) {
   return true;
 }
 
-// Why rank 0 gave up before this rank came. What was there when it came may be of an earlier
-// attempt, until rank 0 has come to this one.
+// The failure of rank 0 before this rank arrived. If the key was there first, it may be an earlier
+// attempt's, which rank 0 removes when it arrives.
 Status Meeting::look_at_closed() {
   Result<std::optional<std::string>> found = store_.find(key(kClosed));
   if (!found.ok()) return found.status();
@@ -402,7 +390,7 @@ Status Meeting::look_at_closed() {
   Unpacker unpacker(*found.value());
   const auto time_ns = static_cast<int64_t>(unpacker.number());
   Status cause;
-  if (!unpack_cause(unpacker, &cause) || !unpacker.whole())
+  if (!unpack_status(unpacker, &cause) || !unpacker.whole())
     cause = Status(Code::kInternal, "what rank 0 said is not understood");
   const int64_t limit_ns = is_old(time_ns) ? successor_limit_ns() : kClosedNs;
   if (*found.value() == *closed_first_ && monotonic_ns() - came_ns_ < limit_ns) return {};
@@ -435,7 +423,7 @@ Status Meeting::look_at_own() {
   return entry.nonce == nonce_ ? Status() : conflict(entry);
 }
 
-// Two processes that live both believe to be this rank of the group.
+// Two live processes claim this rank of the group.
 Status Meeting::conflict(const Entry& other) {
   const Status cause(Code::kMismatch,
                      "the ranks passed different members to it: two processes are its rank " +
@@ -452,7 +440,7 @@ Status Meeting::conflict(const Entry& other) {
   return cause;
 }
 
-// "rank 2, rank 5": those that have no entry, or one that cannot be theirs.
+// "rank 2, rank 5": the ranks without a valid entry. A rank that timed out did arrive.
 std::string Meeting::missing() {
   std::string text;
   for (int rank = 0; rank < request_.size; ++rank) {

@@ -8,11 +8,11 @@
 // anew.
 //
 // Keys below the prefix, where k is a rank in the group; all go when the meeting is over:
-//   entry/k     k's entry, or why it cannot take part
-//   claims/k    how many have put one there
-//   to/<nonce>  for who has that nonce: the meeting's id, or why there is none
-//   trouble     a rank whose entry says that it cannot take part
-//   closed      why rank 0 gave up, for ranks that come later
+//   entry/k     rank k's entry, or its failure
+//   claims/k    the number of writes to entry/k
+//   to/<nonce>  rank 0's answer to that entry: the meeting's id, or its failure
+//   trouble     a rank whose entry is a failure
+//   closed      rank 0's failure, for ranks that arrive later
 //   <id>/table  the entries of all
 #pragma once
 
@@ -120,8 +120,8 @@ class Meeting {
   uint64_t nonce_ = 0, id_ = 0;
   std::string body_;
   bool has_conflict_ = false;                // another process believes to be this rank
-  bool has_trouble_ = false;                 // rank 0 has read of some
-  bool is_closed_ = false;                   // rank 0 has given up, or had in an earlier attempt
+  bool has_trouble_ = false;                 // rank 0 has read the key
+  bool is_closed_ = false;                   // the key is there, perhaps from an earlier attempt
   std::vector<Entry> seen_;                  // by rank, as this rank read them last
   std::vector<Entry> table_;                 // by rank
   std::optional<std::string> closed_first_;  // what was there of it when this rank came

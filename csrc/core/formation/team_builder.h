@@ -33,8 +33,8 @@ struct GroupTeams {
 using TransportFinder = std::function<Result<std::shared_ptr<Transport>>(
     const TransportRequest& request, const Deadline& deadline)>;
 
-// Collective over the members of the group, two at least; blocks until all have done so or
-// `timeout` passes, and then names who is missing.
+// Collective over the members of the group, two at least. Blocks until all have called it. After
+// `timeout`, kTimeout names the missing ranks.
 Result<GroupTeams> build_teams(const FormationParty& party, Store& store,
                                const FormationRequest& request,
                                const TransportFinder& find_transport,

@@ -5,7 +5,7 @@
 #include <optional>
 #include <thread>
 
-#include "core/base/packer.h"
+#include "core/base/packed_status.h"
 
 namespace dscomm {
 namespace {
@@ -16,9 +16,10 @@ constexpr milliseconds kFirstPause{1}, kLongestPause{50};
 // How often a waiting rank asks the store whether another has failed: a thousand ranks that wait
 // for one ask ten thousand times a second.
 constexpr int64_t kLookForFailureNs = 100'000'000;
-// Deadlines pass at the same time everywhere, and rank 0 knows best who is missing.
+// All deadlines pass together, but only rank 0 knows the missing ranks: the others wait this much
+// longer for its failure.
 constexpr int64_t kLastWordNs = 1'000'000'000;
-// Who claims how a step ends says at once what that is.
+// From the claim of a failure to its publication.
 constexpr int64_t kClaimNs = 1'000'000'000;
 
 const std::string kFailed = "failed", kRead = "read";
@@ -27,7 +28,8 @@ std::string entry_of(const std::string& step, int rank) {
   return step + "/" + std::to_string(rank);
 }
 
-// Who comes first there ends the step: rank 0 with what is decided, or whoever fails.
+// A counter whose first increment decides the step: rank 0's for its decision, any rank's for a
+// failure.
 std::string claim_of(int step) { return "claims/" + std::to_string(step); }
 
 }  // namespace
@@ -131,8 +133,8 @@ Status StoreExchange::look() {
   const Status news = request_.look();
   if (news.ok() && monotonic_ns() < look_again_ns_) return {};
   look_again_ns_ = monotonic_ns() + kLookForFailureNs;
-  // Who has gone can do no more, so all that it said is there: it may have gone because of a
-  // failure, or long after it was through with this.
+  // Asked before the store: a dead rank writes no more, so the read below sees its failure, which
+  // may be the reason for its death.
   DSCOMM_RETURN_IF_ERROR(failure());
   return news;
 }
@@ -142,13 +144,12 @@ Status StoreExchange::failure() {
   if (!found.ok()) return found.status();
   if (!found.value()) return {};
   Unpacker unpacker(*found.value());
-  const uint64_t code = unpacker.number();
-  const std::string text = unpacker.text();
-  if (!unpacker.whole() || code > static_cast<uint64_t>(Code::kInternal))
-    return Status(Code::kInternal, "another rank has failed and does not say why");
+  Status status;
+  if (!unpack_status(unpacker, &status) || !unpacker.whole())
+    return Status(Code::kInternal, "malformed failure of another rank");
   told_ = true;
-  called_off_ = code == static_cast<uint64_t>(Code::kOk);
-  return Status(called_off_ ? Code::kAborted : static_cast<Code>(code), text);
+  called_off_ = status.ok();
+  return called_off_ ? Status(Code::kAborted, "the exchange was called off") : status;
 }
 
 Status StoreExchange::fail(const Status& cause) { return fail_unless("", cause).status(); }
@@ -178,15 +179,21 @@ Result<std::string> StoreExchange::fail_unless(const std::string& name, const St
     if (Status first = failure(); told_) return first;
     std::this_thread::sleep_for(kFirstPause);
   }
-  static_cast<void>(publish(
-      kFailed, Packer().number(static_cast<uint64_t>(cause.code())).text(cause.message()).take()));
+  publish_failure(cause);
   return cause;
+}
+
+// If the store is lost, the deadlines of the other ranks end their waits.
+void StoreExchange::publish_failure(const Status& cause) {
+  Packer packer;
+  pack_status(packer, cause);
+  static_cast<void>(publish(kFailed, packer.take()));
 }
 
 void StoreExchange::call_off() {
   Result<int64_t> claims = store_.add(key(claim_of(step_)), 1);
   if (!claims.ok() || claims.value() > 1) return;  // somebody has failed, and says so
-  static_cast<void>(publish(kFailed, Packer().number(0).text("begins again").take()));
+  publish_failure(Status());
   static_cast<void>(failure());
 }
 

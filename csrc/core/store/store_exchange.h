@@ -71,6 +71,7 @@ class StoreExchange {
   std::string key(const std::string& name) const { return request_.prefix + name; }
   Result<std::vector<std::string>> gather(const std::string& step, std::string_view own);
   Result<std::string> fail_unless(const std::string& name, const Status& cause);
+  void publish_failure(const Status& cause);  // OK: called off
   std::string missing(const std::string& step);
   Status timed_out(const std::string& waiting_for) const;
 
