@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <map>
 #include <set>
-#include <span>
 
 #include "core/base/log.h"
 #include "core/base/packer.h"

@@ -1,9 +1,7 @@
 #include "core/engine/group.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
-#include <numeric>
 
 #include "core/base/log.h"
 #include "core/engine/context.h"

@@ -62,6 +62,8 @@ std::string error_text(int error) {
 }
 
 constexpr const char* kInvitation = "invitation";
+// Of the longest endpoint, " [address]:port" of IPv6, and the blank after the token.
+constexpr size_t kEndpointBytes = 1 + 1 + 39 + 1 + 1 + 5 + 1;
 
 ExchangeRequest exchange_request(const TransportRequest& request) {
   ExchangeRequest exchange;
@@ -189,7 +191,7 @@ Status Host::invite() {
 
 Status Host::listen_at(const std::string& address) {
   // All of them must fit in one message.
-  if (endpoints_.size() + token_.size() + 32 > kMessageTextBytes) return {};
+  if (endpoints_.size() + token_.size() + kEndpointBytes > kMessageTextBytes) return {};
   auto failed = [&](const char* what) {
     return error(Code::kResource, name(0) + " cannot listen at " + address + ": " + what + ": " +
                                       std::strerror(errno));
