@@ -130,6 +130,24 @@ TEST_P(RanksThatCannotShareMemory, AreRefusedOnAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Began, RanksThatCannotShareMemory,
                          ::testing::Values(0, std::numeric_limits<int64_t>::max()));
 
+// What rank 0 said before it came is of this attempt, so it does not wait for another one.
+TEST(Formation, LateRankIsToldOfADisagreementAtOnce) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  std::barrier gave_up(3);
+  run_ranks(3, [&](int rank) {
+    RankParty party(registry, small_settings());
+    if (rank == 2) gave_up.arrive_and_wait();
+    Result<Formation> formation =
+        rank == 1 ? party.form(store, 1, 2, "test", std::chrono::seconds(60), {0, 1})
+                  : party.form(store, rank, 3, "test",
+                               rank == 2 ? milliseconds(300) : milliseconds(60'000), {0, 1, 2});
+    if (rank != 2) gave_up.arrive_and_wait();
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kMismatch) << formation.status().message();
+  });
+}
+
 // The late rank fails at once, and the errors name only absent ranks.
 TEST(Formation, LateRankAfterTimeoutLearnsTheCause) {
   auto registry = std::make_shared<Registry>();

@@ -10,8 +10,11 @@
 #include <cstdlib>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "core/base/packed_status.h"
 #include "core/base/settings.h"
@@ -31,12 +34,35 @@ constexpr int64_t kLookEveryNs = 100'000'000;
 constexpr int64_t kLastWordNs = 1'000'000'000;
 // A live rank whose entry was overwritten objects within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
-// A failure that was there first may be an earlier attempt's: rank 0 gets this long to remove it.
+// A failure that was there first may be of an attempt in which this rank failed as well: rank 0
+// gets this long to remove it.
 constexpr int64_t kClosedNs = 2'000'000'000;
 // Without torchrun, restarts are rare and an unlimited wait would hide a crash.
 constexpr int64_t kSuccessorNs = 5'000'000'000;
 
 const std::string kTrouble = "trouble", kClosed = "closed";
+
+// When the ranks of this process last failed to meet, by prefix and rank, by the wall clock.
+class Failures {
+ public:
+  void note(const MeetingRequest& request) {
+    std::lock_guard lock(mutex_);
+    last_ns_[{request.prefix, request.rank}] = wall_clock_ns();
+  }
+  int64_t last_ns(const MeetingRequest& request) {
+    std::lock_guard lock(mutex_);
+    auto found = last_ns_.find({request.prefix, request.rank});
+    return found == last_ns_.end() ? 0 : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::string, int>, int64_t> last_ns_;
+};
+Failures& failures() {
+  static Failures failures;
+  return failures;
+}
 
 std::string entry_name(int rank) { return "entry/" + std::to_string(rank); }
 std::string claims_name(int rank) { return "claims/" + std::to_string(rank); }
@@ -144,7 +170,9 @@ Result<Meeting::Table> Meeting::gather(const std::string& entry) {
   came_ns_ = monotonic_ns();
   look_again_ns_ = came_ns_ + kLookEveryNs;
   body_ = entry;
-  return request_.rank == 0 ? decide() : follow();
+  Result<Table> table = request_.rank == 0 ? decide() : follow();
+  if (!table.ok()) failures().note(request_);
+  return table;
 }
 
 void Meeting::decline(const Status& cause) {
@@ -392,7 +420,11 @@ Status Meeting::look_at_closed() {
   Status cause;
   if (!unpack_status(unpacker, &cause) || !unpacker.whole())
     cause = Status(Code::kInternal, "what rank 0 said is not understood");
-  const int64_t limit_ns = is_old(time_ns) ? successor_limit_ns() : kClosedNs;
+  int64_t limit_ns = 0;
+  if (is_old(time_ns))
+    limit_ns = successor_limit_ns();
+  else if (time_ns <= failures().last_ns(request_))
+    limit_ns = kClosedNs;
   if (*found.value() == *closed_first_ && monotonic_ns() - came_ns_ < limit_ns) return {};
   return cause;
 }
