@@ -19,27 +19,31 @@
 #include <string>
 #include <vector>
 
+#include "core/detector/failure_detector.h"
 #include "core/team/hierarchical_team.h"
-#include "core/transport/news.h"
 #include "mpi/mpi_team.h"
 
 namespace dscomm {
 namespace {
 
 // Nobody dies here.
-class NoNews final : public News {
+class NoFailures final : public FailureDetector {
  public:
   uint64_t count() const override { return 0; }
   Status gone(int) const override { return {}; }
   Departure departure(int) const override { return {}; }
   void note_end(const std::string&) override {}
-  Status cut_off(int64_t) const override { return {}; }
-  int hub() const override { return 0; }
+  Status cut_off(const std::vector<int>&, int64_t) const override { return {}; }
   Status ended(uint64_t) const override { return {}; }
   void end(uint64_t, const Status& cause) override {
     std::fprintf(stderr, "a Team has ended: %s\n", cause.message().c_str());
     std::abort();
   }
+  void note_position(uint64_t, uint64_t) override {}
+  void forget(uint64_t) override {}
+  uint64_t ask(uint64_t, uint64_t) override { return 0; }
+  std::vector<Progress> answers(uint64_t) const override { return {}; }
+  void close_question(uint64_t) override {}
 };
 
 CallOptions without_limit() { return {Deadline::after(std::chrono::hours(100))}; }
@@ -107,13 +111,13 @@ class Simulation {
     MPI_Comm data, check;
     MPI_Comm_split(MPI_COMM_WORLD, color, rank_, &data);
     MPI_Comm_split(MPI_COMM_WORLD, color, rank_, &check);
-    return std::make_unique<MpiTeam>(data, check, news_, nullptr, std::move(options));
+    return std::make_unique<MpiTeam>(data, check, detector_, std::move(options));
   }
 
   const int local_count_;
   int rank_ = 0, size_ = 0;
   uint64_t teams_ = 0;
-  NoNews news_;
+  NoFailures detector_;
 };
 
 }  // namespace

@@ -16,7 +16,7 @@
 #include "core/store/store_exchange.h"
 #include "core/topology/topology.h"
 #include "core/transport/networks.h"
-#include "core/transport/rendezvous.h"
+#include "core/transport/members.h"
 #include "mpi/environment.h"
 #include "mpi/guarded.h"
 #include "mpi/mca_files.h"

@@ -8,7 +8,5 @@ namespace dscomm {
 constexpr int kGroupTags = 0x7000;
 // Of point-to-point.
 constexpr int kCellTag = 0x7000;
-// Of MpiNotices.
-constexpr int kNoticeTag = 0x7001;
 
 }  // namespace dscomm

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "mpi/abandonable.h"
@@ -13,18 +15,15 @@
 namespace dscomm {
 namespace {
 
-// When a wait first tells the others that it waits (or after a quarter of the timeout, when that is
-// sooner), and how often it looks for their notices. A wait as long as the first is no fast path.
-constexpr int64_t kNoticeAfterNs = 200'000'000;
-constexpr int64_t kListenEveryNs = 5'000'000;
-// How often it asks the Team that it is a part of.
+// How often a wait asks the Team that it is a part of.
 constexpr int64_t kAskEveryNs = 1'000'000;
 
-// Notices that came while this rank never waited long are taken in now and then all the same.
-constexpr uint64_t kCallsBetweenListening = 64;
+// What a rank that runs needs to answer, on an overloaded machine; a quarter of a shorter timeout.
+constexpr int64_t kAnswerMs = 250;
 
 MpiTeamOptions bounded(MpiTeamOptions options) {
   options.chunk_bytes = std::min(options.chunk_bytes, MpiTeam::kMostChunkBytes);
+  if (options.group.empty()) options.group = options.members;
   return options;
 }
 
@@ -39,11 +38,7 @@ constexpr int kLeadTag = 1;
 // Watches the wait of the call in progress.
 class MpiTeam::Watch final : public MpiWatch {
  public:
-  Watch(MpiTeam& team, Place place)
-      : team_(team),
-        place_(place),
-        notice_after_ns_(std::min(kNoticeAfterNs, team.deadline_->timeout_ms() * (1'000'000 / 4))) {
-  }
+  Watch(MpiTeam& team, Place place) : team_(team), place_(place) {}
 
   Status look(int64_t waited_ns) override {
     DSCOMM_RETURN_IF_ERROR(team_.cause_.get());
@@ -58,49 +53,44 @@ class MpiTeam::Watch final : public MpiWatch {
         return team_.cause_.get();
       }
     }
-    DSCOMM_RETURN_IF_ERROR(team_.look_for_the_gone(place_));
-    if (waited_ns >= next_listen_ns_ && team_.notices_ != nullptr) {
-      next_listen_ns_ = waited_ns + kListenEveryNs;
-      exchange_notices(waited_ns);
-    }
-    return {};
+    waited_ns_ = waited_ns;
+    return team_.look_for_the_gone(place_);
   }
 
-  Status timed_out() override { return team_.timed_out(place_); }
+  // Asks who is stopped before anybody is named. Meanwhile one that knows better may end the Team.
+  Status timed_out() override {
+    FailureDetector& detector = team_.detector_;
+    const uint64_t question = detector.ask(team_.options_.id, team_.position(place_));
+    const Deadline limit = Deadline::after(
+        std::chrono::milliseconds(std::min(kAnswerMs, team_.deadline_->timeout_ms() / 4)));
+    TimeLeft time_left(limit);
+    std::vector<Progress> answers;
+    Status status;
+    while (status.ok()) {
+      answers = detector.answers(question);
+      const int64_t left_ns = time_left.ns();
+      if (left_ns <= 0 || team_.names_of(team_.options_.group, answers, Progress::kSilent).empty())
+        break;
+      status = look(waited_ns_ + kAskEveryNs);
+      const int64_t began_ns = monotonic_ns();
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kAskEveryNs));
+      limit.note_slice(began_ns, kAskEveryNs);
+    }
+    detector.close_question(question);
+    return status.ok() ? team_.timed_out(place_, answers) : status;
+  }
 
  private:
-  void exchange_notices(int64_t waited_ns) {
-    MpiNotices& notices = *team_.notices_;
-    notices.listen();
-    if (team_.said_ == team_.position(place_)) return;
-    std::vector<int> others;
-    bool is_asked = false;
-    for (int k = 0; k < team_.size(); ++k) {
-      const int rank = team_.options_.members[static_cast<size_t>(k)].transport_rank;
-      if (k == team_.rank() || !team_.news_.gone(rank).ok()) continue;
-      others.push_back(rank);
-      // It has waited long already, and may give up before this rank's own time to speak.
-      is_asked =
-          is_asked || notices.heard(team_.options_.id, rank) >= team_.position(Place::kEntering);
-    }
-    if (waited_ns < notice_after_ns_ && !is_asked) return;
-    notices.say(team_.options_.id, team_.position(place_), others);
-    team_.said_ = team_.position(place_);
-  }
-
   MpiTeam& team_;
   const Place place_;
-  const int64_t notice_after_ns_;
   AbortWatch aborts_;
-  int64_t next_listen_ns_ = kListenEveryNs, next_ask_ns_ = kAskEveryNs;
+  int64_t waited_ns_ = 0, next_ask_ns_ = kAskEveryNs;
 };
 
-MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices,
-                 MpiTeamOptions options)
+MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTeamOptions options)
     : data_(data),
       check_(check == MPI_COMM_NULL ? data : check),
-      news_(news),
-      notices_(notices),
+      detector_(detector),
       options_(bounded(std::move(options))) {
   int size_in_mpi = 0;
   // Neither communicates.
@@ -113,7 +103,7 @@ MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices,
 }
 
 MpiTeam::~MpiTeam() {
-  if (notices_ != nullptr) notices_->forget(options_.id);
+  detector_.forget(options_.id);
   int is_finalized = 0;
   MPI_Finalized(&is_finalized);
   // A Team that has failed may have left requests of MPI pending, here or on other ranks.
@@ -143,7 +133,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
   // A rank that is gone cannot make this call: there is nothing to give it time for.
   gone_since_ns_ = -kGraceOfLeaversNs;
   DSCOMM_RETURN_IF_ERROR(look_for_the_gone(Place::kEntering));
-  if (notices_ != nullptr && sequence_ % kCallsBetweenListening == 0) notices_->listen();
+  detector_.note_position(options_.id, position(Place::kEntering));
 
   // Nothing is pending: the call before is complete.
   const int slots = is_few() ? 1 + size() : 2;
@@ -215,7 +205,9 @@ Status MpiTeam::finish_lead() {
   } else {
     std::memcpy(&lead_, slot(1), sizeof lead_);
   }
-  return lead_.ranks_agree() ? Status() : disagree();
+  if (!lead_.ranks_agree()) return disagree();
+  detector_.note_position(options_.id, position(Place::kMoving));
+  return {};
 }
 
 // Every rank has seen that the ranks disagree, so all come here: they show each other their sides.
@@ -320,19 +312,19 @@ Status MpiTeam::refused(const Status& status) {
 }
 
 Status MpiTeam::hear_news() {
-  const uint64_t count = news_.count();
+  const uint64_t count = detector_.count();
   if (count == news_count_) return {};
   news_count_ = count;
   DSCOMM_RETURN_IF_ERROR(failure());
   for (int k = 0; k < size(); ++k) {
     if (k == rank_) continue;
-    Status gone = news_.gone(options_.members[static_cast<size_t>(k)].transport_rank);
+    Status gone = detector_.gone(options_.members[static_cast<size_t>(k)].transport_rank);
     Status& kept = gone.code() == Code::kPeerLeft ? left_ : died_;
     if (gone.ok() || !kept.ok()) continue;
     kept = gone;
     if (gone.code() == Code::kPeerLeft) {
       const Departure departure =
-          news_.departure(options_.members[static_cast<size_t>(k)].transport_rank);
+          detector_.departure(options_.members[static_cast<size_t>(k)].transport_rank);
       kept = Status(gone.code(), name_of(k) + " " + departure.how());
       advice_ = departure.advice();
     }
@@ -351,59 +343,52 @@ Status MpiTeam::look_for_the_gone(Place place) {
   return {};
 }
 
-Status MpiTeam::timed_out(Place place) {
+Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
   const std::string after =
       "timed out after " + std::to_string(deadline_->timeout_ms()) + " ms waiting for ";
   const std::string advice = "; if that is only slow, raise the timeout";
-  if (notices_ == nullptr) {
-    const std::string others = members_but_for([](size_t) { return false; });
+  // Of the whole group: a member of this Team may wait for one of these inside its host.
+  if (std::string silent = names_of(options_.group, answers, Progress::kSilent); !silent.empty())
     return fail(Code::kTimeout,
-                after +
-                    (place == Place::kEntering ? "the others, not all of which made this call: "
-                                               : "the data of the others: ") +
-                    others + advice);
-  }
-  notices_->listen();
-  const std::string silent = members_but_for([&](size_t member) {
-    return notices_->heard(options_.id, options_.members[member].transport_rank) >= position(place);
-  });
-  if (silent.empty())
-    return fail(Code::kTimeout, after +
-                                    "messages, though every rank has made this call; look at "
-                                    "the network between the hosts" +
+                after + silent + ", from which no answer comes: stopped, or cut off" + advice);
+  if (std::string behind = names_of(options_.members, answers, Progress::kBehind); !behind.empty())
+    return fail(Code::kTimeout, after + behind +
+                                    (place == Place::kEntering ? ", not yet in this call"
+                                                               : ", not yet so far in this call") +
                                     advice);
-  if (place == Place::kEntering)
-    return fail(Code::kTimeout, after + silent + ", not heard of in this call" + advice);
-  return fail(Code::kTimeout, after + "data; nothing was heard of " + silent +
-                                  ", stopped or busy since it made this call, or cut off" + advice);
+  return fail(Code::kTimeout, after +
+                                  "messages, though every rank has made this call; look at "
+                                  "the network between the hosts" +
+                                  advice);
 }
 
-std::string MpiTeam::members_but_for(const std::function<bool(size_t)>& is_excused) const {
+std::string MpiTeam::names_of(const std::vector<MpiTeamMember>& members,
+                              const std::vector<Progress>& answers, Progress answer) const {
   std::string text;
-  for (size_t k = 0; k < options_.members.size(); ++k) {
-    if (static_cast<int>(k) == rank_ || is_excused(k)) continue;
-    text += (text.empty() ? "" : "; ") + options_.members[k].name;
-  }
+  for (const MpiTeamMember& member : members)
+    if (answers[static_cast<size_t>(member.transport_rank)] == answer &&
+        detector_.gone(member.transport_rank).ok())
+      text += (text.empty() ? "" : "; ") + member.name;
   return text;
 }
 
 Status MpiTeam::fail(Code code, const std::string& cause) {
   // Another rank may have found the cause before, and this may be no more than its consequence.
-  Status first = news_.ended(options_.id);
+  Status first = detector_.ended(options_.id);
   if (first.ok())
     first = Status(code, cause + " (first seen by " + name_of(rank_) + " in " + name_call() + ")");
   abort(first);
   return cause_.get();
 }
 
-void MpiTeam::abort(const Status& cause) { news_.end(options_.id, cause_.keep(cause)); }
+void MpiTeam::abort(const Status& cause) { detector_.end(options_.id, cause_.keep(cause)); }
 
 Status MpiTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
   // Relaxed: a stale count only makes this ask again.
-  const uint64_t count = news_.count();
+  const uint64_t count = detector_.count();
   if (count == failure_count_.load(std::memory_order_relaxed)) return {};
-  if (Status ended = news_.ended(options_.id); !ended.ok()) return cause_.keep(ended);
+  if (Status ended = detector_.ended(options_.id); !ended.ok()) return cause_.keep(ended);
   failure_count_.store(count, std::memory_order_relaxed);
   return {};
 }

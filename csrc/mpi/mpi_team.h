@@ -15,8 +15,8 @@
 // has a communicator of its own, so that it never meets data.
 //
 // MPI tells of no death and of no abort: a rank whose peer is gone waits for ever. So every wait
-// looks at News, and ends at the deadline. What MPI then still works on is kept for ever (see
-// mpi_staging.h), and this Team calls MPI no more, not even to free its communicators.
+// looks at the failure detector, and ends at the deadline. What MPI then still works on is kept for
+// ever (see mpi_staging.h), and this Team calls MPI no more, not even to free its communicators.
 #pragma once
 
 #include <mpi.h>
@@ -32,14 +32,13 @@
 #include <tuple>
 #include <vector>
 
+#include "core/detector/failure_detector.h"
 #include "core/team/call.h"
 #include "core/team/first_cause.h"
 #include "core/team/team.h"
-#include "core/transport/news.h"
 #include "mpi/guarded.h"
 #include "mpi/mpi_agreement.h"
 #include "mpi/mpi_error.h"
-#include "mpi/mpi_notices.h"
 #include "mpi/mpi_staging.h"
 #include "mpi/mpi_wait.h"
 #include "mpi/persistent_all_reduce.h"
@@ -48,14 +47,15 @@
 namespace dscomm {
 
 struct MpiTeamMember {
-  int transport_rank = 0;  // its rank in the transport, by which News and MpiNotices know it
+  int transport_rank = 0;  // its rank in the transport, by which the failure detector knows it
   std::string name;        // for messages: "rank 3 (pid 7 on host b)"
 };
 
 struct MpiTeamOptions {
-  uint64_t id = 0;                     // names the Team in News; the same on all members
-  std::string name;                    // of the group, for messages
+  uint64_t id = 0;   // names the Team in the failure detector; the same on all members
+  std::string name;  // of the group, for messages
   std::vector<MpiTeamMember> members;  // by rank
+  std::vector<MpiTeamMember> group;    // all of the group; empty: the members
   // Data of one round; four rounds, each with room for what is sent and for what comes, are held at
   // most. All members must give the same; at most kMostChunkBytes is used.
   size_t chunk_bytes = size_t{1} << 19;
@@ -77,9 +77,9 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostChunkBytes = size_t{1} << 30;
 
   // `data` and `check` join the members in their order and become the Team's: nothing else uses
-  // them. Few ranks need no `check`, which is MPI_COMM_NULL then. `news` and `notices` outlive the
-  // Team; without notices a timeout cannot name who is missing. Does not communicate.
-  MpiTeam(MPI_Comm data, MPI_Comm check, News& news, MpiNotices* notices, MpiTeamOptions options);
+  // them. Few ranks need no `check`, which is MPI_COMM_NULL then. `detector` outlives the Team.
+  // Does not communicate.
+  MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTeamOptions options);
   ~MpiTeam() override;
 
   int rank() const override { return rank_; }
@@ -201,18 +201,20 @@ class MpiTeam final : public Team {
   }
   // A status of whoever composes this Team; when it is not OK, this Team ends with it.
   Status end(const Status& status);
-  // MPI has refused something. Fails with the reason why, where News has one soon.
+  // MPI has refused something. Fails with the reason why, where the detector has one soon.
   Status refused(const Status& status);
 
   // Ends the Team with a cause found by this rank in the call in progress, unless another was
   // first.
   Status fail(Code code, const std::string& cause);
-  Status timed_out(Place place);
-  // Takes in what is new in News; costs one load when nothing is.
+  Status timed_out(Place place, const std::vector<Progress>& answers);
+  // Takes in what is new; costs one load when nothing is.
   Status hear_news();
   // Fails when a member that has gone keeps the call from being completed.
   Status look_for_the_gone(Place place);
-  std::string members_but_for(const std::function<bool(size_t member)>& is_excused) const;
+  // Those of `members` that have answered so, but for this rank.
+  std::string names_of(const std::vector<MpiTeamMember>& members,
+                       const std::vector<Progress>& answers, Progress answer) const;
 
   std::string name_of(int member) const {
     return options_.members[static_cast<size_t>(member)].name;
@@ -222,8 +224,7 @@ class MpiTeam final : public Team {
 
   MPI_Comm data_;
   MPI_Comm check_;
-  News& news_;
-  MpiNotices* const notices_;
+  FailureDetector& detector_;
   const MpiTeamOptions options_;
   int rank_ = 0;
 
@@ -243,15 +244,15 @@ class MpiTeam final : public Team {
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
   std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
 
-  // What News said when it was last asked by the thread that waits.
+  // What the detector said when it was last asked by the thread that waits.
   uint64_t news_count_ = 0;
   Status died_, left_;
   std::string advice_;  // on left_
   int64_t gone_since_ns_ = 0;
-  uint64_t said_ = 0;  // the position that the others were last told of
 
   FirstCause cause_;
-  std::atomic<uint64_t> failure_count_{0};  // News::count() when failure() last found nothing
+  std::atomic<uint64_t> failure_count_{
+      0};  // FailureDetector::count() when failure() last found nothing
 };
 
 inline std::byte* byte_at(void* base, size_t offset) {

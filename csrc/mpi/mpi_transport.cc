@@ -1,9 +1,12 @@
 #include "mpi/mpi_transport.h"
 
+#include <sys/resource.h>
+
 #include <thread>
 #include <utility>
 
 #include "core/base/log.h"
+#include "core/transport/members.h"
 #include "mpi/abandonable.h"
 #include "mpi/call_watch.h"
 #include "mpi/guarded.h"
@@ -17,6 +20,15 @@ namespace {
 
 constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::milliseconds kFlushLimit{1000};
+
+// MPI opens a descriptor for each rank that it talks to, and takes the want of one for a failure of
+// the other. The usual soft limit, 1,024, is for programs that use select().
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  static_cast<void>(setrlimit(RLIMIT_NOFILE, &limit));
+}
 
 // What a thread that may be left behind writes its results to.
 struct Communicators {
@@ -50,7 +62,7 @@ class MpiTransport::MpiEndpoint final : public Endpoint {
 
   const ArenaId& id() const override { return member().id; }
   bool alive(bool) const override {
-    return transport_->lifeline_->gone(rank_).code() != Code::kPeerDied;
+    return transport_->detector_->gone(rank_).code() != Code::kPeerDied;
   }
   std::string describe() const override {
     return "pid " + std::to_string(member().pid) + " on host " + member().host_name;
@@ -99,10 +111,12 @@ Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& re
 
 Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& deadline,
                                   const std::string& folder) {
-  Result<std::unique_ptr<Lifeline>> lifeline = Lifeline::connect(request_, *store, deadline);
-  if (!lifeline.ok()) return lifeline.status();
-  lifeline_ = std::move(lifeline).value();
-  lifeline_->on_death(&watch_calls);
+  raise_descriptor_limit();
+  Result<std::unique_ptr<TreeDetector>> detector =
+      TreeDetector::connect(request_, *store, deadline);
+  if (!detector.ok()) return detector.status();
+  detector_ = std::move(detector).value();
+  detector_->on_death(&watch_calls);
   std::vector<int> everyone;
   for (size_t rank = 0; rank < request_.members.size(); ++rank)
     everyone.push_back(static_cast<int>(rank));
@@ -111,21 +125,13 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
       bring_up(request_, std::move(store), deadline, folder + "/dscomm-pmix", look);
   if (!world.ok()) return world.status();
   world_ = std::move(world).value();
-
-  notices_ = std::make_unique<MpiNotices>(world_->comm());
   return {};
 }
 
 Status MpiTransport::look_for_the_gone(std::span<const int> ranks) const {
-  if (lifeline_->count() == 0) return {};
-  for (int rank : ranks) DSCOMM_RETURN_IF_ERROR(lifeline_->gone(rank));
+  if (detector_->count() == 0) return {};
+  for (int rank : ranks) DSCOMM_RETURN_IF_ERROR(detector_->gone(rank));
   return {};
-}
-
-std::string MpiTransport::name_of(int rank) const {
-  const TransportMember& member = request_.members[static_cast<size_t>(rank)];
-  return "rank " + std::to_string(member.global_rank >= 0 ? member.global_rank : rank) + " (pid " +
-         std::to_string(member.pid) + " on host " + member.host_name + ")";
 }
 
 int MpiTransport::rank_of(const ArenaId& id) const {
@@ -140,9 +146,11 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
   options.name = team.name;
   options.halves_as_float32 = team.halves_as_float32;
   options.wait_policy = wait_policy_;
-  for (int rank : team.ranks) options.members.push_back({rank, name_of(rank)});
+  for (int rank : team.ranks)
+    options.members.push_back({rank, name_member(request_.members, rank)});
+  for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
   const Look look = [this, members = team.ranks, id = team.id] {
-    DSCOMM_RETURN_IF_ERROR(lifeline_->ended(id));
+    DSCOMM_RETURN_IF_ERROR(detector_->ended(id));
     return look_for_the_gone(members);
   };
   auto made = std::make_shared<Communicators>();
@@ -158,12 +166,12 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
   if (status.ok() && made->code != MPI_SUCCESS)
     status = reason_or(mpi_error("MPI_Comm_create_group", made->code), deadline, look);
   if (!status.ok()) {
-    lifeline_->end(team.id, status);
+    detector_->end(team.id, status);
     return Status(status.code(),
                   "making the communicators of group '" + team.name + "': " + status.message());
   }
-  return std::unique_ptr<Team>(std::make_unique<MpiTeam>(made->data, made->check, *lifeline_,
-                                                         notices_.get(), std::move(options)));
+  return std::unique_ptr<Team>(
+      std::make_unique<MpiTeam>(made->data, made->check, *detector_, std::move(options)));
 }
 
 std::shared_ptr<Endpoint> MpiTransport::endpoint(int rank) {
@@ -172,7 +180,7 @@ std::shared_ptr<Endpoint> MpiTransport::endpoint(int rank) {
 
 void MpiTransport::leave() {
   flush();
-  lifeline_->leave();
+  detector_->leave();
   world_->leave(Deadline::after(kLeaveLimit));
 }
 
@@ -180,18 +188,18 @@ void MpiTransport::leave() {
 // move. So they go on for as long as the others have not come here as well, or for a moment.
 void MpiTransport::flush() {
   MPI_Request request = MPI_REQUEST_NULL;
-  if (flushed_.exchange(true) || lifeline_->count() != 0 ||
+  if (flushed_.exchange(true) || detector_->count() != 0 ||
       guarded([&] { return MPI_Ibarrier(world_->comm(), &request); }) != MPI_SUCCESS)
     return;
   const Deadline deadline = Deadline::after(kFlushLimit);
   int done = 0;
   const auto test = [&] { return MPI_Test(&request, &done, MPI_STATUS_IGNORE); };
-  while (guarded(test) == MPI_SUCCESS && !done && !deadline.expired() && lifeline_->count() == 0)
+  while (guarded(test) == MPI_SUCCESS && !done && !deadline.expired() && detector_->count() == 0)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 void MpiTransport::close_descriptors() {
-  if (lifeline_ != nullptr) lifeline_->close_descriptors();
+  if (detector_ != nullptr) detector_->close_descriptors();
   if (world_ != nullptr) world_->close_descriptors();
 }
 

@@ -1,5 +1,5 @@
-// MpiTransport: the Transport over Open MPI. It brings MPI up, keeps the Lifeline beside it, and
-// makes the communicators of Teams.
+// MpiTransport: the Transport over Open MPI. It brings MPI up, keeps the failure detector beside
+// it, and makes the communicators of Teams.
 #pragma once
 
 #include <mpi.h>
@@ -10,10 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "core/transport/lifeline.h"
+#include "core/detector/tree_detector.h"
 #include "core/transport/transport.h"
 #include "mpi/bring_up.h"
-#include "mpi/mpi_notices.h"
 #include "mpi/mpi_wait.h"
 
 namespace dscomm {
@@ -30,8 +29,8 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
   Result<std::unique_ptr<Team>> make_team(const TransportTeam& team,
                                           const Deadline& deadline) override;
   std::shared_ptr<Endpoint> endpoint(int rank) override;
-  News& news() override { return *lifeline_; }
-  void outlast(std::chrono::milliseconds timeout) override { lifeline_->outlast(timeout); }
+  FailureDetector& detector() override { return *detector_; }
+  void outlast(std::chrono::milliseconds timeout) override { detector_->outlast(timeout); }
   void leave() override;
   void close_descriptors() override;
 
@@ -42,14 +41,12 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
   Status bring_up_all(std::shared_ptr<Store> store, const Deadline& deadline,
                       const std::string& folder);
   Status look_for_the_gone(std::span<const int> ranks) const;
-  std::string name_of(int rank) const;
   void flush();
 
   const TransportRequest request_;
   std::map<ArenaId, int> ranks_;
-  std::unique_ptr<Lifeline> lifeline_;
+  std::unique_ptr<TreeDetector> detector_;
   std::unique_ptr<MpiWorld> world_;
-  std::unique_ptr<MpiNotices> notices_;
   std::atomic<bool> flushed_{false};
   MpiWaitPolicy wait_policy_;
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -69,13 +70,33 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
         assert [[*job.exit_codes().values()][rank] for rank in dead] == [-9] * len(dead)
 
 
-@pytest.mark.skipif(not NAMES, reason="gloo has no hub, and its errors name no rank")
+@pytest.mark.parametrize("first", [0, pytest.param(2, marks=pytest.mark.drill)])
+def test_kill_in_a_group_after_another_death(
+    make_hosts: Callable[[int], Hosts], first: int
+) -> None:
+    """A group hears of the deaths of its members whoever has died before, outside of it."""
+    members = [rank for rank in range(4) if rank != first]
+    with start_ranks(
+        make_hosts(2), TWO_AND_TWO, "subgroup.py", *map(str, members), store_apart=True
+    ) as job:
+        job.wait_for("working")
+        job.kill(first)
+        time.sleep(0.5)
+        assert not any(job.first(rank, "raised") for rank in members), job.report()
+        at_s = job.kill(3)
+        for event in job.wait_for("raised", members[:2], limit_s=20.0):
+            assert event.at_s - at_s < SOON_S, job.report()
+            place = job.name(3).partition("(")[2]  # its rank in the group is another
+            assert not NAMES or place in event.facts["text"], job.report()
+        in_peace(job, members[:2])
+
+
+@pytest.mark.skipif(not NAMES, reason="gloo's errors name no rank")
 @pytest.mark.parametrize(
     "workload", ["chunked_all_reduce", pytest.param("mixed", marks=pytest.mark.drill)]
 )
-def test_kill_after_that_of_the_hub(make_hosts: Callable[[int], Hosts], workload: str) -> None:
-    """Rank 1 waits for rank 3 of the other host, which is stopped, and dies when nobody is left to
-    pass that on: rank 0, through which all news go, has died before."""
+def test_kill_after_that_of_the_first(make_hosts: Callable[[int], Hosts], workload: str) -> None:
+    """Rank 1 waits for rank 3 of the other host, which is stopped and dies after rank 0."""
     arguments = ("until_raised.py", workload, str(LONG_S))
     with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments, store_apart=True) as job:
         job.wait_for("working")
@@ -170,7 +191,7 @@ def test_end_of_a_process_is_told_to_other_hosts(
 
 
 @pytest.mark.parametrize(
-    ("receiver", "dead"), [(0, 1), (1, 2), pytest.param(2, 1, marks=pytest.mark.drill)]
+    ("receiver", "dead"), [(0, 1), (1, 0), pytest.param(2, 1, marks=pytest.mark.drill)]
 )
 def test_any_source_goes_on_while_a_living_rank_can_send(
     make_hosts: Callable[[int], Hosts], receiver: int, dead: int
@@ -187,19 +208,6 @@ def test_any_source_goes_on_while_a_living_rank_can_send(
         assert received[0].facts == {"source": sender, "number": 7.0}, job.report()
         assert received[1].facts == {"number": 8.0}, job.report()
         in_peace(job, [receiver, sender])
-
-
-@pytest.mark.skipif(not NAMES, reason="gloo waits for the others")
-def test_any_source_ends_with_the_first_rank_that_passes_on_the_news(
-    make_hosts: Callable[[int], Hosts],
-) -> None:
-    with start_ranks(make_hosts(3), [0, 1, 2], "any_source.py", "1", "2", store_apart=True) as job:
-        job.wait_for("working")
-        time.sleep(0.3)
-        at_s = job.kill(0)
-        event = job.wait_for("raised", [1], limit_s=20.0)[0]
-        assert event.at_s - at_s < SOON_S, job.report()
-        assert f"{job.name(0)} died or exited" in event.facts["text"], job.report()
 
 
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv"])
@@ -228,6 +236,24 @@ def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
         job.kill(stopped, signal.SIGCONT)
         job.wait_for("raised", [stopped], limit_s=TIMEOUT_S + 20.0)
         in_peace(job, list(range(job.size)))
+
+
+@pytest.mark.skipif(not NAMES, reason="gloo has no helpers")
+@pytest.mark.parametrize("killed", [[1], pytest.param([0, 1], marks=pytest.mark.drill)])
+def test_ranks_outlive_their_helper(make_hosts: Callable[[int], Hosts], killed: list[int]) -> None:
+    """dscomm-pmix of a host is killed: its ranks work on, and nothing stays when they have left."""
+    hosts = make_hosts(2)
+    with start_ranks(hosts, TWO_AND_TWO, "works_on.py") as job:
+        job.wait_for("working")
+        for number in killed:
+            processes = hosts[number].processes()
+            helper = next(pid for pid, words in processes.items() if words == "dscomm-pmix")
+            os.kill(helper, signal.SIGKILL)
+        time.sleep(0.3)
+        (job.folder / "go").touch()
+        job.wait_for("done", limit_s=20.0)
+        in_peace(job, list(range(job.size)))
+        assert "has ended before them" in job.report(), job.report()
 
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])

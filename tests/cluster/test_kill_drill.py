@@ -12,33 +12,35 @@ from pathlib import Path
 import pytest
 from hosts import Hosts
 from jobs import start_ranks
-from test_faults import LONG_S, NAMES, SOON_S, TWO_AND_TWO, in_peace
+from test_faults import LONG_S, NAMES, SOON_S, in_peace
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 
 from workloads import WORKLOADS  # noqa: E402
 
 ROUNDS = 100
+PLACES = [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.drill
 @pytest.mark.timeout(3600)
 def test_many_random_kills(make_hosts: Callable[[int], Hosts]) -> None:
-    """One or two of 2x2 ranks, at any moment of any work: every survivor raises soon and names one
-    of them, all end, and no host keeps anything."""
-    hosts = make_hosts(2)
+    """One to three of 3x2 ranks, at any moment of any work, the store in rank 0 or apart: every
+    survivor raises soon and names one of them, all end, and no host keeps anything."""
+    hosts = make_hosts(3)
     dice = random.Random(5)
     times_s = []
     for number in range(ROUNDS):
         workload = dice.choice(WORKLOADS).__name__
-        dead = dice.sample(range(4), dice.choice([1, 1, 2]))
+        dead = dice.sample(range(len(PLACES)), dice.choice([1, 1, 2, 3]))
+        apart = dice.random() < 0.5
         arguments = ("until_raised.py", workload, str(LONG_S))
-        with start_ranks(hosts, TWO_AND_TWO, *arguments, store_apart=True) as job:
+        with start_ranks(hosts, PLACES, *arguments, store_apart=apart) as job:
             job.wait_for("working")
             time.sleep(dice.uniform(0.0, 0.5))
             at_s = [job.kill(rank) for rank in dead][-1]
             survivors = [rank for rank in range(job.size) if rank not in dead]
-            where = f"round {number}, {workload}, ranks {dead} killed\n"
+            where = f"round {number}, {workload}, ranks {dead} killed, store apart: {apart}\n"
             for event in job.wait_for("raised", survivors, limit_s=20.0):
                 times_s.append(event.at_s - at_s)
                 assert times_s[-1] < SOON_S, where + job.report()

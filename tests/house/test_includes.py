@@ -1,5 +1,5 @@
 """Data goes one way: base and store, types, reduce and topology, team, shm, messages, transport,
-formation, engine, torch; mpi implements what transport declares. So do includes."""
+detector, formation, engine, torch; mpi implements what transport declares. So do includes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ LAYERS = {
     "core/shm": {"core/base", "core/types", "core/reduce", "core/topology", "core/team"},
     "core/messages": {"core/base", "core/types", "core/team", "core/shm"},
     "core/transport": {"core/base", "core/store", "core/types", "core/team", "core/messages"},
+    "core/detector": {"core/base", "core/store", "core/team", "core/transport"},
     "core/formation": {
         "core/base", "core/store", "core/types", "core/reduce", "core/topology", "core/team",
-        "core/shm", "core/messages", "core/transport",
+        "core/shm", "core/messages", "core/transport", "core/detector",
     },
     "core/engine": {
         "core/base", "core/store", "core/types", "core/reduce", "core/topology", "core/team",
-        "core/shm", "core/messages", "core/transport", "core/formation",
+        "core/shm", "core/messages", "core/transport", "core/detector", "core/formation",
     },
     "pmix": {"core/base"},
     "mpi": {
         "core/base", "core/store", "core/types", "core/reduce", "core/topology", "core/team",
-        "core/shm", "core/messages", "core/transport", "pmix",
+        "core/shm", "core/messages", "core/transport", "core/detector", "pmix",
     },
     "torch": {
         "core/base", "core/store", "core/types", "core/reduce", "core/topology", "core/team",
-        "core/shm", "core/messages", "core/transport", "core/formation", "core/engine",
+        "core/shm", "core/messages", "core/transport", "core/detector", "core/formation",
+        "core/engine",
     },
 }  # fmt: skip
 
@@ -45,7 +47,7 @@ FOREIGN = re.compile(r"^(torch|ATen|c10|caffe2|pybind11|numpy)\b|^(Python|mpi|mp
 # And who is there for it.
 OWN_FOREIGN = {
     "torch": re.compile(""),
-    "mpi": re.compile(r"^mpi(-ext)?\.h$"),
+    "mpi": re.compile(r"^(mpi(-ext)?|pmix)\.h$"),
     "pmix": re.compile(r"^pmix\w*\.h$"),
 }
 

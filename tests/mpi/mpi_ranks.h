@@ -11,16 +11,17 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "core/transport/news.h"
-#include "mpi/mpi_notices.h"
+#include "core/detector/failure_detector.h"
 #include "mpi/mpi_team.h"
 
 namespace dscomm::testing {
@@ -29,6 +30,7 @@ namespace dscomm::testing {
 struct Board {
   static constexpr size_t kEntries = 4096;
   static constexpr size_t kRanks = 64;
+  static constexpr size_t kTeams = 256;  // whose positions are known at a time
   struct Entry {
     uint64_t team_id;
     uint32_t code;
@@ -40,6 +42,8 @@ struct Board {
   std::array<std::atomic<int>, kRanks> gone;    // Code, by rank
   std::array<std::atomic<int>, kRanks> raised;  // whether it noted that a ValueError ends it
   std::atomic<int> entered;
+  std::array<std::atomic<int>, kRanks> pids;  // by rank
+  std::atomic<uint64_t> teams[kTeams][kRanks], positions[kTeams][kRanks];
   size_t entry_count;  // guarded by lock
   Entry entries[kEntries];
 };
@@ -55,10 +59,10 @@ class BoardLock {
   Board& board_;
 };
 
-// News through the Board.
-class BoardNews final : public News {
+// FailureDetector through the Board.
+class BoardDetector final : public FailureDetector {
  public:
-  explicit BoardNews(Board& board) : board_(board) {}
+  BoardDetector(Board& board, int rank, int size) : board_(board), rank_(rank), size_(size) {}
 
   uint64_t count() const override { return board_.count.load(); }
   Status gone(int rank) const override {
@@ -77,8 +81,7 @@ class BoardNews final : public News {
     return departure;
   }
   void note_end(const std::string&) override {}
-  Status cut_off(int64_t) const override { return {}; }
-  int hub() const override { return 0; }
+  Status cut_off(const std::vector<int>&, int64_t) const override { return {}; }
   Status ended(uint64_t team_id) const override {
     BoardLock lock(board_);
     for (size_t i = 0; i < board_.entry_count; ++i)
@@ -95,6 +98,36 @@ class BoardNews final : public News {
     std::strncpy(entry.message, cause.message().c_str(), sizeof entry.message - 1);
     board_.count.fetch_add(1);
   }
+  void note_position(uint64_t team_id, uint64_t position) override {
+    const size_t slot = team_id % Board::kTeams, rank = static_cast<size_t>(rank_);
+    board_.positions[slot][rank].store(0);
+    board_.teams[slot][rank].store(team_id);
+    board_.positions[slot][rank].store(position);
+  }
+  void forget(uint64_t team_id) override {
+    const size_t slot = team_id % Board::kTeams, rank = static_cast<size_t>(rank_);
+    if (board_.teams[slot][rank].load() == team_id) board_.positions[slot][rank].store(0);
+  }
+  uint64_t ask(uint64_t team_id, uint64_t position) override {
+    std::lock_guard lock(mutex_);
+    questions_.emplace_back(team_id, position);
+    return questions_.size() - 1;
+  }
+  std::vector<Progress> answers(uint64_t question) const override {
+    std::lock_guard lock(mutex_);
+    const auto [team_id, position] = questions_[question];
+    const size_t slot = team_id % Board::kTeams;
+    std::vector<Progress> answers;
+    for (size_t rank = 0; rank < static_cast<size_t>(size_); ++rank) {
+      const bool has_reached = board_.teams[slot][rank].load() == team_id &&
+                               board_.positions[slot][rank].load() >= position;
+      answers.push_back(!runs(board_.pids[rank].load()) ? Progress::kSilent
+                        : has_reached                   ? Progress::kReached
+                                                        : Progress::kBehind);
+    }
+    return answers;
+  }
+  void close_question(uint64_t) override {}
   // A rank has died or left.
   void report(int rank, Code code, bool raised = false) {
     board_.raised[static_cast<size_t>(rank)].store(raised);
@@ -103,7 +136,20 @@ class BoardNews final : public News {
   }
 
  private:
+  // Neither dead nor stopped.
+  static bool runs(int pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string text;
+    std::getline(file, text);
+    const size_t end = text.rfind(')');
+    return end != std::string::npos && end + 2 < text.size() && text[end + 2] != 'T' &&
+           text[end + 2] != 'Z';
+  }
+
   Board& board_;
+  const int rank_, size_;
+  mutable std::mutex mutex_;
+  std::vector<std::pair<uint64_t, uint64_t>> questions_;
 };
 
 // This process in the job. There is one.
@@ -117,7 +163,7 @@ class Job {
   int rank() const { return rank_; }
   int size() const { return size_; }
   Board& board() { return *board_; }
-  BoardNews& news() { return *news_; }
+  BoardDetector& detector() { return *detector_; }
 
   // Until all ranks have come. A rank that waits here holds up no other's progress.
   void meet() {
@@ -126,7 +172,7 @@ class Job {
     for (int done = 0; !done; usleep(200)) MPI_Test(&request, &done, MPI_STATUS_IGNORE);
   }
   // Forgets who is gone and what has ended.
-  void clear_news() {
+  void forget_all() {
     meet();
     if (rank_ == 0) {
       for (std::atomic<int>& code : board_->gone) code.store(0);
@@ -141,20 +187,19 @@ class Job {
   // Collective over `ranks`. Teams are made in one order on all ranks that they join, so that their
   // ids agree: `id` tells apart those that are not.
   std::unique_ptr<MpiTeam> make_team(const std::vector<int>& ranks, MpiTeamOptions options,
-                                     uint64_t id, bool with_notices = true) {
+                                     uint64_t id) {
     options.id = id;
     if (options.name.empty()) options.name = "test";
     for (int rank : ranks) options.members.push_back({rank, name_of(rank)});
     const bool is_few = static_cast<int>(ranks.size()) <= options.few_ranks;
     MPI_Comm data = subset(ranks), check = is_few ? MPI_COMM_NULL : subset(ranks);
-    return std::make_unique<MpiTeam>(data, check, *news_, with_notices ? notices_.get() : nullptr,
-                                     std::move(options));
+    return std::make_unique<MpiTeam>(data, check, *detector_, std::move(options));
   }
   // Of all ranks.
-  std::unique_ptr<MpiTeam> make_team(MpiTeamOptions options = {}, bool with_notices = true) {
+  std::unique_ptr<MpiTeam> make_team(MpiTeamOptions options = {}) {
     std::vector<int> everyone(static_cast<size_t>(size_));
     std::iota(everyone.begin(), everyone.end(), 0);
-    return make_team(everyone, std::move(options), ++teams_of_all_, with_notices);
+    return make_team(everyone, std::move(options), ++teams_of_all_);
   }
   uint64_t next_id() { return ++teams_of_all_; }
 
@@ -179,11 +224,9 @@ class Job {
     MPI_Win_shared_query(window, 0, &bytes, &unit, &memory);
     if (rank_ == 0) std::memset(memory, 0, sizeof(Board));
     board_ = static_cast<Board*>(memory);
-    news_ = std::make_unique<BoardNews>(*board_);
-
-    MPI_Comm comm;
-    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    notices_ = std::make_unique<MpiNotices>(comm);
+    detector_ = std::make_unique<BoardDetector>(*board_, rank_, size_);
+    meet();
+    board_->pids[static_cast<size_t>(rank_)].store(pid);
     meet();
   }
 
@@ -201,8 +244,7 @@ class Job {
   int rank_ = 0, size_ = 0;
   std::vector<int> pids_;
   Board* board_ = nullptr;
-  std::unique_ptr<BoardNews> news_;
-  std::unique_ptr<MpiNotices> notices_;
+  std::unique_ptr<BoardDetector> detector_;
   uint64_t teams_of_all_ = 1000;
 };
 

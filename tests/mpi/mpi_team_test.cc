@@ -28,7 +28,7 @@ using MakeTeam = std::function<std::unique_ptr<Team>()>;
 RunRanks on_every_rank(MakeTeam make_team) {
   return [make_team](const RankBody& body) {
     Job& job = Job::get();
-    job.clear_news();
+    job.forget_all();
     std::unique_ptr<Team> team = make_team();
     body(*team);
     job.meet();
@@ -460,23 +460,13 @@ TEST(MpiTeam, LateRanksAreNotTakenForMissing) {
   });
 }
 
-TEST(MpiTeam, WithoutNoticesATimeoutNamesAllOthers) {
-  on_every_rank([] { return Job::get().make_team({}, /*with_notices=*/false); })([](Team& team) {
-    const int missing = team.size() - 1;
-    if (team.rank() == missing) return;
-    Status status = team.barrier(within_ms(100));
-    EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
-    EXPECT_NE(status.message().find(Job::get().name_of(missing)), std::string::npos);
-  });
-}
-
 TEST(MpiTeam, ADeathEndsTheWait) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const int victim = team.size() - 1;
     if (team.rank() == victim) {
       usleep(100'000);
-      job.news().report(victim, Code::kPeerDied);
+      job.detector().report(victim, Code::kPeerDied);
       return;
     }
     std::vector<float> data(1000);
@@ -495,7 +485,7 @@ TEST(MpiTeam, WhoIsGoneIsNotWaitedFor) {
       Job& job = Job::get();
       const int victim = team.size() - 1;
       ASSERT_TRUE(team.barrier(within_ms(60000)).ok());
-      if (team.rank() == 0) job.news().report(victim, code);
+      if (team.rank() == 0) job.detector().report(victim, code);
       job.meet();
       if (team.rank() == victim) return;
       const int64_t began = monotonic_ns();
@@ -514,7 +504,7 @@ TEST(MpiTeam, ARankThatLeftIsNamed) {
     const int victim = team.size() - 1;
     if (team.rank() == victim) {
       usleep(100'000);
-      job.news().report(victim, Code::kPeerLeft);
+      job.detector().report(victim, Code::kPeerLeft);
       return;
     }
     Status status = team.barrier(within_ms(60000));
@@ -530,7 +520,7 @@ TEST(MpiTeam, BarrierAfterAnUnhandledExceptionElsewhereNamesIt) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const int victim = team.size() - 1;
-    if (team.rank() == 0) job.news().report(victim, Code::kPeerLeft, true);
+    if (team.rank() == 0) job.detector().report(victim, Code::kPeerLeft, true);
     job.meet();
     if (team.rank() == victim) return;
     Status status = team.barrier(within_ms(60000));
@@ -550,7 +540,7 @@ TEST(MpiTeam, WhoLeavesAfterItsPartDisturbsNobody) {
       std::vector<float> data(30'000, team.rank() == 0 ? 1.5f : 0.0f);
       Status status =
           team.broadcast(data.data(), data.size(), DType::kFloat32, 0, within_ms(60000));
-      if (team.rank() == 0) Job::get().news().report(0, Code::kPeerLeft);
+      if (team.rank() == 0) Job::get().detector().report(0, Code::kPeerLeft);
       EXPECT_TRUE(status.ok()) << status.message();
       EXPECT_EQ(data.back(), 1.5f);
     });
@@ -607,7 +597,7 @@ TEST(MpiTeam, AStoppedRankIsNamed) {
 
 TEST(MpiTeam, TwoTeamsInTwoThreads) {
   Job& job = Job::get();
-  job.clear_news();
+  job.forget_all();
   std::vector<std::unique_ptr<MpiTeam>> teams;
   for (int k = 0; k < 2; ++k) teams.push_back(job.make_team());
   std::vector<std::thread> threads;
@@ -739,27 +729,27 @@ TEST(HierarchicalTeamOverMpi, AnAbortEndsEveryonesWait) {
 
 // The tests below are run by test_mpi_team.py alone, each in a job of its own.
 
-// A process that dies for good, in the middle of its work: News tells, or nobody does and the
-// deadline ends the wait. MPI must survive both, also when notices are sent to the dead.
-void survive_a_death(bool news_tells) {
+// A process that dies for good, in the middle of its work: the detector tells, or nobody does and
+// the deadline ends the wait. MPI must survive both.
+void survive_a_death(bool is_told) {
   Job& job = Job::get();
   const int victim = job.size() - 1;
   std::unique_ptr<MpiTeam> team = job.make_team();
   std::vector<float> data(100'000);
   std::thread reporter;
-  if (job.rank() == 0 && news_tells) {
+  if (job.rank() == 0 && is_told) {
     reporter = std::thread([&] {
       usleep(600'000);
-      job.news().report(victim, Code::kPeerDied);
+      job.detector().report(victim, Code::kPeerDied);
     });
   }
   Status status;
   for (int call = 0; status.ok(); ++call) {
     if (job.rank() == victim && call == 5) kill(getpid(), SIGKILL);
     status = team->all_reduce(data.data(), data.data(), data.size(), {DType::kFloat32},
-                              within_ms(news_tells ? 60000 : 2000));
+                              within_ms(is_told ? 60000 : 2000));
   }
-  EXPECT_EQ(status.code(), news_tells ? Code::kPeerDied : Code::kTimeout) << status.message();
+  EXPECT_EQ(status.code(), is_told ? Code::kPeerDied : Code::kTimeout) << status.message();
   EXPECT_NE(cause_of(status).find("rank " + std::to_string(victim)), std::string::npos)
       << status.message();
   if (reporter.joinable()) reporter.join();
@@ -769,7 +759,7 @@ void survive_a_death(bool news_tells) {
   fflush(stdout);
   _exit(::testing::Test::HasFailure() ? 1 : 0);
 }
-TEST(MpiTeamAlone, ADeathThatNewsTells) { survive_a_death(true); }
+TEST(MpiTeamAlone, ADeathThatIsTold) { survive_a_death(true); }
 TEST(MpiTeamAlone, ADeathThatNobodyTells) { survive_a_death(false); }
 
 // More elements than an int can count: gigabytes, hence not every day.

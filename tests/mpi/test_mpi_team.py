@@ -86,7 +86,7 @@ def test_every_algorithm_gives_the_same_bits_on_all_ranks(algorithm: str) -> Non
     assert "Running 2 tests" in output and output.count("[  PASSED  ]") == 4, output
 
 
-@pytest.mark.parametrize("test", ["ADeathThatNewsTells", "ADeathThatNobodyTells"])
+@pytest.mark.parametrize("test", ["ADeathThatIsTold", "ADeathThatNobodyTells"])
 def test_a_death(test: str) -> None:
     """The last of three ranks is killed; mpirun is told to leave the others alone."""
     _, output = run(

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "core/base/log.h"
+#include "core/detector/failure_detector.h"
 #include "core/engine/context.h"
 #include "core/engine/worker_pool.h"
 #include "core/formation/formation.h"
@@ -148,14 +149,16 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   for (const LinesMember& member : formation.members) peers_.push_back(member.peer);
   transport_ranks_ = there;
   // The closures are called only while the Teams live: shutdown() closes the port first.
-  const bool hub_is_member = transport_ != nullptr && has_hub(*transport_, formation);
-  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, hub_is_member] {
+  std::vector<int> in_transport;
+  for (const PeerAddress& address : formation.addresses)
+    if (transport_ != nullptr) in_transport.push_back(transport_->rank_of(address.arena));
+  known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, in_transport] {
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
-    // A member that waits for a dead one ends the group for all; but where that was the hub, who
-    // waits for this member in turn does not hear of it.
-    if (!hub_is_member || transport->news().count() == 0) return Status();
-    return transport->news().cut_off();
+    // A member that waits for a dead one ends the group for all; but who is cut off does not hear
+    // of it, and may wait for that member.
+    if (transport == nullptr || transport->detector().count() == 0) return Status();
+    return transport->detector().cut_off(in_transport);
   };
   known->abort = [team = team_.get(), flat = flat_.get()](const Status& cause) {
     team->abort(cause);
@@ -164,11 +167,11 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->has_left = [lines = lines_, transport = transport_, here, there](int member) {
     const auto k = static_cast<size_t>(member);
     return here[k] >= 0 ? lines->has_left(here[k])
-                        : transport->news().gone(there[k]).code() == Code::kPeerLeft;
+                        : transport->detector().gone(there[k]).code() == Code::kPeerLeft;
   };
   known->departure = [lines = lines_, transport = transport_, here, there](int member) {
     const auto k = static_cast<size_t>(member);
-    if (here[k] < 0) return transport->news().departure(there[k]);
+    if (here[k] < 0) return transport->detector().departure(there[k]);
     return lines != nullptr ? lines->departure(here[k]) : Departure();  // none where it is alone
   };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
@@ -468,7 +471,7 @@ Status Group::gone(int global_rank) const {
     std::lock_guard lock(mutex_);
     if (team_ == nullptr) return {};
   }
-  if (peers_[k] == nullptr) return transport_->news().gone(transport_ranks_[k]);
+  if (peers_[k] == nullptr) return transport_->detector().gone(transport_ranks_[k]);
   if (peers_[k]->alive()) return {};
   return Status(Code::kPeerDied, "rank " + std::to_string(global_rank) + " (" +
                                      peers_[k]->describe() + ") died or exited");
@@ -510,7 +513,7 @@ void Group::note_end(const std::string& exception) {
   std::lock_guard lock(mutex_);
   if (team_) team_->note_end(exception);
   if (flat_) flat_->note_end(exception);
-  if (team_ && transport_) transport_->news().note_end(exception);
+  if (team_ && transport_) transport_->detector().note_end(exception);
 }
 
 void Group::begin_exit() {

@@ -4,14 +4,15 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/detector/failure_detector.h"
 #include "core/formation/domain_teams.h"
 #include "core/team/hierarchical_team.h"
 
 namespace dscomm {
 namespace {
 
-// What was published before the hub died may still be on its way.
-constexpr int64_t kHubGraceNs = 500'000'000;
+// What was published before the last news may still be on its way.
+constexpr int64_t kCutOffGraceNs = 500'000'000;
 
 // What forms the Teams of one group. Everything is collective over their members.
 class TeamBuilder {
@@ -104,6 +105,7 @@ class TeamBuilder {
       for (int rank : ranks) team.ranks.push_back(transport_rank(rank));
       team.id = team_id(name);
       team.name = request_.name;
+      for (int rank = 0; rank < request_.size; ++rank) team.group.push_back(transport_rank(rank));
       team.halves_as_float32 = whole_.halves_as_float32;
       return made_.transport->make_team(team, deadline_);
     };
@@ -123,15 +125,15 @@ class TeamBuilder {
     HierarchyOptions hierarchy{.name = "hosts", .names = names_of(everyone)};
     hierarchy.halves_as_float32 = whole_.halves_as_float32;
     hierarchy.tell = [transport = made_.transport, id = team_id("hosts")](const Status& cause) {
-      transport->news().end(id, cause);
+      transport->detector().end(id, cause);
     };
-    // Where the hub was a member, the next call fails anyway. This one may wait for a rank that has
-    // died or given up since, of which nobody can tell any more.
-    hierarchy.heard = [transport = made_.transport, id = team_id("hosts"),
-                       has_hub = has_hub(*made_.transport, whole_)] {
-      if (transport->news().count() == 0) return Status();
-      DSCOMM_RETURN_IF_ERROR(transport->news().ended(id));
-      return has_hub ? transport->news().cut_off(kHubGraceNs) : Status();
+    // Who is cut off may wait for a rank that has died or given up since, of which nobody tells it.
+    std::vector<int> in_transport;
+    for (int rank : everyone) in_transport.push_back(transport_rank(rank));
+    hierarchy.heard = [transport = made_.transport, id = team_id("hosts"), in_transport] {
+      if (transport->detector().count() == 0) return Status();
+      DSCOMM_RETURN_IF_ERROR(transport->detector().ended(id));
+      return transport->detector().cut_off(in_transport, kCutOffGraceNs);
     };
     Result<std::unique_ptr<HierarchicalTeam>> composed =
         HierarchicalTeam::make(request_.rank, hosts, inner, outer, std::move(hierarchy));
@@ -212,13 +214,6 @@ class TeamBuilder {
 };
 
 }  // namespace
-
-bool has_hub(Transport& transport, const Formation& formation) {
-  return std::any_of(formation.addresses.begin(), formation.addresses.end(),
-                     [&](const PeerAddress& address) {
-                       return transport.rank_of(address.arena) == transport.news().hub();
-                     });
-}
 
 Result<GroupTeams> build_teams(const FormationParty& party, Store& store,
                                const FormationRequest& request,

@@ -40,7 +40,4 @@ Result<GroupTeams> build_teams(const FormationParty& party, Store& store,
                                const TransportFinder& find_transport,
                                std::chrono::milliseconds timeout);
 
-// Whether the rank through which all news between hosts go is a member.
-bool has_hub(Transport& transport, const Formation& formation);
-
 }  // namespace dscomm

@@ -115,7 +115,7 @@ void StoreExchange::remove(const std::string& name) { static_cast<void>(store_.r
 Result<std::string> StoreExchange::await(const std::string& name, const Deadline& deadline) {
   TimeLeft time_left(deadline);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
-    Result<std::optional<std::string>> found = store_.find(key(name));
+    Result<std::optional<std::string>> found = find(name);
     if (!found.ok()) return found.status();
     if (found.value()) return std::move(*found.value());
     if (Status reason = look(); !reason.ok())
@@ -140,7 +140,7 @@ Status StoreExchange::look() {
 }
 
 Status StoreExchange::failure() {
-  Result<std::optional<std::string>> found = store_.find(key(kFailed));
+  Result<std::optional<std::string>> found = find(kFailed);
   if (!found.ok()) return found.status();
   if (!found.value()) return {};
   Unpacker unpacker(*found.value());
@@ -167,7 +167,7 @@ Result<std::string> StoreExchange::fail_unless(const std::string& name, const St
   }
   const auto value = [&]() -> std::optional<std::string> {
     if (name.empty()) return {};
-    Result<std::optional<std::string>> found = store_.find(key(name));
+    Result<std::optional<std::string>> found = find(name);
     return found.ok() ? std::move(found).value() : std::nullopt;
   };
   if (std::optional<std::string> found = value()) return std::move(*found);

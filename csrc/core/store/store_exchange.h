@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,10 @@ class StoreExchange {
 
   // Something for others to await.
   Status publish(const std::string& name, std::string_view value);
+  // It, if it is there now.
+  Result<std::optional<std::string>> find(const std::string& name) {
+    return store_.find(key(name));
+  }
   // What a rank publishes; the first failure, if that comes before it. kTimeout at `deadline`.
   Result<std::string> await(const std::string& name, const Deadline& deadline);
   void remove(const std::string& name);  // once all have read it

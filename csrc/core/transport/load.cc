@@ -6,7 +6,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "core/transport/rendezvous.h"
+#include "core/transport/members.h"
 
 namespace dscomm {
 namespace {
@@ -61,7 +61,7 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
         // Hosts that have it would wait for this one.
         const Status cause(loaded.status().code(), name_member(request.members, request.rank) +
                                                        ": " + loaded.status().message());
-        decline_to_meet(request, *store, cause);
+        decline_transport(request, *store, cause);
         return cause;
       }
       module = loaded.value();

@@ -19,9 +19,10 @@
 #include "core/messages/endpoint.h"
 #include "core/store/store.h"
 #include "core/team/team.h"
-#include "core/transport/news.h"
 
 namespace dscomm {
+
+class FailureDetector;
 
 // A process that takes part, as the group that brings the transport up learned of it.
 struct TransportMember {
@@ -51,6 +52,7 @@ struct TransportTeam {
   std::vector<int> ranks;  // at least two; a rank's position is its number in the Team
   uint64_t id = 0;         // no other Team's
   std::string name;        // of the group, for messages
+  std::vector<int> group;  // all of its ranks, in its order: who may be at fault for a wait
   // Whether float16 and bfloat16 travel as float32 to be reduced, and are rounded once.
   bool halves_as_float32 = false;
 };
@@ -68,8 +70,8 @@ class Transport {
 
   // A process on another host as point-to-point sees it.
   virtual std::shared_ptr<Endpoint> endpoint(int rank) = 0;
-  // What its processes hear of each other.
-  virtual News& news() = 0;
+  // Through which its processes hear of each other.
+  virtual FailureDetector& detector() = 0;
 
   // A group of this process has such a timeout: a network that is cut for less ends nothing while
   // nobody communicates. Does not block.

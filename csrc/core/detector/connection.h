@@ -20,22 +20,27 @@ inline constexpr size_t kMessageTextBytes = 2048;
 
 // Values travel between processes: append.
 enum class MessageKind : uint16_t {
-  kInvitation = 1,  // member 0, in the store: the text is its token and addresses
-  kHello,           // member to member 0: who it is; the text is the token
-  kWelcome,         // member 0 to member: the token was right, and this connection is the one
-  kMissing,         // member 0 to member: the text is whom it still waits for
-  kStart,           // member 0 to member: all are connected
-  kFail,            // either way, before kStart: all give up, for this cause
-  kEnd,             // either way: the Team `id` has ended, for this cause
-  kGone,            // member 0 to member: `rank` has died or left
-  kGoodbye,         // either way: the sender ends in order, and nothing follows
-  kOutlast,         // member to member 0: `id` is the silence that both ends outlast, in ms
+  // While the members connect; the id is the transport's.
+  kInvitation = 1,  // in the store: the text is the member's token and addresses
+  kHello,           // to whom one connects: who it is; the text is the token
+  kWelcome,         // the answer: the token was right, and this connection is the one
+  kMissing,         // to all: the text is whom `rank` waits for, or empty
+  kReady,           // to whom one has connected: so have all that connect to this one
+  kStart,           // to all, from the first member: all are connected
+  kFail,            // to all, before kStart: all give up, for this cause
+  // Then.
+  kEnd,      // to all: the Team `id` has ended, for this cause
+  kGone,     // to all: `rank` has died or left
+  kGoodbye,  // to those it is connected to: the sender ends in order, and nothing follows
+  kOutlast,  // to those it is connected to: `id` is the silence that both ends outlast, in ms
+  kAsk,      // to all: has the receiver come to this position of a Team? `id` is the question
+  kAnswer,   // to the rank that asked, by the way the question came: `rank` has, or has not
 };
 
 struct Message {
   MessageKind kind = MessageKind::kFail;
   int rank = -1;          // whom it is about
-  uint64_t id = 0;        // of the Team; before kStart, of the transport; see about_departure()
+  uint64_t id = 0;        // see MessageKind and about_departure()
   Code code = Code::kOk;  // with the text: a cause
   std::string text;
 

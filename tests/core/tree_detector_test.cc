@@ -1,4 +1,4 @@
-#include "core/transport/lifeline.h"
+#include "core/detector/tree_detector.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -17,7 +17,8 @@
 #include <sstream>
 #include <thread>
 
-#include "core/transport/rendezvous.h"
+#include "core/detector/links.h"
+#include "core/transport/members.h"
 #include "in_process.h"
 
 namespace dscomm::test {
@@ -25,7 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using LifelinePtr = std::unique_ptr<Lifeline>;
+using DetectorPtr = std::unique_ptr<TreeDetector>;
 
 // Sanitizers on a busy machine are slow; nothing here is meant to come near it.
 constexpr seconds kPatience{60};
@@ -49,11 +50,11 @@ TransportRequest request_of(int rank, int size) {
   return request;
 }
 
-LifelinePtr join(int rank, int size, Store& store) {
-  Result<LifelinePtr> lifeline =
-      Lifeline::connect(request_of(rank, size), store, Deadline::after(kPatience));
-  EXPECT_TRUE(lifeline.ok()) << lifeline.status().message();
-  return lifeline.ok() ? std::move(lifeline).value() : nullptr;
+DetectorPtr join(int rank, int size, Store& store) {
+  Result<DetectorPtr> detector =
+      TreeDetector::connect(request_of(rank, size), store, Deadline::after(kPatience));
+  EXPECT_TRUE(detector.ok()) << detector.status().message();
+  return detector.ok() ? std::move(detector).value() : nullptr;
 }
 
 // Whether it becomes true in time.
@@ -72,14 +73,14 @@ void expect_says(const Status& status, Code code, const std::string& part) {
   EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }
 
-// Members as threads: body(lifeline, rank) runs when all are connected. All leave together, unless
-// the body takes the lifeline away.
-void run_members(int size, const std::function<void(LifelinePtr&, int)>& body) {
+// Members as threads: body(detector, rank) runs when all are connected. All leave together, unless
+// the body takes the detector away.
+void run_members(int size, const std::function<void(DetectorPtr&, int)>& body) {
   MemoryStore store;
   std::atomic<int> finished{0};
   run_ranks(size, [&](int rank) {
-    LifelinePtr lifeline = join(rank, size, store);
-    if (lifeline != nullptr) body(lifeline, rank);
+    DetectorPtr detector = join(rank, size, store);
+    if (detector != nullptr) body(detector, rank);
     ++finished;
     EXPECT_TRUE(soon([&] { return finished == size; }));
   });
@@ -89,7 +90,7 @@ void run_members(int size, const std::function<void(LifelinePtr&, int)>& body) {
 class FolderStore final : public Store {
  public:
   FolderStore() {
-    std::string pattern = ::testing::TempDir() + "/lifeline_test_XXXXXX";
+    std::string pattern = ::testing::TempDir() + "/detector_test_XXXXXX";
     folder_ = mkdtemp(pattern.data());
   }
   ~FolderStore() override { std::filesystem::remove_all(folder_); }
@@ -188,12 +189,12 @@ void await(Store& store, const std::string& what) {
   EXPECT_TRUE(store.get(what, Deadline::after(kPatience)).ok()) << what;
 }
 
-TEST(Lifeline, OneMemberNeedsNobody) {
-  run_members(1, [](LifelinePtr& lifeline, int) {
-    lifeline->end(7, Status(Code::kTimeout, "late"));
-    expect_says(lifeline->ended(7), Code::kTimeout, "late");
-    EXPECT_EQ(lifeline->count(), 1u);
-    EXPECT_TRUE(lifeline->gone(0).ok());
+TEST(TreeDetector, OneMemberNeedsNobody) {
+  run_members(1, [](DetectorPtr& detector, int) {
+    detector->end(7, Status(Code::kTimeout, "late"));
+    expect_says(detector->ended(7), Code::kTimeout, "late");
+    EXPECT_EQ(detector->count(), 1u);
+    EXPECT_TRUE(detector->gone(0).ok());
   });
 }
 
@@ -210,199 +211,229 @@ int sockets_with_patience(milliseconds patience) {
   return count;
 }
 
-TEST(Lifeline, BothEndsOfAConnectionOutlastTheLongestTimeout) {
+TEST(TreeDetector, BothEndsOfAConnectionOutlastTheLongestTimeout) {
   std::atomic<bool> is_seen{false};
-  run_members(3, [&](LifelinePtr& lifeline, int rank) {
+  run_members(3, [&](DetectorPtr& detector, int rank) {
     if (rank == 1) {
-      EXPECT_EQ(sockets_with_patience(kLeastSilence), 4);
-      lifeline->outlast(seconds(1000));
-      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(1060)) == 2; }));
-      lifeline->outlast(seconds(900));  // changes nothing, nor does one below the least
-      lifeline->outlast(milliseconds(1));
-      lifeline->outlast(milliseconds::max());
-      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(9 * 32767)) == 2; }));
+      EXPECT_EQ(sockets_with_patience(kLeastSilence), 6);  // both ends of three connections
+      detector->outlast(seconds(1000));
+      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(1060)) == 4; }));
+      detector->outlast(seconds(900));  // changes nothing, nor does one below the least
+      detector->outlast(milliseconds(1));
+      detector->outlast(milliseconds::max());
+      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(9 * 32767)) == 4; }));
       EXPECT_EQ(sockets_with_patience(kLeastSilence), 2);
       is_seen = true;
     }
     EXPECT_TRUE(soon([&] { return is_seen.load(); }));
-    EXPECT_EQ(lifeline->count(), 0u);
+    EXPECT_EQ(detector->count(), 0u);
   });
 }
 
-TEST(Lifeline, AShorterTimeoutOfTheOtherEndShortensNothing) {
+TEST(TreeDetector, AShorterTimeoutOfTheOtherEndShortensNothing) {
   std::atomic<int> steps{0};
-  run_members(2, [&](LifelinePtr& lifeline, int rank) {
+  run_members(2, [&](DetectorPtr& detector, int rank) {
     if (rank == 0) {
-      lifeline->outlast(seconds(2000));
-      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(2060)) == 1; }));
+      detector->outlast(seconds(2000));
+      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(2060)) == 2; }));
       ++steps;
     } else {
       EXPECT_TRUE(soon([&] { return steps == 1; }));
-      lifeline->outlast(seconds(1000));
-      EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(1060)) == 1; }));
+      detector->outlast(seconds(1000));
       // Sent after what member 0 is not to follow.
-      lifeline->end(7, Status(Code::kTimeout, "late"));
+      detector->end(7, Status(Code::kTimeout, "late"));
     }
-    EXPECT_TRUE(soon([&] { return !lifeline->ended(7).ok(); }));
-    EXPECT_EQ(sockets_with_patience(seconds(2060)), 1);
+    EXPECT_TRUE(soon([&] { return !detector->ended(7).ok(); }));
+    EXPECT_EQ(sockets_with_patience(seconds(2060)), 2);
   });
 }
 
-class LifelineOfSize : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Members, LifelineOfSize, ::testing::Values(2, 3, 5, 16));
+class TreeDetectorOfSize : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Members, TreeDetectorOfSize, ::testing::Values(2, 3, 5, 16));
 
-TEST_P(LifelineOfSize, AnEndFromAnyMemberReachesAll) {
+TEST_P(TreeDetectorOfSize, AnEndFromAnyMemberReachesAll) {
   const int size = GetParam();
-  run_members(size, [&](LifelinePtr& lifeline, int rank) {
-    EXPECT_TRUE(lifeline->ended(999).ok());
-    lifeline->end(static_cast<uint64_t>(1000 + rank),
+  run_members(size, [&](DetectorPtr& detector, int rank) {
+    EXPECT_TRUE(detector->ended(999).ok());
+    detector->end(static_cast<uint64_t>(1000 + rank),
                   Status(Code::kMismatch, "cause " + std::to_string(rank)));
     for (int from = 0; from < size; ++from) {
       const auto team = static_cast<uint64_t>(1000 + from);
-      EXPECT_TRUE(soon([&] { return !lifeline->ended(team).ok(); })) << rank << " from " << from;
-      expect_says(lifeline->ended(team), Code::kMismatch, "cause " + std::to_string(from));
+      EXPECT_TRUE(soon([&] { return !detector->ended(team).ok(); })) << rank << " from " << from;
+      expect_says(detector->ended(team), Code::kMismatch, "cause " + std::to_string(from));
     }
-    EXPECT_EQ(lifeline->count(), static_cast<uint64_t>(size));
-    for (int other = 0; other < size; ++other) EXPECT_TRUE(lifeline->gone(other).ok());
+    EXPECT_EQ(detector->count(), static_cast<uint64_t>(size));
+    for (int other = 0; other < size; ++other) EXPECT_TRUE(detector->gone(other).ok());
   });
 }
 
-TEST_P(LifelineOfSize, WhoLeavesIsToldFromWhoDied) {
+TEST_P(TreeDetectorOfSize, WhoLeavesIsToldFromWhoDied) {
   const int size = GetParam();
-  run_members(size, [&](LifelinePtr& lifeline, int rank) {
+  run_members(size, [&](DetectorPtr& detector, int rank) {
     const int leaver = size - 1;
     if (rank == leaver) {
-      lifeline.reset();
+      detector.reset();
       return;
     }
-    EXPECT_TRUE(soon([&] { return !lifeline->gone(leaver).ok(); }));
-    expect_says(lifeline->gone(leaver), Code::kPeerLeft,
+    EXPECT_TRUE(soon([&] { return !detector->gone(leaver).ok(); }));
+    expect_says(detector->gone(leaver), Code::kPeerLeft,
                 "rank " + std::to_string(100 + leaver) + " (pid " + std::to_string(5000 + leaver) +
                     " on host host" + std::to_string(leaver) + ") has left");
-    EXPECT_FALSE(lifeline->departure(leaver).exception.has_value());
-    for (int other = 0; other < leaver; ++other) EXPECT_TRUE(lifeline->gone(other).ok());
-    EXPECT_EQ(lifeline->count(), 1u);
+    EXPECT_FALSE(detector->departure(leaver).exception.has_value());
+    for (int other = 0; other < leaver; ++other) EXPECT_TRUE(detector->gone(other).ok());
+    EXPECT_EQ(detector->count(), 1u);
   });
 }
 
-TEST_P(LifelineOfSize, GoodbyeSaysHowTheProcessEnded) {
+TEST_P(TreeDetectorOfSize, GoodbyeSaysHowTheProcessEnded) {
   const int size = GetParam();
   for (int leaver : {0, size - 1})
     for (const char* exception : {"ValueError", ""})
-      run_members(size, [&](LifelinePtr& lifeline, int rank) {
+      run_members(size, [&](DetectorPtr& detector, int rank) {
         if (rank == leaver) {
-          lifeline->note_end(exception);
-          lifeline->note_end("a later one");
-          lifeline.reset();
+          detector->note_end(exception);
+          detector->note_end("a later one");
+          detector.reset();
           return;
         }
-        EXPECT_TRUE(soon([&] { return !lifeline->gone(leaver).ok(); }));
-        EXPECT_EQ(lifeline->departure(leaver).exception, exception);
+        EXPECT_TRUE(soon([&] { return !detector->gone(leaver).ok(); }));
+        EXPECT_EQ(detector->departure(leaver).exception, exception);
         const std::string name = "rank " + std::to_string(100 + leaver) + " (pid " +
                                  std::to_string(5000 + leaver) + " on host host" +
                                  std::to_string(leaver) + ") ";
-        expect_says(lifeline->gone(leaver), Code::kPeerLeft,
+        expect_says(detector->gone(leaver), Code::kPeerLeft,
                     name + (*exception != 0
                                 ? "was ended by an unhandled ValueError; see its output for the"
                                 : "ended without destroy_process_group(); see its output for an"));
       });
 }
 
-TEST_P(LifelineOfSize, AfterMemberZeroLeftTheOthersGoOn) {
+TEST_P(TreeDetectorOfSize, AfterMemberZeroLeftTheOthersGoOn) {
   const int size = GetParam();
-  run_members(size, [&](LifelinePtr& lifeline, int rank) {
+  run_members(size, [&](DetectorPtr& detector, int rank) {
     if (rank == 0) {
-      lifeline.reset();
+      detector.reset();
       return;
     }
-    EXPECT_TRUE(soon([&] { return !lifeline->gone(0).ok(); }));
-    expect_says(lifeline->gone(0), Code::kPeerLeft, "rank 100 (pid 5000 on host host0) has left");
-    lifeline->end(5, Status(Code::kAborted, "mine"));
-    expect_says(lifeline->ended(5), Code::kAborted, "mine");
-    lifeline->leave();
-    lifeline->leave();
-    EXPECT_EQ(lifeline->gone(0).code(), Code::kPeerLeft);
-    lifeline->end(6, Status(Code::kAborted, "after"));
-    expect_says(lifeline->ended(6), Code::kAborted, "after");
+    EXPECT_TRUE(soon([&] { return !detector->gone(0).ok(); }));
+    expect_says(detector->gone(0), Code::kPeerLeft, "rank 100 (pid 5000 on host host0) has left");
+    detector->end(5, Status(Code::kAborted, "mine"));
+    expect_says(detector->ended(5), Code::kAborted, "mine");
+    detector->leave();
+    detector->leave();
+    EXPECT_EQ(detector->gone(0).code(), Code::kPeerLeft);
+    detector->end(6, Status(Code::kAborted, "after"));
+    expect_says(detector->ended(6), Code::kAborted, "after");
   });
 }
 
-TEST(Lifeline, WhatIsSaidBeforeLeavingArrives) {
+TEST(TreeDetector, WhatIsSaidBeforeLeavingArrives) {
   for (int speaker : {0, 2})
-    run_members(3, [&](LifelinePtr& lifeline, int rank) {
+    run_members(3, [&](DetectorPtr& detector, int rank) {
       if (rank == speaker) {
         for (uint64_t team = 1; team <= 200; ++team)
-          lifeline->end(team, Status(Code::kAborted, std::string(1000, 'x')));
-        lifeline.reset();
+          detector->end(team, Status(Code::kAborted, std::string(1000, 'x')));
+        detector.reset();
         return;
       }
-      EXPECT_TRUE(soon([&] { return !lifeline->gone(speaker).ok(); }));
-      EXPECT_EQ(lifeline->gone(speaker).code(), Code::kPeerLeft);
-      for (uint64_t team = 1; team <= 200; ++team) EXPECT_FALSE(lifeline->ended(team).ok()) << team;
+      EXPECT_TRUE(soon([&] { return !detector->gone(speaker).ok(); }));
+      EXPECT_EQ(detector->gone(speaker).code(), Code::kPeerLeft);
+      for (uint64_t team = 1; team <= 200; ++team) EXPECT_FALSE(detector->ended(team).ok()) << team;
     });
 }
 
-TEST(Lifeline, TheFirstCauseStays) {
-  run_members(3, [](LifelinePtr& lifeline, int rank) {
-    if (rank == 1) lifeline->end(9, Status(Code::kPeerDied, "first"));
-    EXPECT_TRUE(soon([&] { return !lifeline->ended(9).ok(); }));
-    lifeline->end(9, Status(Code::kTimeout, "later"));
-    expect_says(lifeline->ended(9), Code::kPeerDied, "first");
+TEST(TreeDetector, TheFirstCauseStays) {
+  run_members(3, [](DetectorPtr& detector, int rank) {
+    if (rank == 1) detector->end(9, Status(Code::kPeerDied, "first"));
+    EXPECT_TRUE(soon([&] { return !detector->ended(9).ok(); }));
+    detector->end(9, Status(Code::kTimeout, "later"));
+    expect_says(detector->ended(9), Code::kPeerDied, "first");
     // A second round: who has heard it has also heard all that was said before.
-    lifeline->end(static_cast<uint64_t>(20 + rank), Status(Code::kAborted, "over"));
+    detector->end(static_cast<uint64_t>(20 + rank), Status(Code::kAborted, "over"));
     for (uint64_t team : {20, 21, 22})
-      EXPECT_TRUE(soon([&] { return !lifeline->ended(team).ok(); }));
-    expect_says(lifeline->ended(9), Code::kPeerDied, "first");
-    EXPECT_EQ(lifeline->count(), 4u);
+      EXPECT_TRUE(soon([&] { return !detector->ended(team).ok(); }));
+    expect_says(detector->ended(9), Code::kPeerDied, "first");
+    EXPECT_EQ(detector->count(), 4u);
   });
 }
 
-TEST(Lifeline, ALongCauseIsCutBetweenCharacters) {
+TEST(TreeDetector, ALongCauseIsCutBetweenCharacters) {
   std::string text;
   while (text.size() < 3000) text += "\u00e9\u20ac";  // five bytes
-  run_members(2, [&](LifelinePtr& lifeline, int rank) {
-    if (rank == 1) lifeline->end(9, Status(Code::kInternal, text));
-    EXPECT_TRUE(soon([&] { return !lifeline->ended(9).ok(); }));
-    const std::string cut = lifeline->ended(9).message();
+  run_members(2, [&](DetectorPtr& detector, int rank) {
+    if (rank == 1) detector->end(9, Status(Code::kInternal, text));
+    EXPECT_TRUE(soon([&] { return !detector->ended(9).ok(); }));
+    const std::string cut = detector->ended(9).message();
     EXPECT_EQ(cut.size(), 2047u);  // 409 times five bytes, and two more
     EXPECT_EQ(cut, text.substr(0, cut.size()));
   });
 }
 
-TEST(Lifeline, ManyEndsAtOnce) {
+TEST(TreeDetector, ManyEndsAtOnce) {
   constexpr int kMembers = 8;
   constexpr uint64_t kEach = 150;
-  run_members(kMembers, [&](LifelinePtr& lifeline, int rank) {
+  run_members(kMembers, [&](DetectorPtr& detector, int rank) {
     run_ranks(2, [&](int half) {
       for (uint64_t i = static_cast<uint64_t>(half); i < kEach; i += 2)
-        lifeline->end(static_cast<uint64_t>(rank) * kEach + i,
+        detector->end(static_cast<uint64_t>(rank) * kEach + i,
                       Status(Code::kAborted, std::string(i * 10, 'x')));
     });
-    EXPECT_TRUE(soon([&] { return lifeline->count() == kMembers * kEach; })) << lifeline->count();
+    EXPECT_TRUE(soon([&] { return detector->count() == kMembers * kEach; })) << detector->count();
     for (uint64_t team = 0; team < kMembers * kEach; ++team)
-      ASSERT_EQ(lifeline->ended(team).message().size(), team % kEach * 10);
+      ASSERT_EQ(detector->ended(team).message().size(), team % kEach * 10);
+  });
+}
+
+TEST(TreeDetector, QuestionsAreAnsweredByAll) {
+  constexpr int kMembers = 9;
+  constexpr uint64_t kTeam = 77;
+  std::atomic<int> noted{0};
+  run_members(kMembers, [&](DetectorPtr& detector, int rank) {
+    // Rank 1 has not come so far, rank 2 has another Team alone, rank 3 has left this one.
+    detector->note_position(rank == 2 ? 78 : kTeam,
+                            rank == 1 ? 4 : static_cast<uint64_t>(5 + rank));
+    if (rank == 3) detector->forget(kTeam);
+    ++noted;
+    EXPECT_TRUE(soon([&] { return noted >= kMembers; }));
+    const uint64_t question = detector->ask(kTeam, 5);
+    const auto is_whole = [&] {
+      const std::vector<Progress> answers = detector->answers(question);
+      return std::count(answers.begin(), answers.end(), Progress::kSilent) == 0;
+    };
+    EXPECT_TRUE(soon(is_whole));
+    const std::vector<Progress> answers = detector->answers(question);
+    for (int other = 0; other < kMembers; ++other)
+      if (other != rank) {
+        EXPECT_EQ(answers[static_cast<size_t>(other)],
+                  other >= 1 && other <= 3 ? Progress::kBehind : Progress::kReached)
+            << rank << " asks " << other;
+      }
+    detector->close_question(question);
+    ++noted;
+    EXPECT_TRUE(soon([&] { return noted >= 2 * kMembers; }));
+    EXPECT_EQ(detector->count(), 0u);  // no news
   });
 }
 
 // All end and leave in the middle of each other's news.
-TEST(Lifeline, MembersMayLeaveWhileOthersAreBusy) {
+TEST(TreeDetector, MembersMayLeaveWhileOthersAreBusy) {
   for (int round = 0; round < 5; ++round) {
     MemoryStore store;
     run_ranks(6, [&](int rank) {
-      LifelinePtr lifeline = join(rank, 6, store);
-      ASSERT_NE(lifeline, nullptr);
+      DetectorPtr detector = join(rank, 6, store);
+      ASSERT_NE(detector, nullptr);
       for (uint64_t i = 0; i < 50; ++i)
-        lifeline->end(static_cast<uint64_t>(rank) * 50 + i,
+        detector->end(static_cast<uint64_t>(rank) * 50 + i,
                       Status(Code::kAborted, std::string(2000, 'x')));
       // Nobody has died, whatever order they end in.
       for (int other = 0; other < 6; ++other)
-        EXPECT_NE(lifeline->gone(other).code(), Code::kPeerDied);
-      lifeline.reset();
+        EXPECT_NE(detector->gone(other).code(), Code::kPeerDied);
+      detector.reset();
     });
   }
 }
 
-TEST(Lifeline, MembersOfOneHostMeetOnLoopback) {
+TEST(TreeDetector, MembersOfOneHostMeetOnLoopback) {
   MemoryStore store;
   run_ranks(3, [&](int rank) {
     TransportRequest request = request_of(rank, 3);
@@ -410,46 +441,50 @@ TEST(Lifeline, MembersOfOneHostMeetOnLoopback) {
       member.host = 0;
       member.networks.clear();
     }
-    Result<LifelinePtr> lifeline = Lifeline::connect(request, store, Deadline::after(kPatience));
-    ASSERT_TRUE(lifeline.ok()) << lifeline.status().message();
-    lifeline.value()->end(1, Status(Code::kAborted, "done"));
+    Result<DetectorPtr> detector =
+        TreeDetector::connect(request, store, Deadline::after(kPatience));
+    ASSERT_TRUE(detector.ok()) << detector.status().message();
+    detector.value()->end(1, Status(Code::kAborted, "done"));
   });
 }
 
-TEST(Lifeline, WhoIsMissingIsNamedAtTheDeadline) {
+TEST(TreeDetector, WhoIsMissingIsNamedAtTheDeadline) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
   run_ranks(5, [&](int rank) {
     if (rank == 2 || rank == 4) return;
-    Result<LifelinePtr> lifeline =
-        Lifeline::connect(request_of(rank, 5), store, Deadline::after(milliseconds(700)));
-    expect_says(lifeline.status(), Code::kTimeout,
-                "waiting for rank 102 (pid 5002 on host host2), rank 104 (pid 5004 on host host4) "
-                "to connect to rank 100 (pid 5000 on host host0) at 127.0.0.1:");
+    Result<DetectorPtr> detector =
+        TreeDetector::connect(request_of(rank, 5), store, Deadline::after(milliseconds(700)));
+    // Who gives up first is heard by all. Rank 3 waits for one to say where it listens.
+    expect_says(detector.status(), Code::kTimeout, "waiting for rank 10");
+    for (const char* name :
+         {"rank 102 (pid 5002 on host host2)", "rank 104 (pid 5004 on host host4)"})
+      expect_says(detector.status(), Code::kTimeout, name);
   });
   EXPECT_LT(monotonic_ns() - start_ns, 20'000'000'000);
 }
 
 // A member whose deadline comes long before that of member 0 knows all the same, and ends it for
 // all.
-TEST(Lifeline, WhoGivesUpFirstNamesWhoIsMissing) {
+TEST(TreeDetector, WhoGivesUpFirstNamesWhoIsMissing) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
   run_ranks(4, [&](int rank) {
     if (rank == 3) return;
-    Result<LifelinePtr> lifeline = Lifeline::connect(
+    Result<DetectorPtr> detector = TreeDetector::connect(
         request_of(rank, 4), store, Deadline::after(rank == 1 ? seconds(3) : seconds(300)));
-    expect_says(lifeline.status(), Code::kTimeout,
+    expect_says(detector.status(), Code::kTimeout,
                 "timed out after 3000 ms waiting for rank 103 (pid 5003 on host host3) to connect");
   });
   EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
 }
 
-TEST(Lifeline, MemberZeroIsNamedWhenItDoesNotCome) {
+TEST(TreeDetector, MemberZeroIsNamedWhenItDoesNotCome) {
   MemoryStore store;
-  Result<LifelinePtr> lifeline =
-      Lifeline::connect(request_of(1, 2), store, Deadline::after(milliseconds(50)));
-  expect_says(lifeline.status(), Code::kTimeout, "rank 100 (pid 5000 on host host0) has not said");
+  Result<DetectorPtr> detector =
+      TreeDetector::connect(request_of(1, 2), store, Deadline::after(milliseconds(50)));
+  expect_says(detector.status(), Code::kTimeout,
+              "waiting for rank 100 (pid 5000 on host host0) to say where it listens");
 }
 
 // A store that one rank cannot read.
@@ -461,65 +496,66 @@ class BrokenStore final : public ForwardingStore {
   }
 };
 
-TEST(Lifeline, WhoCannotGoOnTellsAllTheOthers) {
+TEST(TreeDetector, WhoCannotGoOnTellsAllTheOthers) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
   run_ranks(4, [&](int rank) {
     BrokenStore broken(store);
     Store& mine = rank == 2 ? static_cast<Store&>(broken) : store;
-    Result<LifelinePtr> lifeline =
-        Lifeline::connect(request_of(rank, 4), mine, Deadline::after(seconds(300)));
-    expect_says(lifeline.status(), Code::kInternal, "the store is broken");
+    Result<DetectorPtr> detector =
+        TreeDetector::connect(request_of(rank, 4), mine, Deadline::after(seconds(300)));
+    expect_says(detector.status(), Code::kInternal, "the store is broken");
   });
   EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
 }
 
-TEST(Lifeline, WhoDeclinesTellsAllTheOthers) {
+TEST(TreeDetector, WhoDeclinesTellsAllTheOthers) {
   for (int decliner : {0, 1}) {
     MemoryStore store;
     run_ranks(3, [&](int rank) {
       TransportRequest request = request_of(rank, 3);
       if (rank == decliner)
-        return decline_to_meet(request, store, Status(Code::kResource, "no thread is left"));
-      Result<LifelinePtr> lifeline =
-          Lifeline::connect(request, store, Deadline::after(seconds(300)));
-      expect_says(lifeline.status(), Code::kResource, "no thread is left");
+        return decline_transport(request, store, Status(Code::kResource, "no thread is left"));
+      Result<DetectorPtr> detector =
+          TreeDetector::connect(request, store, Deadline::after(seconds(300)));
+      expect_says(detector.status(), Code::kResource, "no thread is left");
     });
   }
 }
 
-TEST(Lifeline, AHostWithoutANetworkIsNamed) {
+TEST(TreeDetector, AHostWithoutANetworkIsNamed) {
   for (const std::vector<std::string>& networks :
        {std::vector<std::string>{}, std::vector<std::string>{"192.0.2.1/24"}}) {
     MemoryStore store;
     run_ranks(3, [&](int rank) {
       TransportRequest request = request_of(rank, 3);
       request.members[0].networks = networks;
-      Result<LifelinePtr> lifeline =
-          Lifeline::connect(request, store, Deadline::after(seconds(300)));
-      EXPECT_FALSE(lifeline.ok());
-      EXPECT_NE(lifeline.status().message().find(
+      Result<DetectorPtr> detector =
+          TreeDetector::connect(request, store, Deadline::after(seconds(300)));
+      EXPECT_FALSE(detector.ok());
+      EXPECT_NE(detector.status().message().find(
                     networks.empty() ? "rank 100 (pid 5000 on host host0) has no network"
                                      : "rank 100 (pid 5000 on host host0) cannot listen at "
                                        "192.0.2.1"),
                 std::string::npos)
-          << lifeline.status().message();
+          << detector.status().message();
     });
   }
 }
 
-TEST(Lifeline, HostsWithTheSameAddressesCannotMeet) {
+TEST(TreeDetector, HostsWithTheSameAddressesCannotMeet) {
   MemoryStore store;
   run_ranks(3, [&](int rank) {
     TransportRequest request = request_of(rank, 3);
     request.members[1].networks = request.members[0].networks;
-    Result<LifelinePtr> lifeline = Lifeline::connect(request, store, Deadline::after(seconds(300)));
-    expect_says(lifeline.status(), Code::kUnsupported,
+    Result<DetectorPtr> detector =
+        TreeDetector::connect(request, store, Deadline::after(seconds(300)));
+    expect_says(detector.status(), Code::kUnsupported,
                 "none of which leads there from rank 101 (pid 5001 on host host1)");
   });
 }
 
-constexpr const char* kInvitationKey = "test/lifeline/abcdef0123456789/invitation";
+constexpr const char* kInvitationKey = "test/detector/abcdef0123456789/invitation/0";
 
 // Where member 0 listens, and its token.
 struct Invitation {
@@ -551,7 +587,7 @@ UniqueFd stranger_at(const Invitation& invitation, const std::string& says) {
   return stranger;
 }
 
-TEST(Lifeline, StrangersHoldNobodyUp) {
+TEST(TreeDetector, StrangersHoldNobodyUp) {
   MemoryStore store;
   std::atomic<bool> strangers_came{false};
   const TransportRequest request = request_of(0, 3);
@@ -602,13 +638,13 @@ TEST(Lifeline, StrangersHoldNobodyUp) {
     if (rank != 0) {
       EXPECT_TRUE(soon([&] { return strangers_came.load(); }));
     }
-    LifelinePtr lifeline = join(rank, 3, store);
-    ASSERT_NE(lifeline, nullptr);
+    DetectorPtr detector = join(rank, 3, store);
+    ASSERT_NE(detector, nullptr);
     ++connected;
     EXPECT_TRUE(soon([&] { return connected >= 3; }));
     if (rank == 0) strangers_came = false;
-    if (rank == 1) lifeline->end(4, Status(Code::kAborted, "all is well"));
-    EXPECT_TRUE(soon([&] { return !lifeline->ended(4).ok(); }));
+    if (rank == 1) detector->end(4, Status(Code::kAborted, "all is well"));
+    EXPECT_TRUE(soon([&] { return !detector->ended(4).ok(); }));
     ++connected;
     EXPECT_TRUE(soon([&] { return connected >= 6; }));
   });
@@ -616,20 +652,20 @@ TEST(Lifeline, StrangersHoldNobodyUp) {
 }
 
 // What is published leads to a closed port, and nobody has given up.
-TEST(Lifeline, AnAddressThatIsRefusedIsNamed) {
+TEST(TreeDetector, AnAddressThatIsRefusedIsNamed) {
   MemoryStore store;
   Message invitation = Message::about(MessageKind::kInvitation, 0, request_of(0, 2).id);
   invitation.text = std::string(32, 'a') + " 127.0.0.1:1";
   ASSERT_TRUE(store.set(kInvitationKey, encode(invitation)).ok());
-  Result<LifelinePtr> lifeline =
-      Lifeline::connect(request_of(1, 2), store, Deadline::after(seconds(300)));
-  expect_says(lifeline.status(), Code::kUnsupported,
+  Result<DetectorPtr> detector =
+      TreeDetector::connect(request_of(1, 2), store, Deadline::after(seconds(300)));
+  expect_says(detector.status(), Code::kUnsupported,
               "rank 101 (pid 5001 on host host1) cannot connect to rank 100 (pid 5000 on host "
               "host0) at 127.0.0.1:1 (Connection refused)");
 }
 
 // The first address takes the connection and says nothing, the second is somebody else's.
-TEST(Lifeline, AnAddressThatLeadsElsewhereIsPassedOver) {
+TEST(TreeDetector, AnAddressThatLeadsElsewhereIsPassedOver) {
   auto listener_at = [](const char* address, int type) {
     UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | type, 0));
     sockaddr_in name{};
@@ -673,30 +709,30 @@ TEST(Lifeline, AnAddressThatLeadsElsewhereIsPassedOver) {
     Store& mine = rank == 1 ? static_cast<Store&>(detour) : store;
     // Member 0 listens at the last alone, since it knows of no other.
     if (rank == 0) request.members[0].networks = {"127.0.2.1/8"};
-    Result<LifelinePtr> lifeline = Lifeline::connect(request, mine, Deadline::after(kPatience));
-    ASSERT_TRUE(lifeline.ok()) << lifeline.status().message();
-    lifeline.value()->end(1, Status(Code::kAborted, "done"));
+    Result<DetectorPtr> detector = TreeDetector::connect(request, mine, Deadline::after(kPatience));
+    ASSERT_TRUE(detector.ok()) << detector.status().message();
+    detector.value()->end(1, Status(Code::kAborted, "done"));
   });
   answerer.join();
 }
 
 // Body of a process that hears of a death, says so, and leaves when told to.
 void watch(Store& store, int rank, int size, int victim) {
-  LifelinePtr lifeline = join(rank, size, store);
-  ASSERT_NE(lifeline, nullptr);
+  DetectorPtr detector = join(rank, size, store);
+  ASSERT_NE(detector, nullptr);
   std::atomic<int> deaths{0};
-  lifeline->on_death([&] { ++deaths; });
+  detector->on_death([&] { ++deaths; });
   say(store, "ready", rank);
   if (rank == victim)
     while (true) pause();
-  EXPECT_TRUE(soon([&] { return !lifeline->gone(victim).ok(); }));
-  expect_says(lifeline->gone(victim), Code::kPeerDied,
+  EXPECT_TRUE(soon([&] { return !detector->gone(victim).ok(); }));
+  expect_says(detector->gone(victim), Code::kPeerDied,
               "rank " + std::to_string(100 + victim) + " (pid " + std::to_string(5000 + victim) +
                   " on host host" + std::to_string(victim) + ") died or exited");
   EXPECT_TRUE(soon([&] { return deaths == 1; }));
-  lifeline->on_death([&] { ++deaths; });
+  detector->on_death([&] { ++deaths; });
   EXPECT_EQ(deaths, 2);  // at once: one has died already
-  EXPECT_EQ(lifeline->count(), 1u);
+  EXPECT_EQ(detector->count(), 1u);
   say(store, "heard", rank);
   await(store, "over");
 }
@@ -718,37 +754,37 @@ void expect_death_is_heard(int size, int victim) {
     if (rank != victim) processes.expect_good_end(rank);
 }
 
-TEST(LifelineProcesses, ADeathIsHeardByAll) {
+TEST(TreeDetectorProcesses, ADeathIsHeardByAll) {
   expect_death_is_heard(2, 1);
   expect_death_is_heard(5, 3);
 }
 
-TEST(LifelineProcesses, TheDeathOfMemberZeroIsHeardByAll) {
+TEST(TreeDetectorProcesses, TheDeathOfMemberZeroIsHeardByAll) {
   expect_death_is_heard(2, 0);
   expect_death_is_heard(5, 0);
 }
 
 // An exit without leaving is a death; what was said before it counts.
-TEST(LifelineProcesses, AnExitIsToldFromALeave) {
+TEST(TreeDetectorProcesses, AnExitIsToldFromALeave) {
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
-    LifelinePtr lifeline = join(rank, 4, store);
-    ASSERT_NE(lifeline, nullptr);
+    DetectorPtr detector = join(rank, 4, store);
+    ASSERT_NE(detector, nullptr);
     say(store, "ready", rank);
     for (int other = 0; other < 4; ++other) await(store, "ready" + std::to_string(other));
     if (rank == 2) {
-      lifeline->end(8, Status(Code::kMismatch, "said by 2"));
-      lifeline->leave();
+      detector->end(8, Status(Code::kMismatch, "said by 2"));
+      detector->leave();
     }
     if (rank >= 2) {
       fflush(nullptr);
       _exit(::testing::Test::HasFailure() ? 1 : 0);
     }
-    EXPECT_TRUE(soon([&] { return !lifeline->gone(2).ok() && !lifeline->gone(3).ok(); }));
-    EXPECT_EQ(lifeline->gone(2).code(), Code::kPeerLeft);
-    EXPECT_EQ(lifeline->gone(3).code(), Code::kPeerDied);
-    expect_says(lifeline->ended(8), Code::kMismatch, "said by 2");
-    EXPECT_EQ(lifeline->count(), 3u);
+    EXPECT_TRUE(soon([&] { return !detector->gone(2).ok() && !detector->gone(3).ok(); }));
+    EXPECT_EQ(detector->gone(2).code(), Code::kPeerLeft);
+    EXPECT_EQ(detector->gone(3).code(), Code::kPeerDied);
+    expect_says(detector->ended(8), Code::kMismatch, "said by 2");
+    EXPECT_EQ(detector->count(), 3u);
     say(store, "heard", rank);
     await(store, "heard" + std::to_string(1 - rank));
   });
@@ -756,14 +792,14 @@ TEST(LifelineProcesses, AnExitIsToldFromALeave) {
 }
 
 // Two members wait for the third, and are stopped for longer than they may.
-TEST(LifelineProcesses, ConnectWhileTheJobIsStoppedGoesOn) {
+TEST(TreeDetectorProcesses, ConnectWhileTheJobIsStoppedGoesOn) {
   Processes processes;
   processes.start(3, [](Store& store, int rank) {
     if (rank == 2) await(store, "go");
     say(store, "begins", rank);
-    Result<LifelinePtr> lifeline =
-        Lifeline::connect(request_of(rank, 3), store, Deadline::after(milliseconds(2500)));
-    EXPECT_TRUE(lifeline.ok()) << lifeline.status().message();
+    Result<DetectorPtr> detector =
+        TreeDetector::connect(request_of(rank, 3), store, Deadline::after(milliseconds(2500)));
+    EXPECT_TRUE(detector.ok()) << detector.status().message();
     say(store, "ready", rank);
     for (int other = 0; other < 3; ++other) await(store, "ready" + std::to_string(other));
   });
@@ -778,23 +814,23 @@ TEST(LifelineProcesses, ConnectWhileTheJobIsStoppedGoesOn) {
 }
 
 // A goodbye waits for a member that is stopped, and then the one that leaves is stopped as well.
-TEST(LifelineProcesses, LeaveWhileTheJobIsStoppedSaysGoodbye) {
+TEST(TreeDetectorProcesses, LeaveWhileTheJobIsStoppedSaysGoodbye) {
   constexpr uint64_t kEnds = 3000;  // more than the connection holds
   Processes processes;
   processes.start(2, [](Store& store, int rank) {
-    LifelinePtr lifeline = join(rank, 2, store);
-    ASSERT_NE(lifeline, nullptr);
+    DetectorPtr detector = join(rank, 2, store);
+    ASSERT_NE(detector, nullptr);
     say(store, "ready", rank);
     if (rank == 0) {
-      EXPECT_TRUE(soon([&] { return !lifeline->gone(1).ok(); }));
-      EXPECT_EQ(lifeline->gone(1).code(), Code::kPeerLeft) << lifeline->gone(1).message();
+      EXPECT_TRUE(soon([&] { return !detector->gone(1).ok(); }));
+      EXPECT_EQ(detector->gone(1).code(), Code::kPeerLeft) << detector->gone(1).message();
       return;
     }
     await(store, "go");
     for (uint64_t team = 1; team <= kEnds; ++team)
-      lifeline->end(team, Status(Code::kAborted, std::string(kMessageTextBytes, 'x')));
+      detector->end(team, Status(Code::kAborted, std::string(kMessageTextBytes, 'x')));
     say(store, "leaves", rank);
-    lifeline->leave();
+    detector->leave();
   });
   for (int rank : {0, 1}) processes.await("ready", rank);
   processes.stop(0);
@@ -810,7 +846,7 @@ TEST(LifelineProcesses, LeaveWhileTheJobIsStoppedSaysGoodbye) {
 }
 
 // A member that dies while the others still wait for somebody.
-TEST(LifelineProcesses, ADeathWhileConnectingEndsItForAll) {
+TEST(TreeDetectorProcesses, ADeathWhileConnectingEndsItForAll) {
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
     if (rank == 3) return;  // never comes
@@ -825,9 +861,9 @@ TEST(LifelineProcesses, ADeathWhileConnectingEndsItForAll) {
       while (true) pause();
     }
     const int64_t start_ns = monotonic_ns();
-    Result<LifelinePtr> lifeline =
-        Lifeline::connect(request_of(rank, 4), store, Deadline::after(seconds(300)));
-    expect_says(lifeline.status(), Code::kPeerDied,
+    Result<DetectorPtr> detector =
+        TreeDetector::connect(request_of(rank, 4), store, Deadline::after(seconds(300)));
+    expect_says(detector.status(), Code::kPeerDied,
                 "rank 102 (pid 5002 on host host2) died or exited while the members connected");
     EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
   });
@@ -836,19 +872,107 @@ TEST(LifelineProcesses, ADeathWhileConnectingEndsItForAll) {
   for (int rank : {0, 1, 3}) processes.expect_good_end(rank);
 }
 
+// Those that pass on the news die one after the other, or are stopped: the rest hear of every
+// death.
+TEST(TreeDetectorProcesses, DeathsAreHeardWhoeverIsGoneBefore) {
+  constexpr int kMembers = 6;
+  const std::vector<int> victims{0, 2, 4};
+  Processes processes;
+  processes.start(kMembers, [&](Store& store, int rank) {
+    DetectorPtr detector = join(rank, kMembers, store);
+    ASSERT_NE(detector, nullptr);
+    say(store, "ready", rank);
+    for (int victim : victims) {
+      if (rank == victim)
+        while (true) pause();
+      EXPECT_TRUE(soon([&] { return !detector->gone(victim).ok(); })) << rank << " of " << victim;
+      say(store, "heard of " + std::to_string(victim) + " by ", rank);
+    }
+    // Nobody is cut off: three live, and are linked.
+    EXPECT_TRUE(detector->cut_off({0, 2, 4}, 0).ok());
+    await(store, "over");
+  });
+  for (int rank = 0; rank < kMembers; ++rank) processes.await("ready", rank);
+  for (int victim : victims) {
+    processes.signal(victim, SIGKILL);
+    for (int rank : {1, 3, 5}) processes.await("heard of " + std::to_string(victim) + " by ", rank);
+  }
+  processes.say("over");
+  for (int rank : {1, 3, 5}) processes.expect_good_end(rank);
+}
+
+TEST(TreeDetectorProcesses, DeathsAreHeardWhileTheFirstMemberIsStopped) {
+  Processes processes;
+  processes.start(4, [](Store& store, int rank) {
+    DetectorPtr detector = join(rank, 4, store);
+    ASSERT_NE(detector, nullptr);
+    say(store, "ready", rank);
+    if (rank == 3)
+      while (true) pause();
+    EXPECT_TRUE(soon([&] { return !detector->gone(3).ok(); }));
+    expect_says(detector->gone(3), Code::kPeerDied, "rank 103 (pid 5003 on host host3) died");
+    say(store, "heard", rank);
+    if (rank == 0) return;
+    // The first member does not answer while it is stopped, and the other one does.
+    const uint64_t question = detector->ask(1, 0);
+    EXPECT_TRUE(soon([&] {
+      return detector->answers(question)[static_cast<size_t>(3 - rank)] == Progress::kBehind;
+    }));
+    EXPECT_EQ(detector->answers(question)[0], Progress::kSilent);
+    say(store, "asked", rank);
+    await(store, "over");
+  });
+  for (int rank = 0; rank < 4; ++rank) processes.await("ready", rank);
+  processes.stop(0);
+  processes.signal(3, SIGKILL);
+  for (int rank : {1, 2}) processes.await("heard", rank);
+  for (int rank : {1, 2}) processes.await("asked", rank);
+  processes.say("over");
+  for (int rank : {1, 2}) processes.expect_good_end(rank);
+  processes.signal(0, SIGCONT);
+  processes.expect_good_end(0);
+}
+
+// Two hosts: all that the last of three was linked to have died, and one lives that it never was.
+TEST(TreeDetectorProcesses, WhoHasLostAllLinksIsCutOff) {
+  // Hosts of 1 member each: the last is linked to 0, 1 and the one before it alone.
+  constexpr int kMembers = 5;
+  Processes processes;
+  processes.start(kMembers, [](Store& store, int rank) {
+    DetectorPtr detector = join(rank, kMembers, store);
+    ASSERT_NE(detector, nullptr);
+    say(store, "ready", rank);
+    if (rank == 0 || rank == 1 || rank == 3)
+      while (true) pause();
+    const std::vector<int> everyone{0, 1, 2, 3, 4};
+    EXPECT_TRUE(soon([&] { return !detector->cut_off(everyone, 0).ok(); }));
+    EXPECT_EQ(detector->cut_off(everyone, 0).code(), Code::kPeerDied);
+    EXPECT_TRUE(detector->cut_off(everyone, 1'000'000'000'000).ok());  // not for so long
+    EXPECT_TRUE(detector->cut_off({2, 4}, 0).ok());                    // none of these has died
+    EXPECT_TRUE(detector->gone(6 - rank).ok());
+    say(store, "heard", rank);
+    await(store, "over");
+  });
+  for (int rank = 0; rank < kMembers; ++rank) processes.await("ready", rank);
+  for (int victim : {0, 1, 3}) processes.signal(victim, SIGKILL);
+  for (int rank : {2, 4}) processes.await("heard", rank);
+  processes.say("over");
+  for (int rank : {2, 4}) processes.expect_good_end(rank);
+}
+
 // A child that a member forked outlives it, and must not keep its connections.
-TEST(LifelineProcesses, AForkedChildKeepsNoConnection) {
+TEST(TreeDetectorProcesses, AForkedChildKeepsNoConnection) {
   for (int victim : {0, 1}) {
     Processes processes;
     processes.start(3, [&](Store& store, int rank) {
-      LifelinePtr lifeline = join(rank, 3, store);
-      ASSERT_NE(lifeline, nullptr);
+      DetectorPtr detector = join(rank, 3, store);
+      ASSERT_NE(detector, nullptr);
       if (rank == victim) {
         pid_t child = fork();
         if (child == 0) {
           alarm(300);
-          lifeline->close_descriptors();
-          lifeline.reset();
+          detector->close_descriptors();
+          detector.reset();
           EXPECT_TRUE(store.set("child", std::to_string(getpid())).ok());
           while (true) pause();
         }
@@ -857,8 +981,8 @@ TEST(LifelineProcesses, AForkedChildKeepsNoConnection) {
       say(store, "ready", rank);
       if (rank == victim)
         while (true) pause();
-      EXPECT_TRUE(soon([&] { return !lifeline->gone(victim).ok(); }));
-      EXPECT_EQ(lifeline->gone(victim).code(), Code::kPeerDied);
+      EXPECT_TRUE(soon([&] { return !detector->gone(victim).ok(); }));
+      EXPECT_EQ(detector->gone(victim).code(), Code::kPeerDied);
     });
     for (int rank = 0; rank < 3; ++rank) processes.await("ready", rank);
     processes.signal(victim, SIGKILL);
@@ -870,19 +994,19 @@ TEST(LifelineProcesses, AForkedChildKeepsNoConnection) {
 
 // More than the kernel buffers for a member that is stopped: the others are not held up, and it
 // hears all when it goes on.
-TEST(LifelineProcesses, AStoppedMemberHoldsNobodyUp) {
+TEST(TreeDetectorProcesses, AStoppedMemberHoldsNobodyUp) {
   constexpr uint64_t kTeams = 8000;
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
-    LifelinePtr lifeline = join(rank, 4, store);
-    ASSERT_NE(lifeline, nullptr);
+    DetectorPtr detector = join(rank, 4, store);
+    ASSERT_NE(detector, nullptr);
     say(store, "ready", rank);
     await(store, "stopped");
     if (rank == 1)
       for (uint64_t team = 1; team <= kTeams; ++team)
-        lifeline->end(team, Status(Code::kAborted, std::string(2000, 'x')));
-    EXPECT_TRUE(soon([&] { return lifeline->count() >= kTeams; })) << lifeline->count();
-    EXPECT_TRUE(lifeline->gone(2).ok());
+        detector->end(team, Status(Code::kAborted, std::string(2000, 'x')));
+    EXPECT_TRUE(soon([&] { return detector->count() >= kTeams; })) << detector->count();
+    EXPECT_TRUE(detector->gone(2).ok());
     say(store, "heard", rank);
     await(store, "over");
   });
@@ -898,15 +1022,15 @@ TEST(LifelineProcesses, AStoppedMemberHoldsNobodyUp) {
 }
 
 // Who leaves waits for a stopped one no longer than said.
-TEST(LifelineProcesses, LeavingIsBounded) {
+TEST(TreeDetectorProcesses, LeavingIsBounded) {
   Processes processes;
   processes.start(3, [](Store& store, int rank) {
-    LifelinePtr lifeline = join(rank, 3, store);
-    ASSERT_NE(lifeline, nullptr);
+    DetectorPtr detector = join(rank, 3, store);
+    ASSERT_NE(detector, nullptr);
     say(store, "ready", rank);
     await(store, "stopped");
     const int64_t start_ns = monotonic_ns();
-    lifeline->leave();
+    detector->leave();
     if (rank == 0) return;
     EXPECT_GT(monotonic_ns() - start_ns, 500'000'000);  // it has waited
     EXPECT_LT(monotonic_ns() - start_ns, 10'000'000'000);

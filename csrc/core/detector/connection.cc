@@ -1,4 +1,4 @@
-#include "core/transport/connection.h"
+#include "core/detector/connection.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -11,7 +11,7 @@
 namespace dscomm {
 namespace {
 
-constexpr uint32_t kMagic = 0x6c736432;  // "2dsl": the number of the format comes first
+constexpr uint32_t kMagic = 0x64667333;  // "3sfd": the number of the format comes first
 
 struct Header {
   uint32_t magic;
@@ -38,7 +38,7 @@ Parsed parse(std::string_view bytes, Message* message, size_t* used) {
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.magic != kMagic || header.text_bytes > kMessageTextBytes ||
       header.kind < static_cast<uint16_t>(MessageKind::kInvitation) ||
-      header.kind > static_cast<uint16_t>(MessageKind::kOutlast) ||
+      header.kind > static_cast<uint16_t>(MessageKind::kAnswer) ||
       header.code > static_cast<uint32_t>(Code::kInternal))
     return Parsed::kGarbage;
   *used = sizeof header + header.text_bytes;

@@ -1,0 +1,200 @@
+#include "core/detector/dial.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <sstream>
+
+#include "core/base/deadline.h"
+#include "core/transport/members.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+
+// An address that drops what it does not let through answers nothing: the next one is tried beside
+// it (RFC 8305 recommends 250 ms).
+constexpr int64_t kNextAddressNs = 250 * kMs;
+// Between rounds over all addresses. A member listens before it publishes, so what is refused in
+// every round of two seconds stays refused.
+constexpr int64_t kPauseNs = 200 * kMs;
+constexpr int kRefusedRounds = 10;
+
+std::string error_text(int error) {
+  return error == 0 ? "it closed the connection" : std::strerror(error);
+}
+
+}  // namespace
+
+std::string Dial::name() const { return name_member(request_.members, rank_); }
+std::string Dial::own_name() const { return name_member(request_.members, request_.rank); }
+
+Status Dial::read(const std::string& bytes) {
+  Message invitation;
+  if (!decode(bytes, &invitation) || invitation.id != request_.id ||
+      invitation.kind != MessageKind::kInvitation)
+    return Status(Code::kInternal, "what " + name() + " published is no invitation");
+  std::istringstream words(invitation.text);
+  words >> token_;
+  const std::vector<std::string> offered{std::istream_iterator<std::string>(words),
+                                         std::istream_iterator<std::string>()};
+  for (const std::string& address : reachable_addresses(request_.members, request_.rank, rank_))
+    for (const std::string& endpoint : offered)
+      if (is_endpoint_at(endpoint, address)) add_endpoint(endpoint, address);
+  if (!endpoints_.empty()) return {};
+  return Status(Code::kUnsupported,
+                name() + " listens at " +
+                    invitation.text.substr(std::min(token_.size() + 1, invitation.text.size())) +
+                    ", none of which leads there from " + own_name() +
+                    ": both hosts have these addresses themselves");
+}
+
+void Dial::add_endpoint(const std::string& text, const std::string& address) {
+  const int port = std::atoi(text.c_str() + text.rfind(':') + 1);
+  if (port <= 0 || port > 65535) return;
+  const std::optional<SocketAddress> there = socket_address(address, static_cast<uint16_t>(port));
+  if (!there) return;
+  Endpoint endpoint;
+  endpoint.address = *there;
+  endpoint.text = text;
+  endpoints_.push_back(std::move(endpoint));
+}
+
+Status Dial::begin() {
+  while (true) {
+    const int64_t now = monotonic_ns();
+    while (next_ < endpoints_.size() && is_tried(next_)) ++next_;
+    if (next_ < endpoints_.size()) {
+      if (now < start_next_ns_) return {};
+      Result<bool> begun = begin_attempt(next_++);
+      if (!begun.ok()) return begun.status();
+      start_next_ns_ = begun.value() ? now + kNextAddressNs : now;
+      continue;
+    }
+    const bool is_connecting =
+        std::any_of(attempts_.begin(), attempts_.end(),
+                    [](const Attempt& attempt) { return !attempt.connected; });
+    // Who has been connected may be kept waiting for an answer; the other addresses are tried
+    // again.
+    if (is_connecting || attempts_.size() == endpoints_.size()) return {};
+    DSCOMM_RETURN_IF_ERROR(end_round());
+    next_ = 0;
+    start_next_ns_ = now + kPauseNs;
+  }
+}
+
+int64_t Dial::next_turn_ns() const {
+  return next_ < endpoints_.size() ? start_next_ns_ : monotonic_ns() + kNextAddressNs;
+}
+
+void Dial::add_to(std::vector<pollfd>* entries) const {
+  for (const Attempt& attempt : attempts_) {
+    const bool sends = !attempt.connected || attempt.connection.has_queued();
+    entries->push_back(
+        {attempt.connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
+  }
+}
+
+bool Dial::take(std::span<const pollfd> entries) {
+  // From behind, so that attempts can be taken out.
+  for (size_t i = attempts_.size(); i-- > 0;) {
+    if (entries[i].revents == 0 || !is_over(attempts_[i])) continue;
+    if (made_.open()) {
+      attempts_.clear();
+      return true;
+    }
+    attempts_.erase(attempts_.begin() + static_cast<ptrdiff_t>(i));
+    start_next_ns_ = monotonic_ns();
+  }
+  return false;
+}
+
+bool Dial::is_tried(size_t endpoint) const {
+  return std::any_of(attempts_.begin(), attempts_.end(),
+                     [&](const Attempt& attempt) { return attempt.endpoint == endpoint; });
+}
+
+// False when the address can be seen not to work.
+Result<bool> Dial::begin_attempt(size_t index) {
+  Endpoint& endpoint = endpoints_[index];
+  endpoint.outcome = "no answer";
+  endpoint.refused = false;
+  UniqueFd socket(
+      ::socket(endpoint.address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid())
+    return Status(Code::kResource, own_name() + " got no socket: " + std::strerror(errno) +
+                                       "; raise its limit (ulimit -n)");
+  if (::connect(socket.get(), endpoint.address.get(), endpoint.address.size) != 0 &&
+      errno != EINPROGRESS) {
+    endpoint.outcome = error_text(errno);
+    endpoint.refused = true;
+    return false;
+  }
+  attempts_.push_back({Connection(std::move(socket)), index, false});
+  return true;
+}
+
+// Takes an attempt as far as it goes now. It is over when it has failed, and when it has become
+// made_.
+bool Dial::is_over(Attempt& attempt) {
+  Endpoint& endpoint = endpoints_[attempt.endpoint];
+  if (!attempt.connected) {
+    int result = 0;
+    socklen_t length = sizeof result;
+    if (getsockopt(attempt.connection.fd(), SOL_SOCKET, SO_ERROR, &result, &length) != 0)
+      result = errno;
+    if (result != 0) {
+      endpoint.outcome = error_text(result);
+      endpoint.refused = result != ETIMEDOUT;
+      return true;
+    }
+    // An event without an error means that it is connected.
+    attempt.connected = true;
+    endpoint.outcome = "connected, but it did not answer";
+    Message hello = Message::about(MessageKind::kHello, request_.rank, request_.id);
+    hello.text = token_;
+    attempt.connection.queue(hello);
+  }
+  attempt.connection.flush();
+  attempt.connection.receive();
+  Message answer;
+  if (attempt.connection.next(&answer)) {
+    if (answer.kind == MessageKind::kWelcome && answer.id == request_.id) {
+      made_ = std::move(attempt.connection);
+    } else {
+      endpoint.outcome = "somebody else answered";
+      endpoint.refused = true;
+    }
+    return true;
+  }
+  if (!attempt.connection.ended()) return false;
+  endpoint.outcome = attempt.connection.error() == EPROTO ? "somebody else answered"
+                                                          : error_text(attempt.connection.error());
+  endpoint.refused = attempt.connection.error() == EPROTO;
+  return true;
+}
+
+// All addresses have been tried.
+Status Dial::end_round() {
+  const bool refused = std::all_of(endpoints_.begin(), endpoints_.end(),
+                                   [](const Endpoint& endpoint) { return endpoint.refused; });
+  refused_rounds_ = refused ? refused_rounds_ + 1 : 0;
+  if (refused_rounds_ < kRefusedRounds) return {};
+  return unreachable(Code::kUnsupported, "cannot connect");
+}
+
+Status Dial::unreachable(Code code, const std::string& how) const {
+  std::string tried;
+  for (const Endpoint& endpoint : endpoints_)
+    tried += (tried.empty() ? "" : ", ") + endpoint.text + " (" +
+             (endpoint.outcome.empty() ? "not tried" : endpoint.outcome) + ")";
+  return Status(code, own_name() + " " + how + " to " + name() + " at " + tried +
+                          "; see whether it runs, and let TCP through between the hosts");
+}
+
+}  // namespace dscomm

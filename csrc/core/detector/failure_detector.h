@@ -1,0 +1,63 @@
+// FailureDetector: what the ranks of a transport hear of each other beside the data: who died or
+// left, which Teams have ended and why, and, when one asks, who answers and how far it is.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/team/departure.h"
+
+namespace dscomm {
+
+// What a rank answers to a question.
+enum class Progress : uint8_t {
+  kSilent,   // nothing so far: it is stopped, cut off, or the answer is on its way
+  kBehind,   // it runs, and has not come to the position
+  kReached,  // it has
+};
+
+// Thread-safe. Ranks are those of the transport.
+class FailureDetector {
+ public:
+  virtual ~FailureDetector() = default;
+
+  // Grows with all that is heard of who is gone and what has ended. Cheap enough for every turn of
+  // a wait: one atomic load.
+  virtual uint64_t count() const = 0;
+
+  // kPeerDied ("rank 3 (pid 7 on host b) died or exited without leaving") when a rank has died,
+  // kPeerLeft when it ended in order, OK while neither is known.
+  virtual Status gone(int rank) const = 0;
+  // How, of a rank of which gone() says kPeerLeft: in order, unless its process noted its end.
+  virtual Departure departure(int rank) const = 0;
+  // This process is about to end without having left its groups; see Team::note_end(). The others
+  // hear of it when it says goodbye. The first note stays.
+  virtual void note_end(const std::string& exception) = 0;
+
+  // Where nothing is heard any more, though others live, and that has been so for `grace_ns`: the
+  // death of one of `ranks`. What they end can no longer be heard of. OK otherwise.
+  virtual Status cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
+
+  // The first cause for which somebody ended the Team, or OK.
+  virtual Status ended(uint64_t team_id) const = 0;
+
+  // Tells everybody that the Team has ended and why. Does not block. The first cause that a process
+  // hears of stays.
+  virtual void end(uint64_t team_id, const Status& cause) = 0;
+
+  // How far this rank is in the calls of a Team; positions grow. What others are answered.
+  virtual void note_position(uint64_t team_id, uint64_t position) = 0;
+  // The Team has ended here.
+  virtual void forget(uint64_t team_id) = 0;
+
+  // Asks all whether they have come to `position` of the Team. Does not block. Returns the number
+  // of the question, for answers(); close_question() ends it.
+  virtual uint64_t ask(uint64_t team_id, uint64_t position) = 0;
+  // What has come, by rank.
+  virtual std::vector<Progress> answers(uint64_t question) const = 0;
+  virtual void close_question(uint64_t question) = 0;
+};
+
+}  // namespace dscomm

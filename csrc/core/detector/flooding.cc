@@ -1,0 +1,188 @@
+#include "core/detector/flooding.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/packer.h"
+#include "core/transport/members.h"
+
+namespace dscomm {
+namespace {
+
+// Of others, that answers may still come back for. A question is open for a fraction of a second.
+constexpr size_t kQuestions = 4096;
+
+Status describe_leave(const std::string& name, const Departure& departure) {
+  const std::string how = departure.exception ? departure.how() : "has left: it ended in order";
+  return Status(Code::kPeerLeft, name + " " + how + "; " + departure.advice());
+}
+
+}  // namespace
+
+Status describe_loss(const std::string& name, int error) {
+  switch (error) {
+    case 0:
+    case EPIPE:
+    case ECONNRESET:
+      return Status(Code::kPeerDied,
+                    name +
+                        " died or exited without leaving; look for its own error, a signal or "
+                        "the out-of-memory killer in its output and the system log");
+    case EPROTO:
+      return Status(Code::kPeerDied, name +
+                                         " sent what is no message of dscomm, so that its "
+                                         "connection was closed; this is a defect of dscomm");
+    default:
+      return Status(Code::kPeerDied,
+                    name + " cannot be reached any more (" + std::strerror(error) +
+                        "); see whether its host is down or the network between the hosts is cut");
+  }
+}
+
+Flooding::Flooding(int rank, const std::vector<TransportMember>& members,
+                   const std::vector<int>& links)
+    : rank_(rank),
+      members_(members),
+      links_(links),
+      gone_(members.size()),
+      departures_(members.size()) {}
+
+Status Flooding::ended(uint64_t team_id) const {
+  auto found = ended_.find(team_id);
+  return found == ended_.end() ? Status() : found->second;
+}
+
+bool Flooding::end(uint64_t team_id, const Status& cause) {
+  if (!note_ended(team_id, cause)) return false;
+  pass_on(rank_, Message::about(MessageKind::kEnd, rank_, team_id, cause));
+  return true;
+}
+
+uint64_t Flooding::ask(uint64_t team_id, uint64_t position) {
+  const uint64_t question = static_cast<uint64_t>(rank_) << 32 | ++asked_;
+  std::vector<Progress>& answers = open_[question];
+  answers.assign(members_.size(), Progress::kSilent);
+  answers[static_cast<size_t>(rank_)] = Progress::kReached;
+  Message message = Message::about(MessageKind::kAsk, rank_, question);
+  message.text = Packer().number(team_id).number(position).take();
+  pass_on(rank_, message);
+  return question;
+}
+
+void Flooding::tell_links(const Message& message) { pass_on(rank_, message); }
+
+void Flooding::pass_on(int from, const Message& message) {
+  const std::string bytes = encode(message);
+  for (int link : links_)
+    if (link != from) outbox_.emplace_back(link, bytes);
+}
+
+bool Flooding::take(int from, const Message& message) {
+  switch (message.kind) {
+    case MessageKind::kMissing:
+    case MessageKind::kReady:
+    case MessageKind::kStart:  // said to all before this member had started, or after
+      return true;
+    case MessageKind::kFail:
+      lose(from, Status(Code::kPeerDied,
+                        name_member(members_, from) +
+                            " gave up before all members were connected: " + message.text));
+      return true;
+    case MessageKind::kEnd:
+      if (message.code == Code::kOk) return false;
+      if (note_ended(message.id, message.status())) pass_on(from, message);
+      return true;
+    case MessageKind::kGone:
+      return take_gone(from, message);
+    case MessageKind::kGoodbye:
+      lose(from, describe_leave(name_member(members_, from), message.departure()),
+           message.departure());
+      return true;
+    case MessageKind::kAsk:
+      return take_question(from, message);
+    case MessageKind::kAnswer:
+      return take_answer(message);
+    default:
+      return false;
+  }
+}
+
+bool Flooding::take_gone(int from, const Message& message) {
+  if (message.rank < 0 || message.rank >= static_cast<int>(members_.size()) ||
+      message.code == Code::kOk)
+    return false;
+  if (message.rank == rank_) return true;  // somebody cannot reach this one
+  const bool is_new =
+      message.code == Code::kPeerLeft
+          ? note_gone(message.rank,
+                      describe_leave(name_member(members_, message.rank), message.departure()),
+                      message.departure())
+          : note_gone(message.rank, message.status(), {});
+  if (is_new) pass_on(from, message);
+  return true;
+}
+
+void Flooding::lose(int link, const Status& status, const Departure& departure) {
+  std::erase(links_, link);
+  if (!note_gone(link, status, departure)) return;
+  pass_on(link, status.code() == Code::kPeerLeft
+                    ? Message::about_departure(MessageKind::kGone, link, departure)
+                    : Message::about(MessageKind::kGone, link, 0, status));
+}
+
+// The first thing that is heard stays. True when this was it.
+bool Flooding::note_gone(int rank, const Status& status, const Departure& departure) {
+  Status& known = gone_[static_cast<size_t>(rank)];
+  if (!known.ok()) return false;
+  known = status;
+  departures_[static_cast<size_t>(rank)] = departure;
+  has_death_ = has_death_ || status.code() == Code::kPeerDied;
+  ++gone_count_;
+  ++count_;
+  return true;
+}
+
+bool Flooding::note_ended(uint64_t team_id, const Status& cause) {
+  // As it travels, so that all have the same text.
+  if (!ended_.try_emplace(team_id, cause.code(), bounded_text(cause.message())).second)
+    return false;
+  ++count_;
+  return true;
+}
+
+bool Flooding::take_question(int from, const Message& message) {
+  Unpacker unpacker(message.text);
+  const uint64_t team_id = unpacker.number(), position = unpacker.number();
+  if (!unpacker.whole()) return false;
+  if (message.rank == rank_ || !way_back_.try_emplace(message.id, from).second) return true;
+  heard_.push_back(message.id);
+  if (heard_.size() > kQuestions) {
+    way_back_.erase(heard_.front());
+    heard_.pop_front();
+  }
+  pass_on(from, message);
+  auto found = positions_.find(team_id);
+  const bool has_reached = found != positions_.end() && found->second >= position;
+  Message answer = Message::about(MessageKind::kAnswer, rank_, message.id);
+  answer.text = Packer().number(has_reached ? 1 : 0).take();
+  send(from, answer);
+  return true;
+}
+
+bool Flooding::take_answer(const Message& message) {
+  Unpacker unpacker(message.text);
+  const uint64_t has_reached = unpacker.number();
+  if (!unpacker.whole() || message.rank < 0 || message.rank >= static_cast<int>(members_.size()))
+    return false;
+  if (auto open = open_.find(message.id); open != open_.end())
+    open->second[static_cast<size_t>(message.rank)] =
+        has_reached != 0 ? Progress::kReached : Progress::kBehind;
+  else if (auto way = way_back_.find(message.id);
+           way != way_back_.end() &&
+           std::find(links_.begin(), links_.end(), way->second) != links_.end())
+    send(way->second, message);
+  return true;
+}
+
+}  // namespace dscomm

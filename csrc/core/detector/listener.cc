@@ -1,0 +1,121 @@
+#include "core/detector/listener.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+
+#include "core/base/deadline.h"
+#include "core/base/log.h"
+#include "core/transport/members.h"
+#include "core/transport/networks.h"
+
+namespace dscomm {
+namespace {
+
+// Whoever connects shows the token at once. This many more than members may be waiting to.
+constexpr int64_t kHelloNs = 10'000'000'000;
+constexpr size_t kStrangers = 64;
+// Between two looks at the members, at most.
+constexpr int kAcceptedAtOnce = 256;
+// Of the longest endpoint, " [address]:port" of IPv6, and the blank after the token.
+constexpr size_t kEndpointBytes = 1 + 1 + 39 + 1 + 1 + 5 + 1;
+
+}  // namespace
+
+std::string Listener::own_name() const { return name_member(request_.members, request_.rank); }
+
+Status Listener::open() {
+  uint64_t token[2];
+  if (getrandom(token, sizeof token, 0) != static_cast<ssize_t>(sizeof token))
+    return Status(Code::kResource, own_name() + " got no random numbers: " + std::strerror(errno));
+  char text[40];
+  std::snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, token[0], token[1]);
+  token_ = text;
+  Status last(Code::kUnsupported, own_name() +
+                                      " has no network at which other hosts could reach it: no "
+                                      "interface but loopback is up, or none was allowed");
+  for (const std::string& address :
+       reachable_addresses(request_.members, request_.rank, request_.rank))
+    if (Status status = listen_at(address); !status.ok()) last = status;
+  if (listeners_.empty()) return last;
+  log_line(LogLevel::kDebug, "listening for other members of '%s' at %s", request_.name.c_str(),
+           endpoints_.c_str());
+  return {};
+}
+
+Message Listener::invitation() const {
+  Message invitation = Message::about(MessageKind::kInvitation, request_.rank, request_.id);
+  invitation.text = token_ + " " + endpoints_;
+  return invitation;
+}
+
+Status Listener::listen_at(const std::string& address) {
+  // All of them must fit in one message.
+  if (endpoints_.size() + token_.size() + kEndpointBytes > kMessageTextBytes) return {};
+  auto failed = [&](const char* what) {
+    return Status(Code::kResource, own_name() + " cannot listen at " + address + ": " + what +
+                                       ": " + std::strerror(errno));
+  };
+  std::optional<SocketAddress> name = socket_address(address, 0);
+  if (!name) return Status(Code::kInternal, "'" + address + "' is no address");
+  UniqueFd listener(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.valid()) return failed("no socket (ulimit -n?)");
+  if (bind(listener.get(), name->get(), name->size) != 0) return failed("bind");
+  if (listen(listener.get(), SOMAXCONN) != 0) return failed("listen");
+  if (getsockname(listener.get(), name->get(), &name->size) != 0) return failed("getsockname");
+  if (!endpoints_.empty()) endpoints_ += " ";
+  endpoints_ += endpoint_text(address, port_of(*name));
+  listeners_.push_back(std::move(listener));
+  return {};
+}
+
+void Listener::add_to(std::vector<pollfd>* entries) const {
+  for (const Arrival& arrival : arrivals_) entries->push_back({arrival.connection.fd(), POLLIN, 0});
+  for (const UniqueFd& listener : listeners_) entries->push_back({listener.get(), POLLIN, 0});
+}
+
+Status Listener::take(std::span<const pollfd> entries, const Admit& admit) {
+  const pollfd* entry = entries.data();
+  const int64_t now = monotonic_ns();
+  std::erase_if(arrivals_, [&](Arrival& arrival) {
+    if ((entry++)->revents == 0) return now - arrival.since_ns > kHelloNs;
+    arrival.connection.receive();
+    return is_settled(&arrival.connection, admit) || arrival.connection.ended();
+  });
+  for (const UniqueFd& listener : listeners_)
+    if ((entry++)->revents != 0) DSCOMM_RETURN_IF_ERROR(accept_from(listener.get()));
+  return {};
+}
+
+Status Listener::accept_from(int listener) {
+  for (int i = 0; i < kAcceptedAtOnce; ++i) {
+    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        return Status(Code::kResource,
+                      own_name() + " cannot take the connections of " + std::to_string(expected_) +
+                          " others: " + std::strerror(errno) + "; raise its limit (ulimit -n)");
+      return {};  // nobody waits any more, or whoever did has gone
+    }
+    // A member that is turned away comes again.
+    if (arrivals_.size() >= expected_ + kStrangers) arrivals_.erase(arrivals_.begin());
+    arrivals_.push_back({Connection(std::move(socket)), monotonic_ns()});
+  }
+  return {};
+}
+
+// Whether who connected has said enough to be taken from the arrivals.
+bool Listener::is_settled(Connection* connection, const Admit& admit) {
+  Message hello;
+  if (!connection->next(&hello)) return false;
+  if (hello.kind == MessageKind::kHello && hello.id == request_.id && hello.text == token_)
+    admit(hello.rank, std::move(*connection));
+  if (connection->open()) log_line(LogLevel::kInfo, "a stranger connected, and was turned away");
+  return true;
+}
+
+}  // namespace dscomm

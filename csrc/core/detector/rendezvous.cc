@@ -1,0 +1,366 @@
+#include "core/detector/rendezvous.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "core/detector/dial.h"
+#include "core/detector/links.h"
+#include "core/detector/listener.h"
+#include "core/store/store_exchange.h"
+#include "core/transport/members.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+
+// Between two looks whether somebody has given up.
+constexpr int64_t kLookEveryNs = 200 * kMs;
+// Between two looks for an invitation: at first, and at most.
+constexpr int64_t kFirstPauseNs = kMs, kLongestPauseNs = 50 * kMs;
+// Who waits for others to start gets this long past its deadline, for their last word.
+constexpr int64_t kVerdictNs = 500 * kMs;
+// How often the members hear who is missing, where that changes.
+constexpr int64_t kTellEveryNs = 500 * kMs;
+// Names in one message, at most.
+constexpr size_t kNames = 8;
+
+std::string invitation_name(int rank) { return "invitation/" + std::to_string(rank); }
+
+class Rendezvous {
+ public:
+  Rendezvous(const TransportRequest& request, Store& store, const Deadline& deadline)
+      : request_(request),
+        links_(links_of(request.members, request.rank)),
+        exchange_(store, exchange_of(request), deadline),
+        deadline_(deadline),
+        time_left_(deadline),
+        listener_(request, links_.down.size()) {
+    for (const std::vector<int>* ranks : {&links_.up, &links_.down})
+      for (int rank : *ranks) peers_[rank].is_up = ranks == &links_.up;
+  }
+
+  Result<std::vector<Link>> run() {
+    Status status = invite();
+    while (status.ok() && !is_started_) status = turn();
+    if (!status.ok()) return give_up(status);
+    // Before anything else is said on any connection: who reads it has started as well.
+    tell_all(Message::about(MessageKind::kStart, request_.rank, request_.id));
+    if (listener_.is_open()) exchange_.remove(invitation_name(request_.rank));
+    std::vector<Link> links;
+    for (auto& [rank, peer] : peers_) links.push_back({rank, std::move(peer.connection)});
+    return links;
+  }
+
+ private:
+  struct Peer {
+    bool is_up = false;          // this member connects to it
+    bool is_ready = false;       // and all that connect to it, so it says
+    std::unique_ptr<Dial> dial;  // while it is not connected
+    Connection connection;
+  };
+
+  std::string name(int rank) const { return name_member(request_.members, rank); }
+  Status error(const Status& status) const {
+    return Status(status.code(),
+                  "connecting the hosts of group '" + request_.name + "': " + status.message());
+  }
+
+  Status invite();
+  Status turn();
+  Status look();
+  Status read_invitations();
+  void say_ready();
+  Status wait();
+  Status listen_to(int rank, Peer& peer);
+  Status take(int rank, Peer& peer, const Message& message);
+  Status timed_out();
+  std::string missing() const;
+  void tell_who_is_missing();
+  void tell_what_is_known(Connection& connection);
+  void tell_all(const Message& message, int but_for = -1);
+  Status give_up(const Status& status);
+
+  bool is_linked() const {
+    return std::all_of(peers_.begin(), peers_.end(),
+                       [](const auto& entry) { return entry.second.connection.open(); });
+  }
+
+  const TransportRequest& request_;
+  const Links links_;
+  StoreExchange exchange_;
+  const Deadline& deadline_;
+  TimeLeft time_left_;
+  Listener listener_;
+  std::map<int, Peer> peers_;
+  bool has_said_ready_ = false, is_started_ = false;
+  bool is_told_ = false;  // the cause of the failure came over a connection
+  int64_t pause_ns_ = kFirstPauseNs, read_again_ns_ = 0;
+  std::map<int, std::string> missing_;  // for whom others wait, as they say
+  std::string told_;                    // for whom this one waits, as it said last
+  int64_t next_telling_ns_ = 0;
+};
+
+Status Rendezvous::invite() {
+  if (links_.down.empty()) return {};
+  if (Status status = listener_.open(); !status.ok()) return error(status);
+  Status published =
+      exchange_.publish(invitation_name(request_.rank), encode(listener_.invitation()));
+  return published.ok() ? published : error(published);
+}
+
+Status Rendezvous::turn() {
+  DSCOMM_RETURN_IF_ERROR(look());
+  if (!is_linked()) DSCOMM_RETURN_IF_ERROR(read_invitations());
+  for (auto& [rank, peer] : peers_)
+    if (peer.dial)
+      if (Status status = peer.dial->begin(); !status.ok()) return error(status);
+  tell_who_is_missing();
+  say_ready();
+  return is_started_ ? Status() : wait();
+}
+
+// Whether there still is a reason to wait.
+Status Rendezvous::look() {
+  const int64_t left_ns = time_left_.ns();
+  // Who has all of its connections hears over them what others put into the store.
+  Status failure = is_linked() ? Status() : exchange_.look();
+  // Where the others have given up waiting, it was for this one: what it tried says more.
+  if (failure.code() == Code::kTimeout)
+    for (const auto& [rank, peer] : peers_)
+      if (peer.dial)
+        return error(peer.dial->unreachable(
+            Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
+                                " ms, in which it could not connect"));
+  DSCOMM_RETURN_IF_ERROR(failure);
+  const int64_t limit_ns = is_linked() ? -kVerdictNs : 0;
+  return left_ns <= limit_ns ? timed_out() : Status();
+}
+
+Status Rendezvous::read_invitations() {
+  const int64_t now = monotonic_ns();
+  if (now < read_again_ns_) return {};
+  for (auto& [rank, peer] : peers_) {
+    if (!peer.is_up || peer.dial || peer.connection.open()) continue;
+    Result<std::optional<std::string>> bytes = exchange_.find(invitation_name(rank));
+    if (!bytes.ok()) return error(bytes.status());
+    if (!bytes.value()) continue;
+    auto dial = std::make_unique<Dial>(request_, rank);
+    if (Status status = dial->read(*bytes.value()); !status.ok()) return error(status);
+    peer.dial = std::move(dial);
+  }
+  read_again_ns_ = now + pause_ns_;
+  pause_ns_ = std::min(2 * pause_ns_, kLongestPauseNs);
+  return {};
+}
+
+void Rendezvous::say_ready() {
+  const bool is_ready =
+      is_linked() && std::all_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+        return entry.second.is_up || entry.second.is_ready;
+      });
+  if (!is_ready || has_said_ready_) return;
+  has_said_ready_ = true;
+  if (links_.up.empty()) is_started_ = true;
+  const Message message = Message::about(MessageKind::kReady, request_.rank, request_.id);
+  for (auto& [rank, peer] : peers_)
+    if (peer.is_up) {
+      peer.connection.queue(message);
+      peer.connection.flush();
+    }
+}
+
+Status Rendezvous::wait() {
+  std::vector<pollfd> entries;
+  int64_t turn_ns = monotonic_ns() + kLookEveryNs;
+  const bool awaits_invitation = std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+    return entry.second.is_up && !entry.second.dial && !entry.second.connection.open();
+  });
+  if (awaits_invitation) turn_ns = std::min(turn_ns, read_again_ns_);
+  std::map<int, std::pair<size_t, size_t>> dials;  // which of the entries
+  for (auto& [rank, peer] : peers_) {
+    if (peer.dial) {
+      const size_t first = entries.size();
+      peer.dial->add_to(&entries);
+      dials[rank] = {first, entries.size() - first};
+      turn_ns = std::min(turn_ns, peer.dial->next_turn_ns());
+    }
+    if (!peer.connection.open()) continue;
+    const bool sends = peer.connection.has_queued();
+    entries.push_back(
+        {peer.connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
+  }
+  const size_t first_of_listener = entries.size();
+  listener_.add_to(&entries);
+
+  const int64_t began_ns = monotonic_ns();
+  const int64_t asked_ns =
+      std::max(std::min(turn_ns - began_ns, std::max(time_left_.ns(), kMs)), kMs);
+  const int ready = ::poll(entries.data(), entries.size(), static_cast<int>(asked_ns / kMs));
+  const int reason = errno;
+  deadline_.note_slice(began_ns, asked_ns);
+  if (ready < 0) {
+    if (reason == EINTR) return {};
+    return error(
+        Status(Code::kResource, name(request_.rank) + ": poll failed: " + std::strerror(reason)));
+  }
+  const std::span<const pollfd> all(entries);
+  size_t next = 0;
+  for (auto& [rank, peer] : peers_) {
+    if (auto place = dials.find(rank); place != dials.end()) {
+      next = place->second.first + place->second.second;
+      if (peer.dial->take(all.subspan(place->second.first, place->second.second))) {
+        peer.connection = peer.dial->connection();
+        peer.dial.reset();
+        tell_what_is_known(peer.connection);
+      }
+    } else if (peer.connection.open()) {
+      if (all[next++].revents != 0) DSCOMM_RETURN_IF_ERROR(listen_to(rank, peer));
+    }
+  }
+  const Status status =
+      listener_.take(all.subspan(first_of_listener), [this](int rank, Connection&& connection) {
+        auto peer = peers_.find(rank);
+        // A member tries several addresses: the first that gets through counts.
+        if (peer == peers_.end() || peer->second.is_up || peer->second.connection.open()) return;
+        peer->second.connection = std::move(connection);
+        peer->second.connection.queue(Message::about(MessageKind::kWelcome, rank, request_.id));
+        tell_what_is_known(peer->second.connection);
+      });
+  return status.ok() ? status : error(status);
+}
+
+Status Rendezvous::listen_to(int rank, Peer& peer) {
+  peer.connection.flush();
+  peer.connection.receive();
+  Message message;
+  while (!is_started_ && peer.connection.next(&message))
+    DSCOMM_RETURN_IF_ERROR(take(rank, peer, message));
+  if (is_started_ || !peer.connection.ended()) return {};
+  return error(Status(Code::kPeerDied,
+                      name(rank) +
+                          " died or exited while the members connected; look for its own "
+                          "error, a signal or the out-of-memory killer in its output and the "
+                          "system log"));
+}
+
+Status Rendezvous::take(int rank, Peer& peer, const Message& message) {
+  const bool is_ours = message.id == request_.id;
+  if (is_ours && message.kind == MessageKind::kStart) {
+    is_started_ = true;
+  } else if (is_ours && message.kind == MessageKind::kReady && !peer.is_up) {
+    peer.is_ready = true;
+  } else if (is_ours && message.kind == MessageKind::kFail && message.code != Code::kOk) {
+    is_told_ = true;
+    return message.status();
+  } else if (is_ours && message.kind == MessageKind::kMissing && message.rank >= 0 &&
+             message.rank < static_cast<int>(request_.members.size())) {
+    std::string& known = missing_[message.rank];
+    if (known != message.text) {
+      known = message.text;
+      tell_all(message, rank);
+    }
+  } else {
+    return error(Status(Code::kInternal, name(rank) + " said something before all were connected"));
+  }
+  return {};
+}
+
+Status Rendezvous::timed_out() {
+  const std::string after = "timed out after " + std::to_string(deadline_.timeout_ms()) + " ms";
+  for (const auto& [rank, peer] : peers_)
+    if (peer.dial)
+      return error(
+          peer.dial->unreachable(Code::kTimeout, after + ", in which it could not connect"));
+  std::string awaited = missing();
+  for (const auto& [rank, others] : missing_)
+    if (awaited.empty()) awaited = others;
+  if (awaited.empty()) awaited = "the others to say that all members are connected";
+  return error(Status(Code::kTimeout, after + " waiting for " + awaited));
+}
+
+// Whom this member waits for, and for what.
+std::string Rendezvous::missing() const {
+  std::string not_here, silent;
+  size_t count = 0;
+  for (const auto& [rank, peer] : peers_) {
+    if (peer.connection.open() || peer.dial || ++count > kNames) continue;
+    std::string& names = peer.is_up ? silent : not_here;
+    names += (names.empty() ? "" : ", ") + name(rank);
+  }
+  if (count == 0) return "";
+  std::string text = not_here;
+  if (count > kNames) text += " and " + std::to_string(count - kNames) + " more";
+  if (!not_here.empty())
+    text += " to connect to " + name(request_.rank) + " at " + listener_.endpoints();
+  if (!silent.empty()) text += (text.empty() ? "" : "; ") + silent + " to say where it listens";
+  return text + "; see whether they run, and let TCP through between the hosts";
+}
+
+// Those that are connected may have to give up before this member does, and then name them.
+void Rendezvous::tell_who_is_missing() {
+  if (monotonic_ns() < next_telling_ns_) return;
+  const bool is_first = next_telling_ns_ == 0;
+  next_telling_ns_ = monotonic_ns() + kTellEveryNs;
+  if (is_first) return;  // hardly anybody has come yet
+  Message message = Message::about(MessageKind::kMissing, request_.rank, request_.id);
+  message.text = missing();
+  if (message.text == told_) return;
+  told_ = message.text;
+  tell_all(message);
+}
+
+// To who has just connected.
+void Rendezvous::tell_what_is_known(Connection& connection) {
+  const auto tell = [&](int rank, const std::string& text) {
+    if (text.empty()) return;
+    Message message = Message::about(MessageKind::kMissing, rank, request_.id);
+    message.text = text;
+    connection.queue(message);
+  };
+  tell(request_.rank, told_);
+  for (const auto& [rank, text] : missing_) tell(rank, text);
+  connection.flush();
+}
+
+void Rendezvous::tell_all(const Message& message, int but_for) {
+  for (auto& [rank, peer] : peers_) {
+    if (!peer.connection.open() || rank == but_for) continue;
+    peer.connection.queue(message);
+    peer.connection.flush();
+  }
+}
+
+// Over the connections to those that are there, over the store to the others. Which cause came
+// first is settled in the store; but a deadline passes for many at a time, and then rank 0's word
+// is waited for, for which those that are connected need not wait.
+Status Rendezvous::give_up(const Status& status) {
+  Status cause = status;
+  const bool is_known = is_told_ || exchange_.is_told();
+  const bool is_late = status.code() == Code::kTimeout;
+  if (!is_known && !is_late) cause = exchange_.fail(status);
+  tell_all(Message::about(MessageKind::kFail, request_.rank, request_.id, cause));
+  for (auto& [rank, peer] : peers_) peer.connection.hang_up();
+  if (!is_known && is_late) cause = exchange_.fail(status);
+  if (listener_.is_open()) exchange_.remove(invitation_name(request_.rank));
+  return cause;
+}
+
+}  // namespace
+
+Result<std::vector<Link>> connect_members(const TransportRequest& request, Store& store,
+                                          const Deadline& deadline) {
+  return Rendezvous(request, store, deadline).run();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,143 @@
+#include "core/detector/links.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <queue>
+#include <random>
+#include <set>
+
+namespace dscomm::test {
+namespace {
+
+using Graph = std::vector<std::set<int>>;
+
+// Ranks in the order of the hosts, or dealt out among them.
+std::vector<TransportMember> members_on(const std::vector<int>& sizes, bool is_dealt = false) {
+  std::vector<TransportMember> members;
+  std::vector<int> left = sizes;
+  const auto add = [&](size_t host) {
+    TransportMember member;
+    member.host = static_cast<int>(host);
+    members.push_back(member);
+    --left[host];
+  };
+  if (is_dealt)
+    while (std::any_of(left.begin(), left.end(), [](int count) { return count > 0; }))
+      for (size_t host = 0; host < left.size(); ++host)
+        if (left[host] > 0) add(host);
+  for (size_t host = 0; host < left.size(); ++host)
+    while (left[host] > 0) add(host);
+  return members;
+}
+
+// Checks that both ends of a link know of it.
+Graph graph_of(const std::vector<TransportMember>& members) {
+  std::vector<Links> links;
+  for (size_t rank = 0; rank < members.size(); ++rank)
+    links.push_back(links_of(members, static_cast<int>(rank)));
+  Graph graph(members.size());
+  size_t ups = 0, downs = 0;
+  for (size_t rank = 0; rank < members.size(); ++rank) {
+    ups += links[rank].up.size();
+    downs += links[rank].down.size();
+    for (int up : links[rank].up) {
+      const std::vector<int>& back = links[static_cast<size_t>(up)].down;
+      EXPECT_TRUE(std::binary_search(back.begin(), back.end(), static_cast<int>(rank)));
+      graph[rank].insert(up);
+      graph[static_cast<size_t>(up)].insert(static_cast<int>(rank));
+    }
+  }
+  EXPECT_EQ(ups, downs);
+  return graph;
+}
+
+// From `start`, without those of which `is_gone` says so: how many are reached, and in how many
+// steps at most.
+template <typename IsGone>
+std::pair<size_t, int> reach(const Graph& graph, int start, const IsGone& is_gone) {
+  std::vector<int> steps(graph.size(), -1);
+  std::queue<int> next({start});
+  steps[static_cast<size_t>(start)] = 0;
+  size_t count = 0;
+  int most = 0;
+  while (!next.empty()) {
+    const int rank = next.front();
+    next.pop();
+    ++count;
+    most = std::max(most, steps[static_cast<size_t>(rank)]);
+    for (int other : graph[static_cast<size_t>(rank)])
+      if (steps[static_cast<size_t>(other)] < 0 && !is_gone(other)) {
+        steps[static_cast<size_t>(other)] = steps[static_cast<size_t>(rank)] + 1;
+        next.push(other);
+      }
+  }
+  return {count, most};
+}
+
+// The rest hangs together without any one member, and without any one host.
+void expect_survives(const std::vector<int>& sizes, bool is_dealt = false) {
+  const std::vector<TransportMember> members = members_on(sizes, is_dealt);
+  const Graph graph = graph_of(members);
+  for (const std::set<int>& linked : graph)
+    EXPECT_LE(linked.size(), static_cast<size_t>(kMostLinks));
+  const auto first_but_for = [&](const auto& is_gone) {
+    int rank = 0;
+    while (rank < static_cast<int>(members.size()) && is_gone(rank)) ++rank;
+    return rank;
+  };
+  const auto expect_whole = [&](const auto& is_gone) {
+    size_t living = 0;
+    for (size_t rank = 0; rank < members.size(); ++rank)
+      living += is_gone(static_cast<int>(rank)) ? 0 : 1;
+    if (living > 0) {
+      EXPECT_EQ(reach(graph, first_but_for(is_gone), is_gone).first, living);
+    }
+  };
+  expect_whole([](int) { return false; });
+  for (int gone = 0; gone < static_cast<int>(members.size()); ++gone)
+    expect_whole([&](int rank) { return rank == gone; });
+  for (int host = 0; host < static_cast<int>(sizes.size()); ++host)
+    expect_whole([&](int rank) { return members[static_cast<size_t>(rank)].host == host; });
+}
+
+TEST(Links, TheRestHangsTogetherWithoutAnyMemberOrHost) {
+  for (int hosts : {1, 2, 3, 4, 5, 13, 14, 15, 40})
+    for (int local : {1, 2, 3, 8})
+      expect_survives(std::vector<int>(static_cast<size_t>(hosts), local));
+  expect_survives({64});
+  expect_survives({2, 2, 2}, /*is_dealt=*/true);
+  std::mt19937 random(7);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<int> sizes(std::uniform_int_distribution<size_t>(1, 30)(random));
+    for (int& size : sizes)
+      size = std::uniform_int_distribution<int>(1, round % 2 ? 3 : 20)(random);
+    expect_survives(sizes, round % 3 == 0);
+  }
+}
+
+// Two hosts of two: whichever two of them live are linked.
+TEST(Links, TwoByTwoAreAllLinked) {
+  for (const std::set<int>& linked : graph_of(members_on({2, 2}))) EXPECT_EQ(linked.size(), 3u);
+}
+
+TEST(Links, FewAreHeldAndTheWayIsShortAmongThousands) {
+  for (const auto& [hosts, local] :
+       std::vector<std::pair<size_t, int>>{{1024, 8}, {4, 256}, {1000, 1}}) {
+    std::vector<int> sizes(hosts, local);
+    const std::vector<TransportMember> members = members_on(sizes);
+    Graph graph(members.size());
+    for (size_t rank = 0; rank < members.size(); rank += 1) {
+      if (members.size() > 2000 && rank > 400 && rank % 97 != 0) continue;  // a sample
+      const Links links = links_of(members, static_cast<int>(rank));
+      EXPECT_LE(links.up.size() + links.down.size(), static_cast<size_t>(kMostLinks));
+    }
+    if (members.size() > 2000) continue;
+    const int steps = reach(graph_of(members), 0, [](int) { return false; }).second;
+    EXPECT_LE(steps, 2 + std::log(static_cast<double>(members.size())) / std::log(6.0));
+  }
+}
+
+}  // namespace
+}  // namespace dscomm::test
