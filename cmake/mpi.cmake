@@ -20,12 +20,15 @@ endif()
 if(DSCOMM_HAVE_PMIX)
   file(GLOB mpi_sources CONFIGURE_DEPENDS csrc/mpi/*.cc)
   list(FILTER mpi_sources EXCLUDE REGEX "/module\\.cc$")
-  add_library(dscomm_mpi STATIC ${mpi_sources} csrc/pmix/messages.cc csrc/pmix/process.cc)
+  add_library(dscomm_mpi STATIC ${mpi_sources} csrc/pmix/messages.cc
+    csrc/pmix/own_directory.cc csrc/pmix/process.cc)
   target_compile_options(dscomm_mpi PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off
     -fvisibility=hidden)
   # mpi.h brings C++ bindings of its own, long deprecated, which need another library.
   target_compile_definitions(dscomm_mpi PUBLIC OMPI_SKIP_MPICXX)
   target_link_libraries(dscomm_mpi PUBLIC dscomm_core PkgConfig::OPEN_MPI)
+  # Its types alone: what it calls is found in the PMIx that Open MPI has loaded.
+  target_include_directories(dscomm_mpi PRIVATE ${PMIX_INCLUDE_DIRS})
 
   # Not dscomm_core's library: it starts in a few milliseconds, once for each host.
   file(GLOB pmix_sources CONFIGURE_DEPENDS csrc/pmix/*.cc)

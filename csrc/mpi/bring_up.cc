@@ -15,10 +15,11 @@
 #include "core/base/packer.h"
 #include "core/store/store_exchange.h"
 #include "core/topology/topology.h"
-#include "core/transport/networks.h"
 #include "core/transport/members.h"
+#include "core/transport/networks.h"
 #include "mpi/environment.h"
 #include "mpi/guarded.h"
+#include "mpi/lost_helper.h"
 #include "mpi/mca_files.h"
 #include "mpi/mpi_error.h"
 #include "mpi/persistent_all_reduce.h"
@@ -561,6 +562,11 @@ class BringUp {
     if (answer->code != MPI_SUCCESS) return own(mpi_error("MPI_Init_thread", answer->code));
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    if (plan_.origin == MpiOrigin::kHelper) {
+      std::vector<std::string> given = own_variables_;
+      given.insert(given.end(), defaults_.begin(), defaults_.end());
+      survive_lost_helper(given);
+    }
     return own(check_thread_level(answer->level));
   }
 
@@ -724,6 +730,7 @@ class BringUp {
 void MpiWorld::leave(const Deadline& deadline) {
   if (left_.exchange(true)) return;
   if (helper_ != nullptr) helper_->quit();
+  tidy_up_for_lost_helper();
   if (origin_ != MpiOrigin::kLauncher || failed_.load() || mpi_gave_up()) return;
   int finalised = 0;
   MPI_Finalized(&finalised);

@@ -47,7 +47,7 @@ void remove_if_abandoned(const std::string& path) {
     return;
   // Whoever lives holds the lock. It is ours until all is gone: a maker that has not locked yet
   // then fails to, and takes another name.
-  UniqueFd lock = lock_file(path + kLock, O_RDWR);
+  UniqueFd lock = lock_file(lock_file_of(path), O_RDWR);
   if (lock.valid() || errno == ENOENT) remove_tree(path);
 }
 
@@ -81,6 +81,12 @@ std::unique_ptr<OwnDirectory> OwnDirectory::make(const std::string& parent, std:
   }
   return nullptr;
 }
+
+bool is_own_directory(const std::string& path) {
+  return path.compare(path.rfind('/') + 1, std::strlen(kPrefix), kPrefix) == 0;
+}
+
+std::string lock_file_of(const std::string& path) { return path + kLock; }
 
 OwnDirectory::~OwnDirectory() { remove_tree(path_); }
 

@@ -1,0 +1,89 @@
+#include "mpi/lost_helper.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pmix.h>
+#include <sys/file.h>
+
+#include <filesystem>
+#include <mutex>
+#include <set>
+
+#include "core/base/log.h"
+#include "core/base/owned.h"
+#include "pmix/own_directory.h"
+
+namespace dscomm {
+namespace {
+
+// Of the process, which has one helper. Never destroyed: PMIx calls until the process ends.
+struct LostHelper {
+  std::mutex mutex;
+  std::set<std::string> directories;  // of the helper
+  bool is_lost = false;
+  // On their lock files, shared: as long as a rank holds one, nobody takes the directory for
+  // abandoned.
+  std::vector<UniqueFd> locks;
+};
+LostHelper& lost_helper() {
+  static auto* const lost = new LostHelper;
+  return *lost;
+}
+
+// On a thread of PMIx, before Open MPI's own handler, which it keeps from being called.
+void note_loss(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*, size_t, pmix_info_t*,
+               size_t, pmix_event_notification_cbfunc_fn_t done, void* data) {
+  LostHelper& lost = lost_helper();
+  {
+    std::lock_guard lock(lost.mutex);
+    if (!lost.is_lost)
+      log_line(LogLevel::kWarn,
+               "dscomm-pmix, which served PMIx to the ranks of this host, has ended before them; "
+               "see whether it was killed. MPI goes on without it");
+    lost.is_lost = true;
+    for (const std::string& directory : lost.directories) {
+      UniqueFd file(::open(lock_file_of(directory).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+      if (file.valid() && ::flock(file.get(), LOCK_SH | LOCK_NB) == 0)
+        lost.locks.push_back(std::move(file));
+    }
+  }
+  if (done != nullptr) done(PMIX_EVENT_ACTION_COMPLETE, nullptr, 0, nullptr, nullptr, data);
+}
+
+}  // namespace
+
+void survive_lost_helper(const std::vector<std::string>& environment) {
+  // That which Open MPI has loaded.
+  void* library = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_NOLOAD);
+  const auto register_handler = library == nullptr
+                                    ? nullptr
+                                    : reinterpret_cast<decltype(&PMIx_Register_event_handler)>(
+                                          ::dlsym(library, "PMIx_Register_event_handler"));
+  if (register_handler == nullptr) {
+    log_line(LogLevel::kDebug,
+             "Open MPI's PMIx was not found: if dscomm-pmix is killed, so are we");
+    return;
+  }
+  {
+    LostHelper& lost = lost_helper();
+    std::lock_guard lock(lost.mutex);
+    for (const std::string& variable : environment) {
+      const std::filesystem::path value = variable.substr(variable.find('=') + 1);
+      if (is_own_directory(value)) lost.directories.insert(value);
+    }
+  }
+  pmix_status_t codes[] = {PMIX_ERR_LOST_CONNECTION};
+  // Handlers of one code are called before those of all, such as Open MPI's.
+  register_handler(codes, 1, nullptr, 0, &note_loss, nullptr, nullptr);
+}
+
+void tidy_up_for_lost_helper() {
+  LostHelper& lost = lost_helper();
+  std::lock_guard lock(lost.mutex);
+  if (!lost.is_lost) return;
+  lost.locks.clear();
+  for (const std::string& directory : lost.directories)
+    remove_abandoned_directories(std::filesystem::path(directory).parent_path());
+}
+
+}  // namespace dscomm
