@@ -29,8 +29,8 @@ constexpr int kSliceMs = 10;
 // Between two questions to the store: hosts that start together enter a fence within the first few.
 constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
 
-// A key that is there can be read at once, unless the store has gone.
-constexpr std::chrono::seconds kReadLimit{10};
+// How often a host that does not gather looks who is missing: each look is a question a host.
+constexpr int64_t kNameEveryNs = 1'000'000'000;
 
 constexpr std::chrono::seconds kQuitLimit{1};
 
@@ -98,10 +98,13 @@ class Starter {
   pid_t pid_ = 0;
 };
 
-// A fence on its way: what each host has said.
+// A fence on its way. The first of its hosts gathers what the others have put into the store, and
+// puts there what all have said.
 struct Fence {
   PmixFence asked;
-  std::vector<std::optional<std::string>> data;  // by entry of asked.hosts
+  std::vector<std::optional<std::string>> data;  // on the first host: by entry of asked.hosts
+  int64_t name_again_ns = 0;  // on the others: when they look next who is missing
+  bool is_answered = false;
 };
 
 }  // namespace
@@ -125,9 +128,14 @@ struct PmixHelper::State {
   bool take_messages();
   Status begin(Fence fence);
   Status advance();
+  Status gather(Fence& fence, std::string* missing);
+  Status await_others(Fence& fence, std::string* missing);
+  Status put(const std::string& name, const std::string& data);
+  void answer(Fence& fence, std::string data);
   std::string key(const Fence& fence, uint32_t host) const {
     return prefix + fence.asked.name + "/" + std::to_string(host);
   }
+  std::string key_of_all(const Fence& fence) const { return prefix + fence.asked.name + "/all"; }
 };
 
 Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
@@ -233,17 +241,13 @@ bool PmixHelper::State::take_messages() {
 }
 
 Status PmixHelper::State::begin(Fence fence) {
-  fence.data.resize(fence.asked.hosts.size());
-  for (size_t i = 0; i < fence.asked.hosts.size(); ++i) {
-    if (fence.asked.hosts[i] >= description.hosts.size())
+  for (uint32_t host : fence.asked.hosts)
+    if (host >= description.hosts.size())
       return Status(Code::kInternal, "dscomm-pmix named a host that there is not");
-    if (fence.asked.hosts[i] == description.own_host) fence.data[i] = fence.asked.data;
-  }
-  const std::string name = key(fence, description.own_host);
-  Status status = store->set(name, fence.asked.data);
-  {
-    std::lock_guard lock(mutex);
-    keys.push_back(name);
+  Status status = put(key(fence, description.own_host), fence.asked.data);
+  if (fence.asked.hosts.front() == description.own_host) {
+    fence.data.resize(fence.asked.hosts.size());
+    fence.data.front() = fence.asked.data;
   }
   fences.push_back(std::move(fence));
   return status;
@@ -253,31 +257,67 @@ Status PmixHelper::State::begin(Fence fence) {
 Status PmixHelper::State::advance() {
   std::string missing;
   for (Fence& fence : fences) {
-    bool complete = true;
-    for (size_t i = 0; i < fence.data.size(); ++i) {
-      if (fence.data[i].has_value()) continue;
-      const std::string name = key(fence, fence.asked.hosts[i]);
-      Result<bool> there = store->has(name);
-      if (!there.ok()) return there.status();
-      if (!there.value()) {
-        complete = false;
-        missing += (missing.empty() ? "" : ", ") + description.hosts[fence.asked.hosts[i]].name;
-        continue;
-      }
-      Result<std::string> data = store->get(name, Deadline::after(kReadLimit));
-      if (!data.ok()) return data.status();
-      fence.data[i] = std::move(data).value();
-    }
-    if (!complete) continue;
-    PmixFenceResult result{fence.asked.number, true, ""};
-    for (const std::optional<std::string>& part : fence.data) result.data += *part;
-    socket.send(PmixMessageKind::kFenceResult, pack(result));
-    fence.data.clear();
+    Status status = fence.data.empty() ? await_others(fence, &missing) : gather(fence, &missing);
+    if (!status.ok()) return status;
   }
-  std::erase_if(fences, [](const Fence& fence) { return fence.data.empty(); });
+  std::erase_if(fences, [](const Fence& fence) { return fence.is_answered; });
   std::lock_guard lock(mutex);
   waiting_for = std::move(missing);
   return {};
+}
+
+Status PmixHelper::State::gather(Fence& fence, std::string* missing) {
+  bool is_whole = true;
+  for (size_t i = 1; i < fence.data.size(); ++i) {
+    if (fence.data[i].has_value()) continue;
+    Result<std::optional<std::string>> found = store->find(key(fence, fence.asked.hosts[i]));
+    if (!found.ok()) return found.status();
+    fence.data[i] = std::move(found).value();
+    if (fence.data[i].has_value()) continue;
+    is_whole = false;
+    *missing += (missing->empty() ? "" : ", ") + description.hosts[fence.asked.hosts[i]].name;
+  }
+  if (!is_whole) return {};
+  std::string all;
+  for (const std::optional<std::string>& part : fence.data) all += *part;
+  DSCOMM_RETURN_IF_ERROR(put(key_of_all(fence), all));
+  answer(fence, std::move(all));
+  return {};
+}
+
+Status PmixHelper::State::await_others(Fence& fence, std::string* missing) {
+  Result<std::optional<std::string>> all = store->find(key_of_all(fence));
+  if (!all.ok()) return all.status();
+  if (all.value().has_value()) {
+    answer(fence, std::move(*all.value()));
+    return {};
+  }
+  if (monotonic_ns() < fence.name_again_ns) {
+    std::lock_guard lock(mutex);
+    *missing = waiting_for;
+    return {};
+  }
+  fence.name_again_ns = monotonic_ns() + kNameEveryNs;
+  for (uint32_t host : fence.asked.hosts) {
+    Result<bool> there = store->has(key(fence, host));
+    if (!there.ok()) return there.status();
+    if (!there.value()) *missing += (missing->empty() ? "" : ", ") + description.hosts[host].name;
+  }
+  return {};
+}
+
+void PmixHelper::State::answer(Fence& fence, std::string data) {
+  socket.send(PmixMessageKind::kFenceResult,
+              pack(PmixFenceResult{fence.asked.number, true, std::move(data)}));
+  fence.is_answered = true;
+}
+
+Status PmixHelper::State::put(const std::string& name, const std::string& data) {
+  {
+    std::lock_guard lock(mutex);
+    keys.push_back(name);
+  }
+  return store->set(name, data);
 }
 
 void PmixHelper::remove_keys() {
