@@ -7,6 +7,8 @@ namespace dscomm {
 namespace {
 
 constexpr int kPairsBelow = 6;
+// Of the members of a host that a member of the host beside it is linked to.
+constexpr size_t kOfHostBeside = 8;
 
 // To whom the one in position `p` is linked, of those before it.
 std::set<int> positions_before(int p) {
@@ -28,6 +30,15 @@ std::set<int> linked_before(const Hosts& hosts, int host, int position) {
   std::set<int> ranks;
   for (int before : positions_before(position))
     ranks.insert(hosts[static_cast<size_t>(host)][static_cast<size_t>(before)]);
+  if (host > 0) {
+    // One to one, until the last of the larger host.
+    const std::vector<int>&here = hosts[static_cast<size_t>(host)],
+          &there = hosts[static_cast<size_t>(host) - 1];
+    const size_t last = std::min(std::max(here.size(), there.size()),
+                                 kOfHostBeside * std::min(here.size(), there.size()));
+    for (size_t k = static_cast<size_t>(position); k < last; k += here.size())
+      ranks.insert(there[k % there.size()]);
+  }
   if (position > 1) return ranks;
   for (int before : positions_before(host)) {
     const std::vector<int>& there = hosts[static_cast<size_t>(before)];
@@ -38,7 +49,7 @@ std::set<int> linked_before(const Hosts& hosts, int host, int position) {
 
 }  // namespace
 
-Links links_of(const std::vector<TransportMember>& members, int rank) {
+std::vector<Links> links_of(const std::vector<TransportMember>& members) {
   Hosts hosts;
   for (size_t k = 0; k < members.size(); ++k) {
     const auto host = static_cast<size_t>(members[k].host);
@@ -46,18 +57,16 @@ Links links_of(const std::vector<TransportMember>& members, int rank) {
     hosts[host].push_back(static_cast<int>(k));
   }
   std::erase_if(hosts, [](const std::vector<int>& host) { return host.empty(); });
-  Links links;
+  std::vector<Links> links(members.size());
   for (size_t host = 0; host < hosts.size(); ++host)
     for (size_t position = 0; position < hosts[host].size(); ++position) {
-      const int other = hosts[host][position];
-      const std::set<int> before =
-          linked_before(hosts, static_cast<int>(host), static_cast<int>(position));
-      if (other == rank)
-        links.up.assign(before.begin(), before.end());
-      else if (before.contains(rank))
-        links.down.push_back(other);
+      const int rank = hosts[host][position];
+      for (int before : linked_before(hosts, static_cast<int>(host), static_cast<int>(position))) {
+        links[static_cast<size_t>(rank)].up.push_back(before);
+        links[static_cast<size_t>(before)].down.push_back(rank);
+      }
     }
-  std::sort(links.down.begin(), links.down.end());
+  for (Links& each : links) std::sort(each.down.begin(), each.down.end());
   return links;
 }
 

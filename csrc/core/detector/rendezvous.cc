@@ -41,7 +41,7 @@ class Rendezvous {
  public:
   Rendezvous(const TransportRequest& request, Store& store, const Deadline& deadline)
       : request_(request),
-        links_(links_of(request.members, request.rank)),
+        links_(links_of(request.members)[static_cast<size_t>(request.rank)]),
         exchange_(store, exchange_of(request), deadline),
         deadline_(deadline),
         time_left_(deadline),

@@ -26,7 +26,7 @@ constexpr int kLeaveSliceMs = 100;
 constexpr std::chrono::minutes kBeyondTimeout{1};
 
 std::vector<int> all_links(const TransportRequest& request) {
-  Links links = links_of(request.members, request.rank);
+  Links links = links_of(request.members)[static_cast<size_t>(request.rank)];
   links.up.insert(links.up.end(), links.down.begin(), links.down.end());
   return std::move(links.up);
 }
