@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -20,6 +21,7 @@ namespace {
 
 constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::milliseconds kFlushLimit{1000};
+constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
 
 // MPI opens a descriptor for each rank that it talks to, and takes the want of one for a failure of
 // the other. The usual soft limit, 1,024, is for programs that use select().
@@ -117,21 +119,30 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
   if (!detector.ok()) return detector.status();
   detector_ = std::move(detector).value();
   detector_->on_death(&watch_calls);
-  std::vector<int> everyone;
-  for (size_t rank = 0; rank < request_.members.size(); ++rank)
-    everyone.push_back(static_cast<int>(rank));
-  const Look look = [this, everyone] { return look_for_the_gone(everyone); };
-  Result<std::unique_ptr<MpiWorld>> world =
-      bring_up(request_, std::move(store), deadline, folder + "/dscomm-pmix", look);
+  std::vector<int> everyone(request_.members.size());
+  std::iota(everyone.begin(), everyone.end(), 0);
+  Result<std::unique_ptr<MpiWorld>> world = bring_up(
+      request_, std::move(store), deadline, folder + "/dscomm-pmix", look_for_the_gone(everyone));
   if (!world.ok()) return world.status();
   world_ = std::move(world).value();
   return {};
 }
 
-Status MpiTransport::look_for_the_gone(std::span<const int> ranks) const {
-  if (detector_->count() == 0) return {};
-  for (int rank : ranks) DSCOMM_RETURN_IF_ERROR(detector_->gone(rank));
-  return {};
+// While `ranks` make something together. Who has left in order may have done its part of it, and
+// what it sent is still on its way.
+Look MpiTransport::look_for_the_gone(std::vector<int> ranks) const {
+  return [this, ranks = std::move(ranks), left_since_ns = int64_t{0}]() mutable -> Status {
+    if (detector_->count() == 0) return {};
+    Status left;
+    for (int rank : ranks) {
+      Status gone = detector_->gone(rank);
+      if (gone.code() == Code::kPeerDied) return gone;
+      if (left.ok()) left = std::move(gone);
+    }
+    if (left.ok()) return {};
+    if (left_since_ns == 0) left_since_ns = monotonic_ns();
+    return monotonic_ns() - left_since_ns < kGraceOfLeaversNs ? Status() : left;
+  };
 }
 
 int MpiTransport::rank_of(const ArenaId& id) const {
@@ -149,9 +160,9 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
   for (int rank : team.ranks)
     options.members.push_back({rank, name_member(request_.members, rank)});
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
-  const Look look = [this, members = team.ranks, id = team.id] {
+  const Look look = [this, gone = look_for_the_gone(team.ranks), id = team.id] {
     DSCOMM_RETURN_IF_ERROR(detector_->ended(id));
-    return look_for_the_gone(members);
+    return gone();
   };
   auto made = std::make_shared<Communicators>();
   // Tags tell groups apart that are made at the same time.

@@ -40,7 +40,7 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
   explicit MpiTransport(const TransportRequest& request);
   Status bring_up_all(std::shared_ptr<Store> store, const Deadline& deadline,
                       const std::string& folder);
-  Status look_for_the_gone(std::span<const int> ranks) const;
+  Look look_for_the_gone(std::vector<int> ranks) const;
   void flush();
 
   const TransportRequest request_;

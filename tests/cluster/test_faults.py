@@ -210,6 +210,17 @@ def test_any_source_goes_on_while_a_living_rank_can_send(
         in_peace(job, [receiver, sender])
 
 
+@pytest.mark.parametrize("leavers", [[3], pytest.param([0, 1], marks=pytest.mark.drill)])
+def test_who_leaves_once_a_group_is_made_is_no_death(
+    make_hosts: Callable[[int], Hosts], leavers: list[int]
+) -> None:
+    """The others may still make its Teams between the hosts."""
+    arguments = ["leaves_at_once.py", *map(str, leavers)]
+    with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments, store_apart=True) as job:
+        job.wait_for("done", limit_s=30.0)
+        in_peace(job, list(range(job.size)))
+
+
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv"])
 def test_exec_is_a_death(make_hosts: Callable[[int], Hosts], waits_in: str) -> None:
     with start_ranks(make_hosts(3), [0, 1, 2], "departs.py", "execs", waits_in) as job:
