@@ -104,6 +104,7 @@ struct Fence {
   PmixFence asked;
   std::vector<std::optional<std::string>> data;  // on the first host: by entry of asked.hosts
   int64_t name_again_ns = 0;  // on the others: when they look next who is missing
+  std::string missing;        // what they found then
   bool is_answered = false;
 };
 
@@ -244,6 +245,7 @@ Status PmixHelper::State::begin(Fence fence) {
   for (uint32_t host : fence.asked.hosts)
     if (host >= description.hosts.size())
       return Status(Code::kInternal, "dscomm-pmix named a host that there is not");
+  fence.name_again_ns = monotonic_ns() + kNameEveryNs;
   Status status = put(key(fence, description.own_host), fence.asked.data);
   if (fence.asked.hosts.front() == description.own_host) {
     fence.data.resize(fence.asked.hosts.size());
@@ -292,17 +294,17 @@ Status PmixHelper::State::await_others(Fence& fence, std::string* missing) {
     answer(fence, std::move(*all.value()));
     return {};
   }
-  if (monotonic_ns() < fence.name_again_ns) {
-    std::lock_guard lock(mutex);
-    *missing = waiting_for;
-    return {};
+  if (monotonic_ns() >= fence.name_again_ns) {
+    fence.name_again_ns = monotonic_ns() + kNameEveryNs;
+    fence.missing.clear();
+    for (uint32_t host : fence.asked.hosts) {
+      Result<bool> there = store->has(key(fence, host));
+      if (!there.ok()) return there.status();
+      if (!there.value())
+        fence.missing += (fence.missing.empty() ? "" : ", ") + description.hosts[host].name;
+    }
   }
-  fence.name_again_ns = monotonic_ns() + kNameEveryNs;
-  for (uint32_t host : fence.asked.hosts) {
-    Result<bool> there = store->has(key(fence, host));
-    if (!there.ok()) return there.status();
-    if (!there.value()) *missing += (missing->empty() ? "" : ", ") + description.hosts[host].name;
-  }
+  if (!fence.missing.empty()) *missing += (missing->empty() ? "" : ", ") + fence.missing;
   return {};
 }
 
