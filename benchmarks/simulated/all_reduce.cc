@@ -34,8 +34,8 @@ class NoFailures final : public FailureDetector {
   Departure departure(int) const override { return {}; }
   void note_end(const std::string&) override {}
   Status cut_off(const std::vector<int>&, int64_t) const override { return {}; }
-  Status ended(uint64_t) const override { return {}; }
-  void end(uint64_t, const Status& cause) override {
+  Status ended(uint64_t, uint64_t) const override { return {}; }
+  void end(uint64_t, const Status& cause, uint64_t) override {
     std::fprintf(stderr, "a Team has ended: %s\n", cause.message().c_str());
     std::abort();
   }

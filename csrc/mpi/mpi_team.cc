@@ -20,16 +20,16 @@ constexpr int64_t kAskEveryNs = 1'000'000;
 
 // What a rank that runs needs to answer, on an overloaded machine; a quarter of a shorter timeout.
 constexpr int64_t kAnswerMs = 250;
+// All of a Team time out together, and if all asked there would be as many answers as pairs of
+// ranks. The first three ask at once; those behind them wait for what these find, a step for every
+// fourfold rank, a tenth of a shorter timeout.
+constexpr int64_t kAskStepMs = 100;
 
 MpiTeamOptions bounded(MpiTeamOptions options) {
   options.chunk_bytes = std::min(options.chunk_bytes, MpiTeam::kMostChunkBytes);
   if (options.group.empty()) options.group = options.members;
   return options;
 }
-
-// A rank that has left in order may have completed its last call, which this rank is still in: the
-// others pass on what it sent. It gets as long as an overloaded machine may need for that.
-constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
 
 constexpr int kLeadTag = 1;
 
@@ -42,7 +42,12 @@ class MpiTeam::Watch final : public MpiWatch {
 
   Status look(int64_t waited_ns) override {
     DSCOMM_RETURN_IF_ERROR(team_.cause_.get());
-    DSCOMM_RETURN_IF_ERROR(team_.hear_news());
+    team_.hear_news();
+    if (team_.has_ended_) {
+      const Status end =
+          ends_.ask(team_.call_.number(), [this](uint64_t call) { return team_.look(call); });
+      if (!end.ok()) return team_.cause_.keep(end);
+    }
     if (team_.composer_ != nullptr && waited_ns >= next_ask_ns_) {
       next_ask_ns_ = waited_ns + kAskEveryNs;
       Team& composer = *team_.composer_;
@@ -60,9 +65,15 @@ class MpiTeam::Watch final : public MpiWatch {
   // Asks who is stopped before anybody is named. Meanwhile one that knows better may end the Team.
   Status timed_out() override {
     FailureDetector& detector = team_.detector_;
+    const int64_t timeout_ms = team_.deadline_->timeout_ms();
+    int64_t step = 0;
+    for (int rank = team_.rank_ + 1; rank >= 4; rank /= 4) ++step;
+    const Deadline turn =
+        Deadline::after(std::chrono::milliseconds(step * std::min(kAskStepMs, timeout_ms / 10)));
+    while (!turn.expired()) DSCOMM_RETURN_IF_ERROR(nap(turn));
     const uint64_t question = detector.ask(team_.options_.id, team_.position(place_));
-    const Deadline limit = Deadline::after(
-        std::chrono::milliseconds(std::min(kAnswerMs, team_.deadline_->timeout_ms() / 4)));
+    const Deadline limit =
+        Deadline::after(std::chrono::milliseconds(std::min(kAnswerMs, timeout_ms / 4)));
     TimeLeft time_left(limit);
     std::vector<Progress> answers;
     Status status;
@@ -71,19 +82,25 @@ class MpiTeam::Watch final : public MpiWatch {
       const int64_t left_ns = time_left.ns();
       if (left_ns <= 0 || team_.names_of(team_.options_.group, answers, Progress::kSilent).empty())
         break;
-      status = look(waited_ns_ + kAskEveryNs);
-      const int64_t began_ns = monotonic_ns();
-      std::this_thread::sleep_for(std::chrono::nanoseconds(kAskEveryNs));
-      limit.note_slice(began_ns, kAskEveryNs);
+      status = nap(limit);
     }
     detector.close_question(question);
     return status.ok() ? team_.timed_out(place_, answers) : status;
   }
 
  private:
+  // Beyond the deadline.
+  Status nap(const Deadline& limit) {
+    DSCOMM_RETURN_IF_ERROR(look(waited_ns_ + kAskEveryNs));
+    const int64_t began_ns = monotonic_ns();
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kAskEveryNs));
+    limit.note_slice(began_ns, kAskEveryNs);
+    return {};
+  }
+
   MpiTeam& team_;
   const Place place_;
-  AbortWatch aborts_;
+  AbortWatch aborts_, ends_;
   int64_t waited_ns_ = 0, next_ask_ns_ = kAskEveryNs;
 };
 
@@ -122,14 +139,16 @@ Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions&
 }
 
 Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(failure());
+  // Who has ended the Team may have finished this call, and need this rank's part for the others.
+  if (!look(options.whole != nullptr ? options.whole->number() : sequence_ + 1).ok())
+    return failure();
   deadline_ = &options.deadline;
   composer_ = options.composer;
   chunks_ = options.chunks;
   plan_ = options.plan;
   call_ = as_piece(call, options);
   call_.sequence = ++sequence_;
-  DSCOMM_RETURN_IF_ERROR(hear_news());
+  hear_news();
   // A rank that is gone cannot make this call: there is nothing to give it time for.
   gone_since_ns_ = -kGraceOfLeaversNs;
   DSCOMM_RETURN_IF_ERROR(look_for_the_gone(Place::kEntering));
@@ -269,7 +288,7 @@ Status MpiTeam::run(const Rounds& rounds) {
           check("MPI's collective", [&] { return rounds.go_on(round - kUntilSecond, before); }));
     }
   }
-  return {};
+  return finished();
 }
 
 size_t MpiTeam::piece_of_each(size_t element_bytes) const {
@@ -301,7 +320,8 @@ Status MpiTeam::end(const Status& status) {
 
 Status MpiTeam::refused(const Status& status) {
   const Status reason = reason_or(status, *deadline_, [this]() -> Status {
-    DSCOMM_RETURN_IF_ERROR(hear_news());
+    hear_news();
+    DSCOMM_RETURN_IF_ERROR(look(kAnyCall));
     DSCOMM_RETURN_IF_ERROR(died_);
     if (composer_ == nullptr) return {};
     DSCOMM_RETURN_IF_ERROR(composer_->look(kAnyCall));
@@ -311,11 +331,11 @@ Status MpiTeam::refused(const Status& status) {
   return fail(reason.code(), reason.message());
 }
 
-Status MpiTeam::hear_news() {
+void MpiTeam::hear_news() {
   const uint64_t count = detector_.count();
-  if (count == news_count_) return {};
+  if (count == news_count_) return;
   news_count_ = count;
-  DSCOMM_RETURN_IF_ERROR(failure());
+  has_ended_ = !detector_.ended(options_.id).ok();
   for (int k = 0; k < size(); ++k) {
     if (k == rank_) continue;
     Status gone = detector_.gone(options_.members[static_cast<size_t>(k)].transport_rank);
@@ -330,7 +350,6 @@ Status MpiTeam::hear_news() {
     }
     gone_since_ns_ = monotonic_ns();
   }
-  return {};
 }
 
 Status MpiTeam::look_for_the_gone(Place place) {
@@ -381,7 +400,15 @@ Status MpiTeam::fail(Code code, const std::string& cause) {
   return cause_.get();
 }
 
-void MpiTeam::abort(const Status& cause) { detector_.end(options_.id, cause_.keep(cause)); }
+void MpiTeam::abort(const Status& cause) {
+  detector_.end(options_.id, cause_.keep(cause),
+                counts_calls_ != nullptr ? counts_calls_->finished_calls() : finished_calls());
+}
+
+Status MpiTeam::look(uint64_t call) {
+  DSCOMM_RETURN_IF_ERROR(cause_.get());
+  return detector_.ended(options_.id, call);
+}
 
 Status MpiTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
@@ -394,7 +421,8 @@ Status MpiTeam::failure() {
 }
 
 Status MpiTeam::death() {
-  DSCOMM_RETURN_IF_ERROR(hear_news());
+  DSCOMM_RETURN_IF_ERROR(failure());
+  hear_news();
   return died_;
 }
 

@@ -46,6 +46,10 @@
 
 namespace dscomm {
 
+// A rank that has left in order may have completed its part of what this rank is still in: the
+// others pass on what it sent. It gets as long as an overloaded machine may need for that.
+inline constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
+
 struct MpiTeamMember {
   int transport_rank = 0;  // its rank in the transport, by which the failure detector knows it
   std::string name;        // for messages: "rank 3 (pid 7 on host b)"
@@ -108,6 +112,11 @@ class MpiTeam final : public Team {
   void abort(const Status& cause) override;
   Status failure() override;
   Status death() override;
+  Status look(uint64_t call) override;
+  void set_composer(const Team* composer) override { counts_calls_ = composer; }
+  uint64_t finished_calls() const override {
+    return finished_calls_.load(std::memory_order_relaxed);  // orders nothing
+  }
   bool takes_chunks() const override { return true; }
 
  private:
@@ -189,6 +198,11 @@ class MpiTeam final : public Team {
   Status start_lead();
   Status finish_lead();
   Status disagree();
+  // The call is complete here.
+  Status finished() {
+    finished_calls_.store(sequence_, std::memory_order_relaxed);  // orders nothing
+    return {};
+  }
   // agree(), and the rounds.
   Status run(const Rounds& rounds);
 
@@ -209,7 +223,7 @@ class MpiTeam final : public Team {
   Status fail(Code code, const std::string& cause);
   Status timed_out(Place place, const std::vector<Progress>& answers);
   // Takes in what is new; costs one load when nothing is.
-  Status hear_news();
+  void hear_news();
   // Fails when a member that has gone keeps the call from being completed.
   Status look_for_the_gone(Place place);
   // Those of `members` that have answered so, but for this rank.
@@ -246,9 +260,13 @@ class MpiTeam final : public Team {
 
   // What the detector said when it was last asked by the thread that waits.
   uint64_t news_count_ = 0;
+  bool has_ended_ = false;  // somebody has ended the Team, perhaps after it finished the call
   Status died_, left_;
   std::string advice_;  // on left_
   int64_t gone_since_ns_ = 0;
+
+  const Team* counts_calls_ = nullptr;  // see set_composer(); null: this Team
+  std::atomic<uint64_t> finished_calls_{0};
 
   FirstCause cause_;
   std::atomic<uint64_t> failure_count_{

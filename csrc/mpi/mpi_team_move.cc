@@ -301,7 +301,8 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
 Status MpiTeam::barrier(const CallOptions& options) {
   CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
   DSCOMM_RETURN_IF_ERROR(begin(call, 0, options));
-  return agree();
+  DSCOMM_RETURN_IF_ERROR(agree());
+  return finished();
 }
 
 }  // namespace dscomm

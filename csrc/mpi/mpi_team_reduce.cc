@@ -83,13 +83,13 @@ Status MpiTeam::reduce_small(const void* in, void* out, size_t count, const Redu
                static_cast<const std::byte*>(in), count);
     DSCOMM_RETURN_IF_ERROR(agree());
     if (is_receiver) wire.leave(static_cast<std::byte*>(out), rode_reduced(), count);
-    return {};
+    return finished();
   }
   const size_t bytes = count * dtype_bytes(reduction.dtype);
   if (bytes > 0) std::memcpy(ride(bytes), in, bytes);
   DSCOMM_RETURN_IF_ERROR(agree());
   if (is_receiver) reduce_rode(out, in, 0, count, reduction);
-  return {};
+  return finished();
 }
 
 // Of what all brought, the `count` elements from byte `offset` on; `own` are this rank's.
@@ -164,7 +164,7 @@ Status MpiTeam::reduce_by_plan(const void* in, void* out, size_t count, const Re
   DSCOMM_RETURN_IF_ERROR(check("MPI_Start", [&] { return prepared.start(); }));
   DSCOMM_RETURN_IF_ERROR(wait(prepared.staging(), Place::kMoving));
   wire.leave(static_cast<std::byte*>(out), prepared.got(), count);
-  return {};
+  return finished();
 }
 
 // What MPI sends and what it gets lie side by side: given one buffer for both, Open MPI forgoes its

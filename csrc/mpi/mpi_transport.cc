@@ -21,15 +21,17 @@ namespace {
 
 constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::milliseconds kFlushLimit{1000};
-constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
 
 // MPI opens a descriptor for each rank that it talks to, and takes the want of one for a failure of
 // the other. The usual soft limit, 1,024, is for programs that use select().
 void raise_descriptor_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-  limit.rlim_cur = limit.rlim_max;
-  static_cast<void>(setrlimit(RLIMIT_NOFILE, &limit));
+  const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
+  if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
+    log_line(LogLevel::kInfo, "the soft limit of open files is raised from %llu to %llu, for MPI",
+             static_cast<unsigned long long>(before),
+             static_cast<unsigned long long>(limit.rlim_max));
 }
 
 // What a thread that may be left behind writes its results to.

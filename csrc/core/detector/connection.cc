@@ -58,9 +58,9 @@ void set_option(int socket, int level, int option, int value) {
 
 }  // namespace
 
-std::string bounded_text(const std::string& text) {
-  if (text.size() <= kMessageTextBytes) return text;
-  size_t end = kMessageTextBytes;
+std::string bounded_text(const std::string& text, size_t bytes) {
+  if (text.size() <= bytes) return text;
+  size_t end = bytes;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
   return text.substr(0, end);
 }

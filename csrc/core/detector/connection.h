@@ -29,7 +29,7 @@ enum class MessageKind : uint16_t {
   kStart,           // to all, from the first member: all are connected
   kFail,            // to all, before kStart: all give up, for this cause
   // Then.
-  kEnd,      // to all: the Team `id` has ended, for this cause
+  kEnd,      // to all: `rank` has ended the Team `id`, for this cause, after so many calls
   kGone,     // to all: `rank` has died or left
   kGoodbye,  // to those it is connected to: the sender ends in order, and nothing follows
   kOutlast,  // to those it is connected to: `id` is the silence that both ends outlast, in ms
@@ -62,7 +62,7 @@ struct Message {
 inline constexpr std::chrono::minutes kLeastSilence{4};
 
 // The text is cut to what a message can carry, between characters of UTF-8.
-std::string bounded_text(const std::string& text);
+std::string bounded_text(const std::string& text, size_t bytes = kMessageTextBytes);
 std::string encode(const Message& message);
 // False unless `bytes` are one message, whole.
 bool decode(std::string_view bytes, Message* message);

@@ -8,6 +8,7 @@
 
 #include "core/base/status.h"
 #include "core/team/departure.h"
+#include "core/team/team.h"
 
 namespace dscomm {
 
@@ -40,12 +41,13 @@ class FailureDetector {
   // death of one of `ranks`. What they end can no longer be heard of. OK otherwise.
   virtual Status cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
-  // The first cause for which somebody ended the Team, or OK.
-  virtual Status ended(uint64_t team_id) const = 0;
+  // The first cause for which somebody ended the Team, or OK. For a call of that number in
+  // progress, an end by a rank that had finished it is left aside; see Team::look().
+  virtual Status ended(uint64_t team_id, uint64_t call = kAnyCall) const = 0;
 
-  // Tells everybody that the Team has ended and why. Does not block. The first cause that a process
-  // hears of stays.
-  virtual void end(uint64_t team_id, const Status& cause) = 0;
+  // Tells everybody that the Team has ended, why, and how many of its calls this rank had finished.
+  // Does not block. The first cause that a process hears of stays.
+  virtual void end(uint64_t team_id, const Status& cause, uint64_t finished_calls = 0) = 0;
 
   // How far this rank is in the calls of a Team; positions grow. What others are answered.
   virtual void note_position(uint64_t team_id, uint64_t position) = 0;

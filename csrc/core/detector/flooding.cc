@@ -48,15 +48,23 @@ Flooding::Flooding(int rank, const std::vector<TransportMember>& members,
       gone_(members.size()),
       departures_(members.size()) {}
 
-Status Flooding::ended(uint64_t team_id) const {
+Status Flooding::ended(uint64_t team_id, uint64_t call) const {
   auto found = ended_.find(team_id);
-  return found == ended_.end() ? Status() : found->second;
+  if (found == ended_.end() || call <= found->second.finished_calls) return {};
+  return found->second.cause;
 }
 
-bool Flooding::end(uint64_t team_id, const Status& cause) {
-  if (!note_ended(team_id, cause)) return false;
-  pass_on(rank_, Message::about(MessageKind::kEnd, rank_, team_id, cause));
-  return true;
+bool Flooding::end(uint64_t team_id, const Status& cause, uint64_t finished_calls) {
+  Message message = Message::about(MessageKind::kEnd, rank_, team_id, cause);
+  // As it travels, so that all have the same text.
+  const size_t heading_bytes = Packer().number(finished_calls).text("").take().size();
+  message.text = Packer()
+                     .number(finished_calls)
+                     .text(bounded_text(cause.message(), kMessageTextBytes - heading_bytes))
+                     .take();
+  const uint64_t before = count_;
+  static_cast<void>(take_end(rank_, message));
+  return count_ != before;
 }
 
 uint64_t Flooding::ask(uint64_t team_id, uint64_t position) {
@@ -90,9 +98,7 @@ bool Flooding::take(int from, const Message& message) {
                             " gave up before all members were connected: " + message.text));
       return true;
     case MessageKind::kEnd:
-      if (message.code == Code::kOk) return false;
-      if (note_ended(message.id, message.status())) pass_on(from, message);
-      return true;
+      return take_end(from, message);
     case MessageKind::kGone:
       return take_gone(from, message);
     case MessageKind::kGoodbye:
@@ -143,11 +149,15 @@ bool Flooding::note_gone(int rank, const Status& status, const Departure& depart
   return true;
 }
 
-bool Flooding::note_ended(uint64_t team_id, const Status& cause) {
-  // As it travels, so that all have the same text.
-  if (!ended_.try_emplace(team_id, cause.code(), bounded_text(cause.message())).second)
-    return false;
+bool Flooding::take_end(int from, const Message& message) {
+  Unpacker unpacker(message.text);
+  const uint64_t finished_calls = unpacker.number();
+  const std::string text = unpacker.text();
+  if (message.code == Code::kOk || !unpacker.whole()) return false;
+  if (!ended_.try_emplace(message.id, End{Status(message.code, text), finished_calls}).second)
+    return true;
   ++count_;
+  pass_on(from, message);
   return true;
 }
 

@@ -1,7 +1,7 @@
 // Flooding: how one member passes on what it notices and hears. What is new goes to all that it is
-// linked to but the one it came from, and what is known goes no further, so everybody hears
-// everything once or twice. A question goes the same way; each answer goes back by the way the
-// question came first.
+// linked to but the one it came from, and what is known goes no further, so everything crosses each
+// link once or twice. A question goes the same way; each answer goes back by the way the question
+// came first.
 //
 // No sockets, threads or locks: TreeDetector has them, and simulations go without.
 #pragma once
@@ -29,14 +29,14 @@ class Flooding {
   // What is known; see FailureDetector.
   const Status& gone(int rank) const { return gone_[static_cast<size_t>(rank)]; }
   const Departure& departure(int rank) const { return departures_[static_cast<size_t>(rank)]; }
-  Status ended(uint64_t team_id) const;
+  Status ended(uint64_t team_id, uint64_t call = kAnyCall) const;
   uint64_t count() const { return count_; }
   bool has_death() const { return has_death_; }
   // Nobody tells this member anything any more, though others live.
   bool is_cut_off() const { return links_.empty() && gone_count_ + 1 < gone_.size(); }
 
   // What this process does. end() returns whether that was new.
-  bool end(uint64_t team_id, const Status& cause);
+  bool end(uint64_t team_id, const Status& cause, uint64_t finished_calls = 0);
   void note_position(uint64_t team_id, uint64_t position) { positions_[team_id] = position; }
   void forget(uint64_t team_id) { positions_.erase(team_id); }
   uint64_t ask(uint64_t team_id, uint64_t position);
@@ -57,7 +57,7 @@ class Flooding {
   void send(int to, const Message& message) { outbox_.emplace_back(to, encode(message)); }
   void pass_on(int from, const Message& message);
   bool note_gone(int rank, const Status& status, const Departure& departure);
-  bool note_ended(uint64_t team_id, const Status& cause);
+  bool take_end(int from, const Message& message);
   bool take_gone(int from, const Message& message);
   bool take_question(int from, const Message& message);
   bool take_answer(const Message& message);
@@ -69,8 +69,12 @@ class Flooding {
   std::vector<Departure> departures_;
   size_t gone_count_ = 0;
   bool has_death_ = false;
-  uint64_t count_ = 0;                              // of the entries of gone_ and ended_
-  std::map<uint64_t, Status> ended_;                // by Team: only what ended with a cause
+  uint64_t count_ = 0;  // of the entries of gone_ and ended_
+  struct End {
+    Status cause;
+    uint64_t finished_calls = 0;  // on the rank that ended it
+  };
+  std::map<uint64_t, End> ended_;                   // by Team
   std::map<uint64_t, uint64_t> positions_;          // by Team, of this process
   std::map<uint64_t, std::vector<Progress>> open_;  // questions of this process
   uint64_t asked_ = 0;                              // questions of this process so far

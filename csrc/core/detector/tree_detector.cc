@@ -69,7 +69,7 @@ Status TreeDetector::begin() {
 
 void TreeDetector::start(std::vector<Link> links) {
   {
-    std::lock_guard lock(mutex_);
+    std::scoped_lock lock(links_mutex_, mutex_);
     links_ = std::move(links);
     started_ = true;
   }
@@ -129,20 +129,20 @@ void TreeDetector::note_end(const std::string& exception) {
   if (!own_.exception) own_.exception = exception;
 }
 
-Status TreeDetector::ended(uint64_t team_id) const {
+Status TreeDetector::ended(uint64_t team_id, uint64_t call) const {
   std::lock_guard lock(mutex_);
-  return flooding_.ended(team_id);
+  return flooding_.ended(team_id, call);
 }
 
-void TreeDetector::end(uint64_t team_id, const Status& cause) {
+void TreeDetector::end(uint64_t team_id, const Status& cause, uint64_t finished_calls) {
   {
     std::lock_guard lock(mutex_);
     const Status known =
         cause.ok() ? Status(Code::kInternal, "it was ended without a cause") : cause;
-    if (!flooding_.end(team_id, known)) return;
+    if (!flooding_.end(team_id, known, finished_calls)) return;
     publish();
   }
-  wake();
+  send_now();
 }
 
 void TreeDetector::note_position(uint64_t team_id, uint64_t position) {
@@ -161,7 +161,7 @@ uint64_t TreeDetector::ask(uint64_t team_id, uint64_t position) {
     std::lock_guard lock(mutex_);
     question = flooding_.ask(team_id, position);
   }
-  wake();
+  send_now();
   return question;
 }
 
@@ -180,11 +180,18 @@ void TreeDetector::outlast(std::chrono::milliseconds timeout) {
     std::lock_guard lock(mutex_);
     // The sum of the longest timeout and a minute would overflow.
     if (timeout >= std::chrono::milliseconds::max() - kBeyondTimeout) timeout -= kBeyondTimeout;
-    if (timeout + kBeyondTimeout <= silence_ || leaving_) return;
-    silence_ = timeout + kBeyondTimeout;
-    silence_is_new_ = true;
+    if (leaving_) return;
   }
+  take_silence(timeout + kBeyondTimeout);
   wake();
+}
+
+// All members come to outlast the longest: who is told of a longer one tells on.
+void TreeDetector::take_silence(std::chrono::milliseconds silence) {
+  std::lock_guard lock(mutex_);
+  if (silence <= silence_) return;
+  silence_ = silence;
+  silence_is_new_ = true;
 }
 
 void TreeDetector::on_death(std::function<void()> body) {
@@ -208,7 +215,10 @@ void TreeDetector::publish() {
 // The thread.
 void TreeDetector::serve() {
   if (!await_start()) return;
-  for (Link& link : links_) listen_to(link);  // what came together with the start
+  {
+    std::lock_guard lock(links_mutex_);
+    for (Link& link : links_) listen_to(link);  // what came together with the start
+  }
   std::vector<pollfd> entries;
   std::vector<Link*> polled;
   std::optional<TimeLeft> time_left;  // to leave
@@ -217,6 +227,7 @@ void TreeDetector::serve() {
   while (true) {
     if (timeout_ms > 0) leave_by_->note_slice(turn_ns, int64_t{timeout_ms} * 1'000'000);
     turn_ns = monotonic_ns();
+    std::unique_lock lock(links_mutex_);
     take_orders();
     flush_all();
     entries.assign(1, {wake_.get(), POLLIN, 0});
@@ -235,11 +246,14 @@ void TreeDetector::serve() {
       if (left_ns <= 0 || polled.empty()) break;
       timeout_ms = static_cast<int>(std::min<int64_t>(left_ns / 1'000'000 + 1, kLeaveSliceMs));
     }
+    lock.unlock();
     if (::poll(entries.data(), entries.size(), timeout_ms) < 0) continue;
     if (entries[0].revents != 0) sleep_again();
+    lock.lock();
     for (size_t i = 0; i < polled.size(); ++i)
       if (entries[i + 1].revents != 0) listen_to(*polled[i]);
   }
+  std::lock_guard lock(links_mutex_);
   for (Link& link : links_) link.connection.hang_up();
 }
 
@@ -271,7 +285,6 @@ void TreeDetector::take_orders() {
     std::lock_guard lock(mutex_);
     if (std::exchange(silence_is_new_, false)) {
       silence = silence_;
-      // The other ends must outlast it too.
       flooding_.tell_links(
           Message::about(MessageKind::kOutlast, rank_, static_cast<uint64_t>(silence_.count())));
     }
@@ -288,12 +301,23 @@ void TreeDetector::send_outbox() {
   std::vector<std::pair<int, std::string>> outbox;
   {
     std::lock_guard lock(mutex_);
+    if (!started_) return;
     outbox = flooding_.take_outbox();
   }
   if (leave_by_) return;  // the goodbye was the last
   for (const auto& [rank, bytes] : outbox)
     for (Link& link : links_)
       if (link.rank == rank && link.connection.open()) link.connection.queue(bytes);
+}
+
+// By another thread: as far as the sockets take it. The rest is the thread's.
+void TreeDetector::send_now() {
+  {
+    std::lock_guard lock(links_mutex_);
+    send_outbox();
+    flush_all();
+  }
+  wake();
 }
 
 void TreeDetector::flush_all() {
@@ -311,7 +335,7 @@ void TreeDetector::listen_to(Link& link) {
   Message message;
   while (link.connection.open() && link.connection.next(&message)) {
     if (message.kind == MessageKind::kOutlast) {
-      link.connection.outlast(std::chrono::milliseconds(
+      take_silence(std::chrono::milliseconds(
           std::min<uint64_t>(message.id, std::numeric_limits<int64_t>::max())));
       continue;
     }

@@ -6,9 +6,9 @@
 // the same way. Who ends in order says goodbye first, and how its program ended.
 //
 // Everybody hears everything while the links of the living hang together: they do whichever one
-// process or host is gone. Who has lost all of its links falls back on its deadlines. So does
-// everybody when the network between hosts is cut, which closes no connection before the longest
-// timeout of a group.
+// process or host is gone. Those whom many deaths have cut off from others fall back on their
+// deadlines. So does everybody when the network between hosts is cut, which closes no connection
+// before the longest timeout of a group.
 #pragma once
 
 #include <atomic>
@@ -46,19 +46,20 @@ class TreeDetector final : public FailureDetector {
   Departure departure(int rank) const override;
   void note_end(const std::string& exception) override;
   Status cut_off(const std::vector<int>& ranks, int64_t grace_ns) const override;
-  Status ended(uint64_t team_id) const override;
-  void end(uint64_t team_id, const Status& cause) override;
+  Status ended(uint64_t team_id, uint64_t call = kAnyCall) const override;
+  void end(uint64_t team_id, const Status& cause, uint64_t finished_calls = 0) override;
   void note_position(uint64_t team_id, uint64_t position) override;
   void forget(uint64_t team_id) override;
   uint64_t ask(uint64_t team_id, uint64_t position) override;
   std::vector<Progress> answers(uint64_t question) const override;
   void close_question(uint64_t question) override;
 
-  // A group of this process has such a timeout: connections stay for as long although nothing is
-  // heard over them. A shorter one than before changes nothing. Does not block.
+  // A group of this process has such a timeout: connections, of all members, stay for as long
+  // although nothing is heard over them. A shorter one than before changes nothing. Does not block.
   void outlast(std::chrono::milliseconds timeout);
 
-  // Called once some rank has died, by the thread; at once where one has already.
+  // Called once some rank has died, by the thread; at once where one has already. It must not use
+  // the detector.
   void on_death(std::function<void()> body);
 
   // Says goodbye, so that the others hear that this process left rather than died, and ends the
@@ -79,8 +80,10 @@ class TreeDetector final : public FailureDetector {
   void serve();
   bool await_start();
   void sleep_again();
+  void take_silence(std::chrono::milliseconds silence);
   void take_orders();
   void send_outbox();
+  void send_now();
   void flush_all();
   void listen_to(Link& link);
   void lose(Link& link, int error);
@@ -105,9 +108,13 @@ class TreeDetector final : public FailureDetector {
   std::chrono::milliseconds silence_{kLeastSilence};  // that connections outlast
   bool silence_is_new_ = false;                       // to the thread
 
-  // Of the thread, once started_. Never grows or moves, so that a forked child can close them.
+  // Held while links_ are used, once started_; taken before mutex_. The thread alone opens, closes
+  // and reads connections; others may send, so that what they say is on its way when they go on,
+  // even if their process then ends.
+  std::mutex links_mutex_;
+  // Never grows or moves, so that a forked child can close them.
   std::vector<Link> links_;
-  std::optional<Deadline> leave_by_;  // nothing: not leaving
+  std::optional<Deadline> leave_by_;  // nothing: not leaving. Changed by the thread.
 };
 
 }  // namespace dscomm

@@ -64,7 +64,7 @@ class DomainTeamsBuilder {
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
       flat.note_call(call, reads_all);
     };
-    options.heard = [&flat] { return flat.absence(); };
+    options.heard = [&flat](uint64_t) { return flat.absence(); };
     Result<std::unique_ptr<HierarchicalTeam>> composed =
         HierarchicalTeam::make(request_.rank, request_.domains, inner, outer, std::move(options));
     if (!composed.ok()) return composed.status();

@@ -124,15 +124,17 @@ class TeamBuilder {
     }
     HierarchyOptions hierarchy{.name = "hosts", .names = names_of(everyone)};
     hierarchy.halves_as_float32 = whole_.halves_as_float32;
-    hierarchy.tell = [transport = made_.transport, id = team_id("hosts")](const Status& cause) {
-      transport->detector().end(id, cause);
+    hierarchy.tell = [transport = made_.transport, id = team_id("hosts")](const Status& cause,
+                                                                          uint64_t finished_calls) {
+      transport->detector().end(id, cause, finished_calls);
     };
     // Who is cut off may wait for a rank that has died or given up since, of which nobody tells it.
     std::vector<int> in_transport;
     for (int rank : everyone) in_transport.push_back(transport_rank(rank));
-    hierarchy.heard = [transport = made_.transport, id = team_id("hosts"), in_transport] {
+    hierarchy.heard = [transport = made_.transport, id = team_id("hosts"),
+                       in_transport](uint64_t call) {
       if (transport->detector().count() == 0) return Status();
-      DSCOMM_RETURN_IF_ERROR(transport->detector().ended(id));
+      DSCOMM_RETURN_IF_ERROR(transport->detector().ended(id, call));
       return transport->detector().cut_off(in_transport, kCutOffGraceNs);
     };
     Result<std::unique_ptr<HierarchicalTeam>> composed =

@@ -161,7 +161,7 @@ Status HierarchicalTeam::end(const Status& status) {
 
 void HierarchicalTeam::abort(const Status& cause) {
   Status first = cause_.keep(cause);
-  if (options_.tell) options_.tell(first);
+  if (options_.tell) options_.tell(first, finished_calls());
   if (inner_ != nullptr) inner_->abort(first);
   for (Slice& slice : led_) slice.team->abort(first);
 }
@@ -173,7 +173,7 @@ void HierarchicalTeam::note_end(const std::string& exception) {
 
 Status HierarchicalTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
-  Status first = options_.heard ? options_.heard() : Status();
+  Status first = options_.heard ? options_.heard(kAnyCall) : Status();
   if (first.ok()) first = inner_->failure();
   for (const Slice& slice : led_)
     if (first.ok()) first = slice.team->failure();
@@ -204,7 +204,7 @@ Status HierarchicalTeam::death() {
 
 Status HierarchicalTeam::look(uint64_t call) {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
-  if (options_.heard) DSCOMM_RETURN_IF_ERROR(options_.heard());
+  if (options_.heard) DSCOMM_RETURN_IF_ERROR(options_.heard(call));
   DSCOMM_RETURN_IF_ERROR(inner_->look(call));
   for (const Slice& slice : led_) DSCOMM_RETURN_IF_ERROR(slice.team->look(call));
   return {};
