@@ -498,7 +498,9 @@ def _alone(program: Program, number: int, folder: Path) -> int:
         sys.excepthook(Raised, error, error.__traceback__)
         _end_interpreter()
         return 1
-    if program["endings"][number] == "return":
+    # Between hosts a process without groups that just disappears is taken for dead, for as long as
+    # others still make a group that it has been in.
+    if program["endings"][number] == "return" or "hosts" in program:
         _end_interpreter()
     return 0
 

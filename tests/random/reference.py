@@ -666,7 +666,7 @@ class Judge:
             name = f"{describe(operation)}"
             if outcome.what == "error":
                 self.told = True
-                if operation.status == OK:
+                if operation.status == OK and not self.may_be_lost:
                     self.blame(
                         rank, f"{name} failed, though all it needs was published: {outcome.text}"
                     )
@@ -696,6 +696,11 @@ class Judge:
                     before = receive_failed_at.get(operation.group, NEVER)
                     receive_failed_at[operation.group] = min(at, before)
         self.judge_other_actions(rank)
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether what a rank has sent may end with its process, before MPI has sent it."""
+        return "hosts" in self.program and self.model.fault_kind in DEADLY
 
     def beside_a_send(self, operation: Operation) -> bool:
         """Whether the error of this receive may be that of a send of the same batch."""

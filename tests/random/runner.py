@@ -7,6 +7,7 @@ A fork takes milliseconds, an import of torch more than a second. `Runner` is th
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -102,6 +103,17 @@ def _session_members(sessions: set[int]) -> list[int]:
     return found
 
 
+def _enter(number: int) -> None:
+    """The network and the name of a host, of those whose processes WALK_HOSTS has."""
+    pid = os.environ["WALK_HOSTS"].split(",")[number]
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in ("net", "uts"):
+        descriptor = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)
+        if libc.setns(descriptor, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+
+
 def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
@@ -133,6 +145,8 @@ class _Job:
         for ranks in self.program["processes"]:
             pid = os.fork()
             if pid == 0:
+                if hosts := self.program.get("hosts"):
+                    _enter(hosts[ranks[0]])
                 serve(self.program, ranks, self.folder, parent)
             self.pids.append(pid)
             self.pidfds.append(os.pidfd_open(pid))

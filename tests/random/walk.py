@@ -18,8 +18,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import select
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +89,20 @@ def run_all(
             runner.close()
 
 
-def walk(first: int, seconds: float, slow: bool, nice: int) -> int:
+def on_hosts(program: Program, count: int) -> Program:
+    """The same across hosts: each rank is a process of its own, and ends in order, as what MPI has
+    not sent yet ends with its process. That a rank has left a group is not told between hosts."""
+    program["processes"] = [[rank] for rank in range(program["size"])]
+    program["cpus"] = None
+    for name in [name for name in program["environment"] if "TOPOLOGY" in name]:
+        del program["environment"][name]
+    program["faults"] = [fault for fault in program["faults"] if fault["kind"] != "leave"]
+    program["endings"] = ["return" if how == "exit" else how for how in program["endings"]]
+    program["hosts"] = [rank * count // program["size"] for rank in range(program["size"])]
+    return program
+
+
+def walk(first: int, seconds: float, slow: bool, nice: int, hosts: int = 0) -> int:
     """Programs by seed until the time has passed; returns how many failed."""
     began = time.monotonic()
     done = failed = 0
@@ -96,7 +111,12 @@ def walk(first: int, seconds: float, slow: bool, nice: int) -> int:
         for seed in itertools.count(first):
             if time.monotonic() >= began + seconds:
                 return
-            yield f"seed {seed}" + (" --slow" if slow else ""), generate(seed, slow)
+            program = generate(seed, slow)
+            options = " --slow" if slow else ""
+            if hosts:
+                options += f" --hosts {hosts}"
+                program = on_hosts(program, hosts)
+            yield f"seed {seed}{options}", program
 
     for name, program, answer, runner in run_all(programs(), nice):
         done += 1
@@ -193,12 +213,15 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--self-test", action="store_true")
+    parser.add_argument("--hosts", type=int, default=0, help="so many, of network namespaces")
     parser.add_argument("--found", action="store_true", help="replay tests/random/found first")
     parser.add_argument("--verbose", action="store_true", help="reports and output of the ranks")
     parser.add_argument("--nice", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.seed is not None or arguments.file is not None:
         return replay(arguments)
+    if arguments.hosts:
+        return across_hosts(arguments)
     first = int(time.time()) * 1000 if arguments.first is None else arguments.first
     failed = 0
     if arguments.self_test:
@@ -208,6 +231,18 @@ def main() -> int:
     if arguments.seconds > 0:
         failed += walk(first, arguments.seconds, arguments.slow, arguments.nice)
     return int(failed > 0)
+
+
+def across_hosts(arguments: argparse.Namespace) -> int:
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
+    from hosts import Hosts
+
+    with tempfile.TemporaryDirectory() as folder, Hosts(arguments.hosts, Path(folder)) as hosts:
+        os.environ["WALK_HOSTS"] = ",".join(str(host.pid) for host in hosts)
+        first = int(time.time()) * 1000 if arguments.first is None else arguments.first
+        return int(
+            walk(first, arguments.seconds, arguments.slow, arguments.nice, arguments.hosts) > 0
+        )
 
 
 def replay(arguments: argparse.Namespace) -> int:
