@@ -401,8 +401,8 @@ Status MpiTeam::fail(Code code, const std::string& cause) {
 }
 
 void MpiTeam::abort(const Status& cause) {
-  detector_.end(options_.id, cause_.keep(cause),
-                counts_calls_ != nullptr ? counts_calls_->finished_calls() : finished_calls());
+  const Team& counts = counts_calls_ != nullptr ? *counts_calls_ : *this;
+  detector_.end(options_.id, cause_.keep(cause), counts.finished_calls() + 1);
 }
 
 Status MpiTeam::look(uint64_t call) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/log.h"
+#include "core/team/first_cause.h"
 #include "core/transport/members.h"
 #include "mpi/abandonable.h"
 #include "mpi/call_watch.h"
@@ -162,8 +163,9 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
   for (int rank : team.ranks)
     options.members.push_back({rank, name_member(request_.members, rank)});
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
-  const Look look = [this, gone = look_for_the_gone(team.ranks), id = team.id] {
-    DSCOMM_RETURN_IF_ERROR(detector_->ended(id));
+  const Look look = [this, gone = look_for_the_gone(team.ranks), id = team.id,
+                     ends = AbortWatch()]() mutable -> Status {
+    DSCOMM_RETURN_IF_ERROR(ends.ask(0, [&](uint64_t call) { return detector_->ended(id, call); }));
     return gone();
   };
   auto made = std::make_shared<Communicators>();

@@ -33,7 +33,7 @@ struct Board {
   static constexpr size_t kTeams = 256;  // whose positions are known at a time
   struct Entry {
     uint64_t team_id;
-    uint64_t finished_calls;
+    uint64_t unfinished_call;
     uint32_t code;
     char message[1500];
   };
@@ -86,16 +86,16 @@ class BoardDetector final : public FailureDetector {
   Status ended(uint64_t team_id, uint64_t call = kAnyCall) const override {
     BoardLock lock(board_);
     for (size_t i = 0; i < board_.entry_count; ++i)
-      if (board_.entries[i].team_id == team_id && call > board_.entries[i].finished_calls)
+      if (board_.entries[i].team_id == team_id && call >= board_.entries[i].unfinished_call)
         return Status(static_cast<Code>(board_.entries[i].code), board_.entries[i].message);
     return {};
   }
-  void end(uint64_t team_id, const Status& cause, uint64_t finished_calls) override {
+  void end(uint64_t team_id, const Status& cause, uint64_t unfinished_call) override {
     if (!ended(team_id).ok()) return;
     BoardLock lock(board_);
     Board::Entry& entry = board_.entries[board_.entry_count++ % Board::kEntries];
     entry.team_id = team_id;
-    entry.finished_calls = finished_calls;
+    entry.unfinished_call = unfinished_call;
     entry.code = static_cast<uint32_t>(cause.code());
     std::strncpy(entry.message, cause.message().c_str(), sizeof entry.message - 1);
     board_.count.fetch_add(1);

@@ -29,7 +29,7 @@ enum class MessageKind : uint16_t {
   kStart,           // to all, from the first member: all are connected
   kFail,            // to all, before kStart: all give up, for this cause
   // Then.
-  kEnd,      // to all: `rank` has ended the Team `id`, for this cause, after so many calls
+  kEnd,      // to all: `rank` has ended the Team `id`, for this cause, in such a call
   kGone,     // to all: `rank` has died or left
   kGoodbye,  // to those it is connected to: the sender ends in order, and nothing follows
   kOutlast,  // to those it is connected to: `id` is the silence that both ends outlast, in ms

@@ -41,13 +41,14 @@ class FailureDetector {
   // death of one of `ranks`. What they end can no longer be heard of. OK otherwise.
   virtual Status cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
-  // The first cause for which somebody ended the Team, or OK. For a call of that number in
-  // progress, an end by a rank that had finished it is left aside; see Team::look().
+  // The first cause for which somebody ended the Team, or OK. For a call of that number in progress
+  // (0: the making of the Team), an end by a rank that had finished it is left aside; see
+  // Team::look().
   virtual Status ended(uint64_t team_id, uint64_t call = kAnyCall) const = 0;
 
-  // Tells everybody that the Team has ended, why, and how many of its calls this rank had finished.
-  // Does not block. The first cause that a process hears of stays.
-  virtual void end(uint64_t team_id, const Status& cause, uint64_t finished_calls = 0) = 0;
+  // Tells everybody that the Team has ended, why, and the first call that this rank had not
+  // finished. Does not block. The first cause that a process hears of stays.
+  virtual void end(uint64_t team_id, const Status& cause, uint64_t unfinished_call = 0) = 0;
 
   // How far this rank is in the calls of a Team; positions grow. What others are answered.
   virtual void note_position(uint64_t team_id, uint64_t position) = 0;

@@ -42,24 +42,30 @@ Status describe_loss(const std::string& name, int error) {
 
 Flooding::Flooding(int rank, const std::vector<TransportMember>& members,
                    const std::vector<int>& links)
-    : rank_(rank),
-      members_(members),
-      links_(links),
-      gone_(members.size()),
-      departures_(members.size()) {}
+    : rank_(rank), members_(members), links_(links) {}
+
+Status Flooding::gone(int rank) const {
+  auto found = gone_.find(rank);
+  return found == gone_.end() ? Status() : found->second.status;
+}
+
+Departure Flooding::departure(int rank) const {
+  auto found = gone_.find(rank);
+  return found == gone_.end() ? Departure() : found->second.departure;
+}
 
 Status Flooding::ended(uint64_t team_id, uint64_t call) const {
   auto found = ended_.find(team_id);
-  if (found == ended_.end() || call <= found->second.finished_calls) return {};
+  if (found == ended_.end() || call < found->second.unfinished_call) return {};
   return found->second.cause;
 }
 
-bool Flooding::end(uint64_t team_id, const Status& cause, uint64_t finished_calls) {
+bool Flooding::end(uint64_t team_id, const Status& cause, uint64_t unfinished_call) {
   Message message = Message::about(MessageKind::kEnd, rank_, team_id, cause);
   // As it travels, so that all have the same text.
-  const size_t heading_bytes = Packer().number(finished_calls).text("").take().size();
+  const size_t heading_bytes = Packer().number(unfinished_call).text("").take().size();
   message.text = Packer()
-                     .number(finished_calls)
+                     .number(unfinished_call)
                      .text(bounded_text(cause.message(), kMessageTextBytes - heading_bytes))
                      .take();
   const uint64_t before = count_;
@@ -139,22 +145,18 @@ void Flooding::lose(int link, const Status& status, const Departure& departure) 
 
 // The first thing that is heard stays. True when this was it.
 bool Flooding::note_gone(int rank, const Status& status, const Departure& departure) {
-  Status& known = gone_[static_cast<size_t>(rank)];
-  if (!known.ok()) return false;
-  known = status;
-  departures_[static_cast<size_t>(rank)] = departure;
+  if (!gone_.try_emplace(rank, Gone{status, departure}).second) return false;
   has_death_ = has_death_ || status.code() == Code::kPeerDied;
-  ++gone_count_;
   ++count_;
   return true;
 }
 
 bool Flooding::take_end(int from, const Message& message) {
   Unpacker unpacker(message.text);
-  const uint64_t finished_calls = unpacker.number();
+  const uint64_t unfinished_call = unpacker.number();
   const std::string text = unpacker.text();
   if (message.code == Code::kOk || !unpacker.whole()) return false;
-  if (!ended_.try_emplace(message.id, End{Status(message.code, text), finished_calls}).second)
+  if (!ended_.try_emplace(message.id, End{Status(message.code, text), unfinished_call}).second)
     return true;
   ++count_;
   pass_on(from, message);

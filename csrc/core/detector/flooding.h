@@ -27,16 +27,16 @@ class Flooding {
   Flooding(int rank, const std::vector<TransportMember>& members, const std::vector<int>& links);
 
   // What is known; see FailureDetector.
-  const Status& gone(int rank) const { return gone_[static_cast<size_t>(rank)]; }
-  const Departure& departure(int rank) const { return departures_[static_cast<size_t>(rank)]; }
+  Status gone(int rank) const;
+  Departure departure(int rank) const;
   Status ended(uint64_t team_id, uint64_t call = kAnyCall) const;
   uint64_t count() const { return count_; }
   bool has_death() const { return has_death_; }
   // Nobody tells this member anything any more, though others live.
-  bool is_cut_off() const { return links_.empty() && gone_count_ + 1 < gone_.size(); }
+  bool is_cut_off() const { return links_.empty() && gone_.size() + 1 < members_.size(); }
 
   // What this process does. end() returns whether that was new.
-  bool end(uint64_t team_id, const Status& cause, uint64_t finished_calls = 0);
+  bool end(uint64_t team_id, const Status& cause, uint64_t unfinished_call = 0);
   void note_position(uint64_t team_id, uint64_t position) { positions_[team_id] = position; }
   void forget(uint64_t team_id) { positions_.erase(team_id); }
   uint64_t ask(uint64_t team_id, uint64_t position);
@@ -65,14 +65,16 @@ class Flooding {
   const int rank_;
   const std::vector<TransportMember>& members_;
   std::vector<int> links_;  // that are open
-  std::vector<Status> gone_;
-  std::vector<Departure> departures_;
-  size_t gone_count_ = 0;
+  struct Gone {
+    Status status;
+    Departure departure;
+  };
+  std::map<int, Gone> gone_;  // by rank
   bool has_death_ = false;
   uint64_t count_ = 0;  // of the entries of gone_ and ended_
   struct End {
     Status cause;
-    uint64_t finished_calls = 0;  // on the rank that ended it
+    uint64_t unfinished_call = 0;  // the first, on the rank that ended it
   };
   std::map<uint64_t, End> ended_;                   // by Team
   std::map<uint64_t, uint64_t> positions_;          // by Team, of this process

@@ -134,12 +134,12 @@ Status TreeDetector::ended(uint64_t team_id, uint64_t call) const {
   return flooding_.ended(team_id, call);
 }
 
-void TreeDetector::end(uint64_t team_id, const Status& cause, uint64_t finished_calls) {
+void TreeDetector::end(uint64_t team_id, const Status& cause, uint64_t unfinished_call) {
   {
     std::lock_guard lock(mutex_);
     const Status known =
         cause.ok() ? Status(Code::kInternal, "it was ended without a cause") : cause;
-    if (!flooding_.end(team_id, known, finished_calls)) return;
+    if (!flooding_.end(team_id, known, unfinished_call)) return;
     publish();
   }
   send_now();

@@ -47,7 +47,7 @@ class TreeDetector final : public FailureDetector {
   void note_end(const std::string& exception) override;
   Status cut_off(const std::vector<int>& ranks, int64_t grace_ns) const override;
   Status ended(uint64_t team_id, uint64_t call = kAnyCall) const override;
-  void end(uint64_t team_id, const Status& cause, uint64_t finished_calls = 0) override;
+  void end(uint64_t team_id, const Status& cause, uint64_t unfinished_call = 0) override;
   void note_position(uint64_t team_id, uint64_t position) override;
   void forget(uint64_t team_id) override;
   uint64_t ask(uint64_t team_id, uint64_t position) override;

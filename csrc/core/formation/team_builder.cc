@@ -124,9 +124,9 @@ class TeamBuilder {
     }
     HierarchyOptions hierarchy{.name = "hosts", .names = names_of(everyone)};
     hierarchy.halves_as_float32 = whole_.halves_as_float32;
-    hierarchy.tell = [transport = made_.transport, id = team_id("hosts")](const Status& cause,
-                                                                          uint64_t finished_calls) {
-      transport->detector().end(id, cause, finished_calls);
+    hierarchy.tell = [transport = made_.transport, id = team_id("hosts")](
+                         const Status& cause, uint64_t unfinished_call) {
+      transport->detector().end(id, cause, unfinished_call);
     };
     // Who is cut off may wait for a rank that has died or given up since, of which nobody tells it.
     std::vector<int> in_transport;

@@ -161,7 +161,7 @@ Status HierarchicalTeam::end(const Status& status) {
 
 void HierarchicalTeam::abort(const Status& cause) {
   Status first = cause_.keep(cause);
-  if (options_.tell) options_.tell(first, finished_calls());
+  if (options_.tell) options_.tell(first, finished_calls() + 1);
   if (inner_ != nullptr) inner_->abort(first);
   for (Slice& slice : led_) slice.team->abort(first);
 }

@@ -87,7 +87,7 @@ struct HierarchyOptions {
   std::vector<std::string> names = {};  // of the ranks, for messages; empty: "rank 3"
   // Where ranks that share no Team hear at once why another one has ended its own, or is gone:
   // tells all, and asks. Without, it comes through the Teams below. Any thread; neither blocks.
-  std::function<void(const Status& cause, uint64_t finished_calls)> tell = {};
+  std::function<void(const Status& cause, uint64_t unfinished_call)> tell = {};
   std::function<Status(uint64_t call)> heard = {};  // see Team::look()
   // Where ranks that share no Team see which calls they made: told of each call before its first
   // piece, and whether this rank needs what every other one puts in.
