@@ -6,6 +6,7 @@
   walk.py --file FILE        a program in JSON, as --shrink writes it
   walk.py --seed 17 --shrink the smallest program that fails alike, as JSON
   walk.py --slow             faults that cost their whole timeout as well
+  walk.py --hosts 3          across hosts, of network namespaces
   walk.py --self-test        whether defects that are put in are found and shrunk
 
 Seeds count up from --first, which is the time of day unless it is given. A program that fails is
@@ -218,10 +219,24 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="reports and output of the ranks")
     parser.add_argument("--nice", type=int, default=0)
     arguments = parser.parse_args()
+    return across_hosts(arguments) if arguments.hosts else run(arguments)
+
+
+def across_hosts(arguments: argparse.Namespace) -> int:
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
+    from hosts import Hosts, why_not
+
+    if why_not():
+        print(f"no programs across hosts: {why_not()}")
+        return 0
+    with tempfile.TemporaryDirectory() as folder, Hosts(arguments.hosts, Path(folder)) as hosts:
+        os.environ["WALK_HOSTS"] = ",".join(str(host.pid) for host in hosts)
+        return run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None or arguments.file is not None:
         return replay(arguments)
-    if arguments.hosts:
-        return across_hosts(arguments)
     first = int(time.time()) * 1000 if arguments.first is None else arguments.first
     failed = 0
     if arguments.self_test:
@@ -229,20 +244,8 @@ def main() -> int:
     if arguments.found:
         failed += replay_found()
     if arguments.seconds > 0:
-        failed += walk(first, arguments.seconds, arguments.slow, arguments.nice)
+        failed += walk(first, arguments.seconds, arguments.slow, arguments.nice, arguments.hosts)
     return int(failed > 0)
-
-
-def across_hosts(arguments: argparse.Namespace) -> int:
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
-    from hosts import Hosts
-
-    with tempfile.TemporaryDirectory() as folder, Hosts(arguments.hosts, Path(folder)) as hosts:
-        os.environ["WALK_HOSTS"] = ",".join(str(host.pid) for host in hosts)
-        first = int(time.time()) * 1000 if arguments.first is None else arguments.first
-        return int(
-            walk(first, arguments.seconds, arguments.slow, arguments.nice, arguments.hosts) > 0
-        )
 
 
 def replay(arguments: argparse.Namespace) -> int:
@@ -250,6 +253,8 @@ def replay(arguments: argparse.Namespace) -> int:
         program: Program = json.loads(arguments.file.read_text())
     else:
         program = generate(arguments.seed, arguments.slow)
+        if arguments.hosts:
+            program = on_hosts(program, arguments.hosts)
     runner, failed = Runner(arguments.nice), 0
     try:
         if arguments.shrink:
