@@ -12,7 +12,7 @@ namespace dscomm {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{5};
-constexpr std::chrono::milliseconds kNewsNap{1};
+constexpr std::chrono::milliseconds kReasonNap{1};
 // Longer than ranks that hear of a death wait for its cause: they may know it better.
 constexpr int64_t kReasonGraceNs = 2 * kCauseGraceNs;
 
@@ -61,8 +61,8 @@ Status reason_or(const Status& refused, const Deadline& end, const Look& look) {
   while (monotonic_ns() < grace_end_ns && !end.expired()) {
     DSCOMM_RETURN_IF_ERROR(look());
     const int64_t began_ns = monotonic_ns();
-    std::this_thread::sleep_for(kNewsNap);
-    end.note_slice(began_ns, std::chrono::nanoseconds(kNewsNap).count());
+    std::this_thread::sleep_for(kReasonNap);
+    end.note_slice(began_ns, std::chrono::nanoseconds(kReasonNap).count());
   }
   return refused;
 }

@@ -34,7 +34,7 @@ constexpr int kGroupTag = 0x6473;
 std::atomic<bool> initialisation_left_behind{false};
 
 // What one rank says of itself.
-struct Card {
+struct MemberEntry {
   std::string place;  // equal where a PMIx server and Open MPI's shared memory work for both
   int64_t pid = 0;
   uint64_t start_time = 0;
@@ -104,60 +104,60 @@ bool has_fast_network() {
   return false;
 }
 
-Card own_card() {
-  Card card;
-  card.place = own_place();
-  card.pid = getpid();
-  card.start_time = process_start_time(getpid());
-  card.uid = geteuid();
-  card.gid = getegid();
-  card.cpu_list = process_cpu_list();
+MemberEntry own_entry() {
+  MemberEntry entry;
+  entry.place = own_place();
+  entry.pid = getpid();
+  entry.start_time = process_start_time(getpid());
+  entry.uid = geteuid();
+  entry.gid = getegid();
+  entry.cpu_list = process_cpu_list();
   double quota = cgroup_cpu_quota();
-  if (quota < 1e6) card.quota_millicpus = static_cast<uint64_t>(std::max(quota * 1000, 1.0));
-  card.mpi_version = mpi_version();
+  if (quota < 1e6) entry.quota_millicpus = static_cast<uint64_t>(std::max(quota * 1000, 1.0));
+  entry.mpi_version = mpi_version();
   int initialised = 0;
   MPI_Initialized(&initialised);
-  card.initialised = initialised != 0;
+  entry.initialised = initialised != 0;
   // A launcher that starts torchrun once on each host gives all workers of the host one rank, and
   // does not take that rank back when torchrun restarts them.
-  if (started_by_torchrun()) return card;
-  card.name_space = environment_value("PMIX_NAMESPACE");
-  card.launcher_rank = environment_value("PMIX_RANK");
-  card.launcher_size = launcher_size();
-  return card;
+  if (started_by_torchrun()) return entry;
+  entry.name_space = environment_value("PMIX_NAMESPACE");
+  entry.launcher_rank = environment_value("PMIX_RANK");
+  entry.launcher_size = launcher_size();
+  return entry;
 }
 
-std::string pack(const Card& card) {
+std::string pack(const MemberEntry& entry) {
   return Packer()
-      .text(card.place)
-      .number(static_cast<uint64_t>(card.pid))
-      .number(card.start_time)
-      .number(card.uid)
-      .number(card.gid)
-      .text(card.cpu_list)
-      .number(card.quota_millicpus)
-      .text(card.mpi_version)
-      .number(card.initialised)
-      .text(card.name_space)
-      .text(card.launcher_rank)
-      .number(card.launcher_size)
+      .text(entry.place)
+      .number(static_cast<uint64_t>(entry.pid))
+      .number(entry.start_time)
+      .number(entry.uid)
+      .number(entry.gid)
+      .text(entry.cpu_list)
+      .number(entry.quota_millicpus)
+      .text(entry.mpi_version)
+      .number(entry.initialised)
+      .text(entry.name_space)
+      .text(entry.launcher_rank)
+      .number(entry.launcher_size)
       .take();
 }
 
-bool unpack(std::string_view text, Card* card) {
+bool unpack(std::string_view text, MemberEntry* entry) {
   Unpacker unpacker(text);
-  card->place = unpacker.text();
-  card->pid = static_cast<int64_t>(unpacker.number());
-  card->start_time = unpacker.number();
-  card->uid = static_cast<uint32_t>(unpacker.number());
-  card->gid = static_cast<uint32_t>(unpacker.number());
-  card->cpu_list = unpacker.text();
-  card->quota_millicpus = unpacker.number();
-  card->mpi_version = unpacker.text();
-  card->initialised = unpacker.number() != 0;
-  card->name_space = unpacker.text();
-  card->launcher_rank = unpacker.text();
-  card->launcher_size = unpacker.number();
+  entry->place = unpacker.text();
+  entry->pid = static_cast<int64_t>(unpacker.number());
+  entry->start_time = unpacker.number();
+  entry->uid = static_cast<uint32_t>(unpacker.number());
+  entry->gid = static_cast<uint32_t>(unpacker.number());
+  entry->cpu_list = unpacker.text();
+  entry->quota_millicpus = unpacker.number();
+  entry->mpi_version = unpacker.text();
+  entry->initialised = unpacker.number() != 0;
+  entry->name_space = unpacker.text();
+  entry->launcher_rank = unpacker.text();
+  entry->launcher_size = unpacker.number();
   return unpacker.whole();
 }
 
@@ -319,13 +319,13 @@ class BringUp {
 
   Status agree_on_plan() {
     Result<std::string> plan =
-        exchange_.agree("plan", pack(own_card()),
+        exchange_.agree("plan", pack(own_entry()),
                         [this](const std::vector<std::string>& said) -> Result<std::string> {
-                          std::vector<Card> cards(said.size());
-                          for (size_t rank = 0; rank < cards.size(); ++rank)
-                            if (!unpack(said[rank], &cards[rank]))
+                          std::vector<MemberEntry> entries(said.size());
+                          for (size_t rank = 0; rank < entries.size(); ++rank)
+                            if (!unpack(said[rank], &entries[rank]))
                               return at_step(garbled(static_cast<int>(rank)));
-                          Result<Plan> made = make_plan(cards);
+                          Result<Plan> made = make_plan(entries);
                           if (!made.ok()) return at_step(made.status());
                           return pack(made.value());
                         });
@@ -337,10 +337,10 @@ class BringUp {
     return {};
   }
 
-  Result<Plan> make_plan(const std::vector<Card>& cards) const {
+  Result<Plan> make_plan(const std::vector<MemberEntry>& entries) const {
     for (int rank = 1; rank < size(); ++rank) {
-      const Card& one = cards[0];
-      const Card& other = cards[static_cast<size_t>(rank)];
+      const MemberEntry& one = entries[0];
+      const MemberEntry& other = entries[static_cast<size_t>(rank)];
       if (one.mpi_version != other.mpi_version)
         return Status(Code::kUnsupported, name(0) + " has " + one.mpi_version + " and " +
                                               name(rank) + " has " + other.mpi_version +
@@ -353,37 +353,37 @@ class BringUp {
                           "or in none");
     }
     Plan plan;
-    plan.origin = cards[0].initialised       ? MpiOrigin::kProgram
-                  : launcher_made_job(cards) ? MpiOrigin::kLauncher
-                                             : MpiOrigin::kHelper;
-    plan.hosts = place(cards);
+    plan.origin = entries[0].initialised       ? MpiOrigin::kProgram
+                  : launcher_made_job(entries) ? MpiOrigin::kLauncher
+                                               : MpiOrigin::kHelper;
+    plan.hosts = place(entries);
     return plan;
   }
 
   // Whether one launcher has made exactly the members an MPI job. Workers of a torchrun that a
   // launcher started once per host have all inherited one rank; and MPI_Init_thread waits for all
   // ranks of a launcher's job, so it must not have others.
-  static bool launcher_made_job(const std::vector<Card>& cards) {
+  static bool launcher_made_job(const std::vector<MemberEntry>& entries) {
     std::set<std::string> ranks;
-    for (const Card& card : cards) {
-      if (card.name_space.empty() || card.name_space != cards[0].name_space) return false;
-      if (card.launcher_size != 0 && card.launcher_size != cards.size()) return false;
-      ranks.insert(card.launcher_rank);
+    for (const MemberEntry& entry : entries) {
+      if (entry.name_space.empty() || entry.name_space != entries[0].name_space) return false;
+      if (entry.launcher_size != 0 && entry.launcher_size != entries.size()) return false;
+      ranks.insert(entry.launcher_rank);
     }
-    return ranks.size() == cards.size();
+    return ranks.size() == entries.size();
   }
 
   // The hosts as MPI shall see them: ranks of a host in different containers are on different ones.
-  std::vector<PlannedHost> place(const std::vector<Card>& cards) const {
+  std::vector<PlannedHost> place(const std::vector<MemberEntry>& entries) const {
     std::vector<PlannedHost> hosts;
     std::map<std::pair<int, std::string>, size_t> known;
     std::map<int, std::vector<size_t>> ranks_by_host;
     std::set<std::string> names;
-    for (size_t rank = 0; rank < cards.size(); ++rank) {
-      const Card& card = cards[rank];
+    for (size_t rank = 0; rank < entries.size(); ++rank) {
+      const MemberEntry& entry = entries[rank];
       const TransportMember& member = request_.members[rank];
       ranks_by_host[member.host].push_back(rank);
-      auto [found, is_new] = known.try_emplace({member.host, card.place}, hosts.size());
+      auto [found, is_new] = known.try_emplace({member.host, entry.place}, hosts.size());
       if (is_new) {
         std::string plain = plain_name(member.host_name), unique = plain;
         for (int count = 2; !names.insert(unique).second; ++count)
@@ -391,22 +391,22 @@ class BringUp {
         hosts.emplace_back().host.name = unique;
       }
       hosts[found->second].clients.push_back(
-          {static_cast<uint32_t>(rank), card.pid, card.start_time, card.uid, card.gid});
+          {static_cast<uint32_t>(rank), entry.pid, entry.start_time, entry.uid, entry.gid});
     }
     for (PlannedHost& host : hosts) {
       const size_t leader = host.clients.front().rank;
-      host.crowded = crowded(cards, ranks_by_host[request_.members[leader].host]);
+      host.crowded = crowded(entries, ranks_by_host[request_.members[leader].host]);
     }
     return hosts;
   }
 
-  static bool crowded(const std::vector<Card>& cards, const std::vector<size_t>& ranks) {
+  static bool crowded(const std::vector<MemberEntry>& entries, const std::vector<size_t>& ranks) {
     std::vector<std::string> cpu_lists;
     double quota = 1e9;
     for (size_t rank : ranks) {
-      cpu_lists.push_back(cards[rank].cpu_list);
-      if (cards[rank].quota_millicpus != 0)
-        quota = std::min(quota, static_cast<double>(cards[rank].quota_millicpus) / 1000);
+      cpu_lists.push_back(entries[rank].cpu_list);
+      if (entries[rank].quota_millicpus != 0)
+        quota = std::min(quota, static_cast<double>(entries[rank].quota_millicpus) / 1000);
     }
     return static_cast<int>(ranks.size()) > usable_cores(cpu_lists, quota);
   }

@@ -42,7 +42,7 @@ class MpiTeam::Watch final : public MpiWatch {
 
   Status look(int64_t waited_ns) override {
     DSCOMM_RETURN_IF_ERROR(team_.cause_.get());
-    team_.hear_news();
+    team_.look_at_detector();
     if (team_.has_ended_) {
       const Status end =
           ends_.ask(team_.call_.number(), [this](uint64_t call) { return team_.look(call); });
@@ -148,7 +148,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
   plan_ = options.plan;
   call_ = as_piece(call, options);
   call_.sequence = ++sequence_;
-  hear_news();
+  look_at_detector();
   // A rank that is gone cannot make this call: there is nothing to give it time for.
   gone_since_ns_ = -kGraceOfLeaversNs;
   DSCOMM_RETURN_IF_ERROR(look_for_the_gone(Place::kEntering));
@@ -320,7 +320,7 @@ Status MpiTeam::end(const Status& status) {
 
 Status MpiTeam::refused(const Status& status) {
   const Status reason = reason_or(status, *deadline_, [this]() -> Status {
-    hear_news();
+    look_at_detector();
     DSCOMM_RETURN_IF_ERROR(look(kAnyCall));
     DSCOMM_RETURN_IF_ERROR(died_);
     if (composer_ == nullptr) return {};
@@ -331,10 +331,10 @@ Status MpiTeam::refused(const Status& status) {
   return fail(reason.code(), reason.message());
 }
 
-void MpiTeam::hear_news() {
+void MpiTeam::look_at_detector() {
   const uint64_t count = detector_.count();
-  if (count == news_count_) return;
-  news_count_ = count;
+  if (count == seen_count_) return;
+  seen_count_ = count;
   has_ended_ = !detector_.ended(options_.id).ok();
   for (int k = 0; k < size(); ++k) {
     if (k == rank_) continue;
@@ -422,7 +422,7 @@ Status MpiTeam::failure() {
 
 Status MpiTeam::death() {
   DSCOMM_RETURN_IF_ERROR(failure());
-  hear_news();
+  look_at_detector();
   return died_;
 }
 

@@ -223,7 +223,7 @@ class MpiTeam final : public Team {
   Status fail(Code code, const std::string& cause);
   Status timed_out(Place place, const std::vector<Progress>& answers);
   // Takes in what is new; costs one load when nothing is.
-  void hear_news();
+  void look_at_detector();
   // Fails when a member that has gone keeps the call from being completed.
   Status look_for_the_gone(Place place);
   // Those of `members` that have answered so, but for this rank.
@@ -259,7 +259,7 @@ class MpiTeam final : public Team {
   std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
 
   // What the detector said when it was last asked by the thread that waits.
-  uint64_t news_count_ = 0;
+  uint64_t seen_count_ = 0;
   bool has_ended_ = false;  // somebody has ended the Team, perhaps after it finished the call
   Status died_, left_;
   std::string advice_;  // on left_

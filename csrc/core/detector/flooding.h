@@ -47,7 +47,7 @@ class Flooding {
 
   // What came from a member that it is linked to. False when it cannot be meant.
   bool take(int from, const Message& message);
-  // The connection to it has ended, with this news of it.
+  // The connection to it has ended: what became of it.
   void lose(int link, const Status& status, const Departure& departure = {});
 
   // Encoded messages that are to be sent, and to whom.

@@ -205,7 +205,7 @@ void TreeDetector::on_death(std::function<void()> body) {
   body();
 }
 
-// Under mutex_, after whatever may have added news.
+// Under mutex_, after whatever may have changed what is known.
 void TreeDetector::publish() {
   if (cut_off_ns_ == 0 && flooding_.is_cut_off()) cut_off_ns_ = monotonic_ns();
   // One thread at a time. Release pairs with the acquire in count().
@@ -358,7 +358,7 @@ void TreeDetector::listen_to(Link& link) {
 // A connection has ended without a goodbye.
 void TreeDetector::lose(Link& link, int error) {
   link.connection.hang_up();
-  if (leave_by_) return;  // it answers the own goodbye: no news
+  if (leave_by_) return;  // it answers the own goodbye
   std::function<void()> on_death;
   {
     std::lock_guard lock(mutex_);

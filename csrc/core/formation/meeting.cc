@@ -282,10 +282,10 @@ Status Meeting::look() {
   if (monotonic_ns() < look_again_ns_) return {};
   look_again_ns_ = monotonic_ns() + kLookEveryNs;
   // Asked before the store: a dead rank writes no more, so the reads below see its last words.
-  const Status news = request_.look();
+  const Status reason = request_.look();
   DSCOMM_RETURN_IF_ERROR(look_at_own());
   DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? look_for_trouble() : look_at_closed());
-  return news;
+  return reason;
 }
 
 // A rank that cannot take part is heard before all others have come.

@@ -11,7 +11,7 @@
 namespace dscomm {
 namespace {
 
-// What was published before the last news may still be on its way.
+// What was published before that may still be on its way.
 constexpr int64_t kCutOffGraceNs = 500'000'000;
 
 // What forms the Teams of one group. Everything is collective over their members.

@@ -130,13 +130,13 @@ Result<std::string> StoreExchange::await(const std::string& name, const Deadline
 }
 
 Status StoreExchange::look() {
-  const Status news = request_.look();
-  if (news.ok() && monotonic_ns() < look_again_ns_) return {};
+  const Status reason = request_.look();
+  if (reason.ok() && monotonic_ns() < look_again_ns_) return {};
   look_again_ns_ = monotonic_ns() + kLookForFailureNs;
   // Asked before the store: a dead rank writes no more, so the read below sees its failure, which
   // may be the reason for its death.
   DSCOMM_RETURN_IF_ERROR(failure());
-  return news;
+  return reason;
 }
 
 Status StoreExchange::failure() {

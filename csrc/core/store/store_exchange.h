@@ -2,7 +2,7 @@
 // rank 0 decides, and all read the same decision.
 //
 // The first failure wins: whoever cannot go on says why under a key at which all look while they
-// wait, and before they believe any news of a death. What was said is removed once it has been
+// wait, and before they believe a failure notice. What was said is removed once it has been
 // read, so an exchange that has ended well leaves nothing in the store.
 #pragma once
 
