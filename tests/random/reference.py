@@ -834,6 +834,8 @@ class Judge:
         said = (re.search(r"rank \d+ .*call", text) for text in self.observed.outputs)
         if self.told or any(said):
             return
+        if "hosts" in self.program:
+            return  # last calls that nobody waits for are compared inside a host alone
         names = ", ".join(sorted(self.model.disagreeing))
         self.problems.append(f"nobody was told that the ranks made different calls in {names}")
 
