@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <future>
@@ -324,6 +325,42 @@ TEST(Formation, KnownDeathEndsTheWait) {
     Result<Formation> formation = party.form(store, rank, 3);
     ASSERT_FALSE(formation.ok());
     EXPECT_EQ(formation.status().code(), Code::kPeerDied);
+  });
+}
+
+// A store whose rank dies before its second answer to an entry.
+class DyingStore final : public ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  Status set(const std::string& key, std::string_view value) override {
+    if (key.find("/to/") != std::string::npos && ++answers_ == 2) is_dead = true;
+    return is_dead ? Status(Code::kInternal, "dead") : store_.set(key, value);
+  }
+  Status remove(const std::string& key) override {
+    return is_dead ? Status(Code::kInternal, "dead") : store_.remove(key);
+  }
+  std::atomic<bool> is_dead{false};
+
+ private:
+  int answers_ = 0;
+};
+
+// Rank 1 has the table and sees it; rank 2 knows of nobody but through the store.
+TEST(Formation, DeathOfRankZeroWhileItAnswersReachesAll) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  DyingStore dying(store);
+  run_ranks(3, [&](int rank) {
+    RankParty party(registry, small_settings());
+    if (rank == 1)
+      party.gone = [&] {
+        return dying.is_dead ? Status(Code::kPeerDied, "rank 0 died or exited") : Status();
+      };
+    Result<Formation> formation =
+        party.form(rank == 0 ? static_cast<Store&>(dying) : store, rank, 3);
+    ASSERT_FALSE(formation.ok());
+    if (rank == 0) return;
+    EXPECT_EQ(formation.status().code(), Code::kPeerDied) << formation.status().message();
   });
 }
 

@@ -114,6 +114,7 @@ class Former {
       Status result = join(table.value());
       exchange_ = nullptr;
       if (exchange.is_called_off()) continue;
+      if (result.code() == Code::kPeerDied) meeting_.tell_others(result);
       if (!result.ok()) return error(result);
       lines_offset_ = 0;  // now the ShmTeam's
       return std::move(formation_);

@@ -333,6 +333,16 @@ void Meeting::tell(uint64_t nonce, const Status& cause) {
   static_cast<void>(store_.set(key(to_name(nonce)), packer.take()));
 }
 
+void Meeting::tell_others(const Status& cause) {
+  for (int rank = 0; rank < static_cast<int>(table_.size()); ++rank) {
+    if (rank == request_.rank) continue;
+    Result<bool> there = read(rank);
+    if (!there.ok()) return;
+    const uint64_t nonce = table_[static_cast<size_t>(rank)].nonce;
+    if (there.value() && seen_[static_cast<size_t>(rank)].nonce == nonce) tell(nonce, cause);
+  }
+}
+
 bool Meeting::is_superseded(int rank) {
   if (monotonic_ns() < ask_again_ns_) return false;
   ask_again_ns_ = monotonic_ns() + kLookEveryNs;

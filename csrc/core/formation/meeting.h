@@ -63,6 +63,9 @@ class Meeting {
   // Rank 0, while it waits for what `rank` says of the table: whether another process has come in
   // the place of the one that is in it. Asks the store now and then.
   bool is_superseded(int rank);
+  // A rank that has the table and raises `cause`, as rank 0 may have died before it told all
+  // others: those that have not taken back their entry raise it too.
+  void tell_others(const Status& cause);
   // Rank 0, when all have said that they have the table.
   void remove_table() { remove(id_text() + "/table"); }
   // Of keys for what is agreed on in this meeting.
