@@ -154,8 +154,14 @@ Status Context::gone(uintptr_t world, const std::vector<int>& global_ranks) cons
     if (auto found = worlds_.find(world); found != worlds_.end()) first = found->second.lock();
   }
   if (first == nullptr) return {};
-  for (int rank : global_ranks) DSCOMM_RETURN_IF_ERROR(first->gone(rank));
-  return {};
+  // Others may have left because of a death.
+  Status left;
+  for (int rank : global_ranks) {
+    Status gone = first->gone(rank);
+    if (gone.code() == Code::kPeerDied) return gone;
+    if (left.ok()) left = std::move(gone);
+  }
+  return left;
 }
 
 Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& request,

@@ -467,14 +467,17 @@ Status Group::gone(int global_rank) const {
           ? static_cast<size_t>(global_rank)
           : static_cast<size_t>(std::find(ranks.begin(), ranks.end(), global_rank) - ranks.begin());
   if (!context_->check_process().ok() || k >= peers_.size()) return {};
-  {
-    std::lock_guard lock(mutex_);
-    if (team_ == nullptr) return {};
-  }
+  std::lock_guard lock(mutex_);  // so that the Team stays
+  if (team_ == nullptr) return {};
   if (peers_[k] == nullptr) return transport_->detector().gone(transport_ranks_[k]);
   if (peers_[k]->alive()) return {};
-  return Status(Code::kPeerDied, "rank " + std::to_string(global_rank) + " (" +
-                                     peers_[k]->describe() + ") died or exited");
+  const std::string name =
+      "rank " + std::to_string(global_rank) + " (" + peers_[k]->describe() + ")";
+  const auto here = std::count_if(peers_.begin(), peers_.begin() + static_cast<ptrdiff_t>(k),
+                                  [](const auto& peer) { return peer != nullptr; });
+  if (lines_ != nullptr && lines_->has_left(static_cast<int>(here)))
+    return Status(Code::kPeerLeft, name + " has left and ended");
+  return Status(Code::kPeerDied, name + " died or exited");
 }
 
 Status Group::failure() const {

@@ -246,6 +246,13 @@ class Former {
     return {};
   }
 
+  // Asked when it is known to have ended: what it said before that is in the store.
+  Status death_of(int rank) {
+    Status cause = meeting_.last_word(rank);
+    if (!cause.ok()) return cause;
+    return Status(Code::kPeerDied, name_rank(rank) + " died or exited");
+  }
+
   bool is_here(int rank) const {
     return formation_.hosts[static_cast<size_t>(rank)] ==
            formation_.hosts[static_cast<size_t>(request_.rank)];
@@ -287,7 +294,8 @@ class Former {
   Status attach_all() {
     Lines::open(*party_.arena, lines_offset_, formation_.group_id);
     awaits_successor_ = Status();
-    std::string unreachable, ended, limited, late;
+    std::string unreachable, limited, late;
+    Status ended;
     bool are_all_old = true;
     for (int rank = 0; rank < request_.size; ++rank) {
       const Member& member = members_[static_cast<size_t>(rank)];
@@ -303,7 +311,7 @@ class Former {
       if (attached.peer != nullptr) continue;
       const std::string why_not = name_rank(rank) + ": " + attached.why_not;
       are_all_old = are_all_old && meeting_.may_be_old(rank);
-      if (attached.code == Code::kPeerDied && ended.empty()) ended = name_rank(rank);
+      if (attached.code == Code::kPeerDied && ended.ok()) ended = death_of(rank);
       if (attached.code == Code::kTimeout && late.empty()) late = why_not;
       if (attached.code == Code::kResource && limited.empty()) limited = why_not;
       unreachable += (unreachable.empty() ? "" : "; ") + why_not;
@@ -314,7 +322,7 @@ class Former {
                    own_name + " cannot share memory with " + unreachable +
                        ", which is on the same host; run all ranks of a host as one user, in one "
                        "job");
-    if (!ended.empty()) failure = Status(Code::kPeerDied, ended + " died or exited");
+    if (!ended.ok()) failure = ended;
     if (!limited.empty())
       failure = Status(Code::kResource, own_name + " could not attach the memory of " + limited);
     if (!late.empty())
@@ -370,7 +378,7 @@ class Former {
     for (size_t rank = 0; rank < formation_.members.size(); ++rank) {
       const std::shared_ptr<Peer>& peer = formation_.members[rank].peer;
       if (peer == nullptr || peer->alive()) continue;
-      const Status death(Code::kPeerDied, name_rank(static_cast<int>(rank)) + " died or exited");
+      const Status death = death_of(static_cast<int>(rank));
       if (!meeting_.may_be_old(static_cast<int>(rank))) return death;
       await_successor(death);
     }

@@ -343,6 +343,13 @@ void Meeting::tell_others(const Status& cause) {
   }
 }
 
+Status Meeting::last_word(int rank) {
+  Result<bool> there = read(rank);
+  if (!there.ok() || !there.value()) return {};
+  const Entry& entry = seen_[static_cast<size_t>(rank)];
+  return entry.nonce == table_[static_cast<size_t>(rank)].nonce ? entry.cause : Status();
+}
+
 bool Meeting::is_superseded(int rank) {
   if (monotonic_ns() < ask_again_ns_) return false;
   ask_again_ns_ = monotonic_ns() + kLookEveryNs;

@@ -66,6 +66,8 @@ class Meeting {
   // A rank that has the table and raises `cause`, as rank 0 may have died before it told all
   // others: those that have not taken back their entry raise it too.
   void tell_others(const Status& cause);
+  // Why a member of the table has ended, if it has said so in its entry since the table was made.
+  Status last_word(int rank);
   // Rank 0, when all have said that they have the table.
   void remove_table() { remove(id_text() + "/table"); }
   // Of keys for what is agreed on in this meeting.
