@@ -24,7 +24,7 @@ enum class MessageKind : uint16_t {
   kInvitation = 1,  // in the store: the text is the member's token and addresses
   kHello,           // to whom one connects: who it is; the text is the token
   kWelcome,         // the answer: the token was right, and this connection is the one
-  kMissing,         // to all: the text is whom `rank` waits for, or empty
+  kMissing,         // to those it is connected to: the text is whom `rank` waits for, or empty
   kReady,           // to whom one has connected: so have all that connect to this one
   kStart,           // to all, from the first member: all are connected
   kFail,            // to all, before kStart: all give up, for this cause

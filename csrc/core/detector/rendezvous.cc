@@ -265,11 +265,8 @@ Status Rendezvous::take(int rank, Peer& peer, const Message& message) {
     return message.status();
   } else if (is_ours && message.kind == MessageKind::kMissing && message.rank >= 0 &&
              message.rank < static_cast<int>(request_.members.size())) {
-    std::string& known = missing_[message.rank];
-    if (known != message.text) {
-      known = message.text;
-      tell_all(message, rank);
-    }
+    // Not passed on: two texts of one member could chase each other round the links for ever.
+    missing_[message.rank] = message.text;
   } else {
     return error(Status(Code::kInternal, name(rank) + " said something before all were connected"));
   }
@@ -329,7 +326,6 @@ void Rendezvous::tell_what_is_known(Connection& connection) {
     connection.queue(message);
   };
   tell(request_.rank, told_);
-  for (const auto& [rank, text] : missing_) tell(rank, text);
   connection.flush();
 }
 
