@@ -91,7 +91,6 @@ def test_kill_in_a_group_after_another_death(
         in_peace(job, members[:2])
 
 
-@pytest.mark.skipif(not NAMES, reason="gloo's errors name no rank")
 @pytest.mark.parametrize(
     "workload", ["chunked_all_reduce", pytest.param("mixed", marks=pytest.mark.drill)]
 )
@@ -108,7 +107,8 @@ def test_kill_after_that_of_the_first(make_hosts: Callable[[int], Hosts], worklo
         at_s = job.kill(3)
         for event in job.wait_for("raised", [1, 2], limit_s=20.0):
             assert event.at_s - at_s < SOON_S, job.report()
-            assert any(job.name(rank) in event.facts["text"] for rank in (0, 3)), job.report()
+            named = any(job.name(rank) in event.facts["text"] for rank in (0, 3))
+            assert named or not NAMES, job.report()
         in_peace(job, [1, 2])
 
 
@@ -249,7 +249,6 @@ def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
         in_peace(job, list(range(job.size)))
 
 
-@pytest.mark.skipif(not NAMES, reason="gloo has no helpers")
 @pytest.mark.parametrize("killed", [[1], pytest.param([0, 1], marks=pytest.mark.drill)])
 def test_ranks_outlive_their_helper(make_hosts: Callable[[int], Hosts], killed: list[int]) -> None:
     """dscomm-pmix of a host is killed: its ranks work on, and nothing stays when they have left."""
@@ -258,13 +257,15 @@ def test_ranks_outlive_their_helper(make_hosts: Callable[[int], Hosts], killed: 
         job.wait_for("working")
         for number in killed:
             processes = hosts[number].processes()
-            helper = next(pid for pid, words in processes.items() if words == "dscomm-pmix")
-            os.kill(helper, signal.SIGKILL)
+            helpers = [pid for pid, words in processes.items() if words == "dscomm-pmix"]
+            assert len(helpers) == (1 if NAMES else 0), processes  # gloo needs none
+            for helper in helpers:
+                os.kill(helper, signal.SIGKILL)
         time.sleep(0.3)
         (job.folder / "go").touch()
         job.wait_for("done", limit_s=20.0)
         in_peace(job, list(range(job.size)))
-        assert "has ended before them" in job.report(), job.report()
+        assert "has ended before them" in job.report() or not NAMES, job.report()
 
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])

@@ -79,8 +79,7 @@ Status Dial::begin() {
     const bool is_connecting =
         std::any_of(attempts_.begin(), attempts_.end(),
                     [](const Attempt& attempt) { return !attempt.connected; });
-    // Who has been connected may be kept waiting for an answer; the other addresses are tried
-    // again.
+    // An address that is connected may never answer, so the others are tried again beside it.
     if (is_connecting || attempts_.size() == endpoints_.size()) return {};
     DSCOMM_RETURN_IF_ERROR(end_round());
     next_ = 0;

@@ -24,8 +24,8 @@ class FailureDetector {
  public:
   virtual ~FailureDetector() = default;
 
-  // Grows with all that is heard of who is gone and what has ended. Cheap enough for every turn of
-  // a wait: one atomic load.
+  // The number of ranks known to be gone and Teams known to have ended. One atomic load, so cheap
+  // enough for every turn of a wait.
   virtual uint64_t count() const = 0;
 
   // kPeerDied ("rank 3 (pid 7 on host b) died or exited without leaving") when a rank has died,

@@ -28,9 +28,10 @@ constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kLookEveryNs = 200 * kMs;
 // Between two looks for an invitation: at first, and at most.
 constexpr int64_t kFirstPauseNs = kMs, kLongestPauseNs = 50 * kMs;
-// Who waits for others to start gets this long past its deadline, for their last word.
+// A member with all of its connections waits this much beyond its deadline: a member that lacks one
+// knows the reason.
 constexpr int64_t kVerdictNs = 500 * kMs;
-// How often the members hear who is missing, where that changes.
+// Between two messages about missing members.
 constexpr int64_t kTellEveryNs = 500 * kMs;
 // Names in one message, at most.
 constexpr size_t kNames = 8;
@@ -87,8 +88,7 @@ class Rendezvous {
   Status timed_out();
   std::string missing() const;
   void tell_who_is_missing();
-  void tell_what_is_known(Connection& connection);
-  void tell_all(const Message& message, int but_for = -1);
+  void tell_all(const Message& message);
   Status give_up(const Status& status);
 
   bool is_linked() const {
@@ -133,7 +133,7 @@ Status Rendezvous::turn() {
 // Whether there still is a reason to wait.
 Status Rendezvous::look() {
   const int64_t left_ns = time_left_.ns();
-  // Who has all of its connections hears over them what others put into the store.
+  // With all connections up, failures come over them, and the store is spared.
   Status failure = is_linked() ? Status() : exchange_.look();
   // Where the others have given up waiting, it was for this one: what it tried says more.
   if (failure.code() == Code::kTimeout)
@@ -222,7 +222,7 @@ Status Rendezvous::wait() {
       if (peer.dial->take(all.subspan(place->second.first, place->second.second))) {
         peer.connection = peer.dial->connection();
         peer.dial.reset();
-        tell_what_is_known(peer.connection);
+        told_.clear();  // this peer has been told nothing
       }
     } else if (peer.connection.open()) {
       if (all[next++].revents != 0) DSCOMM_RETURN_IF_ERROR(listen_to(rank, peer));
@@ -235,7 +235,8 @@ Status Rendezvous::wait() {
         if (peer == peers_.end() || peer->second.is_up || peer->second.connection.open()) return;
         peer->second.connection = std::move(connection);
         peer->second.connection.queue(Message::about(MessageKind::kWelcome, rank, request_.id));
-        tell_what_is_known(peer->second.connection);
+        peer->second.connection.flush();
+        told_.clear();  // this peer has been told nothing
       });
   return status.ok() ? status : error(status);
 }
@@ -317,21 +318,9 @@ void Rendezvous::tell_who_is_missing() {
   tell_all(message);
 }
 
-// To who has just connected.
-void Rendezvous::tell_what_is_known(Connection& connection) {
-  const auto tell = [&](int rank, const std::string& text) {
-    if (text.empty()) return;
-    Message message = Message::about(MessageKind::kMissing, rank, request_.id);
-    message.text = text;
-    connection.queue(message);
-  };
-  tell(request_.rank, told_);
-  connection.flush();
-}
-
-void Rendezvous::tell_all(const Message& message, int but_for) {
+void Rendezvous::tell_all(const Message& message) {
   for (auto& [rank, peer] : peers_) {
-    if (!peer.connection.open() || rank == but_for) continue;
+    if (!peer.connection.open()) continue;
     peer.connection.queue(message);
     peer.connection.flush();
   }

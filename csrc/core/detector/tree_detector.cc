@@ -186,7 +186,7 @@ void TreeDetector::outlast(std::chrono::milliseconds timeout) {
   wake();
 }
 
-// All members come to outlast the longest: who is told of a longer one tells on.
+// A member that is told a longer silence tells its links too, so all end up with the longest.
 void TreeDetector::take_silence(std::chrono::milliseconds silence) {
   std::lock_guard lock(mutex_);
   if (silence <= silence_) return;

@@ -155,8 +155,8 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, in_transport] {
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
-    // A member that waits for a dead one ends the group for all; but who is cut off does not hear
-    // of it, and may wait for that member.
+    // A member that waits for a dead one ends the group for all. A rank that is cut off does not
+    // hear of that.
     if (transport == nullptr || transport->detector().count() == 0) return Status();
     return transport->detector().cut_off(in_transport);
   };
