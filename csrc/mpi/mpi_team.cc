@@ -18,8 +18,10 @@ namespace {
 // How often a wait asks the Team that it is a part of.
 constexpr int64_t kAskEveryNs = 1'000'000;
 
-// What a rank that runs needs to answer, on an overloaded machine; a quarter of a shorter timeout.
-constexpr int64_t kAnswerMs = 250;
+// What a rank that runs needs to answer, on an overloaded machine; a twentieth of a shorter
+// timeout. Less than HierarchicalTeam::later() gives those that wait inside the host, who know
+// less.
+constexpr int64_t kAnswerMs = 150;
 // All of a Team time out together, and if all asked there would be as many answers as pairs of
 // ranks. The first three ask at once; those behind them wait for what these find, a step for every
 // fourfold rank, a tenth of a shorter timeout.
@@ -73,7 +75,7 @@ class MpiTeam::Watch final : public MpiWatch {
     while (!turn.expired()) DSCOMM_RETURN_IF_ERROR(nap(turn));
     const uint64_t question = detector.ask(team_.options_.id, team_.position(place_));
     const Deadline limit =
-        Deadline::after(std::chrono::milliseconds(std::min(kAnswerMs, timeout_ms / 4)));
+        Deadline::after(std::chrono::milliseconds(std::min(kAnswerMs, timeout_ms / 20)));
     TimeLeft time_left(limit);
     std::vector<Progress> answers;
     Status status;
@@ -117,6 +119,7 @@ MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTe
   // A refusal becomes a status, as far as MPI lets it; the default ends the process.
   MPI_Comm_set_errhandler(data_, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(check_, MPI_ERRORS_RETURN);
+  detector_.note_position(options_.id, 0);
 }
 
 MpiTeam::~MpiTeam() {

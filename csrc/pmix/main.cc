@@ -17,13 +17,18 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -37,9 +42,9 @@ extern char** environ;
 namespace dscomm {
 namespace {
 
-// How long the start may take, and the end: who is stuck in either is of no use to anybody.
+// How long the start may take, and the end: a process that is stuck in either is of no use.
 constexpr unsigned kStartSeconds = 120;
-constexpr unsigned kEndSeconds = 10;
+constexpr std::chrono::seconds kEndLimit{10};
 
 // A rank that was told how to reach the server connects within this time, or never does.
 constexpr int64_t kUnusedNs = 5'000'000'000;
@@ -109,12 +114,26 @@ class Helper {
     }
     alarm(0);
     serve();
-    alarm(kEndSeconds);
+    bound_the_end();
     server_.reset();
     return 0;
   }
 
  private:
+  // PMIx may be stuck; what this process has made goes all the same.
+  void bound_the_end() {
+    std::vector<std::string> paths{directory_->path()};
+    if (shared_ != nullptr) paths.push_back(shared_->path());
+    std::thread([paths = std::move(paths)] {
+      std::this_thread::sleep_for(kEndLimit);
+      for (const std::string& path : paths) {
+        std::error_code ignored;  // another helper removes what stays
+        std::filesystem::remove_all(path, ignored);
+      }
+      _exit(1);
+    }).detach();
+  }
+
   // False when the leader went before it said anything.
   bool receive_description() {
     while (true) {

@@ -366,6 +366,19 @@ TEST(TreeDetector, AnEndIsLeftAsideForCallsThatWereFinishedBefore) {
   });
 }
 
+// Two end a Team at different calls: all learn the first call that somebody has not finished.
+TEST(TreeDetector, TheLowestUnfinishedCallOfAllCounts) {
+  run_members(5, [](DetectorPtr& detector, int rank) {
+    if (rank == 1) detector->end(9, Status(Code::kAborted, "enough"), 6);
+    EXPECT_TRUE(soon([&] { return !detector->ended(9, 6).ok(); }));
+    if (rank == 3) detector->end(9, Status(Code::kAborted, "enough, too"), 5);
+    EXPECT_TRUE(soon([&] { return !detector->ended(9, 5).ok(); }));
+    expect_says(detector->ended(9), Code::kAborted, "enough");
+    EXPECT_TRUE(detector->ended(9, 4).ok());
+    EXPECT_TRUE(soon([&] { return detector->count() == 2; }));
+  });
+}
+
 TEST(TreeDetector, ALongCauseIsCutBetweenCharacters) {
   std::string text;
   while (text.size() < 3000) text += "\u00e9\u20ac";  // five bytes
@@ -398,10 +411,9 @@ TEST(TreeDetector, QuestionsAreAnsweredByAll) {
   constexpr uint64_t kTeam = 77;
   std::atomic<int> noted{0};
   run_members(kMembers, [&](DetectorPtr& detector, int rank) {
-    // Rank 1 has not come so far, rank 2 has another Team alone, rank 3 has left this one.
-    detector->note_position(rank == 2 ? 78 : kTeam,
-                            rank == 1 ? 4 : static_cast<uint64_t>(5 + rank));
-    if (rank == 3) detector->forget(kTeam);
+    // Rank 1 has not come so far; rank 2 has finished the Team, so it has made all calls.
+    detector->note_position(kTeam, rank == 1 ? 4 : static_cast<uint64_t>(5 + rank));
+    if (rank == 2) detector->forget(kTeam);
     ++noted;
     EXPECT_TRUE(soon([&] { return noted >= kMembers; }));
     const uint64_t question = detector->ask(kTeam, 5);
@@ -414,7 +426,7 @@ TEST(TreeDetector, QuestionsAreAnsweredByAll) {
     for (int other = 0; other < kMembers; ++other)
       if (other != rank) {
         EXPECT_EQ(answers[static_cast<size_t>(other)],
-                  other >= 1 && other <= 3 ? Progress::kBehind : Progress::kReached)
+                  other == 1 ? Progress::kBehind : Progress::kReached)
             << rank << " asks " << other;
       }
     detector->close_question(question);
@@ -566,14 +578,16 @@ TEST(TreeDetector, HostsWithTheSameAddressesCannotMeet) {
 
 constexpr const char* kInvitationKey = "test/detector/abcdef0123456789/invitation/0";
 
-// Where member 0 listens, and its token.
+// Where a member listens, and its token.
 struct Invitation {
   std::string token, address;
   uint16_t port = 0;
 };
-Invitation invitation_in(Store& store) {
+Invitation invitation_in(Store& store, int rank = 0) {
+  std::string key = kInvitationKey;
+  key.back() = static_cast<char>('0' + rank);
   Message message;
-  EXPECT_TRUE(decode(store.get(kInvitationKey, Deadline::after(kPatience)).value(), &message));
+  EXPECT_TRUE(decode(store.get(key, Deadline::after(kPatience)).value(), &message));
   Invitation invitation;
   std::string endpoint;
   std::istringstream(message.text) >> invitation.token >> endpoint;
@@ -658,6 +672,31 @@ TEST(TreeDetector, StrangersHoldNobodyUp) {
     EXPECT_TRUE(soon([&] { return connected >= 6; }));
   });
   strangers.join();
+}
+
+// Member 2 connects and goes no further. Members 0 and 1 have all of their connections, and wait.
+TEST(TreeDetector, WhoStopsOnceItIsConnectedIsNamed) {
+  MemoryStore store;
+  const int64_t start_ns = monotonic_ns();
+  run_ranks(3, [&](int rank) {
+    if (rank == 2) {
+      std::vector<UniqueFd> connections;
+      for (int up : {0, 1}) {
+        const Invitation invitation = invitation_in(store, up);
+        Message hello = Message::about(MessageKind::kHello, 2, request_of(2, 3).id);
+        hello.text = invitation.token;
+        connections.push_back(stranger_at(invitation, encode(hello)));
+      }
+      for (UniqueFd& connection : connections)
+        for (char byte; recv(connection.get(), &byte, 1, 0) > 0;) continue;  // until it is hung up
+    } else {
+      Result<DetectorPtr> detector =
+          TreeDetector::connect(request_of(rank, 3), store, Deadline::after(seconds(1)));
+      expect_says(detector.status(), Code::kTimeout,
+                  "waiting for rank 102 (pid 5002 on host host2), which is connected");
+    }
+  });
+  EXPECT_LT(monotonic_ns() - start_ns, 20'000'000'000);
 }
 
 // What is published leads to a closed port, and nobody has given up.
@@ -925,7 +964,7 @@ TEST(TreeDetectorProcesses, DeathsAreHeardWhileTheFirstMemberIsStopped) {
     // The first member does not answer while it is stopped, and the other one does.
     const uint64_t question = detector->ask(1, 0);
     EXPECT_TRUE(soon([&] {
-      return detector->answers(question)[static_cast<size_t>(3 - rank)] == Progress::kBehind;
+      return detector->answers(question)[static_cast<size_t>(3 - rank)] == Progress::kReached;
     }));
     EXPECT_EQ(detector->answers(question)[0], Progress::kSilent);
     say(store, "asked", rank);

@@ -66,7 +66,7 @@ ALLOWED = {
     ("csrc/core/detector/tree_detector.cc", "thread"): "told to leave, it takes a second at most",
     ("csrc/core/detector/tree_detector.h", "socket"): "no wait: it declares a function of that "
     "name",
-    ("csrc/mpi/mpi_team.cc", "sleep"): "asks who answers, for a quarter of a second at most",
+    ("csrc/mpi/mpi_team.cc", "sleep"): "asks who answers, for 150 ms at most",
     ("csrc/mpi/call_watch.cc", "sleep"): "a thread that watches until the process ends",
     ("csrc/mpi/abandonable.cc", "sleep"): "for a reason, 0.4 s at most; deadline",
     ("csrc/mpi/abandonable.cc", "condition"): "in slices, until the deadline or a reason",

@@ -113,6 +113,15 @@ bool Dial::take(std::span<const pollfd> entries) {
   return false;
 }
 
+void Dial::hang_up(const Message& last_word) {
+  for (Attempt& attempt : attempts_) {
+    if (attempt.connected) attempt.connection.queue(last_word);
+    attempt.connection.flush();
+    attempt.connection.hang_up();
+  }
+  attempts_.clear();
+}
+
 bool Dial::is_tried(size_t endpoint) const {
   return std::any_of(attempts_.begin(), attempts_.end(),
                      [&](const Attempt& attempt) { return attempt.endpoint == endpoint; });

@@ -32,6 +32,8 @@ class Dial {
   // Takes what has happened; `entries` are those that add_to() added. Whether it is connected.
   bool take(std::span<const pollfd> entries);
   Connection connection() { return std::move(made_); }
+  // Says something where it is connected, answered or not, and closes all.
+  void hang_up(const Message& last_word);
 
   // "rank 1 (...) <how> to rank 0 (...) at 10.0.0.1:4444 (Connection refused); ..."
   Status unreachable(Code code, const std::string& how) const;

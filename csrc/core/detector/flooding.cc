@@ -156,8 +156,11 @@ bool Flooding::take_end(int from, const Message& message) {
   const uint64_t unfinished_call = unpacker.number();
   const std::string text = unpacker.text();
   if (message.code == Code::kOk || !unpacker.whole()) return false;
-  if (!ended_.try_emplace(message.id, End{Status(message.code, text), unfinished_call}).second)
-    return true;
+  auto [end, is_new] =
+      ended_.try_emplace(message.id, End{Status(message.code, text), unfinished_call});
+  // The first cause stays; but of two ranks that end a Team, one may have finished less.
+  if (!is_new && unfinished_call >= end->second.unfinished_call) return true;
+  end->second.unfinished_call = unfinished_call;
   ++count_;
   pass_on(from, message);
   return true;
@@ -175,7 +178,8 @@ bool Flooding::take_question(int from, const Message& message) {
   }
   pass_on(from, message);
   auto found = positions_.find(team_id);
-  const bool has_reached = found != positions_.end() && found->second >= position;
+  // All members of a Team are in it before one of them asks: who has it no more has made all calls.
+  const bool has_reached = found == positions_.end() || found->second >= position;
   Message answer = Message::about(MessageKind::kAnswer, rank_, message.id);
   answer.text = Packer().number(has_reached ? 1 : 0).take();
   send(from, answer);

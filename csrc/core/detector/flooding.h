@@ -74,7 +74,7 @@ class Flooding {
   uint64_t count_ = 0;  // of the entries of gone_ and ended_
   struct End {
     Status cause;
-    uint64_t unfinished_call = 0;  // the first, on the rank that ended it
+    uint64_t unfinished_call = 0;  // the first, on any rank that ended it
   };
   std::map<uint64_t, End> ended_;                   // by Team
   std::map<uint64_t, uint64_t> positions_;          // by Team, of this process

@@ -29,10 +29,12 @@ constexpr int64_t kLookEveryNs = 200 * kMs;
 // Between two looks for an invitation: at first, and at most.
 constexpr int64_t kFirstPauseNs = kMs, kLongestPauseNs = 50 * kMs;
 // A member with all of its connections waits this much beyond its deadline: a member that lacks one
-// knows the reason.
+// knows the reason. The first member, which hears from all whom they wait for, waits half of it.
 constexpr int64_t kVerdictNs = 500 * kMs;
 // Between two messages about missing members.
 constexpr int64_t kTellEveryNs = 500 * kMs;
+// Hosts are numbered as their members appear, so this is the first of the first host.
+constexpr int kFirst = 0;
 // Names in one message, at most.
 constexpr size_t kNames = 8;
 
@@ -45,7 +47,9 @@ class Rendezvous {
         links_(links_of(request.members)[static_cast<size_t>(request.rank)]),
         exchange_(store, exchange_of(request), deadline),
         deadline_(deadline),
+        linked_deadline_(deadline.later(links_.up.empty() ? kVerdictNs / 2 : kVerdictNs)),
         time_left_(deadline),
+        linked_time_left_(linked_deadline_),
         listener_(request, links_.down.size()) {
     for (const std::vector<int>* ranks : {&links_.up, &links_.down})
       for (int rank : *ranks) peers_[rank].is_up = ranks == &links_.up;
@@ -57,7 +61,6 @@ class Rendezvous {
     if (!status.ok()) return give_up(status);
     // Before anything else is said on any connection: who reads it has started as well.
     tell_all(Message::about(MessageKind::kStart, request_.rank, request_.id));
-    if (listener_.is_open()) exchange_.remove(invitation_name(request_.rank));
     std::vector<Link> links;
     for (auto& [rank, peer] : peers_) links.push_back({rank, std::move(peer.connection)});
     return links;
@@ -87,27 +90,31 @@ class Rendezvous {
   Status take(int rank, Peer& peer, const Message& message);
   Status timed_out();
   std::string missing() const;
+  std::string awaited() const;
   void tell_who_is_missing();
   void tell_all(const Message& message);
+  void say(Peer& peer, const Message& message);
   Status give_up(const Status& status);
 
   bool is_linked() const {
     return std::all_of(peers_.begin(), peers_.end(),
                        [](const auto& entry) { return entry.second.connection.open(); });
   }
+  int64_t left_ns() { return is_linked() ? linked_time_left_.ns() : time_left_.ns(); }
 
   const TransportRequest& request_;
   const Links links_;
   StoreExchange exchange_;
   const Deadline& deadline_;
-  TimeLeft time_left_;
+  const Deadline linked_deadline_;  // of a member with all of its connections
+  TimeLeft time_left_, linked_time_left_;
   Listener listener_;
   std::map<int, Peer> peers_;
   bool has_said_ready_ = false, is_started_ = false;
   bool is_told_ = false;  // the cause of the failure came over a connection
   int64_t pause_ns_ = kFirstPauseNs, read_again_ns_ = 0;
-  std::map<int, std::string> missing_;  // for whom others wait, as they say
-  std::string told_;                    // for whom this one waits, as it said last
+  std::map<int, std::string> missing_;  // for whom those that are connected wait, as they say
+  std::optional<std::pair<std::string, std::string>> told_;  // what it said last: up, down
   int64_t next_telling_ns_ = 0;
 };
 
@@ -132,7 +139,7 @@ Status Rendezvous::turn() {
 
 // Whether there still is a reason to wait.
 Status Rendezvous::look() {
-  const int64_t left_ns = time_left_.ns();
+  const bool is_over = left_ns() <= 0;
   // With all connections up, failures come over them, and the store is spared.
   Status failure = is_linked() ? Status() : exchange_.look();
   // Where the others have given up waiting, it was for this one: what it tried says more.
@@ -143,8 +150,7 @@ Status Rendezvous::look() {
             Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
                                 " ms, in which it could not connect"));
   DSCOMM_RETURN_IF_ERROR(failure);
-  const int64_t limit_ns = is_linked() ? -kVerdictNs : 0;
-  return left_ns <= limit_ns ? timed_out() : Status();
+  return is_over ? timed_out() : Status();
 }
 
 Status Rendezvous::read_invitations() {
@@ -174,10 +180,7 @@ void Rendezvous::say_ready() {
   if (links_.up.empty()) is_started_ = true;
   const Message message = Message::about(MessageKind::kReady, request_.rank, request_.id);
   for (auto& [rank, peer] : peers_)
-    if (peer.is_up) {
-      peer.connection.queue(message);
-      peer.connection.flush();
-    }
+    if (peer.is_up) say(peer, message);
 }
 
 Status Rendezvous::wait() {
@@ -204,8 +207,7 @@ Status Rendezvous::wait() {
   listener_.add_to(&entries);
 
   const int64_t began_ns = monotonic_ns();
-  const int64_t asked_ns =
-      std::max(std::min(turn_ns - began_ns, std::max(time_left_.ns(), kMs)), kMs);
+  const int64_t asked_ns = std::max(std::min(turn_ns - began_ns, std::max(left_ns(), kMs)), kMs);
   const int ready = ::poll(entries.data(), entries.size(), static_cast<int>(asked_ns / kMs));
   const int reason = errno;
   deadline_.note_slice(began_ns, asked_ns);
@@ -222,7 +224,7 @@ Status Rendezvous::wait() {
       if (peer.dial->take(all.subspan(place->second.first, place->second.second))) {
         peer.connection = peer.dial->connection();
         peer.dial.reset();
-        told_.clear();  // this peer has been told nothing
+        told_.reset();  // this peer has been told nothing
       }
     } else if (peer.connection.open()) {
       if (all[next++].revents != 0) DSCOMM_RETURN_IF_ERROR(listen_to(rank, peer));
@@ -236,7 +238,7 @@ Status Rendezvous::wait() {
         peer->second.connection = std::move(connection);
         peer->second.connection.queue(Message::about(MessageKind::kWelcome, rank, request_.id));
         peer->second.connection.flush();
-        told_.clear();  // this peer has been told nothing
+        told_.reset();  // this peer has been told nothing
       });
   return status.ok() ? status : error(status);
 }
@@ -266,8 +268,7 @@ Status Rendezvous::take(int rank, Peer& peer, const Message& message) {
     return message.status();
   } else if (is_ours && message.kind == MessageKind::kMissing && message.rank >= 0 &&
              message.rank < static_cast<int>(request_.members.size())) {
-    // Not passed on: two texts of one member could chase each other round the links for ever.
-    missing_[message.rank] = message.text;
+    missing_[rank] = message.text;
   } else {
     return error(Status(Code::kInternal, name(rank) + " said something before all were connected"));
   }
@@ -280,11 +281,23 @@ Status Rendezvous::timed_out() {
     if (peer.dial)
       return error(
           peer.dial->unreachable(Code::kTimeout, after + ", in which it could not connect"));
-  std::string awaited = missing();
-  for (const auto& [rank, others] : missing_)
-    if (awaited.empty()) awaited = others;
-  if (awaited.empty()) awaited = "the others to say that all members are connected";
-  return error(Status(Code::kTimeout, after + " waiting for " + awaited));
+  const std::string who = awaited();
+  return error(Status(Code::kTimeout,
+                      after + " waiting for " +
+                          (who.empty() ? name(kFirst) + ", to say that all are connected" : who)));
+}
+
+// Whom this member waits for; empty where it waits for the first member to let all start.
+std::string Rendezvous::awaited() const {
+  if (std::string own = missing(); !own.empty()) return own;
+  for (const auto& [rank, text] : missing_)
+    if (!text.empty()) return text;
+  for (const auto& [rank, peer] : peers_)
+    if (!peer.is_up && !peer.is_ready)
+      return name(rank) +
+             ", which is connected, to say that those it waits for are, too; see "
+             "whether it is stopped";
+  return "";
 }
 
 // Whom this member waits for, and for what.
@@ -305,43 +318,59 @@ std::string Rendezvous::missing() const {
   return text + "; see whether they run, and let TCP through between the hosts";
 }
 
-// Those that are connected may have to give up before this member does, and then name them.
+// Those that are connected may have to give up before this member does, and then name them. What
+// others say is passed on towards the first member alone, as it would go round the links for ever.
 void Rendezvous::tell_who_is_missing() {
   if (monotonic_ns() < next_telling_ns_) return;
   const bool is_first = next_telling_ns_ == 0;
   next_telling_ns_ = monotonic_ns() + kTellEveryNs;
   if (is_first) return;  // hardly anybody has come yet
   Message message = Message::about(MessageKind::kMissing, request_.rank, request_.id);
-  message.text = missing();
-  if (message.text == told_) return;
-  told_ = message.text;
-  tell_all(message);
+  const std::string up = awaited(), down = missing();
+  if (told_ == std::pair(up, down)) return;
+  told_ = {up, down};
+  for (auto& [rank, peer] : peers_) {
+    message.text = peer.is_up ? up : down;
+    say(peer, message);
+  }
 }
 
 void Rendezvous::tell_all(const Message& message) {
-  for (auto& [rank, peer] : peers_) {
-    if (!peer.connection.open()) continue;
-    peer.connection.queue(message);
-    peer.connection.flush();
-  }
+  for (auto& [rank, peer] : peers_) say(peer, message);
+}
+
+void Rendezvous::say(Peer& peer, const Message& message) {
+  if (!peer.connection.open()) return;
+  peer.connection.queue(message);
+  peer.connection.flush();
 }
 
 // Over the connections to those that are there, over the store to the others. Which cause came
 // first is settled in the store; but a deadline passes for many at a time, and then rank 0's word
-// is waited for, for which those that are connected need not wait.
+// is waited for, for which those that are connected need not wait. Who has all of its connections
+// is late because others are, and asks the store no more, which may be lost.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = is_told_ || exchange_.is_told();
-  const bool is_late = status.code() == Code::kTimeout;
+  const bool is_late = status.code() == Code::kTimeout, was_linked = is_linked();
   if (!is_known && !is_late) cause = exchange_.fail(status);
-  tell_all(Message::about(MessageKind::kFail, request_.rank, request_.id, cause));
-  for (auto& [rank, peer] : peers_) peer.connection.hang_up();
-  if (!is_known && is_late) cause = exchange_.fail(status);
+  const Message last_word = Message::about(MessageKind::kFail, request_.rank, request_.id, cause);
+  tell_all(last_word);
+  for (auto& [rank, peer] : peers_) {
+    if (peer.dial) peer.dial->hang_up(last_word);
+    peer.connection.hang_up();
+  }
+  if (!is_known && is_late && !was_linked) cause = exchange_.fail(status);
   if (listener_.is_open()) exchange_.remove(invitation_name(request_.rank));
   return cause;
 }
 
 }  // namespace
+
+void remove_invitation(const TransportRequest& request, Store& store, const Deadline& deadline) {
+  if (links_of(request.members)[static_cast<size_t>(request.rank)].down.empty()) return;
+  StoreExchange(store, exchange_of(request), deadline).remove(invitation_name(request.rank));
+}
 
 Result<std::vector<Link>> connect_members(const TransportRequest& request, Store& store,
                                           const Deadline& deadline) {

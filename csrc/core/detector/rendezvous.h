@@ -27,8 +27,12 @@ struct Link {
 };
 
 // Collective over the members, all of which return soon after the deadline at the latest. What came
-// after kStart is still to be read from the connections.
+// after kStart is still to be read from the connections. What failed has removed its invitation.
 Result<std::vector<Link>> connect_members(const TransportRequest& request, Store& store,
                                           const Deadline& deadline);
+
+// By each member, after that: removes what it has published. May wait for the store, so the
+// connections are to be served meanwhile.
+void remove_invitation(const TransportRequest& request, Store& store, const Deadline& deadline);
 
 }  // namespace dscomm

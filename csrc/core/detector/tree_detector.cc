@@ -54,6 +54,7 @@ Result<std::unique_ptr<TreeDetector>> TreeDetector::connect(const TransportReque
   Result<std::vector<Link>> links = connect_members(request, store, deadline);
   if (!links.ok()) return links.status();
   detector->start(std::move(links).value());
+  remove_invitation(request, store, deadline);
   return detector;
 }
 

@@ -60,8 +60,8 @@ class Failures {
   std::map<std::pair<std::string, int>, int64_t> last_ns_;
 };
 Failures& failures() {
-  static Failures failures;
-  return failures;
+  static auto* failures = new Failures;  // never destroyed: other threads may outlive main()
+  return *failures;
 }
 
 std::string entry_name(int rank) { return "entry/" + std::to_string(rank); }
