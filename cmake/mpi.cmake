@@ -32,7 +32,8 @@ if(DSCOMM_HAVE_PMIX)
 
   # Not dscomm_core's library: it starts in a few milliseconds, once for each host.
   file(GLOB pmix_sources CONFIGURE_DEPENDS csrc/pmix/*.cc)
-  add_executable(dscomm-pmix ${pmix_sources} csrc/core/base/packer.cc)
+  add_executable(dscomm-pmix ${pmix_sources} csrc/core/base/message_socket.cc
+    csrc/core/base/packer.cc)
   target_include_directories(dscomm-pmix PRIVATE csrc)
   target_compile_options(dscomm-pmix PRIVATE -Wall -Wextra -Wshadow)
   target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX)

@@ -1,28 +1,6 @@
 #include "pmix/messages.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/socket.h>
-
-#include <cerrno>
-#include <cstring>
-
 namespace dscomm {
-namespace {
-
-struct Header {
-  uint32_t magic;
-  uint32_t kind;
-  uint64_t bytes;
-};
-constexpr uint32_t kMagic = 0x786d7031;  // "1pmx": the number of the format comes first
-
-// The largest message carries the addresses of all ranks: some hundred bytes each with TCP, some
-// kilobytes with what fast networks need.
-constexpr uint64_t kLargestBytes = uint64_t{1} << 30;
-
-}  // namespace
-
 std::string pack(const PmixDescription& description) {
   Packer packer;
   packer.text(description.name_space).number(description.own_host).number(description.verbose);
@@ -107,69 +85,5 @@ bool unpack(std::string_view text, PmixFenceResult* result) {
   result->data = unpacker.text();
   return unpacker.whole();
 }
-
-PmixSocket::PmixSocket(UniqueFd socket) : socket_(std::move(socket)) {
-  int flags = fcntl(fd(), F_GETFL);
-  if (flags >= 0) (void)fcntl(fd(), F_SETFL, flags | O_NONBLOCK);
-}
-
-short PmixSocket::events() const {
-  return static_cast<short>(sent_ < outgoing_.size() ? POLLIN | POLLOUT : POLLIN);
-}
-
-void PmixSocket::send(PmixMessageKind kind, std::string_view text) {
-  Header header{kMagic, static_cast<uint32_t>(kind), text.size()};
-  outgoing_.append(reinterpret_cast<const char*>(&header), sizeof header);
-  outgoing_.append(text);
-  (void)flush();  // that the other end has gone shows in exchange()
-}
-
-bool PmixSocket::exchange() {
-  if (!open()) return false;
-  // What the other end said before it went may still be unread.
-  bool flushed = flush();
-  return receive() && flushed;
-}
-
-bool PmixSocket::flush() {
-  while (sent_ < outgoing_.size()) {
-    ssize_t count = ::send(fd(), outgoing_.data() + sent_, outgoing_.size() - sent_, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
-    sent_ += static_cast<size_t>(count);
-  }
-  outgoing_.clear();
-  sent_ = 0;
-  return true;
-}
-
-bool PmixSocket::receive() {
-  char bytes[16384];
-  while (true) {
-    ssize_t count = ::recv(fd(), bytes, sizeof bytes, 0);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
-    if (count == 0) return false;
-    incoming_.append(bytes, static_cast<size_t>(count));
-    Header header;
-    if (incoming_.size() < sizeof header) continue;
-    std::memcpy(&header, incoming_.data(), sizeof header);
-    if (header.magic != kMagic || header.bytes > kLargestBytes) return false;
-  }
-}
-
-std::optional<PmixMessage> PmixSocket::next() {
-  Header header;
-  if (incoming_.size() < sizeof header) return std::nullopt;
-  std::memcpy(&header, incoming_.data(), sizeof header);
-  if (header.magic != kMagic || header.bytes > incoming_.size() - sizeof header)
-    return std::nullopt;
-  PmixMessage message{static_cast<PmixMessageKind>(header.kind),
-                      incoming_.substr(sizeof header, header.bytes)};
-  incoming_.erase(0, sizeof header + header.bytes);
-  return message;
-}
-
-void PmixSocket::close() { socket_.reset(); }
 
 }  // namespace dscomm

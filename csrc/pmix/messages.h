@@ -1,17 +1,12 @@
-// What the leader of a host and its dscomm-pmix say to each other, and the socket that carries it
-// without ever blocking.
-//
-// Both ends are of one build and on one machine, so numbers travel as they lie in memory. Sizes are
-// checked all the same.
+// What the leader of a host and its dscomm-pmix say to each other.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/base/owned.h"
+#include "core/base/message_socket.h"
 #include "core/base/packer.h"
 
 namespace dscomm {
@@ -28,11 +23,6 @@ enum class PmixMessageKind : uint32_t {
   kReady,   // PmixEnvironments
   kFailed,  // a sentence: why it cannot serve
   kFence,   // PmixFence
-};
-
-struct PmixMessage {
-  PmixMessageKind kind = PmixMessageKind::kFailed;
-  std::string text;
 };
 
 // A host as MPI shall see it.
@@ -86,33 +76,7 @@ bool unpack(std::string_view text, PmixEnvironments* environments);
 bool unpack(std::string_view text, PmixFence* fence);
 bool unpack(std::string_view text, PmixFenceResult* result);
 
-class PmixSocket {
- public:
-  PmixSocket() = default;
-  explicit PmixSocket(UniqueFd socket);  // a stream socket; becomes non-blocking
-
-  bool open() const { return socket_.valid(); }
-  int fd() const { return socket_.get(); }
-  // What poll() shall look for.
-  short events() const;
-
-  // Sends what the socket lets through now, and keeps the rest.
-  void send(PmixMessageKind kind, std::string_view text);
-  // Sends the rest and takes in what has come. False when the other end has gone, or what came is
-  // no message; what came before it is still there. All of it must be asked for with next() before
-  // poll() is called again: what has been taken in does not wake anybody.
-  bool exchange();
-  std::optional<PmixMessage> next();
-
-  void close();
-
- private:
-  bool flush();
-  bool receive();
-
-  UniqueFd socket_;
-  std::string incoming_, outgoing_;
-  size_t sent_ = 0;  // of outgoing_
-};
+using PmixSocket = MessageSocket<PmixMessageKind>;
+using PmixMessage = PmixSocket::Message;
 
 }  // namespace dscomm

@@ -3,27 +3,18 @@
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
 
-#include "core/shm/socket_directory.h"
+#include "core/shm/abstract_socket.h"
 
 namespace dscomm {
 namespace {
 
 // A socket holds some ten datagrams (net.unix.max_dgram_qlen); more is never worth taking at once.
 constexpr int kMostTaken = 64;
-
-socklen_t fill(sockaddr_un* address, const ArenaId& token) {
-  std::string name = abstract_name(token);
-  *address = {};
-  address->sun_family = AF_UNIX;
-  std::memcpy(address->sun_path, name.data(), name.size());
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
-}
 
 }  // namespace
 
@@ -32,20 +23,18 @@ Result<std::unique_ptr<Doorbell>> Doorbell::create(ArenaId* token) {
     return system_error("getrandom");
   UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return system_error("making a Unix socket");
-  sockaddr_un name;
-  socklen_t length = fill(&name, *token);
-  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&name), length) != 0)
+  const AbstractAddress name(*token);
+  if (bind(fd.get(), name.get(), name.bytes) != 0)
     return system_error("binding an abstract Unix socket");
   return std::unique_ptr<Doorbell>(new Doorbell(std::move(fd), *token));
 }
 
 void Doorbell::ring(const ArenaId& token) const {
-  sockaddr_un name;
-  socklen_t length = fill(&name, token);
+  const AbstractAddress name(token);
   const char byte = 1;
   const auto send_from = [&](int socket) {
-    return sendto(socket, &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL,
-                  reinterpret_cast<sockaddr*>(&name), length) == sizeof byte;
+    return sendto(socket, &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL, name.get(),
+                  name.bytes) == sizeof byte;
   };
   if (send_from(socket_.get()) || (errno != EAGAIN && errno != ENOBUFS)) return;
   // Either that socket is full, or this one has too much under way: bytes count until the kernel

@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 
 #include "core/base/log.h"
 #include "core/base/thread.h"
+#include "core/shm/abstract_socket.h"
 
 namespace dscomm {
 namespace {
@@ -46,21 +46,6 @@ constexpr std::chrono::milliseconds kAnswerLimit{1000};
 
 // Of a sleep here, so that time in which this process is stopped shows.
 constexpr int64_t kSliceNs = 100'000'000;
-
-socklen_t fill(sockaddr_un* address, const ArenaId& token) {
-  std::string name = abstract_name(token);
-  *address = {};
-  address->sun_family = AF_UNIX;
-  std::memcpy(address->sun_path, name.data(), name.size());
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
-}
-
-bool same_user(int connection) {
-  ucred credentials{};
-  socklen_t length = sizeof credentials;
-  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
-         credentials.uid == geteuid();
-}
 
 // Of what is left of a deadline, how long the next sleep is to last.
 int64_t slice_of(TimeLeft& time_left) {
@@ -129,14 +114,13 @@ Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Ti
   if (!connection.valid())
     return {nullptr, std::string("no Unix socket (ulimit -n?): ") + std::strerror(errno),
             Code::kResource};
-  sockaddr_un name;
-  socklen_t length = fill(&name, address.socket);
+  const AbstractAddress name(address.socket);
   while (true) {
     // The backlog of a stopped process fills up, and then connect() blocks.
     const int64_t slice_ns = slice_of(time_left), began_ns = monotonic_ns();
     timeval slice{0, static_cast<suseconds_t>(slice_ns / 1000)};
     setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof slice);
-    if (connect(connection.get(), reinterpret_cast<sockaddr*>(&name), length) == 0) break;
+    if (connect(connection.get(), name.get(), name.bytes) == 0) break;
     const int error = errno;
     if (error == ECONNREFUSED) return {nullptr, "it has ended", Code::kPeerDied};
     if (error != EAGAIN && error != EINTR)
@@ -144,7 +128,7 @@ Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Ti
     deadline.note_slice(began_ns, slice_ns);
     if (time_left.is_over()) return too_late();
   }
-  if (!same_user(connection.get())) return {nullptr, "it runs as another user"};
+  if (!is_same_user(connection.get())) return {nullptr, "it runs as another user"};
   Request request{kArenaMagic, kLayoutVersion, 0, address.arena};
   if (send(connection.get(), &request, sizeof request, MSG_NOSIGNAL) !=
       static_cast<ssize_t>(sizeof request))
@@ -155,15 +139,6 @@ Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Ti
 }
 
 }  // namespace
-
-std::string abstract_name(const ArenaId& token) {
-  char text[64];
-  int length = std::snprintf(text, sizeof text, "dscomm-%016llx%016llx",
-                             static_cast<unsigned long long>(token.high),
-                             static_cast<unsigned long long>(token.low));
-  std::string name(1, '\0');
-  return name.append(text, static_cast<size_t>(length));
-}
 
 PeerAddress describe_this_process(const Arena& arena) {
   PeerAddress address;
@@ -184,10 +159,8 @@ Result<PeerAddress> SocketDirectory::publish(std::shared_ptr<Arena> arena,
   if (getrandom(&address_.socket, sizeof address_.socket, 0) < 0) return system_error("getrandom");
   listener_ = UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener_.valid()) return system_error("making a Unix socket");
-  sockaddr_un name;
-  socklen_t length = fill(&name, address_.socket);
-  if (bind(listener_.get(), reinterpret_cast<sockaddr*>(&name), length) != 0 ||
-      listen(listener_.get(), SOMAXCONN) != 0)
+  const AbstractAddress name(address_.socket);
+  if (bind(listener_.get(), name.get(), name.bytes) != 0 || listen(listener_.get(), SOMAXCONN) != 0)
     return system_error("listening on an abstract Unix socket");
   stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC));
   if (!stop_.valid()) return system_error("eventfd");
@@ -252,7 +225,7 @@ void SocketDirectory::answer(int connection) {
   Request request{};
   const Deadline deadline = Deadline::after(kAnswerLimit);
   TimeLeft time_left(deadline);
-  if (!same_user(connection) || !wait_readable(connection, deadline, time_left) ||
+  if (!is_same_user(connection) || !wait_readable(connection, deadline, time_left) ||
       recv(connection, &request, sizeof request, 0) != static_cast<ssize_t>(sizeof request) ||
       request.magic != kArenaMagic || request.version != kLayoutVersion ||
       request.arena != arena_->id())

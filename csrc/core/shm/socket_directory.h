@@ -44,8 +44,4 @@ class SocketDirectory : public Directory {
 // What a process says of itself, but for its sockets.
 PeerAddress describe_this_process(const Arena& arena);
 
-// The abstract socket name of a token: a leading zero byte, then "dscomm-" and 32 hexadecimal
-// digits.
-std::string abstract_name(const ArenaId& token);
-
 }  // namespace dscomm
