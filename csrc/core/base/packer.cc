@@ -1,11 +1,11 @@
 #include "core/base/packer.h"
 
-#include <cstring>
-
 namespace dscomm {
 
+// Seven bits a byte, the lowest first; the eighth says whether others follow.
 Packer& Packer::number(uint64_t value) {
-  bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  for (; value >= 0x80; value >>= 7) bytes_.push_back(static_cast<char>(value | 0x80));
+  bytes_.push_back(static_cast<char>(value));
   return *this;
 }
 
@@ -31,9 +31,15 @@ std::string_view Unpacker::take(uint64_t bytes) {
 
 uint64_t Unpacker::number() {
   uint64_t value = 0;
-  std::string_view bytes = take(sizeof value);
-  if (good_) std::memcpy(&value, bytes.data(), sizeof value);
-  return value;
+  for (unsigned shift = 0; shift < 64; shift += 7) {
+    const std::string_view byte = take(1);
+    if (!good_) return 0;
+    const auto bits = static_cast<unsigned char>(byte.front());
+    value |= static_cast<uint64_t>(bits & 0x7f) << shift;
+    if (bits < 0x80) return value;
+  }
+  good_ = false;
+  return 0;
 }
 
 std::string Unpacker::text() { return std::string(take(number())); }

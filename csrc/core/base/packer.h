@@ -1,5 +1,5 @@
 // Packer and Unpacker: numbers and texts, one after the other, for what ranks tell each other once:
-// never parsed, and checked by length.
+// never parsed, and checked by length. Small numbers take a byte.
 #pragma once
 
 #include <cstdint>

@@ -63,7 +63,8 @@ Status Flooding::ended(uint64_t team_id, uint64_t call) const {
 bool Flooding::end(uint64_t team_id, const Status& cause, uint64_t unfinished_call) {
   Message message = Message::about(MessageKind::kEnd, rank_, team_id, cause);
   // As it travels, so that all have the same text.
-  const size_t heading_bytes = Packer().number(unfinished_call).text("").take().size();
+  const size_t heading_bytes =
+      Packer().number(unfinished_call).number(kMessageTextBytes).take().size();
   message.text = Packer()
                      .number(unfinished_call)
                      .text(bounded_text(cause.message(), kMessageTextBytes - heading_bytes))
