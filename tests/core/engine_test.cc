@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cstdlib>
@@ -71,6 +72,69 @@ TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
     EXPECT_EQ(group->sequence(), 150u);
     EXPECT_TRUE(group->shutdown().ok());
   });
+}
+
+// The default group knows who is on this host, so the first rank of a later one speaks for all.
+TEST(Engine, LaterGroupsOfAHostAskTheStoreByTheirFirstRankAlone) {
+  MemoryStore store;
+  run_world(4, [&](InProcessHost&, std::shared_ptr<Context> context, int rank) {
+    const auto group_of = [&](const std::vector<int>& ranks, const std::string& name) {
+      const auto own = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+      GroupOptions options = InProcessHost::options(
+          static_cast<int>(own), static_cast<int>(ranks.size()), name, milliseconds(60'000));
+      options.world = 1;
+      if (name != "world") options.global_ranks = ranks;
+      auto noting = std::make_shared<NotingStore>(store);
+      Result<std::shared_ptr<Group>> group = Group::create(context, noting, options);
+      EXPECT_TRUE(group.ok()) << group.status().message();
+      return std::pair(std::move(group).value(), noting->calls);
+    };
+    const auto world = group_of({0, 1, 2, 3}, "world");
+    EXPECT_GT(world.second, 0);  // nobody knows yet
+    const auto all = group_of({0, 1, 2, 3}, "all");
+    EXPECT_EQ(all.second > 0, rank == 0);
+    if (rank % 2 == 1) {
+      const auto odd = group_of({1, 3}, "odd");
+      EXPECT_EQ(odd.second > 0, rank == 1);
+      int64_t value = 1;
+      EXPECT_TRUE(odd.first->run(kSum, sum_of(&value), milliseconds(0)).ok());
+      EXPECT_EQ(value, 2);
+    }
+    EXPECT_TRUE(all.first->shutdown().ok());
+    EXPECT_TRUE(world.first->shutdown().ok());
+  });
+  EXPECT_EQ(store.keys(), std::vector<std::string>());
+}
+
+// Rank 2 believes to be in a group that ranks 0 and 1 form without it, and have formed.
+TEST(Engine, AGroupThatOthersHaveFormedIsNotWaitedFor) {
+  MemoryStore store;
+  std::barrier together(3);
+  const int64_t began_ns = monotonic_ns();
+  run_world(3, [&](InProcessHost&, std::shared_ptr<Context> context, int rank) {
+    GroupOptions options = InProcessHost::options(rank, 3, "world", milliseconds(60'000));
+    options.world = 1;
+    const auto make = [&] {
+      return Group::create(context, std::make_shared<NotingStore>(store), options);
+    };
+    const Result<std::shared_ptr<Group>> world = make();
+    ASSERT_TRUE(world.ok());
+    for (int round = 0; round < 3; ++round) {  // of the same name
+      options.name = "later";
+      options.size = 2;
+      options.rank = std::min(rank, 1);
+      options.global_ranks = {0, std::max(rank, 1)};
+      if (rank == 2) together.arrive_and_wait();
+      const Result<std::shared_ptr<Group>> later = make();
+      if (rank != 2) together.arrive_and_wait();
+      EXPECT_EQ(later.ok(), rank != 2);
+      if (rank == 2) {
+        EXPECT_EQ(later.status().code(), Code::kMismatch) << later.status().message();
+      }
+      together.arrive_and_wait();
+    }
+  });
+  EXPECT_LT(monotonic_ns() - began_ns, 30'000'000'000);
 }
 
 // Rank 0 makes no call, or another one; nobody waits for rank 1's.

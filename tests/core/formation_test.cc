@@ -25,7 +25,16 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-TEST(Formation, MemoryIsAskedForTheRanksOfThisHost) {
+// With ranks that do not know who is on their host, and with two to a host, as they
+// believe.
+class FormationOf : public ::testing::TestWithParam<int> {
+ protected:
+  FormationOf() { RankParty::default_per_host = GetParam(); }
+  ~FormationOf() override { RankParty::default_per_host = 1; }
+};
+INSTANTIATE_TEST_SUITE_P(RanksPerHost, FormationOf, ::testing::Values(1, 2));
+
+TEST_P(FormationOf, MemoryIsAskedForTheRanksOfThisHost) {
   for (bool same_host : {false, true}) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -46,7 +55,7 @@ TEST(Formation, MemoryIsAskedForTheRanksOfThisHost) {
   }
 }
 
-TEST(Formation, AMissingRankIsNamed) {
+TEST_P(FormationOf, AMissingRankIsNamed) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(3, [&](int rank) {
@@ -81,7 +90,7 @@ class SlowOnceStore final : public ForwardingStore {
   bool was_slow_ = false;
 };
 
-TEST(Formation, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
+TEST_P(FormationOf, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   SlowOnceStore slow(store, milliseconds(1000));
@@ -95,7 +104,7 @@ TEST(Formation, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
 }
 
 // Global ranks 0 and 1 say [0, 1] and [1, 2]: both are rank 0 of what they believe is one group.
-TEST(Formation, RanksThatDisagreeOnTheMembersAreToldAtOnce) {
+TEST_P(FormationOf, RanksThatDisagreeOnTheMembersAreToldAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(2, [&](int rank) {
@@ -132,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(Began, RanksThatCannotShareMemory,
                          ::testing::Values(0, std::numeric_limits<int64_t>::max()));
 
 // What rank 0 said before it came is of this attempt, so it does not wait for another one.
-TEST(Formation, LateRankIsToldOfADisagreementAtOnce) {
+TEST_P(FormationOf, LateRankIsToldOfADisagreementAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::barrier gave_up(3);
@@ -150,7 +159,7 @@ TEST(Formation, LateRankIsToldOfADisagreementAtOnce) {
 }
 
 // The late rank fails at once, and the errors name only absent ranks.
-TEST(Formation, LateRankAfterTimeoutLearnsTheCause) {
+TEST_P(FormationOf, LateRankAfterTimeoutLearnsTheCause) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::barrier gave_up(3);
@@ -199,10 +208,11 @@ void crash(Store& store, const std::shared_ptr<Registry>& registry, int rank, in
   LastStore last(store, 1);
   RankParty party(registry, small_settings());
   party.host_identity = host;
+  party.per_host = 1;
   EXPECT_FALSE(party.form(last, rank, size).ok());
 }
 
-TEST(Formation, SuccessLeavesNoKeys) {
+TEST_P(FormationOf, SuccessLeavesNoKeys) {
   for (bool same_host : {false, true}) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -216,7 +226,7 @@ TEST(Formation, SuccessLeavesNoKeys) {
 }
 
 // On another host, the death of the predecessor is invisible.
-TEST(Formation, RestartedRankReplacesItsPredecessor) {
+TEST_P(FormationOf, RestartedRankReplacesItsPredecessor) {
   for (int victim : {0, 1, 2}) {
     for (const char* host : {"", "elsewhere"}) {
       auto registry = std::make_shared<Registry>();
@@ -236,7 +246,7 @@ TEST(Formation, RestartedRankReplacesItsPredecessor) {
   }
 }
 
-TEST(Formation, WorldsOfChangingSizeShareAStore) {
+TEST_P(FormationOf, WorldsOfChangingSizeShareAStore) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   for (int size : {3, 2, 3, 4, 2}) {
@@ -254,7 +264,7 @@ TEST(Formation, WorldsOfChangingSizeShareAStore) {
 }
 
 // No successor follows.
-TEST(Formation, CrashInThisAttemptNamesTheRank) {
+TEST_P(FormationOf, CrashInThisAttemptNamesTheRank) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   crash(store, registry, 1, 2);
@@ -265,7 +275,7 @@ TEST(Formation, CrashInThisAttemptNamesTheRank) {
       << formation.status().message();
 }
 
-TEST(Formation, FailureOfAnEarlierAttemptIsIgnored) {
+TEST_P(FormationOf, FailureOfAnEarlierAttemptIsIgnored) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   FormationRequest request;
@@ -290,7 +300,7 @@ TEST(Formation, FailureOfAnEarlierAttemptIsIgnored) {
 }
 
 // Rank 1 is absent and rank 4 late; neither delays the failure of rank 3.
-TEST(Formation, FailureBeforeAllArriveReachesAll) {
+TEST_P(FormationOf, FailureBeforeAllArriveReachesAll) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(5, [&](int rank) {
@@ -315,7 +325,7 @@ TEST(Formation, FailureBeforeAllArriveReachesAll) {
   });
 }
 
-TEST(Formation, KnownDeathEndsTheWait) {
+TEST_P(FormationOf, KnownDeathEndsTheWait) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(3, [&](int rank) {
@@ -345,26 +355,28 @@ class DyingStore final : public ForwardingStore {
   int answers_ = 0;
 };
 
-// Rank 1 has the table and sees it; rank 2 knows of nobody but through the store.
-TEST(Formation, DeathOfRankZeroWhileItAnswersReachesAll) {
+// Of three hosts: the second has the table and sees it; the third knows of nobody but through the
+// store.
+TEST_P(FormationOf, DeathOfRankZeroWhileItAnswersReachesAll) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   DyingStore dying(store);
-  run_ranks(3, [&](int rank) {
+  const int per_host = GetParam(), size = 3 * per_host;
+  run_ranks(size, [&](int rank) {
     RankParty party(registry, small_settings());
-    if (rank == 1)
+    if (rank / per_host == 1)
       party.gone = [&] {
         return dying.is_dead ? Status(Code::kPeerDied, "rank 0 died or exited") : Status();
       };
     Result<Formation> formation =
-        party.form(rank == 0 ? static_cast<Store&>(dying) : store, rank, 3);
+        party.form(rank == 0 ? static_cast<Store&>(dying) : store, rank, size);
     ASSERT_FALSE(formation.ok());
-    if (rank == 0) return;
+    if (rank / per_host == 0) return;
     EXPECT_EQ(formation.status().code(), Code::kPeerDied) << formation.status().message();
   });
 }
 
-TEST(Formation, MalformedEntryReportsAnotherVersion) {
+TEST_P(FormationOf, MalformedEntryReportsAnotherVersion) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   for (const std::string& rubbish :
@@ -375,6 +387,63 @@ TEST(Formation, MalformedEntryReportsAnotherVersion) {
     ASSERT_FALSE(formation.ok());
     EXPECT_EQ(formation.status().code(), Code::kUnsupported) << formation.status().message();
   }
+}
+
+// Three hosts of four ranks, and one host of twelve.
+TEST(LocalExchange, OnlyTheLeaderOfAHostAsksTheStore) {
+  constexpr int kRanks = 12;
+  for (int per_host : {4, 12}) {
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    std::barrier together(kRanks);
+    run_ranks(kRanks, [&](int rank) {
+      RankParty party(registry, small_settings());
+      party.per_host = per_host;
+      party.host_identity = std::to_string(rank / per_host);
+      NotingStore noting(store);
+      together.arrive_and_wait();
+      Result<Formation> formation = party.form(noting, rank, kRanks);
+      ASSERT_TRUE(formation.ok()) << formation.status().message();
+      EXPECT_EQ(formation.value().host_count, kRanks / per_host);
+      if (rank % per_host != 0) EXPECT_EQ(noting.calls, 0) << rank;
+      // Of a group inside a host: its entry, put and withdrawn.
+      if (rank == 0 && per_host == kRanks) EXPECT_LE(noting.calls, 12);
+    });
+    EXPECT_EQ(store.keys(), std::vector<std::string>());
+  }
+}
+
+// A rank whose leader is elsewhere, or comes too late to speak for it, speaks for itself.
+TEST(LocalExchange, WhoFindsNoLeaderSpeaksForItself) {
+  for (bool is_late : {false, true}) {
+    auto registry = std::make_shared<Registry>();
+    MemoryStore store;
+    run_ranks(4, [&](int rank) {
+      RankParty party(registry, small_settings());
+      party.per_host = 4;
+      if (rank == 3 && !is_late) party.host_of_local = "elsewhere";
+      if (rank == 0 && is_late) std::this_thread::sleep_for(milliseconds(1500));
+      Result<Formation> formation = party.form(store, rank, 4);
+      ASSERT_TRUE(formation.ok()) << formation.status().message();
+    });
+    EXPECT_EQ(store.keys(), std::vector<std::string>());
+  }
+}
+
+// Rank 0 and 1 believe in a group of two, rank 2 in one of three with them.
+TEST(LocalExchange, WhoSeesAnotherGroupIsRefused) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  const int64_t start_ns = monotonic_ns();
+  run_ranks(3, [&](int rank) {
+    RankParty party(registry, small_settings());
+    party.per_host = 3;
+    const int size = rank == 1 ? 2 : 3;
+    Result<Formation> formation = party.form(store, rank, size);
+    ASSERT_FALSE(formation.ok());
+    EXPECT_EQ(formation.status().code(), Code::kMismatch) << formation.status().message();
+  });
+  EXPECT_LT(monotonic_ns() - start_ns, 20'000'000'000);
 }
 
 }  // namespace

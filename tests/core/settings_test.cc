@@ -1,31 +1,17 @@
 #include "core/base/settings.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <initializer_list>
 #include <string>
-#include <utility>
-#include <vector>
+
+#include "environment.h"
 
 namespace dscomm {
 namespace {
 
-using Variable = std::pair<const char*, const char*>;
-
-// The environment holds these for as long as it lives.
-class Environment {
- public:
-  Environment(std::initializer_list<Variable> variables) : variables_(variables) {
-    for (auto [name, value] : variables_) setenv(name, value, 1);
-  }
-  ~Environment() {
-    for (auto [name, value] : variables_) unsetenv(name);
-  }
-
- private:
-  std::vector<Variable> variables_;
-};
+using test::Environment;
+using test::Variable;
 
 // The error that these variables give; empty without one.
 std::string error_of(std::initializer_list<Variable> variables) {

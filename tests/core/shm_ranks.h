@@ -1,6 +1,10 @@
 // ShmTeams for ranks that are threads.
 #pragma once
 
+#include <unistd.h>
+
+#include <algorithm>
+
 #include "core/formation/formation.h"
 #include "in_process.h"
 #include "pooled_team.h"
@@ -43,6 +47,7 @@ class RankParty {
     request.global_ranks = std::move(global_ranks);
     request.began_ns = began_ns;
     request.gone = gone;
+    request.local = local_ranks(rank, size, name);
     return form_group(party, store, request, Deadline::after(timeout));
   }
   std::unique_ptr<ShmTeam> team(Store& store, int rank, int size,
@@ -60,9 +65,23 @@ class RankParty {
   std::string host_identity;
   int64_t began_ns = process_began_ns();  // see MeetingRequest
   Look gone = [] { return Status(); };
+  int per_host = default_per_host;  // ranks that believe to be on one host; 1: they know of none
+  static inline int default_per_host = 1;
+  std::string host_of_local;  // where they meet
   std::unique_ptr<InProcessDirectory> directory;
 
  private:
+  LocalRanks local_ranks(int rank, int size, const std::string& name) const {
+    LocalRanks local;
+    if (per_host == 1) return local;
+    const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
+    local.group = std::to_string(getpid()) + test.test_suite_name() + test.name() + name +
+                  std::to_string(rank / per_host) + host_of_local;
+    const int first = rank / per_host * per_host;
+    for (int k = first; k < std::min(first + per_host, size); ++k) local.ranks.push_back(k);
+    return local;
+  }
+
   Settings settings_;
   std::unique_ptr<Topology> topology_;
   PeerAddress address_;

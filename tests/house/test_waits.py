@@ -36,6 +36,9 @@ ALLOWED = {
     ("csrc/core/store/store_exchange.cc", "sleep"): "pauses between questions to the store; "
     "deadline, or a second where another rank is about to say why it failed",
     ("csrc/core/formation/meeting.cc", "sleep"): "pauses between questions to the store; deadline",
+    ("csrc/core/formation/local_exchange.cc", "poll"): "ranks of a host meet; slices, deadline",
+    ("csrc/core/formation/local_exchange.cc", "sleep"): "no leader yet: for a second at most",
+    ("csrc/core/formation/local_exchange.cc", "socket"): "sockets that never block",
     ("csrc/core/store/bounded_store.cc", "thread"): "a thread between calls, told to end",
     ("csrc/core/base/futex.h", "futex"): "the system call that the one wait sleeps with",
     ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
@@ -79,7 +82,7 @@ ALLOWED = {
     ("csrc/mpi/pmix_helper.cc", "condition"): "the fence thread ends; for a second at most",
     ("csrc/mpi/pmix_helper.cc", "thread"): "the fence thread told to stop, and a helper that ended",
     ("csrc/pmix/main.cc", "poll"): "the helper serves until the ranks of its host are gone",
-    ("csrc/pmix/messages.cc", "socket"): "never blocks",
+    ("csrc/core/base/message_socket.cc", "socket"): "never blocks",
     ("csrc/pmix/process.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
     ("csrc/core/base/operation.cc", "condition"): "the operation's runner is under its deadline",
     ("csrc/core/engine/group.cc", "condition"): "what is queued runs under its deadlines",

@@ -137,7 +137,7 @@ FormationParty Context::party() const {
           topology_.get(), host_identity_, networks_,        transport_id_};
 }
 
-void Context::add_group(uintptr_t world, bool is_default, std::weak_ptr<const Group> group) {
+void Context::add_group(uintptr_t world, bool is_default, std::weak_ptr<Group> group) {
   if (world == 0) return;
   std::lock_guard lock(worlds_mutex_);
   std::erase_if(worlds_, [](const auto& entry) { return entry.second.expired(); });
@@ -147,12 +147,32 @@ void Context::add_group(uintptr_t world, bool is_default, std::weak_ptr<const Gr
     worlds_.try_emplace(world, std::move(group));
 }
 
+std::shared_ptr<Group> Context::first_group(uintptr_t world) const {
+  std::lock_guard lock(worlds_mutex_);
+  auto found = worlds_.find(world);
+  return found == worlds_.end() ? nullptr : found->second.lock();
+}
+
+LocalRanks Context::local_ranks(uintptr_t world, const std::vector<int>& global_ranks,
+                                const std::string& name) const {
+  std::shared_ptr<Group> first = first_group(world);
+  return first == nullptr ? LocalRanks() : first->local_ranks(global_ranks, name);
+}
+
+Status Context::formed_without_this(uintptr_t world, const std::vector<int>& global_ranks,
+                                    uint64_t number) const {
+  std::shared_ptr<Group> first = first_group(world);
+  return first == nullptr ? Status() : first->formed_without_this(global_ranks, number);
+}
+
+void Context::note_formed(uint64_t number) {
+  std::lock_guard lock(worlds_mutex_);
+  std::atomic<uint64_t>& next = arena_->header().formed[formed_++ % kFormedGroups];
+  next.store(number, std::memory_order_release);  // pairs with Group::formed_without_this()
+}
+
 Status Context::gone(uintptr_t world, const std::vector<int>& global_ranks) const {
-  std::shared_ptr<const Group> first;
-  {
-    std::lock_guard lock(worlds_mutex_);
-    if (auto found = worlds_.find(world); found != worlds_.end()) first = found->second.lock();
-  }
+  std::shared_ptr<Group> first = first_group(world);
   if (first == nullptr) return {};
   // Others may have left because of a death.
   Status left;

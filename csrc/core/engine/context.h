@@ -3,6 +3,7 @@
 // so that tests can run ranks as threads with one Context each.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -58,7 +59,14 @@ class Context {
 
   // The default group of a world, or the first one where there is none, knows the lives of the
   // processes that later groups are made of.
-  void add_group(uintptr_t world, bool is_default, std::weak_ptr<const Group> group);
+  void add_group(uintptr_t world, bool is_default, std::weak_ptr<Group> group);
+  // Which of these global ranks, by their positions, are on this host, as far as that is known.
+  LocalRanks local_ranks(uintptr_t world, const std::vector<int>& global_ranks,
+                         const std::string& name) const;
+  // See Group::formed_without_this().
+  Status formed_without_this(uintptr_t world, const std::vector<int>& global_ranks,
+                             uint64_t number) const;
+  void note_formed(uint64_t number);
   // Of the first of these global ranks whose process has ended, as far as that is known; else OK.
   Status gone(uintptr_t world, const std::vector<int>& global_ranks) const;
 
@@ -73,6 +81,7 @@ class Context {
  private:
   Context();
   static void after_fork_in_child();
+  std::shared_ptr<Group> first_group(uintptr_t world) const;
 
   Settings settings_;
   std::unique_ptr<Topology> topology_;
@@ -90,7 +99,8 @@ class Context {
   uint64_t transport_id_ = 0;  // 0: there is none
   std::shared_ptr<Transport> transport_;
   mutable std::mutex worlds_mutex_;
-  std::map<uintptr_t, std::weak_ptr<const Group>> worlds_;
+  std::map<uintptr_t, std::weak_ptr<Group>> worlds_;
+  size_t formed_ = 0;  // groups so far; under worlds_mutex_
   int made_in_pid_ = 0;
   int made_after_forks_ = 0;
 };

@@ -1,7 +1,9 @@
 #include "core/engine/group.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
+#include <functional>
 
 #include "core/base/log.h"
 #include "core/detector/failure_detector.h"
@@ -96,7 +98,15 @@ Status Group::form(std::shared_ptr<Store> store) {
   message_port_ = context_->point_to_point().open_port();
   FormationRequest request = formation_request(options_);
   request.message_port = message_port_;
+  request.local = options_.global_ranks.empty()
+                      ? local_ranks_of_launcher(options_.rank, options_.size, options_.name)
+                      : context_->local_ranks(options_.world, options_.global_ranks, options_.name);
   request.gone = [this] { return context_->gone(options_.world, options_.global_ranks); };
+  const std::string& key = request.local.group;
+  const uint64_t number = key.empty() ? 0 : std::hash<std::string>()(key);
+  request.formed = [this, number] {
+    return context_->formed_without_this(options_.world, options_.global_ranks, number);
+  };
   const TransportFinder find_transport = [this, &store](const TransportRequest& asked,
                                                         const Deadline& deadline) {
     return context_->transport(asked, store, deadline);
@@ -107,6 +117,7 @@ Status Group::form(std::shared_ptr<Store> store) {
     close_message_port();
     return made.status();
   }
+  if (number != 0) context_->note_formed(number);
   GroupTeams& teams = made.value();
   team_ = std::move(teams.team);
   flat_ = std::move(teams.flat);
@@ -478,6 +489,38 @@ Status Group::gone(int global_rank) const {
   if (lines_ != nullptr && lines_->has_left(static_cast<int>(here)))
     return Status(Code::kPeerLeft, name + " has left and ended");
   return Status(Code::kPeerDied, name + " died or exited");
+}
+
+LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::string& name) {
+  if (!options_.global_ranks.empty() || point_to_point_ == nullptr) return {};
+  LocalRanks local;
+  {
+    // All members form a name equally often: what others say of an earlier one is not of this.
+    std::lock_guard lock(mutex_);
+    local.group = std::to_string(point_to_point_->id) + "/" + name + "/" +
+                  std::to_string(++formations_[std::hash<std::string>()(name)]);
+  }
+  for (size_t k = 0; k < global_ranks.size(); ++k) {
+    const auto rank = static_cast<size_t>(global_ranks[k]);
+    if (rank >= peers_.size()) return {};
+    if (peers_[rank] != nullptr) local.ranks.push_back(static_cast<int>(k));
+  }
+  return local;
+}
+
+Status Group::formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const {
+  if (number == 0 || !options_.global_ranks.empty() || !context_->check_process().ok()) return {};
+  for (int rank : global_ranks) {
+    const auto k = static_cast<size_t>(rank);
+    if (k >= peers_.size() || peers_[k] == nullptr || rank == options_.rank) continue;
+    for (const std::atomic<uint64_t>& formed : peers_[k]->header().formed)
+      if (formed.load(std::memory_order_acquire) == number)  // pairs with Context::note_formed()
+        return Status(Code::kMismatch, "the ranks passed different members to it: global rank " +
+                                           std::to_string(rank) + " (" + peers_[k]->describe() +
+                                           ") has formed it without global rank " +
+                                           std::to_string(options_.rank));
+  }
+  return {};
 }
 
 Status Group::failure() const {

@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,6 +22,7 @@
 #include "core/base/status.h"
 #include "core/engine/flight_record.h"
 #include "core/engine/recorder.h"
+#include "core/formation/local_ranks.h"
 #include "core/store/store.h"
 #include "core/team/team.h"
 
@@ -133,6 +135,11 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // Of a member whose process is known to have ended, kPeerDied or kPeerLeft; else OK, also where
   // the group has been destroyed on this rank.
   Status gone(int global_rank) const;
+  // Of the next group `name` of these global ranks; empty where this one is not the default group.
+  LocalRanks local_ranks(const std::vector<int>& global_ranks, const std::string& name);
+  // Whether one of these ranks has formed the group of that number (see ArenaHeader; 0: none), for
+  // which this one still waits: then kMismatch.
+  Status formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const;
 
   std::string flight_record_json() const { return recorder_.json(); }
   bool tell(GroupRecord* record) const override;
@@ -182,6 +189,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   ShmTeam* lines_ = nullptr;
   std::unique_ptr<ShmTeam> flat_;
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank in the group; null on other hosts
+  std::map<uint64_t, uint64_t> formations_;   // how often a name was formed, by its hash
   std::vector<int> transport_ranks_;          // by rank in the group; -1 on this host
   std::shared_ptr<Transport> transport_;      // null where all members are on one host
   std::shared_ptr<PointToPointGroup> point_to_point_;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "core/base/log.h"
 #include "core/base/memory_limit.h"
@@ -17,6 +19,9 @@ namespace {
 
 // In messages. Every rank reads the entries of all.
 constexpr size_t kNamedMembers = 32;
+
+// While a leader waits for those for whom it speaks, between two looks whether they live.
+constexpr int64_t kLookNs = 50'000'000;
 
 // The body of a rank's entry.
 struct Member {
@@ -35,50 +40,74 @@ struct Member {
   uint64_t transport_id = 0;
 };
 
-std::string pack(const Member& member) {
-  return Packer()
-      .text({reinterpret_cast<const char*>(&member.address), sizeof member.address})
-      .number(member.lines_offset)
-      .number(static_cast<uint64_t>(member.global_rank))
-      .number(static_cast<uint64_t>(member.place.numa))
-      .number(static_cast<uint64_t>(member.place.l3))
+MemberText pack(const Member& member) {
+  const PeerAddress& address = member.address;
+  const auto id = [](const ArenaId& bytes) {
+    return std::string_view(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+  };
+  Packer common, own;
+  common.number(address.magic)
+      .number(address.version)
+      .number(address.uid)
+      .text(std::string_view(address.host, strnlen(address.host, sizeof address.host)))
       .number(std::bit_cast<uint64_t>(member.cpu_quota))
       .number(member.tuning.chunk_bytes)
       .number(member.tuning.one_shot_bytes)
       .number(member.tuning.staging_bytes)
       .text(member.hierarchy)
       .number(member.halves_as_float32)
-      .number(member.message_port)
-      .text(member.cpu_list)
       .text(member.host_identity)
       .texts(member.networks)
-      .number(member.transport_id)
-      .take();
+      .number(member.transport_id);
+  own.text(id(address.arena))
+      .text(id(address.socket))
+      .text(id(address.doorbell))
+      .number(static_cast<uint64_t>(address.pid))
+      .number(member.lines_offset)
+      .number(static_cast<uint64_t>(member.global_rank + 1))
+      .number(static_cast<uint64_t>(member.place.numa + 1))
+      .number(static_cast<uint64_t>(member.place.l3 + 1))
+      .number(member.message_port)
+      .text(member.cpu_list);
+  return {common.take(), own.take()};
 }
 
-bool unpack(std::string_view bytes, Member* member) {
-  Unpacker unpacker(bytes);
-  const std::string address = unpacker.text();
-  member->lines_offset = unpacker.number();
-  member->global_rank = static_cast<int>(unpacker.number());
-  member->place.numa = static_cast<int>(unpacker.number());
-  member->place.l3 = static_cast<int>(unpacker.number());
-  member->cpu_quota = std::bit_cast<double>(unpacker.number());
-  member->tuning.chunk_bytes = unpacker.number();
-  member->tuning.one_shot_bytes = unpacker.number();
-  member->tuning.staging_bytes = unpacker.number();
-  member->hierarchy = unpacker.text();
-  member->halves_as_float32 = unpacker.number() != 0;
-  member->message_port = static_cast<uint32_t>(unpacker.number());
-  member->cpu_list = unpacker.text();
-  member->host_identity = unpacker.text();
-  member->networks = unpacker.texts();
-  member->transport_id = unpacker.number();
-  if (!unpacker.whole() || address.size() != sizeof member->address) return false;
-  std::memcpy(static_cast<void*>(&member->address), address.data(), address.size());
+bool unpack(const MemberText& bytes, Member* member) {
+  Unpacker common(bytes.common), own(bytes.own);
+  PeerAddress& address = member->address;
+  bool is_good = true;
+  const auto take_id = [&](ArenaId* id) {
+    const std::string text = own.text();
+    is_good = is_good && text.size() == sizeof *id;
+    if (is_good) std::memcpy(id, text.data(), sizeof *id);
+  };
+  address.magic = common.number();
+  address.version = static_cast<uint32_t>(common.number());
+  address.uid = static_cast<uint32_t>(common.number());
+  common.text().copy(address.host, sizeof address.host - 1);
+  member->cpu_quota = std::bit_cast<double>(common.number());
+  member->tuning.chunk_bytes = common.number();
+  member->tuning.one_shot_bytes = common.number();
+  member->tuning.staging_bytes = common.number();
+  member->hierarchy = common.text();
+  member->halves_as_float32 = common.number() != 0;
+  member->host_identity = common.text();
+  member->networks = common.texts();
+  member->transport_id = common.number();
+  take_id(&address.arena);
+  take_id(&address.socket);
+  take_id(&address.doorbell);
+  address.pid = static_cast<int64_t>(own.number());
+  member->lines_offset = own.number();
+  member->global_rank = static_cast<int>(own.number()) - 1;
+  member->place.numa = static_cast<int>(own.number()) - 1;
+  member->place.l3 = static_cast<int>(own.number()) - 1;
+  member->message_port = static_cast<uint32_t>(own.number());
+  member->cpu_list = own.text();
   const ShmTuning& tuning = member->tuning;
-  return member->address.magic == kArenaMagic && member->address.version == kLayoutVersion &&
-         tuning.chunk_bytes != 0 && tuning.staging_bytes / tuning.chunk_bytes >= kLeastBuffers;
+  return is_good && common.whole() && own.whole() && address.magic == kArenaMagic &&
+         address.version == kLayoutVersion && tuning.chunk_bytes != 0 &&
+         tuning.staging_bytes / tuning.chunk_bytes >= kLeastBuffers;
 }
 
 // One rank's way through a formation.
@@ -105,20 +134,12 @@ class Former {
       decline(prepared);
       return error(prepared);
     }
-    const std::string entry = pack(own);
-    while (true) {
-      Result<Meeting::Table> table = meeting_.gather(entry);
-      if (!table.ok()) return error(table.status());
-      StoreExchange exchange(store_, exchange_request(), deadline_);
-      exchange_ = &exchange;
-      Status result = join(table.value());
-      exchange_ = nullptr;
-      if (exchange.is_called_off()) continue;
-      if (result.code() == Code::kPeerDied) meeting_.tell_others(result);
-      if (!result.ok()) return error(result);
-      lines_offset_ = 0;  // now the ShmTeam's
-      return std::move(formation_);
-    }
+    Status result = meet(pack(own));
+    // Those that it spoke for have the same cause.
+    if (!result.ok() && leader_ != nullptr) leader_->tell_failure(result);
+    if (!result.ok()) return error(result);
+    lines_offset_ = 0;  // now the ShmTeam's
+    return std::move(formation_);
   }
 
   void decline(const Status& cause) {
@@ -137,17 +158,67 @@ class Former {
       meeting.members += (k == 0 ? "" : ", ") + std::to_string(ranks[k]);
     if (ranks.size() > kNamedMembers)
       meeting.members += " and " + std::to_string(ranks.size() - kNamedMembers) + " more";
-    meeting.look = request.gone;
+    meeting.look = [&request] {
+      DSCOMM_RETURN_IF_ERROR(request.gone());
+      return request.formed();
+    };
     meeting.began_ns = request.began_ns;
     return meeting;
   }
 
+  Status meet(const MemberText& entry) {
+    DSCOMM_RETURN_IF_ERROR(find_leader(entry));
+    while (true) {
+      Result<Meeting::Table> table = next_table_          ? meeting_.take_table(*next_table_)
+                                     : member_ != nullptr ? meeting_.follow(*member_)
+                                                          : meeting_.gather(entry, leader_.get());
+      next_table_.reset();
+      if (!table.ok()) return table.status();
+      StoreExchange exchange(store_, exchange_request(), deadline_);
+      exchange_ = &exchange;
+      Status result = join(table.value());
+      exchange_ = nullptr;
+      if (exchange.is_called_off() || next_table_) continue;
+      if (result.code() == Code::kPeerDied) meeting_.tell_others(result);
+      return result;
+    }
+  }
+
+  // Then the store is not needed any more.
+  bool speaks_for_all() const { return meeting_.speakers().size() == 1 && member_ == nullptr; }
+
+  // Whether this rank speaks for others, or another for it.
+  Status find_leader(const MemberText& entry) {
+    const std::vector<int>& here = request_.local.ranks;
+    if (here.size() < 2) return {};
+    const MeetingRequest meeting = meeting_request(request_);
+    LocalEntry own{
+        request_.rank,
+        "rank " + std::to_string(request_.rank) + " (" + party_.address->describe() + ")",
+        request_.size, meeting.members, entry};
+    if (here.front() == request_.rank) {
+      leader_ = LocalLeader::listen(request_.local, own);
+      return {};
+    }
+    member_ = std::make_unique<LocalMember>(request_.local);
+    Result<bool> joined = meeting_.join(*member_, own);
+    if (!joined.ok()) return joined.status();
+    if (!joined.value()) member_.reset();
+    return {};
+  }
+
+  // The ranks that speak in the store. One for which another speaks says there only that this one
+  // has died.
   ExchangeRequest exchange_request() {
+    const std::vector<int>& speakers = meeting_.speakers();
     ExchangeRequest exchange;
     exchange.prefix = meeting_.prefix();
-    exchange.rank = request_.rank;
-    exchange.size = request_.size;
-    exchange.name = [this](int rank) { return name_rank(rank); };
+    exchange.rank = static_cast<int>(std::find(speakers.begin(), speakers.end(), request_.rank) -
+                                     speakers.begin());
+    exchange.size = static_cast<int>(speakers.size());
+    exchange.name = [this](int speaker) {
+      return name_rank(meeting_.speakers()[static_cast<size_t>(speaker)]);
+    };
     exchange.look = [this] { return look(); };
     return exchange;
   }
@@ -160,11 +231,18 @@ class Former {
     Status result = read_table(table);
     if (result.ok()) result = check_memory();
     if (result.ok()) result = attach_all();
-    if (Status withdrawn = meeting_.withdraw(); result.ok()) result = withdrawn;
+    if (member_ == nullptr)
+      if (Status withdrawn = meeting_.withdraw(); result.ok()) result = withdrawn;
     // A rank that cannot go on says so, so that nobody waits for it. Another's cause comes first:
     // who could not be reached, or died, may have ended because of it.
-    if (!result.ok()) return exchange_->fail(result);
+    if (!result.ok()) return fail(result);
     return agree_on_verdict();
+  }
+
+  Status fail(const Status& cause) {
+    if (member_ == nullptr) return speaks_for_all() ? cause : exchange_->fail(cause);
+    const Status first = member_->fail(cause, deadline_);
+    return member_->has_ended() ? exchange_->fail(first) : first;
   }
 
   Status error(const Status& cause) const {
@@ -338,26 +416,9 @@ class Former {
     for (const LinesMember& member : formation_.members)
       if (member.peer != nullptr && member.peer->lacks_pool()) lacks_pool = 1;
     reported_ = true;
-    Packer own;
-    own.number(lacks_pool);
-    pack_status(own, awaits_successor_);
-    Result<std::string> verdict = exchange_->agree(
-        "report", own.take(), [](const std::vector<std::string>& reports) -> Result<std::string> {
-          uint64_t any_lacks_pool = 0;
-          for (const std::string& report : reports) {
-            Unpacker unpacker(report);
-            any_lacks_pool |= unpacker.number();
-            Status failure;
-            if (!unpack_status(unpacker, &failure) || !unpacker.whole())
-              return Status(Code::kInternal, "malformed report of a rank");
-            // Every entry's own process has reported, so no successor is under way.
-            DSCOMM_RETURN_IF_ERROR(failure);
-          }
-          return Packer().number(any_lacks_pool).take();
-        });
+    const Report own{lacks_pool, awaits_successor_};
+    Result<std::string> verdict = member_ != nullptr ? hear_verdict(own) : make_verdict(own);
     if (!verdict.ok()) return verdict.status();
-    if (request_.rank == 0) meeting_.remove_table();  // all have it, or there were no verdict
-    exchange_->finish();
     formation_.reads_pools = Unpacker(verdict.value()).number() == 0;
     if (!formation_.reads_pools)
       log_line(LogLevel::kInfo,
@@ -365,6 +426,77 @@ class Former {
                "tensors are staged",
                request_.name.c_str());
     return {};
+  }
+
+  // What a rank, or all for which it speaks, found.
+  struct Report {
+    uint64_t lacks_pool = 0;
+    Status failure;  // of a member whose successor is awaited
+  };
+
+  static std::string pack_report(const Report& report) {
+    Packer packer;
+    packer.number(report.lacks_pool);
+    pack_status(packer, report.failure);
+    return packer.take();
+  }
+
+  static Status add_report(const std::string& bytes, Report* sum) {
+    Unpacker unpacker(bytes);
+    sum->lacks_pool |= unpacker.number();
+    Status failure;
+    if (!unpack_status(unpacker, &failure) || !unpacker.whole())
+      return Status(Code::kInternal, "malformed report of a rank");
+    if (sum->failure.ok()) sum->failure = failure;
+    return {};
+  }
+
+  // By a rank that speaks for itself, and for others where it leads.
+  Result<std::string> make_verdict(Report all) {
+    if (Status gathered = gather_reports(&all); !gathered.ok())
+      return exchange_->is_called_off() ? gathered : fail(gathered);
+    const auto decide = [](const std::vector<std::string>& reports) -> Result<std::string> {
+      Report sum;
+      for (const std::string& report : reports) DSCOMM_RETURN_IF_ERROR(add_report(report, &sum));
+      // Every entry's own process has reported, so no successor is under way.
+      DSCOMM_RETURN_IF_ERROR(sum.failure);
+      return Packer().number(sum.lacks_pool).take();
+    };
+    const std::string report = pack_report(all);
+    Result<std::string> verdict =
+        speaks_for_all() ? decide({report}) : exchange_->agree("report", report, decide);
+    if (!verdict.ok()) return verdict;
+    if (leader_ != nullptr) leader_->tell_verdict(verdict.value());
+    if (speaks_for_all()) return verdict;
+    if (request_.rank == 0) meeting_.remove_table();  // all have it, or there were no verdict
+    exchange_->finish();
+    return verdict;
+  }
+
+  Status gather_reports(Report* all) {
+    if (leader_ == nullptr) return {};
+    TimeLeft time_left(deadline_);
+    while (leader_->reports().size() < leader_->entries().size()) {
+      DSCOMM_RETURN_IF_ERROR(leader_->wait(kLookNs, deadline_));
+      DSCOMM_RETURN_IF_ERROR(speaks_for_all() ? look() : exchange_->look());
+      if (time_left.is_over())
+        return make_status(Code::kTimeout, "timed out after %lld ms waiting for %s",
+                           static_cast<long long>(deadline_.timeout_ms()),
+                           leader_->without_report().c_str());
+    }
+    for (const auto& [rank, report] : leader_->reports())
+      DSCOMM_RETURN_IF_ERROR(add_report(report, all));
+    return {};
+  }
+
+  // By a rank for which another speaks.
+  Result<std::string> hear_verdict(const Report& own) {
+    member_->report(pack_report(own));
+    Result<LocalMessage> word = member_->await([this] { return look(); }, deadline_);
+    if (!word.ok()) return member_->has_ended() ? exchange_->fail(word.status()) : word.status();
+    if (word.value().kind == LocalMessageKind::kVerdict) return word.value().text;
+    next_table_ = std::move(word).value();
+    return Status(Code::kAborted, "the members meet again");
   }
 
   void await_successor(const Status& cause) {
@@ -383,7 +515,7 @@ class Former {
       await_successor(death);
     }
     if (request_.rank == 0 && exchange_->awaited() > 0 &&
-        meeting_.is_superseded(exchange_->awaited()))
+        meeting_.is_superseded(meeting_.speakers()[static_cast<size_t>(exchange_->awaited())]))
       exchange_->call_off();
     if (!awaits_successor_.ok() &&
         monotonic_ns() - came_to_wait_ns_ >= Meeting::successor_limit_ns())
@@ -396,6 +528,10 @@ class Former {
   const FormationRequest& request_;
   const Deadline& deadline_;
   Meeting meeting_;
+  // One of them, where it speaks for others of its host, or another for it.
+  std::unique_ptr<LocalLeader> leader_;
+  std::unique_ptr<LocalMember> member_;
+  std::optional<LocalMessage> next_table_;  // of a meeting that superseded the last
   StoreExchange* exchange_ = nullptr;
   uint64_t lines_offset_ = 0;
   bool reported_ = false;

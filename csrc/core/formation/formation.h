@@ -1,10 +1,13 @@
 // Formation: how the ranks of a group meet, prove that they share memory, and agree on what all of
 // them must share.
 //
-//   1. every rank publishes how its arena is found, where its lines lie, and where it is bound;
+//   1. every rank says how its arena is found, where its lines lie, and where it is bound;
 //   2. rank 0 makes the member table of it, with the group's id (see Meeting);
 //   3. every rank attaches to the arena of every other rank of its host and says whether it could;
-//   4. rank 0 publishes the verdict, which is the same for all (see StoreExchange).
+//   4. rank 0 decides on the verdict, which is the same for all (see StoreExchange).
+//
+// Where ranks know who is on their host, one of them speaks for all in the store (see
+// LocalExchange).
 //
 // A rank that fails says why before it raises, so all raise the first cause, soon. Nothing of a
 // group that was formed stays in the store.
@@ -17,6 +20,7 @@
 #include "core/base/deadline.h"
 #include "core/base/look.h"
 #include "core/base/settings.h"
+#include "core/formation/local_exchange.h"
 #include "core/formation/meeting.h"
 #include "core/shm/directory.h"
 #include "core/shm/lines.h"
@@ -46,7 +50,9 @@ struct FormationRequest {
   int size = 1;
   std::vector<int> global_ranks;  // may be empty
   uint32_t message_port = 0;      // under which this rank receives messages of the group; 0: none
+  LocalRanks local;               // who is on this host, as far as that is known
   Look gone = [] { return Status(); };    // that a member is known to have died, or OK
+  Look formed = [] { return Status(); };  // that others have formed it without this rank, or OK
   int64_t began_ns = process_began_ns();  // see MeetingRequest
 };
 

@@ -34,6 +34,8 @@ constexpr int64_t kLookEveryNs = 100'000'000;
 constexpr int64_t kLastWordNs = 1'000'000'000;
 // A live rank whose entry was overwritten objects within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
+// Between two entries of a rank that still waits for some for which it is to speak.
+constexpr int64_t kPutEveryNs = 1'000'000'000;
 // A failure that was there first may be of an attempt in which this rank failed as well: rank 0
 // gets this long to remove it.
 constexpr int64_t kClosedNs = 2'000'000'000;
@@ -119,7 +121,20 @@ std::string Meeting::pack(const Entry& entry) {
       .number(static_cast<uint64_t>(entry.size))
       .text(entry.members);
   pack_status(packer, entry.cause);
-  return packer.text(entry.body).take();
+  packer.number(entry.awaited.size());
+  for (int rank : entry.awaited) packer.number(static_cast<uint64_t>(rank));
+  std::vector<std::string> commons;
+  std::vector<size_t> common_of;
+  for (const auto& [rank, body] : entry.bodies) {
+    const auto known = std::find(commons.begin(), commons.end(), body.common);
+    common_of.push_back(static_cast<size_t>(known - commons.begin()));
+    if (known == commons.end()) commons.push_back(body.common);
+  }
+  packer.texts(commons).number(entry.bodies.size());
+  size_t next = 0;
+  for (const auto& [rank, body] : entry.bodies)
+    packer.number(static_cast<uint64_t>(rank)).number(common_of[next++]).text(body.own);
+  return packer.take();
 }
 
 bool Meeting::unpack(std::string_view bytes, Entry* entry) {
@@ -132,24 +147,64 @@ bool Meeting::unpack(std::string_view bytes, Entry* entry) {
   entry->size = static_cast<int>(std::min<uint64_t>(size, std::numeric_limits<int>::max()));
   entry->members = unpacker.text();
   const bool has_cause = unpack_status(unpacker, &entry->cause);
-  entry->body = unpacker.text();
+  for (uint64_t left = unpacker.count(); left > 0; --left)
+    entry->awaited.push_back(static_cast<int>(unpacker.number()));
+  const std::vector<std::string> commons = unpacker.texts();
+  for (uint64_t left = unpacker.count(); left > 0; --left) {
+    const auto rank = static_cast<int>(unpacker.number());
+    const uint64_t common = unpacker.number();
+    if (common >= commons.size()) return false;
+    entry->bodies[rank] = {commons[common], unpacker.text()};
+  }
   return has_cause && unpacker.whole();
 }
 
 // This rank's entry, in place of whatever is there.
-Status Meeting::put(const Status& cause, const std::string& body) {
+Status Meeting::put(const Status& cause) {
   Result<int64_t> claims = store_.add(key(claims_name(request_.rank)), 1);
   if (!claims.ok()) return claims.status();
-  Entry entry{
-      nonce_, wall_clock_ns(), claims.value() > 1, request_.size, request_.members, cause, body, 0};
+  follows_ = claims.value() > 1;
+  return set(cause);
+}
+
+// The same, in the place of its own.
+Status Meeting::set(const Status& cause) {
+  Entry entry;
+  entry.nonce = nonce_;
+  entry.time_ns = wall_clock_ns();
+  entry.follows = follows_;
+  entry.size = request_.size;
+  entry.members = request_.members;
+  entry.cause = cause;
+  if (cause.ok()) {
+    if (local_ != nullptr) {
+      entry.bodies = local_->entries();
+      entry.awaited.assign(local_->awaited().begin(), local_->awaited().end());
+      put_changes_ = local_->changes();
+    }
+    entry.bodies[request_.rank] = body_;
+  }
+  is_put_ = true;
+  put_ns_ = monotonic_ns();
   return store_.set(key(entry_name(request_.rank)), pack(entry));
+}
+
+// Once it has heard from all for whom it speaks; and now and then before, so that rank 0 knows whom
+// it waits for.
+Status Meeting::put_if_due() {
+  const bool is_whole = local_ == nullptr || local_->awaited().empty();
+  if (!is_put_) return is_whole ? put(Status()) : Status();
+  if (local_ == nullptr || local_->changes() == put_changes_) return {};
+  return is_whole || monotonic_ns() - put_ns_ > kPutEveryNs ? set(Status()) : Status();
 }
 
 // Into seen_. Whether there is one.
 Result<bool> Meeting::read(int rank) {
   Result<std::optional<std::string>> found = store_.find(key(entry_name(rank)));
   if (!found.ok()) return found.status();
-  if (!found.value()) return false;
+  Entry& seen = seen_[static_cast<size_t>(rank)];
+  seen.is_there = found.value().has_value();
+  if (!seen.is_there) return false;
   Entry entry;
   if (!unpack(*found.value(), &entry)) {
     entry = Entry();
@@ -158,27 +213,38 @@ Result<bool> Meeting::read(int rank) {
                          "rank " + std::to_string(rank) +
                              " runs another version of dscomm; install the same everywhere");
   }
-  Entry& seen = seen_[static_cast<size_t>(rank)];
+  entry.is_there = true;
   entry.since_ns = seen.since_ns != 0 && seen.nonce == entry.nonce ? seen.since_ns : monotonic_ns();
   seen = std::move(entry);
   return true;
 }
 
-Result<Meeting::Table> Meeting::gather(const std::string& entry) {
+Result<Meeting::Table> Meeting::gather(const MemberText& entry, LocalLeader* local) {
+  begin();
   // Another one each time: what rank 0 said in a meeting that was called off is not for this one.
   DSCOMM_RETURN_IF_ERROR(make_random(&nonce_));
-  came_ns_ = monotonic_ns();
-  look_again_ns_ = came_ns_ + kLookEveryNs;
+  is_put_ = false;
+  removed_ns_.clear();
+  local_ = local;
   body_ = entry;
   Result<Table> table = request_.rank == 0 ? decide() : follow();
   if (!table.ok()) failures().note(request_);
+  if (table.ok() && local_ != nullptr)
+    local_->tell_table(Packer().number(id_).text(table_bytes_).take());
   return table;
+}
+
+void Meeting::begin() {
+  came_ns_ = monotonic_ns();
+  look_again_ns_ = came_ns_ + kLookEveryNs;
+  excuse_pause_ns_ = kLookEveryNs;
+  excuse_again_ns_ = came_ns_ + excuse_pause_ns_;
 }
 
 void Meeting::decline(const Status& cause) {
   if (nonce_ == 0) static_cast<void>(make_random(&nonce_));
   // What the store answers changes nothing: this rank raises its own cause all the same.
-  static_cast<void>(put(cause, ""));
+  static_cast<void>(put(cause));
   static_cast<void>(store_.set(key(kTrouble), std::to_string(request_.rank)));
   if (request_.rank == 0) static_cast<void>(give_up(cause));
 }
@@ -203,56 +269,121 @@ Result<bool> Meeting::take_back() {
 
 Result<Meeting::Table> Meeting::decide() {
   remove(kClosed);
-  Status status = put(Status(), body_);
-  if (status.ok()) status = collect();
+  Status status = collect();
   if (status.ok()) status = make_random(&id_);
   if (!status.ok()) return give_up(status);
   if (has_trouble_) remove(kTrouble);  // of an attempt before
   Packer table;
-  table.number(seen_.size());
-  for (const Entry& entry : seen_) table.text(pack(entry));
-  const std::string bytes = table.take();
-  DSCOMM_RETURN_IF_ERROR(store_.set(key(id_text() + "/table"), bytes));
-  for (size_t rank = 1; rank < seen_.size(); ++rank) {
+  table.number(speakers_.size());
+  for (int rank : speakers_)
+    table.number(static_cast<uint64_t>(rank)).text(pack(seen_[static_cast<size_t>(rank)]));
+  table_bytes_ = table.take();
+  if (speakers_.size() > 1)
+    DSCOMM_RETURN_IF_ERROR(store_.set(key(id_text() + "/table"), table_bytes_));
+  for (int rank : speakers_) {
+    if (rank == 0) continue;
     Packer packer;
     packer.number(id_);
     pack_status(packer, Status());
-    DSCOMM_RETURN_IF_ERROR(store_.set(key(to_name(seen_[rank].nonce)), packer.take()));
+    const uint64_t nonce = seen_[static_cast<size_t>(rank)].nonce;
+    DSCOMM_RETURN_IF_ERROR(store_.set(key(to_name(nonce)), packer.take()));
   }
-  return finish(bytes);
+  return finish();
 }
 
-// All entries, into seen_.
+// All entries, into seen_; and who has put them there.
 Status Meeting::collect() {
-  std::vector<bool> is_taken(seen_.size());
+  std::vector<int> taken_by(seen_.size(), -1);
   TimeLeft time_left(deadline_);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+    DSCOMM_RETURN_IF_ERROR(put_if_due());
     bool is_whole = true;
     // In order up to the first that is not there, so that a turn asks for one key where many are
     // missing; but those that are there and not settled wait side by side.
     for (int rank = 0; rank < request_.size; ++rank) {
-      const auto k = static_cast<size_t>(rank);
-      if (is_taken[k]) continue;
-      Result<bool> there = read(rank);
+      if (taken_by[static_cast<size_t>(rank)] >= 0) continue;
+      Result<bool> there = take_entry_of(rank, &taken_by);
       if (!there.ok()) return there.status();
-      if (there.value()) {
-        Result<bool> settled = is_settled(rank);
-        if (!settled.ok()) return settled.status();
-        is_taken[k] = settled.value();
-      }
-      is_whole = is_whole && is_taken[k];
+      is_whole = is_whole && taken_by[static_cast<size_t>(rank)] >= 0;
       if (!there.value()) break;
     }
-    if (is_whole) return {};
+    if (is_whole) {
+      speakers_.assign(taken_by.begin(), taken_by.end());
+      std::sort(speakers_.begin(), speakers_.end());
+      speakers_.erase(std::unique(speakers_.begin(), speakers_.end()), speakers_.end());
+      return {};
+    }
     DSCOMM_RETURN_IF_ERROR(look());
     if (time_left.is_over())
       return Status(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
                                         " ms waiting for " + missing() +
                                         " to call it; did it start, and does it call it too?");
-    const int64_t began_ns = monotonic_ns();
-    std::this_thread::sleep_for(pause);
-    deadline_.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
+    DSCOMM_RETURN_IF_ERROR(listen(pause, deadline_));
   }
+}
+
+// Whether there is an entry that speaks, or will speak, for `rank`. Who speaks for whom is noted
+// once an entry is settled.
+Result<bool> Meeting::take_entry_of(int rank, std::vector<int>* taken_by) {
+  std::vector<int> candidates;
+  for (int other = 0; other < rank; ++other) {
+    const Entry& seen = seen_[static_cast<size_t>(other)];
+    if (seen.is_there && std::count(seen.awaited.begin(), seen.awaited.end(), rank) > 0)
+      candidates.push_back(other);
+  }
+  candidates.push_back(rank);
+  bool is_there = false;
+  for (int speaker : candidates) {
+    if (speaker == request_.rank && !is_put_) continue;  // a predecessor's, if any
+    Result<bool> there = read(speaker);
+    if (!there.ok()) return there;
+    if (!there.value()) continue;
+    is_there = true;
+    Result<bool> settled = is_settled(speaker);
+    if (!settled.ok()) return settled;
+    if (!settled.value()) continue;
+    const std::map<int, MemberText>& bodies = seen_[static_cast<size_t>(speaker)].bodies;
+    Result<bool> sole = is_sole_entry_of(bodies, speaker, taken_by);
+    if (!sole.ok()) return sole;
+    if (!sole.value()) continue;
+    for (const auto& [covered, body] : bodies) (*taken_by)[static_cast<size_t>(covered)] = speaker;
+    if ((*taken_by)[static_cast<size_t>(rank)] >= 0) break;
+  }
+  return is_there;
+}
+
+// Whether no other entry speaks for one of these ranks. One's own may have been left by a process
+// that has ended; it is removed, and a live one puts it there again, within kObjectionNs.
+Result<bool> Meeting::is_sole_entry_of(const std::map<int, MemberText>& bodies, int speaker,
+                                       std::vector<int>* taken_by) {
+  bool is_sole = true;
+  for (const auto& [covered, body] : bodies) {
+    if (covered < 0 || covered >= request_.size)
+      return Status(Code::kInternal, "an entry of a rank that is none");
+    int& by = (*taken_by)[static_cast<size_t>(covered)];
+    if (by >= 0 && by != speaker) {
+      if (by != covered || removed_ns_.count(covered) > 0)
+        return Status(Code::kMismatch, claimed_twice(covered));
+      remove(entry_name(covered));
+      remove(claims_name(covered));
+      removed_ns_[covered] = monotonic_ns();
+      by = -1;
+    }
+    auto removed = removed_ns_.find(covered);
+    is_sole = is_sole &&
+              (removed == removed_ns_.end() || monotonic_ns() - removed->second >= kObjectionNs);
+  }
+  return is_sole;
+}
+
+// While this rank waits.
+Status Meeting::listen(milliseconds pause, const Deadline& deadline) {
+  const int64_t pause_ns = std::chrono::nanoseconds(pause).count();
+  if (local_ != nullptr) return local_->wait(pause_ns, deadline);
+  const int64_t began_ns = monotonic_ns();
+  std::this_thread::sleep_for(pause);
+  deadline.note_slice(began_ns, pause_ns);
+  return {};
 }
 
 // Whether the entry of `rank` that was read last is to be taken; its fault, if that is sure.
@@ -264,7 +395,7 @@ Result<bool> Meeting::is_settled(int rank) {
     if (is_old(entry.time_ns) && known_ns < successor_limit_ns()) return false;
     return fault;
   }
-  return !entry.follows || known_ns >= kObjectionNs;
+  return entry.awaited.empty() && (!entry.follows || known_ns >= kObjectionNs);
 }
 
 Status Meeting::fault_of(int rank) const {
@@ -284,6 +415,7 @@ Status Meeting::look() {
   // Asked before the store: a dead rank writes no more, so the reads below see its last words.
   const Status reason = request_.look();
   DSCOMM_RETURN_IF_ERROR(look_at_own());
+  DSCOMM_RETURN_IF_ERROR(look_for_the_awaited());
   DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? look_for_trouble() : look_at_closed());
   return reason;
 }
@@ -309,17 +441,18 @@ Status Meeting::give_up(const Status& cause) {
   packer.number(static_cast<uint64_t>(wall_clock_ns()));
   pack_status(packer, cause);
   static_cast<void>(store_.set(key(kClosed), packer.take()));
-  bool are_all_told = true;
+  std::vector<bool> have_heard = have_come();
+  if (local_ != nullptr)
+    for (const auto& [rank, body] : local_->entries()) have_heard[static_cast<size_t>(rank)] = true;
   for (int rank = 1; rank < request_.size; ++rank) {
-    Result<bool> there = read(rank);
-    are_all_told = are_all_told && there.ok() && there.value();
-    if (!there.ok()) break;
-    if (!there.value()) continue;
+    if (!seen_[static_cast<size_t>(rank)].is_there) continue;
     // Removed before its rank hears of it, and may begin anew.
     remove(entry_name(rank));
     remove(claims_name(rank));
     tell(seen_[static_cast<size_t>(rank)].nonce, cause);
   }
+  const bool are_all_told =
+      std::all_of(have_heard.begin() + 1, have_heard.end(), [](bool heard) { return heard; });
   if (!has_conflict_) static_cast<void>(take_back());
   if (are_all_told) remove(kClosed);
   remove(kTrouble);
@@ -334,12 +467,12 @@ void Meeting::tell(uint64_t nonce, const Status& cause) {
 }
 
 void Meeting::tell_others(const Status& cause) {
-  for (int rank = 0; rank < static_cast<int>(table_.size()); ++rank) {
+  for (const auto& [rank, entry] : table_) {
     if (rank == request_.rank) continue;
     Result<bool> there = read(rank);
     if (!there.ok()) return;
-    const uint64_t nonce = table_[static_cast<size_t>(rank)].nonce;
-    if (there.value() && seen_[static_cast<size_t>(rank)].nonce == nonce) tell(nonce, cause);
+    if (there.value() && seen_[static_cast<size_t>(rank)].nonce == entry.nonce)
+      tell(entry.nonce, cause);
   }
 }
 
@@ -347,7 +480,8 @@ Status Meeting::last_word(int rank) {
   Result<bool> there = read(rank);
   if (!there.ok() || !there.value()) return {};
   const Entry& entry = seen_[static_cast<size_t>(rank)];
-  return entry.nonce == table_[static_cast<size_t>(rank)].nonce ? entry.cause : Status();
+  auto was = table_.find(rank);
+  return was != table_.end() && entry.nonce == was->second.nonce ? entry.cause : Status();
 }
 
 bool Meeting::is_superseded(int rank) {
@@ -357,32 +491,27 @@ bool Meeting::is_superseded(int rank) {
   if (!there.ok() || !there.value()) return false;
   const Entry& entry = seen_[static_cast<size_t>(rank)];
   // Or it says that it cannot take part, after the table was made.
-  return entry.nonce != table_[static_cast<size_t>(rank)].nonce || !entry.cause.ok();
+  return entry.nonce != entry_of(rank).nonce || !entry.cause.ok();
 }
 
 // --- the others
 
 Result<Meeting::Table> Meeting::follow() {
   DSCOMM_RETURN_IF_ERROR(look_at_closed());
-  DSCOMM_RETURN_IF_ERROR(put(Status(), body_));
-  std::string table;
   const Deadline last = deadline_.later(kLastWordNs);
   TimeLeft time_left(last);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
-    Result<bool> told = is_told(&table);
+    DSCOMM_RETURN_IF_ERROR(put_if_due());
+    Result<bool> told = is_told();
     if (!told.ok()) return told.status();
-    if (told.value()) return finish(table);
+    if (told.value()) return finish();
     const bool is_over = time_left.is_over();
     Status reason = is_over ? Status(Code::kTimeout, "") : look();
-    if (reason.ok()) {
-      const int64_t began_ns = monotonic_ns();
-      std::this_thread::sleep_for(pause);
-      last.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
-      continue;
-    }
-    told = is_told(&table);
+    if (reason.ok()) reason = listen(pause, last);
+    if (reason.ok()) continue;
+    told = is_told();
     if (!told.ok()) return told.status();
-    if (told.value()) return finish(table);
+    if (told.value()) return finish();
     if (is_over) {
       const std::string who = missing();
       reason =
@@ -391,8 +520,7 @@ Result<Meeting::Table> Meeting::follow() {
                                      (who.empty() ? "rank 0, which has stopped or ended" : who));
       // A rank that arrives later fails at once instead of waiting for this one.
       static_cast<void>(put(Status(Code::kTimeout, "rank " + std::to_string(request_.rank) +
-                                                       " gave up before: " + reason.message()),
-                            ""));
+                                                       " gave up before: " + reason.message())));
     } else if (is_closed_) {  // rank 0 has given up, and reads no entry any more
       static_cast<void>(take_back());
     } else {
@@ -403,7 +531,7 @@ Result<Meeting::Table> Meeting::follow() {
 }
 
 // What rank 0 says to this rank: the table, or a failure.
-Result<bool> Meeting::is_told(std::string* table) {
+Result<bool> Meeting::is_told() {
   const std::string mine = key(to_name(nonce_));
   Result<std::optional<std::string>> found = store_.find(mine);
   if (!found.ok()) return found.status();
@@ -420,8 +548,49 @@ Result<bool> Meeting::is_told(std::string* table) {
   }
   Result<std::string> answer = store_.get(key(id_text() + "/table"), Deadline::after(kReadLimit));
   if (!answer.ok()) return answer.status();
-  *table = std::move(answer).value();
+  table_bytes_ = std::move(answer).value();
   return true;
+}
+
+// --- those for which a leader speaks
+
+Result<bool> Meeting::join(LocalMember& local, const LocalEntry& own) {
+  begin();
+  const auto look_at_others = [this]() -> Status {
+    if (monotonic_ns() < look_again_ns_) return {};
+    look_again_ns_ = monotonic_ns() + kLookEveryNs;
+    const Status reason = request_.look();
+    DSCOMM_RETURN_IF_ERROR(look_at_closed());
+    return reason;
+  };
+  Result<bool> joined = local.join(own, look_at_others, deadline_);
+  if (joined.ok()) return joined;
+  if (!is_closed_ && !local.is_told()) decline(joined.status());
+  failures().note(request_);
+  return joined;
+}
+
+Result<Meeting::Table> Meeting::follow(LocalMember& local) {
+  Result<LocalMessage> table = local.await(request_.look, deadline_);
+  if (!table.ok()) {
+    Status cause = table.status();
+    if (local.has_ended() || cause.code() == Code::kTimeout) {
+      if (Status closed = look_at_closed(); !closed.ok()) cause = closed;
+      if (local.has_ended() && !is_closed_) decline(cause);
+    }
+    failures().note(request_);
+    return cause;
+  }
+  return take_table(table.value());
+}
+
+Result<Meeting::Table> Meeting::take_table(const LocalMessage& message) {
+  Unpacker unpacker(message.text);
+  id_ = unpacker.number();
+  table_bytes_ = unpacker.text();
+  if (message.kind != LocalMessageKind::kTable || !unpacker.whole())
+    return Status(Code::kInternal, "what the leader of this host said is not understood");
+  return finish();
 }
 
 // The failure of rank 0 before this rank arrived. If the key was there first, it may be an earlier
@@ -448,18 +617,35 @@ Status Meeting::look_at_closed() {
 
 // --- all
 
-Result<Meeting::Table> Meeting::finish(const std::string& table) {
-  Unpacker unpacker(table);
-  table_.assign(unpacker.count(), Entry());
-  bool good = true;
-  for (Entry& entry : table_) good = unpack(unpacker.text(), &entry) && good;
-  if (!good || !unpacker.whole() || table_.size() != static_cast<size_t>(request_.size))
-    return Status(Code::kInternal, "the member table is not understood");
-  if (table_[static_cast<size_t>(request_.rank)].nonce != nonce_)
-    return Status(Code::kInternal, "the member table was made of others");
+// Takes the table apart.
+Result<Meeting::Table> Meeting::finish() {
+  const Status malformed(Code::kInternal, "the member table is not understood");
+  Unpacker unpacker(table_bytes_);
+  table_.clear();
+  speakers_.clear();
+  speaker_of_.assign(static_cast<size_t>(request_.size), -1);
   Table result;
   result.id = id_;
-  for (Entry& entry : table_) result.entries.push_back(std::move(entry.body));
+  result.entries.resize(speaker_of_.size());
+  for (uint64_t left = unpacker.count(); left > 0; --left) {
+    const auto speaker = static_cast<int>(unpacker.number());
+    Entry entry;
+    if (!unpack(unpacker.text(), &entry)) return malformed;
+    for (auto& [rank, body] : entry.bodies) {
+      if (rank < 0 || rank >= request_.size || speaker_of_[static_cast<size_t>(rank)] >= 0)
+        return malformed;
+      speaker_of_[static_cast<size_t>(rank)] = speaker;
+      result.entries[static_cast<size_t>(rank)] = std::move(body);
+    }
+    entry.bodies.clear();
+    table_[speaker] = std::move(entry);
+    speakers_.push_back(speaker);
+  }
+  if (!unpacker.whole() || std::count(speaker_of_.begin(), speaker_of_.end(), -1) > 0)
+    return malformed;
+  const int speaker = speaker_of_[static_cast<size_t>(request_.rank)];
+  if (is_put_ && (speaker != request_.rank || table_[speaker].nonce != nonce_))
+    return Status(Code::kInternal, "the member table was made of others");
   return result;
 }
 
@@ -467,21 +653,35 @@ Result<Meeting::Table> Meeting::finish(const std::string& table) {
 Status Meeting::look_at_own() {
   Result<bool> there = read(request_.rank);
   if (!there.ok()) return there.status();
-  if (!there.value()) return put(Status(), body_);  // another attempt's rank 0 has removed it
+  // Another attempt's rank 0 may have removed it.
+  if (!there.value() || !is_put_) return put(Status());
   const Entry& entry = seen_[static_cast<size_t>(request_.rank)];
   return entry.nonce == nonce_ ? Status() : conflict(entry);
 }
 
+// Those that speak for themselves, although this rank was to speak for them.
+Status Meeting::look_for_the_awaited() {
+  if (local_ == nullptr || monotonic_ns() < excuse_again_ns_) return {};
+  excuse_pause_ns_ = std::min(2 * excuse_pause_ns_, kPutEveryNs);
+  excuse_again_ns_ = monotonic_ns() + excuse_pause_ns_;
+  const std::set<int> awaited = local_->awaited();
+  for (int rank : awaited) {
+    Result<bool> there = read(rank);
+    if (!there.ok()) return there.status();
+    if (there.value() && !is_old(seen_[static_cast<size_t>(rank)].time_ns)) local_->excuse(rank);
+  }
+  return {};
+}
+
 // Two live processes claim this rank of the group.
 Status Meeting::conflict(const Entry& other) {
-  const Status cause(Code::kMismatch,
-                     "the ranks passed different members to it: two processes are its rank " +
-                         std::to_string(request_.rank) + ", one made it of global ranks " +
-                         other.members + ", the other of " + request_.members);
+  const Status cause(Code::kMismatch, claimed_twice(request_.rank) +
+                                          ", one made it of global ranks " + other.members +
+                                          ", the other of " + request_.members);
   const uint64_t theirs = other.nonce;
   has_conflict_ = true;
   // Rank 0 hears of nothing but entries.
-  static_cast<void>(put(cause, ""));
+  static_cast<void>(put(cause));
   if (request_.rank != 0) {
     static_cast<void>(store_.set(key(kTrouble), std::to_string(request_.rank)));
     tell(theirs, cause);
@@ -489,13 +689,35 @@ Status Meeting::conflict(const Entry& other) {
   return cause;
 }
 
+std::string Meeting::claimed_twice(int rank) const {
+  return "the ranks passed different members to it: two processes are its rank " +
+         std::to_string(rank);
+}
+
+// By rank, whether there is an entry that speaks for it. Reads all again.
+std::vector<bool> Meeting::have_come() {
+  std::vector<bool> have(seen_.size());
+  for (int rank = 0; rank < request_.size; ++rank) {
+    Entry& entry = seen_[static_cast<size_t>(rank)];
+    entry.is_there = false;
+    if (have[static_cast<size_t>(rank)]) continue;
+    Result<bool> there = read(rank);
+    if (!there.ok() || !there.value()) continue;
+    have[static_cast<size_t>(rank)] = true;
+    for (const auto& [covered, body] : entry.bodies)
+      if (covered >= 0 && covered < request_.size) have[static_cast<size_t>(covered)] = true;
+  }
+  return have;
+}
+
 // "rank 2, rank 5": the ranks without a valid entry. A rank that timed out did arrive.
 std::string Meeting::missing() {
+  std::vector<bool> have = have_come();
   std::string text;
   for (int rank = 0; rank < request_.size; ++rank) {
-    Result<bool> there = read(rank);
-    if (there.ok() && there.value() &&
-        (fault_of(rank).ok() || fault_of(rank).code() == Code::kTimeout))
+    const Entry& entry = seen_[static_cast<size_t>(rank)];
+    if (have[static_cast<size_t>(rank)] &&
+        (!entry.is_there || fault_of(rank).ok() || fault_of(rank).code() == Code::kTimeout))
       continue;
     text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
   }

@@ -1,22 +1,24 @@
 // Meeting: how the ranks that want to form a group find each other in a store that may still hold
 // what earlier processes left there.
 //
-// Every rank puts an entry into the store that carries a random nonce, its own for this attempt.
-// Rank 0 collects the entries, gives the meeting an id, publishes all entries as its member table,
-// and tells each nonce the id. So a rank believes only a table that was made of its own entry. If
-// an entry is of a process that has ended, its successor's comes in its place: then rank 0 gathers
-// anew.
+// Every rank puts an entry into the store that carries a random nonce, its own for this attempt;
+// or the leader of its host puts one for both (see LocalExchange). Rank 0 collects the entries,
+// gives the meeting an id, publishes all entries as its member table, and tells each nonce the id.
+// So a rank believes only a table that was made of its own entry. If an entry is of a process that
+// has ended, its successor's comes in its place: then rank 0 gathers anew.
 //
 // Keys below the prefix, where k is a rank in the group; all go when the meeting is over:
-//   entry/k     rank k's entry, or its failure
+//   entry/k     the entry of rank k, and of those for which it speaks, or its failure
 //   claims/k    the number of writes to entry/k
 //   to/<nonce>  rank 0's answer to that entry: the meeting's id, or its failure
 //   trouble     a rank whose entry is a failure
 //   closed      rank 0's failure, for ranks that arrive later
-//   <id>/table  the entries of all
+//   <id>/table  the entries of all; none where rank 0 speaks for all
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,6 +27,7 @@
 #include "core/base/deadline.h"
 #include "core/base/look.h"
 #include "core/base/status.h"
+#include "core/formation/local_exchange.h"
 #include "core/store/store.h"
 
 namespace dscomm {
@@ -48,16 +51,26 @@ class Meeting {
   Meeting(Store& store, MeetingRequest request, const Deadline& deadline);
 
   struct Table {
-    uint64_t id = 0;                   // of this meeting; random, never 0
-    std::vector<std::string> entries;  // by rank
+    uint64_t id = 0;                  // of this meeting; random, never 0
+    std::vector<MemberText> entries;  // by rank
   };
-  // Collective. All gather again after the meeting was superseded.
-  Result<Table> gather(const std::string& entry);
+  // Collective. All gather again after the meeting was superseded. With `local`, this rank speaks
+  // for the members of that as well, and passes the table on.
+  Result<Table> gather(const MemberText& entry, LocalLeader* local = nullptr);
+  // In place of gather(), by a rank that has joined a leader: before, whether it may, and when.
+  Result<bool> join(LocalMember& local, const LocalEntry& own);
+  Result<Table> follow(LocalMember& local);
+  // A later word of the leader: the table of a meeting that superseded the last.
+  Result<Table> take_table(const LocalMessage& message);
 
   // In place of gather(), by a rank that cannot take part: the others raise `cause` soon.
   void decline(const Status& cause);
 
-  // Each rank, when it has the table and is about to say so to rank 0: takes its entry back.
+  // Of the last table: the ranks that put an entry there, ascending. Each speaks for others, or for
+  // itself alone.
+  const std::vector<int>& speakers() const { return speakers_; }
+
+  // Each of them, when it has the table and is about to say so to rank 0: takes its entry back.
   // kMismatch where another process has put one in its place.
   Status withdraw();
   // Rank 0, while it waits for what `rank` says of the table: whether another process has come in
@@ -69,13 +82,15 @@ class Meeting {
   // Why a member of the table has ended, if it has said so in its entry since the table was made.
   Status last_word(int rank);
   // Rank 0, when all have said that they have the table.
-  void remove_table() { remove(id_text() + "/table"); }
+  void remove_table() {
+    if (speakers_.size() > 1) remove(id_text() + "/table");
+  }
   // Of keys for what is agreed on in this meeting.
   std::string prefix() const { return key(id_text() + "/"); }
 
   // Whether the entry of `rank` in the table may be one that an earlier process left. Then its
   // successor may still come, for which one waits so long.
-  bool may_be_old(int rank) const { return is_old(table_[static_cast<size_t>(rank)].time_ns); }
+  bool may_be_old(int rank) const { return is_old(entry_of(rank).time_ns); }
   static int64_t successor_limit_ns();
 
  private:
@@ -85,9 +100,11 @@ class Meeting {
     bool follows = false;  // another was there before
     int size = 0;          // of the group, as its rank was told
     std::string members;
-    Status cause;  // why its rank cannot take part, or OK
-    std::string body;
-    int64_t since_ns = 0;  // when this rank saw it first
+    Status cause;                      // why its rank cannot take part, or OK
+    std::map<int, MemberText> bodies;  // of all for which its rank speaks, itself included
+    std::vector<int> awaited;          // for which it will speak when they have come
+    int64_t since_ns = 0;              // when this rank saw it first
+    bool is_there = false;             // as this rank read last
   };
 
   std::string key(const std::string& name) const { return request_.prefix + name; }
@@ -95,14 +112,20 @@ class Meeting {
   static std::string pack(const Entry& entry);
   static bool unpack(std::string_view bytes, Entry* entry);
   Status error(const std::string& text) const;
-  Status put(const Status& cause, const std::string& body);
+  Status put(const Status& cause);
+  Status set(const Status& cause);
+  Status put_if_due();
   Result<bool> read(int rank);
   Result<bool> take_back();
   void remove(const std::string& name) { static_cast<void>(store_.remove(key(name))); }
-  Result<Table> finish(const std::string& table);
+  Result<Table> finish();
+  void begin();
 
   Result<Table> decide();
   Status collect();
+  Result<bool> take_entry_of(int rank, std::vector<int>* taken_by);
+  Result<bool> is_sole_entry_of(const std::map<int, MemberText>& bodies, int speaker,
+                                std::vector<int>* taken_by);
   Result<bool> is_settled(int rank);
   Status fault_of(int rank) const;
   Status look();
@@ -111,11 +134,18 @@ class Meeting {
   void tell(uint64_t nonce, const Status& cause);
 
   Result<Table> follow();
-  Result<bool> is_told(std::string* table);
+  Result<bool> is_told();
   Status look_at_closed();
 
   Status look_at_own();
+  Status look_for_the_awaited();
+  Status listen(std::chrono::milliseconds pause, const Deadline& deadline);
   Status conflict(const Entry& other);
+  std::string claimed_twice(int rank) const;
+  std::vector<bool> have_come();
+  const Entry& entry_of(int rank) const {
+    return table_.at(speaker_of_[static_cast<size_t>(rank)]);
+  }
   std::string missing();
   bool is_old(int64_t time_ns) const;
 
@@ -123,14 +153,24 @@ class Meeting {
   const MeetingRequest request_;
   const Deadline& deadline_;
   uint64_t nonce_ = 0, id_ = 0;
-  std::string body_;
-  bool has_conflict_ = false;                // another process believes to be this rank
-  bool has_trouble_ = false;                 // rank 0 has read the key
-  bool is_closed_ = false;                   // the key is there, perhaps from an earlier attempt
-  std::vector<Entry> seen_;                  // by rank, as this rank read them last
-  std::vector<Entry> table_;                 // by rank
+  MemberText body_;
+  LocalLeader* local_ = nullptr;  // for whose members this rank speaks
+  // Of its entry with this nonce: whether it was put there, when, with how many changes of those
+  // members, and whether it follows another.
+  bool is_put_ = false, follows_ = false;
+  int64_t put_ns_ = 0;
+  uint64_t put_changes_ = 0;
+  bool has_conflict_ = false;               // another process believes to be this rank
+  bool has_trouble_ = false;                // rank 0 has read the key
+  bool is_closed_ = false;                  // the key is there, perhaps from an earlier attempt
+  std::map<int, int64_t> removed_ns_;       // when rank 0 removed an entry of that rank
+  std::vector<Entry> seen_;                 // by rank, as this rank read them last
+  std::map<int, Entry> table_;              // by speaker
+  std::vector<int> speakers_, speaker_of_;  // of the table; the second by rank
+  std::string table_bytes_;
   std::optional<std::string> closed_first_;  // what was there of it when this rank came
   int64_t came_ns_ = 0, look_again_ns_ = 0, ask_again_ns_ = 0;
+  int64_t excuse_again_ns_ = 0, excuse_pause_ns_ = 0;
 };
 
 }  // namespace dscomm

@@ -17,7 +17,7 @@
 namespace dscomm {
 
 inline constexpr uint64_t kArenaMagic = 0x4d4d4f435344ull;  // "DSCOMM"
-inline constexpr uint32_t kLayoutVersion = 6;
+inline constexpr uint32_t kLayoutVersion = 7;
 
 // Two 64-byte cache lines: processors fetch them in pairs.
 inline constexpr size_t kLineBytes = 128;
@@ -34,6 +34,9 @@ constexpr uint64_t progress(uint64_t sequence, uint32_t phase) {
   return sequence << kPhaseBits | phase;
 }
 constexpr uint64_t sequence_of(uint64_t word) { return word >> kPhaseBits; }
+
+// The last groups that a process says it has formed.
+inline constexpr size_t kFormedGroups = 64;
 
 // At offset 0 of every arena.
 struct ArenaHeader {
@@ -57,6 +60,9 @@ struct ArenaHeader {
   alignas(kLineBytes) std::atomic<uint64_t> channel_changes;
   // Offset of the first ChannelBlock; 0: none yet. Release store, acquire loads by scanning peers.
   std::atomic<uint64_t> first_channel_block;
+  // Hashes that name the groups that this process has formed, the oldest overwritten. Release
+  // stores in Context::note_formed(), acquire loads in Group::formed_without_this().
+  alignas(kLineBytes) std::atomic<uint64_t> formed[kFormedGroups];
 };
 static_assert(sizeof(ArenaHeader) <= kPageBytes);
 

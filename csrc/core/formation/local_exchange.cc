@@ -1,0 +1,288 @@
+#include "core/formation/local_exchange.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "core/base/packed_status.h"
+#include "core/base/packer.h"
+#include "core/shm/abstract_socket.h"
+#include "core/shm/layout.h"
+
+namespace dscomm {
+namespace {
+
+// For a leader to speak for this rank. It may be on another host, or never have had the name.
+constexpr int64_t kJoinNs = 1'000'000'000;
+// For a leader to say which cause came first.
+constexpr int64_t kAnswerNs = 1'000'000'000;
+// The leader hears last words for a second after the deadline, and passes them on.
+constexpr int64_t kLastWordNs = 1'500'000'000;
+constexpr int64_t kFirstPauseNs = 1'000'000, kLongestPauseNs = 50'000'000;
+
+AbstractAddress address_of(const LocalRanks& local) {
+  ArenaId token{0xcbf29ce484222325, 0x84222325cbf29ce4};
+  for (char letter : local.group) {
+    token.high = (token.high ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+    token.low = (token.low ^ static_cast<unsigned char>(letter)) * 0x10000000233;
+  }
+  return AbstractAddress(token);
+}
+
+std::string pack(const LocalEntry& entry) {
+  return Packer()
+      .number(kArenaMagic + kLayoutVersion)
+      .number(static_cast<uint64_t>(entry.rank))
+      .text(entry.name)
+      .number(static_cast<uint64_t>(entry.size))
+      .text(entry.members)
+      .text(entry.body.common)
+      .text(entry.body.own)
+      .take();
+}
+
+// False also where it is of another version of dscomm.
+bool unpack(const std::string& bytes, LocalEntry* entry) {
+  Unpacker unpacker(bytes);
+  const bool is_ours = unpacker.number() == kArenaMagic + kLayoutVersion;
+  entry->rank = static_cast<int>(unpacker.number());
+  entry->name = unpacker.text();
+  entry->size = static_cast<int>(unpacker.number());
+  entry->members = unpacker.text();
+  entry->body.common = unpacker.text();
+  entry->body.own = unpacker.text();
+  return is_ours && unpacker.whole();
+}
+
+UniqueFd make_socket() {
+  return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+std::string pack_cause(const Status& cause) {
+  Packer packer;
+  pack_status(packer, cause);
+  return packer.take();
+}
+
+Status unpack_cause(const std::string& text) {
+  Unpacker unpacker(text);
+  Status cause;
+  if (!unpack_status(unpacker, &cause) || !unpacker.whole() || cause.ok())
+    return Status(Code::kInternal, "a rank of this host failed, and why is not understood");
+  return cause;
+}
+
+Status death_of(const std::string& name) {
+  return Status(Code::kPeerDied, name + " died or exited");
+}
+
+}  // namespace
+
+// --- the leader
+
+std::unique_ptr<LocalLeader> LocalLeader::listen(const LocalRanks& local, const LocalEntry& own) {
+  UniqueFd listener = make_socket();
+  const AbstractAddress name = address_of(local);
+  if (!listener.valid() || ::bind(listener.get(), name.get(), name.bytes) != 0 ||
+      ::listen(listener.get(), SOMAXCONN) != 0)
+    return nullptr;
+  return std::unique_ptr<LocalLeader>(new LocalLeader(local, own, std::move(listener)));
+}
+
+LocalLeader::LocalLeader(const LocalRanks& local, const LocalEntry& own, UniqueFd listener)
+    : own_(own), listener_(std::move(listener)), awaited_(local.ranks.begin(), local.ranks.end()) {
+  awaited_.erase(own.rank);
+}
+
+Status LocalLeader::turn() {
+  accept_all();
+  for (Member& member : members_) {
+    const bool is_open = member.socket.exchange();
+    while (std::optional<LocalMessage> message = member.socket.next()) take(member, *message);
+    if (is_open) continue;
+    member.socket.close();
+    if (member.rank >= 0 && failure_.ok()) failure_ = death_of(member.name);
+  }
+  std::erase_if(members_, [](const Member& member) { return !member.socket.open(); });
+  return failure_;
+}
+
+Status LocalLeader::wait(int64_t ns, const Deadline& deadline) {
+  std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
+  for (const Member& member : members_)
+    entries.push_back({member.socket.fd(), member.socket.events(), 0});
+  const int64_t began_ns = monotonic_ns();
+  ::poll(entries.data(), entries.size(), static_cast<int>(ns / 1'000'000));
+  deadline.note_slice(began_ns, ns);
+  return turn();
+}
+
+void LocalLeader::accept_all() {
+  while (true) {
+    UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!connection.valid()) {
+      // Out of descriptors: those that are refused speak for themselves.
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) listener_.reset();
+      return;
+    }
+    if (is_same_user(connection.get()))
+      members_.push_back({LocalSocket(std::move(connection)), -1, ""});
+  }
+}
+
+void LocalLeader::take(Member& member, const LocalMessage& message) {
+  if (message.kind == LocalMessageKind::kEntry && member.rank < 0)
+    return take_entry(member, message.text);
+  if (member.rank < 0) return;
+  if (message.kind == LocalMessageKind::kReport) reports_[member.rank] = message.text;
+  if (message.kind == LocalMessageKind::kFailure && failure_.ok())
+    failure_ = unpack_cause(message.text);
+  if (message.kind == LocalMessageKind::kWithdrawn) {
+    entries_.erase(member.rank);
+    member.rank = -1;
+    ++changes_;
+  }
+}
+
+void LocalLeader::take_entry(Member& member, const std::string& text) {
+  LocalEntry entry;
+  if (!unpack(text, &entry)) return member.socket.send(LocalMessageKind::kRefused, "");
+  if (const Status mismatch = compare(entry); !mismatch.ok()) {
+    if (failure_.ok()) failure_ = mismatch;
+    return member.socket.send(LocalMessageKind::kFailure, pack_cause(mismatch));
+  }
+  if (awaited_.erase(entry.rank) == 0) return member.socket.send(LocalMessageKind::kRefused, "");
+  member.rank = entry.rank;
+  member.name = std::move(entry.name);
+  entries_[entry.rank] = std::move(entry.body);
+  ++changes_;
+  member.socket.send(LocalMessageKind::kTaken, own_.name);
+}
+
+Status LocalLeader::compare(const LocalEntry& other) const {
+  if (other.size == own_.size && other.members == own_.members) return {};
+  const auto view = [](const LocalEntry& entry) {
+    return entry.name + " made it of " + std::to_string(entry.size) + " ranks (global ranks " +
+           entry.members + ")";
+  };
+  return Status(Code::kMismatch,
+                "the ranks passed different members to it: " + view(own_) + ", " + view(other));
+}
+
+void LocalLeader::tell(LocalMessageKind kind, const std::string& text) {
+  for (Member& member : members_)
+    if (member.rank >= 0) member.socket.send(kind, text);
+}
+
+void LocalLeader::tell_table(const std::string& table) {
+  reports_.clear();
+  tell(LocalMessageKind::kTable, table);
+}
+
+void LocalLeader::tell_failure(const Status& cause) {
+  tell(LocalMessageKind::kFailure, pack_cause(cause));
+}
+
+std::string LocalLeader::without_report() const {
+  std::string names;
+  for (const Member& member : members_)
+    if (member.rank >= 0 && reports_.count(member.rank) == 0)
+      names += (names.empty() ? "" : ", ") + member.name;
+  return names;
+}
+
+// --- a member
+
+LocalMember::LocalMember(const LocalRanks& local) : local_(local) {}
+
+void LocalMember::connect() {
+  UniqueFd socket = make_socket();
+  const AbstractAddress name = address_of(local_);
+  if (socket.valid() && ::connect(socket.get(), name.get(), name.bytes) == 0 &&
+      is_same_user(socket.get()))
+    socket_ = LocalSocket(std::move(socket));
+}
+
+Result<bool> LocalMember::join(const LocalEntry& own, const Look& look, const Deadline& deadline) {
+  const int64_t end_ns = monotonic_ns() + kJoinNs;
+  const std::string entry = pack(own);
+  for (int64_t pause_ns = kFirstPauseNs; monotonic_ns() < end_ns && !deadline.expired();
+       pause_ns = std::min(2 * pause_ns, kLongestPauseNs)) {
+    if (!socket_.open()) {
+      connect();
+      if (socket_.open()) socket_.send(LocalMessageKind::kEntry, entry);
+    }
+    std::optional<LocalMessage> message = wait(pause_ns, deadline);
+    if (message && message->kind == LocalMessageKind::kTaken) {
+      leader_ = message->text;
+      return true;
+    }
+    if (message && message->kind == LocalMessageKind::kFailure) {
+      is_told_ = true;
+      return unpack_cause(message->text);
+    }
+    if (message) return false;
+    if (Status reason = look(); !reason.ok()) {
+      socket_.send(LocalMessageKind::kWithdrawn, "");
+      return reason;
+    }
+  }
+  // A leader that is late with its answer learns that this rank is not gone.
+  if (socket_.open()) socket_.send(LocalMessageKind::kWithdrawn, "");
+  return false;
+}
+
+Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadline) {
+  const Deadline last = deadline.later(kLastWordNs);
+  TimeLeft time_left(last);
+  Status reason;
+  int64_t answer_by_ns = 0;
+  while (true) {
+    if (reason.ok() && !(reason = look()).ok()) {
+      socket_.send(LocalMessageKind::kFailure, pack_cause(reason));
+      answer_by_ns = monotonic_ns() + kAnswerNs;
+    }
+    std::optional<LocalMessage> message = wait(kLongestPauseNs, last);
+    if (message && message->kind == LocalMessageKind::kFailure) return unpack_cause(message->text);
+    if (message) return std::move(*message);
+    if (!socket_.open()) {
+      has_ended_ = true;
+      return reason.ok() ? death_of(leader_) : reason;
+    }
+    if (!reason.ok() && monotonic_ns() >= answer_by_ns) return reason;
+    if (time_left.is_over())
+      return make_status(Code::kTimeout,
+                         "timed out after %lld ms waiting for %s, which does not answer",
+                         static_cast<long long>(deadline.timeout_ms()), leader_.c_str());
+  }
+}
+
+Status LocalMember::fail(const Status& cause, const Deadline& deadline) {
+  Result<LocalMessage> answer = await([&] { return cause; }, deadline);
+  return answer.ok() ? cause : answer.status();
+}
+
+// The leader's next word, if it comes in time. Without a socket it only waits.
+std::optional<LocalMessage> LocalMember::wait(int64_t ns, const Deadline& deadline) {
+  if (socket_.open()) {
+    if (std::optional<LocalMessage> message = socket_.next()) return message;
+    pollfd entry{socket_.fd(), socket_.events(), 0};
+    const int64_t began_ns = monotonic_ns();
+    ::poll(&entry, 1, static_cast<int>(ns / 1'000'000));
+    deadline.note_slice(began_ns, ns);
+    const bool is_open = socket_.exchange();
+    std::optional<LocalMessage> message = socket_.next();
+    if (!is_open && !message) socket_.close();
+    return message;
+  }
+  const int64_t began_ns = monotonic_ns();
+  std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
+  deadline.note_slice(began_ns, ns);
+  return std::nullopt;
+}
+
+}  // namespace dscomm

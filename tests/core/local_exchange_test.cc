@@ -1,0 +1,133 @@
+// The leader of a host and its members, without what they agree on; and who is on a host.
+#include "core/formation/local_exchange.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "environment.h"
+#include "in_process.h"
+
+namespace dscomm::test {
+namespace {
+
+using std::chrono::seconds;
+
+LocalRanks ranks_of_this_test(int count) {
+  LocalRanks local;
+  for (int rank = 0; rank < count; ++rank) local.ranks.push_back(rank);
+  local.group =
+      std::to_string(getpid()) + ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  return local;
+}
+
+LocalEntry entry_of(int rank) {
+  return {rank, "rank " + std::to_string(rank), 3, "0, 1, 2", {"all", std::to_string(rank)}};
+}
+
+const Look kNoReason = [] { return Status(); };
+
+TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
+  const LocalRanks local = ranks_of_this_test(3);
+  const Deadline deadline = Deadline::after(seconds(60));
+  for (int victim : {0, 2}) {
+    std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
+    ASSERT_NE(leader, nullptr);
+    EXPECT_EQ(LocalLeader::listen(local, entry_of(0)), nullptr);  // the name is taken
+    std::barrier joined(3), dead(3);
+    run_ranks(3, [&](int rank) {
+      if (rank == 0) {
+        while (!leader->awaited().empty()) ASSERT_TRUE(leader->wait(10'000'000, deadline).ok());
+        EXPECT_EQ(leader->entries().at(2).own, "2");
+        joined.arrive_and_wait();
+        if (victim == 0) leader.reset();
+        dead.arrive_and_wait();
+        if (victim == 0) return;
+        Status death;
+        while (death.ok()) death = leader->wait(10'000'000, deadline);
+        EXPECT_EQ(death.code(), Code::kPeerDied);
+        EXPECT_EQ(death.message(), "rank 2 died or exited");
+        leader->tell_failure(death);
+        return;
+      }
+      auto member = std::make_unique<LocalMember>(local);
+      Result<bool> has_joined = member->join(entry_of(rank), kNoReason, deadline);
+      EXPECT_TRUE(has_joined.ok() && has_joined.value());
+      joined.arrive_and_wait();
+      if (rank == victim) member.reset();
+      dead.arrive_and_wait();
+      if (rank == victim) return;
+      Result<LocalMessage> word = member->await(kNoReason, deadline);
+      ASSERT_FALSE(word.ok());
+      EXPECT_EQ(word.status().message(), "rank " + std::to_string(victim) + " died or exited");
+      EXPECT_EQ(member->has_ended(), victim == 0);
+    });
+  }
+}
+
+// A member that cannot go on asks what came first; one that withdraws is not taken for dead.
+TEST(LocalExchange, FailuresAndWithdrawals) {
+  const LocalRanks local = ranks_of_this_test(3);
+  const Deadline deadline = Deadline::after(seconds(60));
+  std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
+  ASSERT_NE(leader, nullptr);
+  LocalMember late(local);
+  // Nobody answers.
+  Result<bool> joined = late.join(entry_of(1), kNoReason, deadline);
+  ASSERT_TRUE(joined.ok());
+  EXPECT_FALSE(joined.value());
+  EXPECT_TRUE(leader->turn().ok());
+  EXPECT_EQ(leader->entries().size(), 0u);
+  EXPECT_EQ(leader->awaited().count(2), 1u);
+  leader->excuse(1);
+  run_ranks(2, [&](int thread) {
+    if (thread == 0) {
+      Status cause;
+      while (cause.ok()) cause = leader->wait(10'000'000, deadline);
+      EXPECT_EQ(cause.message(), "no memory");
+      leader->tell_failure(Status(Code::kAborted, "something before"));
+      return;
+    }
+    LocalMember member(local);
+    ASSERT_TRUE(member.join(entry_of(2), kNoReason, deadline).value());
+    EXPECT_EQ(member.fail(Status(Code::kResource, "no memory"), deadline).message(),
+              "something before");
+  });
+}
+
+TEST(LocalRanks, AreThoseOfTorchrunsWorldAlone) {
+  const auto ranks = [](int rank, int size) {
+    return local_ranks_of_launcher(rank, size, "0").ranks;
+  };
+  const std::vector<int> none, second_host{4, 5, 6, 7};
+  EXPECT_EQ(ranks(5, 8), none);
+  Environment environment{{"TORCHELASTIC_RUN_ID", "none"},
+                          {"RANK", "5"},
+                          {"WORLD_SIZE", "8"},
+                          {"LOCAL_RANK", "1"},
+                          {"LOCAL_WORLD_SIZE", "4"},
+                          {"MASTER_ADDR", "a"},
+                          {"MASTER_PORT", "1234"},
+                          {"TORCHELASTIC_RESTART_COUNT", "0"}};
+  EXPECT_EQ(ranks(5, 8), second_host);
+  EXPECT_EQ(ranks(1, 2), none);  // another world, of a process that inherits these
+  EXPECT_EQ(ranks(5, 16), none);
+  const std::string first = local_ranks_of_launcher(5, 8, "0").group;
+  EXPECT_NE(local_ranks_of_launcher(5, 8, "1").group, first);
+  setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
+  EXPECT_NE(local_ranks_of_launcher(5, 8, "0").group, first);
+  for (const char* local_rank : {"", "x", "-1", "4", "6"}) {
+    setenv("LOCAL_RANK", local_rank, 1);
+    EXPECT_EQ(ranks(5, 8), none) << local_rank;
+  }
+  setenv("LOCAL_RANK", "0", 1);
+  EXPECT_EQ(ranks(5, 8), none);  // 5 to 8
+}
+
+}  // namespace
+}  // namespace dscomm::test
