@@ -1,0 +1,293 @@
+// What it costs to form a group of thousands of ranks: the exchange's own code (Meeting,
+// StoreExchange), one thread for each host's leader, over a simulated store, in virtual time.
+//
+//   simulated_formation HOSTS LOCAL [HOP_US] [HANDLE_US] [GBIT] [DEAD]
+//
+// A question takes a hop to the store and one back. The store handles one at a time, as c10d's
+// does, and sends what is asked for at GBIT/s. Leaders start at random within a second. DEAD of
+// them end when they have read the member table: the others give up at the timeout, 30 s. What the
+// ranks of a host say to their leader is not simulated: benchmarks/many_ranks.py has it in its
+// figures.
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/formation/meeting.h"
+#include "core/store/store.h"
+#include "core/store/store_exchange.h"
+
+namespace dscomm {
+namespace {
+
+constexpr std::chrono::seconds kTimeout{30};
+constexpr int64_t kStartsNs = 1'000'000'000;
+// Of a rank's entry beside what its host has in common, and that: as measured in a job.
+constexpr size_t kOwnBytes = 78, kCommonBytes = 130;
+
+struct Costs {
+  int64_t hop_ns = 0, handle_ns = 0;
+  double ns_per_byte = 0;
+};
+
+// Leaders take turns: the one with the earliest time goes on, and the others wait.
+class World {
+ public:
+  World(int leaders, Costs costs) : costs_(costs), clocks_(static_cast<size_t>(leaders)) {}
+
+  // From the thread of a leader: waits until nobody else has anything to do before `at_ns`.
+  void go_on_at(int leader, int64_t at_ns) {
+    std::unique_lock lock(mutex_);
+    Clock& clock = clocks_[static_cast<size_t>(leader)];
+    clock.ns = at_ns;
+    waiting_.insert({at_ns, leader});
+    release_next();
+    clock.turn.wait(lock, [&] { return clock.is_on; });
+    clock.is_on = false;
+  }
+  void end(int leader) {
+    std::lock_guard lock(mutex_);
+    clocks_[static_cast<size_t>(leader)].has_ended = true;
+    ++ended_;
+    release_next();
+  }
+  int64_t now_ns(int leader) const { return clocks_[static_cast<size_t>(leader)].ns; }
+
+  // A question to the store, and its answer's way back. `handle` says how many bytes travel.
+  template <typename Handle>
+  void ask(int leader, Handle handle) {
+    go_on_at(leader, now_ns(leader) + costs_.hop_ns);  // it arrives, after all that arrived before
+    const size_t bytes = handle();
+    const int64_t begins_ns = std::max(now_ns(leader), free_ns_);
+    free_ns_ = begins_ns + costs_.handle_ns +
+               static_cast<int64_t>(static_cast<double>(bytes) * costs_.ns_per_byte);
+    go_on_at(leader, free_ns_ + costs_.hop_ns);
+    ++questions;
+    bytes_sent += bytes;
+  }
+
+  std::map<std::string, std::string> values;
+  std::map<std::string, int64_t> counters;
+  uint64_t questions = 0, bytes_sent = 0;
+
+ private:
+  struct Clock {
+    int64_t ns = 0;
+    bool is_on = false, has_ended = false;
+    std::condition_variable turn;
+  };
+
+  // Once all wait: one thread at a time, so that a seed has one outcome.
+  void release_next() {
+    if (waiting_.size() + static_cast<size_t>(ended_) < clocks_.size() || waiting_.empty()) return;
+    Clock& next = clocks_[static_cast<size_t>(waiting_.begin()->second)];
+    waiting_.erase(waiting_.begin());
+    next.is_on = true;
+    next.turn.notify_one();
+  }
+
+  const Costs costs_;
+  std::mutex mutex_;
+  std::vector<Clock> clocks_;
+  std::set<std::pair<int64_t, int>> waiting_;
+  int ended_ = 0;
+  int64_t free_ns_ = 0;  // when the store has handled all that it was asked
+};
+
+// Which leader this thread is.
+thread_local World* this_world = nullptr;
+thread_local int this_leader = -1;
+
+class SimulatedStore final : public Store {
+ public:
+  SimulatedStore(World& world, int leader) : world_(world), leader_(leader) {}
+
+  Status set(const std::string& key, std::string_view value) override {
+    ask([&] {
+      world_.values[key] = std::string(value);
+      return key.size() + value.size();
+    });
+    return {};
+  }
+  Result<std::string> get(const std::string& key, const Deadline&) override {
+    Result<std::optional<std::string>> found = find(key);
+    if (!found.value()) return Status(Code::kTimeout, "no key " + key);
+    return std::move(*found.value());
+  }
+  Result<bool> has(const std::string& key) override { return find(key).value().has_value(); }
+  Result<std::optional<std::string>> find(const std::string& key) override {
+    std::optional<std::string> value;
+    ask([&] {
+      auto found = world_.values.find(key);
+      if (found != world_.values.end()) value = found->second;
+      return key.size() + (value ? value->size() : 0);
+    });
+    return value;
+  }
+  Result<int64_t> add(const std::string& key, int64_t amount) override {
+    int64_t sum = 0;
+    ask([&] {
+      sum = world_.counters[key] += amount;
+      return key.size();
+    });
+    return sum;
+  }
+  Status remove(const std::string& key) override {
+    ask([&] {
+      world_.values.erase(key);
+      world_.counters.erase(key);
+      return key.size();
+    });
+    return {};
+  }
+
+  uint64_t questions = 0;
+
+ private:
+  template <typename Handle>
+  void ask(Handle handle) {
+    ++questions;
+    world_.ask(leader_, handle);
+  }
+  World& world_;
+  const int leader_;
+};
+
+struct Leader {
+  int64_t began_ns = 0, over_ns = 0;
+  uint64_t questions = 0;
+  Status status;
+};
+
+// As a leader goes through a formation; see core/formation/formation.cc.
+Status form(Store& store, int leader, int hosts, int local, bool dies) {
+  const Deadline deadline = Deadline::after(kTimeout);
+  deadline.expired();
+  MeetingRequest request;
+  request.prefix = "dscomm/";
+  request.rank = leader;
+  request.size = hosts;
+  request.began_ns = 0;
+  Meeting meeting(store, request, deadline);
+  MemberText entry;
+  entry.common.assign(kCommonBytes, static_cast<char>(leader));
+  entry.own.assign(kOwnBytes * static_cast<size_t>(local), 'x');
+  Result<Meeting::Table> table = meeting.gather(entry);
+  if (!table.ok()) return table.status();
+  DSCOMM_RETURN_IF_ERROR(meeting.withdraw());
+  if (dies) return Status(Code::kAborted, "dead");
+  ExchangeRequest exchange_request;
+  exchange_request.prefix = meeting.prefix();
+  exchange_request.rank = leader;
+  exchange_request.size = hosts;
+  exchange_request.name = [](int rank) { return "rank " + std::to_string(rank); };
+  StoreExchange exchange(store, exchange_request, deadline);
+  Result<std::string> verdict =
+      exchange.agree("report", "fine",
+                     [](const std::vector<std::string>&) { return Result<std::string>("fine"); });
+  if (!verdict.ok()) return verdict.status();
+  if (leader == 0) meeting.remove_table();
+  exchange.finish();
+  return {};
+}
+
+int simulate(int hosts, int local, Costs costs, int dead) {
+  World world(hosts, costs);
+  std::mt19937 random(11);
+  std::vector<Leader> leaders(static_cast<size_t>(hosts));
+  std::set<int> dies;
+  while (dies.size() < static_cast<size_t>(dead))
+    dies.insert(std::uniform_int_distribution<int>(1, hosts - 1)(random));
+  for (Leader& leader : leaders)
+    leader.began_ns = std::uniform_int_distribution<int64_t>(0, kStartsNs)(random);
+  leaders.back().began_ns = kStartsNs;  // all wait for the last
+  std::vector<std::thread> threads;
+  for (int k = 0; k < hosts; ++k)
+    threads.emplace_back([&, k] {
+      Leader& leader = leaders[static_cast<size_t>(k)];
+      this_world = &world;
+      this_leader = k;
+      world.go_on_at(k, leader.began_ns);
+      SimulatedStore store(world, k);
+      leader.status = form(store, k, hosts, local, dies.count(k) > 0);
+      leader.questions = store.questions;
+      leader.over_ns = world.now_ns(k);
+      this_world = nullptr;
+      world.end(k);
+    });
+  for (std::thread& thread : threads) thread.join();
+
+  int64_t over_ns = 0;
+  uint64_t most = 0;
+  std::map<std::string, int> outcomes;
+  for (int k = 0; k < hosts; ++k) {
+    const Leader& leader = leaders[static_cast<size_t>(k)];
+    if (dies.count(k) > 0) continue;
+    over_ns = std::max(over_ns, leader.over_ns);
+    if (k != 0) most = std::max(most, leader.questions);
+    ++outcomes[leader.status.ok() ? "formed" : leader.status.message()];
+  }
+  std::printf(
+      "%5d hosts x %d ranks: formed %8.1f ms after the last began; %5.1f questions a leader, %llu "
+      "at most, %llu of rank 0; %.1f MB through the store; %zu keys left\n",
+      hosts, local, static_cast<double>(over_ns - kStartsNs) / 1e6,
+      static_cast<double>(world.questions) / hosts, static_cast<unsigned long long>(most),
+      static_cast<unsigned long long>(leaders[0].questions),
+      static_cast<double>(world.bytes_sent) / 1e6, world.values.size() + world.counters.size());
+  for (const auto& [outcome, count] : outcomes)
+    if (outcome != "formed") std::printf("      %d: %.200s\n", count, outcome.c_str());
+  return outcomes.count("formed") == (dead == 0 ? 1u : 0u) && outcomes.size() <= 2 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dscomm
+
+// Time of a leader's thread is the world's; it passes where the code under test waits.
+extern "C" int clock_gettime(clockid_t, timespec* time) noexcept {
+  using namespace dscomm;
+  int64_t ns = 1;
+  if (this_world != nullptr) ns += this_world->now_ns(this_leader);
+  time->tv_sec = ns / 1'000'000'000;
+  time->tv_nsec = ns % 1'000'000'000;
+  return 0;
+}
+extern "C" int nanosleep(const timespec* time, timespec*) {
+  using namespace dscomm;
+  if (this_world == nullptr) return 0;
+  this_world->go_on_at(this_leader, this_world->now_ns(this_leader) +
+                                        int64_t{time->tv_sec} * 1'000'000'000 + time->tv_nsec);
+  return 0;
+}
+extern "C" int clock_nanosleep(clockid_t, int, const timespec* time, timespec* left) {
+  return nanosleep(time, left);
+}
+
+int main(int count, char** arguments) {
+  const auto argument = [&](int k, double otherwise) {
+    return k < count ? std::atof(arguments[k]) : otherwise;
+  };
+  const int hosts = static_cast<int>(argument(1, 0)), local = static_cast<int>(argument(2, 0));
+  const int dead = static_cast<int>(argument(6, 0));
+  if (hosts < 2 || local < 1 || dead >= hosts) {
+    std::fputs("usage: simulated_formation HOSTS LOCAL [HOP_US] [HANDLE_US] [GBIT] [DEAD]\n",
+               stderr);
+    return 2;
+  }
+  dscomm::Costs costs;
+  costs.hop_ns = static_cast<int64_t>(argument(3, 50) * 1000);
+  costs.handle_ns = static_cast<int64_t>(argument(4, 10) * 1000);
+  costs.ns_per_byte = 8 / argument(5, 10);
+  return dscomm::simulate(hosts, local, costs, dead);
+}
