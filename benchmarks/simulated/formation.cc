@@ -240,7 +240,7 @@ int simulate(int hosts, int local, Costs costs, int dead) {
     ++outcomes[leader.status.ok() ? "formed" : leader.status.message()];
   }
   std::printf(
-      "%5d hosts x %d ranks: formed %8.1f ms after the last began; %5.1f questions a leader, %llu "
+      "%5d hosts x %d ranks: over %8.1f ms after the last began; %5.1f questions a leader, %llu "
       "at most, %llu of rank 0; %.1f MB through the store; %zu keys left\n",
       hosts, local, static_cast<double>(over_ns - kStartsNs) / 1e6,
       static_cast<double>(world.questions) / hosts, static_cast<unsigned long long>(most),

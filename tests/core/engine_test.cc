@@ -87,7 +87,7 @@ TEST(Engine, LaterGroupsOfAHostAskTheStoreByTheirFirstRankAlone) {
       auto noting = std::make_shared<NotingStore>(store);
       Result<std::shared_ptr<Group>> group = Group::create(context, noting, options);
       EXPECT_TRUE(group.ok()) << group.status().message();
-      return std::pair(std::move(group).value(), noting->calls);
+      return std::pair(std::move(group).value(), noting->writes);
     };
     const auto world = group_of({0, 1, 2, 3}, "world");
     EXPECT_GT(world.second, 0);  // nobody knows yet

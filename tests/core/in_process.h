@@ -89,31 +89,24 @@ class ForwardingStore : public Store {
   Store& store_;
 };
 
-// Counts what one rank asks.
+// Counts what one rank writes, and asks: those that wait ask now and then whether others have
+// failed.
 class NotingStore final : public ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   Status set(const std::string& key, std::string_view value) override {
-    ++calls;
+    ++writes;
     return store_.set(key, value);
   }
-  Result<std::string> get(const std::string& key, const Deadline& deadline) override {
-    ++calls;
-    return store_.get(key, deadline);
-  }
-  Result<bool> has(const std::string& key) override {
-    ++calls;
-    return store_.has(key);
-  }
   Result<int64_t> add(const std::string& key, int64_t amount) override {
-    ++calls;
+    ++writes;
     return store_.add(key, amount);
   }
   Status remove(const std::string& key) override {
-    ++calls;
+    ++writes;
     return store_.remove(key);
   }
-  int calls = 0;
+  int writes = 0;
 };
 
 // Where the arenas of all ranks of a test are known.

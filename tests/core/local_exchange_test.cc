@@ -42,21 +42,21 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
     std::barrier joined(3), dead(3);
     run_ranks(3, [&](int rank) {
       if (rank == 0) {
-        while (!leader->awaited().empty()) ASSERT_TRUE(leader->wait(10'000'000, deadline).ok());
+        while (!leader->awaited().empty()) ASSERT_TRUE(leader->hear(10'000'000, deadline).ok());
         EXPECT_EQ(leader->entries().at(2).own, "2");
         joined.arrive_and_wait();
         if (victim == 0) leader.reset();
         dead.arrive_and_wait();
         if (victim == 0) return;
         Status death;
-        while (death.ok()) death = leader->wait(10'000'000, deadline);
+        while (death.ok()) death = leader->hear(10'000'000, deadline);
         EXPECT_EQ(death.code(), Code::kPeerDied);
         EXPECT_EQ(death.message(), "rank 2 died or exited");
         leader->tell_failure(death);
         return;
       }
       auto member = std::make_unique<LocalMember>(local);
-      Result<bool> has_joined = member->join(entry_of(rank), kNoReason, deadline);
+      Result<bool> has_joined = member->enlist(entry_of(rank), kNoReason, deadline);
       EXPECT_TRUE(has_joined.ok() && has_joined.value());
       joined.arrive_and_wait();
       if (rank == victim) member.reset();
@@ -70,15 +70,55 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
   }
 }
 
-// A member that cannot go on asks what came first; one that withdraws is not taken for dead.
-TEST(LocalExchange, FailuresAndWithdrawals) {
+// What a member says of a table that was superseded is not of the next.
+TEST(LocalExchange, ReportsAreOfOneTable) {
+  const LocalRanks local = ranks_of_this_test(2);
+  const Deadline deadline = Deadline::after(seconds(60));
+  std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
+  ASSERT_NE(leader, nullptr);
+  std::barrier step(2);
+  run_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      while (!leader->awaited().empty()) ASSERT_TRUE(leader->hear(10'000'000, deadline).ok());
+      leader->tell_table(7, "first");
+      step.arrive_and_wait();  // there is a report of it
+      leader->begin_table();
+      EXPECT_TRUE(leader->turn().ok());
+      leader->tell_table(8, "second");
+      step.arrive_and_wait();  // it has failed on the first
+      EXPECT_TRUE(leader->turn().ok());
+      EXPECT_EQ(leader->reports().size(), 0u);
+      EXPECT_EQ(leader->without_report(), "rank 1");
+      step.arrive_and_wait();
+      while (leader->reports().empty()) ASSERT_TRUE(leader->hear(10'000'000, deadline).ok());
+      EXPECT_EQ(leader->reports().at(1), "fine");
+      step.arrive_and_wait();
+      return;
+    }
+    LocalMember member(local);
+    ASSERT_TRUE(member.enlist(entry_of(1), kNoReason, deadline).value());
+    EXPECT_EQ(member.await(kNoReason, deadline).value().kind, LocalMessageKind::kTable);
+    member.report("bad");
+    step.arrive_and_wait();
+    // The answer is the next table.
+    EXPECT_EQ(member.fail(Status(Code::kResource, "x"), deadline).value().kind,
+              LocalMessageKind::kTable);
+    step.arrive_and_wait();
+    step.arrive_and_wait();
+    member.report("fine");
+    step.arrive_and_wait();
+  });
+}
+
+// A member that cannot go on asks what came first; one that confirms nothing is none.
+TEST(LocalExchange, WhoFailsAsksAndWhoConfirmsNothingIsNoMember) {
   const LocalRanks local = ranks_of_this_test(3);
   const Deadline deadline = Deadline::after(seconds(60));
   std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
   ASSERT_NE(leader, nullptr);
   LocalMember late(local);
   // Nobody answers.
-  Result<bool> joined = late.join(entry_of(1), kNoReason, deadline);
+  Result<bool> joined = late.enlist(entry_of(1), kNoReason, deadline);
   ASSERT_TRUE(joined.ok());
   EXPECT_FALSE(joined.value());
   EXPECT_TRUE(leader->turn().ok());
@@ -88,14 +128,14 @@ TEST(LocalExchange, FailuresAndWithdrawals) {
   run_ranks(2, [&](int thread) {
     if (thread == 0) {
       Status cause;
-      while (cause.ok()) cause = leader->wait(10'000'000, deadline);
+      while (cause.ok()) cause = leader->hear(10'000'000, deadline);
       EXPECT_EQ(cause.message(), "no memory");
       leader->tell_failure(Status(Code::kAborted, "something before"));
       return;
     }
     LocalMember member(local);
-    ASSERT_TRUE(member.join(entry_of(2), kNoReason, deadline).value());
-    EXPECT_EQ(member.fail(Status(Code::kResource, "no memory"), deadline).message(),
+    ASSERT_TRUE(member.enlist(entry_of(2), kNoReason, deadline).value());
+    EXPECT_EQ(member.fail(Status(Code::kResource, "no memory"), deadline).status().message(),
               "something before");
   });
 }

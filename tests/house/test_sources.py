@@ -136,6 +136,26 @@ def share_of_words_known(message: str, known: str) -> float:
     return len(seen) / len(own)
 
 
+def own_names(source: str) -> set[str]:
+    """The constants and types in the unnamed namespace of a file."""
+    names = set()
+    for body in re.findall(r"^namespace \{\n(.*?)^\}  // namespace$", source, re.S | re.M):
+        names |= set(re.findall(r"^const[^=({\n]*?\b(k\w+)\s*[={]", body, re.M))
+        names |= set(re.findall(r", (k[A-Z]\w+)\s*[={]", body))
+        names |= set(re.findall(r"^(?:class|struct) (\w+)", body, re.M))
+    return names
+
+
+def test_files_of_the_core_share_no_names_of_their_own() -> None:
+    """Sanitizers compile several files as one, and which ones changes with every new file."""
+    files: dict[str, list[str]] = {}
+    for file in native_sources("csrc/core"):
+        for name in own_names(file.read_text()):
+            files.setdefault(name, []).append(name_of(file))
+    assert len(files) > 100
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
+
+
 # Where values stand in messages, few words in a row are in the sources; "…" stands for one.
 @pytest.mark.parametrize(("page", "least"), [("errors.md", 0.4), ("troubleshooting.md", 0.7)])
 def test_messages_on_the_pages_of_errors_are_in_the_sources(page: str, least: float) -> None:

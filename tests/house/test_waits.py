@@ -81,6 +81,7 @@ ALLOWED = {
     ("csrc/mpi/pmix_helper.cc", "poll"): "fences, until told to stop or the helper ends; slices",
     ("csrc/mpi/pmix_helper.cc", "condition"): "the fence thread ends; for a second at most",
     ("csrc/mpi/pmix_helper.cc", "thread"): "the fence thread told to stop, and a helper that ended",
+    ("csrc/pmix/main.cc", "sleep"): "a thread that ends a helper which PMIx keeps from ending",
     ("csrc/pmix/main.cc", "poll"): "the helper serves until the ranks of its host are gone",
     ("csrc/core/base/message_socket.cc", "socket"): "never blocks",
     ("csrc/pmix/process.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",

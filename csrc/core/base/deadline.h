@@ -10,6 +10,8 @@
 
 namespace dscomm {
 
+inline constexpr int64_t kMs = 1'000'000;  // in nanoseconds
+
 // Nanoseconds of CLOCK_MONOTONIC; the same clock in every process of a host.
 inline int64_t monotonic_ns() {
   timespec now;

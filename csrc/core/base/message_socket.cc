@@ -10,16 +10,16 @@
 namespace dscomm {
 namespace {
 
-struct Header {
+struct FrameHeader {
   uint32_t magic;
   uint32_t kind;
   uint64_t bytes;
 };
-constexpr uint32_t kMagic = 0x67736d31;  // "1msg": the number of the format comes first
+constexpr uint32_t kFrameMagic = 0x67736d31;  // "1msg": the number of the format comes first
 
 // The largest message carries the addresses of all ranks: some hundred bytes each with TCP, some
 // kilobytes with what fast networks need.
-constexpr uint64_t kLargestBytes = uint64_t{1} << 30;
+constexpr uint64_t kLargestFrameBytes = uint64_t{1} << 30;
 
 }  // namespace
 
@@ -33,7 +33,7 @@ short FrameSocket::events() const {
 }
 
 void FrameSocket::send_frame(uint32_t kind, std::string_view text) {
-  Header header{kMagic, kind, text.size()};
+  FrameHeader header{kFrameMagic, kind, text.size()};
   outgoing_.append(reinterpret_cast<const char*>(&header), sizeof header);
   outgoing_.append(text);
   (void)flush();  // that the other end has gone shows in exchange()
@@ -66,18 +66,18 @@ bool FrameSocket::receive() {
     if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
     if (count == 0) return false;
     incoming_.append(bytes, static_cast<size_t>(count));
-    Header header;
+    FrameHeader header;
     if (incoming_.size() < sizeof header) continue;
     std::memcpy(&header, incoming_.data(), sizeof header);
-    if (header.magic != kMagic || header.bytes > kLargestBytes) return false;
+    if (header.magic != kFrameMagic || header.bytes > kLargestFrameBytes) return false;
   }
 }
 
 std::optional<std::pair<uint32_t, std::string>> FrameSocket::next_frame() {
-  Header header;
+  FrameHeader header;
   if (incoming_.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, incoming_.data(), sizeof header);
-  if (header.magic != kMagic || header.bytes > incoming_.size() - sizeof header)
+  if (header.magic != kFrameMagic || header.bytes > incoming_.size() - sizeof header)
     return std::nullopt;
   std::pair<uint32_t, std::string> frame(header.kind,
                                          incoming_.substr(sizeof header, header.bytes));

@@ -108,6 +108,27 @@ bool started_by_torchrun() {
   return run != nullptr && *run != '\0';
 }
 
+std::optional<TorchrunWorker> torchrun_worker() {
+  if (!started_by_torchrun()) return std::nullopt;
+  const auto text = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const auto number = [&](const char* name) {
+    const std::string digits = text(name);
+    char* end = nullptr;
+    const long value = std::strtol(digits.c_str(), &end, 10);
+    const bool is_good = !digits.empty() && *end == '\0' && value >= 0 && value < 1 << 30;
+    return is_good ? static_cast<int>(value) : -1;
+  };
+  TorchrunWorker worker{number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"),
+                        number("LOCAL_WORLD_SIZE"), ""};
+  for (const char* name :
+       {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"})
+    worker.attempt += text(name) + "/";
+  return worker;
+}
+
 bool launcher_keeps_store() {
   const char* keeps = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
   return keeps != nullptr && std::string_view(keeps) == "True";

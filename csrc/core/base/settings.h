@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -100,6 +101,14 @@ struct Settings {
 // Whether torchrun started this process, which then may be one of several that are the same rank,
 // one after the other.
 bool started_by_torchrun();
+// What torchrun says to one of its workers. On each host their ranks follow each other.
+struct TorchrunWorker {
+  int rank = -1, world_size = -1, local_rank = -1, local_world_size = -1;  // -1: it says nothing
+  std::string attempt;  // which job this is of those on this host, and how often it was restarted
+};
+// Of this process; nothing where torchrun did not start it. Processes that a worker starts inherit
+// what it was told.
+std::optional<TorchrunWorker> torchrun_worker();
 // Whether the launcher keeps the job's store, and not the job's rank 0.
 bool launcher_keeps_store();
 

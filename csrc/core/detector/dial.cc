@@ -15,8 +15,6 @@
 namespace dscomm {
 namespace {
 
-constexpr int64_t kMs = 1'000'000;
-
 // An address that drops what it does not let through answers nothing: the next one is tried beside
 // it (RFC 8305 recommends 250 ms).
 constexpr int64_t kNextAddressNs = 250 * kMs;

@@ -22,12 +22,10 @@
 namespace dscomm {
 namespace {
 
-constexpr int64_t kMs = 1'000'000;
-
 // Between two looks whether somebody has given up.
-constexpr int64_t kLookEveryNs = 200 * kMs;
+constexpr int64_t kLookForFailureEveryNs = 200 * kMs;
 // Between two looks for an invitation: at first, and at most.
-constexpr int64_t kFirstPauseNs = kMs, kLongestPauseNs = 50 * kMs;
+constexpr int64_t kFirstInvitationPauseNs = kMs, kLongestInvitationPauseNs = 50 * kMs;
 // A member with all of its connections waits this much beyond its deadline: a member that lacks one
 // knows the reason. The first member, which hears from all whom they wait for, waits half of it.
 constexpr int64_t kVerdictNs = 500 * kMs;
@@ -112,7 +110,7 @@ class Rendezvous {
   std::map<int, Peer> peers_;
   bool has_said_ready_ = false, is_started_ = false;
   bool is_told_ = false;  // the cause of the failure came over a connection
-  int64_t pause_ns_ = kFirstPauseNs, read_again_ns_ = 0;
+  int64_t pause_ns_ = kFirstInvitationPauseNs, read_again_ns_ = 0;
   std::map<int, std::string> missing_;  // for whom those that are connected wait, as they say
   std::optional<std::pair<std::string, std::string>> told_;  // what it said last: up, down
   int64_t next_telling_ns_ = 0;
@@ -166,7 +164,7 @@ Status Rendezvous::read_invitations() {
     peer.dial = std::move(dial);
   }
   read_again_ns_ = now + pause_ns_;
-  pause_ns_ = std::min(2 * pause_ns_, kLongestPauseNs);
+  pause_ns_ = std::min(2 * pause_ns_, kLongestInvitationPauseNs);
   return {};
 }
 
@@ -185,7 +183,7 @@ void Rendezvous::say_ready() {
 
 Status Rendezvous::wait() {
   std::vector<pollfd> entries;
-  int64_t turn_ns = monotonic_ns() + kLookEveryNs;
+  int64_t turn_ns = monotonic_ns() + kLookForFailureEveryNs;
   const bool awaits_invitation = std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
     return entry.second.is_up && !entry.second.dial && !entry.second.connection.open();
   });

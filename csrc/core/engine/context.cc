@@ -165,7 +165,8 @@ Status Context::formed_without_this(uintptr_t world, const std::vector<int>& glo
   return first == nullptr ? Status() : first->formed_without_this(global_ranks, number);
 }
 
-void Context::note_formed(uint64_t number) {
+void Context::note_formed(uintptr_t world, const std::string& name, uint64_t number) {
+  if (std::shared_ptr<Group> first = first_group(world); first != nullptr) first->note_formed(name);
   std::lock_guard lock(worlds_mutex_);
   std::atomic<uint64_t>& next = arena_->header().formed[formed_++ % kFormedGroups];
   next.store(number, std::memory_order_release);  // pairs with Group::formed_without_this()

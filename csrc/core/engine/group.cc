@@ -117,7 +117,7 @@ Status Group::form(std::shared_ptr<Store> store) {
     close_message_port();
     return made.status();
   }
-  if (number != 0) context_->note_formed(number);
+  if (number != 0) context_->note_formed(options_.world, options_.name, number);
   GroupTeams& teams = made.value();
   team_ = std::move(teams.team);
   flat_ = std::move(teams.flat);
@@ -495,10 +495,11 @@ LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::s
   if (!options_.global_ranks.empty() || point_to_point_ == nullptr) return {};
   LocalRanks local;
   {
-    // All members form a name equally often: what others say of an earlier one is not of this.
+    // All members have formed it equally often: what one says of an earlier one is not of this.
     std::lock_guard lock(mutex_);
+    auto formed = formations_.find(std::hash<std::string>()(name));
     local.group = std::to_string(point_to_point_->id) + "/" + name + "/" +
-                  std::to_string(++formations_[std::hash<std::string>()(name)]);
+                  std::to_string(formed == formations_.end() ? 0 : formed->second);
   }
   for (size_t k = 0; k < global_ranks.size(); ++k) {
     const auto rank = static_cast<size_t>(global_ranks[k]);
@@ -506,6 +507,11 @@ LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::s
     if (peers_[rank] != nullptr) local.ranks.push_back(static_cast<int>(k));
   }
   return local;
+}
+
+void Group::note_formed(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  ++formations_[std::hash<std::string>()(name)];
 }
 
 Status Group::formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const {

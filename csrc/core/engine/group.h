@@ -137,6 +137,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   Status gone(int global_rank) const;
   // Of the next group `name` of these global ranks; empty where this one is not the default group.
   LocalRanks local_ranks(const std::vector<int>& global_ranks, const std::string& name);
+  void note_formed(const std::string& name);
   // Whether one of these ranks has formed the group of that number (see ArenaHeader; 0: none), for
   // which this one still waits: then kMismatch.
   Status formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const;

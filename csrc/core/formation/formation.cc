@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -21,7 +22,7 @@ namespace {
 constexpr size_t kNamedMembers = 32;
 
 // While a leader waits for those for whom it speaks, between two looks whether they live.
-constexpr int64_t kLookNs = 50'000'000;
+constexpr int64_t kLookForReportsNs = 50'000'000;
 
 // The body of a rank's entry.
 struct Member {
@@ -201,7 +202,7 @@ class Former {
       return {};
     }
     member_ = std::make_unique<LocalMember>(request_.local);
-    Result<bool> joined = meeting_.join(*member_, own);
+    Result<bool> joined = meeting_.enlist(*member_, own);
     if (!joined.ok()) return joined.status();
     if (!joined.value()) member_.reset();
     return {};
@@ -240,9 +241,18 @@ class Former {
   }
 
   Status fail(const Status& cause) {
-    if (member_ == nullptr) return speaks_for_all() ? cause : exchange_->fail(cause);
-    const Status first = member_->fail(cause, deadline_);
-    return member_->has_ended() ? exchange_->fail(first) : first;
+    // A leader knows of its host for whom it waits, which rank 0 does not.
+    if (member_ == nullptr)
+      return speaks_for_all() ? cause : exchange_->fail(cause, leader_ != nullptr);
+    return take_word(member_->fail(cause, deadline_)).status();
+  }
+
+  // The verdict, from the leader that speaks for this rank.
+  Result<std::string> take_word(Result<LocalMessage> word) {
+    if (!word.ok()) return member_->has_ended() ? exchange_->fail(word.status()) : word.status();
+    if (word.value().kind == LocalMessageKind::kVerdict) return word.value().text;
+    next_table_ = std::move(word).value();
+    return Status(Code::kAborted, "the members meet again");
   }
 
   Status error(const Status& cause) const {
@@ -299,18 +309,17 @@ class Former {
     formation_.tuning = first.tuning;
     formation_.hierarchy = first.hierarchy;
     formation_.halves_as_float32 = first.halves_as_float32;
-    std::vector<std::string> identities;  // by host number
+    std::map<std::string, int> hosts;  // their numbers, by identity
     for (const Member& member : members_) {
       formation_.places.push_back(member.place);
       formation_.addresses.push_back(member.address);
       formation_.networks.push_back(member.networks);
       formation_.transport_ids.push_back(member.transport_id);
       formation_.message_ports.push_back(member.message_port);
-      auto known = std::find(identities.begin(), identities.end(), member.host_identity);
-      formation_.hosts.push_back(static_cast<int>(known - identities.begin()));
-      if (known == identities.end()) identities.push_back(member.host_identity);
+      formation_.hosts.push_back(
+          hosts.try_emplace(member.host_identity, static_cast<int>(hosts.size())).first->second);
     }
-    formation_.host_count = static_cast<int>(identities.size());
+    formation_.host_count = static_cast<int>(hosts.size());
     choose_wait_policy();
     // Each rank of a job whose global ranks are known must see the same members.
     for (size_t rank = 0; rank < request_.global_ranks.size() && rank < members_.size(); ++rank)
@@ -326,6 +335,7 @@ class Former {
 
   // Asked when it is known to have ended: what it said before that is in the store.
   Status death_of(int rank) {
+    if (leader_ != nullptr) DSCOMM_RETURN_IF_ERROR(leader_->turn());
     Status cause = meeting_.last_word(rank);
     if (!cause.ok()) return cause;
     return Status(Code::kPeerDied, name_rank(rank) + " died or exited");
@@ -477,7 +487,7 @@ class Former {
     if (leader_ == nullptr) return {};
     TimeLeft time_left(deadline_);
     while (leader_->reports().size() < leader_->entries().size()) {
-      DSCOMM_RETURN_IF_ERROR(leader_->wait(kLookNs, deadline_));
+      DSCOMM_RETURN_IF_ERROR(leader_->hear(kLookForReportsNs, deadline_));
       DSCOMM_RETURN_IF_ERROR(speaks_for_all() ? look() : exchange_->look());
       if (time_left.is_over())
         return make_status(Code::kTimeout, "timed out after %lld ms waiting for %s",
@@ -492,11 +502,7 @@ class Former {
   // By a rank for which another speaks.
   Result<std::string> hear_verdict(const Report& own) {
     member_->report(pack_report(own));
-    Result<LocalMessage> word = member_->await([this] { return look(); }, deadline_);
-    if (!word.ok()) return member_->has_ended() ? exchange_->fail(word.status()) : word.status();
-    if (word.value().kind == LocalMessageKind::kVerdict) return word.value().text;
-    next_table_ = std::move(word).value();
-    return Status(Code::kAborted, "the members meet again");
+    return take_word(member_->await([this] { return look(); }, deadline_));
   }
 
   void await_successor(const Status& cause) {

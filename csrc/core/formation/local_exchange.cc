@@ -20,9 +20,9 @@ namespace {
 constexpr int64_t kJoinNs = 1'000'000'000;
 // For a leader to say which cause came first.
 constexpr int64_t kAnswerNs = 1'000'000'000;
-// The leader hears last words for a second after the deadline, and passes them on.
-constexpr int64_t kLastWordNs = 1'500'000'000;
-constexpr int64_t kFirstPauseNs = 1'000'000, kLongestPauseNs = 50'000'000;
+// The leader may have begun a second later, and hears last words for another one.
+constexpr int64_t kBeyondDeadlineNs = 2'500'000'000;
+constexpr int64_t kFirstJoinPauseNs = 1'000'000, kLongestJoinPauseNs = 50'000'000;
 
 AbstractAddress address_of(const LocalRanks& local) {
   ArenaId token{0xcbf29ce484222325, 0x84222325cbf29ce4};
@@ -103,15 +103,17 @@ Status LocalLeader::turn() {
   for (Member& member : members_) {
     const bool is_open = member.socket.exchange();
     while (std::optional<LocalMessage> message = member.socket.next()) take(member, *message);
-    if (is_open) continue;
-    member.socket.close();
-    if (member.rank >= 0 && failure_.ok()) failure_ = death_of(member.name);
+    if (!is_open) member.socket.close();
   }
+  // After what all had to say: who died may have done so because of that.
+  for (const Member& member : members_)
+    if (!member.socket.open() && member.is_member && failure_.ok())
+      failure_ = death_of(member.entry.name);
   std::erase_if(members_, [](const Member& member) { return !member.socket.open(); });
   return failure_;
 }
 
-Status LocalLeader::wait(int64_t ns, const Deadline& deadline) {
+Status LocalLeader::hear(int64_t ns, const Deadline& deadline) {
   std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
   for (const Member& member : members_)
     entries.push_back({member.socket.fd(), member.socket.events(), 0});
@@ -130,22 +132,28 @@ void LocalLeader::accept_all() {
       return;
     }
     if (is_same_user(connection.get()))
-      members_.push_back({LocalSocket(std::move(connection)), -1, ""});
+      members_.push_back({LocalSocket(std::move(connection)), {}, false, false});
   }
 }
 
 void LocalLeader::take(Member& member, const LocalMessage& message) {
-  if (message.kind == LocalMessageKind::kEntry && member.rank < 0)
+  if (message.kind == LocalMessageKind::kEntry && !member.is_asked)
     return take_entry(member, message.text);
-  if (member.rank < 0) return;
-  if (message.kind == LocalMessageKind::kReport) reports_[member.rank] = message.text;
-  if (message.kind == LocalMessageKind::kFailure && failure_.ok())
-    failure_ = unpack_cause(message.text);
-  if (message.kind == LocalMessageKind::kWithdrawn) {
-    entries_.erase(member.rank);
-    member.rank = -1;
-    ++changes_;
-  }
+  if (message.kind == LocalMessageKind::kConfirmed && member.is_asked) return confirm(member);
+  if (!member.is_member) return;
+  Unpacker unpacker(message.text);
+  const uint64_t table = unpacker.number();
+  const std::string text = unpacker.text();
+  if (table != table_ && table != 0) return;  // of one that was superseded
+  if (message.kind == LocalMessageKind::kReport) reports_[member.entry.rank] = text;
+  if (message.kind == LocalMessageKind::kFailure && failure_.ok()) failure_ = unpack_cause(text);
+}
+
+void LocalLeader::confirm(Member& member) {
+  if (member.is_member || awaited_.erase(member.entry.rank) == 0) return;
+  member.is_member = true;
+  entries_[member.entry.rank] = member.entry.body;
+  ++changes_;
 }
 
 void LocalLeader::take_entry(Member& member, const std::string& text) {
@@ -155,11 +163,9 @@ void LocalLeader::take_entry(Member& member, const std::string& text) {
     if (failure_.ok()) failure_ = mismatch;
     return member.socket.send(LocalMessageKind::kFailure, pack_cause(mismatch));
   }
-  if (awaited_.erase(entry.rank) == 0) return member.socket.send(LocalMessageKind::kRefused, "");
-  member.rank = entry.rank;
-  member.name = std::move(entry.name);
-  entries_[entry.rank] = std::move(entry.body);
-  ++changes_;
+  if (awaited_.count(entry.rank) == 0) return member.socket.send(LocalMessageKind::kRefused, "");
+  member.entry = std::move(entry);
+  member.is_asked = true;
   member.socket.send(LocalMessageKind::kTaken, own_.name);
 }
 
@@ -175,12 +181,13 @@ Status LocalLeader::compare(const LocalEntry& other) const {
 
 void LocalLeader::tell(LocalMessageKind kind, const std::string& text) {
   for (Member& member : members_)
-    if (member.rank >= 0) member.socket.send(kind, text);
+    if (member.is_member) member.socket.send(kind, text);
 }
 
-void LocalLeader::tell_table(const std::string& table) {
+void LocalLeader::tell_table(uint64_t number, const std::string& table) {
+  table_ = number;
   reports_.clear();
-  tell(LocalMessageKind::kTable, table);
+  tell(LocalMessageKind::kTable, Packer().number(number).text(table).take());
 }
 
 void LocalLeader::tell_failure(const Status& cause) {
@@ -190,8 +197,8 @@ void LocalLeader::tell_failure(const Status& cause) {
 std::string LocalLeader::without_report() const {
   std::string names;
   for (const Member& member : members_)
-    if (member.rank >= 0 && reports_.count(member.rank) == 0)
-      names += (names.empty() ? "" : ", ") + member.name;
+    if (member.is_member && reports_.count(member.entry.rank) == 0)
+      names += (names.empty() ? "" : ", ") + member.entry.name;
   return names;
 }
 
@@ -199,7 +206,7 @@ std::string LocalLeader::without_report() const {
 
 LocalMember::LocalMember(const LocalRanks& local) : local_(local) {}
 
-void LocalMember::connect() {
+void LocalMember::call_leader() {
   UniqueFd socket = make_socket();
   const AbstractAddress name = address_of(local_);
   if (socket.valid() && ::connect(socket.get(), name.get(), name.bytes) == 0 &&
@@ -207,18 +214,20 @@ void LocalMember::connect() {
     socket_ = LocalSocket(std::move(socket));
 }
 
-Result<bool> LocalMember::join(const LocalEntry& own, const Look& look, const Deadline& deadline) {
+Result<bool> LocalMember::enlist(const LocalEntry& own, const Look& look,
+                                 const Deadline& deadline) {
   const int64_t end_ns = monotonic_ns() + kJoinNs;
   const std::string entry = pack(own);
-  for (int64_t pause_ns = kFirstPauseNs; monotonic_ns() < end_ns && !deadline.expired();
-       pause_ns = std::min(2 * pause_ns, kLongestPauseNs)) {
+  for (int64_t pause_ns = kFirstJoinPauseNs; monotonic_ns() < end_ns && !deadline.expired();
+       pause_ns = std::min(2 * pause_ns, kLongestJoinPauseNs)) {
     if (!socket_.open()) {
-      connect();
+      call_leader();
       if (socket_.open()) socket_.send(LocalMessageKind::kEntry, entry);
     }
-    std::optional<LocalMessage> message = wait(pause_ns, deadline);
+    std::optional<LocalMessage> message = hear(pause_ns, deadline);
     if (message && message->kind == LocalMessageKind::kTaken) {
       leader_ = message->text;
+      socket_.send(LocalMessageKind::kConfirmed, "");
       return true;
     }
     if (message && message->kind == LocalMessageKind::kFailure) {
@@ -226,48 +235,57 @@ Result<bool> LocalMember::join(const LocalEntry& own, const Look& look, const De
       return unpack_cause(message->text);
     }
     if (message) return false;
-    if (Status reason = look(); !reason.ok()) {
-      socket_.send(LocalMessageKind::kWithdrawn, "");
-      return reason;
-    }
+    DSCOMM_RETURN_IF_ERROR(look());
   }
-  // A leader that is late with its answer learns that this rank is not gone.
-  if (socket_.open()) socket_.send(LocalMessageKind::kWithdrawn, "");
-  return false;
+  return false;  // and confirms nothing
 }
 
 Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadline) {
-  const Deadline last = deadline.later(kLastWordNs);
+  const Deadline last = deadline.later(kBeyondDeadlineNs);
   TimeLeft time_left(last);
   Status reason;
   int64_t answer_by_ns = 0;
   while (true) {
     if (reason.ok() && !(reason = look()).ok()) {
-      socket_.send(LocalMessageKind::kFailure, pack_cause(reason));
+      say_why(reason);
       answer_by_ns = monotonic_ns() + kAnswerNs;
     }
-    std::optional<LocalMessage> message = wait(kLongestPauseNs, last);
+    std::optional<LocalMessage> message = hear(kLongestJoinPauseNs, last);
     if (message && message->kind == LocalMessageKind::kFailure) return unpack_cause(message->text);
+    if (message && message->kind == LocalMessageKind::kTable)
+      table_ = Unpacker(message->text).number();
     if (message) return std::move(*message);
     if (!socket_.open()) {
       has_ended_ = true;
       return reason.ok() ? death_of(leader_) : reason;
     }
     if (!reason.ok() && monotonic_ns() >= answer_by_ns) return reason;
-    if (time_left.is_over())
-      return make_status(Code::kTimeout,
-                         "timed out after %lld ms waiting for %s, which does not answer",
-                         static_cast<long long>(deadline.timeout_ms()), leader_.c_str());
+    if (!time_left.is_over()) continue;
+    if (!reason.ok()) return reason;
+    reason =
+        make_status(Code::kTimeout, "timed out after %lld ms waiting for %s, which does not answer",
+                    static_cast<long long>(deadline.timeout_ms()), leader_.c_str());
+    say_why(reason);
+    return reason;
   }
 }
 
-Status LocalMember::fail(const Status& cause, const Deadline& deadline) {
+Result<LocalMessage> LocalMember::fail(const Status& cause, const Deadline& deadline) {
   Result<LocalMessage> answer = await([&] { return cause; }, deadline);
-  return answer.ok() ? cause : answer.status();
+  if (answer.ok() && answer.value().kind != LocalMessageKind::kTable) return cause;
+  return answer;
+}
+
+void LocalMember::report(const std::string& text) {
+  socket_.send(LocalMessageKind::kReport, Packer().number(table_).text(text).take());
+}
+
+void LocalMember::say_why(const Status& cause) {
+  socket_.send(LocalMessageKind::kFailure, Packer().number(table_).text(pack_cause(cause)).take());
 }
 
 // The leader's next word, if it comes in time. Without a socket it only waits.
-std::optional<LocalMessage> LocalMember::wait(int64_t ns, const Deadline& deadline) {
+std::optional<LocalMessage> LocalMember::hear(int64_t ns, const Deadline& deadline) {
   if (socket_.open()) {
     if (std::optional<LocalMessage> message = socket_.next()) return message;
     pollfd entry{socket_.fd(), socket_.events(), 0};

@@ -27,13 +27,13 @@ namespace dscomm {
 enum class LocalMessageKind : uint32_t {
   // From a member.
   kEntry = 1,  // LocalEntry
-  kWithdrawn,  // it speaks for itself
-  kReport,     // what it says of the table
-  kFailure,    // why it cannot go on; also from the leader: why nobody can
+  kConfirmed,  // it has read kTaken, and counts on the leader
+  kReport,     // the number of a table, and what it says of that
+  kFailure,  // the same, or no table yet, and why it cannot go on; from the leader: why nobody can
   // From the leader.
-  kTaken,    // it speaks for this member; the text is its name
-  kRefused,  // it does not
-  kTable,
+  kTaken,    // it will speak for this member once that has confirmed it; the text is its name
+  kRefused,  // it will not
+  kTable,    // its number, and the table
   kVerdict,
 };
 using LocalSocket = MessageSocket<LocalMessageKind>;
@@ -58,7 +58,7 @@ class LocalLeader {
   // kMismatch where one sees another group; the first stays.
   Status turn();
   // The same, once something comes or the time has passed.
-  Status wait(int64_t ns, const Deadline& deadline);
+  Status hear(int64_t ns, const Deadline& deadline);
 
   // What the members say for which it speaks, by rank.
   const std::map<int, MemberText>& entries() const { return entries_; }
@@ -68,8 +68,10 @@ class LocalLeader {
   // The number of members that came or went so far.
   uint64_t changes() const { return changes_; }
 
-  // To all members. What they say of a table is gathered anew.
-  void tell_table(const std::string& table);
+  // What the members say of an earlier table counts no more.
+  void begin_table() { table_ = 0; }
+  // To all members; `number` is not 0.
+  void tell_table(uint64_t number, const std::string& table);
   void tell_verdict(const std::string& verdict) { tell(LocalMessageKind::kVerdict, verdict); }
   void tell_failure(const Status& cause);
 
@@ -80,14 +82,16 @@ class LocalLeader {
  private:
   struct Member {
     LocalSocket socket;
-    int rank = -1;  // -1: it has not said
-    std::string name;
+    LocalEntry entry;
+    bool is_asked = false;   // to confirm
+    bool is_member = false;  // it has
   };
 
   LocalLeader(const LocalRanks& local, const LocalEntry& own, UniqueFd listener);
   void accept_all();
   void take(Member& member, const LocalMessage& message);
   void take_entry(Member& member, const std::string& text);
+  void confirm(Member& member);
   Status compare(const LocalEntry& other) const;
   void tell(LocalMessageKind kind, const std::string& text);
 
@@ -97,7 +101,7 @@ class LocalLeader {
   std::set<int> awaited_;
   std::map<int, MemberText> entries_;
   std::map<int, std::string> reports_;
-  uint64_t changes_ = 0;
+  uint64_t changes_ = 0, table_ = 0;
   Status failure_;
 };
 
@@ -107,27 +111,29 @@ class LocalMember {
 
   // Whether a leader speaks for this rank now. `look`: a reason to give up. kMismatch where the
   // leader sees another group, which it tells the others.
-  Result<bool> join(const LocalEntry& own, const Look& look, const Deadline& deadline);
+  Result<bool> enlist(const LocalEntry& own, const Look& look, const Deadline& deadline);
   // The leader's next word: kTable or kVerdict. The cause for which all give up; where `look` has a
   // reason, the leader hears of it and has a second to say what came first. kPeerDied where the
   // leader has ended, kTimeout soon after the deadline.
   Result<LocalMessage> await(const Look& look, const Deadline& deadline);
-  void report(const std::string& text) { socket_.send(LocalMessageKind::kReport, text); }
-  // In place of a report: what all raise.
-  Status fail(const Status& cause, const Deadline& deadline);
+  void report(const std::string& text);
+  // In place of a report: what all raise, or the table of a meeting that superseded this one.
+  Result<LocalMessage> fail(const Status& cause, const Deadline& deadline);
 
   // Whether the leader has ended: what it did not pass on may be in the store.
   bool has_ended() const { return has_ended_; }
-  // Whether join() failed because the leader did.
+  // Whether enlist() failed because the leader did.
   bool is_told() const { return is_told_; }
 
  private:
-  std::optional<LocalMessage> wait(int64_t ns, const Deadline& deadline);
-  void connect();
+  std::optional<LocalMessage> hear(int64_t ns, const Deadline& deadline);
+  void call_leader();
+  void say_why(const Status& cause);
 
   const LocalRanks local_;
   LocalSocket socket_;
   std::string leader_;  // its name
+  uint64_t table_ = 0;  // the number of the last
   bool has_ended_ = false, is_told_ = false;
 };
 

@@ -226,11 +226,11 @@ Result<Meeting::Table> Meeting::gather(const MemberText& entry, LocalLeader* loc
   is_put_ = false;
   removed_ns_.clear();
   local_ = local;
+  if (local_ != nullptr) local_->begin_table();
   body_ = entry;
   Result<Table> table = request_.rank == 0 ? decide() : follow();
   if (!table.ok()) failures().note(request_);
-  if (table.ok() && local_ != nullptr)
-    local_->tell_table(Packer().number(id_).text(table_bytes_).take());
+  if (table.ok() && local_ != nullptr) local_->tell_table(id_, table_bytes_);
   return table;
 }
 
@@ -352,26 +352,30 @@ Result<bool> Meeting::take_entry_of(int rank, std::vector<int>* taken_by) {
   return is_there;
 }
 
-// Whether no other entry speaks for one of these ranks. One's own may have been left by a process
-// that has ended; it is removed, and a live one puts it there again, within kObjectionNs.
+// Whether no other entry speaks for one of these ranks. One that does may have been left by a
+// process that has ended; it is removed, and a live one puts it there again, within kObjectionNs.
 Result<bool> Meeting::is_sole_entry_of(const std::map<int, MemberText>& bodies, int speaker,
                                        std::vector<int>* taken_by) {
   bool is_sole = true;
   for (const auto& [covered, body] : bodies) {
     if (covered < 0 || covered >= request_.size)
       return Status(Code::kInternal, "an entry of a rank that is none");
-    int& by = (*taken_by)[static_cast<size_t>(covered)];
-    if (by >= 0 && by != speaker) {
-      if (by != covered || removed_ns_.count(covered) > 0)
-        return Status(Code::kMismatch, claimed_twice(covered));
-      remove(entry_name(covered));
-      remove(claims_name(covered));
-      removed_ns_[covered] = monotonic_ns();
-      by = -1;
-    }
-    auto removed = removed_ns_.find(covered);
-    is_sole = is_sole &&
-              (removed == removed_ns_.end() || monotonic_ns() - removed->second >= kObjectionNs);
+    const int by = (*taken_by)[static_cast<size_t>(covered)];
+    if (by < 0 || by == speaker) continue;
+    const bool may_be_left = by == covered || is_old(seen_[static_cast<size_t>(by)].time_ns);
+    if (!may_be_left || removed_ns_.count(by) > 0)
+      return Status(Code::kMismatch, claimed_twice(covered));
+    remove(entry_name(by));
+    remove(claims_name(by));
+    removed_ns_[by] = monotonic_ns();
+    std::replace(taken_by->begin(), taken_by->end(), by, -1);
+  }
+  for (const auto& [rank, removed_ns] : removed_ns_) {
+    if (bodies.count(rank) == 0 || rank == speaker) continue;
+    is_sole = is_sole && monotonic_ns() - removed_ns >= kObjectionNs;
+    Result<bool> is_back = read(rank);
+    if (!is_back.ok()) return is_back;
+    if (is_back.value()) return Status(Code::kMismatch, claimed_twice(rank));
   }
   return is_sole;
 }
@@ -379,7 +383,7 @@ Result<bool> Meeting::is_sole_entry_of(const std::map<int, MemberText>& bodies, 
 // While this rank waits.
 Status Meeting::listen(milliseconds pause, const Deadline& deadline) {
   const int64_t pause_ns = std::chrono::nanoseconds(pause).count();
-  if (local_ != nullptr) return local_->wait(pause_ns, deadline);
+  if (local_ != nullptr) return local_->hear(pause_ns, deadline);
   const int64_t began_ns = monotonic_ns();
   std::this_thread::sleep_for(pause);
   deadline.note_slice(began_ns, pause_ns);
@@ -554,7 +558,7 @@ Result<bool> Meeting::is_told() {
 
 // --- those for which a leader speaks
 
-Result<bool> Meeting::join(LocalMember& local, const LocalEntry& own) {
+Result<bool> Meeting::enlist(LocalMember& local, const LocalEntry& own) {
   begin();
   const auto look_at_others = [this]() -> Status {
     if (monotonic_ns() < look_again_ns_) return {};
@@ -563,7 +567,7 @@ Result<bool> Meeting::join(LocalMember& local, const LocalEntry& own) {
     DSCOMM_RETURN_IF_ERROR(look_at_closed());
     return reason;
   };
-  Result<bool> joined = local.join(own, look_at_others, deadline_);
+  Result<bool> joined = local.enlist(own, look_at_others, deadline_);
   if (joined.ok()) return joined;
   if (!is_closed_ && !local.is_told()) decline(joined.status());
   failures().note(request_);
@@ -574,9 +578,9 @@ Result<Meeting::Table> Meeting::follow(LocalMember& local) {
   Result<LocalMessage> table = local.await(request_.look, deadline_);
   if (!table.ok()) {
     Status cause = table.status();
-    if (local.has_ended() || cause.code() == Code::kTimeout) {
+    if (local.has_ended()) {
       if (Status closed = look_at_closed(); !closed.ok()) cause = closed;
-      if (local.has_ended() && !is_closed_) decline(cause);
+      if (!is_closed_) decline(cause);
     }
     failures().note(request_);
     return cause;
@@ -611,8 +615,8 @@ Status Meeting::look_at_closed() {
     limit_ns = successor_limit_ns();
   else if (time_ns <= failures().last_ns(request_))
     limit_ns = kClosedNs;
-  if (*found.value() == *closed_first_ && monotonic_ns() - came_ns_ < limit_ns) return {};
-  return cause;
+  is_closed_ = *found.value() != *closed_first_ || monotonic_ns() - came_ns_ >= limit_ns;
+  return is_closed_ ? cause : Status();
 }
 
 // --- all

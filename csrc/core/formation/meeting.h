@@ -58,7 +58,7 @@ class Meeting {
   // for the members of that as well, and passes the table on.
   Result<Table> gather(const MemberText& entry, LocalLeader* local = nullptr);
   // In place of gather(), by a rank that has joined a leader: before, whether it may, and when.
-  Result<bool> join(LocalMember& local, const LocalEntry& own);
+  Result<bool> enlist(LocalMember& local, const LocalEntry& own);
   Result<Table> follow(LocalMember& local);
   // A later word of the leader: the table of a meeting that superseded the last.
   Result<Table> take_table(const LocalMessage& message);
@@ -163,7 +163,7 @@ class Meeting {
   bool has_conflict_ = false;               // another process believes to be this rank
   bool has_trouble_ = false;                // rank 0 has read the key
   bool is_closed_ = false;                  // the key is there, perhaps from an earlier attempt
-  std::map<int, int64_t> removed_ns_;       // when rank 0 removed an entry of that rank
+  std::map<int, int64_t> removed_ns_;       // when rank 0 removed the entry of that rank
   std::vector<Entry> seen_;                 // by rank, as this rank read them last
   std::map<int, Entry> table_;              // by speaker
   std::vector<int> speakers_, speaker_of_;  // of the table; the second by rank

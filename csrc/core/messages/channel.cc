@@ -36,7 +36,7 @@ constexpr size_t kPrefetchedMessageBytes = 64 << 10;
 constexpr size_t kPrefetchedPieceBytes = 32 << 10;
 
 // A count stored longer ago may have left the peer's cache.
-constexpr int64_t kFreshNs = 100'000;
+constexpr int64_t kFreshCellNs = 100'000;
 
 // A directory of more blocks than this is a corrupt one: it would hold lines for 10^6 processes.
 constexpr int kMostBlocks = 65536;
@@ -221,7 +221,7 @@ void Channel::load_consumed() {
   known_consumed_ = consumed;
   // The count has changed, so the load missed this core's cache and was served by the peer's.
   if (measures_ &&
-      timed.began_ns - theirs_->consumed_ns.load(std::memory_order_relaxed) <= kFreshNs)
+      timed.began_ns - theirs_->consumed_ns.load(std::memory_order_relaxed) <= kFreshCellNs)
     distance_.add(0, timed.took_ns);
 }
 

@@ -18,7 +18,7 @@ namespace dscomm {
 namespace {
 
 // Lines come in pages; asking the kernel for each would cost a call a group.
-constexpr size_t kBackingStep = 256 * 1024;
+constexpr size_t kArenaStepBytes = 256 * 1024;
 // Lent memory leaves this part of the arena to what stays: lines, channels, kept staging.
 constexpr size_t kLastingShare = 8;
 // Each call that gives memory back asks about so many that wait: more than one, so that they become
@@ -53,7 +53,7 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology*
   std::shared_ptr<Arena> arena(new Arena);
   Result<SealedMemory> memory = SealedMemory::reserve("dscomm-arena", arena_bytes);
   if (!memory.ok()) return memory.status();
-  arena->space_ = BlockSpace(std::move(memory).value(), kBackingStep);
+  arena->space_ = BlockSpace(std::move(memory).value(), kArenaStepBytes);
   if (topology != nullptr) topology->place_memory(arena->data(), arena_bytes);
   // A forked child must not keep the arena alive.
   madvise(arena->data(), arena_bytes, MADV_DONTFORK);

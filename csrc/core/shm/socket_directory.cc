@@ -45,11 +45,11 @@ Directory::Attached too_late() {
 constexpr std::chrono::milliseconds kAnswerLimit{1000};
 
 // Of a sleep here, so that time in which this process is stopped shows.
-constexpr int64_t kSliceNs = 100'000'000;
+constexpr int64_t kDirectorySliceNs = 100'000'000;
 
 // Of what is left of a deadline, how long the next sleep is to last.
 int64_t slice_of(TimeLeft& time_left) {
-  return std::clamp<int64_t>(time_left.ns(), 1'000'000, kSliceNs);
+  return std::clamp<int64_t>(time_left.ns(), 1'000'000, kDirectorySliceNs);
 }
 
 // Waits until the descriptor is readable, in slices of the deadline; for one at least.

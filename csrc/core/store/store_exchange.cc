@@ -12,13 +12,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFirstPause{1}, kLongestPause{50};
+constexpr milliseconds kFirstStepPause{1}, kLongestStepPause{50};
 // How often a waiting rank asks the store whether another has failed: a thousand ranks that wait
 // for one ask ten thousand times a second.
 constexpr int64_t kLookForFailureNs = 100'000'000;
 // All deadlines pass together, but only rank 0 knows the missing ranks: the others wait this much
 // longer for its failure.
-constexpr int64_t kLastWordNs = 1'000'000'000;
+constexpr int64_t kLastStepWordNs = 1'000'000'000;
+// And who waits for others itself, for which it speaks, may know whom all wait for: rank 0 names
+// the missing so much after the deadline.
+constexpr int64_t kNamesNs = 300'000'000;
 // From the claim of a failure to its publication.
 constexpr int64_t kClaimNs = 1'000'000'000;
 
@@ -43,7 +46,7 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
   if (request_.rank != 0) {
     DSCOMM_RETURN_IF_ERROR(publish(entry_of(step, request_.rank), own));
     awaited_ = 0;
-    Result<std::string> decision = await(decided, deadline_.later(kLastWordNs));
+    Result<std::string> decision = await(decided, deadline_.later(kLastStepWordNs));
     awaited_ = -1;
     if (!decision.ok() && decision.status().code() == Code::kTimeout && !told_) {
       const std::string others = missing(step);
@@ -52,7 +55,9 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
           timed_out(others.empty() ? request_.name(0) + " to say what was agreed on" : others));
     }
     decided_ = decided;
-    if (decision.ok()) ++step_;
+    if (!decision.ok()) return decision;
+    remove(entry_of(step, request_.rank));  // rank 0 has read it; of many, each removes its own
+    ++step_;
     return decision;
   }
   Result<std::vector<std::string>> said = gather(step, own);
@@ -64,7 +69,6 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
   if (!claims.ok()) return claims.status();
   if (claims.value() > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
   DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));
-  for (int rank = 1; rank < request_.size; ++rank) remove(entry_of(step, rank));
   if (!decided_.empty()) {  // all have gone on, so they have read it
     remove(decided_);
     remove(claim_of(step_ - 1));
@@ -77,9 +81,10 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
 Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
                                                        std::string_view own) {
   std::vector<std::string> said{std::string(own)};
+  const Deadline last = deadline_.later(kNamesNs);
   for (int rank = 1; rank < request_.size; ++rank) {
     awaited_ = rank;
-    Result<std::string> entry = await(entry_of(step, rank), deadline_);
+    Result<std::string> entry = await(entry_of(step, rank), last);
     awaited_ = -1;
     if (!entry.ok() && entry.status().code() == Code::kTimeout && !told_)
       return fail(timed_out(missing(step)));
@@ -114,7 +119,7 @@ void StoreExchange::remove(const std::string& name) { static_cast<void>(store_.r
 
 Result<std::string> StoreExchange::await(const std::string& name, const Deadline& deadline) {
   TimeLeft time_left(deadline);
-  for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+  for (auto pause = kFirstStepPause;; pause = std::min(pause * 2, kLongestStepPause)) {
     Result<std::optional<std::string>> found = find(name);
     if (!found.ok()) return found.status();
     if (found.value()) return std::move(*found.value());
@@ -152,18 +157,21 @@ Status StoreExchange::failure() {
   return called_off_ ? Status(Code::kAborted, "the exchange was called off") : status;
 }
 
-Status StoreExchange::fail(const Status& cause) { return fail_unless("", cause).status(); }
+Status StoreExchange::fail(const Status& cause, bool knows_better) {
+  return fail_unless("", cause, knows_better).status();
+}
 
 // The same, by a rank that waits for `name`: its value, if that came first.
-Result<std::string> StoreExchange::fail_unless(const std::string& name, const Status& cause) {
+Result<std::string> StoreExchange::fail_unless(const std::string& name, const Status& cause,
+                                               bool knows_better) {
   while (true) {
     // Where the store fails too, the others' deadlines remain.
     Status first = failure();
     if (told_) return first;
-    if (cause.code() != Code::kTimeout || request_.rank == 0 || !first.ok() ||
-        deadline_.remaining_ns() <= -kLastWordNs)
+    if (cause.code() != Code::kTimeout || request_.rank == 0 || knows_better || !first.ok() ||
+        deadline_.remaining_ns() <= -kLastStepWordNs)
       break;
-    std::this_thread::sleep_for(kLongestPause);
+    std::this_thread::sleep_for(kLongestStepPause);
   }
   const auto value = [&]() -> std::optional<std::string> {
     if (name.empty()) return {};
@@ -177,7 +185,7 @@ Result<std::string> StoreExchange::fail_unless(const std::string& name, const St
        !is_first && monotonic_ns() - since_ns < kClaimNs;) {
     if (std::optional<std::string> found = value()) return std::move(*found);
     if (Status first = failure(); told_) return first;
-    std::this_thread::sleep_for(kFirstPause);
+    std::this_thread::sleep_for(kFirstStepPause);
   }
   publish_failure(cause);
   return cause;
