@@ -241,9 +241,7 @@ class Former {
   }
 
   Status fail(const Status& cause) {
-    // A leader knows of its host for whom it waits, which rank 0 does not.
-    if (member_ == nullptr)
-      return speaks_for_all() ? cause : exchange_->fail(cause, leader_ != nullptr);
+    if (member_ == nullptr) return speaks_for_all() ? cause : exchange_->fail(cause);
     return take_word(member_->fail(cause, deadline_)).status();
   }
 
@@ -487,12 +485,12 @@ class Former {
     if (leader_ == nullptr) return {};
     TimeLeft time_left(deadline_);
     while (leader_->reports().size() < leader_->entries().size()) {
-      DSCOMM_RETURN_IF_ERROR(leader_->hear(kLookForReportsNs, deadline_));
-      DSCOMM_RETURN_IF_ERROR(speaks_for_all() ? look() : exchange_->look());
       if (time_left.is_over())
         return make_status(Code::kTimeout, "timed out after %lld ms waiting for %s",
                            static_cast<long long>(deadline_.timeout_ms()),
                            leader_->without_report().c_str());
+      DSCOMM_RETURN_IF_ERROR(leader_->hear(kLookForReportsNs, deadline_));
+      DSCOMM_RETURN_IF_ERROR(speaks_for_all() ? look() : exchange_->look());
     }
     for (const auto& [rank, report] : leader_->reports())
       DSCOMM_RETURN_IF_ERROR(add_report(report, all));

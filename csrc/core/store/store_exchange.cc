@@ -19,9 +19,6 @@ constexpr int64_t kLookForFailureNs = 100'000'000;
 // All deadlines pass together, but only rank 0 knows the missing ranks: the others wait this much
 // longer for its failure.
 constexpr int64_t kLastStepWordNs = 1'000'000'000;
-// And who waits for others itself, for which it speaks, may know whom all wait for: rank 0 names
-// the missing so much after the deadline.
-constexpr int64_t kNamesNs = 300'000'000;
 // From the claim of a failure to its publication.
 constexpr int64_t kClaimNs = 1'000'000'000;
 
@@ -55,9 +52,7 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
           timed_out(others.empty() ? request_.name(0) + " to say what was agreed on" : others));
     }
     decided_ = decided;
-    if (!decision.ok()) return decision;
-    remove(entry_of(step, request_.rank));  // rank 0 has read it; of many, each removes its own
-    ++step_;
+    if (decision.ok()) ++step_;
     return decision;
   }
   Result<std::vector<std::string>> said = gather(step, own);
@@ -69,6 +64,7 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
   if (!claims.ok()) return claims.status();
   if (claims.value() > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
   DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));
+  for (int rank = 1; rank < request_.size; ++rank) remove(entry_of(step, rank));
   if (!decided_.empty()) {  // all have gone on, so they have read it
     remove(decided_);
     remove(claim_of(step_ - 1));
@@ -81,10 +77,9 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
 Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
                                                        std::string_view own) {
   std::vector<std::string> said{std::string(own)};
-  const Deadline last = deadline_.later(kNamesNs);
   for (int rank = 1; rank < request_.size; ++rank) {
     awaited_ = rank;
-    Result<std::string> entry = await(entry_of(step, rank), last);
+    Result<std::string> entry = await(entry_of(step, rank), deadline_);
     awaited_ = -1;
     if (!entry.ok() && entry.status().code() == Code::kTimeout && !told_)
       return fail(timed_out(missing(step)));
@@ -157,18 +152,15 @@ Status StoreExchange::failure() {
   return called_off_ ? Status(Code::kAborted, "the exchange was called off") : status;
 }
 
-Status StoreExchange::fail(const Status& cause, bool knows_better) {
-  return fail_unless("", cause, knows_better).status();
-}
+Status StoreExchange::fail(const Status& cause) { return fail_unless("", cause).status(); }
 
 // The same, by a rank that waits for `name`: its value, if that came first.
-Result<std::string> StoreExchange::fail_unless(const std::string& name, const Status& cause,
-                                               bool knows_better) {
+Result<std::string> StoreExchange::fail_unless(const std::string& name, const Status& cause) {
   while (true) {
     // Where the store fails too, the others' deadlines remain.
     Status first = failure();
     if (told_) return first;
-    if (cause.code() != Code::kTimeout || request_.rank == 0 || knows_better || !first.ok() ||
+    if (cause.code() != Code::kTimeout || request_.rank == 0 || !first.ok() ||
         deadline_.remaining_ns() <= -kLastStepWordNs)
       break;
     std::this_thread::sleep_for(kLongestStepPause);

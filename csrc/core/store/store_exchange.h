@@ -51,8 +51,8 @@ class StoreExchange {
 
   // In place of what the others wait for: they raise `cause` soon. Returns what this rank raises,
   // which is the cause that came first. A rank other than 0 that timed out leaves rank 0 a moment
-  // to say whom all waited for, unless it knows better.
-  Status fail(const Status& cause, bool knows_better = false);
+  // to say whom all waited for.
+  Status fail(const Status& cause);
   // Why somebody failed, or OK. Asks the store.
   Status failure();
   // The same, asked now and then, and the caller's own reason to give up, while something else is
@@ -75,8 +75,7 @@ class StoreExchange {
  private:
   std::string key(const std::string& name) const { return request_.prefix + name; }
   Result<std::vector<std::string>> gather(const std::string& step, std::string_view own);
-  Result<std::string> fail_unless(const std::string& name, const Status& cause,
-                                  bool knows_better = false);
+  Result<std::string> fail_unless(const std::string& name, const Status& cause);
   void publish_failure(const Status& cause);  // OK: called off
   std::string missing(const std::string& step);
   Status timed_out(const std::string& waiting_for) const;
