@@ -34,7 +34,7 @@ const Look kNoReason = [] { return Status(); };
 
 TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
   const LocalRanks local = ranks_of_this_test(3);
-  const Deadline deadline = Deadline::after(seconds(60));
+  const auto make_deadline = [] { return Deadline::after(seconds(60)); };
   for (int victim : {0, 2}) {
     std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
     ASSERT_NE(leader, nullptr);
@@ -42,27 +42,28 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
     std::barrier joined(3), dead(3);
     run_ranks(3, [&](int rank) {
       if (rank == 0) {
-        while (!leader->awaited().empty()) ASSERT_TRUE(leader->hear(10'000'000, deadline).ok());
+        while (!leader->awaited().empty())
+          ASSERT_TRUE(leader->hear(10'000'000, make_deadline()).ok());
         EXPECT_EQ(leader->entries().at(2).own, "2");
         joined.arrive_and_wait();
         if (victim == 0) leader.reset();
         dead.arrive_and_wait();
         if (victim == 0) return;
         Status death;
-        while (death.ok()) death = leader->hear(10'000'000, deadline);
+        while (death.ok()) death = leader->hear(10'000'000, make_deadline());
         EXPECT_EQ(death.code(), Code::kPeerDied);
         EXPECT_EQ(death.message(), "rank 2 died or exited");
         leader->tell_failure(death);
         return;
       }
       auto member = std::make_unique<LocalMember>(local);
-      Result<bool> has_joined = member->enlist(entry_of(rank), kNoReason, deadline);
+      Result<bool> has_joined = member->enlist(entry_of(rank), kNoReason, make_deadline());
       EXPECT_TRUE(has_joined.ok() && has_joined.value());
       joined.arrive_and_wait();
       if (rank == victim) member.reset();
       dead.arrive_and_wait();
       if (rank == victim) return;
-      Result<LocalMessage> word = member->await(kNoReason, deadline);
+      Result<LocalMessage> word = member->await(kNoReason, make_deadline());
       ASSERT_FALSE(word.ok());
       EXPECT_EQ(word.status().message(), "rank " + std::to_string(victim) + " died or exited");
       EXPECT_EQ(member->has_ended(), victim == 0);
@@ -73,13 +74,14 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
 // What a member says of a table that was superseded is not of the next.
 TEST(LocalExchange, ReportsAreOfOneTable) {
   const LocalRanks local = ranks_of_this_test(2);
-  const Deadline deadline = Deadline::after(seconds(60));
+  const auto make_deadline = [] { return Deadline::after(seconds(60)); };
   std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
   ASSERT_NE(leader, nullptr);
   std::barrier step(2);
   run_ranks(2, [&](int rank) {
     if (rank == 0) {
-      while (!leader->awaited().empty()) ASSERT_TRUE(leader->hear(10'000'000, deadline).ok());
+      while (!leader->awaited().empty())
+        ASSERT_TRUE(leader->hear(10'000'000, make_deadline()).ok());
       leader->tell_table(7, "first");
       step.arrive_and_wait();  // there is a report of it
       leader->begin_table();
@@ -90,18 +92,18 @@ TEST(LocalExchange, ReportsAreOfOneTable) {
       EXPECT_EQ(leader->reports().size(), 0u);
       EXPECT_EQ(leader->without_report(), "rank 1");
       step.arrive_and_wait();
-      while (leader->reports().empty()) ASSERT_TRUE(leader->hear(10'000'000, deadline).ok());
+      while (leader->reports().empty()) ASSERT_TRUE(leader->hear(10'000'000, make_deadline()).ok());
       EXPECT_EQ(leader->reports().at(1), "fine");
       step.arrive_and_wait();
       return;
     }
     LocalMember member(local);
-    ASSERT_TRUE(member.enlist(entry_of(1), kNoReason, deadline).value());
-    EXPECT_EQ(member.await(kNoReason, deadline).value().kind, LocalMessageKind::kTable);
+    ASSERT_TRUE(member.enlist(entry_of(1), kNoReason, make_deadline()).value());
+    EXPECT_EQ(member.await(kNoReason, make_deadline()).value().kind, LocalMessageKind::kTable);
     member.report("bad");
     step.arrive_and_wait();
     // The answer is the next table.
-    EXPECT_EQ(member.fail(Status(Code::kResource, "x"), deadline).value().kind,
+    EXPECT_EQ(member.fail(Status(Code::kResource, "x"), make_deadline()).value().kind,
               LocalMessageKind::kTable);
     step.arrive_and_wait();
     step.arrive_and_wait();
@@ -113,12 +115,12 @@ TEST(LocalExchange, ReportsAreOfOneTable) {
 // A member that cannot go on asks what came first; one that confirms nothing is none.
 TEST(LocalExchange, WhoFailsAsksAndWhoConfirmsNothingIsNoMember) {
   const LocalRanks local = ranks_of_this_test(3);
-  const Deadline deadline = Deadline::after(seconds(60));
+  const auto make_deadline = [] { return Deadline::after(seconds(60)); };
   std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
   ASSERT_NE(leader, nullptr);
   LocalMember late(local);
   // Nobody answers.
-  Result<bool> joined = late.enlist(entry_of(1), kNoReason, deadline);
+  Result<bool> joined = late.enlist(entry_of(1), kNoReason, make_deadline());
   ASSERT_TRUE(joined.ok());
   EXPECT_FALSE(joined.value());
   EXPECT_TRUE(leader->turn().ok());
@@ -128,14 +130,14 @@ TEST(LocalExchange, WhoFailsAsksAndWhoConfirmsNothingIsNoMember) {
   run_ranks(2, [&](int thread) {
     if (thread == 0) {
       Status cause;
-      while (cause.ok()) cause = leader->hear(10'000'000, deadline);
+      while (cause.ok()) cause = leader->hear(10'000'000, make_deadline());
       EXPECT_EQ(cause.message(), "no memory");
       leader->tell_failure(Status(Code::kAborted, "something before"));
       return;
     }
     LocalMember member(local);
-    ASSERT_TRUE(member.enlist(entry_of(2), kNoReason, deadline).value());
-    EXPECT_EQ(member.fail(Status(Code::kResource, "no memory"), deadline).status().message(),
+    ASSERT_TRUE(member.enlist(entry_of(2), kNoReason, make_deadline()).value());
+    EXPECT_EQ(member.fail(Status(Code::kResource, "no memory"), make_deadline()).status().message(),
               "something before");
   });
 }

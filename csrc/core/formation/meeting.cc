@@ -47,9 +47,9 @@ const std::string kTrouble = "trouble", kClosed = "closed";
 // When the ranks of this process last failed to meet, by prefix and rank, by the wall clock.
 class Failures {
  public:
-  void note(const MeetingRequest& request) {
+  void note(const MeetingRequest& request, int64_t later_ns = 0) {
     std::lock_guard lock(mutex_);
-    last_ns_[{request.prefix, request.rank}] = wall_clock_ns();
+    last_ns_[{request.prefix, request.rank}] = wall_clock_ns() + later_ns;
   }
   int64_t last_ns(const MeetingRequest& request) {
     std::lock_guard lock(mutex_);
@@ -242,6 +242,8 @@ void Meeting::begin() {
 }
 
 void Meeting::decline(const Status& cause) {
+  // Rank 0 gives up because of it, a little later.
+  failures().note(request_, kSuccessorNs);
   if (nonce_ == 0) static_cast<void>(make_random(&nonce_));
   // What the store answers changes nothing: this rank raises its own cause all the same.
   static_cast<void>(put(cause));
