@@ -179,7 +179,7 @@ bool Flooding::take_question(int from, const Message& message) {
   }
   pass_on(from, message);
   auto found = positions_.find(team_id);
-  // All members of a Team are in it before one of them asks: who has it no more has made all calls.
+  // A member asks only after all have made the Team, so an unknown Team has finished here.
   const bool has_reached = found == positions_.end() || found->second >= position;
   Message answer = Message::about(MessageKind::kAnswer, rank_, message.id);
   answer.text = Packer().number(has_reached ? 1 : 0).take();

@@ -345,8 +345,8 @@ void Rendezvous::say(Peer& peer, const Message& message) {
 
 // Over the connections to those that are there, over the store to the others. Which cause came
 // first is settled in the store; but a deadline passes for many at a time, and then rank 0's word
-// is waited for, for which those that are connected need not wait. Who has all of its connections
-// is late because others are, and asks the store no more, which may be lost.
+// is waited for, for which those that are connected need not wait. A member with all of its
+// connections is late because of others. It does not ask the store, which may be lost.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = is_told_ || exchange_.is_told();

@@ -6,8 +6,8 @@
 //   3. every rank attaches to the arena of every other rank of its host and says whether it could;
 //   4. rank 0 decides on the verdict, which is the same for all (see StoreExchange).
 //
-// Where ranks know who is on their host, one of them speaks for all in the store (see
-// LocalExchange).
+// If the ranks of a host know each other before they meet, one of them, the leader, uses the store
+// for all (see LocalExchange).
 //
 // A rank that fails says why before it raises, so all raise the first cause, soon. Nothing of a
 // group that was formed stays in the store.
@@ -50,7 +50,7 @@ struct FormationRequest {
   int size = 1;
   std::vector<int> global_ranks;  // may be empty
   uint32_t message_port = 0;      // under which this rank receives messages of the group; 0: none
-  LocalRanks local;               // who is on this host, as far as that is known
+  LocalRanks local;               // the ranks of this host, if known before
   Look gone = [] { return Status(); };    // that a member is known to have died, or OK
   Look formed = [] { return Status(); };  // that others have formed it without this rank, or OK
   int64_t began_ns = process_began_ns();  // see MeetingRequest

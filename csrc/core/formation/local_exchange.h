@@ -2,9 +2,10 @@
 // lowest of them, the leader, gathers what the others say over a Unix socket, speaks for all of
 // them in the store (see Meeting), and passes on what was decided.
 //
-// Who is on this host is known from a group before, or from the launcher, and may be wrong. A rank
-// that finds no leader within a second, or is refused, speaks for itself; a leader waits for none
-// that does. Members of a leader never wait for the store, nor for longer than the leader lives.
+// The ranks of a host are known from the default group, or from the launcher, which may be wrong. A
+// rank that finds no leader within a second, or is refused, speaks for itself; a leader waits for
+// none that does. Members of a leader never wait for the store, nor for longer than the leader
+// lives.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +76,7 @@ class LocalLeader {
   void tell_verdict(const std::string& verdict) { tell(LocalMessageKind::kVerdict, verdict); }
   void tell_failure(const Status& cause);
 
-  // What the members say of the table, by rank; and who has not.
+  // The reports of the members on the last table, by rank; the names of those without one.
   const std::map<int, std::string>& reports() const { return reports_; }
   std::string without_report() const;
 

@@ -293,7 +293,7 @@ Result<Meeting::Table> Meeting::decide() {
   return finish();
 }
 
-// All entries, into seen_; and who has put them there.
+// Reads all entries into seen_, and notes their authors in speakers_.
 Status Meeting::collect() {
   std::vector<int> taken_by(seen_.size(), -1);
   TimeLeft time_left(deadline_);
