@@ -525,6 +525,7 @@ Status Group::formed_without_this(const std::vector<int>& global_ranks, uint64_t
                                            std::to_string(rank) + " (" + peers_[k]->describe() +
                                            ") has formed it without global rank " +
                                            std::to_string(options_.rank));
+    if (rank == global_ranks.front()) return {};
   }
   return {};
 }

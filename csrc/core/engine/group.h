@@ -138,8 +138,9 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // Of the next group `name` of these global ranks; empty where this one is not the default group.
   LocalRanks local_ranks(const std::vector<int>& global_ranks, const std::string& name);
   void note_formed(const std::string& name);
-  // Whether one of these ranks has formed the group of that number (see ArenaHeader; 0: none), for
-  // which this one still waits: then kMismatch.
+  // Whether the first of these ranks, or another one if that is on another host, has formed the
+  // group of that number (see ArenaHeader; 0: none), for which this one still waits: then
+  // kMismatch.
   Status formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const;
 
   std::string flight_record_json() const { return recorder_.json(); }

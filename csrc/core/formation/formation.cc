@@ -159,10 +159,16 @@ class Former {
       meeting.members += (k == 0 ? "" : ", ") + std::to_string(ranks[k]);
     if (ranks.size() > kNamedMembers)
       meeting.members += " and " + std::to_string(ranks.size() - kNamedMembers) + " more";
-    meeting.look = [&request] {
-      DSCOMM_RETURN_IF_ERROR(request.gone());
-      return request.formed();
-    };
+    const std::vector<int>& here = request.local.ranks;
+    if (!here.empty() && here.front() == 0) {
+      meeting.look = request.gone;
+      meeting.formed = request.formed;
+    } else {  // rank 0 may wait for this rank all the same
+      meeting.look = [&request] {
+        DSCOMM_RETURN_IF_ERROR(request.gone());
+        return request.formed();
+      };
+    }
     meeting.began_ns = request.began_ns;
     return meeting;
   }

@@ -419,11 +419,19 @@ Status Meeting::look() {
   if (monotonic_ns() < look_again_ns_) return {};
   look_again_ns_ = monotonic_ns() + kLookEveryNs;
   // Asked before the store: a dead rank writes no more, so the reads below see its last words.
-  const Status reason = request_.look();
+  const Status reason = ask_caller();
+  if (is_formed_) return reason;
   DSCOMM_RETURN_IF_ERROR(look_at_own());
   DSCOMM_RETURN_IF_ERROR(look_for_the_awaited());
   DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? look_for_trouble() : look_at_closed());
   return reason;
+}
+
+Status Meeting::ask_caller() {
+  DSCOMM_RETURN_IF_ERROR(request_.look());
+  const Status formed = request_.formed();
+  is_formed_ = !formed.ok();
+  return formed;
 }
 
 // A rank that cannot take part is heard before all others have come.
@@ -527,7 +535,7 @@ Result<Meeting::Table> Meeting::follow() {
       // A rank that arrives later fails at once instead of waiting for this one.
       static_cast<void>(put(Status(Code::kTimeout, "rank " + std::to_string(request_.rank) +
                                                        " gave up before: " + reason.message())));
-    } else if (is_closed_) {  // rank 0 has given up, and reads no entry any more
+    } else if (is_closed_ || is_formed_) {  // rank 0 reads no entry any more
       static_cast<void>(take_back());
     } else {
       decline(reason);
@@ -565,19 +573,19 @@ Result<bool> Meeting::enlist(LocalMember& local, const LocalEntry& own) {
   const auto look_at_others = [this]() -> Status {
     if (monotonic_ns() < look_again_ns_) return {};
     look_again_ns_ = monotonic_ns() + kLookEveryNs;
-    const Status reason = request_.look();
-    DSCOMM_RETURN_IF_ERROR(look_at_closed());
+    const Status reason = ask_caller();
+    if (!is_formed_) DSCOMM_RETURN_IF_ERROR(look_at_closed());
     return reason;
   };
   Result<bool> joined = local.enlist(own, look_at_others, deadline_);
   if (joined.ok()) return joined;
-  if (!is_closed_ && !local.is_told()) decline(joined.status());
+  if (!is_closed_ && !is_formed_ && !local.is_told()) decline(joined.status());
   failures().note(request_);
   return joined;
 }
 
 Result<Meeting::Table> Meeting::follow(LocalMember& local) {
-  Result<LocalMessage> table = local.await(request_.look, deadline_);
+  Result<LocalMessage> table = local.await([this] { return ask_caller(); }, deadline_);
   if (!table.ok()) {
     Status cause = table.status();
     if (local.has_ended()) {

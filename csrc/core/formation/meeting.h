@@ -41,6 +41,8 @@ struct MeetingRequest {
   int size = 1;
   std::string members;                  // its global ranks, as this rank was told; for messages
   Look look = [] { return Status(); };  // a reason of the caller's to give up waiting
+  // That rank 0 has formed the group without this rank, and so reads no entry of it any more.
+  Look formed = [] { return Status(); };
   // What was put into the store before this time of the wall clock may be of an earlier attempt.
   int64_t began_ns = process_began_ns();
 };
@@ -129,6 +131,7 @@ class Meeting {
   Result<bool> is_settled(int rank);
   Status fault_of(int rank) const;
   Status look();
+  Status ask_caller();
   Status look_for_trouble();
   Status give_up(const Status& cause);
   void tell(uint64_t nonce, const Status& cause);
@@ -163,6 +166,7 @@ class Meeting {
   bool has_conflict_ = false;               // another process believes to be this rank
   bool has_trouble_ = false;                // rank 0 has read the key
   bool is_closed_ = false;                  // the key is there, perhaps from an earlier attempt
+  bool is_formed_ = false;                  // without this rank
   std::map<int, int64_t> removed_ns_;       // when rank 0 removed the entry of that rank
   std::vector<Entry> seen_;                 // by rank, as this rank read them last
   std::map<int, Entry> table_;              // by speaker
