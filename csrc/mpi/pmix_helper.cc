@@ -161,6 +161,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
   bool ready = false;
   TimeLeft time_left(deadline);
   while (true) {
+    const bool is_over = time_left.is_over();  // it is heard once more
     bool open = socket.exchange();
     if (std::optional<PmixMessage> message = socket.next()) {
       if (message->kind == PmixMessageKind::kFailed) return Status(Code::kResource, message->text);
@@ -175,7 +176,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
     if (!open && detached.value())
       return Status(Code::kInternal, "it ended before it was ready; standard error may say why");
     DSCOMM_RETURN_IF_ERROR(look());
-    if (time_left.is_over())
+    if (is_over)
       return make_status(Code::kTimeout, "timed out: it was not ready after %lld ms",
                          static_cast<long long>(deadline.timeout_ms()));
     pollfd entry{socket.fd(), socket.events(), 0};

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <thread>
 
 #include "in_process.h"
 
@@ -43,6 +44,31 @@ TEST(StoreExchange, AgreeReturnsOneDecisionAndLeavesNoKeys) {
     });
     EXPECT_EQ(store.keys(), std::vector<std::string>());
   }
+}
+
+// What it was asked for first is there only when the answer is under way, and time has passed.
+class LateStore final : public ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  Result<std::optional<std::string>> find(const std::string& key) override {
+    if (asked_.exchange(true)) return store_.find(key);
+    std::this_thread::sleep_for(milliseconds(150));
+    static_cast<void>(store_.set(key, "late"));
+    return std::optional<std::string>();
+  }
+
+ private:
+  std::atomic<bool> asked_{false};
+};
+
+TEST(StoreExchange, WhatIsThereWhenTheDeadlinePassesIsTaken) {
+  MemoryStore store;
+  LateStore late(store);
+  const Deadline deadline = Deadline::after(milliseconds(100));
+  StoreExchange exchange(late, request_of(0, 2), deadline);
+  const Result<std::string> agreed = exchange.agree("one", "0", joined);
+  ASSERT_TRUE(agreed.ok()) << agreed.status().message();
+  EXPECT_EQ(agreed.value(), "0late");
 }
 
 TEST(StoreExchange, FailureReachesAllRanks) {

@@ -108,7 +108,7 @@ class Rendezvous {
   TimeLeft time_left_, linked_time_left_;
   Listener listener_;
   std::map<int, Peer> peers_;
-  bool has_said_ready_ = false, is_started_ = false;
+  bool has_said_ready_ = false, is_started_ = false, is_over_ = false;
   bool is_told_ = false;  // the cause of the failure came over a connection
   int64_t pause_ns_ = kFirstInvitationPauseNs, read_again_ns_ = 0;
   std::map<int, std::string> missing_;  // for whom those that are connected wait, as they say
@@ -137,7 +137,8 @@ Status Rendezvous::turn() {
 
 // Whether there still is a reason to wait.
 Status Rendezvous::look() {
-  const bool is_over = left_ns() <= 0;
+  const bool was_over = is_over_;  // before the last turn, which found nothing new
+  is_over_ = left_ns() <= 0;
   // With all connections up, failures come over them, and the store is spared.
   Status failure = is_linked() ? Status() : exchange_.look();
   // Where the others have given up waiting, it was for this one: what it tried says more.
@@ -148,7 +149,7 @@ Status Rendezvous::look() {
             Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
                                 " ms, in which it could not connect"));
   DSCOMM_RETURN_IF_ERROR(failure);
-  return is_over ? timed_out() : Status();
+  return was_over && is_over_ ? timed_out() : Status();
 }
 
 Status Rendezvous::read_invitations() {

@@ -490,11 +490,12 @@ class Former {
   Status gather_reports(Report* all) {
     if (leader_ == nullptr) return {};
     TimeLeft time_left(deadline_);
-    while (leader_->reports().size() < leader_->entries().size()) {
-      if (time_left.is_over())
+    for (bool is_over = false; leader_->reports().size() < leader_->entries().size();) {
+      if (is_over)
         return make_status(Code::kTimeout, "timed out after %lld ms waiting for %s",
                            static_cast<long long>(deadline_.timeout_ms()),
                            leader_->without_report().c_str());
+      is_over = time_left.is_over();
       DSCOMM_RETURN_IF_ERROR(leader_->hear(kLookForReportsNs, deadline_));
       DSCOMM_RETURN_IF_ERROR(speaks_for_all() ? look() : exchange_->look());
     }

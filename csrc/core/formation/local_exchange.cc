@@ -250,6 +250,7 @@ Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadli
       say_why(reason);
       answer_by_ns = monotonic_ns() + kAnswerNs;
     }
+    const bool is_over = time_left.is_over();  // heard once more
     std::optional<LocalMessage> message = hear(kLongestJoinPauseNs, last);
     if (message && message->kind == LocalMessageKind::kFailure) return unpack_cause(message->text);
     if (message && message->kind == LocalMessageKind::kTable)
@@ -260,7 +261,7 @@ Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadli
       return reason.ok() ? death_of(leader_) : reason;
     }
     if (!reason.ok() && monotonic_ns() >= answer_by_ns) return reason;
-    if (!time_left.is_over()) continue;
+    if (!is_over) continue;
     if (!reason.ok()) return reason;
     reason =
         make_status(Code::kTimeout, "timed out after %lld ms waiting for %s, which does not answer",

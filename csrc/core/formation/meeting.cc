@@ -298,6 +298,7 @@ Status Meeting::collect() {
   std::vector<int> taken_by(seen_.size(), -1);
   TimeLeft time_left(deadline_);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
+    const bool is_over = time_left.is_over();  // the store is asked once more
     DSCOMM_RETURN_IF_ERROR(put_if_due());
     bool is_whole = true;
     // In order up to the first that is not there, so that a turn asks for one key where many are
@@ -316,7 +317,7 @@ Status Meeting::collect() {
       return {};
     }
     DSCOMM_RETURN_IF_ERROR(look());
-    if (time_left.is_over())
+    if (is_over)
       return Status(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
                                         " ms waiting for " + missing() +
                                         " to call it; did it start, and does it call it too?");

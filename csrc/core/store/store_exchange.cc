@@ -52,7 +52,9 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
           timed_out(others.empty() ? request_.name(0) + " to say what was agreed on" : others));
     }
     decided_ = decided;
-    if (decision.ok()) ++step_;
+    if (!decision.ok()) return decision;
+    remove(entry_of(step, request_.rank));  // rank 0 has read it
+    ++step_;
     return decision;
   }
   Result<std::vector<std::string>> said = gather(step, own);
@@ -64,7 +66,6 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
   if (!claims.ok()) return claims.status();
   if (claims.value() > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
   DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));
-  for (int rank = 1; rank < request_.size; ++rank) remove(entry_of(step, rank));
   if (!decided_.empty()) {  // all have gone on, so they have read it
     remove(decided_);
     remove(claim_of(step_ - 1));
@@ -115,13 +116,14 @@ void StoreExchange::remove(const std::string& name) { static_cast<void>(store_.r
 Result<std::string> StoreExchange::await(const std::string& name, const Deadline& deadline) {
   TimeLeft time_left(deadline);
   for (auto pause = kFirstStepPause;; pause = std::min(pause * 2, kLongestStepPause)) {
+    const bool is_over = time_left.is_over();  // the store is asked once more
     Result<std::optional<std::string>> found = find(name);
     if (!found.ok()) return found.status();
     if (found.value()) return std::move(*found.value());
     if (Status reason = look(); !reason.ok())
       return told_ ? Result<std::string>(reason) : fail_unless(name, reason);
     if (called_off_) return failure();
-    if (time_left.is_over())
+    if (is_over)
       return Status(Code::kTimeout, "timed out waiting for '" + key(name) + "' in the store");
     const int64_t began_ns = monotonic_ns();
     std::this_thread::sleep_for(pause);
