@@ -4,7 +4,8 @@
 //   simulated_formation HOSTS LOCAL [HOP_US] [HANDLE_US] [GBIT] [DEAD]
 //
 // A question takes a hop to the store and one back. The store handles one at a time, as c10d's
-// does, and sends what is asked for at GBIT/s. Leaders start at random within a second. DEAD of
+// does, takes HANDLE_US for it and 0.5 us for each further key of it, and sends what is asked for
+// at GBIT/s. Leaders start at random within a second. DEAD of
 // them end when they have read the member table: the others give up at the timeout, 30 s. What the
 // ranks of a host say to their leader is not simulated: benchmarks/many_ranks.py has it in its
 // figures.
@@ -37,6 +38,8 @@ constexpr int64_t kStartsNs = 1'000'000'000;
 // Of a rank's entry beside what its host has in common, and that: as measured in a job.
 constexpr size_t kOwnBytes = 78, kCommonBytes = 130;
 
+constexpr int64_t kKeyNs = 500;
+
 struct Costs {
   int64_t hop_ns = 0, handle_ns = 0;
   double ns_per_byte = 0;
@@ -65,13 +68,14 @@ class World {
   }
   int64_t now_ns(int leader) const { return clocks_[static_cast<size_t>(leader)].ns; }
 
-  // A question to the store, and its answer's way back. `handle` says how many bytes travel.
+  // A question to the store about so many keys, and its answer's way back. `handle` says how many
+  // bytes travel.
   template <typename Handle>
-  void ask(int leader, Handle handle) {
+  void ask(int leader, size_t keys, Handle handle) {
     go_on_at(leader, now_ns(leader) + costs_.hop_ns);  // it arrives, after all that arrived before
     const size_t bytes = handle();
     const int64_t begins_ns = std::max(now_ns(leader), free_ns_);
-    free_ns_ = begins_ns + costs_.handle_ns +
+    free_ns_ = begins_ns + costs_.handle_ns + static_cast<int64_t>(keys - 1) * kKeyNs +
                static_cast<int64_t>(static_cast<double>(bytes) * costs_.ns_per_byte);
     go_on_at(leader, free_ns_ + costs_.hop_ns);
     ++questions;
@@ -136,6 +140,44 @@ class SimulatedStore final : public Store {
     });
     return value;
   }
+  Result<bool> has_all(const std::vector<std::string>& keys) override {
+    bool are_there = true;
+    ask(keys.size(), [&] {
+      size_t bytes = 0;
+      for (const std::string& key : keys) {
+        bytes += key.size();
+        are_there = are_there && world_.values.count(key) > 0;
+      }
+      return bytes;
+    });
+    return are_there;
+  }
+  // As c10d's: the same, and then for the values.
+  Result<std::optional<std::vector<std::string>>> find_all(
+      const std::vector<std::string>& keys) override {
+    if (!has_all(keys).value()) return std::optional<std::vector<std::string>>();
+    std::vector<std::string> values;
+    ask(keys.size(), [&] {
+      size_t bytes = 0;
+      for (const std::string& key : keys) {
+        values.push_back(world_.values[key]);
+        bytes += key.size() + values.back().size();
+      }
+      return bytes;
+    });
+    return std::optional<std::vector<std::string>>(std::move(values));
+  }
+  Status set_all(const KeysAndValues& all) override {
+    ask(all.size(), [&] {
+      size_t bytes = 0;
+      for (const auto& [key, value] : all) {
+        bytes += key.size() + value.size();
+        world_.values[key] = value;
+      }
+      return bytes;
+    });
+    return {};
+  }
   Result<int64_t> add(const std::string& key, int64_t amount) override {
     int64_t sum = 0;
     ask([&] {
@@ -158,8 +200,12 @@ class SimulatedStore final : public Store {
  private:
   template <typename Handle>
   void ask(Handle handle) {
+    ask(1, handle);
+  }
+  template <typename Handle>
+  void ask(size_t keys, Handle handle) {
     ++questions;
-    world_.ask(leader_, handle);
+    world_.ask(leader_, keys, handle);
   }
   World& world_;
   const int leader_;
@@ -180,6 +226,7 @@ Status form(Store& store, int leader, int hosts, int local, bool dies) {
   request.rank = leader;
   request.size = hosts;
   request.began_ns = 0;
+  for (int rank = 0; rank < hosts; ++rank) request.speakers.push_back(rank);
   Meeting meeting(store, request, deadline);
   MemberText entry;
   entry.common.assign(kCommonBytes, static_cast<char>(leader));
@@ -198,7 +245,7 @@ Status form(Store& store, int leader, int hosts, int local, bool dies) {
       exchange.agree("report", "fine",
                      [](const std::vector<std::string>&) { return Result<std::string>("fine"); });
   if (!verdict.ok()) return verdict.status();
-  if (leader == 0) meeting.remove_table();
+  if (leader == 0) meeting.remove_tables();
   exchange.finish();
   return {};
 }

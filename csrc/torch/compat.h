@@ -59,6 +59,34 @@ std::chrono::milliseconds call_timeout(const Options& options) {
   return options.timeout.count() > 0 ? options.timeout : std::chrono::milliseconds(0);
 }
 
+// Many keys in one question; torch 1.13's stores cannot.
+inline bool takes_many_keys(c10d::Store& store) {
+#if DSCOMM_TORCH_2
+  return store.hasExtendedApi();
+#else
+  static_cast<void>(store);
+  return false;
+#endif
+}
+inline std::vector<std::vector<uint8_t>> get_many(c10d::Store& store,
+                                                  const std::vector<std::string>& keys) {
+#if DSCOMM_TORCH_2
+  return store.multiGet(keys);
+#else
+  std::vector<std::vector<uint8_t>> values;
+  for (const std::string& key : keys) values.push_back(store.get(key));
+  return values;
+#endif
+}
+inline void set_many(c10d::Store& store, const std::vector<std::string>& keys,
+                     const std::vector<std::vector<uint8_t>>& values) {
+#if DSCOMM_TORCH_2
+  store.multiSet(keys, values);
+#else
+  for (size_t k = 0; k < keys.size(); ++k) store.set(keys[k], values[k]);
+#endif
+}
+
 // The tensors that hold the factor of PREMUL_SUM; empty where it is a plain number.
 inline std::vector<at::Tensor> premul_tensors(const c10d::NCCLPreMulSumSupplement& supplement) {
 #if DSCOMM_TORCH_2

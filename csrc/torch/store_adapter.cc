@@ -14,6 +14,15 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{1};
 constexpr std::chrono::milliseconds kLongestPause{50};
 
+// Up to so many keys are asked for one by one, as c10d's multiGet() waits for a key that has been
+// removed since check().
+constexpr size_t kFewKeys = 32;
+
+using Bytes = std::vector<uint8_t>;
+
+Bytes to_bytes(std::string_view text) { return Bytes(text.begin(), text.end()); }
+std::string to_text(const Bytes& bytes) { return std::string(bytes.begin(), bytes.end()); }
+
 std::string describe_keeper(const c10::intrusive_ptr<c10d::Store>& store) {
   const c10::intrusive_ptr<c10d::Store> root = root_of(store);
   const auto* tcp = dynamic_cast<const c10d::TCPStore*>(root.get());
@@ -48,7 +57,7 @@ Status StoreAdapter::failed(const char* what, const std::string& key,
 
 Status StoreAdapter::set(const std::string& key, std::string_view value) {
   try {
-    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+    store_->set(key, to_bytes(value));
     return {};
   } catch (const std::exception& error) {
     return failed("set", key, error);
@@ -73,8 +82,7 @@ Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& de
       std::this_thread::sleep_for(nap);
       deadline.note_slice(began_ns, nap.count());
     }
-    std::vector<uint8_t> value = store_->get(key);
-    return std::string(value.begin(), value.end());
+    return to_text(store_->get(key));
   } catch (const std::exception& error) {
     return failed("get", key, error);
   }
@@ -91,26 +99,60 @@ Result<bool> StoreAdapter::has(const std::string& key) {
 // c10d's get() waits for a key that has been removed since check(). compareSet() with a value that
 // no key has changes nothing, and returns the key's value, or that value where there is no key.
 Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
-  static const std::vector<uint8_t> none = [] {
-    const std::string text = "dscomm: no such key";
-    return std::vector<uint8_t>(text.begin(), text.end());
-  }();
+  static const Bytes none = to_bytes("dscomm: no such key");
   using Found = std::optional<std::string>;
   try {
     if (compares_.load(std::memory_order_relaxed)) {  // orders nothing
       try {
-        const std::vector<uint8_t> value = store_->compareSet(key, none, none);
-        return value == none ? Found() : Found(std::string(value.begin(), value.end()));
+        const Bytes value = store_->compareSet(key, none, none);
+        return value == none ? Found() : Found(to_text(value));
       } catch (const std::exception&) {
         // Stores in Python may not have it; where the store is lost, the next call says so.
       }
     }
     if (!store_->check({key})) return Found();
     compares_.store(false, std::memory_order_relaxed);
-    const std::vector<uint8_t> value = store_->get(key);
-    return Found(std::string(value.begin(), value.end()));
+    return Found(to_text(store_->get(key)));
   } catch (const std::exception& error) {
     return failed("look for", key, error);
+  }
+}
+
+Result<bool> StoreAdapter::has_all(const std::vector<std::string>& keys) {
+  try {
+    return store_->check(keys);
+  } catch (const std::exception& error) {
+    return failed("look for", keys.front(), error);
+  }
+}
+
+Result<std::optional<std::vector<std::string>>> StoreAdapter::find_all(
+    const std::vector<std::string>& keys) {
+  if (keys.size() <= kFewKeys || !takes_many_keys(*store_)) return Store::find_all(keys);
+  using Found = std::optional<std::vector<std::string>>;
+  try {
+    if (!store_->check(keys)) return Found();
+    std::vector<std::string> texts;
+    for (const Bytes& value : get_many(*store_, keys)) texts.push_back(to_text(value));
+    return Found(std::move(texts));
+  } catch (const std::exception& error) {
+    return failed("look for", keys.front(), error);
+  }
+}
+
+Status StoreAdapter::set_all(const KeysAndValues& values) {
+  if (values.size() <= kFewKeys || !takes_many_keys(*store_)) return Store::set_all(values);
+  std::vector<std::string> keys;
+  std::vector<Bytes> bytes;
+  for (const auto& [key, value] : values) {
+    keys.push_back(key);
+    bytes.push_back(to_bytes(value));
+  }
+  try {
+    set_many(*store_, keys, bytes);
+    return {};
+  } catch (const std::exception& error) {
+    return failed("set", keys.front(), error);
   }
 }
 

@@ -19,6 +19,10 @@ class StoreAdapter : public Store {
   Result<std::string> get(const std::string& key, const Deadline& deadline) override;
   Result<bool> has(const std::string& key) override;
   Result<std::optional<std::string>> find(const std::string& key) override;
+  Result<bool> has_all(const std::vector<std::string>& keys) override;
+  Result<std::optional<std::vector<std::string>>> find_all(
+      const std::vector<std::string>& keys) override;
+  Status set_all(const KeysAndValues& values) override;
   Result<int64_t> add(const std::string& key, int64_t amount) override;
   Status remove(const std::string& key) override;
 

@@ -431,6 +431,22 @@ TEST(LocalExchange, WhoFindsNoLeaderSpeaksForItself) {
   }
 }
 
+// Rank 1 has found no leader, and waits in the store since before the leader's process began.
+TEST(LocalExchange, WhoBeganBeforeItsLeaderIsNotWaitedFor) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  run_ranks(2, [&](int rank) {
+    RankParty party(registry, small_settings());
+    party.per_host = 2;
+    if (rank == 0) {
+      std::this_thread::sleep_for(milliseconds(1500));
+      party.began_ns = wall_clock_ns();
+    }
+    Result<Formation> formation = party.form(store, rank, 2);
+    ASSERT_TRUE(formation.ok()) << formation.status().message();
+  });
+}
+
 // Rank 0 and 1 believe in a group of two, rank 2 in one of three with them.
 TEST(LocalExchange, WhoSeesAnotherGroupIsRefused) {
   auto registry = std::make_shared<Registry>();

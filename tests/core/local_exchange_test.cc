@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "environment.h"
@@ -69,6 +71,32 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
       EXPECT_EQ(member->has_ended(), victim == 0);
     });
   }
+}
+
+TEST(LocalExchange, AFailureReachesThoseThatHaveStillToConfirm) {
+  const LocalRanks local = ranks_of_this_test(2);
+  const auto make_deadline = [] { return Deadline::after(seconds(60)); };
+  std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
+  ASSERT_NE(leader, nullptr);
+  std::atomic<bool> has_called{false};
+  run_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      while (!has_called) std::this_thread::yield();
+      EXPECT_TRUE(leader->turn().ok());
+      EXPECT_EQ(leader->awaited().count(1), 1u);
+      leader->tell_failure(Status(Code::kResource, "no memory"));
+      leader.reset();
+      return;
+    }
+    LocalMember member(local);
+    const auto call = [&] {
+      has_called = true;
+      return Status();
+    };
+    Result<bool> joined = member.enlist(entry_of(1), call, make_deadline());
+    ASSERT_TRUE(joined.ok() && joined.value());
+    EXPECT_EQ(member.await(kNoReason, make_deadline()).status().message(), "no memory");
+  });
 }
 
 // What a member says of a table that was superseded is not of the next.

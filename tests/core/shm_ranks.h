@@ -79,6 +79,7 @@ class RankParty {
                   std::to_string(rank / per_host) + host_of_local;
     const int first = rank / per_host * per_host;
     for (int k = first; k < std::min(first + per_host, size); ++k) local.ranks.push_back(k);
+    for (int k = 0; k < size; k += per_host) local.leaders.push_back(k);
     return local;
   }
 

@@ -50,11 +50,11 @@ TEST(StoreExchange, AgreeReturnsOneDecisionAndLeavesNoKeys) {
 class LateStore final : public ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
-  Result<std::optional<std::string>> find(const std::string& key) override {
-    if (asked_.exchange(true)) return store_.find(key);
+  Result<bool> has(const std::string& key) override {
+    if (asked_.exchange(true)) return store_.has(key);
     std::this_thread::sleep_for(milliseconds(150));
     static_cast<void>(store_.set(key, "late"));
-    return std::optional<std::string>();
+    return false;
   }
 
  private:

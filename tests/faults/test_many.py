@@ -49,6 +49,17 @@ def test_many_ranks(ranks: int) -> None:
         job.results()
 
 
+def _form(world: World) -> None:
+    world.init(store=world.tcp_store())
+    dist.barrier(dist.new_group(list(range(world.size))))
+    dist.destroy_process_group()
+
+
+def test_more_ranks_than_a_store_is_asked_for_one_by_one() -> None:
+    with Job(36, _form) as job:
+        job.results()
+
+
 @pytest.mark.parametrize("step", WORKLOADS[:2], ids=lambda step: step.__name__)
 def test_a_kill_among_many_ranks(step: object) -> None:
     with Job(16, work_until_raised, step) as job:

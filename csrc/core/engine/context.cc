@@ -167,6 +167,7 @@ Status Context::formed_without_this(uintptr_t world, const std::vector<int>& glo
 
 void Context::note_formed(uintptr_t world, const std::string& name, uint64_t number) {
   if (std::shared_ptr<Group> first = first_group(world); first != nullptr) first->note_formed(name);
+  if (number == 0) return;
   std::lock_guard lock(worlds_mutex_);
   std::atomic<uint64_t>& next = arena_->header().formed[formed_++ % kFormedGroups];
   next.store(number, std::memory_order_release);  // pairs with Group::formed_without_this()

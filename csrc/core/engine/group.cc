@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <functional>
+#include <set>
 
 #include "core/base/log.h"
 #include "core/detector/failure_detector.h"
@@ -115,6 +116,8 @@ Status Group::form(std::shared_ptr<Store> store) {
       build_teams(context_->party(), *store, request, find_transport, options_.timeout);
   if (!made.ok()) {
     close_message_port();
+    // Where it failed here alone, this rank counts it as the others do.
+    if (!request.formed().ok()) context_->note_formed(options_.world, options_.name, 0);
     return made.status();
   }
   if (number != 0) context_->note_formed(options_.world, options_.name, number);
@@ -158,6 +161,7 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
                                       known->peers.back()->describe()));
   }
   for (const LinesMember& member : formation.members) peers_.push_back(member.peer);
+  hosts_ = formation.hosts;
   transport_ranks_ = there;
   // The closures are called only while the Teams live: shutdown() closes the port first.
   std::vector<int> in_transport;
@@ -501,10 +505,12 @@ LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::s
     local.group = std::to_string(point_to_point_->id) + "/" + name + "/" +
                   std::to_string(formed == formations_.end() ? 0 : formed->second);
   }
+  std::set<int> hosts;
   for (size_t k = 0; k < global_ranks.size(); ++k) {
     const auto rank = static_cast<size_t>(global_ranks[k]);
     if (rank >= peers_.size()) return {};
     if (peers_[rank] != nullptr) local.ranks.push_back(static_cast<int>(k));
+    if (hosts.insert(hosts_[rank]).second) local.leaders.push_back(static_cast<int>(k));
   }
   return local;
 }

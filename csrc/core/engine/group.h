@@ -191,6 +191,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   ShmTeam* lines_ = nullptr;
   std::unique_ptr<ShmTeam> flat_;
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank in the group; null on other hosts
+  std::vector<int> hosts_;                    // by rank in the group: see Formation
   std::map<uint64_t, uint64_t> formations_;   // how often a name was formed, by its hash
   std::vector<int> transport_ranks_;          // by rank in the group; -1 on this host
   std::shared_ptr<Transport> transport_;      // null where all members are on one host

@@ -159,6 +159,7 @@ class Former {
       meeting.members += (k == 0 ? "" : ", ") + std::to_string(ranks[k]);
     if (ranks.size() > kNamedMembers)
       meeting.members += " and " + std::to_string(ranks.size() - kNamedMembers) + " more";
+    meeting.speakers = request.local.leaders;
     const std::vector<int>& here = request.local.ranks;
     if (!here.empty() && here.front() == 0) {
       meeting.look = request.gone;
@@ -482,7 +483,7 @@ class Former {
     if (!verdict.ok()) return verdict;
     if (leader_ != nullptr) leader_->tell_verdict(verdict.value());
     if (speaks_for_all()) return verdict;
-    if (request_.rank == 0) meeting_.remove_table();  // all have it, or there were no verdict
+    if (request_.rank == 0) meeting_.remove_tables();  // all have it, or there were no verdict
     exchange_->finish();
     return verdict;
   }

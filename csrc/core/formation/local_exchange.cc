@@ -20,6 +20,8 @@ namespace {
 constexpr int64_t kJoinNs = 1'000'000'000;
 // For a leader to say which cause came first.
 constexpr int64_t kAnswerNs = 1'000'000'000;
+// For members to take the leader's last words.
+constexpr std::chrono::milliseconds kLastWords{1000};
 // The leader may have begun a second later, and hears last words for another one.
 constexpr int64_t kBeyondDeadlineNs = 2'500'000'000;
 constexpr int64_t kFirstJoinPauseNs = 1'000'000, kLongestJoinPauseNs = 50'000'000;
@@ -149,6 +151,16 @@ void LocalLeader::take(Member& member, const LocalMessage& message) {
   if (message.kind == LocalMessageKind::kFailure && failure_.ok()) failure_ = unpack_cause(text);
 }
 
+bool LocalLeader::has_asked(int rank) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const Member& member) {
+    return member.is_asked && member.entry.rank == rank;
+  });
+}
+
+void LocalLeader::excuse(int rank) {
+  if (!has_asked(rank)) changes_ += awaited_.erase(rank);
+}
+
 void LocalLeader::confirm(Member& member) {
   if (member.is_member || awaited_.erase(member.entry.rank) == 0) return;
   member.is_member = true;
@@ -163,7 +175,8 @@ void LocalLeader::take_entry(Member& member, const std::string& text) {
     if (failure_.ok()) failure_ = mismatch;
     return member.socket.send(LocalMessageKind::kFailure, pack_cause(mismatch));
   }
-  if (awaited_.count(entry.rank) == 0) return member.socket.send(LocalMessageKind::kRefused, "");
+  if (awaited_.count(entry.rank) == 0 || has_asked(entry.rank))
+    return member.socket.send(LocalMessageKind::kRefused, "");
   member.entry = std::move(entry);
   member.is_asked = true;
   member.socket.send(LocalMessageKind::kTaken, own_.name);
@@ -191,7 +204,13 @@ void LocalLeader::tell_table(uint64_t number, const std::string& table) {
 }
 
 void LocalLeader::tell_failure(const Status& cause) {
-  tell(LocalMessageKind::kFailure, pack_cause(cause));
+  // Also to those that have still to confirm.
+  for (Member& member : members_) member.socket.send(LocalMessageKind::kFailure, pack_cause(cause));
+  // A table may still be under way to some of them.
+  const Deadline deadline = Deadline::after(kLastWords);
+  const auto sends = [](const Member& member) { return (member.socket.events() & POLLOUT) != 0; };
+  while (std::any_of(members_.begin(), members_.end(), sends) && !deadline.expired())
+    static_cast<void>(hear(10 * kMs, deadline));
 }
 
 std::string LocalLeader::without_report() const {

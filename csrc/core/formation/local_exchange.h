@@ -64,8 +64,8 @@ class LocalLeader {
   // What the members say for which it speaks, by rank.
   const std::map<int, MemberText>& entries() const { return entries_; }
   const std::set<int>& awaited() const { return awaited_; }
-  // It speaks for itself, as the store has it.
-  void excuse(int rank) { changes_ += awaited_.erase(rank); }
+  // It speaks for itself, as the store has it. Nothing where it has just been asked to confirm.
+  void excuse(int rank);
   // The number of members that came or went so far.
   uint64_t changes() const { return changes_; }
 
@@ -90,6 +90,7 @@ class LocalLeader {
 
   LocalLeader(const LocalRanks& local, const LocalEntry& own, UniqueFd listener);
   void accept_all();
+  bool has_asked(int rank) const;
   void take(Member& member, const LocalMessage& message);
   void take_entry(Member& member, const std::string& text);
   void confirm(Member& member);

@@ -16,6 +16,9 @@ LocalRanks local_ranks_of_launcher(int rank, int size, const std::string& group)
   LocalRanks local;
   for (int k = 0; k < count; ++k) local.ranks.push_back(first + k);
   local.group = worker->attempt + group;
+  // If all hosts have as many ranks, which torchrun does not say.
+  if (size % count == 0 && first % count == 0)
+    for (int k = 0; k < size; k += count) local.leaders.push_back(k);
   return local;
 }
 

@@ -9,6 +9,8 @@ namespace dscomm {
 struct LocalRanks {
   std::vector<int> ranks;  // in the group, ascending, this one among them; empty: not known
   std::string group;       // the same on all of them, and of no other group on this host
+  // The lowest rank of each host, ascending, as far as this rank knows; empty: not known.
+  std::vector<int> leaders;
 };
 
 // What a rank says of itself when a group is formed: what most ranks of a host have in common, and

@@ -34,6 +34,8 @@ constexpr int64_t kLookEveryNs = 100'000'000;
 constexpr int64_t kLastWordNs = 1'000'000'000;
 // A live rank whose entry was overwritten objects within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
+// Between two looks at the entries one by one, while rank 0 knows whose it awaits.
+constexpr int64_t kPassEveryNs = 250'000'000;
 // Between two entries of a rank that still waits for some for which it is to speak.
 constexpr int64_t kPutEveryNs = 1'000'000'000;
 // A failure that was there first may be of an attempt in which this rank failed as well: rank 0
@@ -49,7 +51,8 @@ class Failures {
  public:
   void note(const MeetingRequest& request, int64_t later_ns = 0) {
     std::lock_guard lock(mutex_);
-    last_ns_[{request.prefix, request.rank}] = wall_clock_ns() + later_ns;
+    int64_t& last_ns = last_ns_[{request.prefix, request.rank}];
+    last_ns = std::max(last_ns, wall_clock_ns() + later_ns);
   }
   int64_t last_ns(const MeetingRequest& request) {
     std::lock_guard lock(mutex_);
@@ -200,7 +203,11 @@ Status Meeting::put_if_due() {
 
 // Into seen_. Whether there is one.
 Result<bool> Meeting::read(int rank) {
-  Result<std::optional<std::string>> found = store_.find(key(entry_name(rank)));
+  Result<std::optional<std::string>> found = std::optional<std::string>();
+  if (auto fetched = fetched_.extract(rank); !fetched.empty())
+    found = std::optional<std::string>(std::move(fetched.mapped()));
+  else
+    found = store_.find(key(entry_name(rank)));
   if (!found.ok()) return found.status();
   Entry& seen = seen_[static_cast<size_t>(rank)];
   seen.is_there = found.value().has_value();
@@ -262,9 +269,13 @@ Result<bool> Meeting::take_back() {
   Result<bool> there = read(request_.rank);
   if (!there.ok()) return there;
   if (there.value() && seen_[static_cast<size_t>(request_.rank)].nonce != nonce_) return false;
-  remove(entry_name(request_.rank));
-  remove(claims_name(request_.rank));
+  remove_entry(request_.rank);
   return true;
+}
+
+void Meeting::remove_entry(int rank) {
+  remove(entry_name(rank));
+  remove(claims_name(rank));
 }
 
 // --- rank 0
@@ -280,30 +291,40 @@ Result<Meeting::Table> Meeting::decide() {
   for (int rank : speakers_)
     table.number(static_cast<uint64_t>(rank)).text(pack(seen_[static_cast<size_t>(rank)]));
   table_bytes_ = table.take();
-  if (speakers_.size() > 1)
-    DSCOMM_RETURN_IF_ERROR(store_.set(key(id_text() + "/table"), table_bytes_));
+  if (speakers_.size() > 1) {
+    tables_.push_back(id_text() + "/table");
+    DSCOMM_RETURN_IF_ERROR(store_.set(key(tables_.back()), table_bytes_));
+  }
+  Store::KeysAndValues answers;
   for (int rank : speakers_) {
     if (rank == 0) continue;
     Packer packer;
     packer.number(id_);
     pack_status(packer, Status());
-    const uint64_t nonce = seen_[static_cast<size_t>(rank)].nonce;
-    DSCOMM_RETURN_IF_ERROR(store_.set(key(to_name(nonce)), packer.take()));
+    answers.emplace_back(key(to_name(seen_[static_cast<size_t>(rank)].nonce)), packer.take());
   }
+  DSCOMM_RETURN_IF_ERROR(store_.set_all(answers));
   return finish();
 }
 
 // Reads all entries into seen_, and notes their authors in speakers_.
 Status Meeting::collect() {
   std::vector<int> taken_by(seen_.size(), -1);
+  expected_ = request_.speakers;
+  std::erase(expected_, request_.rank);
+  fetched_.clear();
+  int64_t pass_ns = came_ns_ + kPassEveryNs;
   TimeLeft time_left(deadline_);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     const bool is_over = time_left.is_over();  // the store is asked once more
     DSCOMM_RETURN_IF_ERROR(put_if_due());
-    bool is_whole = true;
+    DSCOMM_RETURN_IF_ERROR(fetch());
+    const bool passes = expected_.empty() || is_over || monotonic_ns() >= pass_ns;
+    if (passes) pass_ns = monotonic_ns() + kPassEveryNs;
+    bool is_whole = passes;
     // In order up to the first that is not there, so that a turn asks for one key where many are
     // missing; but those that are there and not settled wait side by side.
-    for (int rank = 0; rank < request_.size; ++rank) {
+    for (int rank = 0; passes && rank < request_.size; ++rank) {
       if (taken_by[static_cast<size_t>(rank)] >= 0) continue;
       Result<bool> there = take_entry_of(rank, &taken_by);
       if (!there.ok()) return there.status();
@@ -323,6 +344,19 @@ Status Meeting::collect() {
                                         " to call it; did it start, and does it call it too?");
     DSCOMM_RETURN_IF_ERROR(listen(pause, deadline_));
   }
+}
+
+// The entries of all that are expected, once all are there.
+Status Meeting::fetch() {
+  if (expected_.empty()) return {};
+  std::vector<std::string> keys;
+  for (int rank : expected_) keys.push_back(key(entry_name(rank)));
+  Result<std::optional<std::vector<std::string>>> found = store_.find_all(keys);
+  if (!found.ok()) return found.status();
+  if (!found.value()) return {};
+  for (size_t k = 0; k < keys.size(); ++k) fetched_[expected_[k]] = std::move((*found.value())[k]);
+  expected_.clear();
+  return {};
 }
 
 // Whether there is an entry that speaks, or will speak, for `rank`. Who speaks for whom is noted
@@ -368,8 +402,7 @@ Result<bool> Meeting::is_sole_entry_of(const std::map<int, MemberText>& bodies, 
     const bool may_be_left = by == covered || is_old(seen_[static_cast<size_t>(by)].time_ns);
     if (!may_be_left || removed_ns_.count(by) > 0)
       return Status(Code::kMismatch, claimed_twice(covered));
-    remove(entry_name(by));
-    remove(claims_name(by));
+    remove_entry(by);
     removed_ns_[by] = monotonic_ns();
     std::replace(taken_by->begin(), taken_by->end(), by, -1);
   }
@@ -460,11 +493,16 @@ Status Meeting::give_up(const Status& cause) {
   if (local_ != nullptr)
     for (const auto& [rank, body] : local_->entries()) have_heard[static_cast<size_t>(rank)] = true;
   for (int rank = 1; rank < request_.size; ++rank) {
-    if (!seen_[static_cast<size_t>(rank)].is_there) continue;
+    const Entry& entry = seen_[static_cast<size_t>(rank)];
+    if (!entry.is_there) continue;
     // Removed before its rank hears of it, and may begin anew.
-    remove(entry_name(rank));
-    remove(claims_name(rank));
-    tell(seen_[static_cast<size_t>(rank)].nonce, cause);
+    remove_entry(rank);
+    tell(entry.nonce, cause);
+    if (!is_old(entry.time_ns)) continue;
+    // Perhaps of a process that has ended, whose successor is still to come.
+    have_heard[static_cast<size_t>(rank)] = false;
+    for (const auto& [covered, body] : entry.bodies)
+      if (covered > 0 && covered < request_.size) have_heard[static_cast<size_t>(covered)] = false;
   }
   const bool are_all_told =
       std::all_of(have_heard.begin() + 1, have_heard.end(), [](bool heard) { return heard; });
@@ -579,9 +617,13 @@ Result<bool> Meeting::enlist(LocalMember& local, const LocalEntry& own) {
     return reason;
   };
   Result<bool> joined = local.enlist(own, look_at_others, deadline_);
-  if (joined.ok()) return joined;
+  if (joined.ok()) {
+    // What this rank left there when it failed, as it says nothing in the store now.
+    if (joined.value() && failures().last_ns(request_) != 0) remove_entry(request_.rank);
+    return joined;
+  }
   if (!is_closed_ && !is_formed_ && !local.is_told()) decline(joined.status());
-  failures().note(request_);
+  failures().note(request_, local.is_told() ? kSuccessorNs : 0);
   return joined;
 }
 
@@ -591,7 +633,7 @@ Result<Meeting::Table> Meeting::follow(LocalMember& local) {
     Status cause = table.status();
     if (local.has_ended()) {
       if (Status closed = look_at_closed(); !closed.ok()) cause = closed;
-      if (!is_closed_) decline(cause);
+      if (!is_closed_ && request_.formed().ok()) decline(cause);
     }
     failures().note(request_);
     return cause;
@@ -683,7 +725,11 @@ Status Meeting::look_for_the_awaited() {
   for (int rank : awaited) {
     Result<bool> there = read(rank);
     if (!there.ok()) return there.status();
-    if (there.value() && !is_old(seen_[static_cast<size_t>(rank)].time_ns)) local_->excuse(rank);
+    if (!there.value()) continue;
+    // It may have begun before this process did, and have waited since.
+    const Entry& entry = seen_[static_cast<size_t>(rank)];
+    if (!is_old(entry.time_ns) || monotonic_ns() - entry.since_ns >= kSuccessorNs)
+      local_->excuse(rank);
   }
   return {};
 }

@@ -40,6 +40,7 @@ struct MeetingRequest {
   int rank = 0;
   int size = 1;
   std::string members;                  // its global ranks, as this rank was told; for messages
+  std::vector<int> speakers;            // who will put entries, as far as known: asked for at once
   Look look = [] { return Status(); };  // a reason of the caller's to give up waiting
   // That rank 0 has formed the group without this rank, and so reads no entry of it any more.
   Look formed = [] { return Status(); };
@@ -84,8 +85,8 @@ class Meeting {
   // Why a member of the table has ended, if it has said so in its entry since the table was made.
   Status last_word(int rank);
   // Rank 0, when all have said that they have the table.
-  void remove_table() {
-    if (speakers_.size() > 1) remove(id_text() + "/table");
+  void remove_tables() {
+    for (const std::string& name : tables_) remove(name);
   }
   // Of keys for what is agreed on in this meeting.
   std::string prefix() const { return key(id_text() + "/"); }
@@ -120,11 +121,13 @@ class Meeting {
   Result<bool> read(int rank);
   Result<bool> take_back();
   void remove(const std::string& name) { static_cast<void>(store_.remove(key(name))); }
+  void remove_entry(int rank);
   Result<Table> finish();
   void begin();
 
   Result<Table> decide();
   Status collect();
+  Status fetch();
   Result<bool> take_entry_of(int rank, std::vector<int>* taken_by);
   Result<bool> is_sole_entry_of(const std::map<int, MemberText>& bodies, int speaker,
                                 std::vector<int>* taken_by);
@@ -168,10 +171,13 @@ class Meeting {
   bool is_closed_ = false;                  // the key is there, perhaps from an earlier attempt
   bool is_formed_ = false;                  // without this rank
   std::map<int, int64_t> removed_ns_;       // when rank 0 removed the entry of that rank
+  std::vector<int> expected_;               // by rank 0: the others of request_.speakers
+  std::map<int, std::string> fetched_;      // their entries, until they are read
   std::vector<Entry> seen_;                 // by rank, as this rank read them last
   std::map<int, Entry> table_;              // by speaker
   std::vector<int> speakers_, speaker_of_;  // of the table; the second by rank
   std::string table_bytes_;
+  std::vector<std::string> tables_;          // keys of rank 0's, those of superseded meetings too
   std::optional<std::string> closed_first_;  // what was there of it when this rank came
   int64_t came_ns_ = 0, look_again_ns_ = 0, ask_again_ns_ = 0;
   int64_t excuse_again_ns_ = 0, excuse_pause_ns_ = 0;

@@ -175,6 +175,33 @@ Result<std::optional<std::string>> BoundedStore::find(const std::string& key) {
   return std::move(*answer);
 }
 
+Result<bool> BoundedStore::has_all(const std::vector<std::string>& keys) {
+  if (keys.empty()) return true;
+  auto answer = std::make_shared<Result<bool>>(false);
+  DSCOMM_RETURN_IF_ERROR(call("look for", keys.front(), bound(),
+                              [store = store_, keys, answer] { *answer = store->has_all(keys); }));
+  return std::move(*answer);
+}
+
+Result<std::optional<std::vector<std::string>>> BoundedStore::find_all(
+    const std::vector<std::string>& keys) {
+  using Found = std::optional<std::vector<std::string>>;
+  if (keys.empty()) return Found(std::in_place);
+  auto answer = std::make_shared<Result<Found>>(Found());
+  DSCOMM_RETURN_IF_ERROR(call("look for", keys.front(), bound(),
+                              [store = store_, keys, answer] { *answer = store->find_all(keys); }));
+  return std::move(*answer);
+}
+
+Status BoundedStore::set_all(const KeysAndValues& values) {
+  if (values.empty()) return {};
+  auto answer = std::make_shared<Status>();
+  DSCOMM_RETURN_IF_ERROR(
+      call("set", values.front().first, bound(),
+           [store = store_, values, answer] { *answer = store->set_all(values); }));
+  return std::move(*answer);
+}
+
 Result<int64_t> BoundedStore::add(const std::string& key, int64_t amount) {
   auto answer = std::make_shared<Result<int64_t>>(int64_t{0});
   DSCOMM_RETURN_IF_ERROR(call("add to", key, bound(), [store = store_, key, amount, answer] {

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -29,6 +31,35 @@ class Store {
     if (value.ok()) return std::optional<std::string>(std::move(value).value());
     if (value.status().code() == Code::kTimeout) return std::optional<std::string>();
     return value.status();
+  }
+  // Of many keys in few questions. Whether all are there now.
+  virtual Result<bool> has_all(const std::vector<std::string>& keys) {
+    for (const std::string& key : keys) {
+      Result<bool> there = has(key);
+      if (!there.ok() || !there.value()) return there;
+    }
+    return true;
+  }
+  // All values, in this order, if all keys are there now. For keys that nobody removes meanwhile:
+  // some stores then wait for them.
+  virtual Result<std::optional<std::vector<std::string>>> find_all(
+      const std::vector<std::string>& keys) {
+    Result<bool> there = has_all(keys);
+    if (!there.ok()) return there.status();
+    std::vector<std::string> values;
+    for (size_t k = 0; there.value() && k < keys.size(); ++k) {
+      Result<std::optional<std::string>> value = find(keys[k]);
+      if (!value.ok()) return value.status();
+      if (!value.value()) break;
+      values.push_back(std::move(*value.value()));
+    }
+    if (values.size() < keys.size()) return std::optional<std::vector<std::string>>();
+    return std::optional<std::vector<std::string>>(std::move(values));
+  }
+  using KeysAndValues = std::vector<std::pair<std::string, std::string>>;
+  virtual Status set_all(const KeysAndValues& values) {
+    for (const auto& [key, value] : values) DSCOMM_RETURN_IF_ERROR(set(key, value));
+    return {};
   }
   // Adds to a counter and returns its new value.
   virtual Result<int64_t> add(const std::string& key, int64_t amount) = 0;

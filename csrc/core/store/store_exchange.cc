@@ -77,17 +77,43 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
 
 Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
                                                        std::string_view own) {
-  std::vector<std::string> said{std::string(own)};
-  for (int rank = 1; rank < request_.size; ++rank) {
-    awaited_ = rank;
-    Result<std::string> entry = await(entry_of(step, rank), deadline_);
-    awaited_ = -1;
-    if (!entry.ok() && entry.status().code() == Code::kTimeout && !told_)
-      return fail(timed_out(missing(step)));
-    if (!entry.ok()) return entry.status();
-    said.push_back(std::move(entry).value());
-  }
+  std::vector<std::string> keys, said{std::string(own)};
+  for (int rank = 1; rank < request_.size; ++rank) keys.push_back(key(entry_of(step, rank)));
+  if (keys.empty()) return said;
+  awaited_ = 1;
+  find_again_ns_ = monotonic_ns() + kLookForFailureNs;
+  const auto find_all = [&]() -> Result<std::optional<std::string>> {
+    Result<std::optional<std::vector<std::string>>> found = store_.find_all(keys);
+    if (!found.ok()) return found.status();
+    if (!found.value()) {
+      find_awaited(keys);
+      return std::optional<std::string>();
+    }
+    for (std::string& entry : *found.value()) said.push_back(std::move(entry));
+    return std::optional<std::string>("");
+  };
+  Result<std::string> all = await("", find_all, deadline_);
+  awaited_ = -1;
+  if (!all.ok() && all.status().code() == Code::kTimeout && !told_)
+    return fail(timed_out(missing(step)));
+  if (!all.ok()) return all.status();
   return said;
+}
+
+// The first rank whose entry is not there, now and then.
+void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
+  if (monotonic_ns() < find_again_ns_) return;
+  find_again_ns_ = monotonic_ns() + kLookForFailureNs;
+  size_t low = 0, high = keys.size() - 1;  // there are all before the first; not all up to the last
+  while (low < high) {
+    const size_t middle = (low + high) / 2;
+    const auto first = keys.begin() + static_cast<ptrdiff_t>(low);
+    Result<bool> are_there =
+        store_.has_all({first, keys.begin() + static_cast<ptrdiff_t>(middle) + 1});
+    if (!are_there.ok()) return;
+    (are_there.value() ? low : high) = are_there.value() ? middle + 1 : middle;
+  }
+  awaited_ = static_cast<int>(low) + 1;
 }
 
 Status StoreExchange::timed_out(const std::string& waiting_for) const {
@@ -114,10 +140,15 @@ Status StoreExchange::publish(const std::string& name, std::string_view value) {
 void StoreExchange::remove(const std::string& name) { static_cast<void>(store_.remove(key(name))); }
 
 Result<std::string> StoreExchange::await(const std::string& name, const Deadline& deadline) {
+  return await(name, [&] { return find(name); }, deadline);
+}
+
+Result<std::string> StoreExchange::await(const std::string& name, const Find& find,
+                                         const Deadline& deadline) {
   TimeLeft time_left(deadline);
   for (auto pause = kFirstStepPause;; pause = std::min(pause * 2, kLongestStepPause)) {
     const bool is_over = time_left.is_over();  // the store is asked once more
-    Result<std::optional<std::string>> found = find(name);
+    Result<std::optional<std::string>> found = find();
     if (!found.ok()) return found.status();
     if (found.value()) return std::move(*found.value());
     if (Status reason = look(); !reason.ok())

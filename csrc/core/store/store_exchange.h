@@ -75,6 +75,9 @@ class StoreExchange {
  private:
   std::string key(const std::string& name) const { return request_.prefix + name; }
   Result<std::vector<std::string>> gather(const std::string& step, std::string_view own);
+  using Find = std::function<Result<std::optional<std::string>>()>;
+  Result<std::string> await(const std::string& name, const Find& find, const Deadline& deadline);
+  void find_awaited(const std::vector<std::string>& keys);
   Result<std::string> fail_unless(const std::string& name, const Status& cause);
   void publish_failure(const Status& cause);  // OK: called off
   std::string missing(const std::string& step);
@@ -83,7 +86,7 @@ class StoreExchange {
   Store& store_;
   const ExchangeRequest request_;
   const Deadline& deadline_;
-  int64_t look_again_ns_ = 0;
+  int64_t look_again_ns_ = 0, find_again_ns_ = 0;
   int step_ = 0;
   int awaited_ = -1;
   bool told_ = false, called_off_ = false;
