@@ -57,7 +57,7 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
       DSCOMM_RETURN_IF_ERROR(agree());
     }
     if (!is_root && bytes > 0) std::memcpy(buffer, is_few() ? rode(root) : rode_reduced(), bytes);
-    return {};
+    return finished();
   }
 
   const Pieces pieces{
@@ -104,7 +104,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
       if (out_counts[k] > 0 && outs[k] != block)
         std::memcpy(outs[k], block, out_counts[k] * element_bytes);
     }
-    return {};
+    return finished();
   }
   if (!is_few() && total * element_bytes <= kRideBytes) {
     // Every rank brings its own block, and zeros in place of the others'.
@@ -118,7 +118,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
       if (out_counts[k] > 0) std::memcpy(outs[k], at, out_counts[k] * element_bytes);
       at += out_counts[k] * element_bytes;
     }
-    return {};
+    return finished();
   }
 
   const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))),

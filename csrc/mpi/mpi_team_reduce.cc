@@ -295,7 +295,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
       }
       DSCOMM_RETURN_IF_ERROR(agree());
       reduce_rode(out, ins[me], before * element_bytes, counts[me], reduction);
-      return {};
+      return finished();
     }
     const WireReduction wire = on_wire(reduction);
     std::byte* next = ride_to_be_reduced(wire.dtype(), wire.op(), total);
@@ -306,7 +306,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
     DSCOMM_RETURN_IF_ERROR(agree());
     wire.leave(static_cast<std::byte*>(out), rode_reduced() + before * wire.wire_bytes(),
                counts[me]);
-    return {};
+    return finished();
   }
 
   Rounds rounds;

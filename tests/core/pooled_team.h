@@ -23,6 +23,7 @@ class PooledTeam final : public Team {
 
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
+  uint64_t finished_calls() const override { return inner_->finished_calls(); }
   std::string describe() const override { return "pooled " + inner_->describe(); }
 
   Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,

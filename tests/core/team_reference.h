@@ -192,7 +192,8 @@ inline bool elements_are_equal(DType dtype, const std::byte* a, const std::byte*
 // One rank's side of the checks.
 class ReferenceRank {
  public:
-  ReferenceRank(Team& team, const ReferenceOptions& options) : team_(team), options_(options) {}
+  ReferenceRank(Team& team, const ReferenceOptions& options)
+      : team_(team), options_(options), finished_(team.finished_calls()) {}
 
   // `plan` as in CallOptions.
   void check_all_reduce(const Reduction& reduction, size_t count, bool in_place,
@@ -320,7 +321,13 @@ class ReferenceRank {
   }
 
   void finish(const Status& status) {
-    if (status.ok()) return;
+    if (status.ok()) {
+      // Or an abort that comes later takes the call back on ranks that are still in it.
+      const uint64_t finished = team_.finished_calls();
+      if (team_.size() > 1 && finished == finished_) wrong("it does not count as finished");
+      finished_ = finished;
+      return;
+    }
     ADD_FAILURE() << what_ << ": " << code_name(status.code()) << ": " << status.message();
     throw RankStopped();
   }
@@ -417,6 +424,7 @@ class ReferenceRank {
   const ReferenceOptions& options_;
   unsigned salt_ = 0;
   int wrong_count_ = 0;
+  uint64_t finished_ = 0;
   std::string what_;
 };
 

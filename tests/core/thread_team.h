@@ -120,6 +120,7 @@ class ThreadTeam final : public Team {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  uint64_t finished_calls() const override { return sequence_; }
   std::string describe() const override { return "threads, " + std::to_string(size_) + " ranks"; }
 
   bool takes_chunks() const override { return takes_chunks_; }
