@@ -60,9 +60,7 @@ Status reason_or(const Status& refused, const Deadline& end, const Look& look) {
   const int64_t grace_end_ns = monotonic_ns() + kReasonGraceNs;
   while (monotonic_ns() < grace_end_ns && !end.expired()) {
     DSCOMM_RETURN_IF_ERROR(look());
-    const int64_t began_ns = monotonic_ns();
-    std::this_thread::sleep_for(kReasonNap);
-    end.note_slice(began_ns, std::chrono::nanoseconds(kReasonNap).count());
+    end.nap(kReasonNap);
   }
   return refused;
 }

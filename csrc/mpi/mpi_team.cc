@@ -7,7 +7,6 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "mpi/abandonable.h"
@@ -94,9 +93,7 @@ class MpiTeam::Watch final : public MpiWatch {
   // Beyond the deadline.
   Status nap(const Deadline& limit) {
     DSCOMM_RETURN_IF_ERROR(look(waited_ns_ + kAskEveryNs));
-    const int64_t began_ns = monotonic_ns();
-    std::this_thread::sleep_for(std::chrono::nanoseconds(kAskEveryNs));
-    limit.note_slice(began_ns, kAskEveryNs);
+    limit.nap(kAskEveryNs);
     return {};
   }
 

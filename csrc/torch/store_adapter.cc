@@ -1,7 +1,6 @@
 #include "torch/store_adapter.h"
 
 #include <algorithm>
-#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "core/base/settings.h"
@@ -76,11 +75,8 @@ Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& de
         return make_status(Code::kTimeout,
                            "timed out after %lld ms waiting for key '%s' in the store",
                            static_cast<long long>(deadline.timeout_ms()), key.c_str());
-      const auto nap =
-          std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns));
-      const int64_t began_ns = monotonic_ns();
-      std::this_thread::sleep_for(nap);
-      deadline.note_slice(began_ns, nap.count());
+      deadline.nap(
+          std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns)));
     }
     return to_text(store_->get(key));
   } catch (const std::exception& error) {

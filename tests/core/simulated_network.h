@@ -24,7 +24,6 @@ class SimulatedNetwork {
       for (int k = 0; k < local; ++k) {
         TransportMember member;
         member.host = host;
-        member.local_rank = k;
         member.global_rank = host * local + k;
         member.pid = 1000 + member.global_rank;
         member.host_name = "host-" + std::to_string(host);

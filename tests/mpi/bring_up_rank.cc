@@ -171,12 +171,10 @@ class Rank {
   }
 
   void describe_members() {
-    std::map<int, int> on_host;
     for (size_t rank = 0; rank < hosts_.size(); ++rank) {
       TransportMember member;
       member.id = {1, rank};
       member.host = hosts_[rank];
-      member.local_rank = on_host[member.host]++;
       member.global_rank = static_cast<int>(rank);
       member.pid = getpid();
       member.host_name =

@@ -60,6 +60,15 @@ class Deadline {
     seen_.ns = monotonic_ns();
     lost_->note(began_ns + asked_ns, seen_.ns);
   }
+  // Sleeps for so long, as a slice.
+  void nap(int64_t ns) const {
+    const int64_t began_ns = monotonic_ns();
+    const timespec time{static_cast<time_t>(ns / 1'000'000'000),
+                        static_cast<long>(ns % 1'000'000'000)};
+    nanosleep(&time, nullptr);
+    note_slice(began_ns, ns);
+  }
+  void nap(std::chrono::nanoseconds time) const { nap(time.count()); }
   // For a wait of a call that spins or computes between its waits: half a second or more since the
   // last look or slice is not charged, whether this thread computed or did not run (no slice of
   // sleep would have noted it).

@@ -94,7 +94,6 @@ class Connection {
 
   // Nothing more will be sent: the other end sees the end once it has read the rest.
   void finish();
-  bool finished() const { return finished_; }
   // From now on the kernel takes the other end for lost only after this long without an answer. It
   // starts with kLeastSilence; a shorter silence than before changes nothing.
   void outlast(std::chrono::milliseconds silence);

@@ -22,8 +22,6 @@ class Dial {
   Dial(const TransportRequest& request, int rank) : request_(request), rank_(rank) {}
   Status read(const std::string& invitation);
 
-  int rank() const { return rank_; }
-
   // One turn: begins what is due. Not OK: there is no way.
   Status begin();
   // What to wait for, and when the next turn is due even so.

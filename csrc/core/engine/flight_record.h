@@ -61,8 +61,6 @@ class FlightRecord {
   static void after_fork_in_child();
 
  private:
-  std::string write_locked(const std::string& reason);
-
   const std::string directory_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<const RecordedGroup>> groups_;

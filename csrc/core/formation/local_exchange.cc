@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "core/base/packed_status.h"
@@ -317,9 +316,7 @@ std::optional<LocalMessage> LocalMember::hear(int64_t ns, const Deadline& deadli
     if (!is_open && !message) socket_.close();
     return message;
   }
-  const int64_t began_ns = monotonic_ns();
-  std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
-  deadline.note_slice(began_ns, ns);
+  deadline.nap(ns);
   return std::nullopt;
 }
 

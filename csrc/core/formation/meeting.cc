@@ -13,7 +13,6 @@
 #include <map>
 #include <mutex>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 #include "core/base/packed_status.h"
@@ -418,11 +417,8 @@ Result<bool> Meeting::is_sole_entry_of(const std::map<int, MemberText>& bodies, 
 
 // While this rank waits.
 Status Meeting::listen(milliseconds pause, const Deadline& deadline) {
-  const int64_t pause_ns = std::chrono::nanoseconds(pause).count();
-  if (local_ != nullptr) return local_->hear(pause_ns, deadline);
-  const int64_t began_ns = monotonic_ns();
-  std::this_thread::sleep_for(pause);
-  deadline.note_slice(began_ns, pause_ns);
+  if (local_ != nullptr) return local_->hear(std::chrono::nanoseconds(pause).count(), deadline);
+  deadline.nap(pause);
   return {};
 }
 

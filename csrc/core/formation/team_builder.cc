@@ -176,13 +176,11 @@ class TeamBuilder {
     request.prefix = request_.prefix + "transport/" + std::to_string(whole_.group_id) + "/";
     request.settings = *party_.settings;
     request.usable_cores = party_.topology->usable_cores();
-    std::vector<int> count_on_host(static_cast<size_t>(whole_.host_count));
     for (size_t rank = 0; rank < whole_.members.size(); ++rank) {
       const PeerAddress& address = whole_.addresses[rank];
       TransportMember member;
       member.id = address.arena;
       member.host = whole_.hosts[rank];
-      member.local_rank = count_on_host[static_cast<size_t>(member.host)]++;
       member.global_rank = whole_.members[rank].global_rank;
       member.pid = address.pid;
       member.host_name = std::string(address.host, strnlen(address.host, sizeof address.host));

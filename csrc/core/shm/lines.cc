@@ -7,7 +7,6 @@
 #include <cstring>
 #include <functional>
 #include <new>
-#include <thread>
 
 #include "core/base/fence.h"
 #include "core/base/futex.h"
@@ -412,9 +411,7 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
                       (late.empty() ? "ranks of other groups have not read what was sent to them"
                                     : late + " has not finished the calls before this one") +
                       "; if that is only slow, raise the timeout");
-    const int64_t began_ns = monotonic_ns();
-    std::this_thread::sleep_for(pause);
-    deadline_.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
+    deadline_.nap(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
   return {};

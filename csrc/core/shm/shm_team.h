@@ -78,7 +78,6 @@ class ShmTeam final : public Team {
   Status absence() const { return lines_->absence(); }
   bool has_left(int member) const { return lines_->has_left(member); }
   Departure departure(int member) const { return lines_->departure(member); }
-  std::string name_member(int member) const { return lines_->name_member(member); }
 
  private:
   Status all_reduce_tiny(const void* in, void* out, size_t count, const Reduction& reduction);

@@ -272,9 +272,7 @@ Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Dea
     if (!refusal.why_not.empty()) return refusal;
     if (received < 0 && time_left.is_over()) return too_late();
     if (received >= 0) break;
-    const int64_t began_ns = monotonic_ns();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    deadline.note_slice(began_ns, 1'000'000);
+    deadline.nap(kMs);
   }
   if (received == 0)
     return {nullptr, "no descriptor is left for its memory (ulimit -n)", Code::kResource};

@@ -13,9 +13,10 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstStepPause{1}, kLongestStepPause{50};
-// How often a waiting rank asks the store whether another has failed: a thousand ranks that wait
-// for one ask ten thousand times a second.
+// How often a waiting rank asks the store whether another has failed.
 constexpr int64_t kLookForFailureNs = 100'000'000;
+// So many ranks that wait for one ask thirty thousand times a second; more ask less often each.
+constexpr int kRanksAtFullPace = 1024, kSlowestPace = 8;
 // All deadlines pass together, but only rank 0 knows the missing ranks: the others wait this much
 // longer for its failure.
 constexpr int64_t kLastStepWordNs = 1'000'000'000;
@@ -35,7 +36,10 @@ std::string claim_of(int step) { return "claims/" + std::to_string(step); }
 }  // namespace
 
 StoreExchange::StoreExchange(Store& store, ExchangeRequest request, const Deadline& deadline)
-    : store_(store), request_(std::move(request)), deadline_(deadline) {}
+    : store_(store),
+      request_(std::move(request)),
+      deadline_(deadline),
+      pace_(std::clamp(request_.size / kRanksAtFullPace, 1, kSlowestPace)) {}
 
 Result<std::string> StoreExchange::agree(const std::string& step, std::string_view own,
                                          const Decide& decide) {
@@ -146,7 +150,7 @@ Result<std::string> StoreExchange::await(const std::string& name, const Deadline
 Result<std::string> StoreExchange::await(const std::string& name, const Find& find,
                                          const Deadline& deadline) {
   TimeLeft time_left(deadline);
-  for (auto pause = kFirstStepPause;; pause = std::min(pause * 2, kLongestStepPause)) {
+  for (auto pause = kFirstStepPause;; pause = std::min(pause * 2, kLongestStepPause * pace_)) {
     const bool is_over = time_left.is_over();  // the store is asked once more
     Result<std::optional<std::string>> found = find();
     if (!found.ok()) return found.status();
@@ -156,16 +160,14 @@ Result<std::string> StoreExchange::await(const std::string& name, const Find& fi
     if (called_off_) return failure();
     if (is_over)
       return Status(Code::kTimeout, "timed out waiting for '" + key(name) + "' in the store");
-    const int64_t began_ns = monotonic_ns();
-    std::this_thread::sleep_for(pause);
-    deadline.note_slice(began_ns, std::chrono::nanoseconds(pause).count());
+    deadline.nap(pause);
   }
 }
 
 Status StoreExchange::look() {
   const Status reason = request_.look();
   if (reason.ok() && monotonic_ns() < look_again_ns_) return {};
-  look_again_ns_ = monotonic_ns() + kLookForFailureNs;
+  look_again_ns_ = monotonic_ns() + kLookForFailureNs * pace_;
   // Asked before the store: a dead rank writes no more, so the read below sees its failure, which
   // may be the reason for its death.
   DSCOMM_RETURN_IF_ERROR(failure());

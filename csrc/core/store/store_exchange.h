@@ -86,6 +86,7 @@ class StoreExchange {
   Store& store_;
   const ExchangeRequest request_;
   const Deadline& deadline_;
+  const int pace_;  // by which its pauses are longer where ranks are many
   int64_t look_again_ns_ = 0, find_again_ns_ = 0;
   int step_ = 0;
   int awaited_ = -1;

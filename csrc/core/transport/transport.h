@@ -28,7 +28,6 @@ class FailureDetector;
 struct TransportMember {
   ArenaId id;             // names the process
   int host = 0;           // which host: members with the same number share memory
-  int local_rank = 0;     // position among the members of its host, ascending by rank
   int global_rank = -1;   // in the job, for messages; -1 when not known
   int64_t pid = 0;        // as its own PID namespace numbers it
   std::string host_name;  // for messages
