@@ -8,6 +8,7 @@
 #include <barrier>
 #include <chrono>
 #include <future>
+#include <latch>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -429,6 +430,30 @@ TEST(LocalExchange, WhoFindsNoLeaderSpeaksForItself) {
     });
     EXPECT_EQ(store.keys(), std::vector<std::string>());
   }
+}
+
+// Of two hosts of two ranks: rank 3 has its leader speak for it, and then does nothing.
+TEST(LocalExchange, AStoppedMemberOfAnotherHostIsNamed) {
+  auto registry = std::make_shared<Registry>();
+  MemoryStore store;
+  std::latch failed(3);
+  run_ranks(4, [&](int rank) {
+    RankParty party(registry, small_settings());
+    party.per_host = 2;
+    party.host_identity = std::to_string(rank / 2);
+    if (rank == 3)
+      party.gone = [&] {
+        failed.wait();
+        return Status();
+      };
+    Result<Formation> formation = party.form(store, rank, 4, "test", milliseconds(5000));
+    ASSERT_FALSE(formation.ok());
+    if (rank == 3) return;
+    EXPECT_EQ(formation.status().code(), Code::kTimeout);
+    EXPECT_NE(formation.status().message().find("waiting for rank 3 ("), std::string::npos)
+        << formation.status().message();
+    failed.count_down();
+  });
 }
 
 // Rank 1 has found no leader, and waits in the store since before the leader's process began.

@@ -18,7 +18,7 @@ PRIMITIVES = {
     "poll": r"\b(poll|ppoll|epoll_p?wait|select|pselect)\s*\(",
     # Methods of ours and of c10d are called recv, accept and sleep too.
     "socket": r"\b(accept4|recvfrom|recvmsg)\s*\(|(?<![\w.>:])(::)?(recv|connect)\s*\((?!std::)",
-    "sleep": r"\b(sleep_for|sleep_until|usleep|nanosleep|clock_nanosleep|nap)\s*\(|(?<!\w)::sleep\s*\(",
+    "sleep": r"\b(sleep_for|sleep_until|usleep|(clock_)?nanosleep|nap)\s*\(|(?<!\w)::sleep\s*\(",
     "spin": r"\b(sched_yield|pause_core|_mm_pause|__builtin_ia32_pause)\s*\(|this_thread::yield",
     "condition": r"(\.|->)\s*(wait|wait_for|wait_until)\s*\(|\bpthread_cond_\w*wait\s*\(",
     "semaphore": r"\b(sem_wait|sem_timedwait)\s*\(|\bstd::(latch|barrier|counting_semaphore)\b",
