@@ -433,7 +433,7 @@ TEST(LocalExchange, WhoFindsNoLeaderSpeaksForItself) {
 }
 
 // Of two hosts of two ranks: rank 3 has its leader speak for it, and then does nothing.
-TEST(LocalExchange, AStoppedMemberOfAnotherHostIsNamed) {
+TEST(LocalExchange, StoppedMemberOfAnotherHostIsNamed) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::latch failed(3);
@@ -457,7 +457,7 @@ TEST(LocalExchange, AStoppedMemberOfAnotherHostIsNamed) {
 }
 
 // Rank 1 has found no leader, and waits in the store since before the leader's process began.
-TEST(LocalExchange, WhoBeganBeforeItsLeaderIsNotWaitedFor) {
+TEST(LocalExchange, RankThatBeganBeforeItsLeaderIsExcused) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(2, [&](int rank) {

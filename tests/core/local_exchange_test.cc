@@ -73,7 +73,7 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
   }
 }
 
-TEST(LocalExchange, AFailureReachesThoseThatHaveStillToConfirm) {
+TEST(LocalExchange, FailureBeforeConfirmationReachesTheMember) {
   const LocalRanks local = ranks_of_this_test(2);
   const auto make_deadline = [] { return Deadline::after(seconds(60)); };
   std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));

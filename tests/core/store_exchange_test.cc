@@ -46,7 +46,7 @@ TEST(StoreExchange, AgreeReturnsOneDecisionAndLeavesNoKeys) {
   }
 }
 
-// What it was asked for first is there only when the answer is under way, and time has passed.
+// The key that is asked for first comes while the answer is under way, which takes time.
 class LateStore final : public ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
@@ -61,7 +61,7 @@ class LateStore final : public ForwardingStore {
   std::atomic<bool> asked_{false};
 };
 
-TEST(StoreExchange, WhatIsThereWhenTheDeadlinePassesIsTaken) {
+TEST(StoreExchange, EntryThatComesAtTheDeadlineIsTaken) {
   MemoryStore store;
   LateStore late(store);
   const Deadline deadline = Deadline::after(milliseconds(100));

@@ -322,7 +322,7 @@ class ReferenceRank {
 
   void finish(const Status& status) {
     if (status.ok()) {
-      // Or an abort that comes later takes the call back on ranks that are still in it.
+      // If it did not, a later abort would end the call on ranks that are still in it.
       const uint64_t finished = team_.finished_calls();
       if (team_.size() > 1 && finished == finished_) wrong("it does not count as finished");
       finished_ = finished;

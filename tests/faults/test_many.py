@@ -55,7 +55,8 @@ def _form(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_more_ranks_than_a_store_is_asked_for_one_by_one() -> None:
+def test_many_ranks_meet_in_a_tcp_store() -> None:
+    """So many that the store is asked for their keys at once."""
     with Job(36, _form) as job:
         job.results()
 

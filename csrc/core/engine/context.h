@@ -66,7 +66,7 @@ class Context {
   // See Group::formed_without_this().
   Status formed_without_this(uintptr_t world, const std::vector<int>& global_ranks,
                              uint64_t number) const;
-  // `number` is 0 where the others have and this process has not.
+  // With number 0: the others have formed it, and this process has not.
   void note_formed(uintptr_t world, const std::string& name, uint64_t number);
   // Of the first of these global ranks whose process has ended, as far as that is known; else OK.
   Status gone(uintptr_t world, const std::vector<int>& global_ranks) const;

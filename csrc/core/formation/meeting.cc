@@ -495,7 +495,7 @@ Status Meeting::give_up(const Status& cause) {
     remove_entry(rank);
     tell(entry.nonce, cause);
     if (!is_old(entry.time_ns)) continue;
-    // Perhaps of a process that has ended, whose successor is still to come.
+    // It may be of a process that has ended, whose successor is still to come.
     have_heard[static_cast<size_t>(rank)] = false;
     for (const auto& [covered, body] : entry.bodies)
       if (covered > 0 && covered < request_.size) have_heard[static_cast<size_t>(covered)] = false;
@@ -614,7 +614,7 @@ Result<bool> Meeting::enlist(LocalMember& local, const LocalEntry& own) {
   };
   Result<bool> joined = local.enlist(own, look_at_others, deadline_);
   if (joined.ok()) {
-    // What this rank left there when it failed, as it says nothing in the store now.
+    // Its failure of an earlier attempt would stay, as this rank says nothing in the store now.
     if (joined.value() && failures().last_ns(request_) != 0) remove_entry(request_.rank);
     return joined;
   }

@@ -40,9 +40,9 @@ struct MeetingRequest {
   int rank = 0;
   int size = 1;
   std::string members;                  // its global ranks, as this rank was told; for messages
-  std::vector<int> speakers;            // who will put entries, as far as known: asked for at once
+  std::vector<int> speakers;            // the ranks that will put entries; empty: not known
   Look look = [] { return Status(); };  // a reason of the caller's to give up waiting
-  // That rank 0 has formed the group without this rank, and so reads no entry of it any more.
+  // A failure if rank 0 has formed the group without this rank, and so reads no entry any more.
   Look formed = [] { return Status(); };
   // What was put into the store before this time of the wall clock may be of an earlier attempt.
   int64_t began_ns = process_began_ns();

@@ -108,7 +108,8 @@ Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
 void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
   if (monotonic_ns() < find_again_ns_) return;
   find_again_ns_ = monotonic_ns() + kLookForFailureNs;
-  size_t low = 0, high = keys.size() - 1;  // there are all before the first; not all up to the last
+  size_t low = 0,
+         high = keys.size() - 1;  // the keys before `low` are there; one up to `high` is not
   while (low < high) {
     const size_t middle = (low + high) / 2;
     const auto first = keys.begin() + static_cast<ptrdiff_t>(low);
