@@ -26,7 +26,7 @@ PRIMITIVES = {
 }
 
 ALLOWED = {
-    ("csrc/core/base/deadline.h", "sleep"): "a slice of whoever calls it",
+    ("csrc/core/base/deadline.h", "sleep"): "a slice of the caller's wait",
     ("csrc/core/base/memory_reservation.cc", "sleep"): "others reserve or take memory: the kernel "
     "unlocks for the dead; 50 ms at most for a turn, then ten seconds, one where nothing changes",
     (

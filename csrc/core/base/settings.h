@@ -101,13 +101,13 @@ struct Settings {
 // Whether torchrun started this process, which then may be one of several that are the same rank,
 // one after the other.
 bool started_by_torchrun();
-// What torchrun says to one of its workers. On each host their ranks follow each other.
+// The variables that torchrun sets for a worker. The ranks of a host are consecutive.
 struct TorchrunWorker {
   int rank = -1, world_size = -1, local_rank = -1, local_world_size = -1;  // -1: it says nothing
-  std::string attempt;  // which job this is of those on this host, and how often it was restarted
+  std::string attempt;  // names the job on this host and the restart
 };
-// Of this process; nothing where torchrun did not start it. Processes that a worker starts inherit
-// what it was told.
+// Of this process; nothing if torchrun did not start it. Processes started by a worker inherit its
+// variables.
 std::optional<TorchrunWorker> torchrun_worker();
 // Whether the launcher keeps the job's store, and not the job's rank 0.
 bool launcher_keeps_store();

@@ -116,7 +116,7 @@ Status Group::form(std::shared_ptr<Store> store) {
       build_teams(context_->party(), *store, request, find_transport, options_.timeout);
   if (!made.ok()) {
     close_message_port();
-    // Where it failed here alone, this rank counts it as the others do.
+    // If the others have formed it, their count of this name is one higher from now on.
     if (!request.formed().ok()) context_->note_formed(options_.world, options_.name, 0);
     return made.status();
   }
@@ -499,7 +499,7 @@ LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::s
   if (!options_.global_ranks.empty() || point_to_point_ == nullptr) return {};
   LocalRanks local;
   {
-    // All members have formed it equally often: what one says of an earlier one is not of this.
+    // All members have formed groups of this name equally often, so the count tells them apart.
     std::lock_guard lock(mutex_);
     auto formed = formations_.find(std::hash<std::string>()(name));
     local.group = std::to_string(point_to_point_->id) + "/" + name + "/" +

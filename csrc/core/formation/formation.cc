@@ -167,7 +167,7 @@ class Former {
     if (!here.empty() && here.front() == 0) {
       meeting.look = request.gone;
       meeting.formed = request.formed;
-    } else {  // rank 0 may wait for this rank all the same
+    } else {  // on another host rank 0 may still wait for this rank, and hears that it gave up
       meeting.look = [&request] {
         DSCOMM_RETURN_IF_ERROR(request.gone());
         return request.formed();
@@ -494,7 +494,8 @@ class Former {
   Status gather_reports(Report* all) {
     if (leader_ == nullptr) return {};
     TimeLeft time_left(deadline_);
-    // Rank 0 knows of the leaders alone, so they say before it times out for whom they wait.
+    // Rank 0 knows the leaders alone, so a leader names its missing members before rank 0 times
+    // out.
     const int64_t earlier_ns =
         request_.rank == 0 ? 0 : std::min(kBeforeRankZeroNs, deadline_.timeout_ms() * kMs / 20);
     for (bool is_over = false; leader_->reports().size() < leader_->entries().size();) {

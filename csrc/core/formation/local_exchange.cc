@@ -106,7 +106,7 @@ Status LocalLeader::turn() {
     while (std::optional<LocalMessage> message = member.socket.next()) take(member, *message);
     if (!is_open) member.socket.close();
   }
-  // After what all had to say: who died may have done so because of that.
+  // Deaths come after all messages: a member may have died because of another's failure.
   for (const Member& member : members_)
     if (!member.socket.open() && member.is_member && failure_.ok())
       failure_ = death_of(member.entry.name);
@@ -203,7 +203,7 @@ void LocalLeader::tell_table(uint64_t number, const std::string& table) {
 }
 
 void LocalLeader::tell_failure(const Status& cause) {
-  // Also to those that have still to confirm.
+  // Also to members that have not confirmed yet: they read this after kTaken.
   for (Member& member : members_) member.socket.send(LocalMessageKind::kFailure, pack_cause(cause));
   // A table may still be under way to some of them.
   const Deadline deadline = Deadline::after(kLastWords);

@@ -69,7 +69,7 @@ class LocalLeader {
   // The number of members that came or went so far.
   uint64_t changes() const { return changes_; }
 
-  // What the members say of an earlier table counts no more.
+  // Reports on an earlier table no longer count.
   void begin_table() { table_ = 0; }
   // To all members; `number` is not 0.
   void tell_table(uint64_t number, const std::string& table);
@@ -119,7 +119,8 @@ class LocalMember {
   // leader has ended, kTimeout soon after the deadline.
   Result<LocalMessage> await(const Look& look, const Deadline& deadline);
   void report(const std::string& text);
-  // In place of a report: what all raise, or the table of a meeting that superseded this one.
+  // Instead of report(): the failure that all raise, or the table of a meeting that superseded this
+  // one.
   Result<LocalMessage> fail(const Status& cause, const Deadline& deadline);
 
   // Whether the leader has ended: what it did not pass on may be in the store.

@@ -33,7 +33,8 @@ constexpr int64_t kLookEveryNs = 100'000'000;
 constexpr int64_t kLastWordNs = 1'000'000'000;
 // A live rank whose entry was overwritten objects within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
-// Between two looks at the entries one by one, while rank 0 knows whose it awaits.
+// Between two passes over single entries, while rank 0 waits for all expected ones. A pass finds
+// failures, and entries of ranks that were not expected.
 constexpr int64_t kPassEveryNs = 250'000'000;
 // Between two entries of a rank that still waits for some for which it is to speak.
 constexpr int64_t kPutEveryNs = 1'000'000'000;
@@ -345,7 +346,7 @@ Status Meeting::collect() {
   }
 }
 
-// The entries of all that are expected, once all are there.
+// All expected entries in one question. One by one, rank 0's time would grow with the hosts.
 Status Meeting::fetch() {
   if (expected_.empty()) return {};
   std::vector<std::string> keys;

@@ -104,7 +104,7 @@ Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
   return said;
 }
 
-// The first rank whose entry is not there, now and then.
+// Finds the first missing rank now and then, for callers that must know for whom this waits.
 void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
   if (monotonic_ns() < find_again_ns_) return;
   find_again_ns_ = monotonic_ns() + kLookForFailureNs;
