@@ -117,17 +117,12 @@ Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& re
 Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& deadline,
                                   const std::string& folder) {
   raise_descriptor_limit();
-  Result<std::unique_ptr<TreeDetector>> detector =
-      TreeDetector::connect(request_, *store, deadline);
-  if (!detector.ok()) return detector.status();
-  detector_ = std::move(detector).value();
+  DSCOMM_ASSIGN_OR_RETURN(detector_, TreeDetector::connect(request_, *store, deadline));
   detector_->on_death(&watch_calls);
   std::vector<int> everyone(request_.members.size());
   std::iota(everyone.begin(), everyone.end(), 0);
-  Result<std::unique_ptr<MpiWorld>> world = bring_up(
-      request_, std::move(store), deadline, folder + "/dscomm-pmix", look_for_the_gone(everyone));
-  if (!world.ok()) return world.status();
-  world_ = std::move(world).value();
+  DSCOMM_ASSIGN_OR_RETURN(world_, bring_up(request_, std::move(store), deadline,
+                                           folder + "/dscomm-pmix", look_for_the_gone(everyone)));
   return {};
 }
 

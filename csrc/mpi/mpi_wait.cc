@@ -28,17 +28,15 @@ Result<bool> poll(std::vector<MPI_Request>* requests) {
 Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
                 const Deadline& deadline, MpiWatch& watch) {
   for (int i = 0; i < policy.spin_polls; ++i) {
-    Result<bool> done = poll(requests);
-    if (!done.ok()) return done.status();
-    if (done.value()) return {};
+    DSCOMM_ASSIGN_OR_RETURN(bool done, poll(requests));
+    if (done) return {};
     DSCOMM_RETURN_IF_ERROR(watch.look(0));
   }
   const int64_t left_at_first = deadline.remaining_ns();
   TimeLeft time_left(deadline);
   while (true) {
-    Result<bool> done = poll(requests);
-    if (!done.ok()) return done.status();
-    if (done.value()) return {};
+    DSCOMM_ASSIGN_OR_RETURN(bool done, poll(requests));
+    if (done) return {};
     const int64_t waited = left_at_first - deadline.remaining_ns();
     const int64_t left = time_left.ns();
     DSCOMM_RETURN_IF_ERROR(watch.look(waited));

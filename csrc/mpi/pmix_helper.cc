@@ -170,10 +170,9 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
               helper->environments_.own.size() == description.clients.size();
       if (!ready) return Status(Code::kInternal, "it answered something else than was asked");
     }
-    Result<bool> detached = starter.ended();
-    if (!detached.ok()) return detached.status();
-    if (ready && detached.value()) return helper;
-    if (!open && detached.value())
+    DSCOMM_ASSIGN_OR_RETURN(bool detached, starter.ended());
+    if (ready && detached) return helper;
+    if (!open && detached)
       return Status(Code::kInternal, "it ended before it was ready; standard error may say why");
     DSCOMM_RETURN_IF_ERROR(look());
     if (is_over)
@@ -273,9 +272,7 @@ Status PmixHelper::State::gather(Fence& fence, std::string* missing) {
   bool is_whole = true;
   for (size_t i = 1; i < fence.data.size(); ++i) {
     if (fence.data[i].has_value()) continue;
-    Result<std::optional<std::string>> found = store->find(key(fence, fence.asked.hosts[i]));
-    if (!found.ok()) return found.status();
-    fence.data[i] = std::move(found).value();
+    DSCOMM_ASSIGN_OR_RETURN(fence.data[i], store->find(key(fence, fence.asked.hosts[i])));
     if (fence.data[i].has_value()) continue;
     is_whole = false;
     *missing += (missing->empty() ? "" : ", ") + description.hosts[fence.asked.hosts[i]].name;
@@ -289,19 +286,17 @@ Status PmixHelper::State::gather(Fence& fence, std::string* missing) {
 }
 
 Status PmixHelper::State::await_others(Fence& fence, std::string* missing) {
-  Result<std::optional<std::string>> all = store->find(key_of_all(fence));
-  if (!all.ok()) return all.status();
-  if (all.value().has_value()) {
-    answer(fence, std::move(*all.value()));
+  DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> all, store->find(key_of_all(fence)));
+  if (all.has_value()) {
+    answer(fence, std::move(*all));
     return {};
   }
   if (monotonic_ns() >= fence.name_again_ns) {
     fence.name_again_ns = monotonic_ns() + kNameEveryNs;
     fence.missing.clear();
     for (uint32_t host : fence.asked.hosts) {
-      Result<bool> there = store->has(key(fence, host));
-      if (!there.ok()) return there.status();
-      if (!there.value())
+      DSCOMM_ASSIGN_OR_RETURN(bool there, store->has(key(fence, host)));
+      if (!there)
         fence.missing += (fence.missing.empty() ? "" : ", ") + description.hosts[host].name;
     }
   }

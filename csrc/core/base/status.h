@@ -83,4 +83,14 @@ class [[nodiscard]] Result {
     if (::dscomm::Status status_ = (expression); !status_.ok()) return status_; \
   } while (0)
 
+// DSCOMM_ASSIGN_OR_RETURN(int fd, open(path)): takes the value of a Result, or returns its status.
+#define DSCOMM_ASSIGN_OR_RETURN(target, ...) \
+  DSCOMM_ASSIGN_OR_RETURN_(DSCOMM_JOIN(result_, __LINE__), target, (__VA_ARGS__))
+#define DSCOMM_ASSIGN_OR_RETURN_(result, target, expression) \
+  auto result = expression;                                  \
+  if (!result.ok()) return result.status();                  \
+  target = std::move(result).value()
+#define DSCOMM_JOIN(one, other) DSCOMM_JOIN_(one, other)
+#define DSCOMM_JOIN_(one, other) one##other
+
 }  // namespace dscomm

@@ -69,9 +69,8 @@ Status Dial::begin() {
     while (next_ < endpoints_.size() && is_tried(next_)) ++next_;
     if (next_ < endpoints_.size()) {
       if (now < start_next_ns_) return {};
-      Result<bool> begun = begin_attempt(next_++);
-      if (!begun.ok()) return begun.status();
-      start_next_ns_ = begun.value() ? now + kNextAddressNs : now;
+      DSCOMM_ASSIGN_OR_RETURN(bool begun, begin_attempt(next_++));
+      start_next_ns_ = begun ? now + kNextAddressNs : now;
       continue;
     }
     const bool is_connecting =

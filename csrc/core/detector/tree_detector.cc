@@ -51,9 +51,8 @@ Result<std::unique_ptr<TreeDetector>> TreeDetector::connect(const TransportReque
     decline_transport(request, store, begun);
     return begun;
   }
-  Result<std::vector<Link>> links = connect_members(request, store, deadline);
-  if (!links.ok()) return links.status();
-  detector->start(std::move(links).value());
+  DSCOMM_ASSIGN_OR_RETURN(std::vector<Link> links, connect_members(request, store, deadline));
+  detector->start(std::move(links));
   remove_invitation(request, store, deadline);
   return detector;
 }

@@ -47,13 +47,9 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
   context->flight_record_ = std::make_unique<FlightRecord>(settings.flight_record_dir);
   context->made_in_pid_ = getpid();
   context->made_after_forks_ = fork_count.load(std::memory_order_relaxed);
-  Result<std::unique_ptr<Topology>> topology = Topology::load(settings.topology);
-  if (!topology.ok()) return topology.status();
-  context->topology_ = std::move(topology).value();
-  Result<std::shared_ptr<Arena>> arena =
-      Arena::create(static_cast<size_t>(settings.arena_bytes), context->topology_.get());
-  if (!arena.ok()) return arena.status();
-  context->arena_ = std::move(arena).value();
+  DSCOMM_ASSIGN_OR_RETURN(context->topology_, Topology::load(settings.topology));
+  DSCOMM_ASSIGN_OR_RETURN(context->arena_, Arena::create(static_cast<size_t>(settings.arena_bytes),
+                                                         context->topology_.get()));
   if (settings.pool_bytes > 0) {
     Result<std::shared_ptr<TensorPool>> pool =
         TensorPool::create(static_cast<size_t>(settings.pool_bytes), context->topology_.get());
@@ -64,20 +60,17 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
                pool.status().message().c_str());
   }
   ArenaId doorbell_token;
-  Result<std::unique_ptr<Doorbell>> doorbell = Doorbell::create(&doorbell_token);
-  if (!doorbell.ok()) return doorbell.status();
+  DSCOMM_ASSIGN_OR_RETURN(std::unique_ptr<Doorbell> doorbell, Doorbell::create(&doorbell_token));
   context->point_to_point_ =
-      std::make_unique<PointToPoint>(context->arena_, settings, std::move(doorbell).value());
+      std::make_unique<PointToPoint>(context->arena_, settings, std::move(doorbell));
   context->workers_ =
       std::make_unique<WorkerPool>(std::chrono::milliseconds(settings.worker_idle_ms));
   context->host_identity_ = host.empty() ? host_identity() : host;
   context->networks_ = own_networks();
   context->make_transport_ = std::move(make_transport);
   context->directory_ = std::move(directory);
-  Result<PeerAddress> address =
-      context->directory_->publish(context->arena_, context->pool_, doorbell_token);
-  if (!address.ok()) return address.status();
-  context->address_ = address.value();
+  DSCOMM_ASSIGN_OR_RETURN(context->address_, context->directory_->publish(
+                                                 context->arena_, context->pool_, doorbell_token));
   return context;
 }
 
@@ -91,20 +84,18 @@ Result<std::shared_ptr<Context>> Context::process() {
     if (result != 0) return Status(Code::kResource, "pthread_atfork failed");
     handler_set = true;
   }
-  Result<Settings> settings = Settings::from_environment();
-  if (!settings.ok()) return settings.status();
-  set_log_level(settings.value().debug);
-  const bool on_signal = settings.value().flight_record_signal != "none";
-  if (on_signal && settings.value().flight_record_dir.empty())
+  DSCOMM_ASSIGN_OR_RETURN(Settings settings, Settings::from_environment());
+  set_log_level(settings.debug);
+  const bool on_signal = settings.flight_record_signal != "none";
+  if (on_signal && settings.flight_record_dir.empty())
     return make_status(Code::kInvalidArgument,
                        "DSCOMM_FLIGHT_RECORD_SIGNAL=%s: expected DSCOMM_FLIGHT_RECORD_DIR as well",
-                       settings.value().flight_record_signal.c_str());
-  Result<std::shared_ptr<Context>> context =
-      create(settings.value(), std::make_unique<SocketDirectory>());
-  if (!context.ok()) return context;
+                       settings.flight_record_signal.c_str());
+  DSCOMM_ASSIGN_OR_RETURN(std::shared_ptr<Context> context,
+                          create(settings, std::make_unique<SocketDirectory>()));
   if (on_signal)
-    DSCOMM_RETURN_IF_ERROR(FlightRecord::write_on_signal(context.value()->flight_record_.get()));
-  process_context = new std::shared_ptr<Context>(context.value());
+    DSCOMM_RETURN_IF_ERROR(FlightRecord::write_on_signal(context->flight_record_.get()));
+  process_context = new std::shared_ptr<Context>(context);
   return context;
 }
 
@@ -197,9 +188,9 @@ Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& re
     return Status(Code::kUnsupported,
                   "two groups that span hosts were made at the same time, and each would be the "
                   "first; make one after the other");
-  Result<std::shared_ptr<Transport>> made = make_transport_(request, std::move(store), deadline);
-  if (!made.ok()) return made;
-  transport_ = made.value();
+  DSCOMM_ASSIGN_OR_RETURN(std::shared_ptr<Transport> made,
+                          make_transport_(request, std::move(store), deadline));
+  transport_ = made;
   transport_id_ = request.id;
   return made;
 }

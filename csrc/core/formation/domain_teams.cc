@@ -65,11 +65,11 @@ class DomainTeamsBuilder {
       flat.note_call(call, reads_all);
     };
     options.heard = [&flat](uint64_t) { return flat.absence(); };
-    Result<std::unique_ptr<HierarchicalTeam>> composed =
-        HierarchicalTeam::make(request_.rank, request_.domains, inner, outer, std::move(options));
-    if (!composed.ok()) return composed.status();
+    DSCOMM_ASSIGN_OR_RETURN(
+        std::unique_ptr<HierarchicalTeam> composed,
+        HierarchicalTeam::make(request_.rank, request_.domains, inner, outer, std::move(options)));
     flat.end_forming();
-    return std::unique_ptr<Team>(std::move(composed).value());
+    return std::unique_ptr<Team>(std::move(composed));
   }
 
  private:
@@ -80,9 +80,7 @@ class DomainTeamsBuilder {
 
   // Lines that are open before anybody knows of them.
   Status allocate(size_t part, uint64_t* offset) {
-    Result<uint64_t> lines = request_.arena->allocate_lines();
-    if (!lines.ok()) return lines.status();
-    *offset = lines.value();
+    DSCOMM_ASSIGN_OR_RETURN(*offset, request_.arena->allocate_lines());
     unused_.push_back(*offset);
     Lines::set_up(*request_.arena, *offset);
     Lines::open(*request_.arena, *offset, id_of(part));

@@ -212,9 +212,8 @@ class Former {
       return {};
     }
     member_ = std::make_unique<LocalMember>(request_.local);
-    Result<bool> joined = meeting_.enlist(*member_, own);
-    if (!joined.ok()) return joined.status();
-    if (!joined.value()) member_.reset();
+    DSCOMM_ASSIGN_OR_RETURN(bool joined, meeting_.enlist(*member_, own));
+    if (!joined) member_.reset();
     return {};
   }
 
@@ -299,9 +298,8 @@ class Former {
         chunk, static_cast<uint64_t>(settings.one_shot_bytes),
         std::max(kLeastBuffers * chunk,
                  std::min<uint64_t>(settings.staging_bytes, room) / kPageBytes * kPageBytes)};
-    Result<uint64_t> lines = party_.arena->allocate_lines();
-    if (!lines.ok()) return lines.status();
-    lines_offset_ = member->lines_offset = lines.value();
+    DSCOMM_ASSIGN_OR_RETURN(uint64_t lines, party_.arena->allocate_lines());
+    lines_offset_ = member->lines_offset = lines;
     Lines::set_up(*party_.arena, lines_offset_);
     return {};
   }
@@ -435,9 +433,9 @@ class Former {
       if (member.peer != nullptr && member.peer->lacks_pool()) lacks_pool = 1;
     reported_ = true;
     const Report own{lacks_pool, awaits_successor_};
-    Result<std::string> verdict = member_ != nullptr ? hear_verdict(own) : make_verdict(own);
-    if (!verdict.ok()) return verdict.status();
-    formation_.reads_pools = Unpacker(verdict.value()).number() == 0;
+    DSCOMM_ASSIGN_OR_RETURN(std::string verdict,
+                            member_ != nullptr ? hear_verdict(own) : make_verdict(own));
+    formation_.reads_pools = Unpacker(verdict).number() == 0;
     if (!formation_.reads_pools)
       log_line(LogLevel::kInfo,
                "group '%s': a rank cannot read the pool of another (ulimit -v, ulimit -n), so all "
@@ -481,10 +479,10 @@ class Former {
       return Packer().number(sum.lacks_pool).take();
     };
     const std::string report = pack_report(all);
-    Result<std::string> verdict =
-        speaks_for_all() ? decide({report}) : exchange_->agree("report", report, decide);
-    if (!verdict.ok()) return verdict;
-    if (leader_ != nullptr) leader_->tell_verdict(verdict.value());
+    DSCOMM_ASSIGN_OR_RETURN(std::string verdict, speaks_for_all()
+                                                     ? decide({report})
+                                                     : exchange_->agree("report", report, decide));
+    if (leader_ != nullptr) leader_->tell_verdict(verdict);
     if (speaks_for_all()) return verdict;
     if (request_.rank == 0) meeting_.remove_tables();  // all have it, or there were no verdict
     exchange_->finish();

@@ -164,9 +164,8 @@ bool Meeting::unpack(std::string_view bytes, Entry* entry) {
 
 // This rank's entry, in place of whatever is there.
 Status Meeting::put(const Status& cause) {
-  Result<int64_t> claims = store_.add(key(claims_name(request_.rank)), 1);
-  if (!claims.ok()) return claims.status();
-  follows_ = claims.value() > 1;
+  DSCOMM_ASSIGN_OR_RETURN(int64_t claims, store_.add(key(claims_name(request_.rank)), 1));
+  follows_ = claims > 1;
   return set(cause);
 }
 
@@ -259,16 +258,14 @@ void Meeting::decline(const Status& cause) {
 }
 
 Status Meeting::withdraw() {
-  Result<bool> taken = take_back();
-  if (!taken.ok()) return taken.status();
-  return taken.value() ? Status() : conflict(seen_[static_cast<size_t>(request_.rank)]);
+  DSCOMM_ASSIGN_OR_RETURN(bool taken, take_back());
+  return taken ? Status() : conflict(seen_[static_cast<size_t>(request_.rank)]);
 }
 
 // False when another process has put an entry in the place of this rank's, which stays there.
 Result<bool> Meeting::take_back() {
-  Result<bool> there = read(request_.rank);
-  if (!there.ok()) return there;
-  if (there.value() && seen_[static_cast<size_t>(request_.rank)].nonce != nonce_) return false;
+  DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
+  if (there && seen_[static_cast<size_t>(request_.rank)].nonce != nonce_) return false;
   remove_entry(request_.rank);
   return true;
 }
@@ -326,10 +323,9 @@ Status Meeting::collect() {
     // missing; but those that are there and not settled wait side by side.
     for (int rank = 0; passes && rank < request_.size; ++rank) {
       if (taken_by[static_cast<size_t>(rank)] >= 0) continue;
-      Result<bool> there = take_entry_of(rank, &taken_by);
-      if (!there.ok()) return there.status();
+      DSCOMM_ASSIGN_OR_RETURN(bool there, take_entry_of(rank, &taken_by));
       is_whole = is_whole && taken_by[static_cast<size_t>(rank)] >= 0;
-      if (!there.value()) break;
+      if (!there) break;
     }
     if (is_whole) {
       speakers_.assign(taken_by.begin(), taken_by.end());
@@ -351,10 +347,9 @@ Status Meeting::fetch() {
   if (expected_.empty()) return {};
   std::vector<std::string> keys;
   for (int rank : expected_) keys.push_back(key(entry_name(rank)));
-  Result<std::optional<std::vector<std::string>>> found = store_.find_all(keys);
-  if (!found.ok()) return found.status();
-  if (!found.value()) return {};
-  for (size_t k = 0; k < keys.size(); ++k) fetched_[expected_[k]] = std::move((*found.value())[k]);
+  DSCOMM_ASSIGN_OR_RETURN(std::optional<std::vector<std::string>> found, store_.find_all(keys));
+  if (!found) return {};
+  for (size_t k = 0; k < keys.size(); ++k) fetched_[expected_[k]] = std::move((*found)[k]);
   expected_.clear();
   return {};
 }
@@ -372,17 +367,14 @@ Result<bool> Meeting::take_entry_of(int rank, std::vector<int>* taken_by) {
   bool is_there = false;
   for (int speaker : candidates) {
     if (speaker == request_.rank && !is_put_) continue;  // a predecessor's, if any
-    Result<bool> there = read(speaker);
-    if (!there.ok()) return there;
-    if (!there.value()) continue;
+    DSCOMM_ASSIGN_OR_RETURN(bool there, read(speaker));
+    if (!there) continue;
     is_there = true;
-    Result<bool> settled = is_settled(speaker);
-    if (!settled.ok()) return settled;
-    if (!settled.value()) continue;
+    DSCOMM_ASSIGN_OR_RETURN(bool settled, is_settled(speaker));
+    if (!settled) continue;
     const std::map<int, MemberText>& bodies = seen_[static_cast<size_t>(speaker)].bodies;
-    Result<bool> sole = is_sole_entry_of(bodies, speaker, taken_by);
-    if (!sole.ok()) return sole;
-    if (!sole.value()) continue;
+    DSCOMM_ASSIGN_OR_RETURN(bool sole, is_sole_entry_of(bodies, speaker, taken_by));
+    if (!sole) continue;
     for (const auto& [covered, body] : bodies) (*taken_by)[static_cast<size_t>(covered)] = speaker;
     if ((*taken_by)[static_cast<size_t>(rank)] >= 0) break;
   }
@@ -409,9 +401,8 @@ Result<bool> Meeting::is_sole_entry_of(const std::map<int, MemberText>& bodies, 
   for (const auto& [rank, removed_ns] : removed_ns_) {
     if (bodies.count(rank) == 0 || rank == speaker) continue;
     is_sole = is_sole && monotonic_ns() - removed_ns >= kObjectionNs;
-    Result<bool> is_back = read(rank);
-    if (!is_back.ok()) return is_back;
-    if (is_back.value()) return Status(Code::kMismatch, claimed_twice(rank));
+    DSCOMM_ASSIGN_OR_RETURN(bool is_back, read(rank));
+    if (is_back) return Status(Code::kMismatch, claimed_twice(rank));
   }
   return is_sole;
 }
@@ -467,15 +458,13 @@ Status Meeting::ask_caller() {
 
 // A rank that cannot take part is heard before all others have come.
 Status Meeting::look_for_trouble() {
-  Result<std::optional<std::string>> found = store_.find(key(kTrouble));
-  if (!found.ok()) return found.status();
-  if (!found.value()) return {};
-  const int rank = std::atoi(found.value()->c_str());
+  DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(key(kTrouble)));
+  if (!found) return {};
+  const int rank = std::atoi(found->c_str());
   if (rank <= 0 || rank >= request_.size) return {};
   has_trouble_ = true;
-  Result<bool> there = read(rank);
-  if (!there.ok()) return there.status();
-  if (!there.value()) return {};
+  DSCOMM_ASSIGN_OR_RETURN(bool there, read(rank));
+  if (!there) return {};
   Result<bool> settled = is_settled(rank);
   return settled.ok() ? Status() : settled.status();
 }
@@ -583,11 +572,10 @@ Result<Meeting::Table> Meeting::follow() {
 // What rank 0 says to this rank: the table, or a failure.
 Result<bool> Meeting::is_told() {
   const std::string mine = key(to_name(nonce_));
-  Result<std::optional<std::string>> found = store_.find(mine);
-  if (!found.ok()) return found.status();
-  if (!found.value()) return false;
+  DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(mine));
+  if (!found) return false;
   remove(to_name(nonce_));
-  Unpacker unpacker(*found.value());
+  Unpacker unpacker(*found);
   id_ = unpacker.number();
   Status cause;
   if (!unpack_status(unpacker, &cause) || !unpacker.whole())
@@ -596,9 +584,8 @@ Result<bool> Meeting::is_told() {
     static_cast<void>(take_back());
     return cause;
   }
-  Result<std::string> answer = store_.get(key(id_text() + "/table"), Deadline::after(kReadLimit));
-  if (!answer.ok()) return answer.status();
-  table_bytes_ = std::move(answer).value();
+  DSCOMM_ASSIGN_OR_RETURN(table_bytes_,
+                          store_.get(key(id_text() + "/table"), Deadline::after(kReadLimit)));
   return true;
 }
 
@@ -650,12 +637,11 @@ Result<Meeting::Table> Meeting::take_table(const LocalMessage& message) {
 // The failure of rank 0 before this rank arrived. If the key was there first, it may be an earlier
 // attempt's, which rank 0 removes when it arrives.
 Status Meeting::look_at_closed() {
-  Result<std::optional<std::string>> found = store_.find(key(kClosed));
-  if (!found.ok()) return found.status();
-  if (!closed_first_) closed_first_ = found.value().value_or("");
-  is_closed_ = found.value().has_value();
+  DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(key(kClosed)));
+  if (!closed_first_) closed_first_ = found.value_or("");
+  is_closed_ = found.has_value();
   if (!is_closed_) return {};
-  Unpacker unpacker(*found.value());
+  Unpacker unpacker(*found);
   const auto time_ns = static_cast<int64_t>(unpacker.number());
   Status cause;
   if (!unpack_status(unpacker, &cause) || !unpacker.whole())
@@ -665,7 +651,7 @@ Status Meeting::look_at_closed() {
     limit_ns = successor_limit_ns();
   else if (time_ns <= failures().last_ns(request_))
     limit_ns = kClosedNs;
-  is_closed_ = *found.value() != *closed_first_ || monotonic_ns() - came_ns_ >= limit_ns;
+  is_closed_ = *found != *closed_first_ || monotonic_ns() - came_ns_ >= limit_ns;
   return is_closed_ ? cause : Status();
 }
 
@@ -705,10 +691,9 @@ Result<Meeting::Table> Meeting::finish() {
 
 // Whether this rank's entry still is its own.
 Status Meeting::look_at_own() {
-  Result<bool> there = read(request_.rank);
-  if (!there.ok()) return there.status();
+  DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
   // Another attempt's rank 0 may have removed it.
-  if (!there.value() || !is_put_) return put(Status());
+  if (!there || !is_put_) return put(Status());
   const Entry& entry = seen_[static_cast<size_t>(request_.rank)];
   return entry.nonce == nonce_ ? Status() : conflict(entry);
 }
@@ -720,9 +705,8 @@ Status Meeting::look_for_the_awaited() {
   excuse_again_ns_ = monotonic_ns() + excuse_pause_ns_;
   const std::set<int> awaited = local_->awaited();
   for (int rank : awaited) {
-    Result<bool> there = read(rank);
-    if (!there.ok()) return there.status();
-    if (!there.value()) continue;
+    DSCOMM_ASSIGN_OR_RETURN(bool there, read(rank));
+    if (!there) continue;
     // It may have begun before this process did, and have waited since.
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!is_old(entry.time_ns) || monotonic_ns() - entry.since_ns >= kSuccessorNs)

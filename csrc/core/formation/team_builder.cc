@@ -29,16 +29,13 @@ class TeamBuilder {
   }
 
   Result<GroupTeams> run() {
-    Result<Formation> whole = form_group(party_, store_, request_, deadline_);
-    if (!whole.ok()) return whole.status();
-    whole_ = std::move(whole).value();
+    DSCOMM_ASSIGN_OR_RETURN(whole_, form_group(party_, store_, request_, deadline_));
     made_.in_place = {whole_.reads_pools ? party_.pool : nullptr, party_.settings->in_place_bytes};
-    Result<std::unique_ptr<Team>> here = make_team_of_host();
-    if (!here.ok()) return here.status();
+    DSCOMM_ASSIGN_OR_RETURN(std::unique_ptr<Team> here, make_team_of_host());
     if (whole_.host_count == 1)
-      made_.team = std::move(here).value();
+      made_.team = std::move(here);
     else
-      DSCOMM_RETURN_IF_ERROR(join_hosts(std::move(here).value()));
+      DSCOMM_RETURN_IF_ERROR(join_hosts(std::move(here)));
     made_.formation = std::move(whole_);
     return std::move(made_);
   }
@@ -137,10 +134,8 @@ class TeamBuilder {
       DSCOMM_RETURN_IF_ERROR(transport->detector().ended(id, call));
       return transport->detector().cut_off(in_transport, kCutOffGraceNs);
     };
-    Result<std::unique_ptr<HierarchicalTeam>> composed =
-        HierarchicalTeam::make(request_.rank, hosts, inner, outer, std::move(hierarchy));
-    if (!composed.ok()) return composed.status();
-    made_.team = std::move(composed).value();
+    DSCOMM_ASSIGN_OR_RETURN(made_.team, HierarchicalTeam::make(request_.rank, hosts, inner, outer,
+                                                               std::move(hierarchy)));
     return {};
   }
 

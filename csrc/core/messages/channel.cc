@@ -48,9 +48,8 @@ const ChannelBlock* block_at(const Peer& peer, uint64_t offset) {
 }  // namespace
 
 Status ChannelDirectory::add_block() {
-  Result<uint64_t> offset = arena_->allocate(kChannelBlockBytes);
-  if (!offset.ok()) return offset.status();
-  auto* block = reinterpret_cast<ChannelBlock*>(arena_->data() + offset.value());
+  DSCOMM_ASSIGN_OR_RETURN(uint64_t offset, arena_->allocate(kChannelBlockBytes));
+  auto* block = reinterpret_cast<ChannelBlock*>(arena_->data() + offset);
   // Relaxed: nobody knows the block until its offset is stored below.
   block->next.store(0, std::memory_order_relaxed);
   for (size_t k = kChannelsPerBlock; k-- > 0;) {
@@ -59,7 +58,7 @@ Status ChannelDirectory::add_block() {
   }
   std::atomic<uint64_t>& link =
       last_block_ == nullptr ? arena_->header().first_channel_block : last_block_->next;
-  link.store(offset.value(), std::memory_order_release);  // pairs with find_channel_lines()
+  link.store(offset, std::memory_order_release);  // pairs with find_channel_lines()
   last_block_ = block;
   return {};
 }
@@ -114,9 +113,7 @@ Channel::Channel(std::shared_ptr<Arena> arena, ChannelDirectory& directory,
 
 Status Channel::make_lines() {
   if (own_ != nullptr) return {};
-  Result<ChannelLines*> lines = directory_.take(peer_->address().arena);
-  if (!lines.ok()) return lines.status();
-  own_ = lines.value();
+  DSCOMM_ASSIGN_OR_RETURN(own_, directory_.take(peer_->address().arena));
   return {};
 }
 
@@ -146,17 +143,16 @@ void ChannelDirectory::give_back(const PieceRing& ring) {
 Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
   if (cells_ == nullptr) {
     constexpr size_t kRingBytes = kRingCells * sizeof(Cell);
-    Result<uint64_t> offset = arena_->allocate(kRingBytes);
-    if (!offset.ok()) return offset.status();
+    DSCOMM_ASSIGN_OR_RETURN(uint64_t offset, arena_->allocate(kRingBytes));
     if (Status status = make_lines(); !status.ok()) {
-      arena_->release(offset.value(), kRingBytes);
+      arena_->release(offset, kRingBytes);
       return status;
     }
-    cells_ = reinterpret_cast<Cell*>(arena_->data() + offset.value());
+    cells_ = reinterpret_cast<Cell*>(arena_->data() + offset);
     // Relaxed: ordered before the offset, without which nobody finds them.
     for (uint32_t k = 0; k < kRingCells; ++k) cells_[k].number.store(0, std::memory_order_relaxed);
     // seq_cst: pairs with find_their_cells(); see ChannelLines::cells_offset.
-    own_->cells_offset.store(offset.value(), std::memory_order_seq_cst);
+    own_->cells_offset.store(offset, std::memory_order_seq_cst);
   }
   if (message_bytes > kCellDataBytes) DSCOMM_RETURN_IF_ERROR(make_buffers());
   if (message_bytes <= kPageBytes) return {};
@@ -166,20 +162,18 @@ Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
 
 Status Channel::make_buffers() {
   if (buffers_ != nullptr) return {};
-  Result<uint64_t> offset = arena_->allocate(kRingCells * kPageBytes);
-  if (!offset.ok()) return offset.status();
-  buffers_ = arena_->data() + offset.value();
-  own_->buffers_offset = offset.value();
+  DSCOMM_ASSIGN_OR_RETURN(uint64_t offset, arena_->allocate(kRingCells * kPageBytes));
+  buffers_ = arena_->data() + offset;
+  own_->buffers_offset = offset;
   return {};
 }
 
 // Without a piece ring long messages use the cells' buffers, a page at a time.
 Status Channel::make_pieces(size_t channel_bytes) {
   if (has_asked_for_pieces_) return {};
-  Result<PieceRing> ring = directory_.take_pieces(channel_bytes);
-  if (!ring.ok()) return ring.status();
+  DSCOMM_ASSIGN_OR_RETURN(PieceRing ring, directory_.take_pieces(channel_bytes));
   has_asked_for_pieces_ = true;
-  pieces_ = ring.value();
+  pieces_ = ring;
   if (pieces_.data == nullptr) return {};
   own_->pieces_offset = static_cast<uint64_t>(pieces_.data - arena_->data());
   own_->pieces_bytes = pieces_.bytes;

@@ -36,10 +36,9 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   }
   for (uint32_t round = 0; round < rounds; ++round) {
     if (round < own_rounds && !place.has_value()) {
-      Result<std::byte*> stage = stage_->fill(round);
-      if (!stage.ok()) return stage.status();
+      DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
       size_t length = round_bytes(bytes, chunk, round);
-      copy(stage.value(), input + size_t{round} * chunk, length, stores());
+      copy(stage, input + size_t{round} * chunk, length, stores());
       post_staged(round + 1);
     }
     for (int step = 1; step < size(); ++step) {
@@ -49,11 +48,11 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
       if (round == 0) DSCOMM_RETURN_IF_ERROR(check_bytes(k, their_bytes));
       size_t length = round_bytes(their_bytes, chunk, round);
-      Result<const std::byte*> theirs = stage_->read(k, round, 0, size_t{round} * chunk, length);
-      if (!theirs.ok()) return theirs.status();
+      DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
+                              stage_->read(k, round, 0, size_t{round} * chunk, length));
       if (length > 0)
         std::memcpy(static_cast<std::byte*>(outs[static_cast<size_t>(k)]) + size_t{round} * chunk,
-                    theirs.value(), length);
+                    theirs, length);
     }
     lines_->acknowledge(round + 1);
   }

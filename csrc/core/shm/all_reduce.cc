@@ -93,9 +93,8 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
                                     const Reduction& reduction) {
   size_t bytes = count * dtype_bytes(reduction.dtype);
   DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, bytes, 1));
-  Result<std::byte*> buffer = stage_->fill(0);
-  if (!buffer.ok()) return buffer.status();
-  copy(buffer.value(), in, bytes, stores());
+  DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(0));
+  copy(buffer, in, bytes, stores());
   post_staged(1);
   for (int k = 0; k < size(); ++k) {
     size_t index = static_cast<size_t>(k);
@@ -104,9 +103,7 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
       continue;
     }
     DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, 1));
-    Result<const std::byte*> theirs = stage_->read(k, 0, 0, 0, bytes);
-    if (!theirs.ok()) return theirs.status();
-    sources_[index] = theirs.value();
+    DSCOMM_ASSIGN_OR_RETURN(sources_[index], stage_->read(k, 0, 0, 0, bytes));
   }
   dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
   stage_->close();
@@ -142,16 +139,15 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
       lines_->post(input_round(chunk) + 1);
       return {};
     }
-    Result<std::byte*> buffer = stage_->fill(input_round(chunk));
-    if (!buffer.ok()) return buffer.status();
+    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(input_round(chunk)));
     size_t begin = size_t{chunk} * chunk_count;
     size_t length = round_bytes(count, chunk_count, chunk);
     // All but the own slice, which is reduced from where it is.
     Slice own = slice_of(length, size(), rank(), element_bytes);
     const std::byte* from = input + begin * element_bytes;
-    copy(buffer.value(), from, own.begin * element_bytes, stores());
+    copy(buffer, from, own.begin * element_bytes, stores());
     size_t after = (own.begin + own.length) * element_bytes;
-    copy(buffer.value() + after, from + after, length * element_bytes - after, stores());
+    copy(buffer + after, from + after, length * element_bytes - after, stores());
     post_staged(input_round(chunk) + 1);
     return {};
   };
@@ -167,17 +163,14 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
         continue;
       }
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, input_round(chunk) + 1));
-      Result<const std::byte*> theirs =
+      DSCOMM_ASSIGN_OR_RETURN(
+          sources_[index],
           stage_->read(k, input_round(chunk), own.begin * element_bytes,
-                       (begin + own.begin) * element_bytes, own.length * element_bytes);
-      if (!theirs.ok()) return theirs.status();
-      sources_[index] = theirs.value();
+                       (begin + own.begin) * element_bytes, own.length * element_bytes));
     }
     std::byte* staged = nullptr;
     if (!result_in_place) {
-      Result<std::byte*> buffer = stage_->fill(result_round(chunk, chunks));
-      if (!buffer.ok()) return buffer.status();
-      staged = buffer.value();
+      DSCOMM_ASSIGN_OR_RETURN(staged, stage_->fill(result_round(chunk, chunks)));
     }
     for (size_t done = 0; done < own.length; done += block_count) {
       const size_t block = std::min(block_count, own.length - done);
@@ -201,10 +194,9 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, result_round(chunk, chunks) + 1));
       Slice slice = slice_of(round_bytes(count, chunk_count, chunk), size(), k, element_bytes);
       const size_t at = (begin + slice.begin) * element_bytes;
-      Result<const std::byte*> theirs = stage_->read(k, result_round(chunk, chunks), 0, at,
-                                                     slice.length * element_bytes, kResult);
-      if (!theirs.ok()) return theirs.status();
-      copy(output + at, theirs.value(), slice.length * element_bytes, gather_stores);
+      DSCOMM_ASSIGN_OR_RETURN(auto* theirs, stage_->read(k, result_round(chunk, chunks), 0, at,
+                                                         slice.length * element_bytes, kResult));
+      copy(output + at, theirs, slice.length * element_bytes, gather_stores);
     }
     lines_->acknowledge(result_round(chunk, chunks) + 1);
     return {};

@@ -40,9 +40,8 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   } else {
     DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(call.own_count * element_bytes, stride, own_rounds));
   }
-  Result<uint64_t*> table = stage_->fill_table();
-  if (!table.ok()) return table.status();
-  std::copy(in_counts.begin(), in_counts.end(), table.value());
+  DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->fill_table());
+  std::copy(in_counts.begin(), in_counts.end(), table);
   if (place.has_value()) lines_->post(own_rounds);
   if (out_counts[me] > 0) std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
   // Where each rank's block for this one begins in its tensor: as its table says.
@@ -50,12 +49,11 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
 
   for (uint32_t round = 0; round < rounds; ++round) {
     if (round < own_rounds && !place.has_value()) {
-      Result<std::byte*> stage = stage_->fill(round);
-      if (!stage.ok()) return stage.status();
+      DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
       for (size_t k = 0; k < in_counts.size(); ++k) {
         size_t length = round_bytes(in_counts[k], piece, round);
         if (k == me || length == 0) continue;
-        copy(stage.value() + k * stride,
+        copy(stage + k * stride,
              static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
              length * element_bytes, stores());
       }
@@ -68,16 +66,15 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
       if (round > 0 && length == 0) continue;
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
       if (round == 0) {
-        Result<const uint64_t*> theirs = stage_->read_table(k);
-        if (!theirs.ok()) return theirs.status();
-        if (theirs.value()[me] != expected)
+        DSCOMM_ASSIGN_OR_RETURN(auto* theirs, stage_->read_table(k));
+        if (theirs[me] != expected)
           return lines_->fail(Code::kMismatch, lines_->name_member(k) + " sends " +
-                                                   std::to_string(theirs.value()[me]) +
-                                                   " elements to " + lines_->name_member(rank()) +
+                                                   std::to_string(theirs[me]) + " elements to " +
+                                                   lines_->name_member(rank()) +
                                                    ", which expects " + std::to_string(expected) +
                                                    "; the split sizes do not fit");
         begins[static_cast<size_t>(k)] =
-            std::accumulate(theirs.value(), theirs.value() + me, size_t{0}) * element_bytes;
+            std::accumulate(theirs, theirs + me, size_t{0}) * element_bytes;
       }
       if (length == 0) continue;
       Result<const std::byte*> theirs =

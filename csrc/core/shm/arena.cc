@@ -51,15 +51,13 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology*
         arena_bytes);
 
   std::shared_ptr<Arena> arena(new Arena);
-  Result<SealedMemory> memory = SealedMemory::reserve("dscomm-arena", arena_bytes);
-  if (!memory.ok()) return memory.status();
-  arena->space_ = BlockSpace(std::move(memory).value(), kArenaStepBytes);
+  DSCOMM_ASSIGN_OR_RETURN(SealedMemory memory, SealedMemory::reserve("dscomm-arena", arena_bytes));
+  arena->space_ = BlockSpace(std::move(memory), kArenaStepBytes);
   if (topology != nullptr) topology->place_memory(arena->data(), arena_bytes);
   // A forked child must not keep the arena alive.
   madvise(arena->data(), arena_bytes, MADV_DONTFORK);
 
-  Result<uint64_t> first = arena->allocate(sizeof(ArenaHeader));
-  if (!first.ok()) return first.status();
+  DSCOMM_ASSIGN_OR_RETURN(uint64_t first, arena->allocate(sizeof(ArenaHeader)));
   auto* header = new (arena->data()) ArenaHeader{};
   header->magic = kArenaMagic;
   header->version = kLayoutVersion;

@@ -52,9 +52,8 @@ size_t BlockSpace::missing(size_t bytes) const {
 Status BlockSpace::grow(size_t bytes) {
   const size_t more =
       std::min<size_t>(round_up(missing(bytes), grow_bytes_), memory_.size() - backed_);
-  Result<MemoryReservation> reservation = MemoryReservation::make(more);
-  if (!reservation.ok()) return reservation.status();
-  DSCOMM_RETURN_IF_ERROR(memory_.back(backed_, backed_ + more, &reservation.value()));
+  DSCOMM_ASSIGN_OR_RETURN(MemoryReservation reservation, MemoryReservation::make(more));
+  DSCOMM_RETURN_IF_ERROR(memory_.back(backed_, backed_ + more, &reservation));
   give(backed_, more);
   backed_ += more;
   return {};

@@ -39,9 +39,8 @@ Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   if (rank() == root) {
     DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));
     for (uint32_t round = 0; round < rounds; ++round) {
-      Result<std::byte*> stage = stage_->fill(round);
-      if (!stage.ok()) return stage.status();
-      copy(stage.value(), data + size_t{round} * chunk, round_bytes(bytes, chunk, round), stores());
+      DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
+      copy(stage, data + size_t{round} * chunk, round_bytes(bytes, chunk, round), stores());
       post_staged(round + 1);
     }
     stage_->close();
@@ -51,9 +50,8 @@ Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   for (uint32_t round = 0; round < rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, round + 1));
     const size_t begin = size_t{round} * chunk, length = round_bytes(bytes, chunk, round);
-    Result<const std::byte*> stage = stage_->read(root, round, 0, begin, length);
-    if (!stage.ok()) return stage.status();
-    std::memcpy(data + begin, stage.value(), length);
+    DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->read(root, round, 0, begin, length));
+    std::memcpy(data + begin, stage, length);
     lines_->acknowledge(round + 1);
   }
   return lines_->end();

@@ -34,10 +34,9 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
     }
     DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));
     for (uint32_t round = 0; round < rounds; ++round) {
-      Result<std::byte*> stage = stage_->fill(round, root);
-      if (!stage.ok()) return stage.status();
+      DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round, root));
       size_t length = round_bytes(bytes, chunk, round);
-      copy(stage.value(), input + size_t{round} * chunk, length, stores());
+      copy(stage, input + size_t{round} * chunk, length, stores());
       post_staged(round + 1);
     }
     stage_->close();
@@ -55,11 +54,11 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
       if (round == 0) DSCOMM_RETURN_IF_ERROR(check_bytes(k, their_bytes));
       size_t length = round_bytes(their_bytes, chunk, round);
-      Result<const std::byte*> theirs = stage_->read(k, round, 0, size_t{round} * chunk, length);
-      if (!theirs.ok()) return theirs.status();
+      DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
+                              stage_->read(k, round, 0, size_t{round} * chunk, length));
       if (length > 0)
         std::memcpy(static_cast<std::byte*>(outs[static_cast<size_t>(k)]) + size_t{round} * chunk,
-                    theirs.value(), length);
+                    theirs, length);
     }
     lines_->acknowledge(round + 1);
   }

@@ -30,11 +30,10 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
     DSCOMM_RETURN_IF_ERROR(
         stage_->open(count * element_bytes, std::min(count, chunk_count) * element_bytes, rounds));
     for (uint32_t round = 0; round < rounds; ++round) {
-      Result<std::byte*> stage = stage_->fill(round, root);
-      if (!stage.ok()) return stage.status();
+      DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round, root));
       size_t length = round_bytes(count, chunk_count, round);
-      copy(stage.value(), input + size_t{round} * chunk_count * element_bytes,
-           length * element_bytes, stores());
+      copy(stage, input + size_t{round} * chunk_count * element_bytes, length * element_bytes,
+           stores());
       post_staged(round + 1);
     }
     stage_->close();
@@ -51,9 +50,9 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
         continue;
       }
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
-      Result<const std::byte*> theirs = stage_->read(k, round, 0, begin, length * element_bytes);
-      if (!theirs.ok()) return theirs.status();
-      sources_[static_cast<size_t>(k)] = theirs.value();
+      DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
+                              stage_->read(k, round, 0, begin, length * element_bytes));
+      sources_[static_cast<size_t>(k)] = theirs;
     }
     if (length > 0)
       dscomm::reduce(output + begin, sources_.data(), size(), length, reduction, size());

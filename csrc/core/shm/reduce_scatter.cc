@@ -43,13 +43,11 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
 
   auto stage_round = [&](uint32_t round) -> Status {
     if (place.has_value()) return {};
-    Result<std::byte*> stage = stage_->fill(round);
-    if (!stage.ok()) return stage.status();
+    DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
     for (size_t k = 0; k < counts.size(); ++k) {
       size_t length = round_bytes(counts[k], piece, round);
       if (k == me || length == 0) continue;
-      copy(stage.value() + k * stride,
-           static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
+      copy(stage + k * stride, static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
            length * element_bytes, stores());
     }
     post_staged(round + 1);
@@ -66,10 +64,10 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
         continue;
       }
       DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
-      Result<const std::byte*> theirs = stage_->read_piece(
-          k, round, own_begin + size_t{round} * piece_bytes, length * element_bytes);
-      if (!theirs.ok()) return theirs.status();
-      sources_[static_cast<size_t>(k)] = theirs.value();
+      DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
+                              stage_->read_piece(k, round, own_begin + size_t{round} * piece_bytes,
+                                                 length * element_bytes));
+      sources_[static_cast<size_t>(k)] = theirs;
     }
     if (length > 0)
       dscomm::reduce(output + size_t{round} * piece_bytes, sources_.data(), size(), length,

@@ -38,17 +38,15 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
     } else {
       DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(longest * element_bytes, stride, rounds));
     }
-    Result<uint64_t*> table = stage_->fill_table();
-    if (!table.ok()) return table.status();
-    std::copy(in_counts.begin(), in_counts.end(), table.value());
+    DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->fill_table());
+    std::copy(in_counts.begin(), in_counts.end(), table);
     if (place.has_value()) lines_->post(rounds);
     for (uint32_t round = 0; round < rounds && !place.has_value(); ++round) {
-      Result<std::byte*> stage = stage_->fill(round);
-      if (!stage.ok()) return stage.status();
+      DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
       for (size_t k = 0; k < in_counts.size(); ++k) {
         size_t length = round_bytes(in_counts[k], piece, round);
         if (k == me || length == 0) continue;
-        copy(stage.value() + k * stride,
+        copy(stage + k * stride,
              static_cast<const std::byte*>(ins[k]) + size_t{round} * piece_bytes,
              length * element_bytes, stores());
       }
@@ -63,24 +61,22 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   }
   lines_->post(1);
   DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, 1));
-  Result<const uint64_t*> table = stage_->read_table(root);
-  if (!table.ok()) return table.status();
-  if (table.value()[me] != count)
+  DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->read_table(root));
+  if (table[me] != count)
     return lines_->fail(Code::kMismatch, lines_->name_member(root) + " scatters " +
-                                             std::to_string(table.value()[me]) + " elements to " +
+                                             std::to_string(table[me]) + " elements to " +
                                              lines_->name_member(rank()) + ", whose output holds " +
                                              std::to_string(count));
   const uint32_t rounds = rounds_of(count, piece);
-  const size_t own_begin =
-      std::accumulate(table.value(), table.value() + me, size_t{0}) * element_bytes;
+  const size_t own_begin = std::accumulate(table, table + me, size_t{0}) * element_bytes;
   for (uint32_t round = 0; round < rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(root, round + 1));
     size_t length = round_bytes(count, piece, round);
-    Result<const std::byte*> theirs = stage_->read_piece(
-        root, round, own_begin + size_t{round} * piece_bytes, length * element_bytes);
-    if (!theirs.ok()) return theirs.status();
+    DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
+                            stage_->read_piece(root, round, own_begin + size_t{round} * piece_bytes,
+                                               length * element_bytes));
     if (length > 0)
-      std::memcpy(output + size_t{round} * piece_bytes, theirs.value(), length * element_bytes);
+      std::memcpy(output + size_t{round} * piece_bytes, theirs, length * element_bytes);
     lines_->acknowledge(round + 1);
   }
   return lines_->end();

@@ -31,9 +31,8 @@ Result<std::shared_ptr<TensorPool>> TensorPool::create(size_t pool_bytes,
   if (pool_bytes < kSmallestPool)
     return make_status(Code::kResource, "%zu bytes are too few for it (ulimit -f?)", pool_bytes);
   std::shared_ptr<TensorPool> pool(new TensorPool);
-  Result<SealedMemory> memory = SealedMemory::reserve("dscomm-pool", pool_bytes);
-  if (!memory.ok()) return memory.status();
-  pool->space_ = BlockSpace(std::move(memory).value(), kGrowBytes);
+  DSCOMM_ASSIGN_OR_RETURN(SealedMemory memory, SealedMemory::reserve("dscomm-pool", pool_bytes));
+  pool->space_ = BlockSpace(std::move(memory), kGrowBytes);
   if (topology != nullptr) topology->place_memory(pool->data(), pool_bytes);
   return pool;
 }

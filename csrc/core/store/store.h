@@ -24,9 +24,8 @@ class Store {
   virtual Result<bool> has(const std::string& key) = 0;
   // Its value if it is there now. Does not block, also where it is removed meanwhile.
   virtual Result<std::optional<std::string>> find(const std::string& key) {
-    Result<bool> there = has(key);
-    if (!there.ok()) return there.status();
-    if (!there.value()) return std::optional<std::string>();
+    DSCOMM_ASSIGN_OR_RETURN(bool there, has(key));
+    if (!there) return std::optional<std::string>();
     Result<std::string> value = get(key, Deadline::after(std::chrono::milliseconds(1000)));
     if (value.ok()) return std::optional<std::string>(std::move(value).value());
     if (value.status().code() == Code::kTimeout) return std::optional<std::string>();
@@ -44,14 +43,12 @@ class Store {
   // some stores then wait for them.
   virtual Result<std::optional<std::vector<std::string>>> find_all(
       const std::vector<std::string>& keys) {
-    Result<bool> there = has_all(keys);
-    if (!there.ok()) return there.status();
+    DSCOMM_ASSIGN_OR_RETURN(bool there, has_all(keys));
     std::vector<std::string> values;
-    for (size_t k = 0; there.value() && k < keys.size(); ++k) {
-      Result<std::optional<std::string>> value = find(keys[k]);
-      if (!value.ok()) return value.status();
-      if (!value.value()) break;
-      values.push_back(std::move(*value.value()));
+    for (size_t k = 0; there && k < keys.size(); ++k) {
+      DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> value, find(keys[k]));
+      if (!value) break;
+      values.push_back(std::move(*value));
     }
     if (values.size() < keys.size()) return std::optional<std::vector<std::string>>();
     return std::optional<std::vector<std::string>>(std::move(values));

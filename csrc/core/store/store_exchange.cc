@@ -61,14 +61,12 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
     ++step_;
     return decision;
   }
-  Result<std::vector<std::string>> said = gather(step, own);
-  if (!said.ok()) return said.status();
-  Result<std::string> decision = decide(said.value());
+  DSCOMM_ASSIGN_OR_RETURN(std::vector<std::string> said, gather(step, own));
+  Result<std::string> decision = decide(said);
   if (!decision.ok()) return fail(decision.status());
   // Whoever waits may have heard of a death meanwhile, and have failed the step.
-  Result<int64_t> claims = store_.add(key(claim_of(step_)), 1);
-  if (!claims.ok()) return claims.status();
-  if (claims.value() > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
+  DSCOMM_ASSIGN_OR_RETURN(int64_t claims, store_.add(key(claim_of(step_)), 1));
+  if (claims > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
   DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));
   if (!decided_.empty()) {  // all have gone on, so they have read it
     remove(decided_);
@@ -87,13 +85,12 @@ Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
   awaited_ = 1;
   find_again_ns_ = monotonic_ns() + kLookForFailureNs;
   const auto find_all = [&]() -> Result<std::optional<std::string>> {
-    Result<std::optional<std::vector<std::string>>> found = store_.find_all(keys);
-    if (!found.ok()) return found.status();
-    if (!found.value()) {
+    DSCOMM_ASSIGN_OR_RETURN(std::optional<std::vector<std::string>> found, store_.find_all(keys));
+    if (!found) {
       find_awaited(keys);
       return std::optional<std::string>();
     }
-    for (std::string& entry : *found.value()) said.push_back(std::move(entry));
+    for (std::string& entry : *found) said.push_back(std::move(entry));
     return std::optional<std::string>("");
   };
   Result<std::string> all = await("", find_all, deadline_);
@@ -153,9 +150,8 @@ Result<std::string> StoreExchange::await(const std::string& name, const Find& fi
   TimeLeft time_left(deadline);
   for (auto pause = kFirstStepPause;; pause = std::min(pause * 2, kLongestStepPause * pace_)) {
     const bool is_over = time_left.is_over();  // the store is asked once more
-    Result<std::optional<std::string>> found = find();
-    if (!found.ok()) return found.status();
-    if (found.value()) return std::move(*found.value());
+    DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, find());
+    if (found) return std::move(*found);
     if (Status reason = look(); !reason.ok())
       return told_ ? Result<std::string>(reason) : fail_unless(name, reason);
     if (called_off_) return failure();
@@ -176,10 +172,9 @@ Status StoreExchange::look() {
 }
 
 Status StoreExchange::failure() {
-  Result<std::optional<std::string>> found = find(kFailed);
-  if (!found.ok()) return found.status();
-  if (!found.value()) return {};
-  Unpacker unpacker(*found.value());
+  DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, find(kFailed));
+  if (!found) return {};
+  Unpacker unpacker(*found);
   Status status;
   if (!unpack_status(unpacker, &status) || !unpacker.whole())
     return Status(Code::kInternal, "malformed failure of another rank");

@@ -163,14 +163,13 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
   size_t foreign_count = 0;
   for (size_t rank = 0; rank < counts.size(); ++rank)
     if (domain_of_[rank] != domain_) foreign_count += counts[rank];
-  Result<std::byte*> packed = staging(0, foreign_count * element_bytes);
-  if (!packed.ok()) return packed.status();
+  DSCOMM_ASSIGN_OR_RETURN(auto* packed, staging(0, foreign_count * element_bytes));
 
   // Foreign blocks lie in staging, by leader; blocks of this domain are in place.
   std::vector<void*> blocks(outs.begin(), outs.end());
   std::vector<void*> regions;
   std::vector<size_t> region_counts;
-  std::byte* cursor = packed.value();
+  std::byte* cursor = packed;
   for (const std::vector<Passenger>& passengers : passengers_) {
     std::byte* region = cursor;
     for (const Passenger& passenger : passengers) {
@@ -262,10 +261,10 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
     auto count_of = [&](int rank) {
       return in_chunk(counts[static_cast<size_t>(rank)], begin, chunk);
     };
-    Result<std::byte*> packed = staging(0, std::min(most, chunk) * counts.size() * element_bytes);
-    if (!packed.ok()) return packed.status();
+    DSCOMM_ASSIGN_OR_RETURN(auto* packed,
+                            staging(0, std::min(most, chunk) * counts.size() * element_bytes));
 
-    std::byte* cursor = packed.value();
+    std::byte* cursor = packed;
     for (size_t local = 0; local < blocks.size(); ++local) {
       const int rank = members()[local];
       block_counts[local] = count_of(rank);
@@ -284,8 +283,8 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
     if (index_ != leader) continue;
 
     if (!is_root) {
-      const auto packed_count = static_cast<size_t>(cursor - packed.value()) / element_bytes;
-      DSCOMM_RETURN_IF_ERROR(outer(slice).gather(packed.value(), packed_count, dtype, regions,
+      const auto packed_count = static_cast<size_t>(cursor - packed) / element_bytes;
+      DSCOMM_RETURN_IF_ERROR(outer(slice).gather(packed, packed_count, dtype, regions,
                                                  region_counts, domain_of(root), later(piece, 4)));
       continue;
     }
@@ -299,7 +298,7 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
     }
     DSCOMM_RETURN_IF_ERROR(
         outer(slice).gather(nullptr, 0, dtype, regions, region_counts, domain_, later(piece, 4)));
-    const std::byte* arrived = packed.value();
+    const std::byte* arrived = packed;
     for (int domain = 0; domain < domain_count(); ++domain) {
       if (domain == domain_) continue;
       for (int rank : domains_[static_cast<size_t>(domain)]) {
@@ -341,11 +340,11 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
     auto count_of = [&](int rank) {
       return in_chunk(counts[static_cast<size_t>(rank)], begin, chunk);
     };
-    Result<std::byte*> packed = staging(0, std::min(most, chunk) * counts.size() * element_bytes);
-    if (!packed.ok()) return packed.status();
+    DSCOMM_ASSIGN_OR_RETURN(auto* packed,
+                            staging(0, std::min(most, chunk) * counts.size() * element_bytes));
 
     if (is_root) {
-      std::byte* cursor = packed.value();
+      std::byte* cursor = packed;
       for (int domain = 0; domain < domain_count(); ++domain) {
         const auto d = static_cast<size_t>(domain);
         regions[d] = cursor;
@@ -365,12 +364,11 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
     } else if (index_ == leader) {
       size_t packed_count = 0;
       for (int rank : members()) packed_count += count_of(rank);
-      DSCOMM_RETURN_IF_ERROR(outer(slice).scatter(regions, region_counts, packed.value(),
-                                                  packed_count, dtype, domain_of(root),
-                                                  later(piece, 3)));
+      DSCOMM_RETURN_IF_ERROR(outer(slice).scatter(regions, region_counts, packed, packed_count,
+                                                  dtype, domain_of(root), later(piece, 3)));
     }
 
-    const std::byte* cursor = packed.value();
+    const std::byte* cursor = packed;
     for (size_t local = 0; local < blocks.size(); ++local) {
       const int rank = members()[local];
       block_counts[local] = count_of(rank);
@@ -479,11 +477,10 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       return in_chunk(counts_to_me[static_cast<size_t>(rank)], begin, chunk);
     };
     const size_t buffer_bytes = std::min<size_t>(largest, chunk) * blocks * element_bytes;
-    Result<std::byte*> first = staging(0, buffer_bytes), second = staging(1, buffer_bytes);
-    if (!first.ok()) return first.status();
-    if (!second.ok()) return second.status();
+    DSCOMM_ASSIGN_OR_RETURN(auto* first, staging(0, buffer_bytes));
+    DSCOMM_ASSIGN_OR_RETURN(auto* second, staging(1, buffer_bytes));
 
-    std::byte* cursor = first.value();
+    std::byte* cursor = first;
     auto pack = [&](int rank) {
       const size_t count = sent_by(static_cast<size_t>(index_), rank);
       if (count == 0) return;
@@ -499,7 +496,7 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
         if (passenger.domain != domain_) pack(passenger.rank);
       send_counts[local] = static_cast<size_t>(cursor - region) / element_bytes;
     }
-    cursor = second.value();
+    cursor = second;
     for (size_t local = 0; local < local_ranks; ++local) {
       receives[local] = cursor;
       receive_counts[local] = sent_by(local, rank_);
@@ -518,7 +515,7 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
            unread[local], bytes);
       unread[local] += bytes;
     }
-    cursor = first.value();
+    cursor = first;
     auto next = mine.begin();
     std::vector<std::byte*> departures;  // of every foreign passenger, and the end
     for (const Passenger& passenger : mine) {
@@ -545,7 +542,7 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
             static_cast<size_t>(departures[departed + 1] - departures[departed]) / element_bytes;
         ++departed;
       }
-      std::byte* arriving = second.value();
+      std::byte* arriving = second;
       for (int domain = 0; domain < domain_count(); ++domain) {
         const auto d = static_cast<size_t>(domain);
         arrivals[d] = arriving;
@@ -557,7 +554,7 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       DSCOMM_RETURN_IF_ERROR(slice.team->all_to_all(across, across_counts, arrivals, arrival_counts,
                                                     dtype, later(piece, 3)));
       if (slice.index != index_) continue;
-      const std::byte* arrived = second.value();
+      const std::byte* arrived = second;
       for (int domain = 0; domain < domain_count(); ++domain) {
         if (domain == domain_) continue;
         for (int rank : domains_[static_cast<size_t>(domain)]) {

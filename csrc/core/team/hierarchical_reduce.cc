@@ -195,9 +195,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
     std::byte* results = out + begin * element_bytes;
     std::byte* sums = results;
     if (levels.is_widened) {
-      Result<std::byte*> wide = staging(0, chunk_count * levels.sum_bytes());
-      if (!wide.ok()) return wide.status();
-      sums = wide.value();
+      DSCOMM_ASSIGN_OR_RETURN(sums, staging(0, chunk_count * levels.sum_bytes()));
       widen(reinterpret_cast<float*>(sums), values, chunk_count, reduction.dtype);
       values = sums;
     }
@@ -249,14 +247,10 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
     std::byte* results = is_root ? out + begin * element_bytes : nullptr;
     std::byte* sums = results;
     if (!is_root || levels.is_widened) {
-      Result<std::byte*> buffer = staging(0, chunk_count * levels.sum_bytes());
-      if (!buffer.ok()) return buffer.status();
-      sums = buffer.value();
+      DSCOMM_ASSIGN_OR_RETURN(sums, staging(0, chunk_count * levels.sum_bytes()));
     }
     if (!is_root && levels.is_widened) {
-      Result<std::byte*> buffer = staging(1, chunk_count * element_bytes);
-      if (!buffer.ok()) return buffer.status();
-      results = buffer.value();
+      DSCOMM_ASSIGN_OR_RETURN(results, staging(1, chunk_count * element_bytes));
     } else if (!is_root) {
       results = sums;
     }
@@ -322,9 +316,8 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
       block_count[rank] = in_chunk(counts[rank], begin, chunk);
       packed_count += block_count[rank];
     }
-    Result<std::byte*> packed = staging(0, packed_count * sum_bytes);
-    if (!packed.ok()) return packed.status();
-    std::byte* cursor = packed.value();
+    DSCOMM_ASSIGN_OR_RETURN(auto* packed, staging(0, packed_count * sum_bytes));
+    std::byte* cursor = packed;
     for (size_t local = 0; local < members().size(); ++local) {
       std::byte* region = cursor;
       for (const Passenger& passenger : passengers_[local]) {
@@ -380,10 +373,8 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
   const size_t element_bytes = levels.element_bytes(), ring = 2 * chunk;
   const size_t in_all = (*std::max_element(counts.begin(), counts.end()) + chunk - 1) / chunk;
   const auto me = static_cast<size_t>(index_);
-  Result<std::byte*> packed = staging(0, counts.size() * chunk * element_bytes);
-  if (!packed.ok()) return packed.status();
-  Result<std::byte*> rings = staging(1, domains_.size() * ring * element_bytes);
-  if (!rings.ok()) return rings.status();
+  DSCOMM_ASSIGN_OR_RETURN(auto* packed, staging(0, counts.size() * chunk * element_bytes));
+  DSCOMM_ASSIGN_OR_RETURN(auto* rings, staging(1, domains_.size() * ring * element_bytes));
   std::vector<const void*> regions(members().size());
   std::vector<size_t> region_counts(members().size());
   size_t reduced = 0;  // chunks
@@ -392,7 +383,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     const auto block = [&](int rank) {
       return in_chunk(counts[static_cast<size_t>(rank)], begin, chunk);
     };
-    std::byte* cursor = packed.value();
+    std::byte* cursor = packed;
     for (size_t local = 0; local < members().size(); ++local) {
       regions[local] = cursor;
       region_counts[local] = 0;
@@ -415,7 +406,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
       const size_t count = block(passenger.rank);
       if (count == 0) continue;
       const auto domain = static_cast<size_t>(passenger.domain);
-      std::byte* at = rings.value() + (domain * ring + begin % ring) * element_bytes;
+      std::byte* at = rings + (domain * ring + begin % ring) * element_bytes;
       std::memcpy(at, sums, count * element_bytes);
       sums += count * element_bytes;
     }
@@ -435,7 +426,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
   std::vector<size_t> across_counts(domains_.size());
   size_t slice_elements = 0;
   for (size_t domain = 0; domain < domains_.size(); ++domain) {
-    across[domain] = rings.value() + domain * ring * element_bytes;
+    across[domain] = rings + domain * ring * element_bytes;
     across_counts[domain] = counts[static_cast<size_t>(domains_[domain][me])];
     slice_elements += across_counts[domain];
   }
