@@ -7,6 +7,7 @@
 
 #include "core/base/thread.h"
 #include "core/team/first_cause.h"
+#include "mpi/mpi_error.h"
 
 namespace dscomm {
 namespace {
@@ -62,7 +63,7 @@ Status reason_or(const Status& refused, const Deadline& end, const Look& look) {
     DSCOMM_RETURN_IF_ERROR(look());
     end.nap(kReasonNap);
   }
-  return refused;
+  return with_first_death(refused);
 }
 
 }  // namespace dscomm

@@ -18,6 +18,8 @@ namespace {
 std::atomic<bool> gave_up{false};
 std::mutex words_mutex;
 std::string words;
+std::mutex death_mutex;
+Status death_told;
 
 }  // namespace
 
@@ -26,6 +28,16 @@ bool mpi_gave_up() { return gave_up.load(std::memory_order_relaxed); }
 std::string mpi_last_words() {
   std::lock_guard lock(words_mutex);
   return words;
+}
+
+Status first_death() {
+  std::lock_guard lock(death_mutex);
+  return death_told;
+}
+
+void note_first_death(const Status& death) {
+  std::lock_guard lock(death_mutex);
+  if (death_told.ok()) death_told = death;
 }
 
 void note_mpi_gave_up() { gave_up.store(true, std::memory_order_relaxed); }

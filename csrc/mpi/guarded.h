@@ -22,6 +22,7 @@
 
 #include <string>
 
+#include "core/base/status.h"
 #include "mpi/call_watch.h"
 
 namespace dscomm {
@@ -30,6 +31,10 @@ namespace dscomm {
 bool mpi_gave_up();
 // Why, in Open MPI's words; empty where it has none, as when a connection breaks.
 std::string mpi_last_words();
+
+// The first death that the failure detector told of; OK: none yet. Any thread.
+Status first_death();
+void note_first_death(const Status& death);
 
 namespace guard {
 

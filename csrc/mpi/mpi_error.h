@@ -8,14 +8,23 @@
 
 namespace dscomm {
 
+// Open MPI gives up in the whole process where a connection breaks, also for groups without the rank
+// that died: their error names it, as soon as the failure detector has told of it.
+inline Status with_first_death(const Status& refused) {
+  const Status death = first_death();
+  if (!mpi_gave_up() || death.ok() || refused.message().ends_with(death.message())) return refused;
+  return Status(refused.code(), refused.message() + "; " + death.message());
+}
+
 // kInternal with the call that failed and MPI's own words. `code` is not MPI_SUCCESS.
 inline Status mpi_error(const char* call, int code) {
   if (mpi_gave_up()) {
     const std::string words = mpi_last_words();
-    return make_status(Code::kInternal,
-                       "%s failed: Open MPI has given up in this process (%s); start the process "
-                       "again to use groups of several hosts",
-                       call, words.empty() ? "a connection to another one broke" : words.c_str());
+    return with_first_death(make_status(
+        Code::kInternal,
+        "%s failed: Open MPI has given up in this process (%s); start the process again to use "
+        "groups of several hosts",
+        call, words.empty() ? "a connection to another one broke" : words.c_str()));
   }
   char text[MPI_MAX_ERROR_STRING] = "no reason given";
   int length = 0;

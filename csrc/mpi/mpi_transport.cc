@@ -118,7 +118,10 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
                                   const std::string& folder) {
   raise_descriptor_limit();
   DSCOMM_ASSIGN_OR_RETURN(detector_, TreeDetector::connect(request_, *store, deadline));
-  detector_->on_death(&watch_calls);
+  detector_->on_death([](const Status& death) {
+    note_first_death(death);
+    watch_calls();
+  });
   std::vector<int> everyone(request_.members.size());
   std::iota(everyone.begin(), everyone.end(), 0);
   DSCOMM_ASSIGN_OR_RETURN(world_, bring_up(request_, std::move(store), deadline,

@@ -769,7 +769,10 @@ void watch(Store& store, int rank, int size, int victim) {
   DetectorPtr detector = join(rank, size, store);
   ASSERT_NE(detector, nullptr);
   std::atomic<int> deaths{0};
-  detector->on_death([&] { ++deaths; });
+  detector->on_death([&](const Status& death) {
+    EXPECT_NE(death.message().find("died or exited"), std::string::npos) << death.message();
+    ++deaths;
+  });
   say(store, "ready", rank);
   if (rank == victim)
     while (true) pause();
@@ -778,7 +781,10 @@ void watch(Store& store, int rank, int size, int victim) {
               "rank " + std::to_string(100 + victim) + " (pid " + std::to_string(5000 + victim) +
                   " on host host" + std::to_string(victim) + ") died or exited");
   EXPECT_TRUE(soon([&] { return deaths == 1; }));
-  detector->on_death([&] { ++deaths; });
+  detector->on_death([&](const Status& death) {
+    EXPECT_NE(death.message().find("died or exited"), std::string::npos) << death.message();
+    ++deaths;
+  });
   EXPECT_EQ(deaths, 2);  // at once: one has died already
   EXPECT_EQ(detector->count(), 1u);
   say(store, "heard", rank);

@@ -11,7 +11,9 @@
 #include <chrono>
 #include <thread>
 
+#include "mpi/abandonable.h"
 #include "mpi/guarded.h"
+#include "mpi/mpi_error.h"
 
 namespace dscomm {
 namespace {
@@ -52,6 +54,19 @@ TEST(CallWatch, ACallOfAnyThreadIsLeft) {
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   std::thread(expect_left, &sleep_for_ever).join();
+}
+
+// The news may come after the refusal.
+TEST(CallWatch, ARefusalNamesTheDeathThatMadeMpiGiveUp) {
+  note_mpi_gave_up();
+  const Status early = mpi_error("MPI_Test", MPI_ERR_OTHER);
+  EXPECT_FALSE(early.message().ends_with("rank 3 died"));
+  note_first_death(Status(Code::kPeerDied, "rank 3 died"));
+  note_first_death(Status(Code::kPeerDied, "rank 4 died"));
+  const Deadline deadline = Deadline::after(milliseconds(1));
+  for (const Status& status :
+       {mpi_error("MPI_Test", MPI_ERR_OTHER), reason_or(early, deadline, [] { return Status(); })})
+    EXPECT_TRUE(status.message().ends_with("several hosts; rank 3 died")) << status.message();
 }
 
 TEST(CallWatch, CallsThatReturnAndCallsThatMayBlockAreNotLeft) {

@@ -147,7 +147,7 @@ void Flooding::lose(int link, const Status& status, const Departure& departure) 
 // The first thing that is heard stays. True when this was it.
 bool Flooding::note_gone(int rank, const Status& status, const Departure& departure) {
   if (!gone_.try_emplace(rank, Gone{status, departure}).second) return false;
-  has_death_ = has_death_ || status.code() == Code::kPeerDied;
+  if (first_death_.ok() && status.code() == Code::kPeerDied) first_death_ = status;
   ++count_;
   return true;
 }

@@ -31,7 +31,7 @@ class Flooding {
   Departure departure(int rank) const;
   Status ended(uint64_t team_id, uint64_t call = kAnyCall) const;
   uint64_t count() const { return count_; }
-  bool has_death() const { return has_death_; }
+  const Status& first_death() const { return first_death_; }  // OK: none
   // Nobody tells this member anything any more, though others live.
   bool is_cut_off() const { return links_.empty() && gone_.size() + 1 < members_.size(); }
 
@@ -70,7 +70,7 @@ class Flooding {
     Departure departure;
   };
   std::map<int, Gone> gone_;  // by rank
-  bool has_death_ = false;
+  Status first_death_;
   uint64_t count_ = 0;  // of the entries of gone_ and ended_
   struct End {
     Status cause;

@@ -194,15 +194,17 @@ void TreeDetector::take_silence(std::chrono::milliseconds silence) {
   silence_is_new_ = true;
 }
 
-void TreeDetector::on_death(std::function<void()> body) {
+void TreeDetector::on_death(std::function<void(const Status&)> body) {
+  Status death;
   {
     std::lock_guard lock(mutex_);
-    if (!flooding_.has_death()) {
+    death = flooding_.first_death();
+    if (death.ok()) {
       on_death_ = std::move(body);
       return;
     }
   }
-  body();
+  body(death);
 }
 
 // Under mutex_, after whatever may have changed what is known.
@@ -340,14 +342,14 @@ void TreeDetector::listen_to(Link& link) {
       continue;
     }
     bool is_meant;
-    std::function<void()> on_death;
+    std::function<void(const Status&)> on_death;
     {
       std::lock_guard lock(mutex_);
       is_meant = flooding_.take(link.rank, message);
       publish();
-      if (flooding_.has_death()) on_death = std::exchange(on_death_, nullptr);
+      if (!flooding_.first_death().ok()) on_death = std::exchange(on_death_, nullptr);
     }
-    if (on_death) on_death();
+    if (on_death) on_death(flooding_.first_death());
     if (message.kind == MessageKind::kGoodbye || message.kind == MessageKind::kFail)
       link.connection.hang_up();
     if (!is_meant) lose(link, EPROTO);
@@ -359,14 +361,14 @@ void TreeDetector::listen_to(Link& link) {
 void TreeDetector::lose(Link& link, int error) {
   link.connection.hang_up();
   if (leave_by_) return;  // it answers the own goodbye
-  std::function<void()> on_death;
+  std::function<void(const Status&)> on_death;
   {
     std::lock_guard lock(mutex_);
     flooding_.lose(link.rank, describe_loss(name_member(members_, link.rank), error));
     publish();
-    if (flooding_.has_death()) on_death = std::exchange(on_death_, nullptr);
+    if (!flooding_.first_death().ok()) on_death = std::exchange(on_death_, nullptr);
   }
-  if (on_death) on_death();
+  if (on_death) on_death(flooding_.first_death());
 }
 
 }  // namespace dscomm

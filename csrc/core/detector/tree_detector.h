@@ -58,9 +58,9 @@ class TreeDetector final : public FailureDetector {
   // although nothing is heard over them. A shorter one than before changes nothing. Does not block.
   void outlast(std::chrono::milliseconds timeout);
 
-  // Called once some rank has died, by the thread; at once where one has already. It must not use
+  // Called with the first death, by the thread; at once where one is known already. It must not use
   // the detector.
-  void on_death(std::function<void()> body);
+  void on_death(std::function<void(const Status& death)> body);
 
   // Says goodbye, so that the others hear that this process left rather than died, and ends the
   // thread. Takes a second where the others do not answer. What was heard stays; what end() is
@@ -101,7 +101,7 @@ class TreeDetector final : public FailureDetector {
   mutable std::mutex mutex_;
   Flooding flooding_;
   int64_t cut_off_ns_ = 0;          // since when
-  std::function<void()> on_death_;  // empty once it was called
+  std::function<void(const Status&)> on_death_;  // empty once it was called
   Departure own_;                   // of this process
   bool started_ = false;            // links_ belong to the thread
   bool leaving_ = false;
