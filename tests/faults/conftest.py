@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 from collections.abc import Iterator
 
 # Before torch: ranks are forked, and an OpenMP pool of the parent would not survive that.
@@ -23,10 +24,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def private_dev_shm() -> Iterator[None]:
-    """Root gets a /dev/shm of its own, so that other jobs of the host do not leave files in it."""
+def private_folders() -> Iterator[None]:
+    """A TMPDIR of its own, and where root runs them a /dev/shm: tests look at what is left there,
+    and other jobs of the host shall leave nothing in them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() == 0 and libc.unshare(_CLONE_NEWNS) == 0:
         libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
         libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None)
-    yield
+    with tempfile.TemporaryDirectory(prefix="dscomm-test-") as folder:
+        os.chmod(folder, 0o1777)  # some tests run ranks as another user
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        yield
