@@ -29,18 +29,11 @@ constexpr auto kFunctions = functions(std::make_integer_sequence<int, kPairs>())
 }  // namespace
 
 MPI_Datatype mpi_datatype(DType dtype) {
-  switch (dtype_bytes(dtype)) {
-    case 1:
-      return MPI_UINT8_T;
-    case 2:
-      return MPI_UINT16_T;
-    case 4:
-      return MPI_UINT32_T;
-    case 8:
-      return MPI_UINT64_T;
-    default:
-      return MPI_C_DOUBLE_COMPLEX;
-  }
+  const size_t bytes = dtype_bytes(dtype);
+  if (bytes == 1) return MPI_UINT8_T;
+  if (bytes == 2) return MPI_UINT16_T;
+  if (bytes == 4) return MPI_UINT32_T;
+  return bytes == 8 ? MPI_UINT64_T : MPI_C_DOUBLE_COMPLEX;
 }
 
 Result<MPI_Op> mpi_reduce_op(DType dtype, ReduceOp op) {

@@ -3,10 +3,8 @@
 
 #include "mpi/mpi_team.h"
 
-#include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "mpi/abandonable.h"
@@ -52,12 +50,8 @@ class MpiTeam::Watch final : public MpiWatch {
     if (team_.composer_ != nullptr && waited_ns >= next_ask_ns_) {
       next_ask_ns_ = waited_ns + kAskEveryNs;
       Team& composer = *team_.composer_;
-      Status whole =
-          aborts_.ask(team_.call_.number(), [&](uint64_t call) { return composer.look(call); });
-      if (!whole.ok()) {
-        team_.abort(whole);
-        return team_.cause_.get();
-      }
+      DSCOMM_RETURN_IF_ERROR(team_.end(
+          aborts_.ask(team_.call_.number(), [&](uint64_t call) { return composer.look(call); })));
     }
     waited_ns_ = waited_ns;
     return team_.look_for_the_gone(place_);
@@ -156,9 +150,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
 
   // Nothing is pending: the call before is complete.
   const int slots = is_few() ? 1 + size() : 2;
-  if (Status reserved = lead_staging_.reserve(static_cast<size_t>(slots) * slot_bytes(), 0);
-      !reserved.ok())
-    return fail(reserved.code(), reserved.message());
+  DSCOMM_RETURN_IF_ERROR(fail(lead_staging_.reserve(static_cast<size_t>(slots) * slot_bytes(), 0)));
   riding_bytes_ = 0;
   lead_ = {};
   lead_.hash = hash_call(options_.id, call_);
@@ -189,7 +181,7 @@ Status MpiTeam::start_lead() {
   std::memcpy(slot(0), &lead_, sizeof lead_);
   if (!is_few()) {
     Result<LeadType> lead = lead_type();
-    if (!lead.ok()) return fail(lead.status().code(), lead.status().message());
+    if (!lead.ok()) return fail(lead.status());
     return check("MPI_Iallreduce", [&] {
       return MPI_Iallreduce(slot(0), slot(1), 1, lead.value().type, lead.value().op, check_,
                             lead_staging_.add_request());
@@ -234,8 +226,7 @@ Status MpiTeam::disagree() {
   const auto ranks = static_cast<size_t>(size());
   const std::vector<std::byte> mine = encode_side(call_, splits_, ranks);
   MpiStaging& staging = lead_staging_;
-  if (Status reserved = staging.reserve((1 + ranks) * mine.size(), 0); !reserved.ok())
-    return fail(reserved.code(), reserved.message());
+  DSCOMM_RETURN_IF_ERROR(fail(staging.reserve((1 + ranks) * mine.size(), 0)));
   std::byte* sides = staging.data() + mine.size();
   std::memcpy(staging.data(), mine.data(), mine.size());
   const int bytes = static_cast<int>(mine.size());
@@ -257,8 +248,7 @@ Status MpiTeam::run(const Rounds& rounds) {
   const auto table_entries = 2 * static_cast<size_t>(size());  // to send, and to receive
   // A block that is one piece here may be several for others, which make all of us go on.
   for (MpiStaging& staging : staging_)
-    if (Status reserved = staging.reserve(rounds.bytes, table_entries); !reserved.ok())
-      return fail(reserved.code(), reserved.message());
+    DSCOMM_RETURN_IF_ERROR(fail(staging.reserve(rounds.bytes, table_entries)));
 
   DSCOMM_RETURN_IF_ERROR(start_lead());
   rounds.stage(0, staging_[0].data());
@@ -328,7 +318,7 @@ Status MpiTeam::refused(const Status& status) {
     return composer_->death();
   });
   if (Status known = cause_.get(); !known.ok()) return known;
-  return fail(reason.code(), reason.message());
+  return fail(reason);
 }
 
 void MpiTeam::look_at_detector() {
@@ -338,14 +328,14 @@ void MpiTeam::look_at_detector() {
   has_ended_ = !detector_.ended(options_.id).ok();
   for (int k = 0; k < size(); ++k) {
     if (k == rank_) continue;
-    Status gone = detector_.gone(options_.members[static_cast<size_t>(k)].transport_rank);
+    const MpiTeamMember& member = options_.members[k];
+    Status gone = detector_.gone(member.transport_rank);
     Status& kept = gone.code() == Code::kPeerLeft ? left_ : died_;
     if (gone.ok() || !kept.ok()) continue;
     kept = gone;
     if (gone.code() == Code::kPeerLeft) {
-      const Departure departure =
-          detector_.departure(options_.members[static_cast<size_t>(k)].transport_rank);
-      kept = Status(gone.code(), name_of(k) + " " + departure.how());
+      const Departure departure = detector_.departure(member.transport_rank);
+      kept = Status(gone.code(), member.name + " " + departure.how());
       advice_ = departure.advice();
     }
     gone_since_ns_ = monotonic_ns();
@@ -355,7 +345,7 @@ void MpiTeam::look_at_detector() {
 Status MpiTeam::look_for_the_gone(Place place) {
   if (died_.ok() && left_.ok()) return {};
   const int64_t gone_for_ns = monotonic_ns() - gone_since_ns_;
-  if (!died_.ok() && gone_for_ns >= kCauseGraceNs) return fail(died_.code(), died_.message());
+  if (gone_for_ns >= kCauseGraceNs) DSCOMM_RETURN_IF_ERROR(fail(died_));
   // Once the ranks have agreed, a rank that left has done its part.
   if (!left_.ok() && place == Place::kEntering && gone_for_ns >= kGraceOfLeaversNs)
     return fail(left_.code(), left_.message() + " before it made this call; " + advice_);
@@ -385,8 +375,7 @@ std::string MpiTeam::names_of(const std::vector<MpiTeamMember>& members,
                               const std::vector<Progress>& answers, Progress answer) const {
   std::string text;
   for (const MpiTeamMember& member : members)
-    if (answers[static_cast<size_t>(member.transport_rank)] == answer &&
-        detector_.gone(member.transport_rank).ok())
+    if (answers[member.transport_rank] == answer && detector_.gone(member.transport_rank).ok())
       text += (text.empty() ? "" : "; ") + member.name;
   return text;
 }

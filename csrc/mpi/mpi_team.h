@@ -25,6 +25,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <span>
@@ -133,8 +134,10 @@ class MpiTeam final : public Team {
   // The rounds of a call. Each of its blocks is cut into pieces of `piece` elements; round r has
   // piece r of every block.
   struct Rounds {
-    size_t piece = 0;
-    size_t bytes = 0;  // of staging that a round needs on this rank
+    Rounds(size_t piece_elements, size_t round_bytes) : piece(piece_elements), bytes(round_bytes) {}
+
+    const size_t piece;
+    const size_t bytes;  // of staging that a round needs on this rank
     // Copies this rank's pieces into staging; runs before the ranks have agreed for round 0.
     std::function<void(size_t round, std::byte* staging)> stage;
     // Starts MPI's collective on staging.data(); returns MPI's code.
@@ -172,9 +175,7 @@ class MpiTeam final : public Team {
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
   bool fits_lead(size_t count, const Reduction& reduction) const;
-  void reduce_rode(void* out, const void* own, size_t offset, size_t count,
-                   const Reduction& reduction);
-  void reduce_received(std::byte* results, const std::byte* own, const std::byte* received,
+  void reduce_in_order(void* results, const void* own, const std::byte* others, size_t stride,
                        size_t count, const Reduction& reduction);
 
   bool is_few() const { return size() <= options_.few_ranks; }
@@ -221,6 +222,10 @@ class MpiTeam final : public Team {
   // Ends the Team with a cause found by this rank in the call in progress, unless another was
   // first.
   Status fail(Code code, const std::string& cause);
+  // The same with a status; OK where that is.
+  Status fail(const Status& cause) {
+    return cause.ok() ? Status() : fail(cause.code(), cause.message());
+  }
   Status timed_out(Place place, const std::vector<Progress>& answers);
   // Takes in what is new; costs one load when nothing is.
   void look_at_detector();
@@ -230,9 +235,7 @@ class MpiTeam final : public Team {
   std::string names_of(const std::vector<MpiTeamMember>& members,
                        const std::vector<Progress>& answers, Progress answer) const;
 
-  std::string name_of(int member) const {
-    return options_.members[static_cast<size_t>(member)].name;
-  }
+  std::string name_of(int member) const { return options_.members[member].name; }
   std::string name_call() const;
   uint64_t position(Place place) const { return 2 * sequence_ + static_cast<uint64_t>(place); }
 
@@ -285,5 +288,58 @@ inline size_t in_round(size_t count, size_t piece, size_t round) {
   const size_t begin = round * piece;
   return begin < count ? std::min(piece, count - begin) : 0;
 }
+
+// The pieces of one round: piece `round` of a block of `count` elements. Blocks may be null where
+// they are empty.
+struct Pieces {
+  size_t piece;  // elements
+  size_t element_bytes;
+
+  size_t bytes() const { return piece * element_bytes; }
+  size_t bytes_of(size_t count, size_t round) const {
+    return in_round(count, piece, round) * element_bytes;
+  }
+  void stage(std::byte* staging, const void* block, size_t count, size_t round) const {
+    const size_t length = bytes_of(count, round);
+    if (length > 0) std::memcpy(staging, byte_at(block, round * bytes()), length);
+  }
+  void deliver(void* block, const std::byte* staging, size_t count, size_t round) const {
+    const size_t length = bytes_of(count, round);
+    if (length > 0) std::memcpy(byte_at(block, round * bytes()), staging, length);
+  }
+  // From block to block, which may be one.
+  void copy(void* to, const void* from, size_t count, size_t round) const {
+    if (to != from && bytes_of(count, round) > 0)
+      deliver(to, byte_at(from, round * bytes()), count, round);
+  }
+
+  // Of blocks, one for each rank, that lie `place_bytes` apart in staging, and of which that of
+  // rank `me` stays in the caller's memory: their lengths and places as MPI takes them.
+  static constexpr size_t kNone = SIZE_MAX;  // of them stays there
+  void list(std::span<const size_t> block_counts, size_t me, size_t round, size_t place_bytes,
+            int* lengths, int* places) const {
+    for (size_t k = 0; k < block_counts.size(); ++k) {
+      lengths[k] = k == me ? 0 : static_cast<int>(bytes_of(block_counts[k], round));
+      places[k] = static_cast<int>(k * place_bytes);
+    }
+  }
+  void stage_all(std::span<const void* const> blocks, std::span<const size_t> block_counts,
+                 size_t me, size_t round, size_t place_bytes, std::byte* staging) const {
+    for (size_t k = 0; k < block_counts.size(); ++k)
+      if (k != me) stage(staging + k * place_bytes, blocks[k], block_counts[k], round);
+  }
+  // That of rank `me` comes from `own`.
+  void deliver_all(std::span<void* const> blocks, std::span<const size_t> block_counts, size_t me,
+                   const void* own, size_t round, size_t place_bytes,
+                   const std::byte* staging) const {
+    for (size_t k = 0; k < block_counts.size(); ++k) {
+      if (k == me) {
+        copy(blocks[k], own, block_counts[k], round);
+      } else {
+        deliver(blocks[k], staging + k * place_bytes, block_counts[k], round);
+      }
+    }
+  }
+};
 
 }  // namespace dscomm

@@ -1,61 +1,28 @@
 // The collectives of MpiTeam that move data, and the barrier. Bytes travel; a rank's own block
 // stays in the caller's memory, or goes through staging only where MPI asks for it.
 
-#include <algorithm>
-#include <cstring>
-
 #include "core/team/arguments.h"
 #include "mpi/mpi_team.h"
 
 namespace dscomm {
-namespace {
-
-// The pieces of one round: piece `round` of a block of `count` elements. Blocks may be null where
-// they are empty.
-struct Pieces {
-  size_t piece;  // elements
-  size_t element_bytes;
-
-  size_t bytes() const { return piece * element_bytes; }
-  size_t bytes_of(size_t count, size_t round) const {
-    return in_round(count, piece, round) * element_bytes;
-  }
-  void stage(std::byte* staging, const void* block, size_t count, size_t round) const {
-    const size_t length = bytes_of(count, round);
-    if (length > 0) std::memcpy(staging, byte_at(block, round * bytes()), length);
-  }
-  void deliver(void* block, const std::byte* staging, size_t count, size_t round) const {
-    const size_t length = bytes_of(count, round);
-    if (length > 0) std::memcpy(byte_at(block, round * bytes()), staging, length);
-  }
-  // From block to block, which may be one.
-  void copy(void* to, const void* from, size_t count, size_t round) const {
-    if (to != from && bytes_of(count, round) > 0)
-      deliver(to, byte_at(from, round * bytes()), count, round);
-  }
-};
-
-}  // namespace
 
 Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
                           const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
-  CallRecord call = make_record(Collective::kBroadcast, dtype, count, options);
-  call.root = root;
-  DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
+  DSCOMM_RETURN_IF_ERROR(
+      begin(make_record(Collective::kBroadcast, dtype, count, options, root), count, options));
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
   const bool is_root = rank_ == root;
   if (all_is_there(count) && bytes <= ride_room()) {
-    if (is_few()) {
-      if (is_root && bytes > 0) std::memcpy(ride(bytes), buffer, bytes);
-      DSCOMM_RETURN_IF_ERROR(agree());
-    } else {
+    if (!is_few()) {
       // The others bring zeros.
       std::byte* riding = ride_to_be_reduced(DType::kUInt8, ReduceOp::kBor, bytes);
       if (is_root && bytes > 0) std::memcpy(riding, buffer, bytes);
       if (!is_root) std::memset(riding, 0, bytes);
-      DSCOMM_RETURN_IF_ERROR(agree());
+    } else if (is_root && bytes > 0) {
+      std::memcpy(ride(bytes), buffer, bytes);
     }
+    DSCOMM_RETURN_IF_ERROR(agree());
     if (!is_root && bytes > 0) std::memcpy(buffer, is_few() ? rode(root) : rode_reduced(), bytes);
     return finished();
   }
@@ -63,9 +30,7 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   const Pieces pieces{
       within_chunks(std::min(count, std::max<size_t>(options_.chunk_bytes / element_bytes, 1))),
       element_bytes};
-  Rounds rounds;
-  rounds.piece = pieces.piece;
-  rounds.bytes = pieces.bytes();
+  Rounds rounds(pieces.piece, pieces.bytes());
   rounds.stage = [&](size_t round, std::byte* staging) {
     if (is_root) pieces.stage(staging, buffer, count, round);
   };
@@ -82,8 +47,7 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
 Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
                            std::span<const size_t> out_counts, const CallOptions& options) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts.size(), ranks));
-  DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[me], rank_));
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, rank_, size()));
   CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
   call.own_count = count;
   splits_.clear(ranks);
@@ -123,28 +87,18 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
 
   const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))),
                       element_bytes};
-  Rounds rounds;
-  rounds.piece = pieces.piece;
-  rounds.bytes = ranks * pieces.bytes();
+  Rounds rounds(pieces.piece, ranks * pieces.bytes());
   rounds.stage = [&](size_t round, std::byte* staging) {
     pieces.stage(staging + me * pieces.bytes(), in, count, round);
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
-    for (size_t k = 0; k < ranks; ++k) {
-      staging.counts()[k] = static_cast<int>(pieces.bytes_of(out_counts[k], round));
-      staging.places()[k] = static_cast<int>(k * pieces.bytes());
-    }
+    pieces.list(out_counts, Pieces::kNone, round, pieces.bytes(), staging.counts(),
+                staging.places());
     return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, staging.data(), staging.counts(),
                            staging.places(), MPI_BYTE, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    for (size_t k = 0; k < ranks; ++k) {
-      if (k == me) {
-        pieces.copy(outs[k], in, count, round);
-      } else {
-        pieces.deliver(outs[k], staging + k * pieces.bytes(), out_counts[k], round);
-      }
-    }
+    pieces.deliver_all(outs, out_counts, me, in, round, pieces.bytes(), staging);
   };
   return run(rounds);
 }
@@ -157,29 +111,22 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
   DSCOMM_RETURN_IF_ERROR(
       check_lists("gather", outs.size(), out_counts.size(), is_root ? ranks : 0));
   if (is_root) DSCOMM_RETURN_IF_ERROR(check_own_count("gather", count, out_counts[me], rank_));
-  CallRecord call = make_record(Collective::kGather, dtype, 0, options);
-  call.root = root;
+  CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
   call.own_count = count;
   splits_.clear(ranks);
-  splits_.sends[static_cast<size_t>(root)] = count;
+  splits_.sends[root] = count;
   std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
 
   const size_t element_bytes = dtype_bytes(dtype);
   const Pieces pieces{piece_of_each(element_bytes), element_bytes};
-  Rounds rounds;
-  rounds.piece = pieces.piece;
-  rounds.bytes =
-      is_root ? ranks * pieces.bytes_of(splits_.longest(), 0) : pieces.bytes_of(count, 0);
-  const size_t place_bytes = is_root ? rounds.bytes / ranks : 0;
+  const size_t place_bytes = pieces.bytes_of(splits_.longest(), 0);
+  Rounds rounds(pieces.piece, is_root ? ranks * place_bytes : place_bytes);
   rounds.stage = [&](size_t round, std::byte* staging) {
     if (!is_root) pieces.stage(staging, in, count, round);
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
-    for (size_t k = 0; is_root && k < ranks; ++k) {
-      staging.counts()[k] = k == me ? 0 : static_cast<int>(pieces.bytes_of(out_counts[k], round));
-      staging.places()[k] = static_cast<int>(k * place_bytes);
-    }
+    pieces.list(out_counts, me, round, place_bytes, staging.counts(), staging.places());
     const auto sent = is_root ? 0 : static_cast<int>(pieces.bytes_of(count, round));
     // Open MPI takes equal buffers for MPI_IN_PLACE, even where one of them has no meaning.
     return MPI_Igatherv(is_root ? nullptr : staging.data(), sent, MPI_BYTE,
@@ -187,13 +134,7 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
                         MPI_BYTE, root, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    for (size_t k = 0; is_root && k < ranks; ++k) {
-      if (k == me) {
-        pieces.copy(outs[k], in, count, round);
-      } else {
-        pieces.deliver(outs[k], staging + k * place_bytes, out_counts[k], round);
-      }
-    }
+    pieces.deliver_all(outs, out_counts, me, in, round, place_bytes, staging);
   };
   return run(rounds);
 }
@@ -206,30 +147,22 @@ Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   const bool is_root = rank_ == root;
   DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts.size(), is_root ? ranks : 0));
   if (is_root) DSCOMM_RETURN_IF_ERROR(check_own_count("scatter", count, in_counts[me], rank_));
-  CallRecord call = make_record(Collective::kScatter, dtype, 0, options);
-  call.root = root;
+  CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
   call.own_count = count;
   splits_.clear(ranks);
   std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
-  splits_.expects[static_cast<size_t>(root)] = count;
+  splits_.expects[root] = count;
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
 
   const size_t element_bytes = dtype_bytes(dtype);
   const Pieces pieces{piece_of_each(element_bytes), element_bytes};
-  Rounds rounds;
-  rounds.piece = pieces.piece;
-  rounds.bytes =
-      is_root ? ranks * pieces.bytes_of(splits_.longest(), 0) : pieces.bytes_of(count, 0);
-  const size_t place_bytes = is_root ? rounds.bytes / ranks : 0;
+  const size_t place_bytes = pieces.bytes_of(splits_.longest(), 0);
+  Rounds rounds(pieces.piece, is_root ? ranks * place_bytes : place_bytes);
   rounds.stage = [&](size_t round, std::byte* staging) {
-    for (size_t k = 0; is_root && k < ranks; ++k)
-      if (k != me) pieces.stage(staging + k * place_bytes, ins[k], in_counts[k], round);
+    pieces.stage_all(ins, in_counts, me, round, place_bytes, staging);
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
-    for (size_t k = 0; is_root && k < ranks; ++k) {
-      staging.counts()[k] = k == me ? 0 : static_cast<int>(pieces.bytes_of(in_counts[k], round));
-      staging.places()[k] = static_cast<int>(k * place_bytes);
-    }
+    pieces.list(in_counts, me, round, place_bytes, staging.counts(), staging.places());
     const auto received = is_root ? 0 : static_cast<int>(pieces.bytes_of(count, round));
     // As in gather.
     return MPI_Iscatterv(is_root ? staging.data() : nullptr, staging.counts(), staging.places(),
@@ -251,8 +184,8 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
                            DType dtype, const CallOptions& options) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), ranks));
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", outs.size(), out_counts.size(), ranks));
-  DSCOMM_RETURN_IF_ERROR(check_own_count("all_to_all", in_counts[me], out_counts[me], rank_));
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists("all_to_all", outs.size(), out_counts, in_counts[me], rank_, size()));
   CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
   splits_.clear(ranks);
   std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
@@ -266,41 +199,30 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   // Not none: Open MPI takes equal buffers for MPI_IN_PLACE, and a rank that has nothing to do then
   // loses count of the collectives.
   const size_t place_bytes = std::max<size_t>(pieces.bytes_of(splits_.longest(), 0), 1);
-  Rounds rounds;
-  rounds.piece = pieces.piece;
-  rounds.bytes = 2 * ranks * place_bytes;
+  Rounds rounds(pieces.piece, 2 * ranks * place_bytes);
   rounds.stage = [&](size_t round, std::byte* staging) {
-    for (size_t k = 0; k < ranks; ++k)
-      if (k != me) pieces.stage(staging + k * place_bytes, ins[k], in_counts[k], round);
+    pieces.stage_all(ins, in_counts, me, round, place_bytes, staging);
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     int* sent = staging.counts();
     int* received = staging.counts() + ranks;
-    for (size_t k = 0; k < ranks; ++k) {
-      sent[k] = k == me ? 0 : static_cast<int>(pieces.bytes_of(in_counts[k], round));
-      received[k] = k == me ? 0 : static_cast<int>(pieces.bytes_of(out_counts[k], round));
-      staging.places()[k] = static_cast<int>(k * place_bytes);
-    }
+    pieces.list(in_counts, me, round, place_bytes, sent, staging.places());
+    pieces.list(out_counts, me, round, place_bytes, received, staging.places());
     return MPI_Ialltoallv(staging.data(), sent, staging.places(), MPI_BYTE,
                           staging.data() + ranks * place_bytes, received, staging.places(),
                           MPI_BYTE, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    for (size_t k = 0; k < ranks; ++k) {
-      if (k == me) {
-        pieces.copy(outs[k], ins[k], in_counts[k], round);
-      } else {
-        pieces.deliver(outs[k], staging + (ranks + k) * place_bytes, out_counts[k], round);
-      }
-    }
+    pieces.deliver_all(outs, out_counts, me, ins[me], round, place_bytes,
+                       staging + ranks * place_bytes);
   };
   return run(rounds);
 }
 
 // The ranks' agreement is what a barrier is: nobody has it before all have come.
 Status MpiTeam::barrier(const CallOptions& options) {
-  CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
-  DSCOMM_RETURN_IF_ERROR(begin(call, 0, options));
+  DSCOMM_RETURN_IF_ERROR(
+      begin(make_record(Collective::kBarrier, DType::kUInt8, 0, options), 0, options));
   DSCOMM_RETURN_IF_ERROR(agree());
   return finished();
 }

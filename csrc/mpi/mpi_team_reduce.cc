@@ -16,10 +16,7 @@
 // messages are slow (see mpi_team.h). A swap sends as many bytes as the exchange does between two
 // ranks, in one hop instead of two.
 
-#include <algorithm>
 #include <complex>
-#include <cstring>
-#include <utility>
 
 #include "core/reduce/reduce.h"
 #include "core/team/arguments.h"
@@ -57,9 +54,8 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
                        int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
-  CallRecord call = make_record(Collective::kReduce, reduction, count, options);
-  call.root = root;
-  DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
+  DSCOMM_RETURN_IF_ERROR(
+      begin(make_record(Collective::kReduce, reduction, count, options, root), count, options));
   return fits_lead(count, reduction) ? reduce_small(in, out, count, reduction, root)
                                      : reduce_by_mpi(in, out, count, reduction, root);
 }
@@ -88,18 +84,19 @@ Status MpiTeam::reduce_small(const void* in, void* out, size_t count, const Redu
   const size_t bytes = count * dtype_bytes(reduction.dtype);
   if (bytes > 0) std::memcpy(ride(bytes), in, bytes);
   DSCOMM_RETURN_IF_ERROR(agree());
-  if (is_receiver) reduce_rode(out, in, 0, count, reduction);
+  if (is_receiver) reduce_in_order(out, in, rode(0), slot_bytes(), count, reduction);
   return finished();
 }
 
-// Of what all brought, the `count` elements from byte `offset` on; `own` are this rank's.
-void MpiTeam::reduce_rode(void* out, const void* own, size_t offset, size_t count,
-                          const Reduction& reduction) {
+// Rank by rank: `own` for this one, which may be `results`; those of the others lie `stride` bytes
+// apart.
+void MpiTeam::reduce_in_order(void* results, const void* own, const std::byte* others,
+                              size_t stride, size_t count, const Reduction& reduction) {
   if (count == 0) return;
   sources_.resize(static_cast<size_t>(size()));
-  for (int k = 0; k < size(); ++k)
-    sources_[static_cast<size_t>(k)] = k == rank_ ? own : rode(k) + offset;
-  dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
+  for (size_t k = 0; k < sources_.size(); ++k)
+    sources_[k] = k == static_cast<size_t>(rank_) ? own : others + k * stride;
+  dscomm::reduce(results, sources_.data(), size(), count, reduction, size());
 }
 
 // What comes is given as much room as any piece may need, so that a rank which calls something else
@@ -109,30 +106,23 @@ Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const size_t room = std::max(std::min(options_.chunk_bytes, options_.message_bytes),
                                sizeof(std::complex<double>));
-  const size_t piece = within_chunks(room / element_bytes), piece_bytes = piece * element_bytes;
-  Rounds rounds;
+  const Pieces pieces{within_chunks(room / element_bytes), element_bytes};
+  Rounds rounds(pieces.piece, 2 * room);
   rounds.goes_ahead = true;
-  rounds.piece = piece;
-  rounds.bytes = 2 * room;
-  rounds.stage = [&](size_t round, std::byte* staging) {
-    std::memcpy(staging, byte_at(in, round * piece_bytes),
-                in_round(count, piece, round) * element_bytes);
-  };
+  rounds.stage = [&](size_t round, std::byte* staging) { pieces.stage(staging, in, count, round); };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     const int other = 1 - rank_;
     if (int code = MPI_Irecv(staging.data() + room, static_cast<int>(room), MPI_BYTE, other,
                              kSwapTag, data_, staging.add_request());
         code != MPI_SUCCESS)
       return code;
-    const auto sent = static_cast<int>(in_round(count, piece, round) * element_bytes);
+    const auto sent = static_cast<int>(pieces.bytes_of(count, round));
     return MPI_Isend(staging.data(), sent, MPI_BYTE, other, kSwapTag, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    const void* own = byte_at(in, round * piece_bytes);
-    const void* sources[2] = {own, staging + room};
-    if (rank_ == 1) std::swap(sources[0], sources[1]);
-    dscomm::reduce(byte_at(out, round * piece_bytes), sources, 2, in_round(count, piece, round),
-                   reduction, 2);
+    const size_t begin = round * pieces.bytes();
+    reduce_in_order(byte_at(out, begin), byte_at(in, begin), staging + room, 0,
+                    in_round(count, pieces.piece, round), reduction);
   };
   return run(rounds);
 }
@@ -152,9 +142,8 @@ Status MpiTeam::reduce_by_plan(const void* in, void* out, size_t count, const Re
                                PersistentAllReduce& prepared) {
   const WireReduction wire = on_wire(reduction);
   Result<MPI_Op> op = mpi_reduce_op(wire.dtype(), wire.op());
-  if (!op.ok()) return fail(op.status().code(), op.status().message());
-  if (Status reserved = prepared.reserve(count * wire.wire_bytes()); !reserved.ok())
-    return fail(reserved.code(), reserved.message());
+  if (!op.ok()) return fail(op.status());
+  DSCOMM_RETURN_IF_ERROR(fail(prepared.reserve(count * wire.wire_bytes())));
   wire.enter(prepared.sent(), static_cast<const std::byte*>(in), count);
   DSCOMM_RETURN_IF_ERROR(agree());
   if (!prepared.is_prepared())
@@ -173,18 +162,17 @@ Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Red
                               int root) {
   const WireReduction wire = on_wire(reduction);
   Result<MPI_Op> op = mpi_reduce_op(wire.dtype(), wire.op());
-  if (!op.ok()) return fail(op.status().code(), op.status().message());
+  if (!op.ok()) return fail(op.status());
   const MPI_Datatype type = mpi_datatype(wire.dtype());
-  Rounds rounds;
-  rounds.piece =
+  const size_t piece =
       within_chunks(std::min(count, std::max<size_t>(options_.chunk_bytes / wire.wire_bytes(), 1)));
-  const size_t piece = rounds.piece, piece_bytes = piece * wire.wire_bytes();
-  rounds.bytes = 2 * piece_bytes;
-  rounds.stage = [&, piece](size_t round, std::byte* staging) {
+  const size_t piece_bytes = piece * wire.wire_bytes();
+  Rounds rounds(piece, 2 * piece_bytes);
+  rounds.stage = [&](size_t round, std::byte* staging) {
     wire.enter(staging, byte_at(in, round * piece * wire.value_bytes()),
                in_round(count, piece, round));
   };
-  rounds.start = [&, piece](size_t round, MpiStaging& staging) {
+  rounds.start = [&](size_t round, MpiStaging& staging) {
     const auto length = static_cast<int>(in_round(count, piece, round));
     std::byte* sent = staging.data();
     std::byte* got = staging.data() + piece_bytes;
@@ -193,7 +181,7 @@ Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Red
                : MPI_Ireduce(sent, got, length, type, op.value(), root, data_,
                              staging.add_request());
   };
-  rounds.deliver = [&, piece](size_t round, std::byte* staging) {
+  rounds.deliver = [&](size_t round, std::byte* staging) {
     if (root == kEveryRank || root == rank_)
       wire.leave(byte_at(out, round * piece * wire.value_bytes()), staging + piece_bytes,
                  in_round(count, piece, round));
@@ -207,24 +195,20 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
                                    const Reduction& reduction) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  Rounds rounds;
-  rounds.piece = within_chunks(std::min(count, ranks * piece_of_each(element_bytes)));
-  const size_t piece = rounds.piece, piece_bytes = piece * element_bytes;
-  const size_t most_of_share = (piece + ranks - 1) / ranks;
-  rounds.bytes = piece_bytes + ranks * most_of_share * element_bytes;
+  const Pieces pieces{within_chunks(std::min(count, ranks * piece_of_each(element_bytes))),
+                      element_bytes};
+  const size_t most_of_share = (pieces.piece + ranks - 1) / ranks;
+  Rounds rounds(pieces.piece, pieces.bytes() + ranks * most_of_share * element_bytes);
 
   // Share k of a round: where it begins, and its length, in elements.
   auto share_begin = [&](size_t k, size_t round) {
-    const size_t length = in_round(count, piece, round);
+    const size_t length = in_round(count, pieces.piece, round);
     return std::min(k * ((length + ranks - 1) / ranks), length);
   };
   auto share = [&](size_t k, size_t round) {
     return share_begin(k + 1, round) - share_begin(k, round);
   };
-  rounds.stage = [&](size_t round, std::byte* staging) {
-    std::memcpy(staging, byte_at(in, round * piece_bytes),
-                in_round(count, piece, round) * element_bytes);
-  };
+  rounds.stage = [&](size_t round, std::byte* staging) { pieces.stage(staging, in, count, round); };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     int *sent = staging.counts(), *received = staging.counts() + ranks;
     int *from = staging.places(), *to = staging.places() + ranks;
@@ -235,7 +219,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
       received[k] = k == me ? 0 : static_cast<int>(own_bytes);
       to[k] = static_cast<int>(k * own_bytes);
     }
-    return MPI_Ialltoallv(staging.data(), sent, from, MPI_BYTE, staging.data() + piece_bytes,
+    return MPI_Ialltoallv(staging.data(), sent, from, MPI_BYTE, staging.data() + pieces.bytes(),
                           received, to, MPI_BYTE, data_, staging.add_request());
   };
   rounds.go_on = [&](size_t round, MpiStaging& staging) {
@@ -245,27 +229,16 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
       places[k] = static_cast<int>(share_begin(k, round) * element_bytes);
     }
     std::byte* own = staging.data() + places[me];
-    reduce_received(own, own, staging.data() + piece_bytes, share(me, round), reduction);
+    const size_t length = share(me, round);
+    reduce_in_order(own, own, staging.data() + pieces.bytes(), length * element_bytes, length,
+                    reduction);
     return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, staging.data(), counts, places, MPI_BYTE,
                            data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    std::memcpy(byte_at(out, round * piece_bytes), staging,
-                in_round(count, piece, round) * element_bytes);
+    pieces.deliver(out, staging, count, round);
   };
   return run(rounds);
-}
-
-// Rank by rank: `own` for this one, and for the others what has come, one after the other.
-// `results` may be `own`.
-void MpiTeam::reduce_received(std::byte* results, const std::byte* own, const std::byte* received,
-                              size_t count, const Reduction& reduction) {
-  if (count == 0) return;
-  sources_.resize(static_cast<size_t>(size()));
-  for (size_t k = 0; k < sources_.size(); ++k)
-    sources_[k] =
-        k == static_cast<size_t>(rank_) ? own : received + k * count * dtype_bytes(reduction.dtype);
-  dscomm::reduce(results, sources_.data(), size(), count, reduction, size());
 }
 
 // A round takes one piece of every rank's block.
@@ -294,7 +267,8 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
         next += counts[k] * element_bytes;
       }
       DSCOMM_RETURN_IF_ERROR(agree());
-      reduce_rode(out, ins[me], before * element_bytes, counts[me], reduction);
+      reduce_in_order(out, ins[me], rode(0) + before * element_bytes, slot_bytes(), counts[me],
+                      reduction);
       return finished();
     }
     const WireReduction wire = on_wire(reduction);
@@ -309,10 +283,10 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
     return finished();
   }
 
-  Rounds rounds;
-  rounds.piece = within_chunks(std::min(longest, piece_of_each(element_bytes)));
-  const size_t piece = rounds.piece, piece_bytes = piece * element_bytes;
-  rounds.bytes = 2 * ranks * piece_bytes;
+  const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))),
+                      element_bytes};
+  const size_t piece = pieces.piece, piece_bytes = pieces.bytes();
+  Rounds rounds(piece, 2 * ranks * piece_bytes);
   const size_t ring = chunks_ == nullptr ? 0 : chunks_->ring;
   const auto values = [&](size_t k, size_t round) {
     const size_t place = ring == 0 ? round * piece : round * piece % ring;
@@ -320,17 +294,16 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   };
   rounds.stage = [&](size_t round, std::byte* staging) {
     for (size_t k = 0; k < ranks; ++k) {
-      const size_t length = in_round(counts[k], piece, round) * element_bytes;
+      const size_t length = pieces.bytes_of(counts[k], round);
       if (k != me && length > 0) std::memcpy(staging + k * piece_bytes, values(k, round), length);
     }
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     int *sent = staging.counts(), *received = staging.counts() + ranks;
     int *from = staging.places(), *to = staging.places() + ranks;
-    const size_t own_bytes = in_round(counts[me], piece, round) * element_bytes;
+    const size_t own_bytes = pieces.bytes_of(counts[me], round);
+    pieces.list(counts, me, round, piece_bytes, sent, from);
     for (size_t k = 0; k < ranks; ++k) {
-      sent[k] = k == me ? 0 : static_cast<int>(in_round(counts[k], piece, round) * element_bytes);
-      from[k] = static_cast<int>(k * piece_bytes);
       received[k] = k == me ? 0 : static_cast<int>(own_bytes);
       to[k] = static_cast<int>(k * own_bytes);
     }
@@ -341,8 +314,8 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   rounds.deliver = [&](size_t round, std::byte* staging) {
     const size_t length = in_round(counts[me], piece, round);
     if (length > 0)
-      reduce_received(byte_at(out, round * piece_bytes), values(me, round),
-                      staging + ranks * piece_bytes, length, reduction);
+      reduce_in_order(byte_at(out, round * piece_bytes), values(me, round),
+                      staging + ranks * piece_bytes, length * element_bytes, length, reduction);
   };
   return run(rounds);
 }

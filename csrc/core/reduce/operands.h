@@ -15,6 +15,8 @@ struct Operands {
   size_t count;  // of elements
 };
 
+using Kernel = void (*)(const Operands& operands, const Reduction& reduction, int divisor);
+
 // Real and imaginary parts are reduced each for itself, by every operator but PRODUCT. PREMUL_SUM's
 // factor and AVG's divisor are real, so they scale both parts.
 inline Operands as_real_numbers(const Operands& complex_numbers) {

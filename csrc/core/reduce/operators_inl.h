@@ -43,36 +43,26 @@ struct Product : PlainOperator {
 // Instruction sets disagree about the smaller of -0 and +0, and about NaN, so floating minima are
 // spelled out. Where neither operand is less, they are equal or one is a NaN. Equal operands differ
 // in their sign bit at most, and "or" gives -0 if there is one; "or" with a NaN is a NaN.
-template <class D>
-HWY_INLINE hn::Vec<D> minimum(D, hn::Vec<D> a, hn::Vec<D> b) {
-  const auto equal_or_nan = hn::Or(a, b);
-  return hn::IfThenElse(hn::Lt(a, b), a, hn::IfThenElse(hn::Lt(b, a), b, equal_or_nan));
-}
-
-// As above; the sign bit must be set in both for -0 to be the larger.
-template <class D>
-HWY_INLINE hn::Vec<D> maximum(D d, hn::Vec<D> a, hn::Vec<D> b) {
-  const auto sign_if_one_has_it = hn::And(hn::Xor(a, b), hn::SignBit(d));
-  const auto equal_or_nan = hn::AndNot(sign_if_one_has_it, hn::Or(a, b));
-  return hn::IfThenElse(hn::Lt(b, a), a, hn::IfThenElse(hn::Lt(a, b), b, equal_or_nan));
-}
-
 struct Minimum : PlainOperator {
   template <class D>
-  HWY_INLINE hn::Vec<D> combine(D d, hn::Vec<D> a, hn::Vec<D> b) const {
+  HWY_INLINE hn::Vec<D> combine(D, hn::Vec<D> a, hn::Vec<D> b) const {
     if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
-      return minimum(d, a, b);
+      const auto equal_or_nan = hn::Or(a, b);
+      return hn::IfThenElse(hn::Lt(a, b), a, hn::IfThenElse(hn::Lt(b, a), b, equal_or_nan));
     } else {
       return hn::Min(a, b);
     }
   }
 };
 
+// As above; the sign bit must be set in both for -0 to be the larger.
 struct Maximum : PlainOperator {
   template <class D>
   HWY_INLINE hn::Vec<D> combine(D d, hn::Vec<D> a, hn::Vec<D> b) const {
     if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
-      return maximum(d, a, b);
+      const auto sign_if_one_has_it = hn::And(hn::Xor(a, b), hn::SignBit(d));
+      const auto equal_or_nan = hn::AndNot(sign_if_one_has_it, hn::Or(a, b));
+      return hn::IfThenElse(hn::Lt(b, a), a, hn::IfThenElse(hn::Lt(a, b), b, equal_or_nan));
     } else {
       return hn::Max(a, b);
     }

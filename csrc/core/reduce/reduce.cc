@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 #include "core/base/status.h"
@@ -130,18 +131,14 @@ HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sou
   size_t i = 0;
   const size_t lanes = hn::Lanes(whole);
   if constexpr (std::is_same_v<Lanes, BFloat16Lanes>) {
-    for (; count - i >= 4 * lanes; i += 4 * lanes) {
-      reduce_two_pairs(whole, op, dst, sources, n, i);
-    }
+    for (; count - i >= 4 * lanes; i += 4 * lanes) reduce_two_pairs(whole, op, dst, sources, n, i);
   }
-  for (; count - i >= 4 * lanes; i += 4 * lanes) {
+  for (; count - i >= 4 * lanes; i += 4 * lanes)
     reduce_four_vectors<Lanes>(whole, op, dst, sources, n, i);
-  }
   for (; count - i >= lanes; i += lanes) reduce_one_vector<Lanes>(whole, op, dst, sources, n, i);
   const size_t short_lanes = hn::Lanes(short_vector);
-  for (; count - i >= short_lanes; i += short_lanes) {
+  for (; count - i >= short_lanes; i += short_lanes)
     reduce_one_vector<Lanes>(short_vector, op, dst, sources, n, i);
-  }
   for (; i < count; ++i) reduce_one_vector<Lanes>(one, op, dst, sources, n, i);
 }
 
@@ -236,40 +233,25 @@ void reduce_integers(const Operands& operands, const Reduction& reduction, int d
 }
 
 void reduce_vectors(const Operands& operands, const Reduction& reduction, int divisor) {
-  switch (reduction.dtype) {
-    case DType::kBool:
-      return reduce_bool(operands, reduction, divisor);
-    case DType::kUInt8:
-      return reduce_integers<uint8_t>(operands, reduction, divisor);
-    case DType::kInt8:
-      return reduce_integers<int8_t>(operands, reduction, divisor);
-    case DType::kUInt16:
-      return reduce_integers<uint16_t>(operands, reduction, divisor);
-    case DType::kInt16:
-      return reduce_integers<int16_t>(operands, reduction, divisor);
-    case DType::kUInt32:
-      return reduce_integers<uint32_t>(operands, reduction, divisor);
-    case DType::kInt32:
-      return reduce_integers<int32_t>(operands, reduction, divisor);
-    case DType::kUInt64:
-      return reduce_integers<uint64_t>(operands, reduction, divisor);
-    case DType::kInt64:
-      return reduce_integers<int64_t>(operands, reduction, divisor);
-    case DType::kFloat16:
-      return reduce_floating<Float16Lanes>(operands, reduction, divisor);
-    case DType::kBFloat16:
-      return reduce_floating<BFloat16Lanes>(operands, reduction, divisor);
-    case DType::kFloat32:
-      return reduce_floating<PlainLanes<float> >(operands, reduction, divisor);
-    case DType::kFloat64:
-      return reduce_floating<PlainLanes<double> >(operands, reduction, divisor);
-    case DType::kComplex64:
-      return reduce_complex<float>(operands, reduction, divisor);
-    case DType::kComplex128:
-      return reduce_complex<double>(operands, reduction, divisor);
-    default:
-      return reduce_elements(operands, reduction, divisor);  // which refuses it
-  }
+  // In the order of DType.
+  static constexpr Kernel kKernels[] = {reduce_bool,
+                                        reduce_integers<uint8_t>,
+                                        reduce_integers<int8_t>,
+                                        reduce_integers<uint16_t>,
+                                        reduce_integers<int16_t>,
+                                        reduce_integers<uint32_t>,
+                                        reduce_integers<int32_t>,
+                                        reduce_integers<uint64_t>,
+                                        reduce_integers<int64_t>,
+                                        reduce_floating<Float16Lanes>,
+                                        reduce_floating<BFloat16Lanes>,
+                                        reduce_floating<PlainLanes<float> >,
+                                        reduce_floating<PlainLanes<double> >,
+                                        reduce_complex<float>,
+                                        reduce_complex<double>};
+  const auto index = static_cast<size_t>(reduction.dtype);
+  const Kernel kernel = index < std::size(kKernels) ? kKernels[index] : reduce_elements;  // refuses
+  kernel(operands, reduction, divisor);
 }
 
 #endif  // HWY_SCALAR

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <type_traits>
 
 #include "core/base/status.h"
@@ -39,11 +41,8 @@ struct BFloat16Element {
   static uint16_t to_memory(float value) { return bfloat16_from_float(value); }
 };
 
-struct BoolElement {
-  using Memory = uint8_t;
-  using Accumulator = uint8_t;
+struct BoolElement : PlainElement<uint8_t> {
   static uint8_t from_memory(uint8_t memory) { return memory != 0 ? 1 : 0; }
-  static uint8_t to_memory(uint8_t value) { return value; }
 };
 
 // std::complex multiplies with a detour for infinities, which compilers differ in.
@@ -56,25 +55,6 @@ struct Complex {
             a.real * b.imaginary + a.imaginary * b.real};
   }
 };
-
-// Integers wrap: they are computed modulo 2^64 and cut, which is the same modulo any smaller power.
-template <typename T>
-T add(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {
-    return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-  } else {
-    return a + b;
-  }
-}
-
-template <typename T>
-T multiply(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {
-    return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-  } else {
-    return a * b;
-  }
-}
 
 // Of two numbers; -0 is less than +0.
 template <typename T>
@@ -101,19 +81,24 @@ struct PlainOperator {
   }
 };
 
-struct Sum : PlainOperator {
+// Integers wrap: they are computed modulo 2^64 and cut, which is the same modulo any smaller power.
+template <typename Function>
+struct Wrapping : PlainOperator {
   template <typename T>
   T combine(T a, T b) const {
-    return add(a, b);
+    if constexpr (std::is_integral_v<T>) {
+      return static_cast<T>(Function()(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+    } else {
+      return Function()(a, b);
+    }
   }
 };
 
-struct Product : PlainOperator {
-  template <typename T>
-  T combine(T a, T b) const {
-    return multiply(a, b);
-  }
-};
+using Sum = Wrapping<std::plus<>>;
+using Product = Wrapping<std::multiplies<>>;
+using BitAnd = Wrapping<std::bit_and<>>;
+using BitOr = Wrapping<std::bit_or<>>;
+using BitXor = Wrapping<std::bit_xor<>>;
 
 struct Minimum : PlainOperator {
   template <typename T>
@@ -126,27 +111,6 @@ struct Maximum : PlainOperator {
   template <typename T>
   T combine(T a, T b) const {
     return is_nan(a) || (!is_nan(b) && is_less(b, a)) ? a : b;
-  }
-};
-
-struct BitAnd : PlainOperator {
-  template <typename T>
-  T combine(T a, T b) const {
-    return static_cast<T>(a & b);
-  }
-};
-
-struct BitOr : PlainOperator {
-  template <typename T>
-  T combine(T a, T b) const {
-    return static_cast<T>(a | b);
-  }
-};
-
-struct BitXor : PlainOperator {
-  template <typename T>
-  T combine(T a, T b) const {
-    return static_cast<T>(a ^ b);
   }
 };
 
@@ -187,9 +151,8 @@ template <typename Element, typename Operator>
 void reduce_with(const Operator& op, const Operands& operands) {
   for (size_t i = 0; i < operands.count; ++i) {
     auto result = op.prepare(load<Element>(operands.sources[0], i));
-    for (int source = 1; source < operands.n; ++source) {
+    for (int source = 1; source < operands.n; ++source)
       result = op.combine(result, op.prepare(load<Element>(operands.sources[source], i)));
-    }
     store<Element>(operands.dst, i, op.finish(result));
   }
 }
@@ -247,10 +210,14 @@ void reduce_bits(const Operands& operands, ReduceOp op) {
   }
 }
 
+void reduce_bool(const Operands& operands, const Reduction& reduction, int) {
+  reduce_bits<BoolElement>(operands, bitwise_op_of_bool(reduction.op));
+}
+
 template <typename T>
-void reduce_integers(const Operands& operands, ReduceOp op) {
+void reduce_integers(const Operands& operands, const Reduction& reduction, int) {
   using Element = PlainElement<T>;
-  switch (op) {
+  switch (reduction.op) {
     case ReduceOp::kSum:
       return reduce_with<Element>(Sum{}, operands);
     case ReduceOp::kProduct:
@@ -260,48 +227,32 @@ void reduce_integers(const Operands& operands, ReduceOp op) {
     case ReduceOp::kMax:
       return reduce_with<Element>(Maximum{}, operands);
     default:
-      return reduce_bits<Element>(operands, op);
+      return reduce_bits<Element>(operands, reduction.op);
   }
 }
 
 }  // namespace
 
 void reduce_elements(const Operands& operands, const Reduction& reduction, int divisor) {
-  const ReduceOp op = reduction.op;
-  switch (reduction.dtype) {
-    case DType::kBool:
-      return reduce_bits<BoolElement>(operands, bitwise_op_of_bool(op));
-    case DType::kUInt8:
-      return reduce_integers<uint8_t>(operands, op);
-    case DType::kInt8:
-      return reduce_integers<int8_t>(operands, op);
-    case DType::kUInt16:
-      return reduce_integers<uint16_t>(operands, op);
-    case DType::kInt16:
-      return reduce_integers<int16_t>(operands, op);
-    case DType::kUInt32:
-      return reduce_integers<uint32_t>(operands, op);
-    case DType::kInt32:
-      return reduce_integers<int32_t>(operands, op);
-    case DType::kUInt64:
-      return reduce_integers<uint64_t>(operands, op);
-    case DType::kInt64:
-      return reduce_integers<int64_t>(operands, op);
-    case DType::kFloat16:
-      return reduce_floating<Float16Element>(operands, reduction, divisor);
-    case DType::kBFloat16:
-      return reduce_floating<BFloat16Element>(operands, reduction, divisor);
-    case DType::kFloat32:
-      return reduce_floating<PlainElement<float>>(operands, reduction, divisor);
-    case DType::kFloat64:
-      return reduce_floating<PlainElement<double>>(operands, reduction, divisor);
-    case DType::kComplex64:
-      return reduce_complex<float>(operands, reduction, divisor);
-    case DType::kComplex128:
-      return reduce_complex<double>(operands, reduction, divisor);
-    default:
-      illegal_reduction();
-  }
+  // In the order of DType.
+  static constexpr Kernel kKernels[] = {reduce_bool,
+                                        reduce_integers<uint8_t>,
+                                        reduce_integers<int8_t>,
+                                        reduce_integers<uint16_t>,
+                                        reduce_integers<int16_t>,
+                                        reduce_integers<uint32_t>,
+                                        reduce_integers<int32_t>,
+                                        reduce_integers<uint64_t>,
+                                        reduce_integers<int64_t>,
+                                        reduce_floating<Float16Element>,
+                                        reduce_floating<BFloat16Element>,
+                                        reduce_floating<PlainElement<float>>,
+                                        reduce_floating<PlainElement<double>>,
+                                        reduce_complex<float>,
+                                        reduce_complex<double>};
+  const auto index = static_cast<size_t>(reduction.dtype);
+  if (index >= std::size(kKernels)) illegal_reduction();
+  kKernels[index](operands, reduction, divisor);
 }
 
 void reduce_scalar(void* dst, const void* const* sources, int n, size_t count,

@@ -9,58 +9,26 @@ namespace dscomm {
 
 Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
                            std::span<const size_t> out_counts, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(
-      check_lists("all_gather", outs.size(), out_counts.size(), static_cast<size_t>(size())));
-  const size_t me = static_cast<size_t>(rank());
-  DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[me], rank()));
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, rank(), size()));
   CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
   call.own_count = count;
   DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
-  const size_t chunk = tuning_.chunk_bytes;
   const size_t bytes = count * element_bytes;
-  const auto* input = static_cast<const std::byte*>(in);
-  if (outs[me] != in && bytes > 0) std::memcpy(outs[me], in, bytes);
+  if (outs[rank()] != in && bytes > 0) std::memcpy(outs[rank()], in, bytes);
 
-  const uint32_t own_rounds = rounds_of(bytes, chunk);
-  uint32_t rounds = 1;
-  for (size_t out_count : out_counts)
-    rounds = std::max(rounds, rounds_of(out_count * element_bytes, chunk));
-  const std::optional<uint64_t> place = find_in_pool(in, bytes);
-  if (place.has_value()) {
-    stage_->open_nothing();
-    stage_->open_tensor(bytes, *place, kInput);
-    lines_->post(own_rounds);
-  } else {
-    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), own_rounds));
-  }
+  const uint32_t rounds =
+      rounds_of(std::ranges::max(out_counts) * element_bytes, tuning_.chunk_bytes);
+  DSCOMM_ASSIGN_OR_RETURN(const Whole own, open_whole(in, bytes));
   for (uint32_t round = 0; round < rounds; ++round) {
-    if (round < own_rounds && !place.has_value()) {
-      DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
-      size_t length = round_bytes(bytes, chunk, round);
-      copy(stage, input + size_t{round} * chunk, length, stores());
-      post_staged(round + 1);
-    }
+    DSCOMM_RETURN_IF_ERROR(stage_round(own, round));
     for (int step = 1; step < size(); ++step) {
-      int k = (rank() + step) % size();
-      size_t their_bytes = out_counts[static_cast<size_t>(k)] * element_bytes;
-      if (round >= rounds_of(their_bytes, chunk)) continue;
-      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
-      if (round == 0) DSCOMM_RETURN_IF_ERROR(check_bytes(k, their_bytes));
-      size_t length = round_bytes(their_bytes, chunk, round);
-      DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
-                              stage_->read(k, round, 0, size_t{round} * chunk, length));
-      if (length > 0)
-        std::memcpy(static_cast<std::byte*>(outs[static_cast<size_t>(k)]) + size_t{round} * chunk,
-                    theirs, length);
+      const int k = (rank() + step) % size();
+      DSCOMM_RETURN_IF_ERROR(receive_round(k, round, out_counts[k] * element_bytes, outs[k]));
     }
     lines_->acknowledge(round + 1);
   }
-  if (place.has_value())
-    DSCOMM_RETURN_IF_ERROR(await_readers(own_rounds));
-  else
-    stage_->close();
-  return lines_->end();
+  return finish(own.in_place, own.rounds);
 }
 
 }  // namespace dscomm

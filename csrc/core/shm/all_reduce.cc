@@ -14,7 +14,6 @@
 // slice of rank k is read by rank k alone, and is overwritten, with rank k's result, only after
 // rank k has posted that. So nobody reads its input any more when it has gathered; what the others
 // gather from it they must have acknowledged before it returns.
-#include <cstring>
 
 #include "core/reduce/reduce.h"
 #include "core/shm/shm_team.h"
@@ -83,7 +82,7 @@ Status ShmTeam::all_reduce_tiny(const void* in, void* out, size_t count,
   lines_->post(1);
   DSCOMM_RETURN_IF_ERROR(lines_->wait_all_posted(1));
   if (count > 0) {
-    for (int k = 0; k < size(); ++k) sources_[static_cast<size_t>(k)] = lines_->slot(k).tiny;
+    for (int k = 0; k < size(); ++k) sources_[k] = lines_->slot(k).tiny;
     dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
   }
   return lines_->end();
@@ -96,15 +95,8 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
   DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(0));
   copy(buffer, in, bytes, stores());
   post_staged(1);
-  for (int k = 0; k < size(); ++k) {
-    size_t index = static_cast<size_t>(k);
-    if (k == rank()) {
-      sources_[index] = in;
-      continue;
-    }
-    DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, 1));
-    DSCOMM_ASSIGN_OR_RETURN(sources_[index], stage_->read(k, 0, 0, 0, bytes));
-  }
+  DSCOMM_RETURN_IF_ERROR(
+      find_sources(in, 0, [&](int k) { return stage_->read(k, 0, 0, 0, bytes); }));
   dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
   stage_->close();
   return lines_->end();
@@ -155,19 +147,12 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
   auto reduce_slice = [&](uint32_t chunk) -> Status {
     size_t begin = size_t{chunk} * chunk_count;
     Slice own = slice_of(round_bytes(count, chunk_count, chunk), size(), rank(), element_bytes);
-    std::byte* reduced = output + (begin + own.begin) * element_bytes;
-    for (int k = 0; k < size(); ++k) {
-      size_t index = static_cast<size_t>(k);
-      if (k == rank()) {
-        sources_[index] = input + (begin + own.begin) * element_bytes;
-        continue;
-      }
-      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, input_round(chunk) + 1));
-      DSCOMM_ASSIGN_OR_RETURN(
-          sources_[index],
-          stage_->read(k, input_round(chunk), own.begin * element_bytes,
-                       (begin + own.begin) * element_bytes, own.length * element_bytes));
-    }
+    const size_t at = (begin + own.begin) * element_bytes;
+    std::byte* reduced = output + at;
+    DSCOMM_RETURN_IF_ERROR(find_sources(input + at, input_round(chunk), [&](int k) {
+      return stage_->read(k, input_round(chunk), own.begin * element_bytes, at,
+                          own.length * element_bytes);
+    }));
     std::byte* staged = nullptr;
     if (!result_in_place) {
       DSCOMM_ASSIGN_OR_RETURN(staged, stage_->fill(result_round(chunk, chunks)));
@@ -212,11 +197,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
   }
   DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
   finish_copies();  // of what was gathered: the caller may hand it to another thread
-  if (result_in_place)
-    DSCOMM_RETURN_IF_ERROR(await_readers(result_round(chunks - 1, chunks) + 1));
-  else
-    stage_->close();
-  return lines_->end();
+  return finish(result_in_place, result_round(chunks - 1, chunks) + 1);
 }
 
 }  // namespace dscomm

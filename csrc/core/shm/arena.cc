@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <new>
 
@@ -57,7 +55,7 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology*
   // A forked child must not keep the arena alive.
   madvise(arena->data(), arena_bytes, MADV_DONTFORK);
 
-  DSCOMM_ASSIGN_OR_RETURN(uint64_t first, arena->allocate(sizeof(ArenaHeader)));
+  DSCOMM_RETURN_IF_ERROR(arena->allocate(sizeof(ArenaHeader)).status());
   auto* header = new (arena->data()) ArenaHeader{};
   header->magic = kArenaMagic;
   header->version = kLayoutVersion;

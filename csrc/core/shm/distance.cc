@@ -17,7 +17,7 @@ constexpr int kLoads = 16;
 }  // namespace
 
 void Distance::add(int member, int64_t load_ns) {
-  Member& m = members_[static_cast<size_t>(member)];
+  Member& m = members_[member];
   const bool far = load_ns >= kFarNs;
   const bool believed = m.has_last && m.last == far;
   m.last = far;

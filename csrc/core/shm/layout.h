@@ -79,7 +79,7 @@ struct StagePlace {
   uint64_t tensor_offset;  // in the rank's pool
   uint32_t buffer_bytes;   // from one to the next
   uint32_t buffers;
-  uint32_t piece_bytes;  // where a buffer is cut into one piece for each rank
+  uint32_t piece_bytes;  // where a buffer is cut into one piece for each rank; else 0
   uint32_t in_place;     // what is read from the tensor in place of the buffers: kInput, kResult
 };
 inline constexpr uint32_t kInput = 1;   // what the rank brought

@@ -6,11 +6,9 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <new>
 
 #include "core/base/fence.h"
 #include "core/base/futex.h"
-#include "core/base/log.h"
 #include "core/shm/copy.h"
 #include "core/team/call.h"
 #include "core/team/first_cause.h"
@@ -31,6 +29,11 @@ constexpr int64_t kFreshNs = 100'000;
 
 // Of tiny data, what lies in the slot's first cache line.
 constexpr size_t kFirstTinyBytes = kLineBytes / 2 - offsetof(Slot, tiny);
+
+// What to do about a member that has died.
+constexpr char kSeeItsError[] =
+    "; look for its own error, a signal or the out-of-memory killer in its output and the system "
+    "log";
 
 constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
 
@@ -85,7 +88,7 @@ class Lines::MemberWatch final : public Watch {
     const bool begun = sequence_of(lines_.own_slot().posted.load(std::memory_order_relaxed)) ==
                        lines_.sequence_;  // this thread's own store
     for (int member = 0; begun && member < lines_.size(); ++member)
-      if (lines_.verified_[static_cast<size_t>(member)] < lines_.sequence_)
+      if (lines_.verified_[member] < lines_.sequence_)
         DSCOMM_RETURN_IF_ERROR(lines_.verify(member, lines_.sequence_));
     // The pidfd costs a system call: every eighth look is some 100 ms.
     const bool thoroughly = ++looks_ % 8 == 0;
@@ -107,7 +110,7 @@ class Lines::MemberWatch final : public Watch {
   // Whether something of this member is still to come that the call cannot do without.
   bool lacks(int member, bool begun) const {
     if (begun && lines_.reads_all_ && !lines_.has_posted(member)) return true;
-    const GroupLines& view = *lines_.views_[static_cast<size_t>(member)];
+    const GroupLines& view = *lines_.views_[member];
     // Orders nothing: whoever needs what the word stands for waits for it.
     return view.done.load(std::memory_order_relaxed) < done_of_all_;
   }
@@ -115,7 +118,7 @@ class Lines::MemberWatch final : public Watch {
   Status fail_without(int member, Presence presence) {
     // It may have recorded why it went.
     DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort(kAnyCall));
-    const GroupLines& view = *lines_.views_[static_cast<size_t>(member)];
+    const GroupLines& view = *lines_.views_[member];
     uint64_t reached = sequence_of(view.done.load(std::memory_order_acquire));  // pairs with end()
     std::string calls =
         reached > 1 ? "after " + std::to_string(reached - 1) + " calls" : "before its first call";
@@ -125,10 +128,8 @@ class Lines::MemberWatch final : public Watch {
                                               calls + ", before it made this call; " +
                                               departure.advice());
     }
-    return lines_.fail(Code::kPeerDied,
-                       lines_.name_member(member) + " died or exited " + calls +
-                           ", without leaving the group; look for its own error, a signal or "
-                           "the out-of-memory killer in its output and the system log");
+    return lines_.fail(Code::kPeerDied, lines_.name_member(member) + " died or exited " + calls +
+                                            ", without leaving the group" + kSeeItsError);
   }
 
   // What a rank published before it aborted, left or died counts: the load that told of it acquired
@@ -190,8 +191,7 @@ Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, 
       rank_(rank),
       members_(std::move(members)),
       policy_(policy),
-      own_(reinterpret_cast<GroupLines*>(arena_->data() +
-                                         members_[static_cast<size_t>(rank)].lines_offset)),
+      own_(reinterpret_cast<GroupLines*>(arena_->data() + members_[rank].lines_offset)),
       known_done_(members_.size(), progress(1, 0)),
       distance_(static_cast<int>(members_.size())),
       verified_(members_.size(), 0),
@@ -199,8 +199,8 @@ Lines::Lines(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, 
   for (const LinesMember& member : members_)
     views_.push_back(reinterpret_cast<const GroupLines*>(
         member.peer->at(member.lines_offset, sizeof(GroupLines), kPageBytes)));
-  verified_[static_cast<size_t>(rank_)] = UINT64_MAX;
-  known_done_[static_cast<size_t>(rank_)] = UINT64_MAX;
+  verified_[rank_] = UINT64_MAX;
+  known_done_[rank_] = UINT64_MAX;
 }
 
 Lines::~Lines() { static_cast<void>(leave()); }
@@ -218,13 +218,12 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   // Not that of a member that had finished this call: it has published its part.
   DSCOMM_RETURN_IF_ERROR(adopt_abort(number_));
   for (int member = 0; member < size(); ++member) {
-    if (last > 0 && verified_[static_cast<size_t>(member)] < last)
-      DSCOMM_RETURN_IF_ERROR(verify(member, last));
+    if (last > 0 && verified_[member] < last) DSCOMM_RETURN_IF_ERROR(verify(member, last));
     // The slot was last used K calls ago: everyone must have finished that call.
     if (sequence_ > kSlots) {
       const uint64_t reusable = progress(sequence_ - kSlots + 1, 0);
       DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, reusable, reusable));
-      if (verified_[static_cast<size_t>(member)] < sequence_ - kSlots)
+      if (verified_[member] < sequence_ - kSlots)
         DSCOMM_RETURN_IF_ERROR(verify(member, sequence_ - kSlots));
     }
   }
@@ -271,7 +270,7 @@ void Lines::write_beacon() {
 
 void Lines::look_at_beacon(int member) {
   if (member < 0 || member != observed_) return;
-  const Beacon& beacon = views_[static_cast<size_t>(member)]->beacons[beacon_];
+  const Beacon& beacon = views_[member]->beacons[beacon_];
   const TimedLoad load =
       time_load([&] { return beacon.written_ns.load(std::memory_order_relaxed); });
   const int64_t written_ns = load.value, before = load.began_ns;
@@ -336,8 +335,7 @@ void Lines::wake_sleepers(const std::atomic<uint64_t>& word) {
   for (int member = 0; member < size(); ++member) {
     if (member == rank_) continue;
     // The load half of the Dekker pair with wait_slowly().
-    if (views_[static_cast<size_t>(member)]->sleepers.load(std::memory_order_seq_cst) == 0)
-      continue;
+    if (views_[member]->sleepers.load(std::memory_order_seq_cst) == 0) continue;
     futex_wake_all(word);
     return;
   }
@@ -350,11 +348,10 @@ Status Lines::wait_word(const std::atomic<uint64_t>& word, uint64_t target, int 
 }
 
 Status Lines::wait_posted(int member, uint32_t phase) {
-  size_t k = static_cast<size_t>(member);
   DSCOMM_RETURN_IF_ERROR(wait_word(slot(member).posted, progress(sequence_, phase), member));
   look_at_beacon(member);
-  if (verified_[k] < sequence_) {
-    known_done_[k] = std::max(known_done_[k], progress(sequence_, 0));
+  if (verified_[member] < sequence_) {
+    known_done_[member] = std::max(known_done_[member], progress(sequence_, 0));
     return verify(member, sequence_);
   }
   return {};
@@ -367,12 +364,11 @@ Status Lines::wait_all_posted(uint32_t phase) {
 }
 
 Status Lines::wait_acknowledged(int member, uint64_t word, uint64_t word_of_all) {
-  size_t k = static_cast<size_t>(member);
-  if (known_done_[k] >= word) return {};
-  DSCOMM_RETURN_IF_ERROR(wait_word(views_[k]->done, word, member, word_of_all));
+  if (known_done_[member] >= word) return {};
+  DSCOMM_RETURN_IF_ERROR(wait_word(views_[member]->done, word, member, word_of_all));
   look_at_beacon(member);
-  known_done_[k] =
-      views_[k]->done.load(std::memory_order_acquire);  // pairs with acknowledge(), end()
+  known_done_[member] =
+      views_[member]->done.load(std::memory_order_acquire);  // pairs with acknowledge(), end()
   return {};
 }
 
@@ -399,8 +395,8 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
                         (presence == Presence::kLeft ? " " + departure(member).how()
                                                      : std::string(" died or exited")) +
                         " before it made this call; look for its own error in its output");
-      const uint64_t done = views_[static_cast<size_t>(member)]->done.load(
-          std::memory_order_acquire);  // pairs with end()
+      const uint64_t done =
+          views_[member]->done.load(std::memory_order_acquire);  // pairs with end()
       if (is_expired && done < progress(sequence_, 0))
         late += (late.empty() ? "" : ", ") + name_member(member);
     }
@@ -436,8 +432,7 @@ Status Lines::wait_all_acknowledged(uint64_t word) {
 // Compares a member's rolling hash of a call with this rank's, if the member has posted that call
 // and not yet reused its slot. Does not block.
 Status Lines::verify(int member, uint64_t sequence) {
-  size_t k = static_cast<size_t>(member);
-  const Slot& theirs = views_[k]->slots[sequence % kSlots];
+  const Slot& theirs = views_[member]->slots[sequence % kSlots];
   uint64_t posted = theirs.posted.load(std::memory_order_acquire);  // pairs with post()
   if (sequence_of(posted) != sequence || posted == progress(sequence, 0)) return {};
   // Acquire pairs with the release in begin(): a hash of a later call brings that call's posted
@@ -446,7 +441,7 @@ Status Lines::verify(int member, uint64_t sequence) {
   if (sequence_of(theirs.posted.load(std::memory_order_relaxed)) != sequence) return {};
   if (hash != own_->slots[sequence % kSlots].hash.load(std::memory_order_relaxed))
     return mismatch(member, sequence);
-  verified_[k] = sequence;
+  verified_[member] = sequence;
   return {};
 }
 
@@ -456,7 +451,7 @@ Status Lines::mismatch(int member, uint64_t sequence) {
   uint64_t first = sequence > kSlots ? sequence - kSlots + 1 : 1;
   for (uint64_t s = first; s <= sequence; ++s) {
     CallRecord mine = load_record(own_->calls[s % kSlots]);
-    CallRecord theirs = load_record(views_[static_cast<size_t>(member)]->calls[s % kSlots]);
+    CallRecord theirs = load_record(views_[member]->calls[s % kSlots]);
     if (mine.sequence != s || theirs.sequence != s) continue;
     if (hash_call(0, mine) == hash_call(0, theirs)) continue;
     return fail(Code::kMismatch,
@@ -515,18 +510,16 @@ Status Lines::timed_out(int member) {
   std::vector<uint64_t> done(views_.size(), UINT64_MAX);
   std::vector<bool> absent(views_.size(), false);
   for (int other = 0; other < size(); ++other) {
-    size_t k = static_cast<size_t>(other);
     if (other == rank_) continue;
-    absent[k] =
-        slot(other).posted.load(std::memory_order_acquire) < progress(sequence_, 1);  // post()
-    done[k] = views_[k]->done.load(std::memory_order_acquire);  // pairs with end(), acknowledge()
+    absent[other] = !has_posted(other);
+    done[other] =
+        views_[other]->done.load(std::memory_order_acquire);  // pairs with end(), acknowledge()
   }
   const bool any_absent = std::find(absent.begin(), absent.end(), true) != absent.end();
   const uint64_t slowest = *std::min_element(done.begin(), done.end());
   for (int other = 0; other < size(); ++other) {
-    size_t k = static_cast<size_t>(other);
     if (other == rank_) continue;
-    if (other != member && !(any_absent ? absent[k] : done[k] == slowest)) continue;
+    if (other != member && !(any_absent ? absent[other] : done[other] == slowest)) continue;
     const CallRecord last = newest_record(other);
     if (!missing.empty()) missing += "; ";
     missing += name_member(other) + ", " + peer(other).state_text() + ", ";
@@ -543,7 +536,7 @@ Status Lines::timed_out(int member) {
 // Of its last call; an empty one before the first.
 CallRecord Lines::newest_record(int member) const {
   CallRecord newest;
-  for (const CallRecord& candidate : views_[static_cast<size_t>(member)]->calls) {
+  for (const CallRecord& candidate : views_[member]->calls) {
     const CallRecord record = load_record(candidate);
     if (record.sequence > newest.sequence) newest = record;
   }
@@ -551,7 +544,7 @@ CallRecord Lines::newest_record(int member) const {
 }
 
 Status Lines::fail(Code code, const std::string& cause) {
-  const int group_rank = members_[static_cast<size_t>(rank_)].group_rank;
+  const int group_rank = members_[rank_].group_rank;
   abort(Status(code, cause + " (first seen by rank " +
                          std::to_string(group_rank >= 0 ? group_rank : rank_) + " in " +
                          name_call() + ")"));
@@ -610,10 +603,9 @@ Lines::Presence Lines::presence(int member, bool thoroughly) const {
 Status Lines::death() const {
   for (int member = 0; member < size(); ++member)
     if (member != rank_ && presence(member) == Presence::kDied)
-      return Status(Code::kPeerDied,
-                    name_member(member) +
-                        " died or exited without leaving the group; look for its own error, a "
-                        "signal or the out-of-memory killer in its output and the system log");
+      return Status(
+          Code::kPeerDied,
+          name_member(member) + " died or exited without leaving the group" + kSeeItsError);
   return {};
 }
 
@@ -637,8 +629,8 @@ Status Lines::absence() const {
     if (presence == Presence::kDied)
       return Status(Code::kPeerDied, name_member(member) +
                                          " died or exited, without leaving the group, before it "
-                                         "made this call; look for its own error, a signal or the "
-                                         "out-of-memory killer in its output and the system log");
+                                         "made this call" +
+                                         kSeeItsError);
     const Departure departure = this->departure(member);
     return Status(Code::kPeerLeft, name_member(member) + " " + departure.how() +
                                        " before it made this call; " + departure.advice());
@@ -670,13 +662,13 @@ Status Lines::compare_last_calls() {
   };
   const CallRecord mine = newest_record(rank_);
   for (int member = 0; member < size(); ++member) {
-    const size_t k = static_cast<size_t>(member);
     if (member == rank_) continue;
     // Before the calls are counted: they grow no more then.
-    const bool is_done = views_[k]->closed.load(std::memory_order_seq_cst) != 0 ||  // see leave()
-                         presence(member, true) == Presence::kLeft;
+    const bool is_done =
+        views_[member]->closed.load(std::memory_order_seq_cst) != 0 ||  // see leave()
+        presence(member, true) == Presence::kLeft;
     if (has_ended()) return {};
-    for (uint64_t s = sequence_; s > verified_[k] && s + kSlots > sequence_; --s)
+    for (uint64_t s = sequence_; s > verified_[member] && s + kSlots > sequence_; --s)
       DSCOMM_RETURN_IF_ERROR(verify(member, s));
     const CallRecord theirs = newest_record(member);
     if (!is_done || theirs.sequence == mine.sequence) continue;
@@ -708,7 +700,7 @@ void Lines::note_end(const std::string& exception) {
 }
 
 bool Lines::has_left(int member) const {
-  const GroupLines& view = *views_[static_cast<size_t>(member)];
+  const GroupLines& view = *views_[member];
   // Acquire pairs with leave(), and with open() when the lines have been reused since.
   return view.closed.load(std::memory_order_acquire) != 0 ||
          view.group_id.load(std::memory_order_acquire) != group_id_ ||
@@ -716,7 +708,7 @@ bool Lines::has_left(int member) const {
 }
 
 Departure Lines::departure(int member) const {
-  const GroupLines& view = *views_[static_cast<size_t>(member)];
+  const GroupLines& view = *views_[member];
   if (view.ending.load(std::memory_order_acquire) == 0) return {};  // pairs with note_end()
   std::string exception(view.exception, strnlen(view.exception, sizeof view.exception));
   // Lines that were reused meanwhile are of another group.
@@ -748,7 +740,7 @@ std::function<bool()> Lines::unread_later(uint64_t done_word) const {
 }
 
 std::string Lines::name_member(int member) const {
-  const LinesMember& m = members_[static_cast<size_t>(member)];
+  const LinesMember& m = members_[member];
   return LinesMember::name(m.group_rank >= 0 ? m.group_rank : member, m.global_rank,
                            m.peer->describe());
 }

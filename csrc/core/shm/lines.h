@@ -77,6 +77,11 @@ class Lines {
   // where any member is gone without `word_of_all`, which will be waited for next.
   Status wait_acknowledged(int member, uint64_t word, uint64_t word_of_all = 0);
   Status wait_all_acknowledged(uint64_t word);
+  // Until `reader`, or every member with -1, has acknowledged so many rounds of this call.
+  Status wait_read(uint32_t rounds, int reader) {
+    const uint64_t word = progress(sequence_, rounds);
+    return reader < 0 ? wait_all_acknowledged(word) : wait_acknowledged(reader, word);
+  }
   // For what no word of a member tells: asks until it says yes, which the members' progress in
   // whatever they do brings about. `what` is for the error, where the deadline passes first.
   Status ask_until(const std::function<bool()>& is_there, const std::string& what);
@@ -91,10 +96,8 @@ class Lines {
   Slot& own_slot() { return own_->slots[sequence_ % kSlots]; }
   // Puts tiny data there.
   void put_tiny(const void* data, size_t bytes);
-  const Slot& slot(int member) const {
-    return views_[static_cast<size_t>(member)]->slots[sequence_ % kSlots];
-  }
-  const Peer& peer(int member) const { return *members_[static_cast<size_t>(member)].peer; }
+  const Slot& slot(int member) const { return views_[member]->slots[sequence_ % kSlots]; }
+  const Peer& peer(int member) const { return *members_[member].peer; }
 
   const Distance& distance() const { return distance_; }
 
@@ -134,7 +137,7 @@ class Lines {
   Presence presence(int member, bool thoroughly = false) const;
   // Says that this call reads a tensor of `member` in place: see end().
   void reads_in_place(int member) {
-    reads_in_place_[static_cast<size_t>(member)] = sequence_;
+    reads_in_place_[member] = sequence_;
     last_in_place_ = sequence_;
   }
   // A question to ask later, even after the Lines are gone: whether every other member has finished

@@ -3,9 +3,9 @@
 #include <linux/futex.h>
 #include <poll.h>
 
-#include <cstdio>
 #include <fstream>
 #include <string>
+#include <utility>
 
 namespace dscomm {
 namespace {
@@ -82,24 +82,17 @@ bool Peer::is_stopped() const {
 std::string Peer::state_text() const {
   if (arena_ != nullptr) return "in this process";
   if (!alive(true)) return "gone";
-  switch (char letter = state()) {
-    case 0:
-      return "unknown";
-    case 'T':
-      return "stopped (state T)";
-    case 't':
-      return "stopped by a debugger (state t)";
-    case 'R':
-      return "running (state R)";
-    case 'S':
-      return "sleeping (state S)";
-    case 'D':
-      return "waiting for a device (state D)";
-    case 'Z':
-      return "dead (state Z)";
-    default:
-      return std::string("in state ") + letter;
-  }
+  const char letter = state();
+  constexpr std::pair<char, const char*> kTexts[] = {{0, "unknown"},
+                                                     {'T', "stopped (state T)"},
+                                                     {'t', "stopped by a debugger (state t)"},
+                                                     {'R', "running (state R)"},
+                                                     {'S', "sleeping (state S)"},
+                                                     {'D', "waiting for a device (state D)"},
+                                                     {'Z', "dead (state Z)"}};
+  for (const auto& [known, text] : kTexts)
+    if (known == letter) return text;
+  return std::string("in state ") + letter;
 }
 
 std::string PeerAddress::describe() const {

@@ -1,5 +1,7 @@
 #include "core/shm/shm_team.h"
 
+#include <cstring>
+
 namespace dscomm {
 namespace {
 
@@ -14,13 +16,13 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
                  std::vector<LinesMember> members, const WaitPolicy& policy,
                  const ShmTuning& tuning, InPlace in_place)
     : arena_(std::move(arena)),
-      lines_offset_(members[static_cast<size_t>(rank)].lines_offset),
+      lines_offset_(members[rank].lines_offset),
       tuning_(tuning),
       in_place_(std::move(in_place)) {
   lines_ =
       std::make_unique<Lines>(arena_, group_id, std::move(name), rank, std::move(members), policy);
   stage_ = std::make_unique<Stage>(arena_, *lines_, tuning_.staging_bytes);
-  sources_.resize(static_cast<size_t>(size()));
+  sources_.resize(size());
 }
 
 ShmTeam::~ShmTeam() {
@@ -59,13 +61,109 @@ std::optional<uint64_t> ShmTeam::find_in_pool(std::span<const void* const> block
   return find_in_pool(begin, static_cast<size_t>(end - begin));
 }
 
-Status ShmTeam::check_bytes(int member, size_t expected_bytes) {
-  uint64_t staged = lines_->slot(member).stage.bytes;
-  if (staged == expected_bytes) return {};
-  return lines_->fail(Code::kMismatch, lines_->name_member(member) + " sends " +
-                                           std::to_string(staged) + " bytes where " +
-                                           lines_->name_member(rank()) + " expects " +
-                                           std::to_string(expected_bytes));
+Result<ShmTeam::Whole> ShmTeam::open_whole(const void* data, size_t bytes, int reader) {
+  const size_t chunk = tuning_.chunk_bytes;
+  const uint32_t rounds = rounds_of(bytes, chunk);
+  const std::optional<uint64_t> place = find_in_pool(data, bytes);
+  if (place.has_value()) {
+    stage_->open_nothing();
+    stage_->open_tensor(bytes, *place, kInput);
+    lines_->post(rounds);
+  } else {
+    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));
+  }
+  return Whole{static_cast<const std::byte*>(data), bytes, reader, rounds, place.has_value()};
+}
+
+Status ShmTeam::stage_round(const Whole& whole, uint32_t round) {
+  if (whole.in_place || round >= whole.rounds) return {};
+  const size_t chunk = tuning_.chunk_bytes;
+  DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round, whole.reader));
+  copy(stage, whole.data + size_t{round} * chunk, round_bytes(whole.bytes, chunk, round), stores());
+  post_staged(round + 1);
+  return {};
+}
+
+Status ShmTeam::publish(const void* data, size_t bytes, int reader) {
+  DSCOMM_ASSIGN_OR_RETURN(const Whole whole, open_whole(data, bytes, reader));
+  for (uint32_t round = 0; round < whole.rounds; ++round)
+    DSCOMM_RETURN_IF_ERROR(stage_round(whole, round));
+  return finish(whole.in_place, whole.rounds, reader);
+}
+
+Result<ShmTeam::Blocks> ShmTeam::open_blocks(std::span<const void* const> data,
+                                             std::span<const size_t> counts, size_t element_bytes,
+                                             size_t bytes, bool has_table) {
+  const size_t longest = std::ranges::max(counts) * element_bytes;
+  const size_t piece = piece_bytes(element_bytes), stride = std::min(piece, longest);
+  const uint32_t rounds = rounds_of(longest, piece);
+  const std::optional<uint64_t> place = find_in_pool(data, counts, element_bytes);
+  if (!place.has_value())
+    DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(bytes, stride, rounds));
+  else if (has_table)
+    DSCOMM_RETURN_IF_ERROR(stage_->open_table());
+  else
+    stage_->open_nothing();
+  if (place.has_value()) stage_->open_tensor(bytes, *place, kInput);
+  if (has_table) {
+    DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->fill_table());
+    std::copy(counts.begin(), counts.end(), table);
+  }
+  if (place.has_value()) lines_->post(rounds);
+  return Blocks{data, counts, element_bytes, piece, stride, rounds, place.has_value()};
+}
+
+Status ShmTeam::stage_round(const Blocks& blocks, uint32_t round) {
+  if (blocks.in_place || round >= blocks.rounds) return {};
+  DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
+  for (int k = 0; k < size(); ++k) {
+    const size_t length =
+        round_bytes(blocks.counts[k] * blocks.element_bytes, blocks.piece_bytes, round);
+    if (k == rank() || length == 0) continue;
+    const auto* block = static_cast<const std::byte*>(blocks.data[k]);
+    copy(stage + k * blocks.stride, block + size_t{round} * blocks.piece_bytes, length, stores());
+  }
+  post_staged(round + 1);
+  return {};
+}
+
+Status ShmTeam::finish(bool in_place, uint32_t rounds, int reader) {
+  if (in_place)
+    DSCOMM_RETURN_IF_ERROR(lines_->wait_read(rounds, reader));
+  else
+    stage_->close();
+  return lines_->end();
+}
+
+Status ShmTeam::finish(const Blocks& blocks) {
+  // Each reads the block for it, and then says no more than that.
+  for (int k = 0; k < size() && blocks.in_place; ++k)
+    DSCOMM_RETURN_IF_ERROR(lines_->wait_read(
+        rounds_of(blocks.counts[k] * blocks.element_bytes, blocks.piece_bytes), k));
+  stage_->close();
+  return lines_->end();
+}
+
+Status ShmTeam::receive_round(int member, uint32_t round, size_t bytes, void* out) {
+  if (round >= rounds_of(bytes, tuning_.chunk_bytes)) return {};
+  DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(member, round + 1));
+  const uint64_t published = lines_->slot(member).stage.bytes;
+  if (round == 0 && published != bytes)
+    return lines_->fail(Code::kMismatch, lines_->name_member(member) + " sends " +
+                                             std::to_string(published) + " bytes where " +
+                                             lines_->name_member(rank()) + " expects " +
+                                             std::to_string(bytes));
+  return receive_piece(member, round, 0, bytes, tuning_.chunk_bytes, out);
+}
+
+Status ShmTeam::receive_piece(int member, uint32_t round, size_t block_begin, size_t block_bytes,
+                              size_t piece, void* out) {
+  const size_t begin = size_t{round} * piece;
+  const size_t length = round_bytes(block_bytes, piece, round);
+  DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
+                          stage_->read_piece(member, round, block_begin + begin, length));
+  if (length > 0) std::memcpy(static_cast<std::byte*>(out) + begin, theirs, length);
+  return {};
 }
 
 }  // namespace dscomm

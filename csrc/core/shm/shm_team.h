@@ -24,7 +24,7 @@ namespace dscomm {
 
 // What all ranks of a group share, decided by its rank 0.
 struct ShmTuning {
-  uint64_t chunk_bytes = 0;     // of a round
+  uint64_t chunk_bytes = 0;     // of a round; whole pages
   uint64_t one_shot_bytes = 0;  // most that a rank reads of the others in a one-shot all-reduce
   uint64_t staging_bytes = 0;   // at least kLeastBuffers chunks
 };
@@ -97,21 +97,69 @@ class ShmTeam final : public Team {
   }
 
   // Where in the pool this rank's data of a call lies, if the others shall read it there. Before
-  // the call returns, await_readers(): its caller may write the tensor, or free it.
+  // the call returns, finish(): its caller may write the tensor, or free it.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
   // The same for blocks, one for each rank, that lie one behind the other.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
                                        std::span<const size_t> counts, size_t element_bytes) const;
 
-  // Until `reader`, or every member with -1, has acknowledged so many rounds of the call.
-  Status await_readers(uint32_t rounds, int reader = -1) {
-    const uint64_t last_read = progress(lines_->sequence(), rounds);
-    return reader < 0 ? lines_->wait_all_acknowledged(last_read)
-                      : lines_->wait_acknowledged(reader, last_read);
-  }
+  // What this rank publishes of a call in rounds, for `reader` or, with -1, every member.
+  struct Whole {
+    const std::byte* data;
+    size_t bytes;
+    int reader;
+    uint32_t rounds;
+    bool in_place;
+  };
+  Result<Whole> open_whole(const void* data, size_t bytes, int reader = -1);
+  Status stage_round(const Whole& whole, uint32_t round);
+  // All of a call for a rank that reads nothing.
+  Status publish(const void* data, size_t bytes, int reader = -1);
 
-  // What a member staged in bytes must be what this rank expects of it.
-  Status check_bytes(int member, size_t expected_bytes);
+  // The same of blocks, one for each rank; a round has a piece of each.
+  struct Blocks {
+    std::span<const void* const> data;
+    std::span<const size_t> counts;
+    size_t element_bytes;
+    size_t piece_bytes;
+    size_t stride;  // from one piece to the next in a buffer
+    uint32_t rounds;
+    bool in_place;
+  };
+  // The most that a round has of a block.
+  size_t piece_bytes(size_t element_bytes) const {
+    return tuning_.chunk_bytes / (element_bytes * sources_.size()) * element_bytes;
+  }
+  // With a table of the counts where the readers have to know them.
+  Result<Blocks> open_blocks(std::span<const void* const> data, std::span<const size_t> counts,
+                             size_t element_bytes, size_t bytes, bool has_table);
+  Status stage_round(const Blocks& blocks, uint32_t round);
+
+  // The end of a call: once the readers are done with what they read in place.
+  Status finish(bool in_place, uint32_t rounds, int reader = -1);
+  Status finish(const Blocks& blocks);  // that have a table
+
+  // Copies to `out` what this rank gets in this round, once it is posted, of a member's data, which
+  // must be of so many bytes. Does nothing where there are not so many rounds.
+  Status receive_round(int member, uint32_t round, size_t bytes, void* out);
+  // The same of a block that begins at `block_begin` of the member's tensor, once it has posted.
+  Status receive_piece(int member, uint32_t round, size_t block_begin, size_t block_bytes,
+                       size_t piece, void* out);
+
+  // Sets sources_ for a round: this rank's own, and what `read` finds of each member that has
+  // posted it.
+  template <typename Read>
+  Status find_sources(const void* own, uint32_t round, const Read& read) {
+    for (int k = 0; k < size(); ++k) {
+      if (k == rank()) {
+        sources_[k] = own;
+        continue;
+      }
+      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
+      DSCOMM_ASSIGN_OR_RETURN(sources_[k], read(k));
+    }
+    return {};
+  }
 
   std::shared_ptr<Arena> arena_;
   const uint64_t lines_offset_;
@@ -130,8 +178,7 @@ inline uint32_t rounds_of(size_t bytes, size_t buffer_bytes) {
 }
 // The bytes of round r.
 inline size_t round_bytes(size_t bytes, size_t buffer_bytes, uint32_t round) {
-  size_t begin = size_t{round} * buffer_bytes;
-  return begin >= bytes ? 0 : std::min(buffer_bytes, bytes - begin);
+  return in_chunk(bytes, size_t{round} * buffer_bytes, buffer_bytes);
 }
 
 }  // namespace dscomm

@@ -39,9 +39,7 @@ Stage::~Stage() {
   if (slab_offset_ != 0) give_back_slab(lines_.unread_later());
 }
 
-size_t Stage::table_bytes() const {
-  return round_up(static_cast<size_t>(lines_.size()) * sizeof(uint64_t), kPageBytes);
-}
+size_t Stage::table_bytes() const { return round_up(lines_.size() * sizeof(uint64_t), kPageBytes); }
 
 Status Stage::take_slab(size_t needed_bytes) {
   const size_t kept = table_bytes() + ring_bytes_;
@@ -135,7 +133,7 @@ void Stage::own_next_piece() {
 }
 
 Status Stage::open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds) {
-  DSCOMM_RETURN_IF_ERROR(open(bytes, piece_bytes * static_cast<size_t>(lines_.size()), rounds));
+  DSCOMM_RETURN_IF_ERROR(open(bytes, piece_bytes * lines_.size(), rounds));
   lines_.own_slot().stage.piece_bytes = static_cast<uint32_t>(piece_bytes);
   return {};
 }
@@ -168,15 +166,10 @@ Result<std::byte*> Stage::fill(uint32_t round, int reader) {
     return lines_.fail(Code::kUnsupported,
                        "this call is too large for its staging; raise DSCOMM_STAGING_CHUNK_BYTES");
   const size_t begin = piece_.begin + round % buffers_ * buffer_bytes_;
-  Status status;
-  if (round < buffers_) {
-    status = lines_.wait_all_acknowledged(free_after(begin, begin + buffer_bytes_));
-  } else {
-    uint64_t read = progress(lines_.sequence(), round - buffers_ + 1);
-    status =
-        reader < 0 ? lines_.wait_all_acknowledged(read) : lines_.wait_acknowledged(reader, read);
-  }
-  if (!status.ok()) return status;
+  if (round < buffers_)
+    DSCOMM_RETURN_IF_ERROR(lines_.wait_all_acknowledged(free_after(begin, begin + buffer_bytes_)));
+  else
+    DSCOMM_RETURN_IF_ERROR(lines_.wait_read(round - buffers_ + 1, reader));
   return ring() + begin;
 }
 
@@ -204,7 +197,7 @@ Result<const std::byte*> Stage::read(int member, uint32_t round, size_t in_buffe
 Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in_tensor,
                                            size_t bytes) const {
   const size_t piece = lines_.slot(member).stage.piece_bytes;
-  return read(member, round, static_cast<size_t>(lines_.rank()) * piece, in_tensor, bytes);
+  return read(member, round, lines_.rank() * piece, in_tensor, bytes);
 }
 
 void Stage::close() {
@@ -214,7 +207,7 @@ void Stage::close() {
 }
 
 Result<uint64_t*> Stage::fill_table() {
-  if (Status status = lines_.wait_all_acknowledged(table_free_after_); !status.ok()) return status;
+  DSCOMM_RETURN_IF_ERROR(lines_.wait_all_acknowledged(table_free_after_));
   table_free_after_ = progress(lines_.sequence() + 1, 0);
   return reinterpret_cast<uint64_t*>(data_);
 }

@@ -16,6 +16,13 @@ Status check_lists(const char* collective, size_t buffer_count, size_t count_cou
                      buffer_count, count_count, expected);
 }
 
+Status check_lists(const char* collective, size_t buffer_count, std::span<const size_t> counts,
+                   size_t own_count, int rank, int size) {
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists(collective, buffer_count, counts.size(), static_cast<size_t>(size)));
+  return check_own_count(collective, own_count, counts[rank], rank);
+}
+
 Status check_own_count(const char* collective, size_t count, size_t listed, int rank) {
   if (count == listed) return {};
   return make_status(Code::kInvalidArgument,

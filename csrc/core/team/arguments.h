@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 
 #include "core/base/status.h"
 
@@ -22,7 +23,10 @@ Status check_root(const char* collective, int root, int size);
 Status check_lists(const char* collective, size_t buffer_count, size_t count_count,
                    size_t expected);
 
-// What a rank contributes is what its own list says it contributes.
+// The same of lists with an entry for every rank; and that this rank contributes the `own_count`
+// elements that its own list says it contributes.
+Status check_lists(const char* collective, size_t buffer_count, std::span<const size_t> counts,
+                   size_t own_count, int rank, int size);
 Status check_own_count(const char* collective, size_t count, size_t listed, int rank);
 
 }  // namespace dscomm

@@ -1,7 +1,9 @@
 // Which collective a call is, as ranks tell each other and as people read it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace dscomm {
 
@@ -19,27 +21,11 @@ enum class Collective : uint8_t {
 };
 
 constexpr const char* collective_name(Collective kind) {
-  switch (kind) {
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kReduce:
-      return "reduce";
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kGather:
-      return "gather";
-    case Collective::kScatter:
-      return "scatter";
-    case Collective::kAllToAll:
-      return "all_to_all";
-    case Collective::kBarrier:
-      return "barrier";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"all_reduce", "broadcast",      "reduce",
+                                    "all_gather", "reduce_scatter", "gather",
+                                    "scatter",    "all_to_all",     "barrier"};
+  const auto index = static_cast<size_t>(kind) - 1;
+  return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
 // Whether a rank needs what every other rank puts in, so that the call fails without any one.

@@ -30,11 +30,13 @@ uint64_t hash_text(std::string_view text) {
   return hash != 0 ? hash : 1;
 }
 
-CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOptions& options) {
+CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOptions& options,
+                       int root) {
   CallRecord call;
   call.kind = static_cast<uint8_t>(kind);
   call.dtype = static_cast<uint8_t>(dtype);
   call.count = count;
+  call.root = root;
   call.part = options.part;
   call.part_count = options.part_count;
   call.is_planned = options.plan != 0;
@@ -43,8 +45,8 @@ CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOpt
 }
 
 CallRecord make_record(Collective kind, const Reduction& reduction, size_t count,
-                       const CallOptions& options) {
-  CallRecord call = make_record(kind, reduction.dtype, count, options);
+                       const CallOptions& options, int root) {
+  CallRecord call = make_record(kind, reduction.dtype, count, options, root);
   call.op = static_cast<uint8_t>(reduction.op);
   // The other ops do not read it, so ranks need not agree on it.
   if (reduction.op == ReduceOp::kPremulSum) call.factor = reduction.factor;
@@ -76,11 +78,8 @@ std::string describe_call(const CallRecord& call) {
   std::string text = collective_name(static_cast<Collective>(call.kind));
   if (static_cast<Collective>(call.kind) == Collective::kBarrier) return text + "()";
   if (call.is_planned) text += "_caching";
-  text += '(';
-  text += dtype_name(static_cast<DType>(call.dtype));
-  text += '[';
-  text += std::to_string(call.count != 0 ? call.count : call.own_count);
-  text += ']';
+  text += std::string("(") + dtype_name(static_cast<DType>(call.dtype)) + "[" +
+          std::to_string(call.count != 0 ? call.count : call.own_count) + "]";
   if (call.op != 255) text += std::string(", ") + reduce_op_name(static_cast<ReduceOp>(call.op));
   if (call.factor != 1.0) text += ", factor " + std::to_string(call.factor);
   if (call.root >= 0) text += ", root " + std::to_string(call.root);

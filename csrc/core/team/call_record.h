@@ -35,9 +35,10 @@ struct CallRecord {
 };
 static_assert(sizeof(CallRecord) == 64);
 
-CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOptions& options);
+CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOptions& options,
+                       int root = -1);
 CallRecord make_record(Collective kind, const Reduction& reduction, size_t count,
-                       const CallOptions& options);
+                       const CallOptions& options, int root = -1);
 
 // As `call` is compared when `options` say that it is a piece of another one; else as it is.
 CallRecord as_piece(const CallRecord& call, const CallOptions& options);

@@ -18,6 +18,19 @@ void copy(void* out, const void* in, size_t bytes) {
   if (bytes > 0) std::memcpy(out, in, bytes);
 }
 
+// Where the blocks of these ranks lie, by domain: one behind the other from `cursor` on.
+template <typename Pointer, typename CountOf>
+void lay_out(std::byte* cursor, std::span<const int> ranks, std::span<const int> domain_of,
+             size_t element_bytes, const CountOf& count_of, std::vector<Pointer>* regions,
+             std::vector<size_t>* counts) {
+  std::fill(counts->begin(), counts->end(), size_t{0});
+  for (int rank : ranks) (*counts)[domain_of[rank]] += count_of(rank);
+  for (size_t domain = 0; domain < counts->size(); ++domain) {
+    (*regions)[domain] = cursor;
+    cursor += (*counts)[domain] * element_bytes;
+  }
+}
+
 }  // namespace
 
 // In the root's domain to the leader of slice 0, across, and inside the other domains. A root that
@@ -94,11 +107,11 @@ Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<v
   std::vector<void*> inner_outs;
   std::vector<size_t> inner_counts;
   for (int rank : members()) {
-    inner_outs.push_back(outs[static_cast<size_t>(rank)]);
-    inner_counts.push_back(counts[static_cast<size_t>(rank)]);
+    inner_outs.push_back(outs[rank]);
+    inner_counts.push_back(counts[rank]);
   }
-  DSCOMM_RETURN_IF_ERROR(inner_->all_gather(in, counts[static_cast<size_t>(rank_)], dtype,
-                                            inner_outs, inner_counts, piece));
+  DSCOMM_RETURN_IF_ERROR(
+      inner_->all_gather(in, counts[rank_], dtype, inner_outs, inner_counts, piece));
   const size_t most = *std::max_element(counts.begin(), counts.end());
   if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
     return spread_overlapped(dtype, outs, counts, chunk, piece);
@@ -144,14 +157,12 @@ Status HierarchicalTeam::cross(DType dtype, std::span<void* const> blocks,
     size_t slice_elements = 0;
     for (int domain = 0; domain < domain_count(); ++domain) {
       const int rank = member(domain, slice.index);
-      const bool exists = rank >= 0;
-      outs[static_cast<size_t>(domain)] = exists ? blocks[static_cast<size_t>(rank)] : nullptr;
-      out_counts[static_cast<size_t>(domain)] = exists ? counts[static_cast<size_t>(rank)] : 0;
-      slice_elements += out_counts[static_cast<size_t>(domain)];
+      outs[domain] = rank >= 0 ? blocks[rank] : nullptr;
+      out_counts[domain] = rank >= 0 ? counts[rank] : 0;
+      slice_elements += out_counts[domain];
     }
     if (slice.index > 0 && slice_elements == 0) continue;
-    const auto mine = static_cast<size_t>(domain_);
-    DSCOMM_RETURN_IF_ERROR(slice.team->all_gather(outs[mine], out_counts[mine], dtype, outs,
+    DSCOMM_RETURN_IF_ERROR(slice.team->all_gather(outs[domain_], out_counts[domain_], dtype, outs,
                                                   out_counts, later(piece, 1)));
   }
   return {};
@@ -174,16 +185,15 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
     std::byte* region = cursor;
     for (const Passenger& passenger : passengers) {
       if (passenger.domain == domain_) continue;
-      blocks[static_cast<size_t>(passenger.rank)] = cursor;
-      cursor += counts[static_cast<size_t>(passenger.rank)] * element_bytes;
+      blocks[passenger.rank] = cursor;
+      cursor += counts[passenger.rank] * element_bytes;
     }
     regions.push_back(region);
     region_counts.push_back(static_cast<size_t>(cursor - region) / element_bytes);
   }
   DSCOMM_RETURN_IF_ERROR(cross(dtype, blocks, counts, piece));
   if (foreign_count == 0) return {};
-  const auto me = static_cast<size_t>(index_);
-  DSCOMM_RETURN_IF_ERROR(inner_->all_gather(regions[me], region_counts[me], dtype, regions,
+  DSCOMM_RETURN_IF_ERROR(inner_->all_gather(regions[index_], region_counts[index_], dtype, regions,
                                             region_counts, later(piece, 2)));
   for (size_t rank = 0; rank < counts.size(); ++rank)
     if (domain_of_[rank] != domain_) copy(outs[rank], blocks[rank], counts[rank] * element_bytes);
@@ -197,24 +207,20 @@ Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> out
                                          const CallOptions& piece) {
   std::vector<void*> round_outs(members().size());
   std::vector<size_t> round_counts(members().size());
-  const auto me = static_cast<size_t>(index_);
   for (int domain = 0; domain < domain_count(); ++domain) {
     if (domain == domain_) continue;
     for (int first = 0; member(domain, first) >= 0; first += local_count()) {
       size_t elements = 0;
       for (int local = 0; local < local_count(); ++local) {
         const int rank = member(domain, first + local);
-        const size_t count =
-            rank >= 0 ? in_chunk(counts[static_cast<size_t>(rank)], begin, chunk) : 0;
-        round_outs[static_cast<size_t>(local)] =
-            count > 0 ? offset(outs[static_cast<size_t>(rank)], begin * dtype_bytes(dtype))
-                      : nullptr;
-        round_counts[static_cast<size_t>(local)] = count;
+        const size_t count = rank >= 0 ? in_chunk(counts[rank], begin, chunk) : 0;
+        round_outs[local] = count > 0 ? offset(outs[rank], begin * dtype_bytes(dtype)) : nullptr;
+        round_counts[local] = count;
         elements += count;
       }
       if (elements == 0) continue;  // all ranks know the counts
-      DSCOMM_RETURN_IF_ERROR(inner_->all_gather(round_outs[me], round_counts[me], dtype, round_outs,
-                                                round_counts, piece));
+      DSCOMM_RETURN_IF_ERROR(inner_->all_gather(round_outs[index_], round_counts[index_], dtype,
+                                                round_outs, round_counts, piece));
     }
   }
   return {};
@@ -224,7 +230,7 @@ Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> out
 // make the same call, so that what follows may choose its slice by the root.
 Status HierarchicalTeam::share_counts(size_t count, std::vector<size_t>* counts,
                                       const CallOptions& piece) {
-  std::vector<uint64_t> words(static_cast<size_t>(size()));
+  std::vector<uint64_t> words(size());
   std::vector<void*> outs;
   for (uint64_t& word : words) outs.push_back(&word);
   const std::vector<size_t> ones(words.size(), 1);
@@ -258,9 +264,7 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
   std::vector<void*> regions(is_root ? domains_.size() : 0);
   std::vector<size_t> region_counts(regions.size());
   for (size_t begin = 0; begin < most; begin += chunk) {
-    auto count_of = [&](int rank) {
-      return in_chunk(counts[static_cast<size_t>(rank)], begin, chunk);
-    };
+    auto count_of = [&](int rank) { return in_chunk(counts[rank], begin, chunk); };
     DSCOMM_ASSIGN_OR_RETURN(auto* packed,
                             staging(0, std::min(most, chunk) * counts.size() * element_bytes));
 
@@ -270,7 +274,7 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
       block_counts[local] = count_of(rank);
       // No pointer is formed beyond a block that has ended before this chunk.
       if (is_root && block_counts[local] > 0)
-        blocks[local] = offset(outs[static_cast<size_t>(rank)], begin * element_bytes);
+        blocks[local] = offset(outs[rank], begin * element_bytes);
       if (!is_root) {
         blocks[local] = cursor;
         cursor += block_counts[local] * element_bytes;
@@ -288,25 +292,15 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
                                                  region_counts, domain_of(root), later(piece, 4)));
       continue;
     }
-    for (int domain = 0; domain < domain_count(); ++domain) {
-      const auto d = static_cast<size_t>(domain);
-      regions[d] = cursor;
-      region_counts[d] = 0;
-      if (domain == domain_) continue;
-      for (int rank : domains_[d]) region_counts[d] += count_of(rank);
-      cursor += region_counts[d] * element_bytes;
-    }
+    lay_out(cursor, foreign_, domain_of_, element_bytes, count_of, &regions, &region_counts);
     DSCOMM_RETURN_IF_ERROR(
         outer(slice).gather(nullptr, 0, dtype, regions, region_counts, domain_, later(piece, 4)));
     const std::byte* arrived = packed;
-    for (int domain = 0; domain < domain_count(); ++domain) {
-      if (domain == domain_) continue;
-      for (int rank : domains_[static_cast<size_t>(domain)]) {
-        const size_t bytes = count_of(rank) * element_bytes;
-        if (bytes == 0) continue;
-        copy(offset(outs[static_cast<size_t>(rank)], begin * element_bytes), arrived, bytes);
-        arrived += bytes;
-      }
+    for (int rank : foreign_) {
+      const size_t bytes = count_of(rank) * element_bytes;
+      if (bytes == 0) continue;
+      copy(offset(outs[rank], begin * element_bytes), arrived, bytes);
+      arrived += bytes;
     }
   }
   return {};
@@ -337,27 +331,18 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
   std::vector<const void*> blocks(index_ == leader ? members().size() : 0);
   std::vector<size_t> block_counts(blocks.size());
   for (size_t begin = 0; begin < most; begin += chunk) {
-    auto count_of = [&](int rank) {
-      return in_chunk(counts[static_cast<size_t>(rank)], begin, chunk);
-    };
+    auto count_of = [&](int rank) { return in_chunk(counts[rank], begin, chunk); };
     DSCOMM_ASSIGN_OR_RETURN(auto* packed,
                             staging(0, std::min(most, chunk) * counts.size() * element_bytes));
 
     if (is_root) {
+      lay_out(packed, foreign_, domain_of_, element_bytes, count_of, &regions, &region_counts);
       std::byte* cursor = packed;
-      for (int domain = 0; domain < domain_count(); ++domain) {
-        const auto d = static_cast<size_t>(domain);
-        regions[d] = cursor;
-        region_counts[d] = 0;
-        if (domain == domain_) continue;
-        for (int rank : domains_[d]) {
-          const size_t block_count = count_of(rank);
-          if (block_count == 0) continue;
-          copy(cursor, offset(ins[static_cast<size_t>(rank)], begin * element_bytes),
-               block_count * element_bytes);
-          region_counts[d] += block_count;
-          cursor += block_count * element_bytes;
-        }
+      for (int rank : foreign_) {
+        const size_t bytes = count_of(rank) * element_bytes;
+        if (bytes == 0) continue;
+        copy(cursor, offset(ins[rank], begin * element_bytes), bytes);
+        cursor += bytes;
       }
       DSCOMM_RETURN_IF_ERROR(outer(slice).scatter(regions, region_counts, nullptr, 0, dtype,
                                                   domain_, later(piece, 3)));
@@ -373,7 +358,7 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
       const int rank = members()[local];
       block_counts[local] = count_of(rank);
       if (is_root && block_counts[local] > 0)
-        blocks[local] = offset(ins[static_cast<size_t>(rank)], begin * element_bytes);
+        blocks[local] = offset(ins[rank], begin * element_bytes);
       if (!is_root) {
         blocks[local] = cursor;
         cursor += block_counts[local] * element_bytes;
@@ -417,7 +402,7 @@ Status HierarchicalTeam::exchange_counts(std::span<const size_t> in_counts,
       const int passenger = member(static_cast<int>(domain), slice.index);
       if (passenger >= 0) {
         for (size_t local = 0; local < local_ranks; ++local)
-          sent[domain].push_back((*domain_counts)[local * n + static_cast<size_t>(passenger)]);
+          sent[domain].push_back((*domain_counts)[local * n + passenger]);
         sent[domain].push_back(largest_here);
       }
       received[domain].resize(carries_me ? domains_[domain].size() + 1 : 0);
@@ -432,7 +417,7 @@ Status HierarchicalTeam::exchange_counts(std::span<const size_t> in_counts,
     *largest = 0;
     for (size_t domain = 0; domain < domains_.size(); ++domain) {
       for (size_t local = 0; local < domains_[domain].size(); ++local)
-        (*counts_to_me)[static_cast<size_t>(domains_[domain][local])] = received[domain][local];
+        (*counts_to_me)[domains_[domain][local]] = received[domain][local];
       *largest = std::max(*largest, received[domain].back());
     }
   }
@@ -459,9 +444,9 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
   const size_t n = in_counts.size(), local_ranks = members().size();
   const size_t element_bytes = dtype_bytes(dtype);
   // A leader holds at most this many blocks at once.
-  const size_t blocks = n + static_cast<size_t>(slice_count_) * domains_.size();
+  const size_t blocks = n + slice_count_ * domains_.size();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / (element_bytes * blocks), 1);
-  const std::vector<Passenger>& mine = passengers_[static_cast<size_t>(index_)];
+  const std::vector<Passenger>& mine = passengers_[index_];
   std::vector<const void*> sends(local_ranks), across(domains_.size());
   std::vector<void*> receives(local_ranks), arrivals(domains_.size());
   std::vector<size_t> send_counts(local_ranks), receive_counts(local_ranks);
@@ -471,21 +456,18 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
   for (size_t begin = 0; begin < largest; begin += chunk) {
     // What local rank `local` sends to `rank` in this chunk, and what `rank` sends here.
     auto sent_by = [&](size_t local, int rank) {
-      return in_chunk(domain_counts[local * n + static_cast<size_t>(rank)], begin, chunk);
+      return in_chunk(domain_counts[local * n + rank], begin, chunk);
     };
-    auto sent_to_me = [&](int rank) {
-      return in_chunk(counts_to_me[static_cast<size_t>(rank)], begin, chunk);
-    };
+    auto sent_to_me = [&](int rank) { return in_chunk(counts_to_me[rank], begin, chunk); };
     const size_t buffer_bytes = std::min<size_t>(largest, chunk) * blocks * element_bytes;
     DSCOMM_ASSIGN_OR_RETURN(auto* first, staging(0, buffer_bytes));
     DSCOMM_ASSIGN_OR_RETURN(auto* second, staging(1, buffer_bytes));
 
     std::byte* cursor = first;
     auto pack = [&](int rank) {
-      const size_t count = sent_by(static_cast<size_t>(index_), rank);
+      const size_t count = sent_by(index_, rank);
       if (count == 0) return;
-      copy(cursor, offset(ins[static_cast<size_t>(rank)], begin * element_bytes),
-           count * element_bytes);
+      copy(cursor, offset(ins[rank], begin * element_bytes), count * element_bytes);
       cursor += count * element_bytes;
     };
     for (size_t local = 0; local < local_ranks; ++local) {
@@ -511,8 +493,7 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       unread[local] = static_cast<std::byte*>(receives[local]);
       const size_t bytes = sent_by(local, rank_) * element_bytes;
       if (bytes == 0) continue;
-      copy(offset(outs[static_cast<size_t>(members()[local])], begin * element_bytes),
-           unread[local], bytes);
+      copy(offset(outs[members()[local]], begin * element_bytes), unread[local], bytes);
       unread[local] += bytes;
     }
     cursor = first;
@@ -536,33 +517,25 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       std::fill(across_counts.begin(), across_counts.end(), size_t{0});
       for (; next != mine.end() && next->slice == slice.index; ++next) {
         if (next->domain == domain_) continue;
-        const auto domain = static_cast<size_t>(next->domain);
+        const int domain = next->domain;
         across[domain] = departures[departed];
         across_counts[domain] =
             static_cast<size_t>(departures[departed + 1] - departures[departed]) / element_bytes;
         ++departed;
       }
-      std::byte* arriving = second;
-      for (int domain = 0; domain < domain_count(); ++domain) {
-        const auto d = static_cast<size_t>(domain);
-        arrivals[d] = arriving;
-        arrival_counts[d] = 0;
-        if (slice.index != index_ || domain == domain_) continue;
-        for (int rank : domains_[d]) arrival_counts[d] += sent_to_me(rank);
-        arriving += arrival_counts[d] * element_bytes;
-      }
+      const bool carries_me = slice.index == index_;
+      lay_out(
+          second, foreign_, domain_of_, element_bytes,
+          [&](int rank) { return carries_me ? sent_to_me(rank) : 0; }, &arrivals, &arrival_counts);
       DSCOMM_RETURN_IF_ERROR(slice.team->all_to_all(across, across_counts, arrivals, arrival_counts,
                                                     dtype, later(piece, 3)));
-      if (slice.index != index_) continue;
+      if (!carries_me) continue;
       const std::byte* arrived = second;
-      for (int domain = 0; domain < domain_count(); ++domain) {
-        if (domain == domain_) continue;
-        for (int rank : domains_[static_cast<size_t>(domain)]) {
-          const size_t bytes = sent_to_me(rank) * element_bytes;
-          if (bytes == 0) continue;
-          copy(offset(outs[static_cast<size_t>(rank)], begin * element_bytes), arrived, bytes);
-          arrived += bytes;
-        }
+      for (int rank : foreign_) {
+        const size_t bytes = sent_to_me(rank) * element_bytes;
+        if (bytes == 0) continue;
+        copy(offset(outs[rank], begin * element_bytes), arrived, bytes);
+        arrived += bytes;
       }
     }
   }

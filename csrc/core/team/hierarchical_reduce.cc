@@ -42,14 +42,14 @@ class HierarchicalTeam::Slicing {
   Slicing(size_t count, int slice_count, size_t element_bytes)
       : count_(count), slice_count_(slice_count) {
     size_t line = std::max<size_t>(64 / element_bytes, 1);
-    size_t share =
-        (count + static_cast<size_t>(slice_count) - 1) / static_cast<size_t>(slice_count);
+    size_t share = (count + slice_count - 1) / slice_count;
     share_ = (share + line - 1) / line * line;
   }
-  size_t begin(int slice) const { return std::min(static_cast<size_t>(slice) * share_, count_); }
+  size_t begin(int slice) const { return std::min(slice * share_, count_); }
   size_t count(int slice) const {
     return slice < slice_count_ ? begin(slice + 1) - begin(slice) : 0;
   }
+  size_t total() const { return count_; }
   // Slice 0 takes part even when it is empty, see "Agreement"; the others need not.
   bool takes_part(int slice) const { return slice == 0 || count(slice) > 0; }
 
@@ -58,24 +58,6 @@ class HierarchicalTeam::Slicing {
   size_t share_;
   int slice_count_;
 };
-
-// Reduces `values` over the domain; the sums of the slices that this rank leads go to their places
-// in `sums`, which may be `values`. One inner call for every local_count() slices.
-Status HierarchicalTeam::reduce_inside(const std::byte* values, std::byte* sums,
-                                       const Slicing& slicing, const Levels& levels,
-                                       const CallOptions& piece) {
-  std::vector<const void*> ins(members().size());
-  std::vector<size_t> counts(members().size());
-  for (int first = 0; first < slice_count_ && slicing.takes_part(first); first += local_count()) {
-    for (int local = 0; local < local_count(); ++local) {
-      ins[static_cast<size_t>(local)] = values + slicing.begin(first + local) * levels.sum_bytes();
-      counts[static_cast<size_t>(local)] = slicing.count(first + local);
-    }
-    std::byte* mine = sums + slicing.begin(first + index_) * levels.sum_bytes();
-    DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(ins, counts, mine, levels.inner, piece));
-  }
-  return {};
-}
 
 // From complete sums to results: AVG's division, and the one rounding. `results` may be `sums`
 // where they have one type.
@@ -92,6 +74,43 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
   // Staging is aligned for float.
   if (levels.is_widened)
     narrow(results, reinterpret_cast<const float*>(sums), count, levels.whole.dtype);
+}
+
+// Reduces `values` over the domain, and the slices that this rank leads across, to the root's
+// domain or, with root_domain -1, to all. The results of these slices go to their places in
+// `results`, the sums to `sums`, which may be `values` or `results`. One inner call for every
+// local_count() slices.
+Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums, std::byte* results,
+                                       const Slicing& slicing, const Levels& levels,
+                                       int root_domain, const CallOptions& piece) {
+  if (levels.is_widened) {
+    widen(reinterpret_cast<float*>(sums), values, slicing.total(), levels.whole.dtype);
+    values = sums;
+  }
+  std::vector<const void*> ins(members().size());
+  std::vector<size_t> counts(members().size());
+  for (int first = 0; first < slice_count_ && slicing.takes_part(first); first += local_count()) {
+    for (int local = 0; local < local_count(); ++local) {
+      ins[local] = values + slicing.begin(first + local) * levels.sum_bytes();
+      counts[local] = slicing.count(first + local);
+    }
+    std::byte* mine = sums + slicing.begin(first + index_) * levels.sum_bytes();
+    DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(ins, counts, mine, levels.inner, piece));
+  }
+
+  const CallOptions across_piece = later(piece, 1);
+  const bool has_results = root_domain < 0 || root_domain == domain_;
+  for (Slice& slice : led_) {
+    if (!slicing.takes_part(slice.index)) continue;
+    const size_t begin = slicing.begin(slice.index), count = slicing.count(slice.index);
+    std::byte* mine = sums + begin * levels.sum_bytes();
+    DSCOMM_RETURN_IF_ERROR(
+        root_domain < 0 ? slice.team->all_reduce(mine, mine, count, levels.outer, across_piece)
+                        : slice.team->reduce(mine, has_results ? mine : nullptr, count,
+                                             levels.outer, root_domain, across_piece));
+    if (has_results) settle(mine, results + begin * levels.element_bytes(), count, levels);
+  }
+  return {};
 }
 
 // An outer Team cuts a chunk into a few pieces.
@@ -118,7 +137,7 @@ Status HierarchicalTeam::run_all_reduce_overlapped(const std::byte* in, std::byt
   const CallOptions last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t in_all = (slicing.count(0) + chunk - 1) / chunk;  // slice 0 is longest
-  const auto me = static_cast<size_t>(index_);
+  const int me = index_;
   std::vector<const void*> ins(members().size());
   std::vector<void*> outs(members().size());
   std::vector<size_t> counts(members().size());
@@ -181,7 +200,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
       levels.is_widened ? 0 : overlapped_chunk(whole.count(0), levels.element_bytes());
   if (overlapped > 0) return run_all_reduce_overlapped(in, out, whole, levels, overlapped, piece);
 
-  const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
+  const CallOptions last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   std::vector<void*> outs(members().size());
@@ -191,33 +210,21 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
   do {
     const size_t chunk_count = std::min(chunk, count - begin);
     const Slicing slicing(chunk_count, slice_count_, element_bytes);
-    const std::byte* values = in + begin * element_bytes;
     std::byte* results = out + begin * element_bytes;
     std::byte* sums = results;
     if (levels.is_widened) {
       DSCOMM_ASSIGN_OR_RETURN(sums, staging(0, chunk_count * levels.sum_bytes()));
-      widen(reinterpret_cast<float*>(sums), values, chunk_count, reduction.dtype);
-      values = sums;
     }
-    DSCOMM_RETURN_IF_ERROR(reduce_inside(values, sums, slicing, levels, piece));
-
-    for (Slice& slice : led_) {
-      if (!slicing.takes_part(slice.index)) continue;
-      std::byte* mine = sums + slicing.begin(slice.index) * levels.sum_bytes();
-      const size_t mine_count = slicing.count(slice.index);
-      DSCOMM_RETURN_IF_ERROR(
-          slice.team->all_reduce(mine, mine, mine_count, levels.outer, across_piece));
-      settle(mine, results + slicing.begin(slice.index) * element_bytes, mine_count, levels);
-    }
+    DSCOMM_RETURN_IF_ERROR(
+        reduce_slices(in + begin * element_bytes, sums, results, slicing, levels, -1, piece));
 
     for (int first = 0; first < slice_count_ && slicing.takes_part(first); first += local_count()) {
       for (int local = 0; local < local_count(); ++local) {
-        outs[static_cast<size_t>(local)] = results + slicing.begin(first + local) * element_bytes;
-        counts[static_cast<size_t>(local)] = slicing.count(first + local);
+        outs[local] = results + slicing.begin(first + local) * element_bytes;
+        counts[local] = slicing.count(first + local);
       }
-      const auto me = static_cast<size_t>(index_);
-      DSCOMM_RETURN_IF_ERROR(
-          inner_->all_gather(outs[me], counts[me], reduction.dtype, outs, counts, last_piece));
+      DSCOMM_RETURN_IF_ERROR(inner_->all_gather(outs[index_], counts[index_], reduction.dtype, outs,
+                                                counts, last_piece));
     }
     begin += chunk_count;
   } while (begin < count);
@@ -229,7 +236,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
                                     const Reduction& reduction, int root,
                                     const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
-  const CallOptions across_piece = later(piece, 1), last_piece = later(piece, 2);
+  const CallOptions last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   const int root_domain = domain_of(root);
@@ -241,7 +248,6 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
   do {
     const size_t chunk_count = std::min(chunk, count - begin);
     const Slicing slicing(chunk_count, slice_count_, element_bytes);
-    const std::byte* values = in + begin * element_bytes;
     // The root works in its out, the others in staging, where results of another type than the sums
     // have a buffer of their own.
     std::byte* results = is_root ? out + begin * element_bytes : nullptr;
@@ -254,22 +260,8 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
     } else if (!is_root) {
       results = sums;
     }
-    if (levels.is_widened) {
-      widen(reinterpret_cast<float*>(sums), values, chunk_count, reduction.dtype);
-      values = sums;
-    }
-    DSCOMM_RETURN_IF_ERROR(reduce_inside(values, sums, slicing, levels, piece));
-
-    for (Slice& slice : led_) {
-      if (!slicing.takes_part(slice.index)) continue;
-      std::byte* mine = sums + slicing.begin(slice.index) * levels.sum_bytes();
-      const size_t mine_count = slicing.count(slice.index);
-      DSCOMM_RETURN_IF_ERROR(slice.team->reduce(mine, domain_ == root_domain ? mine : nullptr,
-                                                mine_count, levels.outer, root_domain,
-                                                across_piece));
-      if (domain_ == root_domain)
-        settle(mine, results + slicing.begin(slice.index) * element_bytes, mine_count, levels);
-    }
+    DSCOMM_RETURN_IF_ERROR(reduce_slices(in + begin * element_bytes, sums, results, slicing, levels,
+                                         root_domain, piece));
 
     if (domain_ == root_domain) {
       for (int first = 0; first < slice_count_ && slicing.takes_part(first);
@@ -321,7 +313,7 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
     for (size_t local = 0; local < members().size(); ++local) {
       std::byte* region = cursor;
       for (const Passenger& passenger : passengers_[local]) {
-        const auto rank = static_cast<size_t>(passenger.rank);
+        const int rank = passenger.rank;
         place[rank] = cursor;
         if (block_count[rank] == 0) continue;
         const auto* values = static_cast<const std::byte*>(ins[rank]) + begin * element_bytes;
@@ -335,7 +327,7 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
       regions[local] = region;
       region_counts[local] = static_cast<size_t>(cursor - region) / sum_bytes;
     }
-    auto* mine = const_cast<void*>(regions[static_cast<size_t>(index_)]);  // ours, in staging
+    auto* mine = const_cast<void*>(regions[index_]);  // ours, in staging
     DSCOMM_RETURN_IF_ERROR(
         inner_->reduce_scatter(regions, region_counts, mine, levels.inner, piece));
 
@@ -343,20 +335,18 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
       size_t slice_elements = 0;
       for (int domain = 0; domain < domain_count(); ++domain) {
         const int rank = member(domain, slice.index);
-        const bool exists = rank >= 0;
-        across[static_cast<size_t>(domain)] = exists ? place[static_cast<size_t>(rank)] : nullptr;
-        across_counts[static_cast<size_t>(domain)] =
-            exists ? block_count[static_cast<size_t>(rank)] : 0;
-        slice_elements += across_counts[static_cast<size_t>(domain)];
+        across[domain] = rank >= 0 ? place[rank] : nullptr;
+        across_counts[domain] = rank >= 0 ? block_count[rank] : 0;
+        slice_elements += across_counts[domain];
       }
       if (slice.index > 0 && slice_elements == 0) continue;
       // This rank's block is in the slice of its number; from the others it gets nothing.
-      std::byte* sums = slice.index == index_ ? place[static_cast<size_t>(rank_)] : nullptr;
+      std::byte* sums = slice.index == index_ ? place[rank_] : nullptr;
       DSCOMM_RETURN_IF_ERROR(
           slice.team->reduce_scatter(across, across_counts, sums, levels.outer, later(piece, 1)));
     }
-    if (const size_t own_count = block_count[static_cast<size_t>(rank_)]; own_count > 0)
-      settle(place[static_cast<size_t>(rank_)], out + begin * element_bytes, own_count, levels);
+    if (const size_t own_count = block_count[rank_]; own_count > 0)
+      settle(place[rank_], out + begin * element_bytes, own_count, levels);
     begin += chunk;
   } while (begin < most);
   return {};
@@ -372,7 +362,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
   const CallOptions later_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes(), ring = 2 * chunk;
   const size_t in_all = (*std::max_element(counts.begin(), counts.end()) + chunk - 1) / chunk;
-  const auto me = static_cast<size_t>(index_);
+  const int me = index_;
   DSCOMM_ASSIGN_OR_RETURN(auto* packed, staging(0, counts.size() * chunk * element_bytes));
   DSCOMM_ASSIGN_OR_RETURN(auto* rings, staging(1, domains_.size() * ring * element_bytes));
   std::vector<const void*> regions(members().size());
@@ -380,9 +370,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
   size_t reduced = 0;  // chunks
   const auto reduce_next = [&]() -> Status {
     const size_t begin = reduced * chunk;
-    const auto block = [&](int rank) {
-      return in_chunk(counts[static_cast<size_t>(rank)], begin, chunk);
-    };
+    const auto block = [&](int rank) { return in_chunk(counts[rank], begin, chunk); };
     std::byte* cursor = packed;
     for (size_t local = 0; local < members().size(); ++local) {
       regions[local] = cursor;
@@ -390,8 +378,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
       for (const Passenger& passenger : passengers_[local]) {
         const size_t count = block(passenger.rank);
         if (count == 0) continue;
-        const auto* values =
-            static_cast<const std::byte*>(ins[static_cast<size_t>(passenger.rank)]);
+        const auto* values = static_cast<const std::byte*>(ins[passenger.rank]);
         std::memcpy(cursor, values + begin * element_bytes, count * element_bytes);
         cursor += count * element_bytes;
         region_counts[local] += count;
@@ -405,8 +392,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     for (const Passenger& passenger : passengers_[me]) {
       const size_t count = block(passenger.rank);
       if (count == 0) continue;
-      const auto domain = static_cast<size_t>(passenger.domain);
-      std::byte* at = rings + (domain * ring + begin % ring) * element_bytes;
+      std::byte* at = rings + (passenger.domain * ring + begin % ring) * element_bytes;
       std::memcpy(at, sums, count * element_bytes);
       sums += count * element_bytes;
     }
@@ -427,7 +413,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
   size_t slice_elements = 0;
   for (size_t domain = 0; domain < domains_.size(); ++domain) {
     across[domain] = rings + domain * ring * element_bytes;
-    across_counts[domain] = counts[static_cast<size_t>(domains_[domain][me])];
+    across_counts[domain] = counts[domains_[domain][me]];
     slice_elements += across_counts[domain];
   }
   if (index_ == 0 || slice_elements > 0) {
@@ -437,7 +423,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
         led_.front().team->reduce_scatter(across, across_counts, out, levels.outer, across_piece));
   }
   while (reduced < in_all) DSCOMM_RETURN_IF_ERROR(reduce_next());
-  settle(out, out, counts[static_cast<size_t>(rank_)], levels);
+  settle(out, out, counts[rank_], levels);
   return {};
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 
 #include "core/team/arguments.h"
 #include "core/team/self_team.h"
@@ -19,13 +20,12 @@ Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
   for (const std::vector<int>& domain : domains) {
     if (domain.empty()) return make_status(Code::kInvalidArgument, "a domain has no ranks");
     for (int member : domain) {
-      if (member < 0 || static_cast<size_t>(member) >= rank_count ||
-          seen[static_cast<size_t>(member)])
+      if (member < 0 || static_cast<size_t>(member) >= rank_count || seen[member])
         return make_status(Code::kInvalidArgument,
                            "the domains must hold each of the ranks 0 to %zu once, but rank %d is "
                            "outside or there twice",
                            rank_count - 1, member);
-      seen[static_cast<size_t>(member)] = true;
+      seen[member] = true;
     }
   }
   return check_root("make", rank, static_cast<int>(rank_count));
@@ -42,7 +42,7 @@ Result<std::unique_ptr<Team>> make_team(const std::vector<int>& ranks, const Tea
 Result<std::unique_ptr<HierarchicalTeam>> HierarchicalTeam::make(
     int rank, std::vector<std::vector<int>> domains, const TeamFactory& make_inner,
     const TeamFactory& make_outer, HierarchyOptions options) {
-  if (Status status = check_domains(rank, domains); !status.ok()) return status;
+  DSCOMM_RETURN_IF_ERROR(check_domains(rank, domains));
   std::unique_ptr<HierarchicalTeam> team(
       new HierarchicalTeam(rank, std::move(domains), std::move(options)));
   Status status = team->make_teams(make_inner, make_outer);
@@ -62,19 +62,20 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
   index_of_.resize(rank_count);
   for (int domain = 0; domain < domain_count(); ++domain) {
     for (int index = 0; member(domain, index) >= 0; ++index) {
-      domain_of_[static_cast<size_t>(member(domain, index))] = domain;
-      index_of_[static_cast<size_t>(member(domain, index))] = index;
+      domain_of_[member(domain, index)] = domain;
+      index_of_[member(domain, index)] = index;
     }
   }
   domain_ = domain_of(rank_);
   index_ = index_of(rank_);
+  for (const std::vector<int>& ranks : domains_)
+    if (&ranks != &members()) foreign_.insert(foreign_.end(), ranks.begin(), ranks.end());
 
   passengers_.resize(members().size());
   for (int slice = 0; slice < slice_count_; ++slice)
     for (int domain = 0; domain < domain_count(); ++domain)
       if (int passenger = member(domain, slice); passenger >= 0)
-        passengers_[static_cast<size_t>(slice % local_count())].push_back(
-            {slice, domain, passenger});
+        passengers_[slice % local_count()].push_back({slice, domain, passenger});
 }
 
 HierarchicalTeam::~HierarchicalTeam() {
@@ -83,19 +84,18 @@ HierarchicalTeam::~HierarchicalTeam() {
 
 Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer) {
   const std::string& name = options_.name;
-  auto inner = make_team(members(), make_inner, name + "/domain" + std::to_string(domain_));
-  if (!inner.ok()) return inner.status();
-  inner_ = std::move(inner).value();
+  DSCOMM_ASSIGN_OR_RETURN(
+      inner_, make_team(members(), make_inner, name + "/domain" + std::to_string(domain_)));
   DSCOMM_CHECK(inner_->rank() == index_ && inner_->size() == local_count(),
                "a Team numbers its ranks as they are listed");
 
   for (int slice = index_; slice < slice_count_; slice += local_count()) {
     std::vector<int> leaders;
     for (const std::vector<int>& domain : domains_)
-      leaders.push_back(domain[static_cast<size_t>(slice) % domain.size()]);
-    auto across = make_team(leaders, make_outer, name + "/slice" + std::to_string(slice));
-    if (!across.ok()) return across.status();
-    led_.push_back({slice, std::move(across).value()});
+      leaders.push_back(domain[slice % domain.size()]);
+    DSCOMM_ASSIGN_OR_RETURN(
+        auto across, make_team(leaders, make_outer, name + "/slice" + std::to_string(slice)));
+    led_.push_back({slice, std::move(across)});
     DSCOMM_CHECK(led_.back().team->rank() == domain_ && led_.back().team->size() == domain_count(),
                  "a Team numbers its ranks as they are listed");
   }
@@ -124,17 +124,17 @@ std::string HierarchicalTeam::describe() const {
 }
 
 int HierarchicalTeam::member(int domain, int index) const {
-  const std::vector<int>& ranks = domains_[static_cast<size_t>(domain)];
-  return static_cast<size_t>(index) < ranks.size() ? ranks[static_cast<size_t>(index)] : -1;
+  const std::vector<int>& ranks = domains_[domain];
+  return static_cast<size_t>(index) < ranks.size() ? ranks[index] : -1;
 }
 
 Team& HierarchicalTeam::outer(int slice) {
   DSCOMM_CHECK(slice % local_count() == index_, "only a slice's leader calls its Team");
-  return *led_[static_cast<size_t>(slice / local_count())].team;
+  return *led_[slice / local_count()].team;
 }
 
 Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {
-  Staging& buffer = staging_[static_cast<size_t>(which)];
+  Staging& buffer = staging_[which];
   if (buffer.bytes < bytes) {
     buffer.memory.reset(new (std::nothrow) std::byte[bytes]);
     buffer.bytes = buffer.memory == nullptr ? 0 : bytes;
@@ -185,8 +185,7 @@ Status HierarchicalTeam::failure() {
 Status HierarchicalTeam::misfit(int sender, size_t sent, int receiver, size_t expected,
                                 const char* hint) const {
   auto name = [this](int rank) {
-    return options_.names.empty() ? "rank " + std::to_string(rank)
-                                  : options_.names[static_cast<size_t>(rank)];
+    return options_.names.empty() ? "rank " + std::to_string(rank) : options_.names[rank];
   };
   return Status(Code::kMismatch, name(sender) + " sends " + std::to_string(sent) + " elements to " +
                                      name(receiver) + ", which expects " +
@@ -251,20 +250,18 @@ Status HierarchicalTeam::all_reduce(const void* in, void* out, size_t count,
                                     const Reduction& reduction, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallOptions piece =
-      pieces_of(make_record(Collective::kAllReduce, reduction, count, options), options);
+  const CallRecord call = make_record(Collective::kAllReduce, reduction, count, options);
   return end(run_all_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
-                            reduction, piece));
+                            reduction, pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
                                    const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
   DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kBroadcast, dtype, count, options);
-  call.root = root;
-  CallOptions piece = pieces_of(call, options);
-  return end(run_broadcast(static_cast<std::byte*>(buffer), count, dtype, root, piece));
+  const CallRecord call = make_record(Collective::kBroadcast, dtype, count, options, root);
+  return end(
+      run_broadcast(static_cast<std::byte*>(buffer), count, dtype, root, pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
@@ -272,95 +269,79 @@ Status HierarchicalTeam::reduce(const void* in, void* out, size_t count, const R
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
   DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kReduce, reduction, count, options);
-  call.root = root;
-  CallOptions piece = pieces_of(call, options);
+  const CallRecord call = make_record(Collective::kReduce, reduction, count, options, root);
   return end(run_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
-                        reduction, root, piece));
+                        reduction, root, pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::all_gather(const void* in, size_t count, DType dtype,
                                     std::span<void* const> outs, std::span<const size_t> out_counts,
                                     const CallOptions& options) {
-  const auto n = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts.size(), n));
-  DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[me], rank_));
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, rank_, size()));
   DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
   call.own_count = count;
   call.digest = hash_counts(out_counts);
-  CallOptions piece = pieces_of(call, options);
-  return end(run_all_gather(in, dtype, outs, out_counts, piece));
+  return end(run_all_gather(in, dtype, outs, out_counts, pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::reduce_scatter(std::span<const void* const> ins,
                                         std::span<const size_t> counts, void* out,
                                         const Reduction& reduction, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(
-      check_lists("reduce_scatter", ins.size(), counts.size(), static_cast<size_t>(size())));
+  DSCOMM_RETURN_IF_ERROR(check_lists("reduce_scatter", ins.size(), counts.size(), size()));
   DSCOMM_RETURN_IF_ERROR(begin(options));
-  size_t total = 0;
-  for (size_t count : counts) total += count;
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
   CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
   call.digest = hash_counts(counts);
-  CallOptions piece = pieces_of(call, options);
-  return end(run_reduce_scatter(ins, counts, static_cast<std::byte*>(out), reduction, piece));
+  return end(run_reduce_scatter(ins, counts, static_cast<std::byte*>(out), reduction,
+                                pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::gather(const void* in, size_t count, DType dtype,
                                 std::span<void* const> outs, std::span<const size_t> out_counts,
                                 int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
-  const size_t expected = rank_ == root ? static_cast<size_t>(size()) : 0;
-  DSCOMM_RETURN_IF_ERROR(check_lists("gather", outs.size(), out_counts.size(), expected));
-  if (rank_ == root)
-    DSCOMM_RETURN_IF_ERROR(
-        check_own_count("gather", count, out_counts[static_cast<size_t>(root)], root));
+  DSCOMM_RETURN_IF_ERROR(rank_ == root
+                             ? check_lists("gather", outs.size(), out_counts, count, root, size())
+                             : check_lists("gather", outs.size(), out_counts.size(), 0));
   DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kGather, dtype, 0, options);
-  call.root = root;
+  CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
   call.own_count = count;
-  CallOptions piece = pieces_of(call, options);
-  return end(
-      run_gather(static_cast<const std::byte*>(in), count, dtype, outs, out_counts, root, piece));
+  return end(run_gather(static_cast<const std::byte*>(in), count, dtype, outs, out_counts, root,
+                        pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::scatter(std::span<const void* const> ins,
                                  std::span<const size_t> in_counts, void* out, size_t count,
                                  DType dtype, int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
-  const size_t expected = rank_ == root ? static_cast<size_t>(size()) : 0;
-  DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts.size(), expected));
-  if (rank_ == root)
-    DSCOMM_RETURN_IF_ERROR(
-        check_own_count("scatter", count, in_counts[static_cast<size_t>(root)], root));
+  DSCOMM_RETURN_IF_ERROR(rank_ == root
+                             ? check_lists("scatter", ins.size(), in_counts, count, root, size())
+                             : check_lists("scatter", ins.size(), in_counts.size(), 0));
   DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kScatter, dtype, 0, options);
-  call.root = root;
+  CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
   call.own_count = count;
-  CallOptions piece = pieces_of(call, options);
-  return end(run_scatter(ins, in_counts, static_cast<std::byte*>(out), count, dtype, root, piece));
+  return end(run_scatter(ins, in_counts, static_cast<std::byte*>(out), count, dtype, root,
+                         pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,
                                     std::span<const size_t> in_counts, std::span<void* const> outs,
                                     std::span<const size_t> out_counts, DType dtype,
                                     const CallOptions& options) {
-  const auto n = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), n));
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", outs.size(), out_counts.size(), n));
-  DSCOMM_RETURN_IF_ERROR(check_own_count("all_to_all", in_counts[me], out_counts[me], rank_));
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), size()));
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists("all_to_all", outs.size(), out_counts, in_counts[rank_], rank_, size()));
   DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
-  for (size_t count : in_counts) call.own_count += count;
-  CallOptions piece = pieces_of(call, options);
-  return end(run_all_to_all(ins, in_counts, outs, out_counts, dtype, piece));
+  call.own_count = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
+  return end(run_all_to_all(ins, in_counts, outs, out_counts, dtype, pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::barrier(const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
+  const CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
   return end(run_barrier(pieces_of(call, options)));
 }
 

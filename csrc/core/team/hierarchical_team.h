@@ -206,8 +206,9 @@ class HierarchicalTeam final : public Team {
   Status spread_overlapped(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
                            size_t chunk, const CallOptions& piece);
   // Steps that algorithms share; see where they are defined.
-  Status reduce_inside(const std::byte* values, std::byte* sums, const Slicing& slicing,
-                       const Levels& levels, const CallOptions& piece);
+  Status reduce_slices(const std::byte* values, std::byte* sums, std::byte* results,
+                       const Slicing& slicing, const Levels& levels, int root_domain,
+                       const CallOptions& piece);
   void settle(std::byte* sums, std::byte* results, size_t count, const Levels& levels) const;
   Status spread_packed(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
                        const CallOptions& piece);
@@ -221,12 +222,12 @@ class HierarchicalTeam final : public Team {
                          const CallOptions& piece);
 
   int local_count() const { return static_cast<int>(members().size()); }
-  const std::vector<int>& members() const { return domains_[static_cast<size_t>(domain_)]; }
+  const std::vector<int>& members() const { return domains_[domain_]; }
   int domain_count() const { return static_cast<int>(domains_.size()); }
   // The rank with this local number in the domain, or -1.
   int member(int domain, int index) const;
-  int domain_of(int rank) const { return domain_of_[static_cast<size_t>(rank)]; }
-  int index_of(int rank) const { return index_of_[static_cast<size_t>(rank)]; }
+  int domain_of(int rank) const { return domain_of_[rank]; }
+  int index_of(int rank) const { return index_of_[rank]; }
   // The outer Team of a slice that this rank leads.
   Team& outer(int slice);
   // One of two buffers of at least this size. Its contents last until the next call for the same.
@@ -237,6 +238,7 @@ class HierarchicalTeam final : public Team {
   const HierarchyOptions options_;
   std::vector<int> domain_of_;  // by rank
   std::vector<int> index_of_;   // by rank: its local number
+  std::vector<int> foreign_;    // the ranks of the other domains, by domain
   int domain_ = 0;              // of this rank
   int index_ = 0;               // of this rank
   int slice_count_ = 0;

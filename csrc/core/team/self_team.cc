@@ -41,8 +41,7 @@ Status SelfTeam::reduce(const void* in, void* out, size_t count, const Reduction
 Status SelfTeam::all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
                             std::span<const size_t> out_counts, const CallOptions&) {
   DSCOMM_RETURN_IF_ERROR(failure());
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts.size(), 1));
-  DSCOMM_RETURN_IF_ERROR(check_own_count("all_gather", count, out_counts[0], 0));
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, 0, 1));
   copy(outs[0], in, count, dtype);
   return {};
 }
@@ -58,8 +57,7 @@ Status SelfTeam::gather(const void* in, size_t count, DType dtype, std::span<voi
                         std::span<const size_t> out_counts, int root, const CallOptions&) {
   DSCOMM_RETURN_IF_ERROR(failure());
   DSCOMM_RETURN_IF_ERROR(check_root("gather", root, 1));
-  DSCOMM_RETURN_IF_ERROR(check_lists("gather", outs.size(), out_counts.size(), 1));
-  DSCOMM_RETURN_IF_ERROR(check_own_count("gather", count, out_counts[0], 0));
+  DSCOMM_RETURN_IF_ERROR(check_lists("gather", outs.size(), out_counts, count, 0, 1));
   copy(outs[0], in, count, dtype);
   return {};
 }
@@ -68,8 +66,7 @@ Status SelfTeam::scatter(std::span<const void* const> ins, std::span<const size_
                          void* out, size_t count, DType dtype, int root, const CallOptions&) {
   DSCOMM_RETURN_IF_ERROR(failure());
   DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, 1));
-  DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts.size(), 1));
-  DSCOMM_RETURN_IF_ERROR(check_own_count("scatter", count, in_counts[0], 0));
+  DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts, count, 0, 1));
   copy(out, ins[0], count, dtype);
   return {};
 }
@@ -79,8 +76,7 @@ Status SelfTeam::all_to_all(std::span<const void* const> ins, std::span<const si
                             DType dtype, const CallOptions&) {
   DSCOMM_RETURN_IF_ERROR(failure());
   DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), 1));
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", outs.size(), out_counts.size(), 1));
-  DSCOMM_RETURN_IF_ERROR(check_own_count("all_to_all", in_counts[0], out_counts[0], 0));
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", outs.size(), out_counts, in_counts[0], 0, 1));
   copy(outs[0], ins[0], in_counts[0], dtype);
   return {};
 }

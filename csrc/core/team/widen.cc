@@ -14,11 +14,10 @@ void widen(float* floats, const std::byte* halves, size_t count, DType dtype) {
       floats[i] = float_from_half(half);
     }
   };
-  if (dtype == DType::kBFloat16) {
+  if (dtype == DType::kBFloat16)
     convert(float_from_bfloat16);
-  } else {
+  else
     convert(float_from_float16);
-  }
 }
 
 void narrow(std::byte* halves, const float* floats, size_t count, DType dtype) {
@@ -28,11 +27,10 @@ void narrow(std::byte* halves, const float* floats, size_t count, DType dtype) {
       std::memcpy(halves + i * sizeof half, &half, sizeof half);
     }
   };
-  if (dtype == DType::kBFloat16) {
+  if (dtype == DType::kBFloat16)
     convert(bfloat16_from_float);
-  } else {
+  else
     convert(float16_from_float);
-  }
 }
 
 }  // namespace dscomm

@@ -82,8 +82,8 @@ bool names_nodes() {
   return mode == kPreferred || mode == kBind || mode == kPreferredMany;
 }
 
-std::string counted(int count, const char* singular, const char* plural) {
-  return std::to_string(count) + " " + (count == 1 ? singular : plural);
+std::string counted(int count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -150,10 +150,9 @@ void Topology::place_memory(void* data, size_t bytes) const {
 }
 
 std::string Topology::describe() const {
-  return counted(package_count_, "package", "packages") + ", " +
-         counted(numa_count_, "NUMA node", "NUMA nodes") + ", " + counted(l3_count_, "L3", "L3s") +
-         ", " + counted(core_count_, "core", "cores") + "; " + std::to_string(usable_cores_) +
-         " usable";
+  return counted(package_count_, "package") + ", " + counted(numa_count_, "NUMA node") + ", " +
+         counted(l3_count_, "L3") + ", " + counted(core_count_, "core") + "; " +
+         std::to_string(usable_cores_) + " usable";
 }
 
 int usable_cores(std::span<const std::string> cpu_lists, double quota) {
