@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -126,7 +125,7 @@ struct PmixHelper::State {
   Status fault;
 
   void serve();
-  bool take_messages();
+  Status take_messages();
   Status begin(Fence fence);
   Status advance();
   Status gather(Fence& fence, std::string* missing);
@@ -191,10 +190,8 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
 Status PmixHelper::serve(std::shared_ptr<Store> store, const std::string& prefix) {
   state_->store = std::move(store);
   state_->prefix = prefix;
-  Result<std::thread> service =
-      start_thread("the carrier of MPI's fences", [state = state_] { state->serve(); });
-  if (!service.ok()) return service.status();
-  service_ = std::move(service).value();
+  DSCOMM_ASSIGN_OR_RETURN(
+      service_, start_thread("the carrier of MPI's fences", [state = state_] { state->serve(); }));
   return {};
 }
 
@@ -206,8 +203,9 @@ void PmixHelper::State::serve() {
     ::poll(entries, 2, fences.empty() ? -1 : pause_ms);
     if (entries[1].revents != 0) break;
     size_t waiting = fences.size();
-    if (!take_messages()) break;
-    if (Status status = advance(); !status.ok()) {
+    Status status = take_messages();
+    if (status.ok()) status = advance();
+    if (!status.ok()) {
       std::lock_guard lock(mutex);
       fault = std::move(status);
       break;
@@ -221,8 +219,8 @@ void PmixHelper::State::serve() {
   ended_condition.notify_all();
 }
 
-// False when the helper has gone, or nothing can be carried any more.
-bool PmixHelper::State::take_messages() {
+// Not OK when the helper has gone, or nothing can be carried any more.
+Status PmixHelper::State::take_messages() {
   bool open = socket.exchange();
   Status status;
   while (std::optional<PmixMessage> message = socket.next()) {
@@ -231,14 +229,9 @@ bool PmixHelper::State::take_messages() {
       status = Status(Code::kInternal, "dscomm-pmix said something that is not understood");
     if (status.ok()) status = begin(std::move(fence));
   }
-  if (status.ok() && !open)
-    status =
-        Status(Code::kPeerDied, "dscomm-pmix has gone, which serves PMIx to the ranks of host " +
-                                    description.hosts[description.own_host].name);
-  if (status.ok()) return true;
-  std::lock_guard lock(mutex);
-  fault = std::move(status);
-  return false;
+  if (!status.ok() || open) return status;
+  return Status(Code::kPeerDied, "dscomm-pmix has gone, which serves PMIx to the ranks of host " +
+                                     description.hosts[description.own_host].name);
 }
 
 Status PmixHelper::State::begin(Fence fence) {
@@ -259,8 +252,8 @@ Status PmixHelper::State::begin(Fence fence) {
 Status PmixHelper::State::advance() {
   std::string missing;
   for (Fence& fence : fences) {
-    Status status = fence.data.empty() ? await_others(fence, &missing) : gather(fence, &missing);
-    if (!status.ok()) return status;
+    DSCOMM_RETURN_IF_ERROR(fence.data.empty() ? await_others(fence, &missing)
+                                              : gather(fence, &missing));
   }
   std::erase_if(fences, [](const Fence& fence) { return fence.is_answered; });
   std::lock_guard lock(mutex);

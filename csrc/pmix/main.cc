@@ -16,17 +16,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -126,10 +122,7 @@ class Helper {
     if (shared_ != nullptr) paths.push_back(shared_->path());
     std::thread([paths = std::move(paths)] {
       std::this_thread::sleep_for(kEndLimit);
-      for (const std::string& path : paths) {
-        std::error_code ignored;  // another helper removes what stays
-        std::filesystem::remove_all(path, ignored);
-      }
+      for (const std::string& path : paths) remove_tree(path);
       _exit(1);
     }).detach();
   }

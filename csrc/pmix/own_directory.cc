@@ -33,11 +33,6 @@ UniqueFd lock_file(const std::string& path, int flags) {
   return file;
 }
 
-void remove_tree(const std::string& path) {
-  std::error_code ignored;  // what cannot be removed stays, and the next one tries again
-  std::filesystem::remove_all(path, ignored);
-}
-
 void remove_if_abandoned(const std::string& path) {
   struct stat status{};
   if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid())
@@ -88,6 +83,11 @@ bool is_own_directory(const std::string& path) {
 
 std::string lock_file_of(const std::string& path) { return path + kLock; }
 
+void remove_tree(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+
 OwnDirectory::~OwnDirectory() { remove_tree(path_); }
 
 void remove_abandoned_directories(const std::string& parent) {
@@ -95,8 +95,7 @@ void remove_abandoned_directories(const std::string& parent) {
   if (directory == nullptr) return;
   std::vector<std::string> found;
   while (const dirent* entry = ::readdir(directory))
-    if (std::strncmp(entry->d_name, kPrefix, std::strlen(kPrefix)) == 0)
-      found.push_back(parent + "/" + entry->d_name);
+    if (is_own_directory(entry->d_name)) found.push_back(parent + "/" + entry->d_name);
   ::closedir(directory);
   for (const std::string& path : found) remove_if_abandoned(path);
 }

@@ -31,6 +31,8 @@ class OwnDirectory {
 // Whether a path has the name of one, and the file whose lock its process holds.
 bool is_own_directory(const std::string& path);
 std::string lock_file_of(const std::string& path);
+// What cannot be removed stays, and the next one tries again.
+void remove_tree(const std::string& path);
 
 // Removes what dead processes of this user have left in `parent`.
 void remove_abandoned_directories(const std::string& parent);

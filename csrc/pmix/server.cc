@@ -182,8 +182,7 @@ std::string PmixServer::register_clients() {
 }
 
 PmixServer::~PmixServer() {
-  if (!initialised_) return;
-  (void)PMIx_server_finalize();
+  if (initialised_) (void)PMIx_server_finalize();
 }
 
 pmix_status_t PmixServer::on_connected(const pmix_proc_t*, void*, pmix_op_cbfunc_t, void*) {

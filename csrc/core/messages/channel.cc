@@ -102,15 +102,6 @@ const ChannelLines* find_channel_lines(const Peer& peer, const ArenaId& own_id) 
   return nullptr;
 }
 
-std::unique_ptr<CellChannel> PeerEndpoint::make_channel(const std::shared_ptr<Arena>& arena,
-                                                        ChannelDirectory& directory) {
-  return std::make_unique<Channel>(arena, directory, peer_);
-}
-
-Channel::Channel(std::shared_ptr<Arena> arena, ChannelDirectory& directory,
-                 std::shared_ptr<Peer> peer)
-    : arena_(std::move(arena)), directory_(directory), peer_(std::move(peer)) {}
-
 Status Channel::make_lines() {
   if (own_ != nullptr) return {};
   DSCOMM_ASSIGN_OR_RETURN(own_, directory_.take(peer_->address().arena));
@@ -154,26 +145,17 @@ Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
     // seq_cst: pairs with find_their_cells(); see ChannelLines::cells_offset.
     own_->cells_offset.store(offset, std::memory_order_seq_cst);
   }
-  if (message_bytes > kCellDataBytes) DSCOMM_RETURN_IF_ERROR(make_buffers());
+  if (message_bytes > kCellDataBytes && buffers_ == nullptr) {
+    DSCOMM_ASSIGN_OR_RETURN(uint64_t offset, arena_->allocate(kRingCells * kPageBytes));
+    buffers_ = arena_->data() + offset;
+    own_->buffers_offset = offset;
+  }
   if (message_bytes <= kPageBytes) return {};
   measures_ = true;
-  return make_pieces(channel_bytes);
-}
-
-Status Channel::make_buffers() {
-  if (buffers_ != nullptr) return {};
-  DSCOMM_ASSIGN_OR_RETURN(uint64_t offset, arena_->allocate(kRingCells * kPageBytes));
-  buffers_ = arena_->data() + offset;
-  own_->buffers_offset = offset;
-  return {};
-}
-
-// Without a piece ring long messages use the cells' buffers, a page at a time.
-Status Channel::make_pieces(size_t channel_bytes) {
   if (has_asked_for_pieces_) return {};
-  DSCOMM_ASSIGN_OR_RETURN(PieceRing ring, directory_.take_pieces(channel_bytes));
+  DSCOMM_ASSIGN_OR_RETURN(pieces_, directory_.take_pieces(channel_bytes));
   has_asked_for_pieces_ = true;
-  pieces_ = ring;
+  // Without a piece ring long messages use the cells' buffers, a page at a time.
   if (pieces_.data == nullptr) return {};
   own_->pieces_offset = static_cast<uint64_t>(pieces_.data - arena_->data());
   own_->pieces_bytes = pieces_.bytes;
@@ -308,18 +290,16 @@ CellFlag Channel::next_flag() {
 
 Result<std::optional<ArrivedCell>> Channel::next_cell() {
   if (!find_their_cells()) return std::optional<ArrivedCell>();
-  const auto outside = [this] {
-    return Status(Code::kInternal,
-                  "the channel from " + peer_->describe() + " lies outside its memory");
+  const auto wrong = [this](const char* how) {
+    return Status(Code::kInternal, "the channel from " + peer_->describe() + how);
   };
-  if (their_cells_lost_) return outside();
+  constexpr const char* kOutside = " lies outside its memory";
+  if (their_cells_lost_) return wrong(kOutside);
   const Cell& cell = their_cells_[consumed_ % kRingCells];
   // seq_cst: acquires the cell, and is the load half of the Dekker pair with the peer's publish().
   const uint64_t number = cell.number.load(std::memory_order_seq_cst);
   if (number <= consumed_) return std::optional<ArrivedCell>();  // of the round before, or none
-  if (number != consumed_ + 1)
-    return Status(Code::kInternal, "the channel from " + peer_->describe() +
-                                       " counts cells that it cannot have filled");
+  if (number != consumed_ + 1) return wrong(" counts cells that it cannot have filled");
   DSCOMM_RETURN_IF_ERROR(make_lines());  // for consume()
   ArrivedCell arrived{cell.header, cell.data};
   const size_t bytes = arrived.header.cell_bytes;
@@ -329,11 +309,15 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   if (bytes <= kPageBytes) {
     if (their_buffers_ == nullptr)
       their_buffers_ = peer_->at(theirs_->buffers_offset, kRingCells * kPageBytes, kPageBytes);
-    if (their_buffers_ == nullptr) return outside();
+    if (their_buffers_ == nullptr) return wrong(kOutside);
     arrived.data = their_buffers_ + consumed_ % kRingCells * kPageBytes;
     return std::optional<ArrivedCell>(arrived);
   }
-  if (!find_their_pieces()) return outside();
+  if (their_pieces_.data == nullptr) {
+    const uint64_t ring_bytes = theirs_->pieces_bytes;
+    their_pieces_ = {peer_->at(theirs_->pieces_offset, ring_bytes, kPageBytes), ring_bytes};
+  }
+  if (their_pieces_.data == nullptr) return wrong(kOutside);
   if (bytes > PieceRing::longest(their_pieces_.bytes))
     return Status(Code::kInternal,
                   "a cell of the channel from " + peer_->describe() + " says that it overflows");
@@ -341,14 +325,6 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   current_piece_ = bytes;
   tells_the_time_ = true;
   return std::optional<ArrivedCell>(arrived);
-}
-
-bool Channel::find_their_pieces() {
-  if (their_pieces_.data == nullptr) {
-    const uint64_t bytes = theirs_->pieces_bytes;
-    their_pieces_ = {peer_->at(theirs_->pieces_offset, bytes, kPageBytes), bytes};
-  }
-  return their_pieces_.data != nullptr;
 }
 
 // A sender that waits for room has filled a whole ring, of which this stores one half or the other

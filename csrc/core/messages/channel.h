@@ -57,7 +57,8 @@ const ChannelLines* find_channel_lines(const Peer& peer, const ArenaId& own_id);
 
 class Channel final : public CellChannel {
  public:
-  Channel(std::shared_ptr<Arena> arena, ChannelDirectory& directory, std::shared_ptr<Peer> peer);
+  Channel(std::shared_ptr<Arena> arena, ChannelDirectory& directory, std::shared_ptr<Peer> peer)
+      : arena_(std::move(arena)), directory_(directory), peer_(std::move(peer)) {}
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -86,12 +87,9 @@ class Channel final : public CellChannel {
 
  private:
   Status make_lines();
-  Status make_buffers();
-  Status make_pieces(size_t channel_bytes);
   std::byte* own_pieces() const { return arena_->data() + own_->pieces_offset; }
   bool find_theirs();
   bool find_their_cells();
-  bool find_their_pieces();
   void load_consumed();
   bool is_full();
   bool peer_sleeps() const;
@@ -137,7 +135,9 @@ class PeerEndpoint final : public Endpoint {
     return peer_->header().doorbell_sleepers.load(std::memory_order_relaxed) != 0;
   }
   std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>& arena,
-                                            ChannelDirectory& directory) override;
+                                            ChannelDirectory& directory) override {
+    return std::make_unique<Channel>(arena, directory, peer_);
+  }
 
  private:
   const std::shared_ptr<Peer> peer_;

@@ -45,7 +45,7 @@ std::string gone_text(int self, std::span<const MemberLife> members, const Name&
                       const Depart& departure) {
   std::string text;
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
-    const MemberLife& life = members[static_cast<size_t>(member)];
+    const MemberLife& life = members[member];
     if (member == self || !life.gone()) continue;
     text += text.empty() ? "; " : ", ";
     text += name(member);
@@ -62,7 +62,7 @@ std::optional<Status> hopeless(bool sending, int peer, int self,
                                std::span<const MemberLife> members, const std::string& what,
                                const Name& name, const Depart& departure) {
   if (peer >= 0) {
-    const MemberLife& life = members[static_cast<size_t>(peer)];
+    const MemberLife& life = members[peer];
     if (!life.gone() || (!sending && life.unread)) return {};
     return describe_gone(sending, life.died, what, name(peer),
                          life.died ? Departure() : departure(peer));
@@ -70,7 +70,7 @@ std::optional<Status> hopeless(bool sending, int peer, int self,
   bool some_died = false;
   std::string who;
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
-    const MemberLife& life = members[static_cast<size_t>(member)];
+    const MemberLife& life = members[member];
     if (member == self) continue;
     if (!life.gone() || life.unread) return {};
     some_died |= life.died;

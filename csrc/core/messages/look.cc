@@ -27,8 +27,8 @@ void PointToPoint::look_when_due(Outcome* outcome) {
   next_deadline_ns_ = INT64_MAX;
   for (auto& [number, port] : ports_) {
     if (port->pending.empty() || !port->failure.ok()) continue;
-    Status status = look_at(*port, now, thoroughly, outcome);
-    if (!status.ok()) fail_group(*port, status, outcome);
+    if (Status status = look_at(*port, now, thoroughly, outcome); !status.ok())
+      fail_group(*port, status, outcome);
   }
 }
 
@@ -48,14 +48,13 @@ Status PointToPoint::look_at(Port& port, int64_t now, bool thoroughly, Outcome* 
   const PointToPointGroup& group = *port.group;
   Status failure = group.failure();
   const int size = static_cast<int>(group.peers.size());
-  std::vector<MemberLife> members(static_cast<size_t>(size));
+  std::vector<MemberLife> members(group.peers.size());
   bool some_gone = false;
   for (int member = 0; member < size; ++member) {
     if (member == group.rank) continue;
-    const auto k = static_cast<size_t>(member);
-    members[k] = look_at_member([&] { return group.peers[k]->alive(thoroughly); },
-                                [&] { return group.has_left(member); });
-    some_gone |= members[k].gone();
+    members[member] = look_at_member([&] { return group.peers[member]->alive(thoroughly); },
+                                     [&] { return group.has_left(member); });
+    some_gone |= members[member].gone();
   }
   bool late = false;
   for (const TransferPtr& transfer : port.pending) late |= transfer->end_ns <= now;
@@ -67,9 +66,7 @@ Status PointToPoint::look_at(Port& port, int64_t now, bool thoroughly, Outcome* 
     // And somebody may have said why it went.
     DSCOMM_RETURN_IF_ERROR(group.failure());
     for (int member = 0; member < size; ++member)
-      if (member != group.rank)
-        members[static_cast<size_t>(member)].unread =
-            port.connections[static_cast<size_t>(member)]->unread;
+      if (member != group.rank) members[member].unread = port.connections[member]->unread;
     if (some_gone) DSCOMM_RETURN_IF_ERROR(look_for_hopeless(port, members));
     if (suspicious) return port.suspicion;
   }
@@ -104,12 +101,12 @@ std::string PointToPoint::timeout_text(const Transfer& transfer,
                      std::to_string(transfer.timeout_ms) + " ms waiting for ";
   bool held_up = false;
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
-    const auto k = static_cast<size_t>(member);
     if (member == group.rank || (transfer.peer >= 0 && transfer.peer != member)) continue;
-    held_up |= members[k].unread && !transfer.sending;
-    if (transfer.peer == -1 && members[k].gone() && !members[k].unread) continue;
+    const MemberLife& life = members[member];
+    held_up |= life.unread && !transfer.sending;
+    if (transfer.peer == -1 && life.gone() && !life.unread) continue;
     if (text.back() != ' ') text += "; ";
-    text += group.name_member(member) + ", " + group.peers[k]->state_text();
+    text += group.name_member(member) + ", " + group.peers[member]->state_text();
   }
   if (transfer.peer == -1)
     text += gone_text(group.rank, members, group.name_member, group.departure);

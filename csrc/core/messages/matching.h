@@ -8,7 +8,6 @@
 // receive->tag, message->source and message->tag.
 #pragma once
 
-#include <algorithm>
 #include <deque>
 #include <map>
 

@@ -35,6 +35,14 @@ Status check_arguments(const PointToPointGroup& group, const char* what, const v
   return {};
 }
 
+// What others hear of this rank when it leaves while they may read its memory.
+Status describe_leaving(const PointToPointGroup& group) {
+  const Departure departure = group.departure(group.rank);
+  return Status(Code::kPeerLeft, group.name_member(group.rank) + " " + departure.how() +
+                                     " before all that it sent was received; " +
+                                     departure.advice("every send needs its receive"));
+}
+
 }  // namespace
 
 PointToPoint::PointToPoint(std::shared_ptr<Arena> arena, const Settings& settings,
@@ -135,10 +143,9 @@ PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const voi
                                                 size_t count, DType dtype, int dst, int tag,
                                                 std::chrono::milliseconds timeout,
                                                 OperationPtr* rest, Outcome* outcome) {
-  Port* port = find_port(group->ports[static_cast<size_t>(group->rank)]);
+  Port* port = find_port(group->ports[group->rank]);
   if (port == nullptr || port->connections.empty() || !port->failure.ok()) return AtOnce::kNo;
-  const auto k = static_cast<size_t>(dst);
-  Connection& connection = *port->connections[k];
+  Connection& connection = *port->connections[dst];
   CellChannel& channel = *connection.channel;
   const size_t bytes = count * dtype_bytes(dtype);
   std::optional<uint64_t> offset;
@@ -146,13 +153,13 @@ PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const voi
   if (!channel.is_direct() || !connection.outgoing.empty() || connection.abandoning ||
       !connection.broken.ok() || !channel.open(channel_bytes_, bytes).ok())
     return AtOnce::kNo;
-  if (!group->peers[k]->alive(false) || group->has_left(dst) || !group->failure().ok())
+  if (!group->peers[dst]->alive(false) || group->has_left(dst) || !group->failure().ok())
     return AtOnce::kNo;
   CellHeader header{};
   header.group = group->id;
   header.sequence = connection.sent_messages + 1;
   header.bytes = bytes;
-  header.port = group->ports[k];
+  header.port = group->ports[dst];
   header.tag = tag;
   header.source = group->rank;
   header.dtype = static_cast<uint8_t>(dtype);
@@ -192,12 +199,12 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
                                                    std::chrono::milliseconds timeout,
                                                    CellFlag* flag, OperationPtr* rest,
                                                    Outcome* outcome) {
-  const uint32_t own = group->ports[static_cast<size_t>(group->rank)];
+  const uint32_t own = group->ports[group->rank];
   Port* port = find_port(own);
   if (port == nullptr || port->connections.empty() || !port->failure.ok() ||
       !port->matching.empty())
     return AtOnce::kNo;
-  Connection& connection = *port->connections[static_cast<size_t>(src)];
+  Connection& connection = *port->connections[src];
   CellChannel& channel = *connection.channel;
   if (connection.incoming != nullptr || !connection.broken.ok()) return AtOnce::kNo;
   const size_t bytes = count * dtype_bytes(dtype);
@@ -240,7 +247,6 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
   auto message = std::make_shared<Message>();
   message->from = connection.peer->id();
   message->port = own;
-  message->group = group->id;
   message->source = src;
   message->tag = tag;
   message->dtype = dtype;
@@ -269,16 +275,8 @@ uint32_t PointToPoint::open_port() {
 
 void PointToPoint::join(GroupPtr group) {
   std::lock_guard lock(mutex_);
-  Port* port = find_port(group->ports[static_cast<size_t>(group->rank)]);
+  Port* port = find_port(group->ports[group->rank]);
   if (port != nullptr) port->group = std::move(group);
-}
-
-// What others hear of this rank when it leaves while they may read its memory.
-Status PointToPoint::describe_leaving(const PointToPointGroup& group) {
-  const Departure departure = group.departure(group.rank);
-  return Status(Code::kPeerLeft, group.name_member(group.rank) + " " + departure.how() +
-                                     " before all that it sent was received; " +
-                                     departure.advice("every send needs its receive"));
 }
 
 void PointToPoint::close_port(uint32_t number) {
@@ -327,10 +325,7 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
       Status status = start(*port, transfer, &outcome);
       if (status.ok() && !transfer->settled) status = attend(transfer);
       // Sent, but not through: nobody will wait for it, so the worker sees to it.
-      if (transfer->settled && in_flight_) {
-        status = start_worker(*transfer->group);
-        if (status.ok() && helpers_ == 0) unpark_worker();
-      }
+      if (transfer->settled && in_flight_) status = start_worker(*transfer->group);
       if (!transfer->settled && !status.ok()) fail_group(*port, status, &outcome);
     }
   }
@@ -388,14 +383,14 @@ Status PointToPoint::start(Port& port, const TransferPtr& transfer, Outcome* out
 Status PointToPoint::start_send(Port& port, const TransferPtr& transfer) {
   const PointToPointGroup& group = *transfer->group;
   // The ring would take the message of a peer that will never read it.
-  const Endpoint& peer = *group.peers[static_cast<size_t>(transfer->peer)];
+  const Endpoint& peer = *group.peers[transfer->peer];
   const MemberLife life =
       look_at_member([&] { return peer.alive(); }, [&] { return group.has_left(transfer->peer); });
   if (life.gone())
     return describe_gone(true, life.died, transfer->describe() + ": ",
                          group.name_member(transfer->peer),
                          life.died ? Departure() : group.departure(transfer->peer));
-  Connection& connection = *port.connections[static_cast<size_t>(transfer->peer)];
+  Connection& connection = *port.connections[transfer->peer];
   const bool in_place = can_read_in_place(group, connection, transfer->source, transfer->bytes,
                                           &transfer->pool_offset);
   DSCOMM_RETURN_IF_ERROR(
@@ -430,9 +425,7 @@ Status PointToPoint::attend(const TransferPtr& transfer) {
   next_deadline_ns_ = std::min(next_deadline_ns_, transfer->end_ns);
   // Without slices the sleeper would not learn of an earlier deadline.
   if (asleep_ && slice_ns_ == 0) doorbell_->ring(doorbell_->token());
-  DSCOMM_RETURN_IF_ERROR(start_worker(*transfer->group));
-  if (helpers_ == 0) unpark_worker();
-  return {};
+  return start_worker(*transfer->group);
 }
 
 // By value: the caller's pointer may be the one in a queue that this erases.

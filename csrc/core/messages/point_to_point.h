@@ -166,7 +166,6 @@ class PointToPoint {
   void end_abandoned(const MessagePtr& message, Outcome* outcome);
   bool break_connection(Connection& connection, const Status& cause);
   static Status nonsense(const Connection& connection, const char* what);
-  static Status describe_leaving(const PointToPointGroup& group);
   Status check_match(const Transfer& transfer, const Message& message) const;
   void refund(Message* message);
 
@@ -178,6 +177,7 @@ class PointToPoint {
   void credit_lost_time(int64_t now);
 
   // In waiting.cc:
+  // Starts it unless it runs, and unparks it where no thread helps.
   Status start_worker(const PointToPointGroup& group);
   void unpark_worker();
   bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0 || in_flight_; }

@@ -27,7 +27,7 @@ constexpr uint64_t kMostInPlaceNearBytes = 8 << 20, kMostInPlaceFarBytes = 2 << 
 // Whether a message that came from a process is from the rank that it names.
 Status check_source(const PointToPointGroup& group, const ArenaId& from, int source) {
   if (source >= 0 && source < static_cast<int>(group.peers.size()) &&
-      group.peers[static_cast<size_t>(source)]->id() == from)
+      group.peers[source]->id() == from)
     return {};
   return make_status(Code::kInternal,
                      "a message in group '%s' says that it is from rank %d, but it is not",
@@ -152,7 +152,6 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
   auto message = std::make_shared<Message>();
   message->from = connection.peer->id();
   message->port = header.port;
-  message->group = header.group;
   message->source = header.source;
   message->tag = header.tag;
   message->dtype = static_cast<DType>(header.dtype);
@@ -167,15 +166,14 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
     Status status = check_source(*port->group, message->from, header.source);
     if (status.ok() && header.group != port->group->id)
       status = nonsense(connection, "is for another group than its port");
+    TransferPtr receive;
+    if (status.ok()) receive = port->matching.find_receive(header.source, header.tag);
+    if (receive != nullptr) status = check_match(*receive, *message);
     if (!status.ok()) {
       fail_group(*port, status, outcome);
       return discard();
     }
-    if (TransferPtr receive = port->matching.find_receive(header.source, header.tag)) {
-      if (Status match = check_match(*receive, *message); !match.ok()) {
-        fail_group(*port, match, outcome);
-        return discard();
-      }
+    if (receive != nullptr) {
       message->receive = receive;
       receive->came_from = header.source;
       port->matching.erase_receive(receive);

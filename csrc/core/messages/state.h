@@ -43,7 +43,7 @@ class PointToPoint::Transfer final : public Operation {
            DType type, int other, int label, std::shared_ptr<void> owner,
            std::chrono::milliseconds timeout)
       : group(std::move(of)),
-        port(group->ports[static_cast<size_t>(group->rank)]),
+        port(group->ports[group->rank]),
         sending(from != nullptr),
         source(static_cast<const std::byte*>(from)),
         destination(static_cast<std::byte*>(to)),
@@ -76,7 +76,7 @@ class PointToPoint::Transfer final : public Operation {
   std::optional<uint64_t> pool_offset;  // of a send that the peer reads in place
   bool settled = false;                 // its end is decided; finish() follows with the mutex free
 
-  uint32_t destination_port() const { return group->ports[static_cast<size_t>(peer)]; }
+  uint32_t destination_port() const { return group->ports[peer]; }
   std::string describe() const {
     return std::string(sending ? "send of " : "receive of ") + describe_data(dtype, count, tag) +
            " in group '" + group->name + "'";
@@ -93,7 +93,6 @@ class PointToPoint::Transfer final : public Operation {
 struct PointToPoint::Message {
   ArenaId from;
   uint32_t port = 0;
-  uint64_t group = 0;
   int source = -1;
   int tag = 0;
   DType dtype = DType::kUInt8;

@@ -35,12 +35,14 @@ void PointToPoint::flush(std::chrono::milliseconds limit) {
 }
 
 Status PointToPoint::start_worker(const PointToPointGroup& group) {
-  if (worker_.joinable()) return {};
-  Result<std::thread> worker = start_thread("point-to-point", [this] { work(); });
-  if (!worker.ok())
-    return Status(worker.status().code(), "rank " + std::to_string(group.rank) + " of group '" +
-                                              group.name + "': " + worker.status().message());
-  worker_ = std::move(worker).value();
+  if (!worker_.joinable()) {
+    Result<std::thread> worker = start_thread("point-to-point", [this] { work(); });
+    if (!worker.ok())
+      return Status(worker.status().code(), "rank " + std::to_string(group.rank) + " of group '" +
+                                                group.name + "': " + worker.status().message());
+    worker_ = std::move(worker).value();
+  }
+  if (helpers_ == 0) unpark_worker();
   return {};
 }
 
@@ -95,15 +97,13 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
   }
   if (!lock.owns_lock()) lock.lock();
   --transfer.waiting_threads;
-  --helpers_;
-  if (helpers_ == 0 && has_work()) unpark_worker();
+  if (--helpers_ == 0 && has_work()) unpark_worker();
 }
 
 // With the mutex free. What calls back may take its time: meanwhile this thread helps nobody.
 void PointToPoint::deliver_as_helper(std::unique_lock<std::mutex>& lock, Outcome outcome) {
   if (outcome.empty()) return;
-  --helpers_;
-  if (helpers_ == 0 && has_work()) unpark_worker();
+  if (--helpers_ == 0 && has_work()) unpark_worker();
   lock.unlock();
   deliver(std::move(outcome));
   lock.lock();

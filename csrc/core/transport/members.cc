@@ -7,7 +7,7 @@
 namespace dscomm {
 
 std::string name_member(const std::vector<TransportMember>& members, int rank) {
-  const TransportMember& member = members[static_cast<size_t>(rank)];
+  const TransportMember& member = members[rank];
   return "rank " + std::to_string(member.global_rank >= 0 ? member.global_rank : rank) + " (pid " +
          std::to_string(member.pid) + " on host " + member.host_name + ")";
 }

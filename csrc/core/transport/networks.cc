@@ -10,10 +10,8 @@
 #include <bit>
 #include <charconv>
 #include <compare>
-#include <cstdint>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <set>
 #include <tuple>
 
@@ -103,11 +101,11 @@ std::vector<Network> networks_of(const TransportMember& member) {
 // By host: members of one host see the same interfaces, or each a part of them.
 using HostAddresses = std::map<int, std::set<Address>>;
 
-HostAddresses addresses_by_host(const std::vector<const TransportMember*>& members) {
+HostAddresses addresses_by_host(const std::vector<TransportMember>& members) {
   HostAddresses hosts;
-  for (const TransportMember* member : members) {
-    std::set<Address>& addresses = hosts[member->host];
-    for (const Network& network : networks_of(*member)) addresses.insert(network.address);
+  for (const TransportMember& member : members) {
+    std::set<Address>& addresses = hosts[member.host];
+    for (const Network& network : networks_of(member)) addresses.insert(network.address);
   }
   return hosts;
 }
@@ -129,21 +127,15 @@ std::optional<size_t> hosts_in(const Network& network, const HostAddresses& host
 }
 
 // The networks that the hosts share, in order.
-std::set<Network> shared(const std::vector<const TransportMember*>& members) {
+std::set<Network> shared(const std::vector<TransportMember>& members) {
   const HostAddresses hosts = addresses_by_host(members);
   std::set<Network> candidates;
-  for (const TransportMember* member : members)
-    for (const Network& network : networks_of(*member)) candidates.insert(network.base());
+  for (const TransportMember& member : members)
+    for (const Network& network : networks_of(member)) candidates.insert(network.base());
   std::erase_if(candidates, [&](const Network& candidate) {
     return hosts_in(candidate, hosts) != hosts.size();
   });
   return candidates;
-}
-
-std::vector<const TransportMember*> pointers_to(const std::vector<TransportMember>& members) {
-  std::vector<const TransportMember*> pointers;
-  for (const TransportMember& member : members) pointers.push_back(&member);
-  return pointers;
 }
 
 std::vector<std::string> texts_of(const std::set<Network>& networks) {
@@ -237,21 +229,21 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
 }
 
 std::vector<std::string> common_networks(const std::vector<TransportMember>& members) {
-  return texts_of(shared(pointers_to(members)));
+  return texts_of(shared(members));
 }
 
 std::vector<std::string> distinct_networks(const std::vector<TransportMember>& members, int own) {
-  const HostAddresses hosts = addresses_by_host(pointers_to(members));
+  const HostAddresses hosts = addresses_by_host(members);
   std::set<Network> networks;
-  for (const Network& network : networks_of(members[static_cast<size_t>(own)]))
+  for (const Network& network : networks_of(members[own]))
     if (hosts_in(network.base(), hosts)) networks.insert(network.base());
   return texts_of(networks);
 }
 
 std::vector<std::string> reachable_addresses(const std::vector<TransportMember>& members, int from,
                                              int to) {
-  const TransportMember& source = members[static_cast<size_t>(from)];
-  const TransportMember& target = members[static_cast<size_t>(to)];
+  const TransportMember& source = members[from];
+  const TransportMember& target = members[to];
   if (std::all_of(members.begin(), members.end(),
                   [&](const TransportMember& member) { return member.host == target.host; }))
     return {"127.0.0.1"};
@@ -260,8 +252,7 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
   if (source.host != target.host) {
     // Those would lead to the source's own host.
     for (const Network& own : networks_of(source)) std::erase(addresses, own.address);
-    const std::set<Network> everybodys = shared(pointers_to(members)),
-                            theirs = shared({&source, &target});
+    const std::set<Network> everybodys = shared(members), theirs = shared({source, target});
     auto rank_of = [](const std::set<Network>& networks, const Address& address) {
       auto found = std::find_if(networks.begin(), networks.end(),
                                 [&](const Network& network) { return network.contains(address); });
