@@ -266,7 +266,7 @@ void DscommBackend::check_alive(const char* title) const { refuse_for(group_->fa
 void DscommBackend::refuse_for(const Status& status, const char* title) const {
   if (status.ok()) return;
   group_->note_refused(status);
-  std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
+  raise_error(status, title, *group_);
 }
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group::Body body,
@@ -282,9 +282,7 @@ c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group:
 c10::intrusive_ptr<c10d::Work> DscommBackend::follow(const CallInfo& call, OperationPtr operation,
                                                      c10::intrusive_ptr<DscommWork> work,
                                                      DscommWork::Epilogue epilogue) {
-  if (operation->refused())
-    std::rethrow_exception(
-        to_exception(operation->status(), describe_call(call.info.title, *group_)));
+  if (operation->refused()) raise_error(operation->status(), call.info.title, *group_);
   DscommWork::follow(work, std::move(operation), group_->sequence(), std::move(epilogue));
   if (coalescing()) coalesced_.push_back(work);
   return work;

@@ -13,7 +13,6 @@
 #include <atomic>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,14 +32,13 @@ struct CallInfo {
   // `title` is the profiler's, "dscomm:all_reduce"; the rest of dscomm says "all_reduce".
   CallInfo(c10d::OpType op_type, const char* title, bool is_async,
            std::chrono::milliseconds call_limit)
-      : type(op_type), profiling_title(title), asynchronous(is_async), timeout(call_limit) {
+      : type(op_type), profiling_title(title), timeout(call_limit) {
     info.title = title + std::char_traits<char>::length("dscomm:");
     info.asynchronous = is_async;
   }
 
   c10d::OpType type;
   const char* profiling_title;
-  bool asynchronous;
   std::chrono::milliseconds timeout;  // 0: the group's
   OperationInfo info;
 };
@@ -208,8 +206,8 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> follow(const CallInfo& call, OperationPtr operation,
                                         c10::intrusive_ptr<DscommWork> work,
                                         DscommWork::Epilogue epilogue);
-  c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, const CallInfo& call,
-                                         int src, int tag);
+  c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, c10d::OpType type,
+                                         const char* title, int src, int tag);
   // Stands at the beginning of each call. Ends the coalescing of calls that was left behind, and
   // that in which this call throws: torch does neither, and the thread's later synchronous calls
   // would return before they are done.

@@ -53,13 +53,9 @@ c10::intrusive_ptr<DscommBackend> create_backend(const c10d::DistributedBackendO
 py::list settings() {
   py::list rows;
   for (const SettingRow& row : setting_rows()) {
-    py::dict entry;
-    entry["name"] = row.name;
-    entry["default"] = row.default_value;
-    entry["allowed"] = row.allowed;
-    entry["unit"] = row.unit;
-    entry["meaning"] = row.meaning;
-    rows.append(entry);
+    rows.append(py::dict(py::arg("name") = row.name, py::arg("default") = row.default_value,
+                         py::arg("allowed") = row.allowed, py::arg("unit") = row.unit,
+                         py::arg("meaning") = row.meaning));
   }
   return rows;
 }

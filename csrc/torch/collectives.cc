@@ -53,14 +53,24 @@ void check_root_tensor(int64_t root_tensor) {
                       ", expected 0: a rank has one tensor");
 }
 
-void describe_data(CallInfo& call, DType dtype, size_t count) {
-  call.info.dtype = dtype;
-  call.info.count = static_cast<int64_t>(count);
-}
-
 void describe_reduction(CallInfo& call, const Reduction& reduction) {
   call.info.has_op = true;
   call.info.op = reduction.op;
+}
+
+// `data` is the body of the call, or the buffer of this rank.
+template <typename Data>
+void describe_data(CallInfo& call, const Data& data) {
+  call.info.dtype = data.dtype();
+  call.info.count = static_cast<int64_t>(data.count());
+  if constexpr (requires { data.reduction; }) describe_reduction(call, data.reduction);
+}
+
+template <typename Options, typename Data>
+CallInfo make_call(OpType type, const char* title, const Options& options, const Data& data) {
+  CallInfo call(type, title, is_asynchronous(options), call_timeout(options));
+  describe_data(call, data);
+  return call;
 }
 
 // The body of a coalesced call: its parts one after the other, each with the inputs that its
@@ -80,9 +90,16 @@ struct CoalescedBody {
     for (Part& part : parts) part.find_pointers();
   }
 
-  Status operator()(Team& team, const CallOptions& options) const {
+  DType dtype() const { return parts[0].dtype(); }
+  size_t count() const {
+    size_t sum = 0;
+    for (const Part& part : parts) sum += part.count();
+    return sum;
+  }
+
+  Status operator()(Team& team, const CallOptions& options) {
     (void)options.deadline.remaining_ns();
-    for (const Part& part : parts) part.load();
+    for (Part& part : parts) load_all(part.reads());
     Status first_mistake;
     for (size_t k = 0; k < parts.size(); ++k) {
       CallOptions part_options = options;
@@ -98,20 +115,19 @@ struct CoalescedBody {
   }
 };
 
+// make(k, k as an index of arguments) makes part k.
+template <typename Make>
+auto make_coalesced(size_t parts, Make make) {
+  std::vector<decltype(make(0, 0))> all;
+  for (size_t k = 0; k < parts; ++k) all.push_back(make(k, static_cast<int64_t>(k)));
+  return CoalescedBody(std::move(all));
+}
+
 // As in-place operators of torch do, for calls that do not go through c10d: what autograd has saved
 // of the tensor is another value now, and a backward pass that needs it raises. (c10d's operators
 // do not, over any backend.)
 void tell_autograd(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-}
-
-// Equal slices of one buffer, one for each rank.
-template <typename Pointer>
-std::vector<Pointer> slices_of(const Buffer& buffer, size_t ranks) {
-  const size_t slice_bytes = buffer.size_bytes() / ranks;
-  std::vector<Pointer> slices(ranks);
-  for (size_t k = 0; k < ranks; ++k) slices[k] = buffer.bytes() + k * slice_bytes;
-  return slices;
 }
 
 // Slices of one buffer that lie one behind the other.
@@ -131,6 +147,39 @@ bool overlaps_any(const Buffer& buffer, const std::vector<Buffer>& others) {
                      [&](const Buffer& other) { return buffer.overlaps(other); });
 }
 
+// A Team takes a rank's one buffer in its place among the others, which is there, and nowhere else.
+void separate(Buffer& one, const void* its_place, const std::vector<Buffer>& others) {
+  if (one.data() != its_place && overlaps_any(one, others)) one.stage();
+}
+
+// Checks a rank's one buffer against the list in which it has a place, and separates it from that.
+void match(Buffer& one, const std::vector<Buffer>& list, int rank, const char* expected_count) {
+  const Buffer& its_place = list[static_cast<size_t>(rank)];
+  check_same_dtype(one, list[0]);
+  check_count(its_place, one.count(), expected_count);
+  separate(one, its_place.data(), list);
+}
+
+// The list of the root, a tensor for each rank; others pass none.
+Tensors list_of_root(std::vector<Tensors>& lists, bool is_root, size_t ranks, const char* argument,
+                     const char* root_argument) {
+  if (is_root) {
+    check_list_length(argument, only_one(lists, argument).size(), ranks,
+                      "one for each rank of the group");
+    return lists[0];
+  }
+  if (!lists.empty() && !lists[0].empty())
+    raise_value_error(std::string(argument) + ": got " + std::to_string(lists[0].size()) +
+                      " tensors, expected none on a rank that is not " + root_argument);
+  return {};
+}
+
+// For each tensor of a coalesced call that goes from one to one.
+void check_pairs(const Tensors& outputs, const Tensors& inputs) {
+  if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
+  check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");
+}
+
 struct AllReduceBody {
   Buffer buffer;
   Reduction reduction;
@@ -138,14 +187,14 @@ struct AllReduceBody {
   AllReduceBody(const at::Tensor& tensor, const c10d::ReduceOp& op, const Argument& argument)
       : buffer(tensor, Use::kReadWrite, argument), reduction(to_reduction(op, buffer.dtype())) {}
 
+  DType dtype() const { return buffer.dtype(); }
+  size_t count() const { return buffer.count(); }
   std::span<Buffer> reads() { return {&buffer, 1}; }
   std::span<Buffer> writes() { return {&buffer, 1}; }
   void find_pointers() {}  // run() asks the buffer
 
-  void load() const { buffer.load(); }
-
   Status operator()(Team& team, const CallOptions& options) const {
-    load();
+    buffer.load();
     return run(team, options);
   }
 
@@ -186,10 +235,7 @@ struct AllGatherBody {
     check_outputs(body.outs);
     body.pointers = write_pointers(body.outs);
     body.counts = counts_of(body.outs);
-    check_same_dtype(body.in, body.outs[0]);
-    check_count(body.outs[static_cast<size_t>(rank)], body.in.count(),
-                "as many as this rank's input");
-    body.separate(rank);
+    match(body.in, body.outs, rank, "as many as this rank's input");
     return body;
   }
 
@@ -202,25 +248,20 @@ struct AllGatherBody {
     check_same_dtype(body.in, body.outs[0]);
     check_count(body.outs[0], body.in.count() * ranks,
                 "the size of the group times those of the input");
-    body.pointers = slices_of<void*>(body.outs[0], ranks);
     body.counts.assign(ranks, body.in.count());
-    body.separate(rank);
+    body.pointers = slices_of<void*>(body.outs[0], body.counts);
+    separate(body.in, body.pointers[static_cast<size_t>(rank)], body.outs);
     return body;
   }
 
-  // A Team takes the input in place of this rank's output, and nowhere else among the outputs.
-  void separate(int rank) {
-    if (in.data() != pointers[static_cast<size_t>(rank)] && overlaps_any(in, outs)) in.stage();
-  }
-
+  DType dtype() const { return in.dtype(); }
+  size_t count() const { return in.count(); }
   std::span<Buffer> reads() { return {&in, 1}; }
   std::span<Buffer> writes() { return outs; }
   void find_pointers() {}  // those of the outputs stay, and run() asks the input
 
-  void load() const { in.load(); }
-
   Status operator()(Team& team, const CallOptions& options) const {
-    load();
+    in.load();
     return run(team, options);
   }
 
@@ -260,8 +301,8 @@ struct ReduceScatterBody {
     body.ins.emplace_back(input, Use::kRead, input_argument);
     check_count(body.ins[0], body.out.count() * ranks,
                 "the size of the group times those of the output");
-    body.pointers = slices_of<const void*>(body.ins[0], ranks);
     body.counts.assign(ranks, body.out.count());
+    body.pointers = slices_of<const void*>(body.ins[0], body.counts);
     body.finish(op, rank);
     return body;
   }
@@ -280,6 +321,8 @@ struct ReduceScatterBody {
     if (elsewhere) out.stage();
   }
 
+  DType dtype() const { return out.dtype(); }
+  size_t count() const { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
   std::span<Buffer> reads() { return ins; }
   std::span<Buffer> writes() { return {&out, 1}; }
   void find_pointers() {
@@ -287,10 +330,8 @@ struct ReduceScatterBody {
         ins.size() == counts.size() ? read_pointers(ins) : slices_of<const void*>(ins[0], counts);
   }
 
-  void load() const { load_all(ins); }
-
   Status operator()(Team& team, const CallOptions& options) const {
-    load();
+    load_all(ins);
     return run(team, options);
   }
 
@@ -305,6 +346,9 @@ struct AllToAllBody {
   std::vector<const void*> in_pointers;
   std::vector<void*> out_pointers;
   std::vector<size_t> in_counts, out_counts;
+
+  DType dtype() const { return ins[0].dtype(); }
+  size_t count() const { return std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}); }
 
   Status operator()(Team& team, const CallOptions& options) const {
     load_all(ins);
@@ -356,9 +400,7 @@ WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   check_root_tensor(options.rootTensor);
   const bool is_root = root == getRank();
   Buffer buffer(only_one(tensors, "tensor"), is_root ? Use::kRead : Use::kWrite, {"tensor"});
-  CallInfo call(OpType::BROADCAST, "dscomm:broadcast", is_asynchronous(options),
-                call_timeout(options));
-  describe_data(call, buffer.dtype(), buffer.count());
+  CallInfo call = make_call(OpType::BROADCAST, "dscomm:broadcast", options, buffer);
   call.info.peer = root;
   auto body = [buffer, root](Team& team, const CallOptions& call_options) -> Status {
     buffer.load();
@@ -392,13 +434,11 @@ WorkPtr DscommBackend::all_reduce_tensor(const at::Tensor& tensor, const c10d::R
   CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce", asynchronous, timeout);
   if (tensor.defined() && tensor.layout() == at::kSparse) {
     SparseAllReduceBody body(tensor, op);
-    describe_data(call, body.reduction.dtype, static_cast<size_t>(tensor._values().numel()));
-    describe_reduction(call, body.reduction);
+    describe_data(call, body);
     return submit(call, std::move(body), tensor, tensor);
   }
   AllReduceBody body(tensor, op, {"tensor"});
-  describe_data(call, body.buffer.dtype(), body.buffer.count());
-  describe_reduction(call, body.reduction);
+  describe_data(call, body);
   return submit(call, std::move(body), tensor, tensor);
 }
 
@@ -435,8 +475,7 @@ WorkPtr DscommBackend::submit_planned(const at::Tensor& tensor,
                                       std::chrono::milliseconds timeout) {
   CallInfo call(OpType::ALLREDUCE, "dscomm:all_reduce_caching", asynchronous, timeout);
   AllReduceBody all_reduce(tensor, plan->op, {"tensor"});
-  describe_data(call, all_reduce.buffer.dtype(), all_reduce.buffer.count());
-  describe_reduction(call, all_reduce.reduction);
+  describe_data(call, all_reduce);
   return submit(call, PlannedAllReduceBody{std::move(all_reduce), std::move(plan)}, tensor, tensor);
 }
 
@@ -445,17 +484,13 @@ WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,
   const EndsCoalescing on_error(*this);
   if (tensors.empty())
     raise_value_error("tensors: got an empty list, expected at least one tensor");
-  CallInfo call(OpType::ALLREDUCE_COALESCED, "dscomm:all_reduce_coalesced",
-                is_asynchronous(options), call_timeout(options));
-  std::vector<AllReduceBody> parts;
-  size_t count = 0;
-  for (size_t k = 0; k < tensors.size(); ++k) {
-    parts.emplace_back(tensors[k], options.reduceOp, Argument{"tensors", static_cast<int64_t>(k)});
-    count += parts.back().buffer.count();
-  }
-  describe_data(call, parts[0].buffer.dtype(), count);
-  describe_reduction(call, parts[0].reduction);
-  return submit(call, CoalescedBody(std::move(parts)), tensors, tensors);
+  auto body = make_coalesced(tensors.size(), [&](size_t k, int64_t index) {
+    return AllReduceBody(tensors[k], options.reduceOp, {"tensors", index});
+  });
+  CallInfo call =
+      make_call(OpType::ALLREDUCE_COALESCED, "dscomm:all_reduce_coalesced", options, body);
+  describe_reduction(call, body.parts[0].reduction);
+  return submit(call, std::move(body), tensors, tensors);
 }
 
 WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -465,8 +500,7 @@ WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   const bool is_root = root == getRank();
   Buffer buffer(only_one(tensors, "tensor"), is_root ? Use::kReadWrite : Use::kRead, {"tensor"});
   const Reduction reduction = to_reduction(options.reduceOp, buffer.dtype());
-  CallInfo call(OpType::REDUCE, "dscomm:reduce", is_asynchronous(options), call_timeout(options));
-  describe_data(call, buffer.dtype(), buffer.count());
+  CallInfo call = make_call(OpType::REDUCE, "dscomm:reduce", options, buffer);
   describe_reduction(call, reduction);
   call.info.peer = root;
   auto body = [buffer, reduction, root, is_root](Team& team,
@@ -485,9 +519,7 @@ WorkPtr DscommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   Tensors& output_list = only_one(outputs, "tensor_list");
   auto body = AllGatherBody::into_list(output_list, only_one(inputs, "tensor"), {"tensor"},
                                        "tensor_list", getRank(), group_size());
-  CallInfo call(OpType::ALLGATHER, "dscomm:all_gather", is_asynchronous(options),
-                call_timeout(options));
-  describe_data(call, body.in.dtype(), body.in.count());
+  const CallInfo call = make_call(OpType::ALLGATHER, "dscomm:all_gather", options, body);
   return submit(call, std::move(body), inputs, output_list);
 }
 
@@ -496,9 +528,8 @@ WorkPtr DscommBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
   const EndsCoalescing on_error(*this);
   auto body = AllGatherBody::into_one(output, input, {"output_tensor"}, {"input_tensor"}, getRank(),
                                       group_size());
-  CallInfo call(OpType::_ALLGATHER_BASE, "dscomm:all_gather_into_tensor", is_asynchronous(options),
-                call_timeout(options));
-  describe_data(call, body.in.dtype(), body.in.count());
+  const CallInfo call =
+      make_call(OpType::_ALLGATHER_BASE, "dscomm:all_gather_into_tensor", options, body);
   return submit(call, std::move(body), {input}, {output});
 }
 
@@ -515,39 +546,28 @@ WorkPtr DscommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
                       "as many as there are inputs");
     flat_outputs.insert(flat_outputs.end(), of_rank.begin(), of_rank.end());
   }
-  CallInfo call(OpType::ALLGATHER_COALESCED, "dscomm:all_gather_coalesced",
-                is_asynchronous(options), call_timeout(options));
-  std::vector<AllGatherBody> parts;
-  size_t count = 0;
-  for (size_t k = 0; k < inputs.size(); ++k) {
+  auto body = make_coalesced(inputs.size(), [&](size_t k, int64_t index) {
     Tensors of_part;  // part k of every rank
     for (Tensors& of_rank : outputs) of_part.push_back(of_rank[k]);
-    parts.push_back(AllGatherBody::into_list(of_part, inputs[k],
-                                             Argument{"input_tensor_list", static_cast<int64_t>(k)},
-                                             "output_tensor_lists", getRank(), group_size()));
-    count += parts.back().in.count();
-  }
-  describe_data(call, parts[0].in.dtype(), count);
-  return submit(call, CoalescedBody(std::move(parts)), inputs, flat_outputs);
+    return AllGatherBody::into_list(of_part, inputs[k], {"input_tensor_list", index},
+                                    "output_tensor_lists", getRank(), group_size());
+  });
+  const CallInfo call =
+      make_call(OpType::ALLGATHER_COALESCED, "dscomm:all_gather_coalesced", options, body);
+  return submit(call, std::move(body), inputs, flat_outputs);
 }
 
 WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                        const c10d::AllgatherOptions& options) {
   const EndsCoalescing on_error(*this);
-  if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
-  check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");
-  CallInfo call(OpType::ALLGATHER_COALESCED, "dscomm:all_gather_into_tensor_coalesced",
-                is_asynchronous(options), call_timeout(options));
-  std::vector<AllGatherBody> parts;
-  size_t count = 0;
-  for (size_t k = 0; k < inputs.size(); ++k) {
-    const auto index = static_cast<int64_t>(k);
-    parts.push_back(AllGatherBody::into_one(outputs[k], inputs[k], Argument{"outputs", index},
-                                            Argument{"inputs", index}, getRank(), group_size()));
-    count += parts.back().in.count();
-  }
-  describe_data(call, parts[0].in.dtype(), count);
-  return submit(call, CoalescedBody(std::move(parts)), inputs, outputs);
+  check_pairs(outputs, inputs);
+  auto body = make_coalesced(inputs.size(), [&](size_t k, int64_t index) {
+    return AllGatherBody::into_one(outputs[k], inputs[k], {"outputs", index}, {"inputs", index},
+                                   getRank(), group_size());
+  });
+  const CallInfo call = make_call(OpType::ALLGATHER_COALESCED,
+                                  "dscomm:all_gather_into_tensor_coalesced", options, body);
+  return submit(call, std::move(body), inputs, outputs);
 }
 
 WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -556,26 +576,11 @@ WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   const int root = check_rank(options.rootRank, "dst");
   const bool is_root = root == getRank();
   Buffer in(only_one(inputs, "tensor"), Use::kRead, {"tensor"});
-  Tensors output_list;
-  if (is_root) {
-    output_list = only_one(outputs, "gather_list");
-    check_list_length("gather_list", output_list.size(), group_size(),
-                      "one for each rank of the group");
-  } else if (!outputs.empty() && !outputs[0].empty()) {
-    raise_value_error("gather_list: got " + std::to_string(outputs[0].size()) +
-                      " tensors, expected none on a rank that is not dst");
-  }
+  const Tensors output_list = list_of_root(outputs, is_root, group_size(), "gather_list", "dst");
   std::vector<Buffer> outs = make_buffers(output_list, Use::kWrite, "gather_list");
   check_outputs(outs);
-  if (is_root) {
-    const Buffer& mine = outs[static_cast<size_t>(root)];
-    check_same_dtype(in, outs[0]);
-    check_count(mine, in.count(), "as many as this rank's tensor");
-    // A Team takes the input in place of this rank's output, and nowhere else among the outputs.
-    if (in.data() != mine.data() && overlaps_any(in, outs)) in.stage();
-  }
-  CallInfo call(OpType::GATHER, "dscomm:gather", is_asynchronous(options), call_timeout(options));
-  describe_data(call, in.dtype(), in.count());
+  if (is_root) match(in, outs, root, "as many as this rank's tensor");
+  CallInfo call = make_call(OpType::GATHER, "dscomm:gather", options, in);
   call.info.peer = root;
   auto body = [in, outs, pointers = write_pointers(outs), counts = counts_of(outs), root](
                   Team& team, const CallOptions& call_options) -> Status {
@@ -593,25 +598,10 @@ WorkPtr DscommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   const int root = check_rank(options.rootRank, "src");
   const bool is_root = root == getRank();
   Buffer out(only_one(outputs, "tensor"), Use::kWrite, {"tensor"});
-  Tensors input_list;
-  if (is_root) {
-    input_list = only_one(inputs, "scatter_list");
-    check_list_length("scatter_list", input_list.size(), group_size(),
-                      "one for each rank of the group");
-  } else if (!inputs.empty() && !inputs[0].empty()) {
-    raise_value_error("scatter_list: got " + std::to_string(inputs[0].size()) +
-                      " tensors, expected none on a rank that is not src");
-  }
+  const Tensors input_list = list_of_root(inputs, is_root, group_size(), "scatter_list", "src");
   std::vector<Buffer> ins = make_buffers(input_list, Use::kRead, "scatter_list");
-  if (is_root) {
-    const Buffer& mine = ins[static_cast<size_t>(root)];
-    check_same_dtype(out, ins[0]);
-    check_count(mine, out.count(), "as many as this rank's tensor");
-    // A Team takes the output in place of this rank's input, and nowhere else among the inputs.
-    if (out.data() != mine.data() && overlaps_any(out, ins)) out.stage();
-  }
-  CallInfo call(OpType::SCATTER, "dscomm:scatter", is_asynchronous(options), call_timeout(options));
-  describe_data(call, out.dtype(), out.count());
+  if (is_root) match(out, ins, root, "as many as this rank's tensor");
+  CallInfo call = make_call(OpType::SCATTER, "dscomm:scatter", options, out);
   call.info.peer = root;
   auto body = [out, ins, pointers = read_pointers(ins), counts = counts_of(ins), root](
                   Team& team, const CallOptions& call_options) -> Status {
@@ -629,11 +619,7 @@ WorkPtr DscommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
   Tensors& input_list = only_one(inputs, "input_list");
   auto body = ReduceScatterBody::from_list(only_one(outputs, "output"), input_list,
                                            options.reduceOp, getRank(), group_size());
-  CallInfo call(OpType::REDUCE_SCATTER, "dscomm:reduce_scatter", is_asynchronous(options),
-                call_timeout(options));
-  describe_data(call, body.out.dtype(),
-                std::accumulate(body.counts.begin(), body.counts.end(), size_t{0}));
-  describe_reduction(call, body.reduction);
+  CallInfo call = make_call(OpType::REDUCE_SCATTER, "dscomm:reduce_scatter", options, body);
   return submit(call, std::move(body), input_list, outputs);
 }
 
@@ -642,32 +628,23 @@ WorkPtr DscommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inpu
   const EndsCoalescing on_error(*this);
   auto body = ReduceScatterBody::from_one(output, input, options.reduceOp, {"output"}, {"input"},
                                           getRank(), group_size());
-  CallInfo call(OpType::_REDUCE_SCATTER_BASE, "dscomm:reduce_scatter_tensor",
-                is_asynchronous(options), call_timeout(options));
-  describe_data(call, body.out.dtype(), body.ins[0].count());
-  describe_reduction(call, body.reduction);
+  CallInfo call =
+      make_call(OpType::_REDUCE_SCATTER_BASE, "dscomm:reduce_scatter_tensor", options, body);
   return submit(call, std::move(body), {input}, {output});
 }
 
 WorkPtr DscommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                        const c10d::ReduceScatterOptions& options) {
   const EndsCoalescing on_error(*this);
-  if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
-  check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");
-  CallInfo call(kReduceScatterTensorCoalesced, "dscomm:reduce_scatter_tensor_coalesced",
-                is_asynchronous(options), call_timeout(options));
-  std::vector<ReduceScatterBody> parts;
-  size_t count = 0;
-  for (size_t k = 0; k < inputs.size(); ++k) {
-    const auto index = static_cast<int64_t>(k);
-    parts.push_back(ReduceScatterBody::from_one(
-        outputs[k], inputs[k], options.reduceOp, Argument{"outputs", index},
-        Argument{"inputs", index}, getRank(), group_size()));
-    count += parts.back().ins[0].count();
-  }
-  describe_data(call, parts[0].out.dtype(), count);
-  describe_reduction(call, parts[0].reduction);
-  return submit(call, CoalescedBody(std::move(parts)), inputs, outputs);
+  check_pairs(outputs, inputs);
+  auto body = make_coalesced(inputs.size(), [&](size_t k, int64_t index) {
+    return ReduceScatterBody::from_one(outputs[k], inputs[k], options.reduceOp, {"outputs", index},
+                                       {"inputs", index}, getRank(), group_size());
+  });
+  CallInfo call = make_call(kReduceScatterTensorCoalesced, "dscomm:reduce_scatter_tensor_coalesced",
+                            options, body);
+  describe_reduction(call, body.parts[0].reduction);
+  return submit(call, std::move(body), inputs, outputs);
 }
 
 WorkPtr DscommBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -690,10 +667,7 @@ WorkPtr DscommBackend::alltoall(Tensors& outputs, Tensors& inputs,
   body.out_pointers = write_pointers(body.outs);
   body.in_counts = counts_of(body.ins);
   body.out_counts = counts_of(body.outs);
-  CallInfo call(OpType::ALLTOALL, "dscomm:all_to_all", is_asynchronous(options),
-                call_timeout(options));
-  describe_data(call, body.ins[0].dtype(),
-                std::accumulate(body.in_counts.begin(), body.in_counts.end(), size_t{0}));
+  const CallInfo call = make_call(OpType::ALLTOALL, "dscomm:all_to_all", options, body);
   return submit(call, std::move(body), inputs, outputs);
 }
 
@@ -716,9 +690,7 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   if (body.ins[0].overlaps(body.outs[0])) body.ins[0].stage();
   body.in_pointers = slices_of<const void*>(body.ins[0], body.in_counts);
   body.out_pointers = slices_of<void*>(body.outs[0], body.out_counts);
-  CallInfo call(OpType::ALLTOALL_BASE, "dscomm:all_to_all_single", is_asynchronous(options),
-                call_timeout(options));
-  describe_data(call, body.ins[0].dtype(), body.ins[0].count());
+  const CallInfo call = make_call(OpType::ALLTOALL_BASE, "dscomm:all_to_all_single", options, body);
   return submit(call, std::move(body), {input}, {output});
 }
 

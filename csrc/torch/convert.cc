@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 namespace dscomm {
 namespace {
 
@@ -11,29 +13,41 @@ std::exception_ptr make_exception(const std::string& message) {
       Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
 }
 
-ReduceOp to_reduce_op(c10d::ReduceOp::RedOpType op) {
-  switch (op) {
-    case c10d::ReduceOp::SUM:
-      return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG:
-      return ReduceOp::kAvg;
-    case c10d::ReduceOp::PRODUCT:
-      return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN:
-      return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX:
-      return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND:
-      return ReduceOp::kBand;
-    case c10d::ReduceOp::BOR:
-      return ReduceOp::kBor;
-    case c10d::ReduceOp::BXOR:
-      return ReduceOp::kBxor;
-    case c10d::ReduceOp::PREMUL_SUM:
-      return ReduceOp::kPremulSum;
-    default:
-      break;
-  }
+using Op = c10d::ReduceOp;
+
+// From torch's to ours, the common ones first.
+constexpr std::pair<Op::RedOpType, ReduceOp> kOps[] = {
+    {Op::SUM, ReduceOp::kSum}, {Op::AVG, ReduceOp::kAvg},   {Op::PRODUCT, ReduceOp::kProduct},
+    {Op::MIN, ReduceOp::kMin}, {Op::MAX, ReduceOp::kMax},   {Op::BAND, ReduceOp::kBand},
+    {Op::BOR, ReduceOp::kBor}, {Op::BXOR, ReduceOp::kBxor}, {Op::PREMUL_SUM, ReduceOp::kPremulSum}};
+constexpr std::pair<at::ScalarType, DType> kDTypes[] = {
+    {at::kFloat, DType::kFloat32},
+    {at::kBFloat16, DType::kBFloat16},
+    {at::kHalf, DType::kFloat16},
+    {at::kDouble, DType::kFloat64},
+    {at::kLong, DType::kInt64},
+    {at::kInt, DType::kInt32},
+    {at::kByte, DType::kUInt8},
+    {at::kBool, DType::kBool},
+    {at::kChar, DType::kInt8},
+    {at::kShort, DType::kInt16},
+    {at::kComplexFloat, DType::kComplex64},
+    {at::kComplexDouble, DType::kComplex128},
+#if DSCOMM_TORCH_2
+    {at::kUInt16, DType::kUInt16},
+    {at::kUInt32, DType::kUInt32},
+    {at::kUInt64, DType::kUInt64},
+    {at::kFloat8_e4m3fn, DType::kFloat8E4M3FN},
+    {at::kFloat8_e5m2, DType::kFloat8E5M2},
+    {at::kFloat8_e4m3fnuz, DType::kFloat8E4M3FNUZ},
+    {at::kFloat8_e5m2fnuz, DType::kFloat8E5M2FNUZ},
+    {at::kFloat8_e8m0fnu, DType::kFloat8E8M0FNU},
+#endif
+};
+
+ReduceOp to_reduce_op(Op::RedOpType op) {
+  for (const auto& [theirs, ours] : kOps)
+    if (theirs == op) return ours;
   raise_value_error("op: got number " + std::to_string(static_cast<int>(op)) +
                     ", expected one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM");
 }
@@ -67,52 +81,8 @@ void raise_type_error(const std::string& message) {
 }
 
 DType to_dtype(at::ScalarType type, const Argument& argument) {
-  switch (type) {
-    case at::kBool:
-      return DType::kBool;
-    case at::kByte:
-      return DType::kUInt8;
-    case at::kChar:
-      return DType::kInt8;
-    case at::kShort:
-      return DType::kInt16;
-    case at::kInt:
-      return DType::kInt32;
-    case at::kLong:
-      return DType::kInt64;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kDouble:
-      return DType::kFloat64;
-    case at::kComplexFloat:
-      return DType::kComplex64;
-    case at::kComplexDouble:
-      return DType::kComplex128;
-#if DSCOMM_TORCH_2
-    case at::kUInt16:
-      return DType::kUInt16;
-    case at::kUInt32:
-      return DType::kUInt32;
-    case at::kUInt64:
-      return DType::kUInt64;
-    case at::kFloat8_e4m3fn:
-      return DType::kFloat8E4M3FN;
-    case at::kFloat8_e5m2:
-      return DType::kFloat8E5M2;
-    case at::kFloat8_e4m3fnuz:
-      return DType::kFloat8E4M3FNUZ;
-    case at::kFloat8_e5m2fnuz:
-      return DType::kFloat8E5M2FNUZ;
-    case at::kFloat8_e8m0fnu:
-      return DType::kFloat8E8M0FNU;
-#endif
-    default:
-      break;
-  }
+  for (const auto& [theirs, ours] : kDTypes)
+    if (theirs == type) return ours;
   raise_type_error(argument.text() + ": got a tensor of dtype " + std::string(c10::toString(type)) +
                    ", expected bool, an integer, float16, bfloat16, float32, float64, complex64, "
                    "complex128 or a float8 (view the tensor as one of these to move its bytes)");
@@ -129,10 +99,8 @@ Reduction to_reduction(const c10d::ReduceOp& op, DType dtype) {
 }
 
 c10d::ReduceOp reduce_op_of_name(const std::string& name) {
-  using Op = c10d::ReduceOp;
-  for (Op::RedOpType op :
-       {Op::SUM, Op::AVG, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR})
-    if (name == reduce_op_name(to_reduce_op(op))) return Op(op);
+  for (const auto& [theirs, ours] : kOps)
+    if (theirs != Op::PREMUL_SUM && name == reduce_op_name(ours)) return Op(theirs);
   raise_value_error("op: got '" + name +
                     "', expected one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR");
 }

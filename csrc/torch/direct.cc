@@ -221,9 +221,6 @@ int whole_number(PyObject* object) {
   return overflow != 0 || value < 0 || value > INT_MAX ? -1 : static_cast<int>(value);
 }
 
-// Whether the tensor's memory is what a message holds.
-bool is_in_place(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_neg(); }
-
 // A blocking message: what both directions check in the same way.
 struct Message {
   enum Direction { kSend, kReceive };
@@ -236,9 +233,10 @@ struct Message {
     if (tensor == nullptr || known == nullptr || known->group_ranks.empty() || tag < 0)
       return false;
     backend = known->backend.lock();
-    // Complex numbers travel as pairs of real ones, which torch makes of them.
-    if (!backend || tensor->is_complex() || !is_in_place(*tensor) || !backend->may_block())
-      return false;
+    if (!backend || !backend->may_block()) return false;
+    // Complex numbers travel as pairs of real ones, which torch makes of them; of others the memory
+    // must be what the message holds.
+    if (tensor->is_complex() || !tensor->is_contiguous() || tensor->is_neg()) return false;
     if (direction == kReceive && arguments[1] == Py_None) return true;
     const int global_rank = whole_number(arguments[1]);
     if (global_rank < 0 || static_cast<size_t>(global_rank) >= known->group_ranks.size())
@@ -359,8 +357,7 @@ void add_direct_calls(py::module_& module) {
       "is_plain", [](const py::handle& tensor) { return plain_tensor(tensor.ptr()) != nullptr; },
       py::arg("tensor"),
       "Whether a call may go past torch's dispatcher with it: it is no more than CPU memory, and "
-      "no "
-      "mode, transform or tracer is to see the call.");
+      "no mode, transform or tracer is to see the call.");
   module.def("remember_group", &remember_group, py::arg("group"), py::arg("backend"),
              "For direct_all_reduce(): the backend that the group uses, until the group is gone.");
   module.def("remember_ranks", &remember_ranks, py::arg("group"), py::arg("ranks"),

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <filesystem>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 

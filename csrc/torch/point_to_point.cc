@@ -1,6 +1,4 @@
 // Messages between two ranks, and the monitored barrier that is made of them.
-#include <cstring>
-
 #include "torch/backend.h"
 #include "torch/exit.h"
 #include "torch/tensors.h"
@@ -87,24 +85,19 @@ WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) 
 WorkPtr DscommBackend::recv(std::vector<at::Tensor>& tensors, int src, int tag) {
   const EndsCoalescing on_error(*this);
   check_rank(src, "src");
-  check_tag(tag);
-  const Buffer described(only_tensor(tensors), Use::kRead, Argument{"tensor"});
-  return receive(tensors, message_call(OpType::RECV, "dscomm:recv", described, src, tag), src, tag);
+  return receive(tensors, OpType::RECV, "dscomm:recv", src, tag);
 }
 
 WorkPtr DscommBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) {
-  const EndsCoalescing on_error(*this);
-  check_tag(tag);
-  const Buffer described(only_tensor(tensors), Use::kRead, Argument{"tensor"});
-  return receive(tensors,
-                 message_call(OpType::RECVANYSOURCE, "dscomm:recvAnySource", described, -1, tag),
-                 -1, tag);
+  return receive(tensors, OpType::RECVANYSOURCE, "dscomm:recvAnySource", -1, tag);
 }
 
-WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, const CallInfo& call, int src,
-                               int tag) {
+WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, OpType type, const char* title,
+                               int src, int tag) {
   const EndsCoalescing on_error(*this);
-  auto buffer = std::make_shared<Buffer>(tensors[0], Use::kWrite, Argument{"tensor"});
+  check_tag(tag);
+  auto buffer = std::make_shared<Buffer>(only_tensor(tensors), Use::kWrite, Argument{"tensor"});
+  const CallInfo call = message_call(type, title, *buffer, src, tag);
   std::optional<ProfiledParameters> parameters;
   if (profiled()) parameters.emplace(call, identity(), group_->sequence(), tensors, tensors);
   auto work = c10::make_intrusive<DscommWork>(call, group_, tensors, tensors);
@@ -112,8 +105,7 @@ WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, const CallInfo&
                                            tag, buffer, call.timeout);
   // What was sent before the group failed is received all the same; nothing else is.
   if (operation->done() && !operation->status().ok() && !operation->refused())
-    std::rethrow_exception(
-        to_exception(operation->status(), describe_call(call.info.title, *group_)));
+    raise_error(operation->status(), call.info.title, *group_);
   DscommWork::Epilogue store;
   if (buffer->staged()) store = [buffer] { return store_all({buffer.get(), 1}); };
   return follow(call, std::move(operation), std::move(work), std::move(store));
@@ -127,7 +119,7 @@ void DscommBackend::send_and_wait(const at::Tensor& tensor, int dst, int tag) {
   const UnderWay under_way;
   const Status status = group_->blocking_send(buffer.data(), buffer.count(), buffer.dtype(), dst,
                                               tag, std::chrono::milliseconds(0));
-  if (!status.ok()) std::rethrow_exception(to_exception(status, describe_call("send", *group_)));
+  if (!status.ok()) raise_error(status, "send", *group_);
 }
 
 int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) {
@@ -139,9 +131,7 @@ int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) 
   // As in receive(): what was sent before the group failed is received all the same.
   const Status status = group_->blocking_receive(buffer.data(), buffer.count(), buffer.dtype(), src,
                                                  tag, std::chrono::milliseconds(0), &source);
-  if (!status.ok())
-    std::rethrow_exception(
-        to_exception(status, describe_call(src < 0 ? "recvAnySource" : "recv", *group_)));
+  if (!status.ok()) raise_error(status, src < 0 ? "recvAnySource" : "recv", *group_);
   return source;
 }
 
@@ -168,8 +158,7 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
                                 " successfully reached monitoredBarrier, but received errors while "
                                 "waiting for send/recv from rank 0: " +
                                 status.message();
-      std::rethrow_exception(
-          to_exception(Status(status.code(), cause), describe_call(title, *group_)));
+      raise_error(Status(status.code(), cause), title, *group_);
     }
     return;
   }
@@ -191,19 +180,18 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
     Status status = receive->wait(remaining);
     if (status.ok()) continue;
     if (receive->done())  // the group ended, or this rank died
-      std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
+      raise_error(status, title, *group_);
     missing.push_back(rank);
   }
   if (!missing.empty()) {
     const std::string cause = describe_missing(missing, limit, wait_all_ranks);
     group_->abort(std::string(title) + ": " + cause);  // so that those who did arrive learn it too
-    std::rethrow_exception(
-        to_exception(Status(Code::kTimeout, cause), describe_call(title, *group_)));
+    raise_error(Status(Code::kTimeout, cause), title, *group_);
   }
   for (int rank = 1; rank < getSize(); ++rank) {
     Status status =
         group_->send(byte.get(), 1, DType::kUInt8, rank, kReleaseTag, byte, limit + kGrace)->wait();
-    if (!status.ok()) std::rethrow_exception(to_exception(status, describe_call(title, *group_)));
+    if (!status.ok()) raise_error(status, title, *group_);
   }
 }
 

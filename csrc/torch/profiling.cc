@@ -47,7 +47,7 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
   auto info = std::make_shared<torch::ParamCommsDebugInfo>(
       name, group.rank, std::string(call.info.title), elements_of(inputs), elements_of(outputs),
       inputs.empty() ? at::kByte : inputs[0].scalar_type(), no_splits, no_splits, first, stride,
-      group.size, call.asynchronous);
+      group.size, call.info.asynchronous);
   info->setSequenceInfo(static_cast<int64_t>(sequence), c10d::isP2POp(call.type));
   debug_info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO, info);
 
@@ -64,7 +64,7 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
                                   c10::IValue(static_cast<int64_t>(first)),
                                   c10::IValue(static_cast<int64_t>(stride)),
                                   c10::IValue(static_cast<int64_t>(group.size)),
-                                  c10::IValue(call.asynchronous)};
+                                  c10::IValue(call.info.asynchronous)};
   record_->before(at::kParamCommsCallName,
                   c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
   if (record_->needsOutputs())

@@ -5,7 +5,6 @@
 #include <ATen/ops/sparse_coo_tensor.h>
 
 #include <algorithm>
-#include <array>
 #include <string>
 
 #include "torch/tensors.h"

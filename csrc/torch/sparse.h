@@ -17,6 +17,8 @@ struct SparseAllReduceBody {
   Reduction reduction;
 
   SparseAllReduceBody(const at::Tensor& sparse, const c10d::ReduceOp& op);
+  DType dtype() const { return reduction.dtype; }
+  size_t count() const { return static_cast<size_t>(tensor._values().numel()); }
   Status operator()(Team& team, const CallOptions& options) const;
 };
 

@@ -54,20 +54,28 @@ Status StoreAdapter::failed(const char* what, const std::string& key,
                      keeper_.c_str(), what, key.c_str(), reason.c_str());
 }
 
-Status StoreAdapter::set(const std::string& key, std::string_view value) {
+template <typename Call>
+auto StoreAdapter::attempt(const char* what, const std::string& key, Call call)
+    -> decltype(call()) {
   try {
-    store_->set(key, to_bytes(value));
-    return {};
+    return call();
   } catch (const std::exception& error) {
-    return failed("set", key, error);
+    return failed(what, key, error);
   }
+}
+
+Status StoreAdapter::set(const std::string& key, std::string_view value) {
+  return attempt("set", key, [&] {
+    store_->set(key, to_bytes(value));
+    return Status();
+  });
 }
 
 // c10d's own get() and wait() hold on to the store's timeout, and some stores (FileStore) poll just
 // as this does; asking check() keeps the deadline ours, and a TCPStore that two threads share free
 // for the other one.
 Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& deadline) {
-  try {
+  return attempt("get", key, [&]() -> Result<std::string> {
     for (auto pause = kFirstPause; !store_->check({key});
          pause = std::min(pause * 2, kLongestPause)) {
       int64_t remaining_ns = deadline.remaining_ns();
@@ -79,17 +87,11 @@ Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& de
           std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns)));
     }
     return to_text(store_->get(key));
-  } catch (const std::exception& error) {
-    return failed("get", key, error);
-  }
+  });
 }
 
 Result<bool> StoreAdapter::has(const std::string& key) {
-  try {
-    return store_->check({key});
-  } catch (const std::exception& error) {
-    return failed("look for", key, error);
-  }
+  return attempt("look for", key, [&] { return Result<bool>(store_->check({key})); });
 }
 
 // c10d's get() waits for a key that has been removed since check(). compareSet() with a value that
@@ -97,7 +99,7 @@ Result<bool> StoreAdapter::has(const std::string& key) {
 Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
   static const Bytes none = to_bytes("dscomm: no such key");
   using Found = std::optional<std::string>;
-  try {
+  return attempt("look for", key, [&]() -> Result<Found> {
     if (compares_.load(std::memory_order_relaxed)) {  // orders nothing
       try {
         const Bytes value = store_->compareSet(key, none, none);
@@ -109,9 +111,7 @@ Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
     if (!store_->check({key})) return Found();
     compares_.store(false, std::memory_order_relaxed);
     return Found(to_text(store_->get(key)));
-  } catch (const std::exception& error) {
-    return failed("look for", key, error);
-  }
+  });
 }
 
 Result<bool> StoreAdapter::has_all(const std::vector<std::string>& keys) {
@@ -126,14 +126,12 @@ Result<std::optional<std::vector<std::string>>> StoreAdapter::find_all(
     const std::vector<std::string>& keys) {
   if (keys.size() <= kFewKeys || !takes_many_keys(*store_)) return Store::find_all(keys);
   using Found = std::optional<std::vector<std::string>>;
-  try {
+  return attempt("look for", keys.front(), [&]() -> Result<Found> {
     if (!store_->check(keys)) return Found();
     std::vector<std::string> texts;
     for (const Bytes& value : get_many(*store_, keys)) texts.push_back(to_text(value));
     return Found(std::move(texts));
-  } catch (const std::exception& error) {
-    return failed("look for", keys.front(), error);
-  }
+  });
 }
 
 Status StoreAdapter::set_all(const KeysAndValues& values) {
@@ -144,29 +142,21 @@ Status StoreAdapter::set_all(const KeysAndValues& values) {
     keys.push_back(key);
     bytes.push_back(to_bytes(value));
   }
-  try {
+  return attempt("set", keys.front(), [&] {
     set_many(*store_, keys, bytes);
-    return {};
-  } catch (const std::exception& error) {
-    return failed("set", keys.front(), error);
-  }
+    return Status();
+  });
 }
 
 Result<int64_t> StoreAdapter::add(const std::string& key, int64_t amount) {
-  try {
-    return store_->add(key, amount);
-  } catch (const std::exception& error) {
-    return failed("add to", key, error);
-  }
+  return attempt("add to", key, [&] { return Result<int64_t>(store_->add(key, amount)); });
 }
 
 Status StoreAdapter::remove(const std::string& key) {
-  try {
+  return attempt("remove", key, [&] {
     store_->deleteKey(key);
-    return {};
-  } catch (const std::exception& error) {
-    return failed("remove", key, error);
-  }
+    return Status();
+  });
 }
 
 }  // namespace dscomm

@@ -27,6 +27,9 @@ class StoreAdapter : public Store {
   Status remove(const std::string& key) override;
 
  private:
+  // What `call` returns; failed() where it throws.
+  template <typename Call>
+  auto attempt(const char* what, const std::string& key, Call call) -> decltype(call());
   Status failed(const char* what, const std::string& key, const std::exception& error) const;
 
   c10::intrusive_ptr<c10d::Store> store_;

@@ -24,7 +24,7 @@ template <typename Body>
 c10::intrusive_ptr<c10d::Work> DscommBackend::submit(const CallInfo& call, Body body,
                                                      at::TensorList inputs,
                                                      at::TensorList outputs) {
-  if (call.asynchronous || coalescing()) {
+  if (call.info.asynchronous || coalescing()) {
     // std::function copies what it holds; the buffers are to exist once.
     auto shared = std::make_shared<Body>(std::move(body));
     auto work = start(
@@ -33,7 +33,7 @@ c10::intrusive_ptr<c10d::Work> DscommBackend::submit(const CallInfo& call, Body 
           return run_body(*shared, team, options);
         },
         inputs, outputs);
-    if (!call.asynchronous) return {};
+    if (!call.info.asynchronous) return {};
     return work;
   }
   std::optional<ProfiledParameters> parameters;
@@ -47,8 +47,7 @@ c10::intrusive_ptr<c10d::Work> DscommBackend::submit(const CallInfo& call, Body 
       call.info,
       [&body](Team& team, const CallOptions& options) { return run_body(body, team, options); },
       call.timeout);
-  if (!status.ok())
-    std::rethrow_exception(to_exception(status, describe_call(call.info.title, *group_)));
+  if (!status.ok()) raise_error(status, call.info.title, *group_);
   return {};
 }
 

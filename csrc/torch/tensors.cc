@@ -6,11 +6,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/neg.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <sstream>
 
 namespace dscomm {
 namespace {
@@ -111,18 +110,17 @@ struct Range {
   bool intersects(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 
+// From the first to the last element of a tensor that has any, in elements.
+int64_t reach_of(const at::Tensor& tensor) {
+  int64_t elements = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
+  return elements;
+}
+
 Range range_of(const at::Tensor& tensor) {
   const char* begin = static_cast<const char*>(tensor.data_ptr());
   if (tensor.numel() == 0) return {begin, begin};
-  int64_t elements = 1;
-  for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
-  return {begin, begin + elements * static_cast<int64_t>(tensor.element_size())};
-}
-
-std::string shape_text(const at::Tensor& tensor) {
-  std::ostringstream text;
-  text << tensor.sizes();
-  return text.str();
+  return {begin, begin + reach_of(tensor) * static_cast<int64_t>(tensor.element_size())};
 }
 
 // Applies the lazy bits of a tensor to a dense copy of its memory; its own inverse.
@@ -144,19 +142,23 @@ at::Tensor with_memory(const at::Tensor& zeros, Use use, const Argument& argumen
   return at::zeros(zeros.sizes(), at::TensorOptions(zeros.scalar_type()));
 }
 
+template <typename Item, typename Get>
+std::vector<Item> of_each(std::span<const Buffer> buffers, Get get) {
+  std::vector<Item> items;
+  items.reserve(buffers.size());
+  for (const Buffer& buffer : buffers) items.push_back((buffer.*get)());
+  return items;
+}
+
 }  // namespace
 
 // A storage can be shrunk under a tensor: FSDP and DeepSpeed free parameters that way.
 void check_memory(const at::Tensor& tensor, const Argument& argument) {
   const int64_t count = tensor.numel();
   if (count == 0) return;
-  int64_t elements = tensor.storage_offset();
-  if (tensor.is_contiguous()) {  // the common case, which is to cost next to nothing
-    elements += count;
-  } else {
-    for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
-    ++elements;
-  }
+  // The contiguous tensor is the common case, which is to cost next to nothing.
+  const int64_t elements =
+      tensor.storage_offset() + (tensor.is_contiguous() ? count : reach_of(tensor));
   const size_t needed = static_cast<size_t>(elements) * tensor.element_size();
   const size_t present = tensor.has_storage() ? tensor.storage().nbytes() : 0;
   if (present >= needed && tensor.storage().data() != nullptr) return;
@@ -172,12 +174,9 @@ Buffer::Buffer(const at::Tensor& tensor, Use use, const Argument& argument)
   if (!tensor.device().is_cpu())
     raise_value_error(argument.text() + ": got a tensor on " + tensor.device().str() +
                       ", expected one on the CPU");
-  if (tensor.layout() != at::kStrided) {
-    std::ostringstream layout;
-    layout << tensor.layout();
-    raise_type_error(argument.text() + ": got a tensor of layout " + layout.str() +
+  if (tensor.layout() != at::kStrided)
+    raise_type_error(argument.text() + ": got a tensor of layout " + c10::str(tensor.layout()) +
                      ", expected a dense one");
-  }
   dtype_ = to_dtype(tensor.scalar_type(), argument);
   tensor_ = tensor._is_zerotensor() ? with_memory(tensor, use, argument) : tensor;
   check_memory(tensor_, argument);
@@ -197,9 +196,7 @@ void Buffer::stage() {
 }
 
 bool Buffer::overlaps(const Buffer& other) const {
-  const Range mine{bytes(), bytes() + size_bytes()},
-      theirs{other.bytes(), other.bytes() + other.size_bytes()};
-  return mine.intersects(theirs);
+  return bytes() < other.bytes() + other.size_bytes() && other.bytes() < bytes() + size_bytes();
 }
 
 void Buffer::load() const {
@@ -228,7 +225,7 @@ Status Buffer::verify() const {
       Code::kInvalidArgument,
       "%s: elements of this tensor of shape %s share memory (an expanded tensor, or tensors that "
       "overlap) and were to receive different values; pass tensors whose elements are distinct",
-      argument_.text().c_str(), shape_text(tensor_).c_str());
+      argument_.text().c_str(), c10::str(tensor_.sizes()).c_str());
 }
 
 std::vector<Buffer> make_buffers(const std::vector<at::Tensor>& tensors, Use use,
@@ -275,24 +272,15 @@ void check_same_dtype(const Buffer& a, const Buffer& b) {
 }
 
 std::vector<const void*> read_pointers(std::span<const Buffer> buffers) {
-  std::vector<const void*> pointers;
-  pointers.reserve(buffers.size());
-  for (const Buffer& buffer : buffers) pointers.push_back(buffer.data());
-  return pointers;
+  return of_each<const void*>(buffers, &Buffer::data);
 }
 
 std::vector<void*> write_pointers(std::span<const Buffer> buffers) {
-  std::vector<void*> pointers;
-  pointers.reserve(buffers.size());
-  for (const Buffer& buffer : buffers) pointers.push_back(buffer.data());
-  return pointers;
+  return of_each<void*>(buffers, &Buffer::data);
 }
 
 std::vector<size_t> counts_of(std::span<const Buffer> buffers) {
-  std::vector<size_t> counts;
-  counts.reserve(buffers.size());
-  for (const Buffer& buffer : buffers) counts.push_back(buffer.count());
-  return counts;
+  return of_each<size_t>(buffers, &Buffer::count);
 }
 
 bool separate_parts(std::span<const PartBuffers> parts) {

@@ -19,6 +19,10 @@ std::string describe_call(const char* title, const Group& group) {
   return std::string(title) + " in group '" + group.name() + "'";
 }
 
+void raise_error(const Status& status, const char* title, const Group& group) {
+  std::rethrow_exception(to_exception(status, describe_call(title, group)));
+}
+
 DscommWork::DscommWork(const CallInfo& call, std::shared_ptr<Group> group, at::TensorList inputs,
                        at::TensorList outputs)
     : c10d::Work(group->rank(), call.type, profiled() ? call.profiling_title : nullptr,
@@ -84,19 +88,12 @@ bool DscommWork::isCompleted() {
 
 // Nothing goes on in a forked child: what its parent had under way never ends there.
 void DscommWork::check_process() const {
-  if (Status status = group_->check_process(); !status.ok())
-    std::rethrow_exception(to_exception(status, describe_call(title_, *group_)));
+  if (Status status = group_->check_process(); !status.ok()) raise_error(status, title_, *group_);
 }
 
-bool DscommWork::isSuccess() const {
-  auto* self = const_cast<DscommWork*>(this);
-  return self->isCompleted() && told_error() == nullptr;
-}
+bool DscommWork::isSuccess() const { return ended() && told_error() == nullptr; }
 
-std::exception_ptr DscommWork::exception() const {
-  auto* self = const_cast<DscommWork*>(this);
-  return self->isCompleted() ? told_error() : nullptr;
-}
+std::exception_ptr DscommWork::exception() const { return ended() ? told_error() : nullptr; }
 
 // The error of a Work that has ended, if there is one; its caller is told of it.
 std::exception_ptr DscommWork::told_error() const {
@@ -121,8 +118,7 @@ std::vector<at::Tensor> DscommWork::result() {
 bool DscommWork::wait(std::chrono::milliseconds timeout) {
   if (!operation_->done()) check_process();
   Status status = operation_->wait(timeout);
-  if (!operation_->done())
-    std::rethrow_exception(to_exception(status, describe_call(title_, *group_)));
+  if (!operation_->done()) raise_error(status, title_, *group_);
   complete();
   settle_calls();
   if (std::exception_ptr error = told_error()) std::rethrow_exception(error);
@@ -140,9 +136,8 @@ c10::intrusive_ptr<c10::ivalue::Future> DscommWork::getFuture() {
   {
     std::lock_guard lock(completing_);
     if (future_) return future_;
-    future_ =
+    future = future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    future = future_;
     ended = ended_;
   }
   if (ended) mark(*future);
@@ -150,8 +145,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DscommWork::getFuture() {
 }
 
 float DscommWork::getDuration() const {
-  auto* self = const_cast<DscommWork*>(this);
-  if (!self->isCompleted())
+  if (!ended())
     raise_value_error(std::string(title_) + " has no duration yet; wait() for it first");
   return std::chrono::duration<float, std::milli>(finished_ - started_).count();
 }

@@ -41,6 +41,7 @@ class DscommWork : public c10d::Work {
 
  private:
   void check_process() const;
+  bool ended() const { return const_cast<DscommWork*>(this)->isCompleted(); }
   std::exception_ptr told_error() const;
   // Brings the Work to its end once the operation is done; the first caller does it, the others
   // wait for it.
@@ -85,5 +86,7 @@ class CoalescedWork : public c10d::Work {
 
 // What an exception says about where it happened: "all_reduce in group 'name' of rank 1".
 std::string describe_call(const char* title, const Group& group);
+// Raises a status that is not OK, as what went wrong in that call.
+[[noreturn]] void raise_error(const Status& status, const char* title, const Group& group);
 
 }  // namespace dscomm

@@ -163,13 +163,9 @@ int64_t MemoryReservation::spare_bytes(size_t bytes) {
 
 MemoryReservation::~MemoryReservation() { withdraw(); }
 
+// Unlocked explicitly, because a child forked meanwhile has the same open file.
 void MemoryReservation::withdraw() {
-  for (Entry& entry : entries_) {
-    if (entry.begin >= entry.end) continue;
-    struct flock lock = record(F_UNLCK, entry.begin, entry.end);
-    // Unlocked explicitly, because a child forked meanwhile has the same open file.
-    fcntl(entry.ledger.get(), F_OFD_SETLK, &lock);
-  }
+  taken(bytes_);
   entries_.clear();
 }
 

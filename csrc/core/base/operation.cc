@@ -20,10 +20,7 @@ std::shared_ptr<Operation> Operation::refuse(const Status& status) {
   return operation;
 }
 
-Status Operation::status() const {
-  if (!done()) return {};
-  return status_;
-}
+Status Operation::status() const { return done() ? status_ : Status(); }
 
 Status Operation::wait(std::chrono::milliseconds limit) {
   const Deadline deadline = Deadline::after(limit);

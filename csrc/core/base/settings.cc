@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <numeric>
 #include <string_view>
 
@@ -12,31 +11,36 @@ extern char** environ;
 namespace dscomm {
 namespace {
 
-Status read_number(const char* name, int64_t smallest, int64_t largest, int64_t* field) {
+// Empty also where it is not set.
+std::string environment(const char* name) {
   const char* text = std::getenv(name);
-  if (text == nullptr || *text == '\0') return {};
+  return text == nullptr ? "" : text;
+}
+
+Status read_number(const char* name, int64_t smallest, int64_t largest, int64_t* field) {
+  const std::string text = environment(name);
+  if (text.empty()) return {};
   char* end = nullptr;
   errno = 0;
-  int64_t value = std::strtoll(text, &end, 10);
+  int64_t value = std::strtoll(text.c_str(), &end, 10);
   if (errno != 0 || *end != '\0' || value < smallest || value > largest)
     return make_status(Code::kInvalidArgument, "%s=%s: expected a whole number from %lld to %lld",
-                       name, text, static_cast<long long>(smallest),
+                       name, text.c_str(), static_cast<long long>(smallest),
                        static_cast<long long>(largest));
   *field = value;
   return {};
 }
 
 // A text whose allowed values are listed ("a|b|c") must be one of them; other texts are free.
-Status read_text(const char* name, std::string_view allowed, std::string* field) {
-  const char* text = std::getenv(name);
-  if (text == nullptr || *text == '\0') return {};
-  if (allowed.find('|') != std::string_view::npos) {
-    std::string wrapped = "|" + std::string(allowed) + "|";
+Status read_text(const char* name, const std::string& allowed, std::string* field) {
+  const std::string text = environment(name);
+  if (text.empty()) return {};
+  if (allowed.find('|') != std::string::npos) {
     // Two of them with a bar between are found in the list as well, and are none of it.
-    if (std::strchr(text, '|') != nullptr ||
-        wrapped.find("|" + std::string(text) + "|") == std::string::npos)
-      return make_status(Code::kInvalidArgument, "%s=%s: expected one of %s", name, text,
-                         std::string(allowed).c_str());
+    if (text.find('|') != std::string::npos ||
+        ("|" + allowed + "|").find("|" + text + "|") == std::string::npos)
+      return make_status(Code::kInvalidArgument, "%s=%s: expected one of %s", name, text.c_str(),
+                         allowed.c_str());
   }
   *field = text;
   return {};
@@ -77,12 +81,11 @@ Status check_names() {
 
 Result<Settings> Settings::from_environment() {
   Settings settings;
-  if (Status status = check_names(); !status.ok()) return status;
-#define DSCOMM_READ_NUMBER(field, name, value, smallest, largest, unit, meaning)           \
-  if (Status status = read_number(name, smallest, largest, &settings.field); !status.ok()) \
-    return status;
+  DSCOMM_RETURN_IF_ERROR(check_names());
+#define DSCOMM_READ_NUMBER(field, name, value, smallest, largest, unit, meaning) \
+  DSCOMM_RETURN_IF_ERROR(read_number(name, smallest, largest, &settings.field));
 #define DSCOMM_READ_TEXT(field, name, value, allowed, meaning) \
-  if (Status status = read_text(name, allowed, &settings.field); !status.ok()) return status;
+  DSCOMM_RETURN_IF_ERROR(read_text(name, allowed, &settings.field));
   DSCOMM_SETTINGS(DSCOMM_READ_NUMBER, DSCOMM_READ_TEXT)
 #undef DSCOMM_READ_NUMBER
 #undef DSCOMM_READ_TEXT
@@ -103,19 +106,12 @@ std::vector<SettingRow> setting_rows() {
   return rows;
 }
 
-bool started_by_torchrun() {
-  const char* run = std::getenv("TORCHELASTIC_RUN_ID");
-  return run != nullptr && *run != '\0';
-}
+bool started_by_torchrun() { return !environment("TORCHELASTIC_RUN_ID").empty(); }
 
 std::optional<TorchrunWorker> torchrun_worker() {
   if (!started_by_torchrun()) return std::nullopt;
-  const auto text = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value == nullptr ? "" : value);
-  };
-  const auto number = [&](const char* name) {
-    const std::string digits = text(name);
+  const auto number = [](const char* name) {
+    const std::string digits = environment(name);
     char* end = nullptr;
     const long value = std::strtol(digits.c_str(), &end, 10);
     const bool is_good = !digits.empty() && *end == '\0' && value >= 0 && value < 1 << 30;
@@ -125,13 +121,10 @@ std::optional<TorchrunWorker> torchrun_worker() {
                         number("LOCAL_WORLD_SIZE"), ""};
   for (const char* name :
        {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"})
-    worker.attempt += text(name) + "/";
+    worker.attempt += environment(name) + "/";
   return worker;
 }
 
-bool launcher_keeps_store() {
-  const char* keeps = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  return keeps != nullptr && std::string_view(keeps) == "True";
-}
+bool launcher_keeps_store() { return environment("TORCHELASTIC_USE_AGENT_STORE") == "True"; }
 
 }  // namespace dscomm

@@ -27,9 +27,8 @@
   NUMBER(                                                                                          \
       one_shot_bytes, "DSCOMM_ONE_SHOT_BYTES", 32768, 0, 67108864, "bytes",                        \
       "most that a rank reads of the others in an all-reduce in which each reads all of all; "     \
-      "past "                                                                                      \
-      "it, and past a staging chunk, each reduces its slice and they exchange the results; the "   \
-      "rank 0 of a group decides for all of it")                                                   \
+      "past it, and past a staging chunk, each reduces its slice and they exchange the results; "  \
+      "the rank 0 of a group decides for all of it")                                               \
   NUMBER(arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",          \
          "address space that a process reserves for lines and staging; memory is taken as it is "  \
          "used")                                                                                   \
@@ -56,8 +55,7 @@
          "time a wait yields the core before it sleeps")                                           \
   NUMBER(sleep_slice_ms, "DSCOMM_SLEEP_SLICE_MS", 10, 0, 1000, "ms",                               \
          "longest sleep before a wait looks at peers and deadline again; 0, for tests of "         \
-         "wake-ups alone, "                                                                        \
-         "sleeps until woken and notices neither deaths nor deadlines")                            \
+         "wake-ups alone, sleeps until woken and notices neither deaths nor deadlines")            \
   NUMBER(recorder_entries, "DSCOMM_RECORDER_ENTRIES", 256, 0, 1000000, "operations",               \
          "operations that the flight recorder keeps for each group")                               \
   NUMBER(worker_idle_ms, "DSCOMM_WORKER_IDLE_MS", 10000, 0, 3600000, "ms",                         \

@@ -5,33 +5,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 namespace dscomm {
 
 const char* code_name(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return "ok";
-    case Code::kInvalidArgument:
-      return "invalid argument";
-    case Code::kUnsupported:
-      return "unsupported";
-    case Code::kMismatch:
-      return "mismatch";
-    case Code::kPeerDied:
-      return "peer died";
-    case Code::kPeerLeft:
-      return "peer left";
-    case Code::kTimeout:
-      return "timeout";
-    case Code::kAborted:
-      return "aborted";
-    case Code::kResource:
-      return "resource";
-    case Code::kInternal:
-      return "internal";
-  }
-  return "unknown";
+  // Indexed by the value of the enumerator.
+  static constexpr const char* kNames[] = {
+      "ok",        "invalid argument", "unsupported", "mismatch", "peer died",
+      "peer left", "timeout",          "aborted",     "resource", "internal"};
+  const auto value = static_cast<size_t>(code);
+  return value < std::size(kNames) ? kNames[value] : "unknown";
 }
 
 const std::string& Status::message() const {

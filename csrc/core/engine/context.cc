@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <mutex>
 
 #include "core/base/log.h"
 #include "core/engine/group.h"

@@ -300,15 +300,14 @@ void FlightRecord::write(const std::string& reason) {
 
 Status FlightRecord::write_on_signal(FlightRecord* record) {
   struct sigaction before = {};
-  if (::sigaction(SIGUSR2, nullptr, &before) != 0)
-    return make_status(Code::kResource, "sigaction failed: %s", std::strerror(errno));
+  if (::sigaction(SIGUSR2, nullptr, &before) != 0) return system_error("sigaction");
   if ((before.sa_flags & SA_SIGINFO) != 0 || before.sa_handler != SIG_DFL) {
     log_line(LogLevel::kWarn,
              "this program handles SIGUSR2 itself, so that it writes no flight record");
     return {};
   }
   const int wake = ::eventfd(0, EFD_CLOEXEC);
-  if (wake < 0) return make_status(Code::kResource, "eventfd failed: %s", std::strerror(errno));
+  if (wake < 0) return system_error("eventfd");
   Result<std::thread> thread = start_thread("the flight record", [record, wake] {
     uint64_t times = 0;
     // Ends with the process: the handler of the signal writes.
@@ -324,8 +323,7 @@ Status FlightRecord::write_on_signal(FlightRecord* record) {
   struct sigaction action = {};
   action.sa_handler = &on_signal;
   action.sa_flags = SA_RESTART;
-  if (::sigaction(SIGUSR2, &action, nullptr) != 0)
-    return make_status(Code::kResource, "sigaction failed: %s", std::strerror(errno));
+  if (::sigaction(SIGUSR2, &action, nullptr) != 0) return system_error("sigaction");
   return {};
 }
 

@@ -7,8 +7,6 @@
 // rank's earlier one. Its size is bounded.
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>

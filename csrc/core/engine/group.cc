@@ -1,9 +1,7 @@
 #include "core/engine/group.h"
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
-#include <functional>
 #include <set>
 
 #include "core/base/log.h"
@@ -29,6 +27,16 @@ FormationRequest formation_request(const GroupOptions& options) {
   request.size = options.size;
   request.global_ranks = options.global_ranks;
   return request;
+}
+
+OperationInfo message_info(const char* title, DType dtype, size_t count, int peer, int tag,
+                           bool asynchronous) {
+  return {.title = title,
+          .dtype = dtype,
+          .count = static_cast<int64_t>(count),
+          .peer = peer,
+          .tag = tag,
+          .asynchronous = asynchronous};
 }
 
 }  // namespace
@@ -143,30 +151,29 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->pool = in_place.pool;
   known->wait = formation.wait_policy;
   // By member: its rank in lines_, or -1, and in the transport.
-  std::vector<int> here, there;
+  std::vector<int> here, there, in_transport;
   std::vector<std::string> names;
   int here_count = 0;
   for (size_t k = 0; k < formation.members.size(); ++k) {
     const LinesMember& member = formation.members[k];
+    peers_.push_back(member.peer);
+    if (transport_ != nullptr)
+      in_transport.push_back(transport_->rank_of(formation.addresses[k].arena));
     if (member.peer != nullptr) {
       here.push_back(here_count++);
       there.push_back(-1);
       known->peers.push_back(std::make_shared<PeerEndpoint>(member.peer));
     } else {
       here.push_back(-1);
-      there.push_back(transport_->rank_of(formation.addresses[k].arena));
+      there.push_back(in_transport.back());
       known->peers.push_back(transport_->endpoint(there.back()));
     }
     names.push_back(LinesMember::name(static_cast<int>(k), member.global_rank,
                                       known->peers.back()->describe()));
   }
-  for (const LinesMember& member : formation.members) peers_.push_back(member.peer);
   hosts_ = formation.hosts;
   transport_ranks_ = there;
   // The closures are called only while the Teams live: shutdown() closes the port first.
-  std::vector<int> in_transport;
-  for (const PeerAddress& address : formation.addresses)
-    if (transport_ != nullptr) in_transport.push_back(transport_->rank_of(address.arena));
   known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, in_transport] {
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
@@ -398,23 +405,18 @@ void Group::drain(const Operation* until, bool was_scheduled) {
 
 OperationPtr Group::send(const void* data, size_t count, DType dtype, int dst, int tag,
                          std::shared_ptr<void> keep, std::chrono::milliseconds timeout) {
-  return start_message(
-      {"send", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), dst, tag, true},
-      [&](PointToPoint& engine, std::chrono::milliseconds limit) {
-        return engine.send(point_to_point_, data, count, dtype, dst, tag, std::move(keep), limit);
-      },
-      timeout);
+  const OperationInfo info = message_info("send", dtype, count, dst, tag, true);
+  return start_message(info, timeout, [&](PointToPoint& engine, std::chrono::milliseconds limit) {
+    return engine.send(point_to_point_, data, count, dtype, dst, tag, std::move(keep), limit);
+  });
 }
 
 OperationPtr Group::receive(void* data, size_t count, DType dtype, int src, int tag,
                             std::shared_ptr<void> keep, std::chrono::milliseconds timeout) {
-  return start_message(
-      {"recv", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), src, tag, true},
-      [&](PointToPoint& engine, std::chrono::milliseconds limit) {
-        return engine.receive(point_to_point_, data, count, dtype, src, tag, std::move(keep),
-                              limit);
-      },
-      timeout);
+  const OperationInfo info = message_info("recv", dtype, count, src, tag, true);
+  return start_message(info, timeout, [&](PointToPoint& engine, std::chrono::milliseconds limit) {
+    return engine.receive(point_to_point_, data, count, dtype, src, tag, std::move(keep), limit);
+  });
 }
 
 // Nobody takes the Teams away meanwhile: point-to-point asks them with its mutex held, under which
@@ -423,8 +425,7 @@ Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst
                             std::chrono::milliseconds timeout) {
   if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr)
     return send(data, count, dtype, dst, tag, nullptr, timeout)->wait();
-  const uint64_t ticket = recorder_.started(
-      {"send", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), dst, tag, false});
+  const uint64_t ticket = recorder_.started(message_info("send", dtype, count, dst, tag, false));
   Status status = context_->point_to_point().blocking_send(point_to_point_, data, count, dtype, dst,
                                                            tag, limit_of(timeout));
   recorder_.finished(ticket, status.ok());
@@ -435,8 +436,7 @@ Status Group::blocking_receive(void* data, size_t count, DType dtype, int src, i
                                std::chrono::milliseconds timeout, int* came_from) {
   if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr)
     return receive(data, count, dtype, src, tag, nullptr, timeout)->wait();
-  const uint64_t ticket = recorder_.started(
-      {"recv", dtype, false, ReduceOp::kSum, static_cast<int64_t>(count), src, tag, false});
+  const uint64_t ticket = recorder_.started(message_info("recv", dtype, count, src, tag, false));
   Status status = context_->point_to_point().blocking_receive(
       point_to_point_, data, count, dtype, src, tag, limit_of(timeout), came_from);
   recorder_.finished(ticket, status.ok());
@@ -444,8 +444,8 @@ Status Group::blocking_receive(void* data, size_t count, DType dtype, int src, i
 }
 
 template <typename Start>
-OperationPtr Group::start_message(const OperationInfo& info, Start start,
-                                  std::chrono::milliseconds timeout) {
+OperationPtr Group::start_message(const OperationInfo& info, std::chrono::milliseconds timeout,
+                                  Start start) {
   {
     std::lock_guard lock(mutex_);
     if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);

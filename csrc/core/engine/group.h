@@ -180,8 +180,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   Status schedule_locked();
   void end_locked(const Status& cause);
   template <typename Start>
-  OperationPtr start_message(const OperationInfo& info, Start start,
-                             std::chrono::milliseconds timeout);
+  OperationPtr start_message(const OperationInfo& info, std::chrono::milliseconds timeout,
+                             Start start);
 
   std::shared_ptr<Context> context_;
   GroupOptions options_;

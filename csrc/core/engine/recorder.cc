@@ -1,10 +1,9 @@
 #include "core/engine/recorder.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <fstream>
-#include <string>
+#include <iterator>
 
 #include "core/base/deadline.h"
 
@@ -36,17 +35,10 @@ int64_t ticks() { return monotonic_ns(); }
 }  // namespace
 
 const char* operation_state_name(OperationState state) {
-  switch (state) {
-    case OperationState::kQueued:
-      return "queued";
-    case OperationState::kRunning:
-      return "running";
-    case OperationState::kCompleted:
-      return "completed";
-    case OperationState::kFailed:
-      return "failed";
-  }
-  return "unknown";
+  // Indexed by the value of the enumerator.
+  static constexpr const char* kNames[] = {"queued", "running", "completed", "failed"};
+  const auto value = static_cast<size_t>(state);
+  return value < std::size(kNames) ? kNames[value] : "unknown";
 }
 
 // The thread may be taken off its core between two clocks: of some tries, the shortest.

@@ -22,10 +22,9 @@ Status WorkerPool::submit(std::function<void()> task) {
     arrived_.notify_one();
     return {};
   }
-  Result<std::thread> worker = start_thread("a queue of calls", [this] { work(); });
-  if (!worker.ok()) return worker.status();
+  DSCOMM_ASSIGN_OR_RETURN(std::thread worker, start_thread("a queue of calls", [this] { work(); }));
   // It cannot have looked at the pool yet: that takes the lock.
-  worker.value().detach();
+  worker.detach();
   ++threads_;
   tasks_.push_back(std::move(task));
   return {};

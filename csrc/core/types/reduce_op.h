@@ -1,10 +1,10 @@
 // The reduction operators, and which of them has a meaning for which dtype.
 //
-//   SUM PRODUCT          all but float8; of bool: or, and
-//   MIN MAX              all but complex and float8; of bool: and, or; a NaN in any source gives
-//   NaN AVG                  floating and complex: the sum divided by the divisor; of integers
-//   refused BAND BOR BXOR        integers and bool PREMUL_SUM           floating and complex: every
-//   source is multiplied by the factor, then summed
+// - SUM, PRODUCT: all but float8; of bool: or, and.
+// - MIN, MAX: all but complex and float8; of bool: and, or. A NaN in any source gives NaN.
+// - AVG: floating and complex: the sum, divided by the divisor. Of integers refused.
+// - BAND, BOR, BXOR: integers and bool.
+// - PREMUL_SUM: floating and complex: every source is multiplied by the factor, then summed.
 #pragma once
 
 #include <cstdint>
