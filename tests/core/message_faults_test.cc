@@ -263,6 +263,20 @@ TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
   EXPECT_EQ(zero->arena()->used_bytes(), used);  // no buffer was made
 }
 
+// Calls of exit handlers take another way than those before.
+TEST(MessageFaults, AReceiveFromAnySourceSaysWhoSentAtTheEndOfTheProcessToo) {
+  InProcessHost host;
+  auto group = host.groups({host.process(), host.process(), host.process()}, "world");
+  EXPECT_STATUS_OK(send(*group[1], 7, 2, 0));
+  group[2]->begin_exit();
+  int64_t number = 0;
+  int came_from = -1;
+  EXPECT_STATUS_OK(
+      group[2]->blocking_receive(&number, 1, DType::kInt64, -1, 0, milliseconds(0), &came_from));
+  EXPECT_EQ(number, 7);
+  EXPECT_EQ(came_from, 1);
+}
+
 TEST(MessageFaults, ASendThatIsReadInPlaceAndGivenUpIsNotReceived) {
   InProcessHost host;
   std::shared_ptr<Context> zero = host.process(), one = host.process();

@@ -434,8 +434,12 @@ Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst
 
 Status Group::blocking_receive(void* data, size_t count, DType dtype, int src, int tag,
                                std::chrono::milliseconds timeout, int* came_from) {
-  if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr)
-    return receive(data, count, dtype, src, tag, nullptr, timeout)->wait();
+  if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr) {
+    const OperationPtr operation = receive(data, count, dtype, src, tag, nullptr, timeout);
+    const Status status = operation->wait();
+    if (came_from != nullptr) *came_from = operation->source();
+    return status;
+  }
   const uint64_t ticket = recorder_.started(message_info("recv", dtype, count, src, tag, false));
   Status status = context_->point_to_point().blocking_receive(
       point_to_point_, data, count, dtype, src, tag, limit_of(timeout), came_from);
