@@ -30,6 +30,9 @@ class PrefixedStore final : public Store {
     return value;
   }
   Result<bool> has(const std::string& key) override { return store_.has(prefix_ + key); }
+  Result<std::optional<std::string>> find(const std::string& key) override {
+    return store_.find(prefix_ + key);  // the default waits where the key is removed meanwhile
+  }
   Result<int64_t> add(const std::string& key, int64_t amount) override {
     return store_.add(prefix_ + key, amount);
   }
