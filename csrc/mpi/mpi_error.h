@@ -8,8 +8,8 @@
 
 namespace dscomm {
 
-// Open MPI gives up in the whole process where a connection breaks, also for groups without the rank
-// that died: their error names it, as soon as the failure detector has told of it.
+// Open MPI gives up in the whole process where a connection breaks, also for groups without the
+// rank that died. Their error names it, once the failure detector has told of it.
 inline Status with_first_death(const Status& refused) {
   const Status death = first_death();
   if (!mpi_gave_up() || death.ok() || refused.message().ends_with(death.message())) return refused;

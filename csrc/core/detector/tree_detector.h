@@ -100,10 +100,10 @@ class TreeDetector final : public FailureDetector {
   std::atomic<uint64_t> count_{0};
   mutable std::mutex mutex_;
   Flooding flooding_;
-  int64_t cut_off_ns_ = 0;          // since when
+  int64_t cut_off_ns_ = 0;                       // since when
   std::function<void(const Status&)> on_death_;  // empty once it was called
-  Departure own_;                   // of this process
-  bool started_ = false;            // links_ belong to the thread
+  Departure own_;                                // of this process
+  bool started_ = false;                         // links_ belong to the thread
   bool leaving_ = false;
   std::chrono::milliseconds silence_{kLeastSilence};  // that connections outlast
   bool silence_is_new_ = false;                       // to the thread
