@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "core/team/first_cause.h"
 #include "mpi/call_watch.h"
 
 namespace dscomm {
@@ -18,8 +19,7 @@ namespace {
 std::atomic<bool> gave_up{false};
 std::mutex words_mutex;
 std::string words;
-std::mutex death_mutex;
-Status death_told;
+FirstCause& death = *new FirstCause;  // never destroyed: other threads may outlive main()
 
 }  // namespace
 
@@ -30,15 +30,9 @@ std::string mpi_last_words() {
   return words;
 }
 
-Status first_death() {
-  std::lock_guard lock(death_mutex);
-  return death_told;
-}
+Status first_death() { return death.get(); }
 
-void note_first_death(const Status& death) {
-  std::lock_guard lock(death_mutex);
-  if (death_told.ok()) death_told = death;
-}
+void note_first_death(const Status& cause) { static_cast<void>(death.keep(cause)); }
 
 void note_mpi_gave_up() { gave_up.store(true, std::memory_order_relaxed); }
 

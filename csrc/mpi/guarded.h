@@ -32,7 +32,7 @@ bool mpi_gave_up();
 // Why, in Open MPI's words; empty where it has none, as when a connection breaks.
 std::string mpi_last_words();
 
-// The first death that the failure detector told of; OK: none yet. Any thread.
+// The first death reported by the failure detector; OK if none. Any thread.
 Status first_death();
 void note_first_death(const Status& death);
 

@@ -8,8 +8,8 @@
 
 namespace dscomm {
 
-// Open MPI gives up in the whole process where a connection breaks, also for groups without the
-// rank that died. Their error names it, once the failure detector has told of it.
+// If Open MPI has given up in this process, adds the first death to the error: a broken connection
+// also ends groups that the dead rank is not in.
 inline Status with_first_death(const Status& refused) {
   const Status death = first_death();
   if (!mpi_gave_up() || death.ok() || refused.message().ends_with(death.message())) return refused;

@@ -222,7 +222,7 @@ class MpiTeam final : public Team {
   // Ends the Team with a cause found by this rank in the call in progress, unless another was
   // first.
   Status fail(Code code, const std::string& cause);
-  // The same with a status; OK where that is.
+  // The same with a status; does nothing if that is OK.
   Status fail(const Status& cause) {
     return cause.ok() ? Status() : fail(cause.code(), cause.message());
   }
@@ -289,8 +289,8 @@ inline size_t in_round(size_t count, size_t piece, size_t round) {
   return begin < count ? std::min(piece, count - begin) : 0;
 }
 
-// The pieces of one round: piece `round` of a block of `count` elements. Blocks may be null where
-// they are empty.
+// Copies piece `round` of a block of `count` elements between user memory and staging. An empty
+// block may be null.
 struct Pieces {
   size_t piece;  // elements
   size_t element_bytes;
@@ -307,15 +307,15 @@ struct Pieces {
     const size_t length = bytes_of(count, round);
     if (length > 0) std::memcpy(byte_at(block, round * bytes()), staging, length);
   }
-  // From block to block, which may be one.
+  // Between two blocks in user memory, which may be the same.
   void copy(void* to, const void* from, size_t count, size_t round) const {
     if (to != from && bytes_of(count, round) > 0)
       deliver(to, byte_at(from, round * bytes()), count, round);
   }
 
-  // Of blocks, one for each rank, that lie `place_bytes` apart in staging, and of which that of
-  // rank `me` stays in the caller's memory: their lengths and places as MPI takes them.
-  static constexpr size_t kNone = SIZE_MAX;  // of them stays there
+  // The next three: blocks of all ranks, `place_bytes` apart in staging. The block of rank `me`
+  // stays in user memory, or none does (kNone). list() writes MPI's tables of lengths and places.
+  static constexpr size_t kNone = SIZE_MAX;
   void list(std::span<const size_t> block_counts, size_t me, size_t round, size_t place_bytes,
             int* lengths, int* places) const {
     for (size_t k = 0; k < block_counts.size(); ++k) {
@@ -328,7 +328,7 @@ struct Pieces {
     for (size_t k = 0; k < block_counts.size(); ++k)
       if (k != me) stage(staging + k * place_bytes, blocks[k], block_counts[k], round);
   }
-  // That of rank `me` comes from `own`.
+  // The block of rank `me` is copied from `own`.
   void deliver_all(std::span<void* const> blocks, std::span<const size_t> block_counts, size_t me,
                    const void* own, size_t round, size_t place_bytes,
                    const std::byte* staging) const {

@@ -108,9 +108,9 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
   DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   const bool is_root = rank_ == root;
-  DSCOMM_RETURN_IF_ERROR(
-      check_lists("gather", outs.size(), out_counts.size(), is_root ? ranks : 0));
-  if (is_root) DSCOMM_RETURN_IF_ERROR(check_own_count("gather", count, out_counts[me], rank_));
+  DSCOMM_RETURN_IF_ERROR(is_root
+                             ? check_lists("gather", outs.size(), out_counts, count, rank_, size())
+                             : check_lists("gather", outs.size(), out_counts.size(), 0));
   CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
   call.own_count = count;
   splits_.clear(ranks);
@@ -145,8 +145,9 @@ Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   const bool is_root = rank_ == root;
-  DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts.size(), is_root ? ranks : 0));
-  if (is_root) DSCOMM_RETURN_IF_ERROR(check_own_count("scatter", count, in_counts[me], rank_));
+  DSCOMM_RETURN_IF_ERROR(is_root
+                             ? check_lists("scatter", ins.size(), in_counts, count, rank_, size())
+                             : check_lists("scatter", ins.size(), in_counts.size(), 0));
   CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
   call.own_count = count;
   splits_.clear(ranks);

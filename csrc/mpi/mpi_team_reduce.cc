@@ -88,8 +88,8 @@ Status MpiTeam::reduce_small(const void* in, void* out, size_t count, const Redu
   return finished();
 }
 
-// Rank by rank: `own` for this one, which may be `results`; those of the others lie `stride` bytes
-// apart.
+// Reduces in rank order. `own` is this rank's data and may be `results`; the data of rank k is at
+// `others` + k * `stride` bytes.
 void MpiTeam::reduce_in_order(void* results, const void* own, const std::byte* others,
                               size_t stride, size_t count, const Reduction& reduction) {
   if (count == 0) return;

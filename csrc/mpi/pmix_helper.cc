@@ -219,7 +219,7 @@ void PmixHelper::State::serve() {
   ended_condition.notify_all();
 }
 
-// Not OK when the helper has gone, or nothing can be carried any more.
+// Fails if the helper has ended or its socket is broken.
 Status PmixHelper::State::take_messages() {
   bool open = socket.exchange();
   Status status;

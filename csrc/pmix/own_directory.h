@@ -31,7 +31,7 @@ class OwnDirectory {
 // Whether a path has the name of one, and the file whose lock its process holds.
 bool is_own_directory(const std::string& path);
 std::string lock_file_of(const std::string& path);
-// What cannot be removed stays, and the next one tries again.
+// Ignores errors: the next helper removes what is left.
 void remove_tree(const std::string& path);
 
 // Removes what dead processes of this user have left in `parent`.

@@ -58,7 +58,7 @@ void describe_reduction(CallInfo& call, const Reduction& reduction) {
   call.info.op = reduction.op;
 }
 
-// `data` is the body of the call, or the buffer of this rank.
+// `data` is the call's body, or this rank's buffer.
 template <typename Data>
 void describe_data(CallInfo& call, const Data& data) {
   call.info.dtype = data.dtype();
@@ -115,7 +115,7 @@ struct CoalescedBody {
   }
 };
 
-// make(k, k as an index of arguments) makes part k.
+// make(k, index) returns part k; `index` is k as Argument takes it.
 template <typename Make>
 auto make_coalesced(size_t parts, Make make) {
   std::vector<decltype(make(0, 0))> all;
@@ -147,12 +147,13 @@ bool overlaps_any(const Buffer& buffer, const std::vector<Buffer>& others) {
                      [&](const Buffer& other) { return buffer.overlaps(other); });
 }
 
-// A Team takes a rank's one buffer in its place among the others, which is there, and nowhere else.
+// A Team accepts a buffer that is exactly its place in the list, but no other overlap with the
+// list.
 void separate(Buffer& one, const void* its_place, const std::vector<Buffer>& others) {
   if (one.data() != its_place && overlaps_any(one, others)) one.stage();
 }
 
-// Checks a rank's one buffer against the list in which it has a place, and separates it from that.
+// Checks a rank's buffer against its place in a list, and stages it if they overlap otherwise.
 void match(Buffer& one, const std::vector<Buffer>& list, int rank, const char* expected_count) {
   const Buffer& its_place = list[static_cast<size_t>(rank)];
   check_same_dtype(one, list[0]);
@@ -160,7 +161,7 @@ void match(Buffer& one, const std::vector<Buffer>& list, int rank, const char* e
   separate(one, its_place.data(), list);
 }
 
-// The list of the root, a tensor for each rank; others pass none.
+// The root's list, with a tensor for each rank. Raises if another rank passes one.
 Tensors list_of_root(std::vector<Tensors>& lists, bool is_root, size_t ranks, const char* argument,
                      const char* root_argument) {
   if (is_root) {
@@ -174,7 +175,7 @@ Tensors list_of_root(std::vector<Tensors>& lists, bool is_root, size_t ranks, co
   return {};
 }
 
-// For each tensor of a coalesced call that goes from one to one.
+// Checks the lists of a coalesced call with one input and one output a part.
 void check_pairs(const Tensors& outputs, const Tensors& inputs) {
   if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
   check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");

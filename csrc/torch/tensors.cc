@@ -110,7 +110,7 @@ struct Range {
   bool intersects(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 
-// From the first to the last element of a tensor that has any, in elements.
+// The span of a non-empty tensor in memory, in elements.
 int64_t reach_of(const at::Tensor& tensor) {
   int64_t elements = 1;
   for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
@@ -156,7 +156,7 @@ std::vector<Item> of_each(std::span<const Buffer> buffers, Get get) {
 void check_memory(const at::Tensor& tensor, const Argument& argument) {
   const int64_t count = tensor.numel();
   if (count == 0) return;
-  // The contiguous tensor is the common case, which is to cost next to nothing.
+  // Fast path: most tensors are contiguous.
   const int64_t elements =
       tensor.storage_offset() + (tensor.is_contiguous() ? count : reach_of(tensor));
   const size_t needed = static_cast<size_t>(elements) * tensor.element_size();

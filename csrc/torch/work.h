@@ -86,7 +86,7 @@ class CoalescedWork : public c10d::Work {
 
 // What an exception says about where it happened: "all_reduce in group 'name' of rank 1".
 std::string describe_call(const char* title, const Group& group);
-// Raises a status that is not OK, as what went wrong in that call.
+// Raises an exception for a status that is not OK; it names the call and the group.
 [[noreturn]] void raise_error(const Status& status, const char* title, const Group& group);
 
 }  // namespace dscomm

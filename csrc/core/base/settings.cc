@@ -11,7 +11,7 @@ extern char** environ;
 namespace dscomm {
 namespace {
 
-// Empty also where it is not set.
+// The value of a variable; empty if unset.
 std::string environment(const char* name) {
   const char* text = std::getenv(name);
   return text == nullptr ? "" : text;

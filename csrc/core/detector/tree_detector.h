@@ -58,8 +58,8 @@ class TreeDetector final : public FailureDetector {
   // although nothing is heard over them. A shorter one than before changes nothing. Does not block.
   void outlast(std::chrono::milliseconds timeout);
 
-  // Called with the first death, by the thread; at once where one is known already. It must not use
-  // the detector.
+  // `body` is called once, with the first death: by the detector's thread, or at once if a death is
+  // known. It must not use the detector.
   void on_death(std::function<void(const Status& death)> body);
 
   // Says goodbye, so that the others hear that this process left rather than died, and ends the

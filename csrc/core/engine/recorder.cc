@@ -37,6 +37,7 @@ int64_t ticks() { return monotonic_ns(); }
 const char* operation_state_name(OperationState state) {
   // Indexed by the value of the enumerator.
   static constexpr const char* kNames[] = {"queued", "running", "completed", "failed"};
+  static_assert(std::size(kNames) == static_cast<size_t>(OperationState::kFailed) + 1);
   const auto value = static_cast<size_t>(state);
   return value < std::size(kNames) ? kNames[value] : "unknown";
 }

@@ -35,7 +35,7 @@ Status check_arguments(const PointToPointGroup& group, const char* what, const v
   return {};
 }
 
-// What others hear of this rank when it leaves while they may read its memory.
+// The cause that members get if this rank leaves while they may read its memory.
 Status describe_leaving(const PointToPointGroup& group) {
   const Departure departure = group.departure(group.rank);
   return Status(Code::kPeerLeft, group.name_member(group.rank) + " " + departure.how() +

@@ -177,7 +177,7 @@ class PointToPoint {
   void credit_lost_time(int64_t now);
 
   // In waiting.cc:
-  // Starts it unless it runs, and unparks it where no thread helps.
+  // Starts the worker if it does not run, and unparks it if no waiting thread makes progress.
   Status start_worker(const PointToPointGroup& group);
   void unpark_worker();
   bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0 || in_flight_; }

@@ -249,6 +249,7 @@ void reduce_vectors(const Operands& operands, const Reduction& reduction, int di
                                         reduce_floating<PlainLanes<double> >,
                                         reduce_complex<float>,
                                         reduce_complex<double>};
+  static_assert(std::size(kKernels) == static_cast<size_t>(DType::kComplex128) + 1);
   const auto index = static_cast<size_t>(reduction.dtype);
   const Kernel kernel = index < std::size(kKernels) ? kKernels[index] : reduce_elements;  // refuses
   kernel(operands, reduction, divisor);

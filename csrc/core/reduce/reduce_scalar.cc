@@ -250,6 +250,7 @@ void reduce_elements(const Operands& operands, const Reduction& reduction, int d
                                         reduce_floating<PlainElement<double>>,
                                         reduce_complex<float>,
                                         reduce_complex<double>};
+  static_assert(std::size(kKernels) == static_cast<size_t>(DType::kComplex128) + 1);
   const auto index = static_cast<size_t>(reduction.dtype);
   if (index >= std::size(kKernels)) illegal_reduction();
   kKernels[index](operands, reduction, divisor);

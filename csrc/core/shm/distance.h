@@ -2,7 +2,7 @@
 // last one or even the first ones.
 //
 // What is measured is how long a load takes that has to come out of another core's cache: each rank
-// writes a beacon now and then, and looks at that of one other at a time. Topology cannot tell:
+// writes a latency probe now and then, and times a load of one other's. Topology cannot tell:
 // virtual machines show one cache where there are several, and move between them while they run.
 // Each rank decides for itself, as the answer changes only how and where it writes what the others
 // read.
@@ -46,8 +46,8 @@ class Distance {
  public:
   explicit Distance(int members) : members_(static_cast<size_t>(members)) {}
 
-  // One load of `member`'s beacon took so long, without what reading the clock takes. Two in a row
-  // are believed, since what interrupts a load only makes it slower.
+  // One load of `member`'s latency probe took so long, without what reading the clock takes. Two in
+  // a row are believed, since what interrupts a load only makes it slower.
   void add(int member, int64_t load_ns);
 
   // Whether most members that are known are far away.

@@ -79,7 +79,7 @@ struct StagePlace {
   uint64_t tensor_offset;  // in the rank's pool
   uint32_t buffer_bytes;   // from one to the next
   uint32_t buffers;
-  uint32_t piece_bytes;  // where a buffer is cut into one piece for each rank; else 0
+  uint32_t piece_bytes;  // of each rank's piece of a buffer; 0: no pieces
   uint32_t in_place;     // what is read from the tensor in place of the buffers: kInput, kResult
 };
 inline constexpr uint32_t kInput = 1;   // what the rank brought
@@ -110,8 +110,8 @@ struct AbortRecord {
   char message[880];  // ends with a zero
 };
 
-inline constexpr size_t kBeacons = 8;
-struct alignas(kLineBytes) Beacon {
+inline constexpr size_t kLatencyProbes = 8;
+struct alignas(kLineBytes) LatencyProbe {
   std::atomic<int64_t> written_ns;  // when the owner last wrote it, by CLOCK_MONOTONIC
 };
 
@@ -156,7 +156,7 @@ struct alignas(kPageBytes) GroupLines {
   // Relaxed on both sides: nothing follows from a value but that a load of it had to fetch the line
   // from the owner's cache; see Distance. Several, used in no order, and away from lines that are
   // looked at all the time, or the processor learns to fetch them together with these.
-  alignas(8 * kLineBytes) Beacon beacons[kBeacons];
+  alignas(8 * kLineBytes) LatencyProbe latency_probes[kLatencyProbes];
 };
 static_assert(sizeof(GroupLines) == kPageBytes);
 

@@ -16,21 +16,22 @@
 namespace dscomm {
 namespace {
 
-// In one of so many calls ranks write a beacon, and in it, or soon after, each looks at one
-// member's; in a group's first calls and in large ones more often, so that it soon knows.
-constexpr uint64_t kBeaconPeriod = 32;
-constexpr uint64_t kShortBeaconPeriod = 2;
+// In one of so many calls each rank writes a latency probe, and in it, or soon after, times a
+// load of one member's; in a group's first calls and in large ones more often, so that it soon
+// knows.
+constexpr uint64_t kProbePeriod = 32;
+constexpr uint64_t kShortProbePeriod = 2;
 constexpr uint64_t kFirstCalls = 64;
 constexpr uint64_t kLargeCount = 64 << 10;  // elements
 
-// An older beacon may have left its owner's cache, for what the owner has written since. But a rank
+// An older probe may have left its owner's cache, for what the owner has written since. But a rank
 // that is late, as it takes far for near, has to learn from those that wait for it.
 constexpr int64_t kFreshNs = 100'000;
 
 // Of tiny data, what lies in the slot's first cache line.
 constexpr size_t kFirstTinyBytes = kLineBytes / 2 - offsetof(Slot, tiny);
 
-// What to do about a member that has died.
+// Advice in errors that name a dead member.
 constexpr char kSeeItsError[] =
     "; look for its own error, a signal or the out-of-memory killer in its output and the system "
     "log";
@@ -165,7 +166,8 @@ void Lines::set_up(Arena& arena, uint64_t offset) {
   lines->aborted.store(0, std::memory_order_relaxed);
   lines->done.store(progress(1, 0), std::memory_order_relaxed);
   lines->sleepers.store(0, std::memory_order_relaxed);
-  for (Beacon& beacon : lines->beacons) beacon.written_ns.store(0, std::memory_order_relaxed);
+  for (LatencyProbe& probe : lines->latency_probes)
+    probe.written_ns.store(0, std::memory_order_relaxed);
   for (Slot& slot : lines->slots) {
     slot.posted.store(0, std::memory_order_relaxed);
     slot.hash.store(0, std::memory_order_relaxed);
@@ -234,7 +236,7 @@ Status Lines::begin(const CallRecord& call, const CallOptions& options) {
   slot.hash.store(hash_call(hash_before, record),
                   std::memory_order_release);  // pairs with verify()
   store_record(&own_->calls[sequence_ % kSlots], record);
-  choose_beacon(record);
+  choose_latency_probe(record);
   return {};
 }
 
@@ -247,43 +249,43 @@ void Lines::put_tiny(const void* data, size_t bytes) {
     std::memcpy(tiny + first, static_cast<const std::byte*>(data) + first, bytes - first);
 }
 
-void Lines::choose_beacon(const CallRecord& call) {
+void Lines::choose_latency_probe(const CallRecord& call) {
   const bool is_short = sequence_ < kFirstCalls || call.count >= kLargeCount;
-  const uint64_t period = is_short ? kShortBeaconPeriod : kBeaconPeriod;
+  const uint64_t period = is_short ? kShortProbePeriod : kProbePeriod;
   const uint64_t turn = sequence_ / period, place = sequence_ % period;
-  writes_beacon_ = place == 0 && size() > 1;
-  if (writes_beacon_) {
-    beacon_ = mix_hash(0, turn) % kBeacons;
+  writes_probe_ = place == 0 && size() > 1;
+  if (writes_probe_) {
+    probe_ = mix_hash(0, turn) % kLatencyProbes;
     observed_ = static_cast<int>((static_cast<uint64_t>(rank_) + 1 + turn % (members_.size() - 1)) %
                                  members_.size());
   } else if (place == 1) {
-    look_at_beacon(observed_);  // who had nothing to wait for, as a root, looks now
+    read_latency_probe(observed_);  // a root had nothing to wait for
   }
 }
 
 // Right before what is published, so that whoever sees that can look at a line as fresh.
-void Lines::write_beacon() {
-  if (!writes_beacon_) return;
-  Beacon& beacon = own_->beacons[beacon_];
-  beacon.written_ns.store(monotonic_ns(), std::memory_order_relaxed);
+void Lines::write_latency_probe() {
+  if (!writes_probe_) return;
+  LatencyProbe& probe = own_->latency_probes[probe_];
+  probe.written_ns.store(monotonic_ns(), std::memory_order_relaxed);
 }
 
-void Lines::look_at_beacon(int member) {
+void Lines::read_latency_probe(int member) {
   if (member < 0 || member != observed_) return;
-  const Beacon& beacon = views_[member]->beacons[beacon_];
+  const LatencyProbe& probe = views_[member]->latency_probes[probe_];
   const TimedLoad load =
-      time_load([&] { return beacon.written_ns.load(std::memory_order_relaxed); });
+      time_load([&] { return probe.written_ns.load(std::memory_order_relaxed); });
   const int64_t written_ns = load.value, before = load.began_ns;
   // One that was not written since may have lain in this core's cache.
-  const bool is_new = written_ns > looked_ns_[beacon_];
-  looked_ns_[beacon_] = before;
+  const bool is_new = written_ns > looked_ns_[probe_];
+  looked_ns_[probe_] = before;
   if (!is_new || before - written_ns > kFreshNs) return;
   observed_ = -1;
   distance_.add(member, load.took_ns);
 }
 
 void Lines::post(uint32_t phase) {
-  write_beacon();
+  write_latency_probe();
   Slot& slot = own_slot();
   // seq_cst: releases the slot and staging to wait_posted(), and is the store half of the Dekker
   // pair with the members' sleepers.
@@ -303,7 +305,7 @@ void Lines::own_next_slot() {
 }
 
 void Lines::acknowledge(uint32_t phase) {
-  write_beacon();
+  write_latency_probe();
   own_->done.exchange(progress(sequence_, phase), std::memory_order_seq_cst);  // as in post()
   wake_sleepers(own_->done);
 }
@@ -349,7 +351,7 @@ Status Lines::wait_word(const std::atomic<uint64_t>& word, uint64_t target, int 
 
 Status Lines::wait_posted(int member, uint32_t phase) {
   DSCOMM_RETURN_IF_ERROR(wait_word(slot(member).posted, progress(sequence_, phase), member));
-  look_at_beacon(member);
+  read_latency_probe(member);
   if (verified_[member] < sequence_) {
     known_done_[member] = std::max(known_done_[member], progress(sequence_, 0));
     return verify(member, sequence_);
@@ -366,7 +368,7 @@ Status Lines::wait_all_posted(uint32_t phase) {
 Status Lines::wait_acknowledged(int member, uint64_t word, uint64_t word_of_all) {
   if (known_done_[member] >= word) return {};
   DSCOMM_RETURN_IF_ERROR(wait_word(views_[member]->done, word, member, word_of_all));
-  look_at_beacon(member);
+  read_latency_probe(member);
   known_done_[member] =
       views_[member]->done.load(std::memory_order_acquire);  // pairs with acknowledge(), end()
   return {};

@@ -77,7 +77,7 @@ class Lines {
   // where any member is gone without `word_of_all`, which will be waited for next.
   Status wait_acknowledged(int member, uint64_t word, uint64_t word_of_all = 0);
   Status wait_all_acknowledged(uint64_t word);
-  // Until `reader`, or every member with -1, has acknowledged so many rounds of this call.
+  // Waits until `reader`, or with -1 every member, has acknowledged this many rounds of the call.
   Status wait_read(uint32_t rounds, int reader) {
     const uint64_t word = progress(sequence_, rounds);
     return reader < 0 ? wait_all_acknowledged(word) : wait_acknowledged(reader, word);
@@ -153,9 +153,9 @@ class Lines {
   class MemberWatch;
 
   void own_next_slot();
-  void choose_beacon(const CallRecord& call);
-  void write_beacon();
-  void look_at_beacon(int member);
+  void choose_latency_probe(const CallRecord& call);
+  void write_latency_probe();
+  void read_latency_probe(int member);
   static bool unread(uint64_t group_id, int rank, const std::vector<LinesMember>& members,
                      uint64_t done_word);
   void wake_sleepers(const std::atomic<uint64_t>& word);
@@ -194,11 +194,11 @@ class Lines {
   Deadline deadline_ = Deadline::after(std::chrono::milliseconds(0));
   std::vector<uint64_t> known_done_;  // of each member: a lower bound of its done word
   Distance distance_;
-  // Every so many calls ranks take the next beacon:
-  size_t beacon_ = 0;
-  bool writes_beacon_ = false;  // in this call
-  int observed_ = -1;           // the member at whose beacon it looks; -1: none, or it has looked
-  std::array<int64_t, kBeacons> looked_ns_ = {};  // when it last did, at each of anybody's
+  // Every so many calls ranks take the next latency probe:
+  size_t probe_ = 0;
+  bool writes_probe_ = false;  // in this call
+  int observed_ = -1;          // the member whose probe it times; -1: none, or it has
+  std::array<int64_t, kLatencyProbes> looked_ns_ = {};  // when it last timed each, of any member
   std::vector<uint64_t> verified_;  // of each member: the last sequence whose hash was compared
   // Of each member: the last call in which this rank read its tensor; and of all.
   std::vector<uint64_t> reads_in_place_;

@@ -136,7 +136,7 @@ Status ShmTeam::finish(bool in_place, uint32_t rounds, int reader) {
 }
 
 Status ShmTeam::finish(const Blocks& blocks) {
-  // Each reads the block for it, and then says no more than that.
+  // A reader acknowledges the rounds of its own block only.
   for (int k = 0; k < size() && blocks.in_place; ++k)
     DSCOMM_RETURN_IF_ERROR(lines_->wait_read(
         rounds_of(blocks.counts[k] * blocks.element_bytes, blocks.piece_bytes), k));

@@ -96,14 +96,14 @@ class ShmTeam final : public Team {
     if (phase == 1) stage_->own_next_piece();
   }
 
-  // Where in the pool this rank's data of a call lies, if the others shall read it there. Before
-  // the call returns, finish(): its caller may write the tensor, or free it.
+  // The offset of this data in the pool, if the others shall read it in place. The call must then
+  // end with finish(), because its caller may write or free the tensor.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
-  // The same for blocks, one for each rank, that lie one behind the other.
+  // The same for contiguous blocks, one for each rank.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
                                        std::span<const size_t> counts, size_t element_bytes) const;
 
-  // What this rank publishes of a call in rounds, for `reader` or, with -1, every member.
+  // One buffer that this rank publishes in rounds, to `reader` or, with -1, to every member.
   struct Whole {
     const std::byte* data;
     size_t bytes;
@@ -113,10 +113,10 @@ class ShmTeam final : public Team {
   };
   Result<Whole> open_whole(const void* data, size_t bytes, int reader = -1);
   Status stage_round(const Whole& whole, uint32_t round);
-  // All of a call for a rank that reads nothing.
+  // Publishes all rounds and ends the call, on a rank that reads nothing.
   Status publish(const void* data, size_t bytes, int reader = -1);
 
-  // The same of blocks, one for each rank; a round has a piece of each.
+  // Blocks that this rank publishes in rounds, one block for each rank, a piece of each a round.
   struct Blocks {
     std::span<const void* const> data;
     std::span<const size_t> counts;
@@ -126,28 +126,29 @@ class ShmTeam final : public Team {
     uint32_t rounds;
     bool in_place;
   };
-  // The most that a round has of a block.
+  // The largest piece of a block in one round, in bytes.
   size_t piece_bytes(size_t element_bytes) const {
     return tuning_.chunk_bytes / (element_bytes * sources_.size()) * element_bytes;
   }
-  // With a table of the counts where the readers have to know them.
+  // `has_table`: also publishes the counts, because the readers do not know them.
   Result<Blocks> open_blocks(std::span<const void* const> data, std::span<const size_t> counts,
                              size_t element_bytes, size_t bytes, bool has_table);
   Status stage_round(const Blocks& blocks, uint32_t round);
 
-  // The end of a call: once the readers are done with what they read in place.
+  // Ends the call, after the readers of this rank's tensor have finished.
   Status finish(bool in_place, uint32_t rounds, int reader = -1);
-  Status finish(const Blocks& blocks);  // that have a table
+  Status finish(const Blocks& blocks);  // opened with a table
 
-  // Copies to `out` what this rank gets in this round, once it is posted, of a member's data, which
-  // must be of so many bytes. Does nothing where there are not so many rounds.
+  // Waits for a round of a member's data and copies it to its place in `out`. kMismatch if the data
+  // is not `bytes` long. Does nothing if the data has fewer rounds.
   Status receive_round(int member, uint32_t round, size_t bytes, void* out);
-  // The same of a block that begins at `block_begin` of the member's tensor, once it has posted.
+  // Copies a round of a block that begins at byte `block_begin` of the member's tensor. The member
+  // has posted the round.
   Status receive_piece(int member, uint32_t round, size_t block_begin, size_t block_bytes,
                        size_t piece, void* out);
 
-  // Sets sources_ for a round: this rank's own, and what `read` finds of each member that has
-  // posted it.
+  // Sets sources_ for a round: `own` for this rank; for each other member, after it has posted the
+  // round, the address that read(member) returns.
   template <typename Read>
   Status find_sources(const void* own, uint32_t round, const Read& read) {
     for (int k = 0; k < size(); ++k) {

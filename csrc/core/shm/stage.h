@@ -55,7 +55,7 @@ class Stage {
   // the round's buffer, or at in_tensor of the tensor where that is read in place.
   Result<const std::byte*> read(int member, uint32_t round, size_t in_buffer, size_t in_tensor,
                                 size_t bytes, uint32_t part = kInput) const;
-  // The same of this rank's piece; all of it where the buffer is not cut into pieces.
+  // The same for this rank's piece, or for the whole buffer if it has no pieces.
   Result<const std::byte*> read_piece(int member, uint32_t round, size_t in_tensor,
                                       size_t bytes) const;
 

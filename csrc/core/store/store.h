@@ -22,8 +22,8 @@ class Store {
   virtual Result<std::string> get(const std::string& key, const Deadline& deadline) = 0;
   // Whether the key is there now. Does not block.
   virtual Result<bool> has(const std::string& key) = 0;
-  // Its value if it is there now. Does not block; this default may for a second, where the key is
-  // removed between its two questions.
+  // The value of the key, if present. Must not block. This default can block for a second: if the
+  // key is removed between has() and get().
   virtual Result<std::optional<std::string>> find(const std::string& key) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, has(key));
     if (!there) return std::optional<std::string>();

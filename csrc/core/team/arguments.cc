@@ -20,14 +20,10 @@ Status check_lists(const char* collective, size_t buffer_count, std::span<const 
                    size_t own_count, int rank, int size) {
   DSCOMM_RETURN_IF_ERROR(
       check_lists(collective, buffer_count, counts.size(), static_cast<size_t>(size)));
-  return check_own_count(collective, own_count, counts[rank], rank);
-}
-
-Status check_own_count(const char* collective, size_t count, size_t listed, int rank) {
-  if (count == listed) return {};
+  if (own_count == counts[rank]) return {};
   return make_status(Code::kInvalidArgument,
                      "%s: this rank's own count is %zu, but its list says %zu for rank %d",
-                     collective, count, listed, rank);
+                     collective, own_count, counts[rank], rank);
 }
 
 }  // namespace dscomm

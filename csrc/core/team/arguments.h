@@ -23,10 +23,8 @@ Status check_root(const char* collective, int root, int size);
 Status check_lists(const char* collective, size_t buffer_count, size_t count_count,
                    size_t expected);
 
-// The same of lists with an entry for every rank; and that this rank contributes the `own_count`
-// elements that its own list says it contributes.
+// The same for lists with an entry for every rank; and this rank's entry is `own_count` elements.
 Status check_lists(const char* collective, size_t buffer_count, std::span<const size_t> counts,
                    size_t own_count, int rank, int size);
-Status check_own_count(const char* collective, size_t count, size_t listed, int rank);
 
 }  // namespace dscomm

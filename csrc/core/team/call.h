@@ -24,6 +24,7 @@ constexpr const char* collective_name(Collective kind) {
   constexpr const char* kNames[] = {"all_reduce", "broadcast",      "reduce",
                                     "all_gather", "reduce_scatter", "gather",
                                     "scatter",    "all_to_all",     "barrier"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Collective::kBarrier));
   const auto index = static_cast<size_t>(kind) - 1;
   return index < std::size(kNames) ? kNames[index] : "unknown";
 }

@@ -18,7 +18,7 @@ void copy(void* out, const void* in, size_t bytes) {
   if (bytes > 0) std::memcpy(out, in, bytes);
 }
 
-// Where the blocks of these ranks lie, by domain: one behind the other from `cursor` on.
+// Lays out one region for each domain, from `cursor` on, with room for the blocks of its ranks.
 template <typename Pointer, typename CountOf>
 void lay_out(std::byte* cursor, std::span<const int> ranks, std::span<const int> domain_of,
              size_t element_bytes, const CountOf& count_of, std::vector<Pointer>* regions,
@@ -28,6 +28,19 @@ void lay_out(std::byte* cursor, std::span<const int> ranks, std::span<const int>
   for (size_t domain = 0; domain < counts->size(); ++domain) {
     (*regions)[domain] = cursor;
     cursor += (*counts)[domain] * element_bytes;
+  }
+}
+
+// Copies a chunk of each rank's block, packed in the order of `ranks`, to element `begin` of that
+// rank's output.
+template <typename CountOf>
+void unpack(const std::byte* packed, std::span<const int> ranks, std::span<void* const> outs,
+            size_t begin, size_t element_bytes, const CountOf& count_of) {
+  for (int rank : ranks) {
+    const size_t bytes = count_of(rank) * element_bytes;
+    if (bytes == 0) continue;
+    copy(offset(outs[rank], begin * element_bytes), packed, bytes);
+    packed += bytes;
   }
 }
 
@@ -147,8 +160,8 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> o
   return {};
 }
 
-// All-gathers, in every slice that this rank leads, the blocks of its passengers into `blocks` (by
-// rank), where this rank's own already is.
+// All-gathers, in every slice that this rank leads, the blocks of the slice's destinations into
+// `blocks` (by rank), where this rank's own already is.
 Status HierarchicalTeam::cross(DType dtype, std::span<void* const> blocks,
                                std::span<const size_t> counts, const CallOptions& piece) {
   std::vector<void*> outs(domains_.size());
@@ -181,12 +194,12 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
   std::vector<void*> regions;
   std::vector<size_t> region_counts;
   std::byte* cursor = packed;
-  for (const std::vector<Passenger>& passengers : passengers_) {
+  for (const std::vector<Destination>& destinations : destinations_) {
     std::byte* region = cursor;
-    for (const Passenger& passenger : passengers) {
-      if (passenger.domain == domain_) continue;
-      blocks[passenger.rank] = cursor;
-      cursor += counts[passenger.rank] * element_bytes;
+    for (const Destination& destination : destinations) {
+      if (destination.domain == domain_) continue;
+      blocks[destination.rank] = cursor;
+      cursor += counts[destination.rank] * element_bytes;
     }
     regions.push_back(region);
     region_counts.push_back(static_cast<size_t>(cursor - region) / element_bytes);
@@ -295,13 +308,7 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
     lay_out(cursor, foreign_, domain_of_, element_bytes, count_of, &regions, &region_counts);
     DSCOMM_RETURN_IF_ERROR(
         outer(slice).gather(nullptr, 0, dtype, regions, region_counts, domain_, later(piece, 4)));
-    const std::byte* arrived = packed;
-    for (int rank : foreign_) {
-      const size_t bytes = count_of(rank) * element_bytes;
-      if (bytes == 0) continue;
-      copy(offset(outs[rank], begin * element_bytes), arrived, bytes);
-      arrived += bytes;
-    }
+    unpack(packed, foreign_, outs, begin, element_bytes, count_of);
   }
   return {};
 }
@@ -389,7 +396,7 @@ Status HierarchicalTeam::exchange_counts(std::span<const size_t> in_counts,
       inner_->all_gather(row.data(), n, DType::kUInt64, rows, row_counts, piece));
   const uint64_t largest_here = *std::max_element(domain_counts->begin(), domain_counts->end());
 
-  // To the passenger of each domain go this domain's counts for it, and the largest.
+  // To the destination of each domain go this domain's counts for it, and the largest.
   counts_to_me->resize(n);
   std::vector<std::vector<uint64_t>> sent(domains_.size()), received(domains_.size());
   std::vector<const void*> ins(domains_.size());
@@ -399,10 +406,10 @@ Status HierarchicalTeam::exchange_counts(std::span<const size_t> in_counts,
     const bool carries_me = slice.index == index_;
     for (size_t domain = 0; domain < domains_.size(); ++domain) {
       sent[domain].clear();
-      const int passenger = member(static_cast<int>(domain), slice.index);
-      if (passenger >= 0) {
+      const int destination = member(static_cast<int>(domain), slice.index);
+      if (destination >= 0) {
         for (size_t local = 0; local < local_ranks; ++local)
-          sent[domain].push_back((*domain_counts)[local * n + passenger]);
+          sent[domain].push_back((*domain_counts)[local * n + destination]);
         sent[domain].push_back(largest_here);
       }
       received[domain].resize(carries_me ? domains_[domain].size() + 1 : 0);
@@ -424,9 +431,10 @@ Status HierarchicalTeam::exchange_counts(std::span<const size_t> in_counts,
   return {};
 }
 
-// After the counts, by chunks of every block: inside to the leaders of the passengers' slices, and
-// across to the passengers; a block for a rank of the same domain goes inside to that rank itself.
-// Between the two exchanges a leader puts what it got by source in the order of the passengers.
+// After the counts, by chunks of every block: inside to the leaders of the destinations' slices,
+// and across to the destinations; a block for a rank of the same domain goes inside to that rank
+// itself. Between the two exchanges a leader puts what it got by source in the order of the
+// destinations.
 Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
                                         std::span<const size_t> in_counts,
                                         std::span<void* const> outs,
@@ -446,7 +454,7 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
   // A leader holds at most this many blocks at once.
   const size_t blocks = n + slice_count_ * domains_.size();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / (element_bytes * blocks), 1);
-  const std::vector<Passenger>& mine = passengers_[index_];
+  const std::vector<Destination>& mine = destinations_[index_];
   std::vector<const void*> sends(local_ranks), across(domains_.size());
   std::vector<void*> receives(local_ranks), arrivals(domains_.size());
   std::vector<size_t> send_counts(local_ranks), receive_counts(local_ranks);
@@ -474,16 +482,17 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       sends[local] = cursor;
       std::byte* region = cursor;
       pack(members()[local]);
-      for (const Passenger& passenger : passengers_[local])
-        if (passenger.domain != domain_) pack(passenger.rank);
+      for (const Destination& destination : destinations_[local])
+        if (destination.domain != domain_) pack(destination.rank);
       send_counts[local] = static_cast<size_t>(cursor - region) / element_bytes;
     }
     cursor = second;
     for (size_t local = 0; local < local_ranks; ++local) {
       receives[local] = cursor;
       receive_counts[local] = sent_by(local, rank_);
-      for (const Passenger& passenger : mine)
-        if (passenger.domain != domain_) receive_counts[local] += sent_by(local, passenger.rank);
+      for (const Destination& destination : mine)
+        if (destination.domain != domain_)
+          receive_counts[local] += sent_by(local, destination.rank);
       cursor += receive_counts[local] * element_bytes;
     }
     DSCOMM_RETURN_IF_ERROR(
@@ -498,12 +507,12 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
     }
     cursor = first;
     auto next = mine.begin();
-    std::vector<std::byte*> departures;  // of every foreign passenger, and the end
-    for (const Passenger& passenger : mine) {
-      if (passenger.domain == domain_) continue;
+    std::vector<std::byte*> departures;  // of every foreign destination, and the end
+    for (const Destination& destination : mine) {
+      if (destination.domain == domain_) continue;
       departures.push_back(cursor);
       for (size_t local = 0; local < local_ranks; ++local) {
-        const size_t bytes = sent_by(local, passenger.rank) * element_bytes;
+        const size_t bytes = sent_by(local, destination.rank) * element_bytes;
         copy(cursor, unread[local], bytes);
         unread[local] += bytes;
         cursor += bytes;
@@ -530,13 +539,7 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
       DSCOMM_RETURN_IF_ERROR(slice.team->all_to_all(across, across_counts, arrivals, arrival_counts,
                                                     dtype, later(piece, 3)));
       if (!carries_me) continue;
-      const std::byte* arrived = second;
-      for (int rank : foreign_) {
-        const size_t bytes = sent_to_me(rank) * element_bytes;
-        if (bytes == 0) continue;
-        copy(offset(outs[rank], begin * element_bytes), arrived, bytes);
-        arrived += bytes;
-      }
+      unpack(second, foreign_, outs, begin, element_bytes, sent_to_me);
     }
   }
   return {};

@@ -283,7 +283,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
 
 // The block for a rank travels in the slice of its local number, whose leader in its domain is the
 // rank itself. By chunks of every block: packed by leader, reduce-scattered inside so that each
-// leader has its domain's sums for its slices' passengers, then reduce-scattered across.
+// leader has its domain's sums for its slices' destinations, then reduce-scattered across.
 Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
                                             std::span<const size_t> counts, std::byte* out,
                                             const Reduction& reduction, const CallOptions& piece) {
@@ -312,8 +312,8 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
     std::byte* cursor = packed;
     for (size_t local = 0; local < members().size(); ++local) {
       std::byte* region = cursor;
-      for (const Passenger& passenger : passengers_[local]) {
-        const int rank = passenger.rank;
+      for (const Destination& destination : destinations_[local]) {
+        const int rank = destination.rank;
         place[rank] = cursor;
         if (block_count[rank] == 0) continue;
         const auto* values = static_cast<const std::byte*>(ins[rank]) + begin * element_bytes;
@@ -375,10 +375,10 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     for (size_t local = 0; local < members().size(); ++local) {
       regions[local] = cursor;
       region_counts[local] = 0;
-      for (const Passenger& passenger : passengers_[local]) {
-        const size_t count = block(passenger.rank);
+      for (const Destination& destination : destinations_[local]) {
+        const size_t count = block(destination.rank);
         if (count == 0) continue;
-        const auto* values = static_cast<const std::byte*>(ins[passenger.rank]);
+        const auto* values = static_cast<const std::byte*>(ins[destination.rank]);
         std::memcpy(cursor, values + begin * element_bytes, count * element_bytes);
         cursor += count * element_bytes;
         region_counts[local] += count;
@@ -389,10 +389,10 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     // chunk.
     DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(regions, region_counts, sums, levels.inner,
                                                   reduced == 0 ? piece : later_piece));
-    for (const Passenger& passenger : passengers_[me]) {
-      const size_t count = block(passenger.rank);
+    for (const Destination& destination : destinations_[me]) {
+      const size_t count = block(destination.rank);
       if (count == 0) continue;
-      std::byte* at = rings + (passenger.domain * ring + begin % ring) * element_bytes;
+      std::byte* at = rings + (destination.domain * ring + begin % ring) * element_bytes;
       std::memcpy(at, sums, count * element_bytes);
       sums += count * element_bytes;
     }

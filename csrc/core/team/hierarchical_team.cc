@@ -71,11 +71,11 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
   for (const std::vector<int>& ranks : domains_)
     if (&ranks != &members()) foreign_.insert(foreign_.end(), ranks.begin(), ranks.end());
 
-  passengers_.resize(members().size());
+  destinations_.resize(members().size());
   for (int slice = 0; slice < slice_count_; ++slice)
     for (int domain = 0; domain < domain_count(); ++domain)
-      if (int passenger = member(domain, slice); passenger >= 0)
-        passengers_[slice % local_count()].push_back({slice, domain, passenger});
+      if (int destination = member(domain, slice); destination >= 0)
+        destinations_[slice % local_count()].push_back({slice, domain, destination});
 }
 
 HierarchicalTeam::~HierarchicalTeam() {

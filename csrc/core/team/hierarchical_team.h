@@ -149,9 +149,9 @@ class HierarchicalTeam final : public Team {
     int index;
     std::unique_ptr<Team> team;
   };
-  // The rank `rank`, with local number `slice` in `domain`: what goes to it or comes from it across
-  // domains does so through the slice of its number.
-  struct Passenger {
+  // A rank whose data crosses domains in one slice, whose number is the rank's local number in its
+  // domain.
+  struct Destination {
     int slice;
     int domain;
     int rank;
@@ -244,8 +244,8 @@ class HierarchicalTeam final : public Team {
   int slice_count_ = 0;
   bool overlaps_ = false;  // every rank leads one slice, and the outer Teams take chunks
 
-  // By local rank: the passengers of the slices that it leads, by slice and then by domain.
-  std::vector<std::vector<Passenger>> passengers_;
+  // By local rank: the destinations of the slices that it leads, by slice and then by domain.
+  std::vector<std::vector<Destination>> destinations_;
 
   CallRecord whole_;  // the call in progress
   uint64_t sequence_ = 0;
