@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace dscomm::test {
 namespace {
 
@@ -21,6 +23,15 @@ TEST(Networks, OwnOnesAreAddressesWithAPrefix) {
     // It reads what it writes.
     EXPECT_EQ(common_networks({on_host(0, {network})}).size(), 1u) << network;
   }
+}
+
+TEST(Networks, OwnAddressesAreThoseOfLoopbackToo) {
+  const Texts addresses = own_addresses();
+  EXPECT_NE(std::find(addresses.begin(), addresses.end(), "127.0.0.1"), addresses.end());
+  for (const std::string& network : own_networks())
+    EXPECT_NE(std::find(addresses.begin(), addresses.end(), network.substr(0, network.find('/'))),
+              addresses.end())
+        << network;
 }
 
 TEST(Networks, TheBridgeThatEveryHostHasIsNotCommon) {

@@ -160,9 +160,8 @@ bool matches(const std::string& wanted, const Interface& interface) {
   return network && own && network->contains(own->address);
 }
 
-}  // namespace
-
-std::vector<Interface> own_interfaces() {
+// Those that are up and connected.
+std::vector<Interface> interfaces_here() {
   ifaddrs* first = nullptr;
   if (getifaddrs(&first) != 0) return {};
   std::vector<Interface> interfaces;
@@ -170,7 +169,7 @@ std::vector<Interface> own_interfaces() {
     // Running: a bridge without ports and a card without a cable are up, but lead nowhere.
     constexpr unsigned kNeeded = IFF_UP | IFF_RUNNING;
     if (entry->ifa_addr == nullptr || entry->ifa_netmask == nullptr ||
-        (entry->ifa_flags & kNeeded) != kNeeded || (entry->ifa_flags & IFF_LOOPBACK) != 0)
+        (entry->ifa_flags & kNeeded) != kNeeded)
       continue;
     Network network;
     const void* address = nullptr;
@@ -193,10 +192,26 @@ std::vector<Interface> own_interfaces() {
       network.prefix += std::popcount(static_cast<const uint8_t*>(mask)[i]);
     // A second address has a label behind the name: "eth0:1".
     std::string name = entry->ifa_name;
-    interfaces.push_back({name.substr(0, name.find(':')), text_of(network)});
+    interfaces.push_back(
+        {name.substr(0, name.find(':')), text_of(network), (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
   freeifaddrs(first);
   return interfaces;
+}
+
+}  // namespace
+
+std::vector<Interface> own_interfaces() {
+  std::vector<Interface> interfaces = interfaces_here();
+  std::erase_if(interfaces, [](const Interface& interface) { return interface.is_loopback; });
+  return interfaces;
+}
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> addresses;
+  for (const Interface& interface : interfaces_here())
+    addresses.push_back(interface.network.substr(0, interface.network.find('/')));
+  return addresses;
 }
 
 std::vector<std::string> own_networks() {

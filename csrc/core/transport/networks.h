@@ -19,12 +19,17 @@ namespace dscomm {
 struct Interface {
   std::string name;     // "eth0"
   std::string network;  // "10.0.0.7/24"
+  bool is_loopback = false;
 };
 
 // Those that are up and connected, loopback left out, in the kernel's order.
 std::vector<Interface> own_interfaces();
 
-// Their networks alone: "address/prefix".
+// All addresses of this network namespace, those of loopback too: from which its processes may
+// come.
+std::vector<std::string> own_addresses();
+
+// The networks of own_interfaces() alone: "address/prefix".
 std::vector<std::string> own_networks();
 
 // What a user allows: `wanted` names interfaces ("eth0") and networks ("10.0.0.0/16"), separated by
