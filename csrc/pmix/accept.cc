@@ -1,0 +1,125 @@
+// The accept() that libpmix calls in this program, found here before the C library's. It hands out
+// those connections alone on which a whole greeting has arrived (see greeting.h), and closes those
+// that have not sent one within 10 s.
+//
+// libpmix calls it on a thread that does nothing else, each time that it finds the listening socket
+// readable.
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/owned.h"
+#include "pmix/greeting.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int64_t kGreetingNs = 10'000'000'000;
+// Of one call.
+constexpr int64_t kTurnNs = 1'000'000'000;
+// Between looks at partial greetings.
+constexpr int kLookMs = 10;
+// Fits the usual limit of open files. If there are more, the oldest is closed.
+constexpr size_t kMostArrivals = 512;
+// Between two looks.
+constexpr int kAcceptedAtOnce = 64;
+
+struct Arrival {
+  UniqueFd socket;
+  sockaddr_storage name{};
+  socklen_t size = sizeof(sockaddr_storage);
+  int64_t since_ns = 0;
+  Greeting greeting = Greeting::kNothing;  // when last looked at
+};
+
+class Arrivals {
+ public:
+  // The first that has greeted; nothing if none has within a second.
+  std::optional<Arrival> next(int listener) {
+    const int64_t end_ns = monotonic_ns() + kTurnNs;
+    do {
+      take_in(listener);
+      for (Arrival& arrival : arrivals_) arrival.greeting = look_at_greeting(arrival.socket.get());
+      const auto greeted =
+          std::find_if(arrivals_.begin(), arrivals_.end(),
+                       [](const Arrival& arrival) { return arrival.greeting == Greeting::kWhole; });
+      if (greeted != arrivals_.end()) {
+        Arrival arrival = std::move(*greeted);
+        arrivals_.erase(greeted);
+        if (!arrivals_.empty()) call_again(listener);
+        return arrival;
+      }
+      std::erase_if(arrivals_, [now = monotonic_ns()](const Arrival& arrival) {
+        return arrival.greeting == Greeting::kRefused || now - arrival.since_ns > kGreetingNs;
+      });
+      // None of these has greeted.
+      while (arrivals_.size() > kMostArrivals) arrivals_.erase(arrivals_.begin());
+      wait(listener);
+    } while (!arrivals_.empty() && monotonic_ns() < end_ns);
+    if (!arrivals_.empty()) call_again(listener);
+    return {};
+  }
+
+ private:
+  // Only a connection wakes libpmix, so makes one, and closes it.
+  static void call_again(int listener) {
+    sockaddr_storage name{};
+    socklen_t size = sizeof name;
+    if (getsockname(listener, reinterpret_cast<sockaddr*>(&name), &size) != 0) return;
+    const UniqueFd caller(socket(name.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    (void)connect(caller.get(), reinterpret_cast<sockaddr*>(&name), size);
+  }
+
+  void take_in(int listener) {
+    pollfd entry{listener, POLLIN, 0};
+    for (int i = 0; i < kAcceptedAtOnce && ::poll(&entry, 1, 0) == 1; ++i) {
+      Arrival arrival;
+      const long socket = syscall(SYS_accept4, listener, &arrival.name, &arrival.size, 0);
+      if (socket < 0) return;
+      arrival.socket = UniqueFd(static_cast<int>(socket));
+      arrival.since_ns = monotonic_ns();
+      arrivals_.push_back(std::move(arrival));
+    }
+  }
+
+  void wait(int listener) const {
+    if (arrivals_.empty()) return;
+    std::vector<pollfd> entries{{listener, POLLIN, 0}};
+    // A part would wake at once, again and again.
+    for (const Arrival& arrival : arrivals_)
+      if (arrival.greeting == Greeting::kNothing)
+        entries.push_back({arrival.socket.get(), POLLIN, 0});
+    ::poll(entries.data(), entries.size(), kLookMs);
+  }
+
+  std::vector<Arrival> arrivals_;
+};
+
+}  // namespace
+}  // namespace dscomm
+
+extern "C" __attribute__((visibility("default"))) int accept(int listener, sockaddr* name,
+                                                             socklen_t* size) {
+  static std::mutex mutex;
+  static auto* const arrivals = new dscomm::Arrivals;  // never destroyed: threads outlive main()
+  std::lock_guard lock(mutex);
+  std::optional<dscomm::Arrival> arrival = arrivals->next(listener);
+  if (!arrival) {
+    errno = EAGAIN;
+    return -1;
+  }
+  if (name != nullptr && size != nullptr) {
+    std::memcpy(name, &arrival->name, std::min(*size, arrival->size));
+    *size = arrival->size;
+  }
+  return arrival->socket.release();
+}
