@@ -1,0 +1,192 @@
+// Mutated input from sockets and the store: no crash, no admission without the token. Bytes are
+// mutated at random; TEST_SEED repeats a run and TEST_ROUNDS makes it longer.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include "core/base/message_socket.h"
+#include "core/base/owned.h"
+#include "core/base/packed_status.h"
+#include "core/base/packer.h"
+#include "core/detector/connection.h"
+#include "core/detector/listener.h"
+#include "core/transport/networks.h"
+
+namespace dscomm {
+namespace {
+
+class MutatedBytes : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* seed = std::getenv("TEST_SEED");
+    const char* rounds = std::getenv("TEST_ROUNDS");
+    seed_ = seed != nullptr ? std::strtoul(seed, nullptr, 10) : std::random_device()();
+    rounds_ = rounds != nullptr ? std::atoi(rounds) : 2000;
+    random_.seed(seed_);
+    RecordProperty("seed", std::to_string(seed_));
+  }
+  void TearDown() override {
+    if (HasFailure()) std::fprintf(stderr, "TEST_SEED=%lu\n", seed_);
+  }
+
+  size_t below(size_t limit) { return random_() % limit; }
+
+  // Up to four changes: bits flipped, bytes replaced, cut out, repeated, or added.
+  std::string mutated(std::string bytes) {
+    for (size_t change = 0, changes = 1 + below(4); change < changes && !bytes.empty(); ++change) {
+      const size_t at = below(bytes.size()),
+                   length = below(std::min<size_t>(bytes.size() - at, 40));
+      switch (below(5)) {
+        case 0:
+          bytes[at] = static_cast<char>(bytes[at] ^ 1 << below(8));
+          break;
+        case 1:
+          bytes[at] = static_cast<char>(random_());
+          break;
+        case 2:
+          bytes.erase(at, length);
+          break;
+        case 3:
+          bytes.insert(at, bytes.substr(at, length));
+          break;
+        default:
+          bytes.insert(at, std::string(length, static_cast<char>(random_())));
+      }
+    }
+    return bytes;
+  }
+
+  unsigned long seed_ = 0;
+  int rounds_ = 0;
+  std::mt19937 random_;
+};
+
+std::pair<UniqueFd, UniqueFd> socket_pair() {
+  int ends[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+TEST_F(MutatedBytes, AConnectionTakesMessagesOrEnds) {
+  for (int round = 0; round < rounds_; ++round) {
+    std::string sent;
+    for (size_t i = 0, count = 1 + below(5); i < count; ++i)
+      sent +=
+          encode(Message::about(static_cast<MessageKind>(1 + below(13)), static_cast<int>(below(9)),
+                                random_(), Status(Code::kPeerDied, std::string(below(300), 'x'))));
+    sent = mutated(std::move(sent));
+    auto [here, there] = socket_pair();
+    ASSERT_EQ(send(there.get(), sent.data(), sent.size(), 0), ssize_t(sent.size()));
+    there.reset();
+    Connection connection(std::move(here));
+    connection.receive();
+    Message message;
+    size_t taken = 0;
+    while (connection.next(&message)) {
+      taken += encode(message).size();
+      EXPECT_GE(message.kind, MessageKind::kInvitation);
+      EXPECT_LE(message.kind, MessageKind::kAnswer);
+      EXPECT_LE(message.text.size(), kMessageTextBytes);
+    }
+    EXPECT_TRUE(connection.ended());
+    EXPECT_LE(taken, sent.size());
+  }
+}
+
+TEST_F(MutatedBytes, AMessageOfASocketOfTheHostIsWholeOrNone) {
+  enum class Kind : uint32_t {};
+  for (int round = 0; round < rounds_; ++round) {
+    auto [here, there] = socket_pair();
+    auto [copied_from, copied_to] = socket_pair();
+    MessageSocket<Kind> sender(std::move(copied_from));
+    for (size_t i = 0, count = 1 + below(5); i < count; ++i)
+      sender.send(static_cast<Kind>(below(9)), std::string(below(300), 'x'));
+    std::string sent(65536, '\0');
+    sent.resize(static_cast<size_t>(recv(copied_to.get(), sent.data(), sent.size(), 0)));
+    sent = mutated(std::move(sent));
+    ASSERT_EQ(send(there.get(), sent.data(), sent.size(), 0), ssize_t(sent.size()));
+    there.reset();
+    MessageSocket<Kind> receiver(std::move(here));
+    (void)receiver.exchange();
+    size_t taken = 0;
+    while (auto message = receiver.next()) taken += message->text.size();
+    EXPECT_LE(taken, sent.size());
+  }
+}
+
+TEST_F(MutatedBytes, NobodyIsAdmittedWithoutTheToken) {
+  TransportRequest request;
+  request.id = random_();
+  for (int rank = 0; rank < 3; ++rank) {
+    TransportMember member;
+    member.id = {1, static_cast<uint64_t>(rank)};
+    request.members.push_back(member);
+  }
+  Listener listener(request, 2);
+  ASSERT_TRUE(listener.open().ok());
+  const std::string& text = listener.invitation().text;
+  Message hello = Message::about(MessageKind::kHello, 1, request.id);
+  hello.text = text.substr(0, text.find(' '));
+  const std::string good = encode(hello);
+  const std::string& endpoint = listener.endpoints();
+  const auto port = static_cast<uint16_t>(std::atoi(endpoint.c_str() + endpoint.rfind(':') + 1));
+  SocketAddress address = *socket_address("127.0.0.1", port);
+  std::vector<pollfd> at_first;
+  listener.add_to(&at_first);
+  const size_t listeners = at_first.size();
+  int admitted = 0;
+  const auto admit = [&](int, Connection&&) { ++admitted; };
+  const auto visit = [&](const std::string& says) {
+    UniqueFd visitor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(visitor.get(), address.get(), address.size), 0);
+    ASSERT_EQ(send(visitor.get(), says.data(), says.size(), MSG_NOSIGNAL), ssize_t(says.size()));
+    visitor.reset();
+    // Until it has been taken in and settled.
+    for (bool came = false;;) {
+      std::vector<pollfd> entries;
+      listener.add_to(&entries);
+      if (came && entries.size() == listeners) break;
+      came = came || entries.size() > listeners;
+      ASSERT_GT(::poll(entries.data(), entries.size(), 10'000), 0);
+      ASSERT_TRUE(listener.take(entries, admit).ok());
+    }
+  };
+  for (int round = 0; round < rounds_ / 10; ++round) {
+    const std::string says = mutated(good);
+    // What follows the hello is for later, and who says another rank's number has the token.
+    Message said;
+    const bool is_good = says.size() >= good.size() && decode(says.substr(0, good.size()), &said) &&
+                         said.kind == hello.kind && said.id == hello.id && said.text == hello.text;
+    const int before = admitted;
+    visit(says);
+    EXPECT_EQ(admitted - before, is_good ? 1 : 0);
+  }
+  const int before = admitted;
+  visit(good);
+  EXPECT_EQ(admitted - before, 1);
+}
+
+TEST_F(MutatedBytes, AnUnpackerStaysInBounds) {
+  for (int round = 0; round < rounds_; ++round) {
+    const std::string bytes = mutated(Packer()
+                                          .number(random_())
+                                          .text(std::string(below(200), 'x'))
+                                          .texts({"a", "b", std::string(below(50), 'c')})
+                                          .number(below(100))
+                                          .take());
+    Unpacker unpacker(bytes);
+    (void)unpacker.number();
+    size_t taken = unpacker.text().size();
+    for (const std::string& text : unpacker.texts()) taken += text.size();
+    EXPECT_LE(unpacker.count(), bytes.size());
+    EXPECT_LE(taken, bytes.size());
+  }
+}
+
+}  // namespace
+}  // namespace dscomm
