@@ -19,6 +19,7 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,6 +35,31 @@ from workloads import (  # noqa: E402
     memory_turn_held,
     work_until_raised,
 )
+
+
+class Pulse:
+    """A thread that sleeps 5 ms at a time, and how late it woke at most: how long the machine, or
+    this process alone, stood still. Use as a context manager."""
+
+    SLEEP_S = 0.005
+
+    def __enter__(self) -> Pulse:
+        self.longest_s = 0.0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._beat)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        before_s = time.monotonic()
+        while not self._ends.wait(self.SLEEP_S):
+            now_s = time.monotonic()
+            self.longest_s = max(self.longest_s, now_s - before_s - self.SLEEP_S)
+            before_s = now_s
 
 
 @dataclasses.dataclass
@@ -78,11 +104,13 @@ def run(count: int, ranks: int, seed: int, progress: bool = False) -> Outcome:
     outcome = Outcome([], 0, [])
     for number in range(count):
         try:
-            # A generator for each kill: a failure can be repeated alone.
-            outcome.times_s += kill_once(ranks, random.Random(f"{seed}/{ranks}/{number}"))
+            with Pulse() as pulse:
+                # A generator for each kill: a failure can be repeated alone.
+                outcome.times_s += kill_once(ranks, random.Random(f"{seed}/{ranks}/{number}"))
             outcome.passed += 1
         except AssertionError as failure:
-            outcome.failures.append(f"kill {number} of seed {seed}: {failure}")
+            still = f"this process stood still for {pulse.longest_s:.3f} s at most"
+            outcome.failures.append(f"kill {number} of seed {seed} ({still}): {failure}")
         if progress and (number + 1) % 25 == 0:
             print(f"{number + 1} of {count}: {outcome.summary()}", flush=True)
     return outcome
