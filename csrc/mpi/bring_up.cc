@@ -21,14 +21,16 @@
 #include "mpi/guarded.h"
 #include "mpi/lost_helper.h"
 #include "mpi/mca_files.h"
+#include "mpi/meet.h"
 #include "mpi/mpi_error.h"
+#include "mpi/mpi_tags.h"
 #include "mpi/persistent_all_reduce.h"
 #include "pmix/process.h"
 
 namespace dscomm {
 namespace {
 
-constexpr int kGroupTag = 0x6473;
+constexpr int kGroupTag = 0x2473;
 
 // MPI_Init_thread did not return, once: nobody knows what it has done.
 std::atomic<bool> initialisation_left_behind{false};
@@ -647,26 +649,35 @@ class BringUp {
   }
 
   Status make_communicator() {
-    step_ = "MPI_Comm_create_group";
+    step_ = "the first exchange between the hosts";
     struct Answer {
       int code = MPI_SUCCESS;
       MPI_Comm comm = MPI_COMM_NULL;
     };
     auto answer = std::make_shared<Answer>();
     const bool ours = plan_.origin != MpiOrigin::kProgram;
-    Status status = run_abandonable(
-        step_,
-        [answer, ours, ranks = world_->world_ranks_] {
-          answer->code = create(ranks, ours, &answer->comm);
-        },
-        deadline_, [this] { return look(); });
+    const Look ends = [this] { return look(); };
+    // The program may use this tag.
+    Status status =
+        ours ? meet(MPI_COMM_WORLD, world_->world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
+                    [this](size_t member) { return name(static_cast<int>(member)); })
+             : Status();
+    if (status.ok()) {
+      step_ = "MPI_Comm_create_group";
+      status = run_abandonable(
+          step_,
+          [answer, ours, ranks = world_->world_ranks_] {
+            answer->code = create(ranks, ours, &answer->comm);
+          },
+          deadline_, ends);
+    }
     if (status.code() == Code::kTimeout && !exchange_.is_told())
       status = Status(status.code(), status.message() +
                                          ": the first messages between the hosts do not arrive; " +
                                          networks_used());
     if (!status.ok()) return own(status);
     if (answer->code != MPI_SUCCESS)
-      return own(reason_or(mpi_error(step_, answer->code), deadline_, [this] { return look(); }));
+      return own(reason_or(mpi_error(step_, answer->code), deadline_, ends));
     world_->comm_ = answer->comm;
     if (world_->helper_ != nullptr) world_->helper_->remove_keys();
     exchange_.finish();

@@ -4,8 +4,10 @@
 
 namespace dscomm {
 
-// Of MPI_Comm_create_group: 0 to this, the end not included.
-constexpr int kGroupTags = 0x7000;
+// Of MPI_Comm_create_group, and of Open MPI's own messages for it: 0 to this, the end not included.
+constexpr int kGroupTags = 0x3800;
+// Added to these: those of meet().
+constexpr int kMeetTags = kGroupTags;
 // Of point-to-point.
 constexpr int kCellTag = 0x7000;
 

@@ -13,6 +13,7 @@
 #include "mpi/call_watch.h"
 #include "mpi/guarded.h"
 #include "mpi/mpi_channel.h"
+#include "mpi/meet.h"
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_tags.h"
 #include "mpi/mpi_team.h"
@@ -170,12 +171,15 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
   // Tags tell groups apart that are made at the same time.
   const int tag = static_cast<int>((team.id ^ team.id >> 32) % kGroupTags);
   const bool needs_check = static_cast<int>(team.ranks.size()) > options.few_ranks;
-  Status status = run_abandonable(
-      "MPI_Comm_create_group",
-      [made, members = team.ranks, tag, needs_check, from = world_->comm()] {
-        make_communicators(from, members, tag, needs_check, made.get());
-      },
-      deadline, look);
+  Status status = meet(world_->comm(), team.ranks, kMeetTags + tag, deadline, look,
+                       [&](size_t index) { return options.members[index].name; });
+  if (status.ok())
+    status = run_abandonable(
+        "MPI_Comm_create_group",
+        [made, members = team.ranks, tag, needs_check, from = world_->comm()] {
+          make_communicators(from, members, tag, needs_check, made.get());
+        },
+        deadline, look);
   if (status.ok() && made->code != MPI_SUCCESS)
     status = reason_or(mpi_error("MPI_Comm_create_group", made->code), deadline, look);
   if (!status.ok()) {

@@ -1,0 +1,63 @@
+#include "mpi/meet.h"
+
+#include "mpi/abandonable.h"
+#include "mpi/guarded.h"
+#include "mpi/mpi_error.h"
+#include "mpi/mpi_wait.h"
+
+namespace dscomm {
+namespace {
+
+class MeetingWatch final : public MpiWatch {
+ public:
+  MeetingWatch(const Look& ends, const Deadline& deadline) : ends_(ends), deadline_(deadline) {}
+
+  void expect(std::string name) { name_ = std::move(name); }
+  Status look(int64_t) override { return ends_(); }
+  Status timed_out() override {
+    return make_status(Code::kTimeout,
+                       "timed out after %lld ms waiting for %s, or for a rank that it waits for",
+                       static_cast<long long>(deadline_.timeout_ms()), name_.c_str());
+  }
+
+ private:
+  const Look& ends_;
+  const Deadline& deadline_;
+  std::string name_;
+};
+
+}  // namespace
+
+Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
+            const Look& look, const std::function<std::string(size_t index)>& name) {
+  int rank = 0;
+  MPI_Comm_rank(comm, &rank);
+  size_t own = 0;
+  while (own < ranks.size() && ranks[own] != rank) ++own;
+  DSCOMM_CHECK(own < ranks.size(), "this rank is not one of those that meet");
+  MeetingWatch watch(look, deadline);
+  MpiWaitPolicy policy;
+  policy.spin_polls = 0;
+  for (size_t distance = 1; distance < ranks.size(); distance *= 2) {
+    const size_t before = (own + ranks.size() - distance) % ranks.size();
+    const int source = ranks[before], target = ranks[(own + distance) % ranks.size()];
+    std::vector<MPI_Request> requests(2, MPI_REQUEST_NULL);
+    const int code = guarded([&] {
+      const int begun = MPI_Irecv(nullptr, 0, MPI_BYTE, source, tag, comm, &requests[0]);
+      return begun != MPI_SUCCESS
+                 ? begun
+                 : MPI_Isend(nullptr, 0, MPI_BYTE, target, tag, comm, &requests[1]);
+    });
+    if (code != MPI_SUCCESS) return reason_or(mpi_error("a message of MPI", code), deadline, look);
+    watch.expect(name(before));
+    const Status status = wait_for(&requests, policy, deadline, watch);
+    if (status.ok()) continue;
+    // A later meeting with this tag has receives of its own.
+    if (!requests.empty() && requests[0] != MPI_REQUEST_NULL)
+      (void)guarded([&] { return MPI_Cancel(&requests[0]); });
+    return status;
+  }
+  return {};
+}
+
+}  // namespace dscomm
