@@ -742,7 +742,7 @@ void MpiWorld::leave(const Deadline& deadline) {
   if (left_.exchange(true)) return;
   if (helper_ != nullptr) helper_->quit();
   tidy_up_for_lost_helper();
-  if (origin_ != MpiOrigin::kLauncher || failed_.load() || mpi_gave_up()) return;
+  if (origin_ != MpiOrigin::kLauncher || mpi_gave_up()) return;
   int finalised = 0;
   MPI_Finalized(&finalised);
   if (finalised != 0) return;

@@ -46,14 +46,11 @@ class MpiWorld {
   // The rank in MPI_COMM_WORLD of each member. That communicator may have others, too.
   const std::vector<int>& world_ranks() const { return world_ranks_; }
 
-  // An operation has failed, or MPI may still work on one: MPI is not to be called again.
-  void mark_failed() { failed_.store(true); }
-
   // The process ends in order: nobody calls MPI any more. What that takes depends on the origin.
   //   kHelper:   nothing; MPI_Finalize would wait for the other hosts, and an exit without it is
   //              clean, since dscomm-pmix tidies up.
-  //   kLauncher: MPI_Finalize, unless something has failed: the launcher takes an exit without it
-  //              for a crash and ends the job.
+  //   kLauncher: MPI_Finalize, unless MPI has given up: the launcher takes an exit without it for a
+  //              crash and ends the job. It waits for all ranks of the job, up to the deadline.
   //   kProgram:  nothing; whoever initialised MPI finalises it.
   // Returns soon after the deadline at the latest. Idempotent.
   void leave(const Deadline& deadline);
@@ -68,7 +65,7 @@ class MpiWorld {
   std::unique_ptr<PmixHelper> helper_;  // on the leader of a host
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::vector<int> world_ranks_;
-  std::atomic<bool> failed_{false}, left_{false};
+  std::atomic<bool> left_{false};
 };
 
 // Collective over the members. `helper_path` is where dscomm-pmix lies; `look` is asked every few

@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -12,8 +13,8 @@
 #include "mpi/abandonable.h"
 #include "mpi/call_watch.h"
 #include "mpi/guarded.h"
-#include "mpi/mpi_channel.h"
 #include "mpi/meet.h"
+#include "mpi/mpi_channel.h"
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_tags.h"
 #include "mpi/mpi_team.h"
@@ -21,6 +22,7 @@
 namespace dscomm {
 namespace {
 
+// For a job in which something has failed.
 constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 
@@ -195,10 +197,23 @@ std::shared_ptr<Endpoint> MpiTransport::endpoint(int rank) {
   return std::make_shared<MpiEndpoint>(shared_from_this(), rank);
 }
 
-void MpiTransport::leave() {
+void MpiTransport::leave(bool has_failed) {
   flush();
   detector_->leave();
-  world_->leave(Deadline::after(kLeaveLimit));
+  // A launcher ends the job when one process goes without MPI_Finalize, which waits for all. They
+  // may have something to do yet.
+  std::chrono::milliseconds limit = kLeaveLimit;
+  if (!has_failed && first_death().ok())
+    limit = std::max(limit, std::chrono::milliseconds(longest_timeout_ms_.load()));
+  world_->leave(Deadline::after(limit));
+}
+
+void MpiTransport::outlast(std::chrono::milliseconds timeout) {
+  int64_t longest = longest_timeout_ms_.load();
+  while (timeout.count() > longest &&
+         !longest_timeout_ms_.compare_exchange_weak(longest, timeout.count())) {
+  }
+  detector_->outlast(timeout);
 }
 
 // A collective that is complete here may still have data on its way out, which only calls of MPI

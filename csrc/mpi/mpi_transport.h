@@ -30,8 +30,8 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
                                           const Deadline& deadline) override;
   std::shared_ptr<Endpoint> endpoint(int rank) override;
   FailureDetector& detector() override { return *detector_; }
-  void outlast(std::chrono::milliseconds timeout) override { detector_->outlast(timeout); }
-  void leave() override;
+  void outlast(std::chrono::milliseconds timeout) override;
+  void leave(bool has_failed) override;
   void close_descriptors() override;
 
  private:
@@ -48,6 +48,7 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
   std::unique_ptr<TreeDetector> detector_;
   std::unique_ptr<MpiWorld> world_;
   std::atomic<bool> flushed_{false};
+  std::atomic<int64_t> longest_timeout_ms_{0};  // of the groups so far; orders nothing
   MpiWaitPolicy wait_policy_;
 };
 

@@ -147,7 +147,6 @@ class Rank {
       _exit(0);
     }
     int status = all_reduce(world->comm());
-    if (status != 0) world->mark_failed();
     if (option("abort") == std::to_string(request_.rank)) MPI_Abort(MPI_COMM_WORLD, 9);
     if (option("finalise") == "yes") say("MPI_Finalize %d", MPI_Finalize());
     world->leave(Deadline::after(5s));

@@ -206,7 +206,7 @@ void Context::end_transport() {
   }
   if (transport == nullptr) return;
   context->point_to_point().flush(kFlushLimit);
-  transport->leave();
+  transport->leave(context->has_failed_.load(std::memory_order_relaxed));
 }
 
 Status Context::check_process() const {

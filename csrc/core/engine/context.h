@@ -3,6 +3,7 @@
 // so that tests can run ranks as threads with one Context each.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -71,6 +72,9 @@ class Context {
   // Of the first of these global ranks whose process has ended, as far as that is known; else OK.
   Status gone(uintptr_t world, const std::vector<int>& global_ranks) const;
 
+  // A group has failed, or an unhandled exception ends the process. Any thread.
+  void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }  // orders nothing
+
   // When the process ends in order: takes leave of the other hosts. Groups that span hosts do not
   // work afterwards.
   static void end_transport();
@@ -102,6 +106,7 @@ class Context {
   mutable std::mutex worlds_mutex_;
   std::map<uintptr_t, std::weak_ptr<Group>> worlds_;
   size_t formed_ = 0;  // groups so far; under worlds_mutex_
+  std::atomic<bool> has_failed_{false};
   int made_in_pid_ = 0;
   int made_after_forks_ = 0;
 };

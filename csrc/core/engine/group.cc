@@ -258,10 +258,11 @@ Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
 
 // Once, for what ended the group; what its user ended is no failure.
 void Group::record_failure(const Status& status) {
-  if (!context_->flight_record().enabled() || status.code() == Code::kInvalidArgument ||
-      status.code() == Code::kUnsupported || status.code() == Code::kAborted ||
-      failure_recorded_.exchange(true))
+  if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported ||
+      status.code() == Code::kAborted)
     return;
+  context_->note_failure();
+  if (!context_->flight_record().enabled() || failure_recorded_.exchange(true)) return;
   context_->flight_record().write_after_failure("group '" + options_.name +
                                                 "': " + status.message());
 }
@@ -574,6 +575,7 @@ void Group::end_locked(const Status& cause) {
 void Group::note_end(const std::string& exception) {
   if (!context_->check_process().ok()) return;
   std::lock_guard lock(mutex_);
+  if (!exception.empty()) context_->note_failure();
   if (team_) team_->note_end(exception);
   if (flat_) flat_->note_end(exception);
   if (team_ && transport_) transport_->detector().note_end(exception);

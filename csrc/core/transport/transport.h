@@ -76,8 +76,10 @@ class Transport {
   // nobody communicates. Does not block.
   virtual void outlast(std::chrono::milliseconds timeout) = 0;
 
-  // The process ends in order: says so to the others. Idempotent; bounded by a few seconds.
-  virtual void leave() = 0;
+  // The process ends in order: says so to the others. Idempotent; bounded by a few seconds, or by
+  // the longest of those timeouts where a launcher wants all processes to end together and nothing
+  // `has_failed` here.
+  virtual void leave(bool has_failed) = 0;
 
   // In a forked child: closes what it inherited. Nothing else works on this object there.
   virtual void close_descriptors() = 0;
