@@ -490,6 +490,14 @@ class BringUp {
   }
 
   std::string file_value(const std::string& parameter) const {
+    const PortRange ports = parse_ports(request_.settings.ports).value_or(PortRange{});
+    if (ports.is_any()) return;
+    for (const std::string family : {"v4", "v6"}) {
+      environment.set_over_files("OMPI_MCA_btl_tcp_port_min_" + family + "=" +
+                                 std::to_string(ports.first));
+      environment.set_over_files("OMPI_MCA_btl_tcp_port_range_" + family + "=" +
+                                 std::to_string(ports.last - ports.first + 1));
+    }
     auto found = files_.find(parameter);
     return found == files_.end() ? "" : found->second;
   }

@@ -51,6 +51,19 @@ TEST(Settings, AnUnknownNameIsAnErrorWhateverItsValue) {
   EXPECT_EQ(error_of({{"DSCOMM_yield_us", "3"}}).rfind("DSCOMM_yield_us is not", 0), 0u);
 }
 
+TEST(Settings, PortsAreARange) {
+  for (const char* good : {"20000-20999", "1024-65535", "7000-7000"})
+    EXPECT_EQ(error_of({{"DSCOMM_PORTS", good}}), "") << good;
+  for (const char* bad : {"20000", "20000-", "-20000", "1023-2000", "2000-1999", "2000-65536",
+                          "2000-3000-4000", "a-b"})
+    EXPECT_EQ(error_of({{"DSCOMM_PORTS", bad}}),
+              std::string("DSCOMM_PORTS=") + bad +
+                  ": expected two numbers from 1024 to 65535, as in 20000-20999");
+  const PortRange range = parse_ports("20000-20999").value_or(PortRange{});
+  EXPECT_EQ(range.first, 20000);
+  EXPECT_EQ(range.last, 20999);
+}
+
 TEST(Settings, NamesOfOthersAreTheirs) {
   EXPECT_EQ(error_of({{"DSCOMMON", "1"}, {"MY_DSCOMM_YIELD", "1"}, {"dscomm_debug", "x"}}), "");
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <numeric>
 #include <string_view>
@@ -89,7 +90,22 @@ Result<Settings> Settings::from_environment() {
   DSCOMM_SETTINGS(DSCOMM_READ_NUMBER, DSCOMM_READ_TEXT)
 #undef DSCOMM_READ_NUMBER
 #undef DSCOMM_READ_TEXT
+  if (!parse_ports(settings.ports))
+    return Status(Code::kInvalidArgument,
+                  "DSCOMM_PORTS=" + settings.ports +
+                      ": expected two numbers from 1024 to 65535, as in 20000-20999");
   return settings;
+}
+
+std::optional<PortRange> parse_ports(const std::string& text) {
+  PortRange range;
+  if (text.empty()) return range;
+  const char* const end = text.data() + text.size();
+  const auto [dash, first_error] = std::from_chars(text.data(), end, range.first);
+  if (first_error != std::errc() || dash == end || *dash != '-') return {};
+  const auto [stop, last_error] = std::from_chars(dash + 1, end, range.last);
+  if (last_error != std::errc() || stop != end) return {};
+  return range.first >= 1024 && range.first <= range.last ? std::optional(range) : std::nullopt;
 }
 
 std::vector<SettingRow> setting_rows() {

@@ -75,6 +75,9 @@
   TEXT(ifname, "DSCOMM_IFNAME", "",                                                                \
        "empty, or interfaces and networks (address/prefix), separated by commas",                  \
        "what joins the hosts; empty takes the networks that all of them are in")                   \
+  TEXT(ports, "DSCOMM_PORTS", "", "empty, or first-last",                                          \
+       "the ports at which a rank listens for ranks of other hosts, MPI over TCP included, as in " \
+       "20000-20999: four for each rank of a host; empty takes any")                               \
   TEXT(flight_record_dir, "DSCOMM_FLIGHT_RECORD_DIR", "", "empty, or a folder",                    \
        "where each rank writes its flight record, a JSON file, when one of its groups ends by a "  \
        "timeout, a mismatch, a death or another failure; empty writes none")                       \
@@ -83,6 +86,14 @@
   TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug", "what is logged to standard error")
 
 namespace dscomm {
+
+struct PortRange {
+  uint16_t first = 0, last = 0;  // 0: any port
+
+  bool is_any() const { return last == 0; }
+};
+// "20000-20999"; empty is any. Nothing where it is neither.
+std::optional<PortRange> parse_ports(const std::string& text);
 
 struct Settings {
 #define DSCOMM_FIELD_NUMBER(field, name, value, smallest, largest, unit, meaning) \

@@ -60,11 +60,20 @@ Status Listener::listen_at(const std::string& address) {
     return Status(Code::kResource, own_name() + " cannot listen at " + address + ": " + what +
                                        ": " + std::strerror(errno));
   };
-  std::optional<SocketAddress> name = socket_address(address, 0);
+  const PortRange ports = parse_ports(request_.settings.ports).value_or(PortRange{});
+  std::optional<SocketAddress> name = socket_address(address, ports.first);
   if (!name) return Status(Code::kInternal, "'" + address + "' is no address");
   UniqueFd listener(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.valid()) return failed("no socket (ulimit -n?)");
-  if (bind(listener.get(), name->get(), name->size) != 0) return failed("bind");
+  // Connections of a job that has just ended stay on the port for a minute.
+  const int on = 1;
+  (void)setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  for (int port = ports.first; bind(listener.get(), name->get(), name->size) != 0; ++port) {
+    if (errno != EADDRINUSE || ports.is_any()) return failed("bind");
+    if (port >= ports.last)
+      return failed(("no port of DSCOMM_PORTS=" + request_.settings.ports + " is free").c_str());
+    name = socket_address(address, static_cast<uint16_t>(port + 1));
+  }
   if (listen(listener.get(), SOMAXCONN) != 0) return failed("listen");
   if (getsockname(listener.get(), name->get(), &name->size) != 0) return failed("getsockname");
   if (!endpoints_.empty()) endpoints_ += " ";
