@@ -25,6 +25,7 @@
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_tags.h"
 #include "mpi/persistent_all_reduce.h"
+#include "mpi/tcp_hooks.h"
 #include "pmix/process.h"
 
 namespace dscomm {
@@ -45,6 +46,7 @@ struct MemberEntry {
   uint64_t quota_millicpus = 0;  // 0: none
   std::string mpi_version;
   bool initialised = false;
+  std::vector<std::string> addresses;  // of its network namespace
   // What a launcher has said; empty without one.
   std::string name_space, launcher_rank;
   uint64_t launcher_size = 0;  // 0: not known
@@ -59,11 +61,13 @@ struct PlannedHost {
 struct Plan {
   MpiOrigin origin = MpiOrigin::kHelper;
   std::vector<PlannedHost> hosts;
+  std::vector<std::string> addresses;  // from which MPI's connections may come
 };
 
-// What one rank is in MPI_COMM_WORLD.
+// What one rank is in MPI_COMM_WORLD, and whether its connections can carry a token.
 struct WorldPlace {
   uint64_t rank = 0, size = 0;
+  bool carries_token = false;
 };
 
 std::string name_space_inode(const char* name) {
@@ -120,6 +124,7 @@ MemberEntry own_entry() {
   int initialised = 0;
   MPI_Initialized(&initialised);
   entry.initialised = initialised != 0;
+  entry.addresses = own_addresses();
   // A launcher that starts torchrun once on each host gives all workers of the host one rank, and
   // does not take that rank back when torchrun restarts them.
   if (started_by_torchrun()) return entry;
@@ -140,6 +145,7 @@ std::string pack(const MemberEntry& entry) {
       .number(entry.quota_millicpus)
       .text(entry.mpi_version)
       .number(entry.initialised)
+      .texts(entry.addresses)
       .text(entry.name_space)
       .text(entry.launcher_rank)
       .number(entry.launcher_size)
@@ -157,6 +163,7 @@ bool unpack(std::string_view text, MemberEntry* entry) {
   entry->quota_millicpus = unpacker.number();
   entry->mpi_version = unpacker.text();
   entry->initialised = unpacker.number() != 0;
+  entry->addresses = unpacker.texts();
   entry->name_space = unpacker.text();
   entry->launcher_rank = unpacker.text();
   entry->launcher_size = unpacker.number();
@@ -175,7 +182,7 @@ std::string pack(const Plan& plan) {
           .number(client.uid)
           .number(client.gid);
   }
-  return packer.take();
+  return packer.texts(plan.addresses).take();
 }
 
 bool unpack(std::string_view text, Plan* plan) {
@@ -196,6 +203,7 @@ bool unpack(std::string_view text, Plan* plan) {
       host.host.ranks.push_back(client.rank);
     }
   }
+  plan->addresses = unpacker.texts();
   return unpacker.whole() && origin <= static_cast<uint64_t>(MpiOrigin::kProgram);
 }
 
@@ -359,6 +367,10 @@ class BringUp {
                   : launcher_made_job(entries) ? MpiOrigin::kLauncher
                                                : MpiOrigin::kHelper;
     plan.hosts = place(entries);
+    std::set<std::string> addresses;
+    for (const MemberEntry& entry : entries)
+      addresses.insert(entry.addresses.begin(), entry.addresses.end());
+    plan.addresses.assign(addresses.begin(), addresses.end());
     return plan;
   }
 
@@ -478,6 +490,14 @@ class BringUp {
     networks_told_ = networks_for_mpi();
     if (!networks_told_.empty())
       environment.set_over_files("OMPI_MCA_btl_tcp_if_include=" + networks_told_);
+    const PortRange ports = parse_ports(request_.settings.ports).value_or(PortRange{});
+    if (ports.is_any()) return;
+    for (const std::string family : {"v4", "v6"}) {
+      environment.set_over_files("OMPI_MCA_btl_tcp_port_min_" + family + "=" +
+                                 std::to_string(ports.first));
+      environment.set_over_files("OMPI_MCA_btl_tcp_port_range_" + family + "=" +
+                                 std::to_string(ports.last - ports.first + 1));
+    }
   }
 
   // The libraries for fast networks take 0.2 s to find that there is none. A file that excludes
@@ -490,14 +510,6 @@ class BringUp {
   }
 
   std::string file_value(const std::string& parameter) const {
-    const PortRange ports = parse_ports(request_.settings.ports).value_or(PortRange{});
-    if (ports.is_any()) return;
-    for (const std::string family : {"v4", "v6"}) {
-      environment.set_over_files("OMPI_MCA_btl_tcp_port_min_" + family + "=" +
-                                 std::to_string(ports.first));
-      environment.set_over_files("OMPI_MCA_btl_tcp_port_range_" + family + "=" +
-                                 std::to_string(ports.last - ports.first + 1));
-    }
     auto found = files_.find(parameter);
     return found == files_.end() ? "" : found->second;
   }
@@ -557,6 +569,7 @@ class BringUp {
     {
       EnvironmentForStart environment(files_);
       prepare(environment);
+      guard_mpi_listeners(plan_.addresses, carries_token());
       initialisation_left_behind.store(true);
       status = run_abandonable(
           step_,
@@ -607,6 +620,7 @@ class BringUp {
                         Packer()
                             .number(static_cast<uint64_t>(rank))
                             .number(static_cast<uint64_t>(world_size))
+                            .number((carries_token() && are_hooks_called()))
                             .take(),
                         [this](const std::vector<std::string>& said) -> Result<std::string> {
                           Packer all;
@@ -616,19 +630,41 @@ class BringUp {
                             WorldPlace& place = places[member];
                             place.rank = unpacker.number();
                             place.size = unpacker.number();
+                            place.carries_token = unpacker.number() != 0;
                             if (!unpacker.whole())
                               return at_step(garbled(static_cast<int>(member)));
                             all.number(place.rank);
                           }
                           if (Status checked = check_world(places); !checked.ok())
                             return at_step(checked);
-                          return all.take();
+                          const bool can_all = std::all_of(
+                              places.begin(), places.end(),
+                              [](const WorldPlace& place) { return place.carries_token; });
+                          return all.text(can_all ? random_token() : "").take();
                         });
     if (!world.ok()) return world.status();
     Unpacker unpacker(world.value());
     for (int member = 0; member < size(); ++member)
       world_->world_ranks_.push_back(static_cast<int>(unpacker.number()));
-    return unpacker.whole() ? Status() : own(garbled(0));
+    const std::string token = unpacker.text();
+    if (!unpacker.whole()) return own(garbled(0));
+    admit_greetings(token);
+    if (token.empty() && plan_.origin != MpiOrigin::kProgram)
+      log_line(LogLevel::kInfo, "MPI's connections over TCP need no token");
+    return {};
+  }
+
+  // Whether nobody connects before all ranks have agreed on a token. MPI may be told to connect all
+  // in MPI_Init_thread, and to connect at any time.
+  bool carries_token() const {
+    return plan_.origin != MpiOrigin::kProgram && !is_set("mpi_preconnect_mpi") &&
+           !is_set("btl_tcp_progress_thread");
+  }
+
+  bool is_set(const std::string& parameter) const {
+    std::string value = environment_value("OMPI_MCA_" + parameter);
+    if (value.empty()) value = file_value(parameter);
+    return !value.empty() && value != "0" && value != "false";
   }
 
   Status check_world(const std::vector<WorldPlace>& places) const {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts import ROOT, Hosts
+from hosts import ROOT, Host, Hosts
 from jobs import Job, mpirun, slurm, start_ranks, torchrun
 
 from deepspeed_comm._backend import load_extension
@@ -64,6 +64,41 @@ def test_other_launchers(make_hosts: Callable[[int], Hosts], launcher: Callable[
         assert job.hosts.leftovers(limit_s=5.0) == {}
 
 
+def test_mpirun_lets_the_last_rank_finish(make_hosts: Callable[[int], Hosts]) -> None:
+    """Rank 0 saves a checkpoint when the others have ended: MPI_Finalize waits for it."""
+    with mpirun(make_hosts(2), 1, "saves_at_the_end.py") as job:
+        job.results()
+
+
+def test_all_ports_are_of_the_range(make_hosts: Callable[[int], Hosts]) -> None:
+    """The ports that a firewall must open, except the store's."""
+    hosts = make_hosts(2)
+    with start_ranks(
+        hosts, [0, 0, 1, 1], "works_on.py", env={"DSCOMM_PORTS": "20000-20007"}
+    ) as job:
+        job.wait_for("working")
+        ports = [port for port, is_local in listening_ports(hosts[1]) if not is_local]
+        assert len(ports) >= 2 and set(ports) <= set(range(20000, 20008)), ports
+        (job.folder / "go").touch()
+        job.results()
+
+
+def test_a_range_with_too_few_ports_says_so(make_hosts: Callable[[int], Hosts]) -> None:
+    with start_ranks(
+        make_hosts(2), [0, 0, 1, 1], "joins.py", env={"DSCOMM_PORTS": "20000-20000"}
+    ) as job:
+        for event in job.wait_for("raised"):
+            assert "no port of DSCOMM_PORTS=20000-20000 is free" in event.facts["text"], event
+
+
+def listening_ports(host: Host) -> list[tuple[int, bool]]:
+    """Each with whether it is the host's own alone."""
+    tables = [Path(f"/proc/{host.pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    names = [words[1].split(":") for words in rows if words[3] == "0A"]
+    return [(int(port, 16), place == "0100007F") for place, port in names]
+
+
 def test_open_mpi_of_the_environment(
     make_hosts: Callable[[int], Hosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,4 +121,6 @@ def test_open_mpi_of_the_environment(
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
         output = "".join(process.output() for process in job.processes.values())
         assert output.count("is up: Open MPI v5.0.11") == job.size, output
+        # Strangers are kept out of this one too.
+        assert "need no token" not in output and "anybody may connect" not in output, output
         assert job.hosts.leftovers(limit_s=5.0) == {}

@@ -1,0 +1,87 @@
+"""Strangers connect to every open port: none is admitted or waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hosts import HostProcess, Hosts
+from jobs import BACKEND, Job, start_ranks
+
+pytestmark = pytest.mark.skipif(BACKEND != "dscomm", reason="of what dscomm promises")
+
+ATTACKER = str(Path(__file__).with_name("attacker.py"))
+NOBODY = 65534
+# Of the groups that work: a call that waits for a stranger outlasts it.
+TIMEOUT_S = 3.0
+STORE_PORT = 29500
+# Where MPI begins to look for a port; two families of addresses, two ranks, and some more.
+PORTS_OF_MPI = range(1024, 1040)
+
+
+@contextlib.contextmanager
+def attack(hosts: Hosts, place: int, victim: int, uid: int, *ports: str) -> Iterator[HostProcess]:
+    """By a process on host `place`, of what listens on host `victim`."""
+    argv = [sys.executable, ATTACKER, hosts[victim].address, str(uid), str(STORE_PORT), *ports]
+    attacker = hosts[place].start(argv)
+    deadline = time.monotonic() + 20
+    while "attacking" not in attacker.output():
+        assert time.monotonic() < deadline, attacker.output()
+        time.sleep(0.01)
+    yield attacker
+
+
+def end(attacker: HostProcess) -> dict[int, int]:
+    """How often it was connected, by port."""
+    os.kill(attacker.pid, signal.SIGTERM)
+    attacker.wait(10)
+    words = attacker.output().splitlines()[-1]
+    return {int(port): count for port, count in json.loads(words).items()}
+
+
+def endures(job: Job) -> None:
+    job.wait_for("done")
+    job.finish()
+    assert set(job.exit_codes().values()) == {0}, job.report()
+
+
+def test_attack_from_another_host_is_dropped(make_hosts: Callable[[int], Hosts]) -> None:
+    hosts = make_hosts(3)
+    with attack(hosts, 2, 0, 0, f"{PORTS_OF_MPI[0]}-{PORTS_OF_MPI[-1]}") as attacker:
+        with start_ranks(hosts, [0, 0, 1, 1], "endures.py", str(TIMEOUT_S)) as job:
+            endures(job)
+            # Its packets are dropped before they reach MPI.
+            assert end(attacker) == {}
+
+
+@pytest.mark.parametrize("uid", [NOBODY, pytest.param(0, marks=pytest.mark.drill)])
+def test_attack_from_a_host_of_the_job_stops_nobody(
+    make_hosts: Callable[[int], Hosts], uid: int
+) -> None:
+    """By another user and by the same one, on loopback ports too."""
+    hosts = make_hosts(2)
+    with attack(hosts, 0, 0, uid) as attacker:
+        with start_ranks(hosts, [0, 0, 1, 1], "endures.py", str(TIMEOUT_S)) as job:
+            endures(job)
+            connected = end(attacker)
+            assert any(port in PORTS_OF_MPI for port in connected), connected
+            # That of dscomm-pmix.
+            assert any(port not in PORTS_OF_MPI for port in connected), connected
+
+
+@pytest.mark.drill
+def test_attack_from_another_host_of_the_job_stops_nobody(
+    make_hosts: Callable[[int], Hosts],
+) -> None:
+    hosts = make_hosts(2)
+    with attack(hosts, 1, 0, NOBODY, f"{PORTS_OF_MPI[0]}-{PORTS_OF_MPI[-1]}") as attacker:
+        with start_ranks(hosts, [0, 0, 1, 1], "endures.py", str(TIMEOUT_S)) as job:
+            endures(job)
+            assert end(attacker) != {}
