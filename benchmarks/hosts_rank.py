@@ -2,6 +2,7 @@
 
 hosts_rank.py times SIZES ROUNDS    all-reduces: dscomm, gloo and MPI's own, flat, in turns
 hosts_rank.py bring-up BACKEND      init_process_group() and one all-reduce
+hosts_rank.py bench FLAG...         deepspeed_comm.bench with these flags
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_comm._timing import all_reduce_times
+from deepspeed_comm.bench.__main__ import main as bench
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "cluster" / "programs"))
 
@@ -77,5 +79,7 @@ def bring_up(world: World, backend: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "times":
         times(World(), json.loads(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[1] == "bench":
+        sys.exit(bench(sys.argv[2:]))
     else:
         bring_up(World(), sys.argv[2])
