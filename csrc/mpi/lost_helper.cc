@@ -20,7 +20,7 @@ namespace {
 struct LostHelper {
   std::mutex mutex;
   std::set<std::string> directories;  // of the helper
-  bool is_lost = false;
+  bool is_lost = false, has_left = false;
   // On their lock files, shared: as long as a rank holds one, nobody takes the directory for
   // abandoned.
   std::vector<UniqueFd> locks;
@@ -41,11 +41,13 @@ void note_loss(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*, size_t, 
                "dscomm-pmix, which served PMIx to the ranks of this host, has ended before them; "
                "see whether it was killed. MPI goes on without it");
     lost.is_lost = true;
-    for (const std::string& directory : lost.directories) {
-      UniqueFd file(::open(lock_file_of(directory).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-      if (file.valid() && ::flock(file.get(), LOCK_SH | LOCK_NB) == 0)
-        lost.locks.push_back(std::move(file));
-    }
+    // This process may have tidied up: then it must not keep others from it.
+    if (!lost.has_left)
+      for (const std::string& directory : lost.directories) {
+        UniqueFd file(::open(lock_file_of(directory).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+        if (file.valid() && ::flock(file.get(), LOCK_SH | LOCK_NB) == 0)
+          lost.locks.push_back(std::move(file));
+      }
   }
   if (done != nullptr) done(PMIX_EVENT_ACTION_COMPLETE, nullptr, 0, nullptr, nullptr, data);
 }
@@ -80,10 +82,10 @@ void survive_lost_helper(const std::vector<std::string>& environment) {
 void tidy_up_for_lost_helper() {
   LostHelper& lost = lost_helper();
   std::lock_guard lock(lost.mutex);
-  if (!lost.is_lost) return;
+  lost.has_left = true;
   lost.locks.clear();
-  for (const std::string& directory : lost.directories)
-    remove_abandoned_directories(std::filesystem::path(directory).parent_path());
+  // A helper that lives holds the locks. Its loss may be news that has not come yet.
+  for (const std::string& directory : lost.directories) remove_if_abandoned(directory);
 }
 
 }  // namespace dscomm

@@ -33,19 +33,6 @@ UniqueFd lock_file(const std::string& path, int flags) {
   return file;
 }
 
-void remove_if_abandoned(const std::string& path) {
-  struct stat status{};
-  if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid())
-    return;
-  if (std::time(nullptr) < status.st_mtime + kYoungSeconds &&
-      ::access((path + kLock).c_str(), F_OK) != 0)
-    return;
-  // Whoever lives holds the lock. It is ours until all is gone: a maker that has not locked yet
-  // then fails to, and takes another name.
-  UniqueFd lock = lock_file(lock_file_of(path), O_RDWR);
-  if (lock.valid() || errno == ENOENT) remove_tree(path);
-}
-
 }  // namespace
 
 std::unique_ptr<OwnDirectory> OwnDirectory::make(const std::string& parent, std::string* error) {
@@ -89,6 +76,19 @@ void remove_tree(const std::string& path) {
 }
 
 OwnDirectory::~OwnDirectory() { remove_tree(path_); }
+
+void remove_if_abandoned(const std::string& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != geteuid())
+    return;
+  if (std::time(nullptr) < status.st_mtime + kYoungSeconds &&
+      ::access((path + kLock).c_str(), F_OK) != 0)
+    return;
+  // Whoever lives holds the lock. It is ours until all is gone: a maker that has not locked yet
+  // then fails to, and takes another name.
+  UniqueFd lock = lock_file(lock_file_of(path), O_RDWR);
+  if (lock.valid() || errno == ENOENT) remove_tree(path);
+}
 
 void remove_abandoned_directories(const std::string& parent) {
   DIR* directory = ::opendir(parent.c_str());

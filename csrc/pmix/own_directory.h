@@ -36,5 +36,7 @@ void remove_tree(const std::string& path);
 
 // Removes what dead processes of this user have left in `parent`.
 void remove_abandoned_directories(const std::string& parent);
+// The same with one of them.
+void remove_if_abandoned(const std::string& path);
 
 }  // namespace dscomm
