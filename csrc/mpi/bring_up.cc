@@ -620,7 +620,7 @@ class BringUp {
                         Packer()
                             .number(static_cast<uint64_t>(rank))
                             .number(static_cast<uint64_t>(world_size))
-                            .number((carries_token() && are_hooks_called()))
+                            .number(carries_token() && are_hooks_called())
                             .take(),
                         [this](const std::vector<std::string>& said) -> Result<std::string> {
                           Packer all;

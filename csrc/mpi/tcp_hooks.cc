@@ -20,7 +20,7 @@ namespace dscomm {
 namespace {
 
 using Token = std::array<char, 16>;
-// Requires what no greeting has.
+// Refuses every greeting.
 const Token kRefuse{};
 
 // Never destroyed: MPI calls until the process ends.

@@ -1,7 +1,7 @@
-"""A stranger: connects to what listens on a host, again and again, and says what no rank would.
+"""A stranger: connects to the ports of a host, again and again, with words of no rank.
 
 attacker.py ADDRESS UID SPARED [PORTS]: as that user. PORTS, as in 1024-1100, are those it tries;
-without them it tries all that listen in its own network namespace, at ADDRESS and at 127.0.0.1.
+without them it tries all listening ports of its own network namespace, at ADDRESS and at 127.0.0.1.
 SPARED is a port that it leaves alone. It holds on to each connection for as long as it can, until
 SIGTERM; then it prints, as JSON, how often it was connected to which port.
 """

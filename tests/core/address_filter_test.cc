@@ -69,7 +69,7 @@ std::string v4(uint32_t number) {
   return inet_ntop(AF_INET, &address, text, sizeof text);
 }
 
-TEST(AddressFilter, KeepsWhatComesFromTheAddressesAndDropsTheRest) {
+TEST(AddressFilter, PacketsOfOtherAddressesAreDropped) {
   const std::vector<std::string> v4_ones = {"10.0.0.7", "10.0.0.9", "192.168.1.1"};
   const std::vector<std::string> v6_ones = {"fd00::1", "fd00::2", "fd00:0:0:1::1", "2001:db8::7"};
   std::vector<std::string> all = v4_ones;
@@ -84,12 +84,12 @@ TEST(AddressFilter, KeepsWhatComesFromTheAddressesAndDropsTheRest) {
     EXPECT_FALSE(keeps(for_v6, header_from(address))) << address;
 }
 
-TEST(AddressFilter, DropsAllWhereNoAddressIsOfTheFamily) {
+TEST(AddressFilter, AllPacketsAreDroppedWithoutAnAddressOfTheFamily) {
   EXPECT_FALSE(keeps(address_filter(AF_INET6, {"10.0.0.7"}), header_from("fd00::1")));
   EXPECT_FALSE(keeps(address_filter(AF_INET, {}), header_from("10.0.0.7")));
 }
 
-TEST(AddressFilter, KnowsEachOfManyAddresses) {
+TEST(AddressFilter, EachOfManyAddressesIsKept) {
   std::mt19937 random(1);
   for (size_t count : {1, 2, 3, 10, 100, 700}) {
     std::set<uint32_t> members;
@@ -111,7 +111,7 @@ TEST(AddressFilter, KnowsEachOfManyAddresses) {
 }
 
 // 4,096 neighbours are more than a program can tell apart.
-TEST(AddressFilter, WidensToBlocksWhereAddressesAreTooMany) {
+TEST(AddressFilter, TooManyAddressesAreWidenedToBlocks) {
   std::vector<std::string> texts;
   for (uint32_t i = 0; i < 4096; ++i) texts.push_back(v4(0x0a000000 + i));
   const std::vector<sock_filter> code = address_filter(AF_INET, texts);
@@ -147,7 +147,7 @@ class FilteredListener : public ::testing::Test {
   uint16_t port_ = 0;
 };
 
-TEST_F(FilteredListener, TakesConnectionsOfTheAddressesAlone) {
+TEST_F(FilteredListener, OnlyAdmittedAddressesConnect) {
   EXPECT_TRUE(connects_from("127.0.0.3"));
   ASSERT_TRUE(admit_only(listener_.get(), {"127.0.0.1", "127.0.0.2"}).ok());
   EXPECT_TRUE(connects_from("127.0.0.1"));
@@ -155,7 +155,7 @@ TEST_F(FilteredListener, TakesConnectionsOfTheAddressesAlone) {
   EXPECT_FALSE(connects_from("127.0.0.3"));
 }
 
-TEST_F(FilteredListener, AConnectionGoesOn) {
+TEST_F(FilteredListener, ConnectionFromAdmittedAddressCarriesData) {
   ASSERT_TRUE(admit_only(listener_.get(), {"127.0.0.2"}).ok());
   UniqueFd client(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   SocketAddress from = *socket_address("127.0.0.2", 0), to = *socket_address("127.0.0.1", port_);
@@ -170,7 +170,7 @@ TEST_F(FilteredListener, AConnectionGoesOn) {
 }
 
 // More than the kernel takes where net.core.optmem_max is small.
-TEST_F(FilteredListener, TakesConnectionsOfManyAddresses) {
+TEST_F(FilteredListener, FilterOfManyAddressesIsAttached) {
   std::vector<std::string> texts{"127.0.0.1"};
   for (uint32_t i = 0; i < 900; ++i) texts.push_back(v4(0xac100000 + 2 * i));
   const Status status = admit_only(listener_.get(), texts);
@@ -179,7 +179,7 @@ TEST_F(FilteredListener, TakesConnectionsOfManyAddresses) {
   EXPECT_FALSE(connects_from("127.1.0.1"));
 }
 
-TEST(AddressFilter, RefusesWhatIsNoSocketOfTcp) {
+TEST(AddressFilter, UnixSocketIsRefused) {
   UniqueFd socket_of_host(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   EXPECT_EQ(admit_only(socket_of_host.get(), {"10.0.0.1"}).code(), Code::kUnsupported);
 }

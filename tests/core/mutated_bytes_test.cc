@@ -4,14 +4,12 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <random>
 #include <string>
 
 #include "core/base/message_socket.h"
 #include "core/base/owned.h"
-#include "core/base/packed_status.h"
 #include "core/base/packer.h"
 #include "core/detector/connection.h"
 #include "core/detector/listener.h"
@@ -72,7 +70,7 @@ std::pair<UniqueFd, UniqueFd> socket_pair() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-TEST_F(MutatedBytes, AConnectionTakesMessagesOrEnds) {
+TEST_F(MutatedBytes, ConnectionTakesMessagesOrEnds) {
   for (int round = 0; round < rounds_; ++round) {
     std::string sent;
     for (size_t i = 0, count = 1 + below(5); i < count; ++i)
@@ -98,7 +96,7 @@ TEST_F(MutatedBytes, AConnectionTakesMessagesOrEnds) {
   }
 }
 
-TEST_F(MutatedBytes, AMessageOfASocketOfTheHostIsWholeOrNone) {
+TEST_F(MutatedBytes, LocalSocketDeliversWholeMessagesOnly) {
   enum class Kind : uint32_t {};
   for (int round = 0; round < rounds_; ++round) {
     auto [here, there] = socket_pair();
@@ -119,7 +117,7 @@ TEST_F(MutatedBytes, AMessageOfASocketOfTheHostIsWholeOrNone) {
   }
 }
 
-TEST_F(MutatedBytes, NobodyIsAdmittedWithoutTheToken) {
+TEST_F(MutatedBytes, ListenerAdmitsNobodyWithoutTheToken) {
   TransportRequest request;
   request.id = random_();
   for (int rank = 0; rank < 3; ++rank) {
@@ -158,7 +156,7 @@ TEST_F(MutatedBytes, NobodyIsAdmittedWithoutTheToken) {
   };
   for (int round = 0; round < rounds_ / 10; ++round) {
     const std::string says = mutated(good);
-    // What follows the hello is for later, and who says another rank's number has the token.
+    // Bytes after the hello are not read here, and the rank in it is not what the token protects.
     Message said;
     const bool is_good = says.size() >= good.size() && decode(says.substr(0, good.size()), &said) &&
                          said.kind == hello.kind && said.id == hello.id && said.text == hello.text;
@@ -171,7 +169,7 @@ TEST_F(MutatedBytes, NobodyIsAdmittedWithoutTheToken) {
   EXPECT_EQ(admitted - before, 1);
 }
 
-TEST_F(MutatedBytes, AnUnpackerStaysInBounds) {
+TEST_F(MutatedBytes, UnpackerStaysInBounds) {
   for (int round = 0; round < rounds_; ++round) {
     const std::string bytes = mutated(Packer()
                                           .number(random_())
