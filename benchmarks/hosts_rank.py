@@ -1,72 +1,71 @@
 """One rank of benchmarks/hosts.py; started on every host, never by hand.
 
-hosts_rank.py times SIZES ROUNDS    all-reduces: dscomm, gloo and MPI's own, flat, in turns
-hosts_rank.py bring-up BACKEND      init_process_group() and one all-reduce
-hosts_rank.py bench FLAG...         deepspeed_comm.bench with these flags
+hosts_rank.py times SIZES FLAG...    dscomm, gloo and MPI's own, flat, in turns; the flags are those
+                                     of deepspeed_comm.bench
+hosts_rank.py bring-up BACKEND       init_process_group() and one all-reduce
 """
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
 import functools
 import json
 import sys
 import time
-from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm._timing import all_reduce_times
-from deepspeed_comm.bench.__main__ import main as bench
+from deepspeed_comm.bench.__main__ import run
+from deepspeed_comm.bench.case import Case
+from deepspeed_comm.bench.flags import Options, parse
+from deepspeed_comm.bench.ledger import Ledger
+from deepspeed_comm.bench.measurement import Measurement
+from deepspeed_comm.bench.plan import Setting
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "cluster" / "programs"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster" / "programs")]
 
 from world import World  # noqa: E402
 
-
-def flat_mpi() -> Callable[[torch.Tensor], None]:
-    """MPI_Allreduce over MPI_COMM_WORLD, float32 and SUM, of the MPI that mpirun has prepared."""
-    mpi = ctypes.CDLL("libmpi.so.40")
-    # Open MPI's handles are addresses of variables.
-    world, float32, add = (
-        ctypes.byref(ctypes.c_char.in_dll(mpi, f"ompi_mpi_{name}"))
-        for name in ("comm_world", "float", "op_sum")
-    )
-
-    # MPI writes beside what it sends: given one buffer for both, Open MPI forgoes its algorithms
-    # for long messages. The tensor takes the result over, and its old memory is the next one's.
-    spare: dict[int, torch.Tensor] = {}
-
-    def all_reduce(tensor: torch.Tensor) -> None:
-        out = spare.pop(tensor.numel(), None)
-        if out is None:
-            out = torch.empty_like(tensor)
-        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (tensor, out))
-        if mpi.MPI_Allreduce(*pointers, tensor.numel(), float32, add, world) != 0:
-            raise RuntimeError("MPI_Allreduce failed")
-        spare[tensor.numel()] = tensor.detach()
-        tensor.set_(out)
-
-    return all_reduce
+from benchmarks.flat_mpi import FlatMpi  # noqa: E402
 
 
-def times(world: World, sizes: list[int], rounds: int) -> None:
-    world.init(timeout_s=120.0)
+class BesideMpi(Measurement):
+    """Of the backends, and of MPI by itself, over the ranks of dscomm's world."""
+
+    def __init__(self, options: Options, groups: dict[str, Any], ledger: Ledger) -> None:
+        super().__init__(options, {**groups, "mpi": groups["dscomm"]}, ledger)
+        self._mpi = FlatMpi()
+        if (self._mpi.rank, self._mpi.size) != (ledger.rank, ledger.world):
+            raise RuntimeError("MPI numbers the ranks in another way")
+
+    def case(self, name: str, setting: Setting, count: int) -> Case:
+        case = super().case(name, setting, count)
+        if name == "mpi":
+            place = (case.input, case.output, count, setting.root)
+            call = self._mpi.make_call(setting.collective, *place)
+            # MPI has the addresses of the case's tensors alone.
+            case.call = functools.partial(lambda case: call(), case)
+        return case
+
+
+def times(sizes: list[int], flags: list[str]) -> int:
+    world = World()
+    options = dataclasses.replace(parse(flags, world.rank, world.size), sizes=sizes)
+    dist.init_process_group("dscomm", timeout=timedelta(seconds=120))
     dist.all_reduce(torch.zeros(1))  # MPI is up from here
-    contenders = {
-        "dscomm": dist.all_reduce,
-        "gloo": functools.partial(dist.all_reduce, group=dist.new_group(backend="gloo")),
-        "mpi": flat_mpi(),
-    }
-    medians = {size: all_reduce_times(contenders, size, rounds) for size in sizes}
+    status = run(options, BesideMpi)
     dist.barrier()
     dist.destroy_process_group()
-    world.say("done", medians=medians)
+    return status
 
 
-def bring_up(world: World, backend: str) -> None:
+def bring_up(backend: str) -> None:
+    world = World()
     began = time.monotonic()
     dist.init_process_group(backend)
     dist.all_reduce(torch.zeros(1))
@@ -78,8 +77,5 @@ def bring_up(world: World, backend: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "times":
-        times(World(), json.loads(sys.argv[2]), int(sys.argv[3]))
-    elif sys.argv[1] == "bench":
-        sys.exit(bench(sys.argv[2:]))
-    else:
-        bring_up(World(), sys.argv[2])
+        sys.exit(times(json.loads(sys.argv[2]), sys.argv[3:]))
+    bring_up(sys.argv[2])

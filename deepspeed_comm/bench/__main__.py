@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dist.destroy_process_group()
 
 
-def run(options: Options) -> int:
-    """Over the default process group."""
+def run(options: Options, kind: type[Measurement] = Measurement) -> int:
+    """Over the default process group; the exit status, the same on all ranks."""
     ledger = Ledger()
     planned = settings(options, ledger.world)
     steps = sum(len(each.sizes(options, ledger.world)) for each in planned)
@@ -52,7 +52,7 @@ def run(options: Options) -> int:
         if ledger.rank == 0:
             print(f"bench: {mistake}", file=sys.stderr, flush=True)
         return 2
-    measurement = Measurement(options, groups_of(options.backends), ledger)
+    measurement = kind(options, groups_of(options.backends), ledger)
     found: list[Row | Refusal] = []
     before = copy_rate(ledger)
     with report.progress(ledger.rank, steps) as (step_done, tell):

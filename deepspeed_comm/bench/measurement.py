@@ -86,12 +86,13 @@ class Measurement:
         found = refused if self.ledger.rank == 0 else []
         for size, count in sizes:
             if names:
-                cases = {name: self._case(name, setting, count) for name in names}
+                cases = {name: self.case(name, setting, count) for name in names}
                 found = found + self._measure(cases, setting, size)
             yield found
             found = []
 
-    def _case(self, name: str, setting: Setting, count: int) -> Case:
+    def case(self, name: str, setting: Setting, count: int) -> Case:
+        """Of one of the groups' names, or of dscomm-direct."""
         direct = name == "dscomm-direct"
         group = self.groups["dscomm" if direct else name]
         dtype = DTYPES[setting.dtype]
@@ -101,7 +102,7 @@ class Measurement:
         """Why all ranks cannot make this call at all, or None. Raises where only some cannot."""
         mine = None
         try:
-            self._case(name, setting, count).call()
+            self.case(name, setting, count).call()
         except (RuntimeError, ValueError, TypeError) as error:
             # A connection that broke, or a rank that died, is no refusal.
             if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
