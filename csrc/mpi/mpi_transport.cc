@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -100,7 +101,8 @@ MpiTransport::MpiTransport(const TransportRequest& request) : request_(request) 
     if (request_.members[rank].host == host) ++on_this_host;
   }
   // A rank that spins takes the core of another one, which may be the one it waits for.
-  if (on_this_host > request_.usable_cores) wait_policy_.spin_polls = 0;
+  wait_policy_.is_crowded = on_this_host > request_.usable_cores;
+  if (wait_policy_.is_crowded) wait_policy_.spin_polls = 0;
 }
 
 Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& request,
@@ -161,8 +163,13 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
   options.name = team.name;
   options.halves_as_float32 = team.halves_as_float32;
   options.wait_policy = wait_policy_;
-  for (int rank : team.ranks)
+  std::set<int> hosts;
+  for (int rank : team.ranks) {
     options.members.push_back({rank, name_member(request_.members, rank)});
+    hosts.insert(request_.members[static_cast<size_t>(rank)].host);
+  }
+  // Ranks of one host have shared memory of MPI's, of which the kernel tells nothing.
+  options.wait_policy.by_sockets = hosts.size() == team.ranks.size();
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
   const Look look = [this, gone = look_for_the_gone(team.ranks), id = team.id,
                      ends = AbortWatch()]() mutable -> Status {

@@ -8,49 +8,110 @@
 
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
+#include "mpi/tcp_hooks.h"
 
 namespace dscomm {
 namespace {
 
-Result<bool> poll(std::vector<MPI_Request>* requests) {
-  int done = 0;
-  const int code = guarded([&] {
-    return MPI_Testall(static_cast<int>(requests->size()), requests->data(), &done,
-                       MPI_STATUSES_IGNORE);
-  });
-  if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
-  if (done) requests->clear();
-  return done != 0;
-}
+// Of a yield that has let another process run. Then a sleep is better, if data end it.
+constexpr int64_t kYieldToOthersNs = 20'000;
+
+// A poll that reads data may only begin what the next one goes on with, and does not report what it
+// has completed itself. So several come before a sleep.
+constexpr int kPollsBeforeSleep = 8;
+// Of the time waited: a sleep misses what another thread has read meanwhile.
+constexpr int64_t kSleepDivisor = 20;
+constexpr int64_t kShortestSleepNs = 50'000;
+// So many sleeps in a row that end at once, and not the wait: MPI does not read a socket.
+constexpr int64_t kAtOnceNs = 20'000;
+constexpr int kMostSleepsThatEndAtOnce = 1000;
+
+// What a wait does between polls.
+class Pauses {
+ public:
+  Pauses(const MpiWaitPolicy& policy, const Deadline& deadline)
+      : policy_(policy), deadline_(deadline) {}
+
+  int polls_before() const { return is_by_sockets_ ? kPollsBeforeSleep : 1; }
+
+  void pause(int64_t waited_ns, int64_t left_ns) {
+    const int64_t began_ns = monotonic_ns();
+    int64_t asked_ns = 0;
+    if (waited_ns < policy_.yield_ns && !(is_by_sockets_ && shares_core_)) {
+      sched_yield();
+      shares_core_ |= monotonic_ns() - began_ns > kYieldToOthersNs;
+    } else {
+      asked_ns = std::min({waited_ns / policy_.nap_divisor, policy_.longest_nap_ns, left_ns});
+      if (!sleep(waited_ns, left_ns, &asked_ns))
+        std::this_thread::sleep_for(std::chrono::nanoseconds(asked_ns));
+    }
+    deadline_.note_slice(began_ns, asked_ns);
+  }
+
+ private:
+  bool sleep(int64_t waited_ns, int64_t left_ns, int64_t* asked_ns) {
+    if (!is_by_sockets_) return false;
+    if (ended_at_once_ == kMostSleepsThatEndAtOnce) {
+      ended_at_once_ = 0;
+      return false;
+    }
+    thread_local SocketSleep sockets(mpi_sockets());
+    const int64_t began_ns = monotonic_ns();
+    const int64_t most_ns = std::min(
+        {std::max(waited_ns / kSleepDivisor, kShortestSleepNs), policy_.longest_nap_ns, left_ns});
+    is_by_sockets_ = sockets.sleep(most_ns);
+    if (!is_by_sockets_) return false;
+    *asked_ns = most_ns;
+    ended_at_once_ = monotonic_ns() - began_ns < kAtOnceNs ? ended_at_once_ + 1 : 0;
+    return true;
+  }
+
+  const MpiWaitPolicy& policy_;
+  const Deadline& deadline_;
+  bool is_by_sockets_ = policy_.by_sockets;
+  bool shares_core_ = policy_.is_crowded;  // or a yield has let another process run
+  int ended_at_once_ = 0;
+};
 
 }  // namespace
 
-Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
-                const Deadline& deadline, MpiWatch& watch) {
+Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy& policy,
+                  const Deadline& deadline, MpiWatch& watch) {
   for (int i = 0; i < policy.spin_polls; ++i) {
-    DSCOMM_ASSIGN_OR_RETURN(bool done, poll(requests));
+    DSCOMM_ASSIGN_OR_RETURN(bool done, poll());
     if (done) return {};
     DSCOMM_RETURN_IF_ERROR(watch.look(0));
   }
   const int64_t left_at_first = deadline.remaining_ns();
   TimeLeft time_left(deadline);
+  Pauses pauses(policy, deadline);
   while (true) {
-    DSCOMM_ASSIGN_OR_RETURN(bool done, poll(requests));
-    if (done) return {};
+    for (int i = 0; i < pauses.polls_before(); ++i) {
+      DSCOMM_ASSIGN_OR_RETURN(bool done, poll());
+      if (done) return {};
+    }
     const int64_t waited = left_at_first - deadline.remaining_ns();
     const int64_t left = time_left.ns();
     DSCOMM_RETURN_IF_ERROR(watch.look(waited));
     if (left <= 0) return watch.timed_out();
-    const int64_t nap = waited < policy.yield_ns
-                            ? 0
-                            : std::min({waited / policy.nap_divisor, policy.longest_nap_ns, left});
-    const int64_t began = monotonic_ns();
-    if (nap == 0)
-      sched_yield();
-    else
-      std::this_thread::sleep_for(std::chrono::nanoseconds(nap));
-    deadline.note_slice(began, nap);
+    pauses.pause(waited, left);
   }
+}
+
+Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
+                const Deadline& deadline, MpiWatch& watch) {
+  const auto poll = [requests]() -> Result<bool> {
+    int done = 0;
+    const int code = guarded([&] {
+      return MPI_Testall(static_cast<int>(requests->size()), requests->data(), &done,
+                         MPI_STATUSES_IGNORE);
+    });
+    if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
+    return done != 0;
+  };
+  DSCOMM_RETURN_IF_ERROR(wait_until(poll, policy, deadline, watch));
+  requests->clear();
+  return {};
 }
 
 }  // namespace dscomm

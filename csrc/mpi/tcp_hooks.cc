@@ -42,6 +42,7 @@ std::atomic<const Token*> required{nullptr};
 
 void note_socket(int socket) {
   were_called.store(true, std::memory_order_relaxed);
+  mpi_sockets().add(socket);
   std::lock_guard lock(the_guard().mutex);
   if (!the_guard().is_on) return;
   if (Status status = admit_only(socket, the_guard().addresses); !status.ok())
@@ -50,6 +51,11 @@ void note_socket(int socket) {
 }
 
 }  // namespace
+
+SocketList& mpi_sockets() {
+  static auto* const sockets = new SocketList;  // never destroyed, as the guard
+  return *sockets;
+}
 
 std::string random_token() {
   Token token;

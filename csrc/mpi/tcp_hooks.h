@@ -5,9 +5,10 @@
 // that reads it is stuck in a call of MPI that should return at once.
 //
 // Three functions of that component are found here before its own, like ompi_rte_abort
-// (guarded.cc). The first prepares each socket, so it reveals MPI's listeners. The others send and
-// read the greeting: they add the job's token, in the same packet, and read without waiting. A
-// greeting that is not all there, or has another token, is refused.
+// (guarded.cc). The first prepares each socket, so it reveals MPI's listeners, and the connections
+// with whose data a sleep can end. The others send and read the greeting: they add the job's token,
+// in the same packet, and read without waiting. A greeting that is not all there, or has another
+// token, is refused.
 //
 // If Open MPI binds its own functions (linked with -Bsymbolic-functions), its connections stay as
 // they are, and are_hooks_called() is false.
@@ -16,7 +17,12 @@
 #include <string>
 #include <vector>
 
+#include "core/transport/socket_sleep.h"
+
 namespace dscomm {
+
+// All that the hooks have been called with.
+SocketList& mpi_sockets();
 
 // Of 16 random bytes; empty where the system has none.
 std::string random_token();

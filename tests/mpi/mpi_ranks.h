@@ -192,6 +192,7 @@ class Job {
                                      uint64_t id) {
     options.id = id;
     if (options.name.empty()) options.name = "test";
+    options.wait_policy.by_sockets = true;  // test_mpi_team.py gives MPI no other connections
     for (int rank : ranks) options.members.push_back({rank, name_of(rank)});
     const bool is_few = static_cast<int>(ranks.size()) <= options.few_ranks;
     MPI_Comm data = subset(ranks), check = is_few ? MPI_COMM_NULL : subset(ranks);

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/team/hierarchical_team.h"
+#include "mpi/tcp_hooks.h"
 #include "mpi_ranks.h"
 #include "team_reference.h"
 
@@ -105,6 +106,15 @@ TEST(MpiTeam, PlannedAllReduces) {
       }
     });
   }
+}
+
+// So that waits sleep until something comes.
+TEST(MpiTeam, ConnectionsAreKnown) {
+  on_every_rank(mpi_team())([](Team& team) {
+    ASSERT_TRUE(team.barrier(within_ms(60000)).ok());
+    SocketSleep sleep(mpi_sockets());
+    EXPECT_TRUE(sleep.sleep(1'000'000));
+  });
 }
 
 // With this MPI, and Open MPI 5, they are there: what is tested is not the way without.

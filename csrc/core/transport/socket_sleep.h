@@ -1,0 +1,63 @@
+// SocketSleep: a sleep that ends when one of several sockets has something to do.
+//
+// A library that moves data only inside its calls, such as Open MPI, makes whoever waits for it
+// poll, and that takes a core from the ranks that are waited for. If the sockets of the library are
+// known, the thread can sleep until there are data, or room for what did not fit. It sleeps on
+// while another thread makes the library read them.
+//
+// The sockets belong to the library, which closes them when it likes. Every thread that sleeps has
+// epoll descriptors of its own, since the kernel reports room once to each.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "core/base/owned.h"
+
+namespace dscomm {
+
+// The sockets of a library. Any thread.
+class SocketList {
+ public:
+  // A socket of TCP, which may not be connected yet, or will listen.
+  void add(int socket);
+
+ private:
+  friend class SocketSleep;
+  struct Entry {
+    uint64_t number;  // ascending
+    int socket;
+    uint64_t cookie;  // of the kernel, which gives no two sockets the same
+  };
+
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+  // The last entry's number. Written under the mutex; SocketSleep::follow() loads it without, and
+  // takes the mutex if it is new. Relaxed: it sees next time what it misses.
+  std::atomic<uint64_t> last_{0};
+};
+
+// Of one thread. The list outlives it.
+class SocketSleep {
+ public:
+  explicit SocketSleep(SocketList& list) : list_(list) {}
+
+  // Until a socket has data to read or a connection to accept, or has room again after it was full,
+  // or most_ns have passed, or for no reason; at once if there are data already. False, and without
+  // sleep, if the list has had no connection yet, or the system lacks what this needs.
+  bool sleep(int64_t most_ns);
+
+ private:
+  // Takes in new sockets. False if some cannot be watched.
+  bool follow();
+
+  SocketList& list_;
+  // Epoll descriptors. Data is reported as long as it is there, room only when it appears.
+  UniqueFd data_, room_;
+  uint64_t seen_ = 0;  // SocketList::last_
+  bool has_connection_ = false, has_failed_ = false;
+};
+
+}  // namespace dscomm

@@ -1,0 +1,127 @@
+#include "core/transport/socket_sleep.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <thread>
+#include <vector>
+
+#include "core/base/deadline.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int64_t kShortNs = 1'000'000;
+// A sleep that nothing ends lasts longer than what a test waits for.
+constexpr int64_t kLongNs = 600'000'000'000;
+
+class SocketSleepTest : public ::testing::Test {
+ protected:
+  SocketSleepTest() {
+    std::array<int, 2> ends;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) != 0) abort();
+    near_ = UniqueFd(ends[0]);
+    far_ = UniqueFd(ends[1]);
+  }
+
+  // That there is room is reported once at first.
+  void take_first_report() {
+    list_.add(near_.get());
+    EXPECT_TRUE(sleep_.sleep(kLongNs));
+  }
+  void fill() {
+    const std::vector<char> data(1 << 16);
+    while (write(near_.get(), data.data(), data.size()) > 0) {
+    }
+  }
+  void drain() {
+    std::vector<char> data(1 << 16);
+    while (read(far_.get(), data.data(), data.size()) > 0) {
+    }
+  }
+
+  SocketList list_;
+  SocketSleep sleep_{list_};
+  UniqueFd near_, far_;
+};
+
+TEST_F(SocketSleepTest, WithoutSocketsDoesNotSleep) { EXPECT_FALSE(sleep_.sleep(kLongNs)); }
+
+TEST_F(SocketSleepTest, WithAListenerAloneDoesNotSleep) {
+  UniqueFd listener(socket(AF_INET, SOCK_STREAM, 0));
+  list_.add(listener.get());
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  EXPECT_FALSE(sleep_.sleep(kLongNs));
+}
+
+TEST_F(SocketSleepTest, WithNothingToDoSleepsUntilTheLimit) {
+  take_first_report();
+  const int64_t began_ns = monotonic_ns();
+  EXPECT_TRUE(sleep_.sleep(kShortNs));
+  EXPECT_GE(monotonic_ns() - began_ns, kShortNs);
+}
+
+TEST_F(SocketSleepTest, DataThatComesEndsTheSleep) {
+  take_first_report();
+  std::thread sender([&] {
+    usleep(10'000);
+    EXPECT_EQ(write(far_.get(), "x", 1), 1);
+  });
+  EXPECT_TRUE(sleep_.sleep(kLongNs));
+  sender.join();
+}
+
+TEST_F(SocketSleepTest, DataThatIsNotReadEndsEverySleep) {
+  take_first_report();
+  EXPECT_EQ(write(far_.get(), "x", 1), 1);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(sleep_.sleep(kLongNs));
+}
+
+TEST_F(SocketSleepTest, RoomAfterAFullSocketEndsTheSleepOfEveryThread) {
+  list_.add(near_.get());
+  fill();
+  // Each has its own descriptors, which see the socket full.
+  std::vector<std::thread> sleepers;
+  for (int i = 0; i < 3; ++i)
+    sleepers.emplace_back([&] {
+      SocketSleep own(list_);
+      EXPECT_TRUE(own.sleep(kLongNs));
+    });
+  usleep(10'000);
+  drain();
+  for (std::thread& sleeper : sleepers) sleeper.join();
+}
+
+TEST_F(SocketSleepTest, SocketsAddedLaterCountToo) {
+  take_first_report();
+  std::array<int, 2> ends;
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  const UniqueFd second(ends[0]), other(ends[1]);
+  EXPECT_EQ(write(other.get(), "x", 1), 1);
+  list_.add(second.get());
+  EXPECT_TRUE(sleep_.sleep(kLongNs));
+}
+
+TEST_F(SocketSleepTest, ADescriptorThatIsSomethingElseByNowIsLeftOut) {
+  list_.add(near_.get());
+  std::array<int, 2> ends;
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  const UniqueFd another(ends[0]), other(ends[1]);
+  ASSERT_EQ(dup2(another.get(), near_.get()), near_.get());
+  EXPECT_FALSE(sleep_.sleep(kLongNs));
+}
+
+TEST_F(SocketSleepTest, AClosedSocketIsForgotten) {
+  take_first_report();
+  EXPECT_EQ(write(far_.get(), "x", 1), 1);
+  near_.reset();
+  const int64_t began_ns = monotonic_ns();
+  EXPECT_TRUE(sleep_.sleep(kShortNs));
+  EXPECT_GE(monotonic_ns() - began_ns, kShortNs);
+}
+
+}  // namespace
+}  // namespace dscomm
