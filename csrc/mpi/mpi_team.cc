@@ -268,14 +268,14 @@ Status MpiTeam::run(const Rounds& rounds) {
         DSCOMM_RETURN_IF_ERROR(end(chunks_->make((round + 1) * rounds.piece)));
       if (round > 0) rounds.stage(round, staging.data());
       DSCOMM_RETURN_IF_ERROR(
-          check("MPI's collective", [&] { return rounds.start(round, staging); }));
+          check("MPI's operation", [&] { return rounds.start(round, staging); }));
     }
     if (round == 0 && rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
     if (rounds.go_on != nullptr && round >= kUntilSecond && round - kUntilSecond < round_count) {
       MpiStaging& before = staging_[(round - kUntilSecond) % kInFlight];
       DSCOMM_RETURN_IF_ERROR(wait(before, Place::kMoving));
       DSCOMM_RETURN_IF_ERROR(
-          check("MPI's collective", [&] { return rounds.go_on(round - kUntilSecond, before); }));
+          check("MPI's operation", [&] { return rounds.go_on(round - kUntilSecond, before); }));
     }
   }
   return finished();
@@ -284,6 +284,11 @@ Status MpiTeam::run(const Rounds& rounds) {
 size_t MpiTeam::piece_of_each(size_t element_bytes) const {
   const size_t chunk = options_.chunk_bytes / static_cast<size_t>(size());
   const size_t bytes = is_few() ? std::min(chunk, options_.message_bytes) : chunk;
+  return std::max<size_t>(bytes / element_bytes, 1);
+}
+
+size_t MpiTeam::piece_of_message(size_t element_bytes) const {
+  const size_t bytes = std::min(options_.chunk_bytes, options_.message_bytes);
   return std::max<size_t>(bytes / element_bytes, 1);
 }
 

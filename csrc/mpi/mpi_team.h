@@ -5,10 +5,11 @@
 // flight, so that copying and the wire overlap, and memory stays bounded whatever the size of the
 // data; a piece is small enough for the counts of MPI, which are int.
 //
-// Where ranks send to each of the others, a piece is a message that MPI sends at once. Over TCP,
-// Open MPI asks before it sends a longer one, and question and answer queue behind the data that is
-// on its way: 16 MiB each way between 2 hosts, as it is, at 10 and at 1 Gbit/s, takes 6.5, 17 and
-// 140 ms in messages of 60 KiB and 18, 26 and 196 ms in messages of 1 MiB, four in flight.
+// Where ranks send to each of the others, or along a chain, a piece is a message that MPI sends at
+// once. Over TCP, Open MPI asks before it sends a longer one, and question and answer queue behind
+// the data that is on its way: 16 MiB each way between 2 hosts, as it is, at 10 and at 1 Gbit/s,
+// takes 6.5, 17 and 140 ms in messages of 60 KiB and 18, 26 and 196 ms in messages of 1 MiB, four
+// in flight.
 //
 // Every call begins with a short round, the Lead, in which the ranks make sure that they mean the
 // same (see mpi_agreement.h); data that fits rides in it. Among many ranks it is a collective and
@@ -125,6 +126,16 @@ class MpiTeam final : public Team {
   enum class Place : uint64_t { kEntering = 0, kMoving = 1 };
   class Watch;
 
+  // Elements of a message that MPI sends at once, to one rank.
+  size_t piece_of_message(size_t element_bytes) const;
+  // Starts to send piece `number` of a stream of such messages. MPI keeps what the receiver has not
+  // asked for, in memory of its own, so some of the messages wait until it has.
+  int send_piece(const void* data, size_t bytes, size_t number, int rank, int tag,
+                 MPI_Request* request) const {
+    const bool waits = number % kSendsAhead == kSendsAhead - 1;
+    return (waits ? MPI_Issend : MPI_Isend)(data, static_cast<int>(bytes), MPI_BYTE, rank, tag,
+                                            data_, request);
+  }
   // Elements of a piece of which each rank sends one to each, or to all of them in a round.
   size_t piece_of_each(size_t element_bytes) const;
   // The same for the rounds of a call whose values come in chunks: those that are in flight are of
@@ -140,9 +151,10 @@ class MpiTeam final : public Team {
     const size_t bytes;  // of staging that a round needs on this rank
     // Copies this rank's pieces into staging; runs before the ranks have agreed for round 0.
     std::function<void(size_t round, std::byte* staging)> stage;
-    // Starts MPI's collective on staging.data(); returns MPI's code.
+    // Starts MPI's operations on staging.data(); returns MPI's code.
     std::function<int(size_t round, MpiStaging& staging)> start;
-    // Where a round takes two collectives: starts the second when the first is complete.
+    // Where a round has two steps: starts the second when the first is complete. If the steps are
+    // collectives of MPI, all ranks have it.
     std::function<int(size_t round, MpiStaging& staging)> go_on;
     // Copies results out.
     std::function<void(size_t round, std::byte* staging)> deliver;
@@ -171,6 +183,10 @@ class MpiTeam final : public Team {
   Status reduce_by_plan(const void* in, void* out, size_t count, const Reduction& reduction,
                         PersistentAllReduce& prepared);
   Status reduce_by_exchange(const void* in, void* out, size_t count, const Reduction& reduction);
+  struct Chain;
+  Status reduce_along_chain(const void* in, void* out, size_t count, const Reduction& reduction,
+                            int root);
+  Status broadcast_along_chain(void* buffer, size_t count, DType dtype, int root);
   // What MPI has prepared, or is to prepare, for the call in progress; null where it is not to.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
@@ -256,6 +272,7 @@ class MpiTeam final : public Team {
   size_t riding_bytes_ = 0;
   MpiStaging lead_staging_;
   static constexpr size_t kInFlight = 4;  // rounds
+  static constexpr size_t kSendsAhead = 8;
   std::array<MpiStaging, kInFlight> staging_;
   // By plan, count, dtype and op; a factor is applied before the wire.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;

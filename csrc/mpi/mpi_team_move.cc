@@ -26,6 +26,7 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
     if (!is_root && bytes > 0) std::memcpy(buffer, is_few() ? rode(root) : rode_reduced(), bytes);
     return finished();
   }
+  if (is_few()) return broadcast_along_chain(buffer, count, dtype, root);
 
   const Pieces pieces{
       within_chunks(std::min(count, std::max<size_t>(options_.chunk_bytes / element_bytes, 1))),

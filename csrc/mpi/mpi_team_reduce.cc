@@ -1,9 +1,10 @@
-// The reductions of MpiTeam, in five ways.
+// The reductions of MpiTeam, in six ways.
 //
 //   in the Lead    what fits beside the fingerprint
 //   by swap        two ranks send each other all they have, and each reduces both
 //   by exchange    MPI_Ialltoallv brings every rank its share of everybody's data; it reduces that
 //                  in rank order; for an all-reduce MPI_Iallgatherv then spreads the shares
+//   along a chain  a reduce among few ranks; see mpi_team_chain.cc
 //   by MPI         MPI_Iallreduce and MPI_Ireduce; what is done before and after is
 //                  WireReduction's
 //   by plan        as MPI_Iallreduce, but prepared once; see PersistentAllReduce
@@ -56,8 +57,9 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kReduce, reduction, count, options, root), count, options));
-  return fits_lead(count, reduction) ? reduce_small(in, out, count, reduction, root)
-                                     : reduce_by_mpi(in, out, count, reduction, root);
+  if (fits_lead(count, reduction)) return reduce_small(in, out, count, reduction, root);
+  return is_few() ? reduce_along_chain(in, out, count, reduction, root)
+                  : reduce_by_mpi(in, out, count, reduction, root);
 }
 
 WireReduction MpiTeam::on_wire(const Reduction& reduction) const {

@@ -1,0 +1,103 @@
+// Broadcast and reduce of long data among few ranks: along a chain with the root at one end.
+//
+// Every rank sends a piece to its neighbour while the next one comes, so no wire carries the data
+// twice and all are busy at once. The pieces are messages that MPI sends at once (see mpi_team.h).
+
+#include "core/reduce/reduce.h"
+#include "mpi/mpi_team.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int kChainTag = 3;
+// A long chain is slow to fill: no fewer pieces than twice its links, but of this many bytes.
+constexpr size_t kLeastPieceBytes = size_t{8} << 10;
+
+}  // namespace
+
+// The root is first; the ranks follow in their order.
+struct MpiTeam::Chain {
+  Chain(const MpiTeam& team, int root, size_t count, size_t element_bytes)
+      : place((team.rank_ - root + team.size()) % team.size()),
+        is_last(place == team.size() - 1),
+        before((team.rank_ - 1 + team.size()) % team.size()),
+        after((team.rank_ + 1) % team.size()) {
+    const size_t share = count / (2 * static_cast<size_t>(team.size() - 1));
+    const size_t least = std::max<size_t>(kLeastPieceBytes / element_bytes, 1);
+    piece = std::min({count, team.piece_of_message(element_bytes), std::max(share, least)});
+  }
+
+  int place;
+  bool is_last;
+  int before, after;  // ranks
+  size_t piece;       // elements
+};
+
+Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype, int root) {
+  const size_t element_bytes = dtype_bytes(dtype);
+  const Chain chain(*this, root, count, element_bytes);
+  const Pieces pieces{within_chunks(chain.piece), element_bytes};
+  const auto send_on = [&](size_t round, MpiStaging& staging) {
+    return send_piece(staging.data(), pieces.bytes_of(count, round), round, chain.after, kChainTag,
+                      staging.add_request());
+  };
+  Rounds rounds(pieces.piece, pieces.bytes());
+  rounds.stage = [&](size_t round, std::byte* staging) {
+    if (chain.place == 0) pieces.stage(staging, buffer, count, round);
+  };
+  rounds.start = [&](size_t round, MpiStaging& staging) {
+    if (chain.place == 0) return send_on(round, staging);
+    return MPI_Irecv(staging.data(), static_cast<int>(pieces.bytes_of(count, round)), MPI_BYTE,
+                     chain.before, kChainTag, data_, staging.add_request());
+  };
+  if (chain.place > 0 && !chain.is_last) rounds.go_on = send_on;
+  rounds.deliver = [&](size_t round, std::byte* staging) {
+    if (chain.place > 0) pieces.deliver(buffer, staging, count, round);
+  };
+  return run(rounds);
+}
+
+// From the last rank to the root: each adds its values to what has come.
+Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
+                                   const Reduction& reduction, int root) {
+  const WireReduction wire = on_wire(reduction);
+  const Chain chain(*this, root, count, wire.wire_bytes());
+  const size_t piece = chain.piece, piece_bytes = piece * wire.wire_bytes();
+  const auto bytes_of = [&](size_t round) {
+    return in_round(count, piece, round) * wire.wire_bytes();
+  };
+  const auto add = [&](size_t round, std::byte* staging) {
+    const void* const sources[2] = {staging, staging + piece_bytes};
+    dscomm::reduce(staging, sources, 2, in_round(count, piece, round), {wire.dtype(), wire.op()},
+                   1);
+  };
+  const auto send_on = [&](size_t round, MpiStaging& staging) {
+    return send_piece(staging.data(), bytes_of(round), round, chain.before, kChainTag,
+                      staging.add_request());
+  };
+  Rounds rounds(piece, 2 * piece_bytes);
+  rounds.stage = [&](size_t round, std::byte* staging) {
+    wire.enter(staging, byte_at(in, round * piece * wire.value_bytes()),
+               in_round(count, piece, round));
+  };
+  rounds.start = [&](size_t round, MpiStaging& staging) {
+    if (chain.is_last) return send_on(round, staging);
+    return MPI_Irecv(staging.data() + piece_bytes, static_cast<int>(bytes_of(round)), MPI_BYTE,
+                     chain.after, kChainTag, data_, staging.add_request());
+  };
+  if (chain.place > 0 && !chain.is_last) {
+    rounds.go_on = [&](size_t round, MpiStaging& staging) {
+      add(round, staging.data());
+      return send_on(round, staging);
+    };
+  }
+  rounds.deliver = [&](size_t round, std::byte* staging) {
+    if (chain.place > 0) return;
+    add(round, staging);
+    wire.leave(byte_at(out, round * piece * wire.value_bytes()), staging,
+               in_round(count, piece, round));
+  };
+  return run(rounds);
+}
+
+}  // namespace dscomm
