@@ -59,17 +59,6 @@ std::vector<Side> decode_sides(std::span<const std::byte> bytes, size_t ranks) {
   return sides;
 }
 
-std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
-                          const std::string& receiver, uint64_t expected) {
-  const std::string sends = std::to_string(sent), expects = std::to_string(expected);
-  if (kind == Collective::kScatter)
-    return sender + " scatters " + sends + " elements to " + receiver + ", whose output holds " +
-           expects;
-  return sender + " sends " + sends + " elements to " + receiver + ", which expects " + expects +
-         (kind == Collective::kAllToAll ? "; the split sizes do not fit"
-                                        : "; the counts of the ranks do not fit");
-}
-
 }  // namespace
 
 void LeadHead::combine(const LeadHead& other) {
@@ -118,6 +107,17 @@ std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits,
   std::memcpy(sends, splits.sends.data(), ranks * sizeof(uint64_t));
   std::memcpy(sends + ranks * sizeof(uint64_t), splits.expects.data(), ranks * sizeof(uint64_t));
   return side;
+}
+
+std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
+                          const std::string& receiver, uint64_t expected) {
+  const std::string sends = std::to_string(sent), expects = std::to_string(expected);
+  if (kind == Collective::kScatter)
+    return sender + " scatters " + sends + " elements to " + receiver + ", whose output holds " +
+           expects;
+  return sender + " sends " + sends + " elements to " + receiver + ", which expects " + expects +
+         (kind == Collective::kAllToAll ? "; the split sizes do not fit"
+                                        : "; the counts of the ranks do not fit");
 }
 
 std::string explain_mismatch(std::span<const std::byte> bytes,

@@ -1,7 +1,8 @@
 // How the ranks of an MpiTeam find out that they make the same call before any result is handed
-// out, and what they say when they do not.
+// out, and what they say when they do not. (In calls with CallOptions::domains each pair does that,
+// see mpi_team_exchange.cc.)
 //
-// Every call begins with its Lead, which is combined over all ranks. It holds the hash of the
+// Every other call begins with its Lead, which is combined over all ranks. It holds the hash of the
 // call and the hash's complement, both to be minimised: all hashes are equal if and only if one
 // minimum is the complement of the other. Calls are compared one by one, each before its results,
 // so the hash need not cover those before. What ranks must not agree on but fit together (the
@@ -87,6 +88,10 @@ struct Splits {
 // One rank's side of a disagreement, of the same length on all ranks.
 std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits, size_t ranks);
 inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks * sizeof(uint64_t); }
+
+// That one rank sends another a number of elements which that one does not expect.
+std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
+                          const std::string& receiver, uint64_t expected);
 
 // From the sides of all ranks, one after the other: who differs from whom, and in what. `names` are
 // the members', by rank.

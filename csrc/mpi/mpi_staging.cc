@@ -1,5 +1,6 @@
 #include "mpi/mpi_staging.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <utility>
@@ -20,6 +21,9 @@ MpiStaging::~MpiStaging() {
 Status MpiStaging::reserve(size_t bytes, size_t table_entries) {
   DSCOMM_CHECK(!pending(), "staging is in use until its requests are complete");
   if (memory_ != nullptr && bytes <= data_bytes_ && table_entries <= table_entries_) return {};
+  // Calls of several kinds take turns.
+  bytes = std::max(bytes, data_bytes_);
+  table_entries = std::max(table_entries, table_entries_);
   const size_t table_bytes = (2 * table_entries * sizeof(int) + kLine - 1) / kLine * kLine;
   memory_.reset(new (std::nothrow) std::byte[kLine + table_bytes + bytes]);
   if (memory_ == nullptr) {

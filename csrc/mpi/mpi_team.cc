@@ -1,5 +1,5 @@
-// Construction, the frame of every call, and failure. The collectives are in mpi_team_reduce.cc and
-// mpi_team_move.cc.
+// Construction, the frame of every call, and failure. The collectives are in mpi_team_reduce.cc,
+// mpi_team_move.cc, mpi_team_chain.cc and mpi_team_exchange.cc.
 
 #include "mpi/mpi_team.h"
 
@@ -287,11 +287,6 @@ size_t MpiTeam::piece_of_each(size_t element_bytes) const {
   return std::max<size_t>(bytes / element_bytes, 1);
 }
 
-size_t MpiTeam::piece_of_message(size_t element_bytes) const {
-  const size_t bytes = std::min(options_.chunk_bytes, options_.message_bytes);
-  return std::max<size_t>(bytes / element_bytes, 1);
-}
-
 size_t MpiTeam::within_chunks(size_t piece) const {
   if (chunks_ == nullptr) return piece;
   piece = std::max<size_t>(std::min(piece, chunks_->count / kInFlight), 1);
@@ -300,7 +295,15 @@ size_t MpiTeam::within_chunks(size_t piece) const {
 
 Status MpiTeam::wait(MpiStaging& staging, Place place) {
   Watch watch(*this, place);
-  Status status = wait_for(&staging.requests, options_.wait_policy, *deadline_, watch);
+  return end_of_wait(wait_for(&staging.requests, options_.wait_policy, *deadline_, watch));
+}
+
+Status MpiTeam::wait_with(const std::function<Result<bool>()>& poll, Place place) {
+  Watch watch(*this, place);
+  return end_of_wait(wait_until(poll, options_.wait_policy, *deadline_, watch));
+}
+
+Status MpiTeam::end_of_wait(const Status& status) {
   if (status.ok()) return {};
   // Unless the Team has ended, it is MPI that refused.
   Status known = cause_.get();
@@ -314,6 +317,7 @@ Status MpiTeam::end(const Status& status) {
 }
 
 Status MpiTeam::refused(const Status& status) {
+  await_all();  // MPI gives up for all at once
   const Status reason = reason_or(status, *deadline_, [this]() -> Status {
     look_at_detector();
     DSCOMM_RETURN_IF_ERROR(look(kAnyCall));
@@ -331,8 +335,14 @@ void MpiTeam::look_at_detector() {
   if (count == seen_count_) return;
   seen_count_ = count;
   has_ended_ = !detector_.ended(options_.id).ok();
+  const bool had_died = !died_.ok(), had_left = !left_.ok();
+  find_the_gone();
+  if (had_died != !died_.ok() || had_left != !left_.ok()) gone_since_ns_ = monotonic_ns();
+}
+
+void MpiTeam::find_the_gone() {
   for (int k = 0; k < size(); ++k) {
-    if (k == rank_) continue;
+    if (k == rank_ || !awaits(k)) continue;
     const MpiTeamMember& member = options_.members[k];
     Status gone = detector_.gone(member.transport_rank);
     Status& kept = gone.code() == Code::kPeerLeft ? left_ : died_;
@@ -343,12 +353,21 @@ void MpiTeam::look_at_detector() {
       kept = Status(gone.code(), member.name + " " + departure.how());
       advice_ = departure.advice();
     }
-    gone_since_ns_ = monotonic_ns();
   }
+}
+
+// The next call needs every rank.
+void MpiTeam::await_all() {
+  awaited_.clear();
+  if (detector_.count() != 0) find_the_gone();
 }
 
 Status MpiTeam::look_for_the_gone(Place place) {
   if (died_.ok() && left_.ok()) return {};
+  if (!awaited_.empty()) {  // they may have done their part since
+    died_ = left_ = {};
+    find_the_gone();
+  }
   const int64_t gone_for_ns = monotonic_ns() - gone_since_ns_;
   if (gone_for_ns >= kCauseGraceNs) DSCOMM_RETURN_IF_ERROR(fail(died_));
   // Once the ranks have agreed, a rank that left has done its part.
@@ -365,7 +384,10 @@ Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
   if (std::string silent = names_of(options_.group, answers, Progress::kSilent); !silent.empty())
     return fail(Code::kTimeout,
                 after + silent + ", from which no answer comes: stopped, or cut off" + advice);
-  if (std::string behind = names_of(options_.members, answers, Progress::kBehind); !behind.empty())
+  std::vector<MpiTeamMember> awaited;
+  for (int k = 0; k < size(); ++k)
+    if (awaits(k)) awaited.push_back(options_.members[static_cast<size_t>(k)]);
+  if (std::string behind = names_of(awaited, answers, Progress::kBehind); !behind.empty())
     return fail(Code::kTimeout, after + behind +
                                     (place == Place::kEntering ? ", not yet in this call"
                                                                : ", not yet so far in this call") +

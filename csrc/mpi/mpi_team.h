@@ -1,9 +1,9 @@
 // MpiTeam: collectives between processes on any hosts, through MPI's non-blocking operations.
 //
-// A call is: begin(), then agree(), then as many rounds as the longest block needs. A round stages
-// a piece of the caller's data, lets MPI work on it, and hands out the result. Four rounds are in
-// flight, so that copying and the wire overlap, and memory stays bounded whatever the size of the
-// data; a piece is small enough for the counts of MPI, which are int.
+// Most calls are: begin(), then agree(), then as many rounds as the longest block needs. A round
+// stages a piece of the caller's data, lets MPI work on it, and hands out the result. Four rounds
+// are in flight, so that copying and the wire overlap, and memory stays bounded whatever the size
+// of the data; a piece is small enough for the counts of MPI, which are int.
 //
 // Where ranks send to each of the others, or along a chain, a piece is a message that MPI sends at
 // once. Over TCP, Open MPI asks before it sends a longer one, and question and answer queue behind
@@ -11,9 +11,12 @@
 // takes 6.5, 17 and 140 ms in messages of 60 KiB and 18, 26 and 196 ms in messages of 1 MiB, four
 // in flight.
 //
-// Every call begins with a short round, the Lead, in which the ranks make sure that they mean the
-// same (see mpi_agreement.h); data that fits rides in it. Among many ranks it is a collective and
-// has a communicator of its own, so that it never meets data.
+// Gather, scatter and all_to_all have no rounds, but a stream for each pair of ranks.
+//
+// Calls begin with a short round, the Lead, in which the ranks make sure that they mean the same
+// (see mpi_agreement.h); data that fits rides in it. Among many ranks it is a collective and has a
+// communicator of its own, so that it never meets data. Those with CallOptions::domains have none:
+// there each pair makes sure.
 //
 // MPI tells of no death and of no abort: a rank whose peer is gone waits for ever. So every wait
 // looks at the failure detector, and ends at the deadline. What MPI then still works on is kept for
@@ -65,9 +68,11 @@ struct MpiTeamOptions {
   // Data of one round; four rounds, each with room for what is sent and for what comes, are held at
   // most. All members must give the same; at most kMostChunkBytes is used.
   size_t chunk_bytes = size_t{1} << 19;
-  // Of a piece that goes from one rank to another, among few ranks; the same on all. A little less
+  // Of a piece that goes from one rank to another; the same on all. A little less
   // than what Open MPI sends at once over TCP, 64 KiB with its own heading.
   size_t message_bytes = size_t{60} << 10;
+  // Messages in flight of a gather, a scatter or an all_to_all, each way.
+  size_t places = 16;
   // Where MPI reduces: whether halves travel as float32 and are rounded once, instead of once a
   // hop. The same on all.
   bool halves_as_float32 = false;
@@ -83,8 +88,8 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostChunkBytes = size_t{1} << 30;
 
   // `data` and `check` join the members in their order and become the Team's: nothing else uses
-  // them. Few ranks need no `check`, which is MPI_COMM_NULL then. `detector` outlives the Team.
-  // Does not communicate.
+  // them. Few ranks need no `check`, nor do calls with CallOptions::domains; it is MPI_COMM_NULL
+  // then. `detector` outlives the Team. Does not communicate.
   MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTeamOptions options);
   ~MpiTeam() override;
 
@@ -126,8 +131,11 @@ class MpiTeam final : public Team {
   enum class Place : uint64_t { kEntering = 0, kMoving = 1 };
   class Watch;
 
-  // Elements of a message that MPI sends at once, to one rank.
-  size_t piece_of_message(size_t element_bytes) const;
+  // Of a message that MPI sends at once, to one rank; and its elements.
+  size_t message_bytes() const { return std::min(options_.chunk_bytes, options_.message_bytes); }
+  size_t piece_of_message(size_t element_bytes) const {
+    return std::max<size_t>(message_bytes() / element_bytes, 1);
+  }
   // Starts to send piece `number` of a stream of such messages. MPI keeps what the receiver has not
   // asked for, in memory of its own, so some of the messages wait until it has.
   int send_piece(const void* data, size_t bytes, size_t number, int rank, int tag,
@@ -187,6 +195,8 @@ class MpiTeam final : public Team {
   Status reduce_along_chain(const void* in, void* out, size_t count, const Reduction& reduction,
                             int root);
   Status broadcast_along_chain(void* buffer, size_t count, DType dtype, int root);
+  class Exchange;
+  static void copy_own(void* out, const void* in, size_t count, DType dtype);
   // What MPI has prepared, or is to prepare, for the call in progress; null where it is not to.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
@@ -225,6 +235,9 @@ class MpiTeam final : public Team {
 
   // Until the operation is complete, or there is no use in waiting any longer.
   Status wait(MpiStaging& staging, Place place);
+  // The same, until `poll` returns true.
+  Status wait_with(const std::function<Result<bool>()>& poll, Place place);
+  Status end_of_wait(const Status& status);
   template <typename Call>
   Status check(const char* name, const Call& call) {
     const int code = guarded(call);
@@ -245,6 +258,11 @@ class MpiTeam final : public Team {
   Status timed_out(Place place, const std::vector<Progress>& answers);
   // Takes in what is new; costs one load when nothing is.
   void look_at_detector();
+  // Of the awaited ranks.
+  void find_the_gone();
+  bool awaits(int rank) const { return awaited_.empty() || awaited_[static_cast<size_t>(rank)]; }
+  void await_partners(const std::vector<int>* domains, int root);
+  void await_all();
   // Fails when a member that has gone keeps the call from being completed.
   Status look_for_the_gone(Place place);
   // Those of `members` that have answered so, but for this rank.
@@ -280,7 +298,8 @@ class MpiTeam final : public Team {
 
   // What the detector said when it was last asked by the thread that waits.
   uint64_t seen_count_ = 0;
-  bool has_ended_ = false;  // somebody has ended the Team, perhaps after it finished the call
+  std::vector<bool> awaited_;  // by rank; empty: the call needs every rank until it ends
+  bool has_ended_ = false;     // somebody has ended the Team, perhaps after it finished the call
   Status died_, left_;
   std::string advice_;  // on left_
   int64_t gone_since_ns_ = 0;
@@ -330,7 +349,7 @@ struct Pieces {
       deliver(to, byte_at(from, round * bytes()), count, round);
   }
 
-  // The next three: blocks of all ranks, `place_bytes` apart in staging. The block of rank `me`
+  // The next two: blocks of all ranks, `place_bytes` apart in staging. The block of rank `me`
   // stays in user memory, or none does (kNone). list() writes MPI's tables of lengths and places.
   static constexpr size_t kNone = SIZE_MAX;
   void list(std::span<const size_t> block_counts, size_t me, size_t round, size_t place_bytes,
@@ -339,11 +358,6 @@ struct Pieces {
       lengths[k] = k == me ? 0 : static_cast<int>(bytes_of(block_counts[k], round));
       places[k] = static_cast<int>(k * place_bytes);
     }
-  }
-  void stage_all(std::span<const void* const> blocks, std::span<const size_t> block_counts,
-                 size_t me, size_t round, size_t place_bytes, std::byte* staging) const {
-    for (size_t k = 0; k < block_counts.size(); ++k)
-      if (k != me) stage(staging + k * place_bytes, blocks[k], block_counts[k], round);
   }
   // The block of rank `me` is copied from `own`.
   void deliver_all(std::span<void* const> blocks, std::span<const size_t> block_counts, size_t me,

@@ -169,7 +169,7 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     hosts.insert(request_.members[static_cast<size_t>(rank)].host);
   }
   // Ranks of one host have shared memory of MPI's, of which the kernel tells nothing.
-  options.wait_policy.by_sockets = hosts.size() == team.ranks.size();
+  options.wait_policy.by_sockets = team.is_direct || hosts.size() == team.ranks.size();
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
   const Look look = [this, gone = look_for_the_gone(team.ranks), id = team.id,
                      ends = AbortWatch()]() mutable -> Status {
@@ -179,7 +179,8 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
   auto made = std::make_shared<Communicators>();
   // Tags tell groups apart that are made at the same time.
   const int tag = static_cast<int>((team.id ^ team.id >> 32) % kGroupTags);
-  const bool needs_check = static_cast<int>(team.ranks.size()) > options.few_ranks;
+  const bool needs_check =
+      !team.is_direct && static_cast<int>(team.ranks.size()) > options.few_ranks;
   Status status = meet(world_->comm(), team.ranks, kMeetTags + tag, deadline, look,
                        [&](size_t index) { return options.members[index].name; });
   if (status.ok())

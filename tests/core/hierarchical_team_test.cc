@@ -188,7 +188,8 @@ TEST(HierarchicalTeam, TeamsAreMadeInOneOrder) {
     return Result<std::unique_ptr<Team>>(boards.make(1, ranks, name));
   };
   ASSERT_TRUE(HierarchicalTeam::make(1, domains, factory, factory, {"g"}).ok());
-  EXPECT_EQ(made, (std::vector<std::string>{"g/domain0: 0 1", "g/slice1: 1 3", "g/slice3: 1 5"}));
+  EXPECT_EQ(made, (std::vector<std::string>{"g/domain0: 0 1", "g/slice1: 1 3", "g/slice3: 1 5",
+                                            "g/direct: 0 1 2 3 4 5 6"}));
 }
 
 TEST(HierarchicalTeam, DomainsMustDivideTheRanks) {

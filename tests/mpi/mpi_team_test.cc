@@ -128,6 +128,16 @@ TEST(MpiTeam, EveryCollectiveInSmallChunks) {
   check_collectives(on_every_rank(mpi_team(exact(200))), options);
 }
 
+// As with so many partners that they take turns.
+TEST(MpiTeam, EveryCollectiveWithOneMessageInFlight) {
+  MpiTeamOptions one = exact(200);
+  one.places = 1;
+  ReferenceOptions options;
+  options.dtypes = {DType::kFloat32, DType::kInt64};
+  options.counts = {0, 1, 333};
+  check_collectives(on_every_rank(mpi_team(one)), options);
+}
+
 // Less than one element: rounds of one.
 TEST(MpiTeam, EveryCollectiveInChunksOfOneElement) {
   ReferenceOptions options;
@@ -543,6 +553,42 @@ TEST(MpiTeam, BarrierAfterAnUnhandledExceptionElsewhereNamesIt) {
   });
 }
 
+// The root of a gather has a rank in its domain that dies while the others send, piece by piece.
+TEST(MpiTeam, AnExchangeGoesOnWithoutADeadRankThatHasNoPart) {
+  if (Job::get().size() < 3) return;  // both of two ranks have a part
+  on_every_rank(mpi_team(exact(4)))([](Team& team) {
+    Job& job = Job::get();
+    const auto n = static_cast<size_t>(team.size());
+    constexpr size_t kCount = 200'000;
+    std::vector<int> domains(n, 1);
+    domains[0] = domains[1] = 0;
+    ASSERT_TRUE(team.barrier(within_ms(60000)).ok());
+    CallOptions options = within_ms(60000);
+    options.domains = &domains;
+    if (team.rank() == 1) {
+      usleep(50'000);
+      job.detector().report(1, Code::kPeerDied);
+      return;
+    }
+    const std::vector<int32_t> mine(kCount, team.rank());
+    std::vector<std::vector<int32_t>> all(n, std::vector<int32_t>(kCount));
+    std::vector<void*> outs;
+    std::vector<size_t> counts;
+    if (team.rank() == 0) {
+      for (std::vector<int32_t>& block : all) outs.push_back(block.data());
+      counts.assign(n, kCount);
+      counts[0] = counts[1] = 0;
+    }
+    Status status = team.gather(mine.data(), team.rank() == 0 ? 0 : kCount, DType::kInt32, outs,
+                                counts, 0, options);
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (team.rank() == 0)
+      for (size_t k = 2; k < n; ++k)
+        EXPECT_EQ(all[k], std::vector<int32_t>(kCount, static_cast<int32_t>(k)));
+    EXPECT_EQ(team.barrier(within_ms(60000)).code(), Code::kPeerDied);
+  });
+}
+
 // The root is done before the others are, and leaves.
 TEST(MpiTeam, WhoLeavesAfterItsPartDisturbsNobody) {
   for (int attempt = 0; attempt < 20; ++attempt) {
@@ -652,6 +698,7 @@ MakeTeam hierarchy(const Domains& domains, size_t staging_bytes,
         options.few_ranks = few_ranks;
         uint64_t members = 0;
         for (int rank : ranks) members |= uint64_t{1} << rank;
+        if (name.ends_with("/direct")) members |= 8192;
         return std::unique_ptr<Team>(
             job.make_team({ranks.begin(), ranks.end()}, options, id + kind + members));
       };

@@ -9,8 +9,8 @@ namespace dscomm {
 namespace {
 
 // A rank is in the Team of its domain, where that has others, and in those of the slices that it
-// leads: slice k is led in each domain by its rank k mod n. Entry 0 of a rank's offsets is of the
-// first, entry 1 + k / n that of slice k.
+// leads: slice k is led in each domain by its rank k mod n; and in one of all ranks. Entry 0 of a
+// rank's offsets is of the first, entry 1 + k / n that of slice k, and the last one that of all.
 class DomainTeamsBuilder {
  public:
   explicit DomainTeamsBuilder(const DomainTeamsRequest& request) : request_(request) {
@@ -23,7 +23,7 @@ class DomainTeamsBuilder {
       index_ = static_cast<size_t>(own - domain.begin());
       domain_size_ = domain.size();
     }
-    width_ = 1 + (slices_ + smallest - 1) / smallest;
+    width_ = 2 + (slices_ + smallest - 1) / smallest;
     offsets_.resize(width_ * request_.members.size());
   }
 
@@ -39,6 +39,7 @@ class DomainTeamsBuilder {
     if (domain_size_ > 1) DSCOMM_RETURN_IF_ERROR(allocate(0, &own[0]));
     for (size_t slice = index_; slice < slices_; slice += domain_size_)
       DSCOMM_RETURN_IF_ERROR(allocate(1 + slice, &own[1 + slice / domain_size_]));
+    DSCOMM_RETURN_IF_ERROR(allocate(1 + slices_, &own[width_ - 1]));
     const std::vector<size_t> counts(request_.members.size(), width_);
     std::vector<void*> outs;
     for (size_t k = 0; k < counts.size(); ++k) outs.push_back(&offsets_[k * width_]);
@@ -51,6 +52,8 @@ class DomainTeamsBuilder {
     };
     TeamFactory outer = [this, slice = index_](std::span<const int> ranks,
                                                const std::string&) mutable {
+      if (slice >= slices_)
+        return make_part(ranks, 1 + slices_, std::vector<size_t>(ranks.size(), width_ - 1));
       std::vector<size_t> entries;
       for (const std::vector<int>& domain : request_.domains)
         entries.push_back(1 + slice / domain.size());
@@ -58,9 +61,9 @@ class DomainTeamsBuilder {
       slice += domain_size_;
       return part;
     };
-    // A rank may share no Team with one that dies, or share its Teams with ranks that die alone,
-    // which compare nothing.
-    HierarchyOptions options{.name = "hierarchy", .names = request_.names};
+    // A rank may meet one that dies in no Team in a call, or only ranks that die, which compare
+    // nothing.
+    HierarchyOptions options{.name = "hierarchy"};
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
       flat.note_call(call, reads_all);
     };

@@ -103,6 +103,7 @@ class TeamBuilder {
       team.id = team_id(name);
       team.name = request_.name;
       for (int rank = 0; rank < request_.size; ++rank) team.group.push_back(transport_rank(rank));
+      team.is_direct = name.ends_with(HierarchicalTeam::kDirect);
       team.halves_as_float32 = whole_.halves_as_float32;
       return made_.transport->make_team(team, deadline_);
     };
@@ -119,7 +120,7 @@ class TeamBuilder {
       made_.flat.reset(static_cast<ShmTeam*>(here.release()));
       return {};
     }
-    HierarchyOptions hierarchy{.name = "hosts", .names = names_of(everyone)};
+    HierarchyOptions hierarchy{.name = "hosts"};
     hierarchy.halves_as_float32 = whole_.halves_as_float32;
     hierarchy.tell = [transport = made_.transport, id = team_id("hosts")](
                          const Status& cause, uint64_t unfinished_call) {

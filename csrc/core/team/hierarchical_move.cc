@@ -10,38 +10,9 @@ namespace dscomm {
 namespace {
 
 std::byte* offset(void* base, size_t bytes) { return static_cast<std::byte*>(base) + bytes; }
-const std::byte* offset(const void* base, size_t bytes) {
-  return static_cast<const std::byte*>(base) + bytes;
-}
 
 void copy(void* out, const void* in, size_t bytes) {
   if (bytes > 0) std::memcpy(out, in, bytes);
-}
-
-// Lays out one region for each domain, from `cursor` on, with room for the blocks of its ranks.
-template <typename Pointer, typename CountOf>
-void lay_out(std::byte* cursor, std::span<const int> ranks, std::span<const int> domain_of,
-             size_t element_bytes, const CountOf& count_of, std::vector<Pointer>* regions,
-             std::vector<size_t>* counts) {
-  std::fill(counts->begin(), counts->end(), size_t{0});
-  for (int rank : ranks) (*counts)[domain_of[rank]] += count_of(rank);
-  for (size_t domain = 0; domain < counts->size(); ++domain) {
-    (*regions)[domain] = cursor;
-    cursor += (*counts)[domain] * element_bytes;
-  }
-}
-
-// Copies a chunk of each rank's block, packed in the order of `ranks`, to element `begin` of that
-// rank's output.
-template <typename CountOf>
-void unpack(const std::byte* packed, std::span<const int> ranks, std::span<void* const> outs,
-            size_t begin, size_t element_bytes, const CountOf& count_of) {
-  for (int rank : ranks) {
-    const size_t bytes = count_of(rank) * element_bytes;
-    if (bytes == 0) continue;
-    copy(offset(outs[rank], begin * element_bytes), packed, bytes);
-    packed += bytes;
-  }
 }
 
 }  // namespace
@@ -239,310 +210,66 @@ Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> out
   return {};
 }
 
-// Tells every rank every rank's count. With the calls' hash on it, this also settles that all ranks
-// make the same call, so that what follows may choose its slice by the root.
-Status HierarchicalTeam::share_counts(size_t count, std::vector<size_t>* counts,
-                                      const CallOptions& piece) {
-  std::vector<uint64_t> words(size());
-  std::vector<void*> outs;
-  for (uint64_t& word : words) outs.push_back(&word);
-  const std::vector<size_t> ones(words.size(), 1);
-  const uint64_t mine = count;
-  DSCOMM_RETURN_IF_ERROR(run_all_gather(&mine, DType::kUInt64, outs, ones, piece));
-  counts->assign(words.begin(), words.end());
-  return {};
+// Blocks between ranks of one domain go inside, those between ranks of different domains directly
+// from one to the other. In between the domains agree on the call.
+std::vector<size_t> HierarchicalTeam::inside(std::span<const size_t> counts) const {
+  std::vector<size_t> chosen;
+  for (int rank : members())
+    if (!counts.empty()) chosen.push_back(counts[rank]);
+  return chosen;
+}
+std::vector<size_t> HierarchicalTeam::outside(std::span<const size_t> counts) const {
+  std::vector<size_t> chosen(counts.begin(), counts.end());
+  for (int rank : members())
+    if (!counts.empty()) chosen[rank] = 0;
+  return chosen;
+}
+template <typename Pointer>
+std::vector<Pointer> HierarchicalTeam::inside(std::span<Pointer const> blocks) const {
+  std::vector<Pointer> chosen;
+  for (int rank : members())
+    if (!blocks.empty()) chosen.push_back(blocks[rank]);
+  return chosen;
 }
 
-// After the counts, by chunks: inside to the leader of the root's slice, and across to the root.
-Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dtype,
+Result<CallOptions> HierarchicalTeam::agree(const CallOptions& piece) {
+  if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).barrier(later(piece, 1)));
+  CallOptions options = later(piece, 2);
+  options.domains = &domain_of_;
+  return options;
+}
+
+Status HierarchicalTeam::run_gather(const void* in, size_t count, DType dtype,
                                     std::span<void* const> outs, std::span<const size_t> out_counts,
                                     int root, const CallOptions& piece) {
-  std::vector<size_t> counts;
-  DSCOMM_RETURN_IF_ERROR(share_counts(count, &counts, piece));
-  for (size_t rank = 0; rank < out_counts.size(); ++rank)
-    if (counts[rank] != out_counts[rank])
-      return misfit(static_cast<int>(rank), counts[rank], root, out_counts[rank],
-                    "the counts of the ranks do not fit");
-
-  const size_t element_bytes = dtype_bytes(dtype);
-  const size_t chunk =
-      std::max<size_t>(options_.staging_bytes / (element_bytes * counts.size()), 1);
-  const size_t most = *std::max_element(counts.begin(), counts.end());
-  const int slice = index_of(root);
-  const int leader = slice % local_count();  // the root itself in its own domain
-  const bool is_root = rank_ == root;
-
-  std::vector<void*> blocks(index_ == leader ? members().size() : 0);
-  std::vector<size_t> block_counts(blocks.size());
-  std::vector<void*> regions(is_root ? domains_.size() : 0);
-  std::vector<size_t> region_counts(regions.size());
-  for (size_t begin = 0; begin < most; begin += chunk) {
-    auto count_of = [&](int rank) { return in_chunk(counts[rank], begin, chunk); };
-    DSCOMM_ASSIGN_OR_RETURN(auto* packed,
-                            staging(0, std::min(most, chunk) * counts.size() * element_bytes));
-
-    std::byte* cursor = packed;
-    for (size_t local = 0; local < blocks.size(); ++local) {
-      const int rank = members()[local];
-      block_counts[local] = count_of(rank);
-      // No pointer is formed beyond a block that has ended before this chunk.
-      if (is_root && block_counts[local] > 0)
-        blocks[local] = offset(outs[rank], begin * element_bytes);
-      if (!is_root) {
-        blocks[local] = cursor;
-        cursor += block_counts[local] * element_bytes;
-      }
-    }
-    const size_t own_count = count_of(rank_);
-    const std::byte* own = own_count > 0 ? in + begin * element_bytes : nullptr;
-    DSCOMM_RETURN_IF_ERROR(
-        inner_->gather(own, own_count, dtype, blocks, block_counts, leader, later(piece, 3)));
-    if (index_ != leader) continue;
-
-    if (!is_root) {
-      const auto packed_count = static_cast<size_t>(cursor - packed) / element_bytes;
-      DSCOMM_RETURN_IF_ERROR(outer(slice).gather(packed, packed_count, dtype, regions,
-                                                 region_counts, domain_of(root), later(piece, 4)));
-      continue;
-    }
-    lay_out(cursor, foreign_, domain_of_, element_bytes, count_of, &regions, &region_counts);
-    DSCOMM_RETURN_IF_ERROR(
-        outer(slice).gather(nullptr, 0, dtype, regions, region_counts, domain_, later(piece, 4)));
-    unpack(packed, foreign_, outs, begin, element_bytes, count_of);
-  }
-  return {};
+  const bool is_here = domain_of(root) == domain_;
+  DSCOMM_RETURN_IF_ERROR(is_here ? inner_->gather(in, count, dtype, inside(outs),
+                                                  inside(out_counts), index_of(root), piece)
+                                 : inner_->barrier(piece));
+  DSCOMM_ASSIGN_OR_RETURN(const CallOptions directly, agree(piece));
+  return direct_->gather(in, is_here ? 0 : count, dtype, outs, outside(out_counts), root, directly);
 }
 
-// After the counts, by chunks: from the root across to the leaders of its slice, and inside.
 Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
-                                     std::span<const size_t> in_counts, std::byte* out,
-                                     size_t count, DType dtype, int root,
-                                     const CallOptions& piece) {
-  std::vector<size_t> counts;
-  DSCOMM_RETURN_IF_ERROR(share_counts(count, &counts, piece));
-  for (size_t rank = 0; rank < in_counts.size(); ++rank)
-    if (counts[rank] != in_counts[rank])
-      return misfit(root, in_counts[rank], static_cast<int>(rank), counts[rank],
-                    "the counts of the ranks do not fit");
-
-  const size_t element_bytes = dtype_bytes(dtype);
-  const size_t chunk =
-      std::max<size_t>(options_.staging_bytes / (element_bytes * counts.size()), 1);
-  const size_t most = *std::max_element(counts.begin(), counts.end());
-  const int slice = index_of(root);
-  const int leader = slice % local_count();  // the root itself in its own domain
-  const bool is_root = rank_ == root;
-
-  std::vector<const void*> regions(is_root ? domains_.size() : 0);
-  std::vector<size_t> region_counts(regions.size());
-  std::vector<const void*> blocks(index_ == leader ? members().size() : 0);
-  std::vector<size_t> block_counts(blocks.size());
-  for (size_t begin = 0; begin < most; begin += chunk) {
-    auto count_of = [&](int rank) { return in_chunk(counts[rank], begin, chunk); };
-    DSCOMM_ASSIGN_OR_RETURN(auto* packed,
-                            staging(0, std::min(most, chunk) * counts.size() * element_bytes));
-
-    if (is_root) {
-      lay_out(packed, foreign_, domain_of_, element_bytes, count_of, &regions, &region_counts);
-      std::byte* cursor = packed;
-      for (int rank : foreign_) {
-        const size_t bytes = count_of(rank) * element_bytes;
-        if (bytes == 0) continue;
-        copy(cursor, offset(ins[rank], begin * element_bytes), bytes);
-        cursor += bytes;
-      }
-      DSCOMM_RETURN_IF_ERROR(outer(slice).scatter(regions, region_counts, nullptr, 0, dtype,
-                                                  domain_, later(piece, 3)));
-    } else if (index_ == leader) {
-      size_t packed_count = 0;
-      for (int rank : members()) packed_count += count_of(rank);
-      DSCOMM_RETURN_IF_ERROR(outer(slice).scatter(regions, region_counts, packed, packed_count,
-                                                  dtype, domain_of(root), later(piece, 3)));
-    }
-
-    const std::byte* cursor = packed;
-    for (size_t local = 0; local < blocks.size(); ++local) {
-      const int rank = members()[local];
-      block_counts[local] = count_of(rank);
-      if (is_root && block_counts[local] > 0)
-        blocks[local] = offset(ins[rank], begin * element_bytes);
-      if (!is_root) {
-        blocks[local] = cursor;
-        cursor += block_counts[local] * element_bytes;
-      }
-    }
-    const size_t own_count = count_of(rank_);
-    std::byte* own = own_count > 0 ? out + begin * element_bytes : nullptr;
-    DSCOMM_RETURN_IF_ERROR(
-        inner_->scatter(blocks, block_counts, own, own_count, dtype, leader, later(piece, 4)));
-  }
-  return {};
+                                     std::span<const size_t> in_counts, void* out, size_t count,
+                                     DType dtype, int root, const CallOptions& piece) {
+  const bool is_here = domain_of(root) == domain_;
+  DSCOMM_RETURN_IF_ERROR(is_here ? inner_->scatter(inside(ins), inside(in_counts), out, count,
+                                                   dtype, index_of(root), piece)
+                                 : inner_->barrier(piece));
+  DSCOMM_ASSIGN_OR_RETURN(const CallOptions directly, agree(piece));
+  return direct_->scatter(ins, outside(in_counts), out, is_here ? 0 : count, dtype, root, directly);
 }
 
-// Who sends how much to whom, as far as this rank must know: `domain_counts` holds a row for each
-// local rank of what it sends to every rank, `counts_to_me` what every rank sends here, and
-// `largest` is the most that any rank sends to any.
-Status HierarchicalTeam::exchange_counts(std::span<const size_t> in_counts,
-                                         std::vector<uint64_t>* domain_counts,
-                                         std::vector<uint64_t>* counts_to_me, uint64_t* largest,
-                                         const CallOptions& piece) {
-  const size_t n = in_counts.size(), local_ranks = members().size();
-  const std::vector<uint64_t> row(in_counts.begin(), in_counts.end());
-  domain_counts->resize(local_ranks * n);
-  std::vector<void*> rows;
-  for (size_t local = 0; local < local_ranks; ++local) rows.push_back(&(*domain_counts)[local * n]);
-  const std::vector<size_t> row_counts(local_ranks, n);
-  DSCOMM_RETURN_IF_ERROR(
-      inner_->all_gather(row.data(), n, DType::kUInt64, rows, row_counts, piece));
-  const uint64_t largest_here = *std::max_element(domain_counts->begin(), domain_counts->end());
-
-  // To the destination of each domain go this domain's counts for it, and the largest.
-  counts_to_me->resize(n);
-  std::vector<std::vector<uint64_t>> sent(domains_.size()), received(domains_.size());
-  std::vector<const void*> ins(domains_.size());
-  std::vector<void*> outs(domains_.size());
-  std::vector<size_t> sent_counts(domains_.size()), received_counts(domains_.size());
-  for (Slice& slice : led_) {
-    const bool carries_me = slice.index == index_;
-    for (size_t domain = 0; domain < domains_.size(); ++domain) {
-      sent[domain].clear();
-      const int destination = member(static_cast<int>(domain), slice.index);
-      if (destination >= 0) {
-        for (size_t local = 0; local < local_ranks; ++local)
-          sent[domain].push_back((*domain_counts)[local * n + destination]);
-        sent[domain].push_back(largest_here);
-      }
-      received[domain].resize(carries_me ? domains_[domain].size() + 1 : 0);
-      ins[domain] = sent[domain].data();
-      outs[domain] = received[domain].data();
-      sent_counts[domain] = sent[domain].size();
-      received_counts[domain] = received[domain].size();
-    }
-    DSCOMM_RETURN_IF_ERROR(slice.team->all_to_all(ins, sent_counts, outs, received_counts,
-                                                  DType::kUInt64, later(piece, 1)));
-    if (!carries_me) continue;
-    *largest = 0;
-    for (size_t domain = 0; domain < domains_.size(); ++domain) {
-      for (size_t local = 0; local < domains_[domain].size(); ++local)
-        (*counts_to_me)[domains_[domain][local]] = received[domain][local];
-      *largest = std::max(*largest, received[domain].back());
-    }
-  }
-  return {};
-}
-
-// After the counts, by chunks of every block: inside to the leaders of the destinations' slices,
-// and across to the destinations; a block for a rank of the same domain goes inside to that rank
-// itself. Between the two exchanges a leader puts what it got by source in the order of the
-// destinations.
 Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
                                         std::span<const size_t> in_counts,
                                         std::span<void* const> outs,
                                         std::span<const size_t> out_counts, DType dtype,
                                         const CallOptions& piece) {
-  std::vector<uint64_t> domain_counts, counts_to_me;
-  uint64_t largest = 0;
-  DSCOMM_RETURN_IF_ERROR(
-      exchange_counts(in_counts, &domain_counts, &counts_to_me, &largest, piece));
-  for (size_t source = 0; source < out_counts.size(); ++source)
-    if (counts_to_me[source] != out_counts[source])
-      return misfit(static_cast<int>(source), counts_to_me[source], rank_, out_counts[source],
-                    "the split sizes do not fit");
-
-  const size_t n = in_counts.size(), local_ranks = members().size();
-  const size_t element_bytes = dtype_bytes(dtype);
-  // A leader holds at most this many blocks at once.
-  const size_t blocks = n + slice_count_ * domains_.size();
-  const size_t chunk = std::max<size_t>(options_.staging_bytes / (element_bytes * blocks), 1);
-  const std::vector<Destination>& mine = destinations_[index_];
-  std::vector<const void*> sends(local_ranks), across(domains_.size());
-  std::vector<void*> receives(local_ranks), arrivals(domains_.size());
-  std::vector<size_t> send_counts(local_ranks), receive_counts(local_ranks);
-  std::vector<size_t> across_counts(domains_.size()), arrival_counts(domains_.size());
-  std::vector<const std::byte*> unread(local_ranks);
-
-  for (size_t begin = 0; begin < largest; begin += chunk) {
-    // What local rank `local` sends to `rank` in this chunk, and what `rank` sends here.
-    auto sent_by = [&](size_t local, int rank) {
-      return in_chunk(domain_counts[local * n + rank], begin, chunk);
-    };
-    auto sent_to_me = [&](int rank) { return in_chunk(counts_to_me[rank], begin, chunk); };
-    const size_t buffer_bytes = std::min<size_t>(largest, chunk) * blocks * element_bytes;
-    DSCOMM_ASSIGN_OR_RETURN(auto* first, staging(0, buffer_bytes));
-    DSCOMM_ASSIGN_OR_RETURN(auto* second, staging(1, buffer_bytes));
-
-    std::byte* cursor = first;
-    auto pack = [&](int rank) {
-      const size_t count = sent_by(index_, rank);
-      if (count == 0) return;
-      copy(cursor, offset(ins[rank], begin * element_bytes), count * element_bytes);
-      cursor += count * element_bytes;
-    };
-    for (size_t local = 0; local < local_ranks; ++local) {
-      sends[local] = cursor;
-      std::byte* region = cursor;
-      pack(members()[local]);
-      for (const Destination& destination : destinations_[local])
-        if (destination.domain != domain_) pack(destination.rank);
-      send_counts[local] = static_cast<size_t>(cursor - region) / element_bytes;
-    }
-    cursor = second;
-    for (size_t local = 0; local < local_ranks; ++local) {
-      receives[local] = cursor;
-      receive_counts[local] = sent_by(local, rank_);
-      for (const Destination& destination : mine)
-        if (destination.domain != domain_)
-          receive_counts[local] += sent_by(local, destination.rank);
-      cursor += receive_counts[local] * element_bytes;
-    }
-    DSCOMM_RETURN_IF_ERROR(
-        inner_->all_to_all(sends, send_counts, receives, receive_counts, dtype, later(piece, 2)));
-
-    for (size_t local = 0; local < local_ranks; ++local) {
-      unread[local] = static_cast<std::byte*>(receives[local]);
-      const size_t bytes = sent_by(local, rank_) * element_bytes;
-      if (bytes == 0) continue;
-      copy(offset(outs[members()[local]], begin * element_bytes), unread[local], bytes);
-      unread[local] += bytes;
-    }
-    cursor = first;
-    auto next = mine.begin();
-    std::vector<std::byte*> departures;  // of every foreign destination, and the end
-    for (const Destination& destination : mine) {
-      if (destination.domain == domain_) continue;
-      departures.push_back(cursor);
-      for (size_t local = 0; local < local_ranks; ++local) {
-        const size_t bytes = sent_by(local, destination.rank) * element_bytes;
-        copy(cursor, unread[local], bytes);
-        unread[local] += bytes;
-        cursor += bytes;
-      }
-    }
-    departures.push_back(cursor);
-
-    size_t departed = 0;
-    for (Slice& slice : led_) {
-      std::fill(across.begin(), across.end(), nullptr);
-      std::fill(across_counts.begin(), across_counts.end(), size_t{0});
-      for (; next != mine.end() && next->slice == slice.index; ++next) {
-        if (next->domain == domain_) continue;
-        const int domain = next->domain;
-        across[domain] = departures[departed];
-        across_counts[domain] =
-            static_cast<size_t>(departures[departed + 1] - departures[departed]) / element_bytes;
-        ++departed;
-      }
-      const bool carries_me = slice.index == index_;
-      lay_out(
-          second, foreign_, domain_of_, element_bytes,
-          [&](int rank) { return carries_me ? sent_to_me(rank) : 0; }, &arrivals, &arrival_counts);
-      DSCOMM_RETURN_IF_ERROR(slice.team->all_to_all(across, across_counts, arrivals, arrival_counts,
-                                                    dtype, later(piece, 3)));
-      if (!carries_me) continue;
-      unpack(second, foreign_, outs, begin, element_bytes, sent_to_me);
-    }
-  }
-  return {};
+  DSCOMM_RETURN_IF_ERROR(inner_->all_to_all(inside(ins), inside(in_counts), inside(outs),
+                                            inside(out_counts), dtype, piece));
+  DSCOMM_ASSIGN_OR_RETURN(const CallOptions directly, agree(piece));
+  return direct_->all_to_all(ins, outside(in_counts), outs, outside(out_counts), dtype, directly);
 }
 
 Status HierarchicalTeam::run_barrier(const CallOptions& piece) {

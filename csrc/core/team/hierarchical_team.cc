@@ -68,8 +68,6 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
   }
   domain_ = domain_of(rank_);
   index_ = index_of(rank_);
-  for (const std::vector<int>& ranks : domains_)
-    if (&ranks != &members()) foreign_.insert(foreign_.end(), ranks.begin(), ranks.end());
 
   destinations_.resize(members().size());
   for (int slice = 0; slice < slice_count_; ++slice)
@@ -86,6 +84,7 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
   const std::string& name = options_.name;
   DSCOMM_ASSIGN_OR_RETURN(
       inner_, make_team(members(), make_inner, name + "/domain" + std::to_string(domain_)));
+  teams_.push_back(inner_.get());
   DSCOMM_CHECK(inner_->rank() == index_ && inner_->size() == local_count(),
                "a Team numbers its ranks as they are listed");
 
@@ -95,10 +94,17 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
       leaders.push_back(domain[slice % domain.size()]);
     DSCOMM_ASSIGN_OR_RETURN(
         auto across, make_team(leaders, make_outer, name + "/slice" + std::to_string(slice)));
+    teams_.push_back(across.get());
     led_.push_back({slice, std::move(across)});
     DSCOMM_CHECK(led_.back().team->rank() == domain_ && led_.back().team->size() == domain_count(),
                  "a Team numbers its ranks as they are listed");
   }
+  std::vector<int> everyone(domain_of_.size());
+  std::iota(everyone.begin(), everyone.end(), 0);
+  DSCOMM_ASSIGN_OR_RETURN(direct_, make_team(everyone, make_outer, name + kDirect));
+  teams_.push_back(direct_.get());
+  DSCOMM_CHECK(direct_->rank() == rank_ && direct_->size() == size(),
+               "a Team numbers its ranks as they are listed");
   const auto is_even = [&](const std::vector<int>& domain) {
     return static_cast<int>(domain.size()) == slice_count_;
   };
@@ -109,8 +115,7 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
 }
 
 void HierarchicalTeam::set_composer(const Team* composer) {
-  inner_->set_composer(composer);
-  for (Slice& slice : led_) slice.team->set_composer(composer);
+  for (Team* team : teams_) team->set_composer(composer);
 }
 
 std::string HierarchicalTeam::describe() const {
@@ -162,50 +167,32 @@ Status HierarchicalTeam::end(const Status& status) {
 void HierarchicalTeam::abort(const Status& cause) {
   Status first = cause_.keep(cause);
   if (options_.tell) options_.tell(first, finished_calls() + 1);
-  if (inner_ != nullptr) inner_->abort(first);
-  for (Slice& slice : led_) slice.team->abort(first);
+  for (Team* team : teams_) team->abort(first);
 }
 
 void HierarchicalTeam::note_end(const std::string& exception) {
-  if (inner_ != nullptr) inner_->note_end(exception);
-  for (Slice& slice : led_) slice.team->note_end(exception);
+  for (Team* team : teams_) team->note_end(exception);
 }
 
 Status HierarchicalTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
   Status first = options_.heard ? options_.heard(kAnyCall) : Status();
-  if (first.ok()) first = inner_->failure();
-  for (const Slice& slice : led_)
-    if (first.ok()) first = slice.team->failure();
+  for (Team* team : teams_)
+    if (first.ok()) first = team->failure();
   if (first.ok()) return {};
   abort(first);
   return cause_.get();
 }
 
-Status HierarchicalTeam::misfit(int sender, size_t sent, int receiver, size_t expected,
-                                const char* hint) const {
-  auto name = [this](int rank) {
-    return options_.names.empty() ? "rank " + std::to_string(rank) : options_.names[rank];
-  };
-  return Status(Code::kMismatch, name(sender) + " sends " + std::to_string(sent) + " elements to " +
-                                     name(receiver) + ", which expects " +
-                                     std::to_string(expected) + "; " + hint +
-                                     " (first seen by rank " + std::to_string(rank_) + " in " +
-                                     collective_name(static_cast<Collective>(whole_.kind)) + " #" +
-                                     std::to_string(whole_.number()) + ")");
-}
-
 Status HierarchicalTeam::death() {
-  DSCOMM_RETURN_IF_ERROR(inner_->death());
-  for (const Slice& slice : led_) DSCOMM_RETURN_IF_ERROR(slice.team->death());
+  for (Team* team : teams_) DSCOMM_RETURN_IF_ERROR(team->death());
   return {};
 }
 
 Status HierarchicalTeam::look(uint64_t call) {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
   if (options_.heard) DSCOMM_RETURN_IF_ERROR(options_.heard(call));
-  DSCOMM_RETURN_IF_ERROR(inner_->look(call));
-  for (const Slice& slice : led_) DSCOMM_RETURN_IF_ERROR(slice.team->look(call));
+  for (Team* team : teams_) DSCOMM_RETURN_IF_ERROR(team->look(call));
   return {};
 }
 
@@ -214,12 +201,11 @@ Status HierarchicalTeam::leave() {
   has_left_ = true;
   // Aborts what has ended, so that its Teams have nothing more to tell.
   Status ended = failure();
-  Status first = inner_->leave();
-  // Whoever is still in the others learns it there.
-  if (!first.ok()) abort(first);
-  for (const Slice& slice : led_) {
-    Status other = slice.team->leave();
-    if (first.ok() && !other.ok()) abort(first = other);
+  Status first;
+  for (Team* team : teams_) {
+    Status found = team->leave();
+    // Whoever is still in the others learns it there.
+    if (first.ok() && !found.ok()) abort(first = found);
   }
   return ended.ok() ? first : Status();
 }
@@ -233,6 +219,7 @@ CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOption
   options.deadline.expired();  // starts the clock that all pieces share
   CallOptions piece = options;
   piece.whole = &whole_;
+  piece.domains = nullptr;                               // of the Team that composes this one
   if (piece.composer == nullptr) piece.composer = this;  // the outermost, which asks all below
   return piece;
 }
@@ -308,8 +295,7 @@ Status HierarchicalTeam::gather(const void* in, size_t count, DType dtype,
   DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
   call.own_count = count;
-  return end(run_gather(static_cast<const std::byte*>(in), count, dtype, outs, out_counts, root,
-                        pieces_of(call, options)));
+  return end(run_gather(in, count, dtype, outs, out_counts, root, pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::scatter(std::span<const void* const> ins,
@@ -322,8 +308,7 @@ Status HierarchicalTeam::scatter(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
   call.own_count = count;
-  return end(run_scatter(ins, in_counts, static_cast<std::byte*>(out), count, dtype, root,
-                         pieces_of(call, options)));
+  return end(run_scatter(ins, in_counts, out, count, dtype, root, pieces_of(call, options)));
 }
 
 Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,

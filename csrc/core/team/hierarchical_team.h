@@ -1,5 +1,6 @@
 // HierarchicalTeam: a Team made of Teams. The ranks are divided into domains (the NUMA nodes of a
-// host, or hosts); an inner Team joins the ranks of one domain, and outer Teams join domains.
+// host, or hosts); an inner Team joins the ranks of one domain, and outer Teams join domains. A
+// direct Team joins all ranks, for blocks that go from one rank to one other.
 //
 // Slices. L is the number of ranks in the largest domain. There are L slices, and slice k is led in
 // every domain by the local rank k mod (the domain's size); one outer Team for each slice joins its
@@ -31,13 +32,14 @@
 //
 // Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole),
 // which the Teams below compare and show, so two ranks of one Team that make different calls find
-// out in the first piece that they share, however alike the pieces look. Ranks that share no Team
-// are joined by the domains and slice 0. In these every rank takes part in every call, even of no
-// elements, and before it uses another slice: first in its domain (the leader of slice 0 may begin
-// there), so the members of a domain meet, and then its leader of slice 0 meets the others. Hence
-// some pair of neighbours sees any disagreement; they end all of their Teams, and whoever waits for
-// them, or calls next, learns the cause and ends its own. A rank that waits for nobody (a
-// broadcast's root) may have returned by then and learns it in its next call, as in any Team.
+// out in the first piece that they share, however alike the pieces look. All ranks are joined by
+// the domains and slice 0. In these every rank takes part in every call, even of no elements, and
+// before it uses another slice or the direct Team: first in its domain (the leader of slice 0 may
+// begin there), so the members of a domain meet, and then its leader of slice 0 meets the others.
+// So some pair of neighbours sees any disagreement; they end all of their Teams, and whoever waits
+// for them, or calls next, learns the cause and ends its own. A rank that waits for nobody (a
+// broadcast's root, a rank that sends for a gather) may have returned by then and learns it in its
+// next call, as in any Team.
 //
 // Time. Who waits in a later step of a call may wait for a rank that waits in an earlier one, and
 // that one knows better who is at fault. So every step gives up a little after the one before it:
@@ -74,7 +76,8 @@ using TeamFactory = std::function<Result<std::unique_ptr<Team>>(std::span<const 
                                                                 const std::string& name)>;
 
 struct HierarchyOptions {
-  std::string name;  // the Teams below are called "<name>/domain<d>" and "<name>/slice<k>"
+  // The Teams below are called "<name>/domain<d>", "<name>/slice<k>" and "<name>/direct".
+  std::string name;
   // About how much of the data is in flight at once, and the size of each of the two buffers that a
   // rank holds once it needs them. Overlapped calls have two chunks of up to twice that for each
   // slice in flight, in the caller's memory, and reduce_scatter in these buffers. All ranks must
@@ -84,22 +87,25 @@ struct HierarchyOptions {
   // they are rounded at each of the two levels, and half of the bytes travel across. AVG and
   // PREMUL_SUM are rounded once all the same.
   bool halves_as_float32 = true;
-  std::vector<std::string> names = {};  // of the ranks, for messages; empty: "rank 3"
-  // Where ranks that share no Team hear at once why another one has ended its own, or is gone:
+  // Where ranks that meet in no Team hear at once why another one has ended its own, or is gone:
   // tells all, and asks. Without, it comes through the Teams below. Any thread; neither blocks.
   std::function<void(const Status& cause, uint64_t unfinished_call)> tell = {};
   std::function<Status(uint64_t call)> heard = {};  // see Team::look()
-  // Where ranks that share no Team see which calls they made: told of each call before its first
+  // Where ranks that meet in no Team see which calls they made: told of each call before its first
   // piece, and whether this rank needs what every other one puts in.
   std::function<void(const CallRecord& call, bool reads_all)> note_call = {};
 };
 
 class HierarchicalTeam final : public Team {
  public:
+  // How the name of the direct Team ends.
+  static constexpr const char* kDirect = "/direct";
+
   // Collective. `domains` divides the ranks 0 to n-1 and is the same on all of them. Every rank
-  // makes its Teams in the same order: its domain, then the slices that it leads, ascending. A Team
-  // of one rank is a SelfTeam and needs no factory. When a factory fails, what this rank has made
-  // is aborted, so that the others fail as well instead of waiting.
+  // makes its Teams in the same order: its domain, then the slices that it leads, ascending, then
+  // the direct Team, which `make_outer` makes too. A Team of one rank is a SelfTeam and needs no
+  // factory. When a factory fails, what this rank has made is aborted, so that the others fail as
+  // well instead of waiting.
   static Result<std::unique_ptr<HierarchicalTeam>> make(int rank,
                                                         std::vector<std::vector<int>> domains,
                                                         const TeamFactory& make_inner,
@@ -166,8 +172,6 @@ class HierarchicalTeam final : public Team {
   // failure.
   Status begin(const CallOptions& options);
   Status end(const Status& status);
-  // kMismatch: what one rank sends is not what another one expects.
-  Status misfit(int sender, size_t sent, int receiver, size_t expected, const char* hint) const;
   // The options of every piece of a call, which hold until the next one begins.
   CallOptions pieces_of(const CallRecord& call, const CallOptions& options);
   // As `piece`, for a sub-call that comes `steps` steps later; see "Time".
@@ -186,10 +190,10 @@ class HierarchicalTeam final : public Team {
                        const CallOptions& piece);
   Status run_all_gather(const void* in, DType dtype, std::span<void* const> outs,
                         std::span<const size_t> counts, const CallOptions& piece);
-  Status run_gather(const std::byte* in, size_t count, DType dtype, std::span<void* const> outs,
+  Status run_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
                     std::span<const size_t> out_counts, int root, const CallOptions& piece);
-  Status run_scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                     std::byte* out, size_t count, DType dtype, int root, const CallOptions& piece);
+  Status run_scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
+                     size_t count, DType dtype, int root, const CallOptions& piece);
   Status run_all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
                         std::span<void* const> outs, std::span<const size_t> out_counts,
                         DType dtype, const CallOptions& piece);
@@ -216,10 +220,13 @@ class HierarchicalTeam final : public Team {
                          size_t begin, size_t chunk, const CallOptions& piece);
   Status cross(DType dtype, std::span<void* const> blocks, std::span<const size_t> counts,
                const CallOptions& piece);
-  Status share_counts(size_t count, std::vector<size_t>* counts, const CallOptions& piece);
-  Status exchange_counts(std::span<const size_t> in_counts, std::vector<uint64_t>* domain_counts,
-                         std::vector<uint64_t>* counts_to_me, uint64_t* largest,
-                         const CallOptions& piece);
+  // Those of this domain's ranks, by local number; by rank, with 0 for them; none for none.
+  template <typename Pointer>
+  std::vector<Pointer> inside(std::span<Pointer const> blocks) const;
+  std::vector<size_t> inside(std::span<const size_t> counts) const;
+  std::vector<size_t> outside(std::span<const size_t> counts) const;
+  // What the direct Team is told. The leader of slice 0 returns when the domains have agreed.
+  Result<CallOptions> agree(const CallOptions& piece);
 
   int local_count() const { return static_cast<int>(members().size()); }
   const std::vector<int>& members() const { return domains_[domain_]; }
@@ -238,7 +245,6 @@ class HierarchicalTeam final : public Team {
   const HierarchyOptions options_;
   std::vector<int> domain_of_;  // by rank
   std::vector<int> index_of_;   // by rank: its local number
-  std::vector<int> foreign_;    // the ranks of the other domains, by domain
   int domain_ = 0;              // of this rank
   int index_ = 0;               // of this rank
   int slice_count_ = 0;
@@ -251,7 +257,9 @@ class HierarchicalTeam final : public Team {
   uint64_t sequence_ = 0;
 
   std::unique_ptr<Team> inner_;
-  std::vector<Slice> led_;  // ascending by index
+  std::vector<Slice> led_;        // ascending by index
+  std::unique_ptr<Team> direct_;  // of all ranks
+  std::vector<Team*> teams_;      // all of these, in the order in which they were made
   FirstCause cause_;
   std::atomic<uint64_t> finished_calls_{0};
   bool has_left_ = false;

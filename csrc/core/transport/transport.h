@@ -52,6 +52,9 @@ struct TransportTeam {
   uint64_t id = 0;         // no other Team's
   std::string name;        // of the group, for messages
   std::vector<int> group;  // all of its ranks, in its order: who may be at fault for a wait
+  // Its calls are gathers, scatters and all_to_alls between ranks of different hosts alone, with
+  // the hosts as CallOptions::domains.
+  bool is_direct = false;
   // Whether float16 and bfloat16 travel as float32 to be reduced, and are rounded once.
   bool halves_as_float32 = false;
 };

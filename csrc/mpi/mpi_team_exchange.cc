@@ -1,0 +1,309 @@
+// Gather, scatter and all_to_all of MpiTeam: pairs of ranks exchange their blocks.
+//
+// Each block is a stream of messages that MPI sends at once (see mpi_team.h), from and into
+// staging. Streams share its places: first come the first messages of all, then the second ones.
+//
+// The first message of a stream begins with a heading. In a call with CallOptions::domains, which
+// has no Lead, a pair finds out by its headings, one each way, that both mean the same.
+
+#include "mpi/mpi_team_exchange.h"
+
+#include <algorithm>
+#include <complex>
+#include <cstring>
+
+#include "core/team/arguments.h"
+#include "mpi/guarded.h"
+
+namespace dscomm {
+namespace {
+
+constexpr int kStreamTag = 4;
+
+}  // namespace
+
+// What one rank says to the other.
+struct MpiTeam::Exchange::Heading {
+  CallRecord call;
+  uint64_t sends = 0, expects = 0;  // elements
+};
+
+MpiTeam::Exchange::Exchange(MpiTeam& team, DType dtype, const std::vector<int>* domains)
+    : team_(team),
+      domains_(domains),
+      element_bytes_(dtype_bytes(dtype)),
+      piece_bytes_(team.piece_of_message(element_bytes_) * element_bytes_),
+      // Of any dtype, as the other may send another one.
+      place_bytes_(
+          (sizeof(Heading) + std::max(team.message_bytes(), sizeof(std::complex<double>)) + 63) /
+          64 * 64) {}
+
+void MpiTeam::Exchange::add(int rank, const void* in, size_t in_count, void* out,
+                            size_t out_count) {
+  if (rank == team_.rank_) return;
+  if (domains_ != nullptr && (*domains_)[rank] == (*domains_)[team_.rank_]) {
+    DSCOMM_CHECK(in_count == 0 && out_count == 0, "ranks of one domain exchange nothing here");
+    return;
+  }
+  partners_.push_back(
+      {rank, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), in_count, out_count});
+  Partner& partner = partners_.back();
+  partner.sends_left = messages(in_count);
+  partner.receives_left = messages(out_count);
+}
+
+// All begin with another rank, so that not all send to the same one first.
+Status MpiTeam::Exchange::run() {
+  const int me = team_.rank_, ranks = team_.size();
+  std::sort(partners_.begin(), partners_.end(), [&](const Partner& a, const Partner& b) {
+    return (a.rank - me + ranks) % ranks < (b.rank - me + ranks) % ranks;
+  });
+  MpiStaging& staging = team_.staging_[0];
+  DSCOMM_RETURN_IF_ERROR(team_.fail(staging.reserve(2 * places_ * place_bytes_, 0)));
+  if (has_lead()) DSCOMM_RETURN_IF_ERROR(team_.start_lead());
+  staging.requests.assign(2 * places_, MPI_REQUEST_NULL);
+  DSCOMM_RETURN_IF_ERROR(fill());
+  if (has_lead()) DSCOMM_RETURN_IF_ERROR(team_.finish_lead());
+  while (in_flight_ > 0) {
+    DSCOMM_RETURN_IF_ERROR(wait_for_some());
+    DSCOMM_RETURN_IF_ERROR(fill());
+  }
+  staging.requests.clear();
+  if (!has_lead()) team_.await_all();
+  return {};
+}
+
+// Starts what there are places for. Receives begin with the rank before, whose first message is
+// there soonest.
+Status MpiTeam::Exchange::fill() {
+  const size_t count = partners_.size();
+  const auto start = [&](Cursor& cursor, size_t first_place, auto messages_of, auto begin) {
+    for (size_t place = first_place; place < first_place + places_; ++place) {
+      if (requests()[place] != MPI_REQUEST_NULL) continue;
+      if (!cursor.find(count, messages_of)) break;
+      uses_[place] = {cursor.partner, cursor.message};
+      DSCOMM_RETURN_IF_ERROR(begin(place));
+      ++in_flight_;
+      ++cursor.partner;
+    }
+    return Status();
+  };
+  DSCOMM_RETURN_IF_ERROR(start(
+      next_receive_, 0, [&](size_t k) { return messages(partners_[count - 1 - k].out_count); },
+      [&](size_t place) {
+        uses_[place].partner = count - 1 - uses_[place].partner;
+        return receive(place);
+      }));
+  return start(
+      next_send_, places_, [&](size_t k) { return messages(partners_[k].in_count); },
+      [&](size_t place) { return send(place); });
+}
+
+// The next message, the first one of every stream before the second one of any.
+template <typename MessagesOf>
+bool MpiTeam::Exchange::Cursor::find(size_t partners, const MessagesOf& messages_of) {
+  while (!is_at_end) {
+    if (partner == partners) {
+      is_at_end = !is_any_left;
+      is_any_left = false;
+      partner = 0;
+      ++message;
+      continue;
+    }
+    const size_t there = messages_of(partner);
+    is_any_left |= message + 1 < there;
+    if (message < there) return true;
+    ++partner;
+  }
+  return false;
+}
+
+// Room for whatever the other may send, so that nothing is truncated.
+Status MpiTeam::Exchange::receive(size_t place) {
+  return team_.check("MPI_Irecv", [&] {
+    return MPI_Irecv(at(place), static_cast<int>(place_bytes_), MPI_BYTE,
+                     partners_[uses_[place].partner].rank, kStreamTag, team_.data_,
+                     &requests()[place]);
+  });
+}
+
+Status MpiTeam::Exchange::send(size_t place) {
+  const auto [k, message] = uses_[place];
+  const Partner& partner = partners_[k];
+  std::byte* data = at(place);
+  if (message == 0) {
+    const Heading heading{team_.call_, partner.in_count, partner.out_count};
+    std::memcpy(data, &heading, sizeof heading);
+    data += sizeof heading;
+  }
+  const size_t bytes = bytes_of(partner.in_count, message);
+  if (bytes > 0) std::memcpy(data, partner.in + message * piece_bytes_, bytes);
+  const auto sent = static_cast<int>(static_cast<size_t>(data - at(place)) + bytes);
+  // MPI keeps what the receiver has not asked for, in memory of its own. So all but the first
+  // message of a stream wait until it has.
+  return team_.check("MPI_Isend", [&] {
+    return (message > 0 ? MPI_Issend : MPI_Isend)(at(place), sent, MPI_BYTE, partner.rank,
+                                                  kStreamTag, team_.data_, &requests()[place]);
+  });
+}
+
+Status MpiTeam::Exchange::wait_for_some() {
+  int done = 0;
+  const auto poll = [&]() -> Result<bool> {
+    const int code = guarded([&] {
+      return MPI_Testsome(static_cast<int>(2 * places_), requests(), &done, done_.data(),
+                          statuses_.data());
+    });
+    if (code != MPI_SUCCESS) return mpi_error("MPI_Testsome", code);
+    return done > 0;
+  };
+  const bool has_agreed = has_lead() || headings_ == partners_.size();
+  DSCOMM_RETURN_IF_ERROR(team_.wait_with(poll, has_agreed ? Place::kMoving : Place::kEntering));
+  in_flight_ -= static_cast<size_t>(done);
+  // Headings first: what follows them is as long as they say.
+  for (const bool is_first : {true, false})
+    for (int i = 0; i < done; ++i) {
+      const auto place = static_cast<size_t>(done_[static_cast<size_t>(i)]);
+      if ((uses_[place].message == 0) != is_first) continue;
+      Partner& partner = partners_[uses_[place].partner];
+      if (place < places_) {
+        DSCOMM_RETURN_IF_ERROR(take(place, statuses_[static_cast<size_t>(i)]));
+        --partner.receives_left;
+      } else {
+        --partner.sends_left;
+      }
+      if (!has_lead() && partner.sends_left + partner.receives_left == 0)
+        team_.awaited_[partner.rank] = false;
+    }
+  return {};
+}
+
+Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
+  const auto [k, message] = uses_[place];
+  Partner& partner = partners_[k];
+  int got = 0;
+  MPI_Get_count(&status, MPI_BYTE, &got);
+  const std::byte* data = at(place);
+  auto bytes = static_cast<size_t>(std::max(got, 0));
+  if (message == 0) {
+    Heading heading;
+    if (bytes < sizeof heading) return wrong_length(partner);
+    std::memcpy(&heading, data, sizeof heading);
+    DSCOMM_RETURN_IF_ERROR(compare(partner, heading));
+    data += sizeof heading;
+    bytes -= sizeof heading;
+    partner.has_agreed = true;
+    if (++headings_ == partners_.size() && !has_lead())
+      team_.detector_.note_position(team_.options_.id, team_.position(Place::kMoving));
+  }
+  // Another thread's poll may have completed the heading, which then comes next and says why.
+  if (bytes != bytes_of(partner.out_count, message))
+    return partner.has_agreed ? wrong_length(partner) : Status();
+  if (bytes > 0) std::memcpy(partner.out + message * piece_bytes_, data, bytes);
+  return {};
+}
+
+Status MpiTeam::Exchange::compare(const Partner& partner, const Heading& heading) {
+  const bool is_same_call = hash_call(0, heading.call) == hash_call(0, team_.call_);
+  const bool gets_all = heading.sends == partner.out_count;
+  if (is_same_call && gets_all && heading.expects == partner.in_count) return {};
+  const std::string mine = team_.name_of(team_.rank_), theirs = team_.name_of(partner.rank);
+  const auto kind = static_cast<Collective>(team_.call_.kind);
+  if (!is_same_call)
+    return team_.fail(Code::kMismatch, describe_mismatch(team_.call_, mine, heading.call, theirs));
+  return team_.fail(Code::kMismatch,
+                    gets_all ? explain_split(kind, mine, partner.in_count, theirs, heading.expects)
+                             : explain_split(kind, theirs, heading.sends, mine, partner.out_count));
+}
+
+Status MpiTeam::Exchange::wrong_length(const Partner& partner) {
+  return team_.fail(Code::kInternal,
+                    "a message from " + team_.name_of(partner.rank) + " has the wrong length");
+}
+
+Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                       std::span<const size_t> out_counts, int root, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
+  const bool is_root = rank_ == root;
+  DSCOMM_RETURN_IF_ERROR(is_root
+                             ? check_lists("gather", outs.size(), out_counts, count, rank_, size())
+                             : check_lists("gather", outs.size(), out_counts.size(), 0));
+  CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
+  call.own_count = count;
+  splits_.clear(static_cast<size_t>(size()));
+  splits_.sends[root] = count;
+  std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
+  await_partners(options.domains, root);
+  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
+
+  Exchange exchange(*this, dtype, options.domains);
+  if (!is_root) exchange.add(root, in, count, nullptr, 0);
+  for (size_t k = 0; k < outs.size(); ++k)
+    exchange.add(static_cast<int>(k), nullptr, 0, outs[k], out_counts[k]);
+  DSCOMM_RETURN_IF_ERROR(exchange.run());
+  if (is_root) copy_own(outs[root], in, count, dtype);
+  return finished();
+}
+
+Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                        void* out, size_t count, DType dtype, int root,
+                        const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
+  const bool is_root = rank_ == root;
+  DSCOMM_RETURN_IF_ERROR(is_root
+                             ? check_lists("scatter", ins.size(), in_counts, count, rank_, size())
+                             : check_lists("scatter", ins.size(), in_counts.size(), 0));
+  CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
+  call.own_count = count;
+  splits_.clear(static_cast<size_t>(size()));
+  std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
+  splits_.expects[root] = count;
+  await_partners(options.domains, root);
+  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
+
+  Exchange exchange(*this, dtype, options.domains);
+  if (!is_root) exchange.add(root, nullptr, 0, out, count);
+  for (size_t k = 0; k < ins.size(); ++k)
+    exchange.add(static_cast<int>(k), ins[k], in_counts[k], nullptr, 0);
+  DSCOMM_RETURN_IF_ERROR(exchange.run());
+  if (is_root) copy_own(out, ins[root], count, dtype);
+  return finished();
+}
+
+Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                           std::span<void* const> outs, std::span<const size_t> out_counts,
+                           DType dtype, const CallOptions& options) {
+  const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), ranks));
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists("all_to_all", outs.size(), out_counts, in_counts[me], rank_, size()));
+  CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
+  splits_.clear(ranks);
+  std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
+  std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
+  for (size_t count : in_counts) call.own_count += count;
+  await_partners(options.domains, kEveryRank);
+  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
+
+  Exchange exchange(*this, dtype, options.domains);
+  for (size_t k = 0; k < ranks; ++k)
+    exchange.add(static_cast<int>(k), ins[k], in_counts[k], outs[k], out_counts[k]);
+  DSCOMM_RETURN_IF_ERROR(exchange.run());
+  copy_own(outs[me], ins[me], in_counts[me], dtype);
+  return finished();
+}
+
+// The ranks of other domains, or of these the root and those that it exchanges with.
+void MpiTeam::await_partners(const std::vector<int>* domains, int root) {
+  awaited_.clear();
+  if (domains == nullptr) return;
+  for (int rank = 0; rank < size(); ++rank)
+    awaited_.push_back((*domains)[rank] != (*domains)[rank_] &&
+                       (root == kEveryRank || root == rank_ || root == rank));
+}
+
+void MpiTeam::copy_own(void* out, const void* in, size_t count, DType dtype) {
+  if (out != in && count > 0) std::memcpy(out, in, count * dtype_bytes(dtype));
+}
+
+}  // namespace dscomm

@@ -1,0 +1,75 @@
+// MpiTeam::Exchange: see mpi_team_exchange.cc.
+#pragma once
+
+#include "mpi/mpi_team.h"
+
+namespace dscomm {
+
+// That of one call, which has begun.
+class MpiTeam::Exchange {
+ public:
+  Exchange(MpiTeam& team, DType dtype, const std::vector<int>* domains);
+
+  // What this rank and another one exchange; the other one adds this rank. Does nothing for this
+  // rank itself and, with no elements, for ranks of its domain.
+  void add(int rank, const void* in, size_t in_count, void* out, size_t out_count);
+  // Once all are added.
+  Status run();
+
+ private:
+  struct Heading;
+  struct Partner {
+    int rank;
+    const std::byte* in;
+    std::byte* out;
+    size_t in_count, out_count;                // elements
+    size_t sends_left = 0, receives_left = 0;  // messages
+    bool has_agreed = false;                   // its heading has come
+  };
+  // What a place in staging is used for.
+  struct Use {
+    size_t partner;
+    size_t message;
+  };
+  struct Cursor {
+    size_t partner = 0, message = 0;
+    bool is_any_left = false;  // some stream goes on after this message
+    bool is_at_end = false;
+
+    template <typename MessagesOf>
+    bool find(size_t partners, const MessagesOf& messages_of);
+  };
+  bool has_lead() const { return domains_ == nullptr; }
+  Status fill();
+  Status receive(size_t place);
+  Status send(size_t place);
+  Status wait_for_some();
+  Status take(size_t place, const MPI_Status& status);
+  Status compare(const Partner& partner, const Heading& heading);
+  Status wrong_length(const Partner& partner);
+
+  // Of a stream of so many elements: at least the one with the heading.
+  size_t messages(size_t count) const {
+    return std::max<size_t>((count * element_bytes_ + piece_bytes_ - 1) / piece_bytes_, 1);
+  }
+  size_t bytes_of(size_t count, size_t message) const {
+    return in_round(count * element_bytes_, piece_bytes_, message);
+  }
+  // Of staging: places to receive, then places to send.
+  MPI_Request* requests() { return team_.staging_[0].requests.data(); }
+  std::byte* at(size_t place) { return team_.staging_[0].data() + place * place_bytes_; }
+
+  MpiTeam& team_;
+  const std::vector<int>* const domains_;
+  const size_t element_bytes_, piece_bytes_, place_bytes_;
+  const size_t places_ = team_.options_.places;
+  std::vector<Partner> partners_;
+  std::vector<Use> uses_ = std::vector<Use>(2 * places_);
+  Cursor next_receive_, next_send_;
+  size_t in_flight_ = 0;  // messages
+  size_t headings_ = 0;   // that have come
+  std::vector<int> done_ = std::vector<int>(2 * places_);
+  std::vector<MPI_Status> statuses_ = std::vector<MPI_Status>(2 * places_);
+};
+
+}  // namespace dscomm
