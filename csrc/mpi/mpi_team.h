@@ -52,8 +52,10 @@
 namespace dscomm {
 
 // A rank that has left in order may have completed its part of what this rank is still in: the
-// others pass on what it sent. It gets as long as an overloaded machine may need for that.
-inline constexpr int64_t kGraceOfLeaversNs = 5'000'000'000;
+// others pass on what it sent. It gets as long as an overloaded machine may need for that. A rank
+// leaves up to a second after the end of its program, and both together are less than a process
+// that ends gives its last calls (csrc/torch/exit.cc): so all hear first who left.
+inline constexpr int64_t kGraceOfLeaversNs = 3'000'000'000;
 
 struct MpiTeamMember {
   int transport_rank = 0;  // its rank in the transport, by which the failure detector knows it

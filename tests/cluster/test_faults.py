@@ -170,6 +170,7 @@ def test_cut_off(make_hosts: Callable[[int], Hosts], what: str, workload: str) -
     [
         ("raises", "all_reduce"),
         ("raises", "recv"),
+        ("raises", "exit"),
         ("forgets", "recv"),
         pytest.param("forgets", "all_reduce", marks=pytest.mark.drill),
     ],
@@ -177,9 +178,10 @@ def test_cut_off(make_hosts: Callable[[int], Hosts], what: str, workload: str) -
 def test_end_of_a_process_is_told_to_other_hosts(
     make_hosts: Callable[[int], Hosts], ending: str, waits_in: str
 ) -> None:
-    """Also to those that hear of it through the first rank."""
+    """Also to those that hear of it through the first rank, and before a rank that waits at the end
+    of its process gives up."""
     with start_ranks(make_hosts(3), [0, 1, 2], "departs.py", ending, waits_in) as job:
-        for event in job.wait_for("told", [0, 1], limit_s=30.0):
+        for event in job.wait_for("told", [0] if waits_in == "exit" else [0, 1], limit_s=30.0):
             name = re.escape(job.name(2))
             how = {
                 "raises": r"was ended by an unhandled ValueError before .*; see its output for the",

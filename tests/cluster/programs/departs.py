@@ -1,4 +1,7 @@
-"""The last rank ends while the others wait: departs.py raises|forgets|execs all_reduce|recv."""
+"""The last rank ends while the others wait: departs.py raises|forgets|execs all_reduce|recv|exit.
+
+exit: they wait in an all_reduce, rank 1 of them at the end of its process.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,9 @@ def main() -> None:
             os.execv("/bin/sleep", ["sleep", "60"])
         if ending == "raises":
             raise ValueError("of the test")
+        return
+    if waits_in == "exit" and world.rank == 1:
+        dist.all_reduce(torch.ones(4), async_op=True)
         return
     try:
         if waits_in == "recv":
