@@ -89,7 +89,7 @@ struct Splits {
 std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits, size_t ranks);
 inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks * sizeof(uint64_t); }
 
-// That one rank sends another a number of elements which that one does not expect.
+// The message for a sender and a receiver whose numbers of elements differ.
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected);
 

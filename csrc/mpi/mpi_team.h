@@ -138,8 +138,8 @@ class MpiTeam final : public Team {
   size_t piece_of_message(size_t element_bytes) const {
     return std::max<size_t>(message_bytes() / element_bytes, 1);
   }
-  // Starts to send piece `number` of a stream of such messages. MPI keeps what the receiver has not
-  // asked for, in memory of its own, so some of the messages wait until it has.
+  // Starts to send piece `number` of a stream of such messages. MPI buffers messages without a
+  // posted receive. To bound that, some messages complete only when the receive is posted.
   int send_piece(const void* data, size_t bytes, size_t number, int rank, int tag,
                  MPI_Request* request) const {
     const bool waits = number % kSendsAhead == kSendsAhead - 1;

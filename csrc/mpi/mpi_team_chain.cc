@@ -10,7 +10,8 @@ namespace dscomm {
 namespace {
 
 constexpr int kChainTag = 3;
-// A long chain is slow to fill: no fewer pieces than twice its links, but of this many bytes.
+// A long chain fills slowly. So there are at least twice as many pieces as links, unless a piece
+// would be shorter than this.
 constexpr size_t kLeastPieceBytes = size_t{8} << 10;
 
 }  // namespace
@@ -57,7 +58,7 @@ Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype, i
   return run(rounds);
 }
 
-// From the last rank to the root: each adds its values to what has come.
+// From the last rank to the root: each rank adds its values to the received ones.
 Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
                                    const Reduction& reduction, int root) {
   const WireReduction wire = on_wire(reduction);

@@ -1,10 +1,11 @@
 // Gather, scatter and all_to_all of MpiTeam: pairs of ranks exchange their blocks.
 //
 // Each block is a stream of messages that MPI sends at once (see mpi_team.h), from and into
-// staging. Streams share its places: first come the first messages of all, then the second ones.
+// staging. Streams share the places in staging: the first messages of all streams precede the
+// second messages.
 //
-// The first message of a stream begins with a heading. In a call with CallOptions::domains, which
-// has no Lead, a pair finds out by its headings, one each way, that both mean the same.
+// The first message of a stream begins with a heading. A call with CallOptions::domains has no
+// Lead; the two ranks of each pair compare their headings instead.
 
 #include "mpi/mpi_team_exchange.h"
 
@@ -22,7 +23,6 @@ constexpr int kStreamTag = 4;
 
 }  // namespace
 
-// What one rank says to the other.
 struct MpiTeam::Exchange::Heading {
   CallRecord call;
   uint64_t sends = 0, expects = 0;  // elements
@@ -52,7 +52,7 @@ void MpiTeam::Exchange::add(int rank, const void* in, size_t in_count, void* out
   partner.receives_left = messages(out_count);
 }
 
-// All begin with another rank, so that not all send to the same one first.
+// Each rank begins with its successor, so that the first messages have different receivers.
 Status MpiTeam::Exchange::run() {
   const int me = team_.rank_, ranks = team_.size();
   std::sort(partners_.begin(), partners_.end(), [&](const Partner& a, const Partner& b) {
@@ -73,8 +73,8 @@ Status MpiTeam::Exchange::run() {
   return {};
 }
 
-// Starts what there are places for. Receives begin with the rank before, whose first message is
-// there soonest.
+// Starts messages in all free places. Receives begin with the predecessor, because it sends to this
+// rank first.
 Status MpiTeam::Exchange::fill() {
   const size_t count = partners_.size();
   const auto start = [&](Cursor& cursor, size_t first_place, auto messages_of, auto begin) {
@@ -139,8 +139,8 @@ Status MpiTeam::Exchange::send(size_t place) {
   const size_t bytes = bytes_of(partner.in_count, message);
   if (bytes > 0) std::memcpy(data, partner.in + message * piece_bytes_, bytes);
   const auto sent = static_cast<int>(static_cast<size_t>(data - at(place)) + bytes);
-  // MPI keeps what the receiver has not asked for, in memory of its own. So all but the first
-  // message of a stream wait until it has.
+  // MPI buffers messages without a posted receive. To bound that, all but the first message of a
+  // stream complete only when the receive is posted.
   return team_.check("MPI_Isend", [&] {
     return (message > 0 ? MPI_Issend : MPI_Isend)(at(place), sent, MPI_BYTE, partner.rank,
                                                   kStreamTag, team_.data_, &requests()[place]);
@@ -160,7 +160,7 @@ Status MpiTeam::Exchange::wait_for_some() {
   const bool has_agreed = has_lead() || headings_ == partners_.size();
   DSCOMM_RETURN_IF_ERROR(team_.wait_with(poll, has_agreed ? Place::kMoving : Place::kEntering));
   in_flight_ -= static_cast<size_t>(done);
-  // Headings first: what follows them is as long as they say.
+  // Headings first, because they determine the lengths of the other messages.
   for (const bool is_first : {true, false})
     for (int i = 0; i < done; ++i) {
       const auto place = static_cast<size_t>(done_[static_cast<size_t>(i)]);
@@ -196,7 +196,7 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
     if (++headings_ == partners_.size() && !has_lead())
       team_.detector_.note_position(team_.options_.id, team_.position(Place::kMoving));
   }
-  // Another thread's poll may have completed the heading, which then comes next and says why.
+  // If another thread's poll completed the heading, it is reported next, with the mismatch.
   if (bytes != bytes_of(partner.out_count, message))
     return partner.has_agreed ? wrong_length(partner) : Status();
   if (bytes > 0) std::memcpy(partner.out + message * piece_bytes_, data, bytes);
@@ -293,7 +293,7 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   return finished();
 }
 
-// The ranks of other domains, or of these the root and those that it exchanges with.
+// Partners are the ranks of other domains; with a root, only pairs that include the root.
 void MpiTeam::await_partners(const std::vector<int>* domains, int root) {
   awaited_.clear();
   if (domains == nullptr) return;

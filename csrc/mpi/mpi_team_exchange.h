@@ -5,13 +5,13 @@
 
 namespace dscomm {
 
-// That of one call, which has begun.
+// The exchange of one call that has begun.
 class MpiTeam::Exchange {
  public:
   Exchange(MpiTeam& team, DType dtype, const std::vector<int>* domains);
 
-  // What this rank and another one exchange; the other one adds this rank. Does nothing for this
-  // rank itself and, with no elements, for ranks of its domain.
+  // Adds a partner and both blocks; the partner adds this rank. Ignores this rank itself, and ranks
+  // of its domain, whose blocks must be empty.
   void add(int rank, const void* in, size_t in_count, void* out, size_t out_count);
   // Once all are added.
   Status run();
@@ -26,7 +26,7 @@ class MpiTeam::Exchange {
     size_t sends_left = 0, receives_left = 0;  // messages
     bool has_agreed = false;                   // its heading has come
   };
-  // What a place in staging is used for.
+  // The message in a place of staging.
   struct Use {
     size_t partner;
     size_t message;

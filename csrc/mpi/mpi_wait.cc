@@ -13,16 +13,17 @@
 namespace dscomm {
 namespace {
 
-// Of a yield that has let another process run. Then a sleep is better, if data end it.
+// A yield this long has let another process run. A sleep that ends with data is better then.
 constexpr int64_t kYieldToOthersNs = 20'000;
 
-// A poll that reads data may only begin what the next one goes on with, and does not report what it
-// has completed itself. So several come before a sleep.
+// A poll that reads data reports the completed request only in the next poll, and a collective of
+// MPI needs several polls to go on. So several polls come before a sleep.
 constexpr int kPollsBeforeSleep = 8;
-// Of the time waited: a sleep misses what another thread has read meanwhile.
+// A sleep lasts at most this part of the time waited, because another thread may read the data
+// meanwhile.
 constexpr int64_t kSleepDivisor = 20;
 constexpr int64_t kShortestSleepNs = 50'000;
-// So many sleeps in a row that end at once, and not the wait: MPI does not read a socket.
+// After this many consecutive sleeps that end at once, MPI seems to leave a socket unread.
 constexpr int64_t kAtOnceNs = 20'000;
 constexpr int kMostSleepsThatEndAtOnce = 1000;
 

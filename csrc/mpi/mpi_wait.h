@@ -26,7 +26,7 @@ struct MpiWaitPolicy {
   // yield hands the core to whoever computes, for a whole time slice (8 bytes, 2 ranks beside 2
   // busy processes on 2 cores: 20 ms of yields 25 ms, 0.2 ms of them 7 ms).
   int64_t yield_ns = 1'000'000;
-  // What is waited for comes over connections of TCP.
+  // All awaited data comes over TCP.
   bool by_sockets = false;
   // This host has more ranks than cores: then such a wait sleeps instead of yielding.
   bool is_crowded = false;

@@ -19,7 +19,7 @@ namespace dscomm {
 namespace {
 
 // Long enough for what all ranks have called; a call that a peer has yet to make may never come.
-// Longer than kGraceOfLeaversNs: a call that waits for a rank that left says so itself before.
+// Longer than kGraceOfLeaversNs, so that a call that waits for a departed rank fails first.
 constexpr std::chrono::seconds kExitGrace{5};
 // One exit in three with a gloo group beside dscomm ended in SIGABRT without it, none of 24 with
 // it.

@@ -48,23 +48,23 @@ class SocketSleepTest : public ::testing::Test {
   UniqueFd near_, far_;
 };
 
-TEST_F(SocketSleepTest, WithoutSocketsDoesNotSleep) { EXPECT_FALSE(sleep_.sleep(kLongNs)); }
+TEST_F(SocketSleepTest, SleepWithoutSocketsReturnsFalse) { EXPECT_FALSE(sleep_.sleep(kLongNs)); }
 
-TEST_F(SocketSleepTest, WithAListenerAloneDoesNotSleep) {
+TEST_F(SocketSleepTest, SleepWithListenerAloneReturnsFalse) {
   UniqueFd listener(socket(AF_INET, SOCK_STREAM, 0));
   list_.add(listener.get());
   ASSERT_EQ(listen(listener.get(), 1), 0);
   EXPECT_FALSE(sleep_.sleep(kLongNs));
 }
 
-TEST_F(SocketSleepTest, WithNothingToDoSleepsUntilTheLimit) {
+TEST_F(SocketSleepTest, SleepWithIdleSocketLastsUntilLimit) {
   take_first_report();
   const int64_t began_ns = monotonic_ns();
   EXPECT_TRUE(sleep_.sleep(kShortNs));
   EXPECT_GE(monotonic_ns() - began_ns, kShortNs);
 }
 
-TEST_F(SocketSleepTest, DataThatComesEndsTheSleep) {
+TEST_F(SocketSleepTest, SleepWithArrivingDataEnds) {
   take_first_report();
   std::thread sender([&] {
     usleep(10'000);
@@ -74,13 +74,13 @@ TEST_F(SocketSleepTest, DataThatComesEndsTheSleep) {
   sender.join();
 }
 
-TEST_F(SocketSleepTest, DataThatIsNotReadEndsEverySleep) {
+TEST_F(SocketSleepTest, SleepWithUnreadDataEndsEveryTime) {
   take_first_report();
   EXPECT_EQ(write(far_.get(), "x", 1), 1);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(sleep_.sleep(kLongNs));
 }
 
-TEST_F(SocketSleepTest, RoomAfterAFullSocketEndsTheSleepOfEveryThread) {
+TEST_F(SocketSleepTest, SleepWithNewRoomEndsInEveryThread) {
   list_.add(near_.get());
   fill();
   // Each has its own descriptors, which see the socket full.
@@ -95,7 +95,7 @@ TEST_F(SocketSleepTest, RoomAfterAFullSocketEndsTheSleepOfEveryThread) {
   for (std::thread& sleeper : sleepers) sleeper.join();
 }
 
-TEST_F(SocketSleepTest, SocketsAddedLaterCountToo) {
+TEST_F(SocketSleepTest, SleepWithLaterSocketEnds) {
   take_first_report();
   std::array<int, 2> ends;
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
@@ -105,7 +105,7 @@ TEST_F(SocketSleepTest, SocketsAddedLaterCountToo) {
   EXPECT_TRUE(sleep_.sleep(kLongNs));
 }
 
-TEST_F(SocketSleepTest, ADescriptorThatIsSomethingElseByNowIsLeftOut) {
+TEST_F(SocketSleepTest, SleepWithReusedDescriptorReturnsFalse) {
   list_.add(near_.get());
   std::array<int, 2> ends;
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
@@ -114,7 +114,7 @@ TEST_F(SocketSleepTest, ADescriptorThatIsSomethingElseByNowIsLeftOut) {
   EXPECT_FALSE(sleep_.sleep(kLongNs));
 }
 
-TEST_F(SocketSleepTest, AClosedSocketIsForgotten) {
+TEST_F(SocketSleepTest, SleepWithClosedSocketLastsUntilLimit) {
   take_first_report();
   EXPECT_EQ(write(far_.get(), "x", 1), 1);
   near_.reset();

@@ -109,7 +109,7 @@ TEST(MpiTeam, PlannedAllReduces) {
 }
 
 // So that waits sleep until something comes.
-TEST(MpiTeam, ConnectionsAreKnown) {
+TEST(MpiTeam, SocketSleepAfterBarrierFindsConnections) {
   on_every_rank(mpi_team())([](Team& team) {
     ASSERT_TRUE(team.barrier(within_ms(60000)).ok());
     SocketSleep sleep(mpi_sockets());
@@ -554,7 +554,7 @@ TEST(MpiTeam, BarrierAfterAnUnhandledExceptionElsewhereNamesIt) {
 }
 
 // The root of a gather has a rank in its domain that dies while the others send, piece by piece.
-TEST(MpiTeam, AnExchangeGoesOnWithoutADeadRankThatHasNoPart) {
+TEST(MpiTeam, ExchangeAfterDeathOfUninvolvedRankCompletes) {
   if (Job::get().size() < 3) return;  // both of two ranks have a part
   on_every_rank(mpi_team(exact(4)))([](Team& team) {
     Job& job = Job::get();

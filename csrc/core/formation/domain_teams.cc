@@ -61,8 +61,8 @@ class DomainTeamsBuilder {
       slice += domain_size_;
       return part;
     };
-    // A rank may meet one that dies in no Team in a call, or only ranks that die, which compare
-    // nothing.
+    // In a call a rank may share no Team with a dying rank, or only Teams of dying ranks, which
+    // compare nothing.
     HierarchyOptions options{.name = "hierarchy"};
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
       flat.note_call(call, reads_all);

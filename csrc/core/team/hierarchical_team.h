@@ -30,16 +30,15 @@
 // rank that waits in an inner call has completed all the steps that the others may wait for before
 // they come to it.
 //
-// Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole),
-// which the Teams below compare and show, so two ranks of one Team that make different calls find
-// out in the first piece that they share, however alike the pieces look. All ranks are joined by
-// the domains and slice 0. In these every rank takes part in every call, even of no elements, and
-// before it uses another slice or the direct Team: first in its domain (the leader of slice 0 may
-// begin there), so the members of a domain meet, and then its leader of slice 0 meets the others.
-// So some pair of neighbours sees any disagreement; they end all of their Teams, and whoever waits
-// for them, or calls next, learns the cause and ends its own. A rank that waits for nobody (a
-// broadcast's root, a rank that sends for a gather) may have returned by then and learns it in its
-// next call, as in any Team.
+// Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole). The
+// Teams below compare and show these records, so two ranks of one Team that make different calls
+// detect it in the first piece that they share. The domains and slice 0 join all ranks. Every rank
+// takes part in every call of these Teams, even with no elements, before it uses another slice or
+// the direct Team: first in its domain, then, as the leader of slice 0, with the other leaders. (A
+// leader of slice 0 may begin there.) So some pair of neighbours detects any disagreement. The two
+// end all of their Teams, and ranks that wait for them, or call next, adopt the cause. A rank that
+// waits for no other one (a broadcast's root, a sender of a gather) may have returned by then. It
+// learns the cause in its next call, as in any Team.
 //
 // Time. Who waits in a later step of a call may wait for a rank that waits in an earlier one, and
 // that one knows better who is at fault. So every step gives up a little after the one before it:
@@ -87,11 +86,11 @@ struct HierarchyOptions {
   // they are rounded at each of the two levels, and half of the bytes travel across. AVG and
   // PREMUL_SUM are rounded once all the same.
   bool halves_as_float32 = true;
-  // Where ranks that meet in no Team hear at once why another one has ended its own, or is gone:
+  // For ranks that meet in no Team, to hear at once why another one has ended its Team or is gone:
   // tells all, and asks. Without, it comes through the Teams below. Any thread; neither blocks.
   std::function<void(const Status& cause, uint64_t unfinished_call)> tell = {};
   std::function<Status(uint64_t call)> heard = {};  // see Team::look()
-  // Where ranks that meet in no Team see which calls they made: told of each call before its first
+  // For ranks that meet in no Team, to compare their calls: told of each call before its first
   // piece, and whether this rank needs what every other one puts in.
   std::function<void(const CallRecord& call, bool reads_all)> note_call = {};
 };
@@ -220,7 +219,8 @@ class HierarchicalTeam final : public Team {
                          size_t begin, size_t chunk, const CallOptions& piece);
   Status cross(DType dtype, std::span<void* const> blocks, std::span<const size_t> counts,
                const CallOptions& piece);
-  // Those of this domain's ranks, by local number; by rank, with 0 for them; none for none.
+  // inside(): the entries of this domain's ranks, by local number. outside(): all entries, with 0
+  // for these ranks. Both return an empty list for an empty one.
   template <typename Pointer>
   std::vector<Pointer> inside(std::span<Pointer const> blocks) const;
   std::vector<size_t> inside(std::span<const size_t> counts) const;

@@ -64,9 +64,9 @@ struct CallOptions {
   // For a Team that takes_chunks(): of an all_reduce, a reduce_scatter, an all_gather or a
   // broadcast. The same count on all ranks.
   const Chunks* chunks = nullptr;
-  // Not null, of a gather, a scatter or an all_to_all: the domain of each rank. Ranks of one domain
-  // exchange no elements in this call and compare it elsewhere, as do the domains. So a Team may
-  // compare it between ranks that exchange elements alone, and wait for these alone.
+  // For a gather, a scatter or an all_to_all: the domain of each rank, or null. Ranks of one domain
+  // exchange no elements in this call. Other Teams compare the call inside and between the domains,
+  // so this Team may compare only ranks that exchange elements, and wait only for these.
   const std::vector<int>* domains = nullptr;
   // Not 0: an all_reduce that will be made again, with as many values of the same kind; a Team may
   // keep what it prepares for it. Part of what members must agree on.

@@ -49,7 +49,7 @@ bool SocketSleep::follow() {
   has_failed_ = !data_.valid() || !room_.valid();
   if (has_failed_) return false;
   std::lock_guard lock(list_.mutex_);
-  // The library may have closed some, and what has their descriptors now is not its own.
+  // The library may have closed sockets, and other files may have their descriptors now.
   const auto is_closed = [](const auto& entry) { return cookie_of(entry.socket) != entry.cookie; };
   std::erase_if(list_.entries_, is_closed);
   for (const auto& entry : list_.entries_) {

@@ -1,9 +1,9 @@
 // SocketSleep: a sleep that ends when one of several sockets has something to do.
 //
-// A library that moves data only inside its calls, such as Open MPI, makes whoever waits for it
-// poll, and that takes a core from the ranks that are waited for. If the sockets of the library are
-// known, the thread can sleep until there are data, or room for what did not fit. It sleeps on
-// while another thread makes the library read them.
+// Some libraries, such as Open MPI, move data only inside their calls. A waiting thread then polls,
+// and takes a core from the ranks that it waits for. If the library's sockets are known, the thread
+// can sleep until one has data to read, or room for unsent data. The sleep does not end if another
+// thread makes the library read the data first.
 //
 // The sockets belong to the library, which closes them when it likes. Every thread that sleeps has
 // epoll descriptors of its own, since the kernel reports room once to each.
@@ -34,8 +34,8 @@ class SocketList {
 
   std::mutex mutex_;
   std::vector<Entry> entries_;
-  // The last entry's number. Written under the mutex; SocketSleep::follow() loads it without, and
-  // takes the mutex if it is new. Relaxed: it sees next time what it misses.
+  // The last entry's number. Written under the mutex. SocketSleep::follow() loads it without the
+  // mutex, and takes the mutex if it has changed. Relaxed: the next call sees a missed change.
   std::atomic<uint64_t> last_{0};
 };
 
@@ -45,8 +45,9 @@ class SocketSleep {
   explicit SocketSleep(SocketList& list) : list_(list) {}
 
   // Until a socket has data to read or a connection to accept, or has room again after it was full,
-  // or most_ns have passed, or for no reason; at once if there are data already. False, and without
-  // sleep, if the list has had no connection yet, or the system lacks what this needs.
+  // or most_ns have passed, or spuriously; at once if unread data is present. Returns false,
+  // without sleep, if the list has had no connection yet, or if the system lacks descriptors or
+  // memory.
   bool sleep(int64_t most_ns);
 
  private:
