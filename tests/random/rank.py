@@ -62,8 +62,8 @@ class Rank:
         # Of asynchronous calls: the Works and what reads their results.
         self.works: dict[int, tuple[list[Any], Callable[[], list[list[int]]]]] = {}
         self.dropped: dict[str, dict[int, Callable[[], list[list[int]]]]] = {}
-        # What they held when the world was left for one that cannot be made.
-        self.of_left_world: dict[str, Any] = {}
+        # What they held when a group was left in an action that then raised an error.
+        self.of_left: dict[str, Any] = {}
         self.sabotage = program.get("sabotage") or {}
         self.calls = 0
         self.number = -1  # of the action
@@ -88,10 +88,10 @@ class Rank:
             except Raised:
                 raise
             except Exception as error:
-                facts = {"dropped": self.of_left_world} if self.of_left_world else {}
+                facts = {"dropped": self.of_left} if self.of_left else {}
                 kind = type(error).__name__
                 self.say(number, "error", kind=kind, text=str(error)[:1200], **facts)
-                self.of_left_world = {}
+                self.of_left = {}
             else:
                 self.say(number, "started" if values is None else "done", values=values)
         self.say_ready()
@@ -135,7 +135,7 @@ class Rank:
     def do_world(self, action: Step) -> list[Any]:
         if dist.is_initialized():
             self.leave_world()
-            self.of_left_world = {name: self.read_dropped(name) for name in list(self.dropped)}
+            self.of_left = {name: self.read_dropped(name) for name in list(self.dropped)}
         self.groups.clear()
         size = self.program["size"]
         store = dist.FileStore(str(self.folder / action["group"]), size)
@@ -145,7 +145,7 @@ class Rank:
         if uses_deepspeed(self.program):
             deepspeed_comm.init_distributed(verbose=False)
         self.groups[action["group"]] = dist.distributed_c10d._get_default_group()
-        values, self.of_left_world = [self.of_left_world], {}
+        values, self.of_left = [self.of_left], {}
         return values
 
     def leave_world(self) -> None:
@@ -167,8 +167,12 @@ class Rank:
     def do_destroy(self, action: Step) -> list[Any]:
         group = self.group(action)
         del self.groups[action["group"]]
-        dist.destroy_process_group(group)
-        return [{action["group"]: self.read_dropped(action["group"])}]
+        try:
+            dist.destroy_process_group(group)
+        finally:
+            self.of_left = {action["group"]: self.read_dropped(action["group"])}
+        values, self.of_left = [self.of_left], {}
+        return values
 
     do_leave = do_destroy
 
