@@ -146,7 +146,9 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
   // A rank that is gone cannot make this call: there is nothing to give it time for.
   gone_since_ns_ = -kGraceOfLeaversNs;
   DSCOMM_RETURN_IF_ERROR(look_for_the_gone(Place::kEntering));
-  detector_.note_position(options_.id, position(Place::kEntering));
+  // With `meanwhile` it is not in this call before that has ended: others may wait for it there.
+  if (options.meanwhile == nullptr)
+    detector_.note_position(options_.id, position(Place::kEntering));
 
   // Nothing is pending: the call before is complete.
   const int slots = is_few() ? 1 + size() : 2;
@@ -438,8 +440,12 @@ Status MpiTeam::failure() {
 
 Status MpiTeam::death() {
   DSCOMM_RETURN_IF_ERROR(failure());
-  look_at_detector();
-  return died_;
+  if (detector_.count() == 0) return {};
+  for (int k = 0; k < size(); ++k) {
+    Status gone = k == rank_ ? Status() : detector_.gone(options_.members[k].transport_rank);
+    if (gone.code() == Code::kPeerDied) return gone;
+  }
+  return {};
 }
 
 std::string MpiTeam::name_call() const {

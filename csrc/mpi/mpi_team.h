@@ -197,8 +197,10 @@ class MpiTeam final : public Team {
   Status reduce_along_chain(const void* in, void* out, size_t count, const Reduction& reduction,
                             int root);
   Status broadcast_along_chain(void* buffer, size_t count, DType dtype, int root);
+  // A gather, a scatter or an all_to_all.
   class Exchange;
-  static void copy_own(void* out, const void* in, size_t count, DType dtype);
+  Status exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
+                         std::span<void* const> outs, int root, const CallOptions& options);
   // What MPI has prepared, or is to prepare, for the call in progress; null where it is not to.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
@@ -263,7 +265,6 @@ class MpiTeam final : public Team {
   // Of the awaited ranks.
   void find_the_gone();
   bool awaits(int rank) const { return awaited_.empty() || awaited_[static_cast<size_t>(rank)]; }
-  void await_partners(const std::vector<int>* domains, int root);
   void await_all();
   // Fails when a member that has gone keeps the call from being completed.
   Status look_for_the_gone(Place place);

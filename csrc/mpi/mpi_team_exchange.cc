@@ -28,9 +28,10 @@ struct MpiTeam::Exchange::Heading {
   uint64_t sends = 0, expects = 0;  // elements
 };
 
-MpiTeam::Exchange::Exchange(MpiTeam& team, DType dtype, const std::vector<int>* domains)
+MpiTeam::Exchange::Exchange(MpiTeam& team, DType dtype, const CallOptions& options)
     : team_(team),
-      domains_(domains),
+      domains_(options.domains),
+      meanwhile_(options.meanwhile),
       element_bytes_(dtype_bytes(dtype)),
       piece_bytes_(team.piece_of_message(element_bytes_) * element_bytes_),
       // Of any dtype, as the other may send another one.
@@ -64,6 +65,10 @@ Status MpiTeam::Exchange::run() {
   staging.requests.assign(2 * places_, MPI_REQUEST_NULL);
   DSCOMM_RETURN_IF_ERROR(fill());
   if (has_lead()) DSCOMM_RETURN_IF_ERROR(team_.finish_lead());
+  if (meanwhile_ != nullptr) {
+    DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
+    team_.detector_.note_position(team_.options_.id, team_.position(Place::kEntering));
+  }
   while (in_flight_ > 0) {
     DSCOMM_RETURN_IF_ERROR(wait_for_some());
     DSCOMM_RETURN_IF_ERROR(fill());
@@ -224,8 +229,7 @@ Status MpiTeam::Exchange::wrong_length(const Partner& partner) {
 Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
                        std::span<const size_t> out_counts, int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
-  const bool is_root = rank_ == root;
-  DSCOMM_RETURN_IF_ERROR(is_root
+  DSCOMM_RETURN_IF_ERROR(rank_ == root
                              ? check_lists("gather", outs.size(), out_counts, count, rank_, size())
                              : check_lists("gather", outs.size(), out_counts.size(), 0));
   CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
@@ -233,24 +237,16 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
   splits_.clear(static_cast<size_t>(size()));
   splits_.sends[root] = count;
   std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
-  await_partners(options.domains, root);
-  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
-
-  Exchange exchange(*this, dtype, options.domains);
-  if (!is_root) exchange.add(root, in, count, nullptr, 0);
-  for (size_t k = 0; k < outs.size(); ++k)
-    exchange.add(static_cast<int>(k), nullptr, 0, outs[k], out_counts[k]);
-  DSCOMM_RETURN_IF_ERROR(exchange.run());
-  if (is_root) copy_own(outs[root], in, count, dtype);
-  return finished();
+  std::vector<const void*> ins(static_cast<size_t>(size()));
+  ins[root] = in;
+  return exchange_blocks(call, ins, outs, root, options);
 }
 
 Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
                         void* out, size_t count, DType dtype, int root,
                         const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
-  const bool is_root = rank_ == root;
-  DSCOMM_RETURN_IF_ERROR(is_root
+  DSCOMM_RETURN_IF_ERROR(rank_ == root
                              ? check_lists("scatter", ins.size(), in_counts, count, rank_, size())
                              : check_lists("scatter", ins.size(), in_counts.size(), 0));
   CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
@@ -258,52 +254,48 @@ Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   splits_.clear(static_cast<size_t>(size()));
   std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
   splits_.expects[root] = count;
-  await_partners(options.domains, root);
-  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
-
-  Exchange exchange(*this, dtype, options.domains);
-  if (!is_root) exchange.add(root, nullptr, 0, out, count);
-  for (size_t k = 0; k < ins.size(); ++k)
-    exchange.add(static_cast<int>(k), ins[k], in_counts[k], nullptr, 0);
-  DSCOMM_RETURN_IF_ERROR(exchange.run());
-  if (is_root) copy_own(out, ins[root], count, dtype);
-  return finished();
+  std::vector<void*> outs(static_cast<size_t>(size()));
+  outs[root] = out;
+  return exchange_blocks(call, ins, outs, root, options);
 }
 
 Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
                            std::span<void* const> outs, std::span<const size_t> out_counts,
                            DType dtype, const CallOptions& options) {
-  const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), ranks));
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), size()));
   DSCOMM_RETURN_IF_ERROR(
-      check_lists("all_to_all", outs.size(), out_counts, in_counts[me], rank_, size()));
+      check_lists("all_to_all", outs.size(), out_counts, in_counts[rank_], rank_, size()));
   CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
-  splits_.clear(ranks);
+  for (size_t count : in_counts) call.own_count += count;
+  splits_.clear(static_cast<size_t>(size()));
   std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
   std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
-  for (size_t count : in_counts) call.own_count += count;
-  await_partners(options.domains, kEveryRank);
+  return exchange_blocks(call, ins, outs, kEveryRank, options);
+}
+
+// The blocks' lengths are in splits_. With a root, only pairs that include it exchange blocks. An
+// empty list has no blocks.
+Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
+                                std::span<void* const> outs, int root, const CallOptions& options) {
+  const auto is_partner = [&](int rank) {
+    return root == kEveryRank || root == rank_ || root == rank;
+  };
+  awaited_.clear();
+  for (int rank = 0; options.domains != nullptr && rank < size(); ++rank)
+    awaited_.push_back((*options.domains)[rank] != (*options.domains)[rank_] && is_partner(rank));
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
 
-  Exchange exchange(*this, dtype, options.domains);
-  for (size_t k = 0; k < ranks; ++k)
-    exchange.add(static_cast<int>(k), ins[k], in_counts[k], outs[k], out_counts[k]);
-  DSCOMM_RETURN_IF_ERROR(exchange.run());
-  copy_own(outs[me], ins[me], in_counts[me], dtype);
-  return finished();
-}
-
-// Partners are the ranks of other domains; with a root, only pairs that include the root.
-void MpiTeam::await_partners(const std::vector<int>* domains, int root) {
-  awaited_.clear();
-  if (domains == nullptr) return;
+  const auto dtype = static_cast<DType>(call.dtype);
+  const auto in = [&](int rank) { return ins.empty() ? nullptr : ins[rank]; };
+  const auto out = [&](int rank) { return outs.empty() ? nullptr : outs[rank]; };
+  Exchange exchange(*this, dtype, options);
   for (int rank = 0; rank < size(); ++rank)
-    awaited_.push_back((*domains)[rank] != (*domains)[rank_] &&
-                       (root == kEveryRank || root == rank_ || root == rank));
-}
-
-void MpiTeam::copy_own(void* out, const void* in, size_t count, DType dtype) {
-  if (out != in && count > 0) std::memcpy(out, in, count * dtype_bytes(dtype));
+    if (is_partner(rank))
+      exchange.add(rank, in(rank), splits_.sends[rank], out(rank), splits_.expects[rank]);
+  DSCOMM_RETURN_IF_ERROR(exchange.run());
+  const size_t own_bytes = splits_.sends[rank_] * dtype_bytes(dtype);
+  if (out(rank_) != in(rank_) && own_bytes > 0) std::memcpy(out(rank_), in(rank_), own_bytes);
+  return finished();
 }
 
 }  // namespace dscomm

@@ -1,6 +1,9 @@
 // MpiTeam::Exchange: see mpi_team_exchange.cc.
 #pragma once
 
+#include <functional>
+#include <vector>
+
 #include "mpi/mpi_team.h"
 
 namespace dscomm {
@@ -8,7 +11,7 @@ namespace dscomm {
 // The exchange of one call that has begun.
 class MpiTeam::Exchange {
  public:
-  Exchange(MpiTeam& team, DType dtype, const std::vector<int>* domains);
+  Exchange(MpiTeam& team, DType dtype, const CallOptions& options);
 
   // Adds a partner and both blocks; the partner adds this rank. Ignores this rank itself, and ranks
   // of its domain, whose blocks must be empty.
@@ -61,6 +64,7 @@ class MpiTeam::Exchange {
 
   MpiTeam& team_;
   const std::vector<int>* const domains_;
+  const std::function<Status()>* const meanwhile_;
   const size_t element_bytes_, piece_bytes_, place_bytes_;
   const size_t places_ = team_.options_.places;
   std::vector<Partner> partners_;

@@ -168,6 +168,27 @@ TEST(HierarchicalTeam, HalvesTravelAsFloat32WhereTheyAreToldTo) {
   }
 }
 
+TEST(HierarchicalTeam, ExchangesOfBlocksCallInnerTeamMeanwhile) {
+  ThreadBoards boards(true);
+  std::vector<std::thread> running;
+  for (int rank = 0; rank < 4; ++rank)
+    running.emplace_back([&, rank] {
+      const std::unique_ptr<HierarchicalTeam> team =
+          make_over_threads(boards, rank, {{0, 1}, {2, 3}}, {});
+      const ReferenceOptions options;
+      ReferenceRank reference(*team, options);
+      const std::vector<size_t> counts(4, 3);
+      try {
+        reference.check_gather(DType::kInt32, counts, 1, false);
+        reference.check_scatter(DType::kInt32, counts, 2, false);
+        reference.check_all_to_all(DType::kInt32, [](int, int) { return size_t{3}; });
+      } catch (const RankStopped&) {
+      }
+    });
+  for (std::thread& thread : running) thread.join();
+  EXPECT_EQ(boards.meanwhile_calls(), 4 * 3);
+}
+
 TEST(HierarchicalTeam, DescribesItself) {
   over_threads({{0, 2}, {1, 3, 4}})([](Team& team) {
     std::string expected = "hierarchical, 5 ranks in domains of 2+3: inside (threads, ";

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,8 +37,9 @@ class ThreadBoard {
 
   using Posts = std::shared_ptr<const std::vector<Post>>;
 
-  // Returns everybody's posts once all are there.
-  Result<Posts> meet(uint64_t sequence, int rank, Post post, const Deadline& deadline) {
+  // Returns everybody's posts once all are there. `meanwhile` may be null.
+  Result<Posts> meet(uint64_t sequence, int rank, Post post, const Deadline& deadline,
+                     const std::function<Status()>* meanwhile) {
     std::unique_lock lock(mutex_);
     if (!failure_.ok()) return failure_;
     std::shared_ptr<Call>& entry = calls_[sequence];
@@ -49,6 +51,13 @@ class ThreadBoard {
       compare(*call);
       calls_.erase(sequence);
       changed_.notify_all();
+    }
+    if (meanwhile != nullptr && failure_.ok()) {
+      ++meanwhile_calls_;
+      lock.unlock();
+      const Status status = (*meanwhile)();
+      lock.lock();
+      if (!status.ok()) fail_locked(status);
     }
     auto over = [&] { return call->present_count == size_ || !failure_.ok(); };
     while (!over()) {
@@ -74,6 +83,10 @@ class ThreadBoard {
   Status failure() const {
     std::lock_guard lock(mutex_);
     return failure_;
+  }
+  int meanwhile_calls() const {
+    std::lock_guard lock(mutex_);
+    return meanwhile_calls_;
   }
 
  private:
@@ -111,6 +124,7 @@ class ThreadBoard {
   std::condition_variable changed_;
   std::map<uint64_t, std::shared_ptr<Call>> calls_;
   Status failure_;
+  int meanwhile_calls_ = 0;
 };
 
 class ThreadTeam final : public Team {
@@ -237,8 +251,9 @@ class ThreadTeam final : public Team {
     // What it is a piece of is compared as a whole.
     if (options.whole != nullptr)
       description += ", a piece of " + std::to_string(hash_call(0, *options.whole));
+    DSCOMM_CHECK(options.meanwhile == nullptr || takes_chunks_, "it would be forgotten");
     return board_->meet(sequence_++, rank_, {std::move(description), std::move(blocks)},
-                        options.deadline);
+                        options.deadline, options.meanwhile);
   }
 
   // A call by rounds of a quarter of a chunk, whose results are given as late as that is allowed:
@@ -422,9 +437,17 @@ class ThreadBoards {
     return std::make_unique<ThreadTeam>(board, static_cast<int>(index), size, take_chunks_);
   }
 
+  // Of all ranks of all Teams.
+  int meanwhile_calls() const {
+    std::lock_guard lock(mutex_);
+    int calls = 0;
+    for (const auto& [name, board] : boards_) calls += board->meanwhile_calls();
+    return calls;
+  }
+
  private:
   const bool take_chunks_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<ThreadBoard>> boards_;
 };
 

@@ -589,6 +589,52 @@ TEST(MpiTeam, ExchangeAfterDeathOfUninvolvedRankCompletes) {
   });
 }
 
+// Each rank is a domain and sends every other one a number.
+Status exchange_numbers(Team& team, const std::function<Status()>* meanwhile) {
+  const auto n = static_cast<size_t>(team.size());
+  std::vector<int> domains(n);
+  std::iota(domains.begin(), domains.end(), 0);
+  CallOptions options = within_ms(20'000);
+  options.domains = &domains;
+  options.meanwhile = meanwhile;
+  std::vector<int32_t> mine(n, team.rank()), theirs(n, -1);
+  std::vector<const void*> ins;
+  std::vector<void*> outs;
+  for (size_t k = 0; k < n; ++k) {
+    ins.push_back(&mine[k]);
+    outs.push_back(&theirs[k]);
+  }
+  const std::vector<size_t> ones(n, 1);
+  const Status status = team.all_to_all(ins, ones, outs, ones, DType::kInt32, options);
+  if (status.ok()) EXPECT_EQ(theirs, domains);
+  return status;
+}
+
+TEST(MpiTeam, AllToAllWithBusyRankSendsItsBlocksBefore) {
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    const std::function<Status()> wait_for_others = [&] {
+      job.meet();
+      return Status();
+    };
+    const bool is_busy = team.rank() == 0;
+    const Status status = exchange_numbers(team, is_busy ? &wait_for_others : nullptr);
+    EXPECT_TRUE(status.ok()) << status.message();
+    if (!is_busy) job.meet();
+  });
+}
+
+TEST(MpiTeam, AllToAllWithFailureMeanwhileEndsTeam) {
+  on_every_rank(mpi_team())([](Team& team) {
+    const std::function<Status()> fail = [] { return make_status(Code::kAborted, "enough"); };
+    const bool fails = team.rank() == 0;
+    const Status status = exchange_numbers(team, fails ? &fail : nullptr);
+    if (fails) EXPECT_EQ(status.message(), "enough");
+    Job::get().meet();
+    EXPECT_EQ(team.barrier(within_ms(20'000)).message(), "enough");
+  });
+}
+
 // The root is done before the others are, and leaves.
 TEST(MpiTeam, WhoLeavesAfterItsPartDisturbsNobody) {
   for (int attempt = 0; attempt < 20; ++attempt) {

@@ -211,7 +211,8 @@ Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> out
 }
 
 // Blocks between ranks of one domain go inside, those between ranks of different domains directly
-// from one to the other. In between the domains agree on the call.
+// from one to the other. While the first of these travel, the call inside is made, and the domains
+// agree.
 std::vector<size_t> HierarchicalTeam::inside(std::span<const size_t> counts) const {
   std::vector<size_t> chosen;
   for (int rank : members())
@@ -232,33 +233,54 @@ std::vector<Pointer> HierarchicalTeam::inside(std::span<Pointer const> blocks) c
   return chosen;
 }
 
-Result<CallOptions> HierarchicalTeam::agree(const CallOptions& piece) {
-  if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).barrier(later(piece, 1)));
+template <typename CallInner, typename CallDirect>
+Status HierarchicalTeam::exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
+                                         const CallDirect& call_direct) {
+  const std::function<Status()> agree = [&]() -> Status {
+    DSCOMM_RETURN_IF_ERROR(call_inner());
+    return index_ == 0 ? outer(0).barrier(later(piece, 1)) : Status();
+  };
   CallOptions options = later(piece, 2);
   options.domains = &domain_of_;
-  return options;
+  if (direct_->takes_chunks())
+    options.meanwhile = &agree;
+  else
+    DSCOMM_RETURN_IF_ERROR(agree());
+  return call_direct(options);
 }
 
 Status HierarchicalTeam::run_gather(const void* in, size_t count, DType dtype,
                                     std::span<void* const> outs, std::span<const size_t> out_counts,
                                     int root, const CallOptions& piece) {
   const bool is_here = domain_of(root) == domain_;
-  DSCOMM_RETURN_IF_ERROR(is_here ? inner_->gather(in, count, dtype, inside(outs),
-                                                  inside(out_counts), index_of(root), piece)
-                                 : inner_->barrier(piece));
-  DSCOMM_ASSIGN_OR_RETURN(const CallOptions directly, agree(piece));
-  return direct_->gather(in, is_here ? 0 : count, dtype, outs, outside(out_counts), root, directly);
+  return exchange_blocks(
+      piece,
+      [&] {
+        return is_here ? inner_->gather(in, count, dtype, inside(outs), inside(out_counts),
+                                        index_of(root), piece)
+                       : inner_->barrier(piece);
+      },
+      [&](const CallOptions& options) {
+        return direct_->gather(in, is_here ? 0 : count, dtype, outs, outside(out_counts), root,
+                               options);
+      });
 }
 
 Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
                                      std::span<const size_t> in_counts, void* out, size_t count,
                                      DType dtype, int root, const CallOptions& piece) {
   const bool is_here = domain_of(root) == domain_;
-  DSCOMM_RETURN_IF_ERROR(is_here ? inner_->scatter(inside(ins), inside(in_counts), out, count,
-                                                   dtype, index_of(root), piece)
-                                 : inner_->barrier(piece));
-  DSCOMM_ASSIGN_OR_RETURN(const CallOptions directly, agree(piece));
-  return direct_->scatter(ins, outside(in_counts), out, is_here ? 0 : count, dtype, root, directly);
+  return exchange_blocks(
+      piece,
+      [&] {
+        return is_here ? inner_->scatter(inside(ins), inside(in_counts), out, count, dtype,
+                                         index_of(root), piece)
+                       : inner_->barrier(piece);
+      },
+      [&](const CallOptions& options) {
+        return direct_->scatter(ins, outside(in_counts), out, is_here ? 0 : count, dtype, root,
+                                options);
+      });
 }
 
 Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
@@ -266,10 +288,16 @@ Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
                                         std::span<void* const> outs,
                                         std::span<const size_t> out_counts, DType dtype,
                                         const CallOptions& piece) {
-  DSCOMM_RETURN_IF_ERROR(inner_->all_to_all(inside(ins), inside(in_counts), inside(outs),
-                                            inside(out_counts), dtype, piece));
-  DSCOMM_ASSIGN_OR_RETURN(const CallOptions directly, agree(piece));
-  return direct_->all_to_all(ins, outside(in_counts), outs, outside(out_counts), dtype, directly);
+  return exchange_blocks(
+      piece,
+      [&] {
+        return inner_->all_to_all(inside(ins), inside(in_counts), inside(outs), inside(out_counts),
+                                  dtype, piece);
+      },
+      [&](const CallOptions& options) {
+        return direct_->all_to_all(ins, outside(in_counts), outs, outside(out_counts), dtype,
+                                   options);
+      });
 }
 
 Status HierarchicalTeam::run_barrier(const CallOptions& piece) {

@@ -219,7 +219,8 @@ CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOption
   options.deadline.expired();  // starts the clock that all pieces share
   CallOptions piece = options;
   piece.whole = &whole_;
-  piece.domains = nullptr;                               // of the Team that composes this one
+  piece.domains = nullptr;  // of the Team that composes this one
+  piece.meanwhile = nullptr;
   if (piece.composer == nullptr) piece.composer = this;  // the outermost, which asks all below
   return piece;
 }

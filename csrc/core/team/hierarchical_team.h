@@ -19,7 +19,7 @@
 // Order. Every rank calls its Teams in one global order: by chunk of the data, then by the step of
 // the algorithm, then by slice. Each sub-call is complete once all members of its Team make it, and
 // the earliest one that is not complete has all of its members on the way, so nobody waits in a
-// circle.
+// circle. (A call of the direct Team begins to send before the others of its call, but waits last.)
 //
 // Overlap. Where all domains are of one size, so that every rank leads one slice, and the outer
 // Teams take chunks (see Chunks), a long all_reduce, reduce_scatter, all_gather or broadcast is one
@@ -34,11 +34,11 @@
 // Teams below compare and show these records, so two ranks of one Team that make different calls
 // detect it in the first piece that they share. The domains and slice 0 join all ranks. Every rank
 // takes part in every call of these Teams, even with no elements, before it uses another slice or
-// the direct Team: first in its domain, then, as the leader of slice 0, with the other leaders. (A
-// leader of slice 0 may begin there.) So some pair of neighbours detects any disagreement. The two
-// end all of their Teams, and ranks that wait for them, or call next, adopt the cause. A rank that
-// waits for no other one (a broadcast's root, a sender of a gather) may have returned by then. It
-// learns the cause in its next call, as in any Team.
+// waits in the direct Team: first in its domain, then, as the leader of slice 0, with the other
+// leaders. (A leader of slice 0 may begin there.) So some pair of neighbours detects any
+// disagreement. The two end all of their Teams, and ranks that wait for them, or call next, adopt
+// the cause. A rank that waits for none of those that disagree (a broadcast's root, a sender of a
+// gather) may have returned by then. It learns the cause in its next call, as in any Team.
 //
 // Time. Who waits in a later step of a call may wait for a rank that waits in an earlier one, and
 // that one knows better who is at fault. So every step gives up a little after the one before it:
@@ -225,8 +225,9 @@ class HierarchicalTeam final : public Team {
   std::vector<Pointer> inside(std::span<Pointer const> blocks) const;
   std::vector<size_t> inside(std::span<const size_t> counts) const;
   std::vector<size_t> outside(std::span<const size_t> counts) const;
-  // What the direct Team is told. The leader of slice 0 returns when the domains have agreed.
-  Result<CallOptions> agree(const CallOptions& piece);
+  template <typename CallInner, typename CallDirect>
+  Status exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
+                         const CallDirect& call_direct);
 
   int local_count() const { return static_cast<int>(members().size()); }
   const std::vector<int>& members() const { return domains_[domain_]; }

@@ -68,6 +68,10 @@ struct CallOptions {
   // exchange no elements in this call. Other Teams compare the call inside and between the domains,
   // so this Team may compare only ranks that exchange elements, and wait only for these.
   const std::vector<int>* domains = nullptr;
+  // For a Team that takes_chunks(), with `domains`; may be null. Called once, on the calling
+  // thread, after this rank has begun to send and before it waits, unless the call has failed by
+  // then. When it fails, the call fails with that status.
+  const std::function<Status()>* meanwhile = nullptr;
   // Not 0: an all_reduce that will be made again, with as many values of the same kind; a Team may
   // keep what it prepares for it. Part of what members must agree on.
   uint64_t plan = 0;
@@ -146,7 +150,7 @@ class Team {
 
   // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
 
-  // Whether CallOptions::chunks is heeded.
+  // Whether CallOptions::chunks and CallOptions::meanwhile are heeded.
   virtual bool takes_chunks() const { return false; }
   // kPeerDied when a member is known to have died without leaving; ends nothing.
   virtual Status death() { return {}; }
