@@ -13,13 +13,18 @@
 namespace dscomm {
 namespace {
 
-// What leaves a cell by the wire need not be long: the ring is kept for each peer for good.
-constexpr size_t kSmallestCell = 4096, kLargestRing = 256 << 10;
+// The longest cell is a little less than what Open MPI sends at once over TCP, 64 KiB with its own
+// heading. The rings are kept for each peer for good.
+constexpr size_t kShortestCell = 4096, kLongestCell = 60 << 10;
 
 }  // namespace
 
 MpiChannel::MpiChannel(MPI_Comm comm, int rank, std::string peer)
     : comm_(comm), rank_(rank), peer_(std::move(peer)), sends_(kCells, MPI_REQUEST_NULL) {}
+
+std::byte* MpiChannel::arriving(uint64_t number) {
+  return arriving_.get() + number % kReceives * kLongestCell;
+}
 
 Status MpiChannel::failed(const char* what, int code) const {
   Status refused = mpi_error(what, code);
@@ -30,7 +35,7 @@ Status MpiChannel::failed(const char* what, int code) const {
 
 Status MpiChannel::open(size_t channel_bytes, uint64_t) {
   if (cells_ != nullptr) return {};
-  const size_t cell_bytes = std::max(std::min(channel_bytes, kLargestRing) / kCells, kSmallestCell);
+  const size_t cell_bytes = std::clamp(channel_bytes / kCells, kShortestCell, kLongestCell);
   cells_.reset(new (std::nothrow) std::byte[kCells * cell_bytes]);
   if (cells_ == nullptr)
     return make_status(Code::kResource, "no memory is left for a channel to %s", peer_.c_str());
@@ -68,7 +73,8 @@ bool MpiChannel::in_flight() {
   return false;
 }
 
-Status MpiChannel::start_receive() {
+// For the first cell of a message.
+Status MpiChannel::probe() {
   int there = 0;
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
@@ -76,42 +82,72 @@ Status MpiChannel::start_receive() {
       guarded([&] { return MPI_Improbe(rank_, kCellTag, comm_, &there, &message, &status); });
   if (code != MPI_SUCCESS) return failed("MPI_Improbe", code);
   if (!there) return {};
+  if (arriving_ == nullptr) arriving_.reset(new (std::nothrow) std::byte[kReceives * kLongestCell]);
+  if (arriving_ == nullptr)
+    return make_status(Code::kResource, "no memory is left for cells from %s", peer_.c_str());
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
-  arriving_bytes_ = static_cast<size_t>(std::max(bytes, 0));
-  if (arriving_bytes_ > arriving_room_) {
-    arriving_.reset(new (std::nothrow) std::byte[arriving_bytes_]);
-    arriving_room_ = arriving_ == nullptr ? 0 : arriving_bytes_;
-    if (arriving_ == nullptr)
-      return make_status(Code::kResource, "no memory is left for a cell of %zu bytes from %s",
-                         arriving_bytes_, peer_.c_str());
+  if (bytes > static_cast<int>(kLongestCell)) return wrong_length();
+  code = guarded([&] {
+    return MPI_Imrecv(arriving(posted_), bytes, MPI_BYTE, &message,
+                      &receives_[posted_ % kReceives]);
+  });
+  if (code != MPI_SUCCESS) return failed("MPI_Imrecv", code);
+  ++posted_;
+  return {};
+}
+
+Status MpiChannel::post_following() {
+  for (; following_ > 0 && posted_ - consumed_ < kReceives; --following_, ++posted_) {
+    const int code = guarded([&] {
+      return MPI_Irecv(arriving(posted_), static_cast<int>(kLongestCell), MPI_BYTE, rank_, kCellTag,
+                       comm_, &receives_[posted_ % kReceives]);
+    });
+    if (code != MPI_SUCCESS) return failed("MPI_Irecv", code);
   }
-  code = guarded([&] { return MPI_Imrecv(arriving_.get(), bytes, MPI_BYTE, &message, &receive_); });
-  return code == MPI_SUCCESS ? Status() : failed("MPI_Imrecv", code);
+  return {};
 }
 
 Result<std::optional<ArrivedCell>> MpiChannel::next_cell() {
   DSCOMM_RETURN_IF_ERROR(send_failure_);
+  const bool arrives_now = !arrived_;
   if (!arrived_) {
-    if (receive_ == MPI_REQUEST_NULL) DSCOMM_RETURN_IF_ERROR(start_receive());
-    if (receive_ == MPI_REQUEST_NULL) return std::optional<ArrivedCell>();
-    int done = 0;
-    const int code = guarded([&] { return MPI_Test(&receive_, &done, MPI_STATUS_IGNORE); });
+    DSCOMM_RETURN_IF_ERROR(posted_ == consumed_ && following_ == 0 ? probe() : post_following());
+    if (posted_ == consumed_) return std::optional<ArrivedCell>();
+    int done = 0, bytes = 0;
+    MPI_Status status;
+    const int code =
+        guarded([&] { return MPI_Test(&receives_[consumed_ % kReceives], &done, &status); });
     if (code != MPI_SUCCESS) return failed("MPI_Test", code);
     if (!done) return std::optional<ArrivedCell>();
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    arrived_bytes_ = static_cast<size_t>(std::max(bytes, 0));
     arrived_ = true;
   }
   ArrivedCell found{};
-  if (arriving_bytes_ >= sizeof found.header)
-    std::memcpy(&found.header, arriving_.get(), sizeof found.header);
-  if (arriving_bytes_ != sizeof found.header + found.header.cell_bytes)
-    return make_status(Code::kInternal, "a cell from %s has the wrong length", peer_.c_str());
-  found.data = arriving_.get() + sizeof found.header;
+  CellHeader& header = found.header;
+  const std::byte* cell = arriving(consumed_);
+  if (arrived_bytes_ >= sizeof header) std::memcpy(&header, cell, sizeof header);
+  if (arrived_bytes_ != sizeof header + header.cell_bytes) return wrong_length();
+  found.data = cell + sizeof header;
+  if (arrives_now) {
+    static_assert(kReceives == 2, "at most one is left over, of which following_ knows nothing");
+    // All cells of a message but the last are as long as the first.
+    if ((header.flags & kFirstCell) != 0 && header.cell_bytes > 0 && header.bytes > 0)
+      following_ = (header.bytes - 1) / header.cell_bytes;
+    if ((header.flags & kAbandoned) != 0) following_ = 0;
+    DSCOMM_RETURN_IF_ERROR(post_following());
+  }
   return std::optional<ArrivedCell>(found);
+}
+
+Status MpiChannel::wrong_length() const {
+  return make_status(Code::kInternal, "a cell from %s has the wrong length", peer_.c_str());
 }
 
 bool MpiChannel::consume(bool) {
   arrived_ = false;
+  ++consumed_;
   return false;
 }
 
@@ -119,12 +155,12 @@ void MpiChannel::drop() {
   in_flight();
   if (sent_ < published_) quarantine(std::move(cells_));
   // Where MPI gave up in a receive it may have kept the memory without giving a request.
-  if (receive_ != MPI_REQUEST_NULL || mpi_gave_up()) quarantine(std::move(arriving_));
+  if (consumed_ < posted_ || mpi_gave_up()) quarantine(std::move(arriving_));
   cells_.reset();
+  arriving_.reset();
   published_ = sent_ = 0;
-  receive_ = MPI_REQUEST_NULL;
+  posted_ = consumed_ = following_ = 0;
   arrived_ = false;
-  arriving_room_ = 0;
 }
 
 }  // namespace dscomm

@@ -1,13 +1,15 @@
 // MpiChannel: the cells of point-to-point as messages of MPI between two processes.
 //
-// Every cell is one non-blocking send from a ring of our own memory. A receiver matches one cell at
-// a time, when it has consumed the one before: so what is not read yet stays with its sender, as in
-// shared memory. A request of MPI cannot be taken back, so memory that one still uses when the
+// Every cell is one non-blocking send from a ring of our own memory, and one receive into another
+// ring. A receiver probes for the first cell of a message, and posts receives for those that follow
+// it: so none is left over, but for one after a message that was abandoned, which the first cell of
+// the next one takes. A request of MPI cannot be taken back, so memory that one still uses when the
 // channel goes is kept for ever.
 #pragma once
 
 #include <mpi.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,11 +39,14 @@ class MpiChannel final : public CellChannel {
   void drop() override;
 
  private:
-  static constexpr uint64_t kCells = 8;
+  static constexpr uint64_t kCells = 4, kReceives = 2;
 
   std::byte* cell(uint64_t number) { return cells_.get() + number % kCells * cell_bytes_; }
-  Status start_receive();
+  std::byte* arriving(uint64_t number);
+  Status probe();
+  Status post_following();
   Status failed(const char* what, int code) const;
+  Status wrong_length() const;
 
   const MPI_Comm comm_;
   const int rank_;
@@ -54,10 +59,12 @@ class MpiChannel final : public CellChannel {
   std::vector<MPI_Request> sends_;
   Status send_failure_;
 
+  // Receives [consumed_, posted_) are with MPI; the first of them is complete if arrived_. For
+  // following_ more cells of its message none is posted yet.
   std::unique_ptr<std::byte[]> arriving_;
-  size_t arriving_room_ = 0;
-  size_t arriving_bytes_ = 0;
-  MPI_Request receive_ = MPI_REQUEST_NULL;
+  uint64_t posted_ = 0, consumed_ = 0, following_ = 0;
+  std::array<MPI_Request, kReceives> receives_{};
+  size_t arrived_bytes_ = 0;
   bool arrived_ = false;
 };
 

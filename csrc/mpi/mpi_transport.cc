@@ -19,6 +19,7 @@
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_tags.h"
 #include "mpi/mpi_team.h"
+#include "mpi/tcp_hooks.h"
 
 namespace dscomm {
 namespace {
@@ -78,6 +79,7 @@ class MpiTransport::MpiEndpoint final : public Endpoint {
   }
   std::string state_text() const override { return alive(false) ? "on another host" : "gone"; }
   const ArenaId* doorbell() const override { return nullptr; }
+  SocketList* sockets() const override { return &mpi_sockets(); }
   bool sleeps() const override { return false; }
   std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>&,
                                             ChannelDirectory&) override {

@@ -23,9 +23,6 @@ constexpr int kPollsBeforeSleep = 8;
 // meanwhile.
 constexpr int64_t kSleepDivisor = 20;
 constexpr int64_t kShortestSleepNs = 50'000;
-// After this many consecutive sleeps that end at once, MPI seems to leave a socket unread.
-constexpr int64_t kAtOnceNs = 20'000;
-constexpr int kMostSleepsThatEndAtOnce = 1000;
 
 // What a wait does between polls.
 class Pauses {
@@ -52,18 +49,12 @@ class Pauses {
  private:
   bool sleep(int64_t waited_ns, int64_t left_ns, int64_t* asked_ns) {
     if (!is_by_sockets_) return false;
-    if (ended_at_once_ == kMostSleepsThatEndAtOnce) {
-      ended_at_once_ = 0;
-      return false;
-    }
     thread_local SocketSleep sockets(mpi_sockets());
-    const int64_t began_ns = monotonic_ns();
     const int64_t most_ns = std::min(
         {std::max(waited_ns / kSleepDivisor, kShortestSleepNs), policy_.longest_nap_ns, left_ns});
     is_by_sockets_ = sockets.sleep(most_ns);
     if (!is_by_sockets_) return false;
     *asked_ns = most_ns;
-    ended_at_once_ = monotonic_ns() - began_ns < kAtOnceNs ? ended_at_once_ + 1 : 0;
     return true;
   }
 
@@ -71,7 +62,6 @@ class Pauses {
   const Deadline& deadline_;
   bool is_by_sockets_ = policy_.by_sockets;
   bool shares_core_ = policy_.is_crowded;  // or a yield has let another process run
-  int ended_at_once_ = 0;
 };
 
 }  // namespace

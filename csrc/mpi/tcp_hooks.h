@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "core/transport/socket_sleep.h"
+#include "core/base/socket_sleep.h"
 
 namespace dscomm {
 

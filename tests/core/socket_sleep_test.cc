@@ -1,4 +1,4 @@
-#include "core/transport/socket_sleep.h"
+#include "core/base/socket_sleep.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -78,6 +78,29 @@ TEST_F(SocketSleepTest, SleepWithUnreadDataEndsEveryTime) {
   take_first_report();
   EXPECT_EQ(write(far_.get(), "x", 1), 1);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(sleep_.sleep(kLongNs));
+}
+
+TEST_F(SocketSleepTest, SleepWithSocketLeftUnreadLastsUntilLimitInTheEnd) {
+  constexpr int64_t kSleepNs = 50'000'000;
+  take_first_report();
+  EXPECT_EQ(write(far_.get(), "x", 1), 1);
+  int64_t slept_ns = 0;
+  for (int sleeps = 0; slept_ns < kSleepNs && sleeps < 1'000'000; ++sleeps) {
+    const int64_t began_ns = monotonic_ns();
+    EXPECT_TRUE(sleep_.sleep(kSleepNs));
+    slept_ns = monotonic_ns() - began_ns;
+  }
+  EXPECT_GE(slept_ns, kSleepNs);
+  EXPECT_TRUE(sleep_.sleep(kLongNs));
+}
+
+TEST_F(SocketSleepTest, SleepWithDataInOtherDescriptorEnds) {
+  take_first_report();
+  std::array<int, 2> ends;
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends.data()), 0);
+  const UniqueFd other(ends[0]), ringing(ends[1]);
+  EXPECT_EQ(write(ringing.get(), "x", 1), 1);
+  EXPECT_TRUE(sleep_.sleep(kLongNs, other.get()));
 }
 
 TEST_F(SocketSleepTest, SleepWithNewRoomEndsInEveryThread) {

@@ -70,7 +70,8 @@ ALLOWED = {
     ("csrc/core/detector/tree_detector.cc", "thread"): "told to leave, it takes a second at most",
     ("csrc/core/detector/tree_detector.h", "socket"): "no wait: it declares a function of that "
     "name",
-    ("csrc/core/transport/socket_sleep.cc", "poll"): "a slice of the one wait for MPI",
+    ("csrc/core/base/socket_sleep.cc", "poll"): "a slice of the one wait for MPI, or of a wait for "
+    "messages",
     ("csrc/mpi/mpi_team.cc", "sleep"): "asks who answers, for 150 ms at most",
     ("csrc/mpi/call_watch.cc", "sleep"): "a thread that watches until the process ends",
     ("csrc/mpi/abandonable.cc", "sleep"): "for a reason, 0.4 s at most; deadline",

@@ -1,4 +1,4 @@
-#include "core/transport/socket_sleep.h"
+#include "core/base/socket_sleep.h"
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -8,8 +8,14 @@
 #include <algorithm>
 #include <array>
 
+#include "core/base/deadline.h"
+
 namespace dscomm {
 namespace {
+
+// A shorter sleep has ended at once.
+constexpr int64_t kAtOnceNs = 20'000;
+constexpr int kMostEndsAtOnce = 1000;
 
 // 0 where it is no socket.
 uint64_t cookie_of(int socket) {
@@ -64,12 +70,21 @@ bool SocketSleep::follow() {
   return !has_failed_;
 }
 
-bool SocketSleep::sleep(int64_t most_ns) {
+bool SocketSleep::sleep(int64_t most_ns, int other) {
   if (!follow() || !has_connection_) return false;
-  std::array<pollfd, 2> watched = {{{data_.get(), POLLIN, 0}, {room_.get(), POLLIN, 0}}};
+  std::array<pollfd, 3> watched = {
+      {{data_.get(), POLLIN, 0}, {room_.get(), POLLIN, 0}, {other, POLLIN, 0}}};
+  if (ends_at_once_ == kMostEndsAtOnce) {
+    ends_at_once_ = 0;
+    watched[0].fd = watched[1].fd = -1;
+  }
   const timespec most{static_cast<time_t>(most_ns / 1'000'000'000),
                       static_cast<long>(most_ns % 1'000'000'000)};
-  if (ppoll(watched.data(), watched.size(), &most, nullptr) <= 0) return true;
+  const int64_t began_ns = monotonic_ns();
+  const int ready = ppoll(watched.data(), watched.size(), &most, nullptr);
+  const bool is_at_once = ready > 0 && monotonic_ns() - began_ns < kAtOnceNs;
+  ends_at_once_ = is_at_once ? ends_at_once_ + 1 : std::max(ends_at_once_ - 10, 0);
+  if (ready <= 0) return true;
   if (watched[1].revents != 0) {
     // Takes the reports, so that the next sleep waits for new ones.
     std::array<epoll_event, 64> events;

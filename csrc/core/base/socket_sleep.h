@@ -5,8 +5,8 @@
 // can sleep until one has data to read, or room for unsent data. The sleep does not end if another
 // thread makes the library read the data first.
 //
-// The sockets belong to the library, which closes them when it likes. Every thread that sleeps has
-// epoll descriptors of its own, since the kernel reports room once to each.
+// The sockets belong to the library, which closes them when it likes. Every SocketSleep has its own
+// epoll descriptors, since the kernel reports room once to each.
 #pragma once
 
 #include <atomic>
@@ -39,16 +39,17 @@ class SocketList {
   std::atomic<uint64_t> last_{0};
 };
 
-// Of one thread. The list outlives it.
+// One thread at a time. The list outlives it.
 class SocketSleep {
  public:
   explicit SocketSleep(SocketList& list) : list_(list) {}
 
   // Until a socket has data to read or a connection to accept, or has room again after it was full,
-  // or most_ns have passed, or spuriously; at once if unread data is present. Returns false,
-  // without sleep, if the list has had no connection yet, or if the system lacks descriptors or
-  // memory.
-  bool sleep(int64_t most_ns);
+  // or the descriptor `other` has data (-1: none), or most_ns have passed, or spuriously; at once
+  // if unread data is present. Returns false, without sleep, if the list has had no connection yet,
+  // or if the system lacks descriptors or memory. If almost all of the last 1000 sleeps have ended
+  // at once, the library seems to leave a socket unread, and the next sleep disregards the sockets.
+  bool sleep(int64_t most_ns, int other = -1);
 
  private:
   // Takes in new sockets. False if some cannot be watched.
@@ -59,6 +60,7 @@ class SocketSleep {
   UniqueFd data_, room_;
   uint64_t seen_ = 0;  // SocketList::last_
   bool has_connection_ = false, has_failed_ = false;
+  int ends_at_once_ = 0;  // each other end makes up for ten
 };
 
 }  // namespace dscomm

@@ -17,6 +17,7 @@ namespace dscomm {
 
 class Arena;
 class ChannelDirectory;
+class SocketList;
 
 // A cell that has arrived: a copy of its header, which the peer can no longer change, and its
 // bytes.
@@ -98,6 +99,9 @@ class Endpoint {
 
   // The token of its doorbell; null if it has none, so that any rank which waits for it must poll.
   virtual const ArenaId* doorbell() const = 0;
+  // Of a peer without one: the sockets that its cells come by, which are the same for all such
+  // peers; null where they are not known.
+  virtual SocketList* sockets() const { return nullptr; }
   // Whether a thread of it sleeps on its doorbell now.
   virtual bool sleeps() const = 0;
 

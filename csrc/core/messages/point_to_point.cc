@@ -355,7 +355,9 @@ void PointToPoint::use(Port& port) {
     std::unique_ptr<Connection>& connection = connections_[group.peers[k]->id()];
     if (connection == nullptr) {
       connection = std::make_unique<Connection>(arena_, directory_, group.peers[k]);
-      if (connection->peer->doorbell() == nullptr) ++polled_count_;
+      if (connection->is_polled) ++polled_count_;
+      if (SocketList* sockets = connection->peer->sockets(); sockets != nullptr && !far_sockets_)
+        far_sockets_ = std::make_unique<SocketSleep>(*sockets);
     } else if (!connection->broken.ok()) {
       port.suspect(connection->broken);
     }
@@ -494,7 +496,7 @@ void PointToPoint::drop_dead_channels() {
     for (const auto& [number, port] : ports_)
       if (port->names(entry.first)) return false;
     if (connection.abandoning) --abandoning_count_;
-    if (connection.peer->doorbell() == nullptr) --polled_count_;
+    if (connection.is_polled) --polled_count_;
     connection.channel->drop();
     return true;
   });

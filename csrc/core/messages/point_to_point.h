@@ -13,10 +13,10 @@
 // Progress is made by whoever waits for an operation, and by one worker thread for operations that
 // nobody waits for. All of it is straight-line code under one mutex, and none of it blocks but for
 // the sleep on the doorbell, which happens with the mutex free. Who ends that sleep: a peer that
-// publishes or consumes, the end of a slice, or the first deadline. A slice is short where a peer
-// is on another host, which rings no doorbell; after it, the groups' failures, the deadlines and
-// the lives of the peers that are waited for are looked at. Time in which this process did not run,
-// because it was stopped, is added to the deadlines.
+// publishes or consumes, data from another host, the end of a slice, or the first deadline. A slice
+// is short where a peer is on another host, which rings no doorbell; after it, the groups'
+// failures, the deadlines and the lives of the peers that are waited for are looked at. Time in
+// which this process did not run, because it was stopped, is added to the deadlines.
 //
 // Callbacks of operations run with no lock of this file held. One that blocks on the worker thread
 // holds up what nobody waits for until it returns.
@@ -35,6 +35,7 @@
 
 #include "core/base/operation.h"
 #include "core/base/settings.h"
+#include "core/base/socket_sleep.h"
 #include "core/base/status.h"
 #include "core/messages/channel.h"
 #include "core/messages/doorbell.h"
@@ -108,7 +109,10 @@ class PointToPoint {
   void flush(std::chrono::milliseconds limit);
 
   // In a forked child: closes what it inherited. Nothing else works on this object there.
-  void close_descriptors() { doorbell_->close_descriptors(); }
+  void close_descriptors() {
+    doorbell_->close_descriptors();
+    far_sockets_.reset();
+  }
 
  private:
   class Transfer;
@@ -184,6 +188,8 @@ class PointToPoint {
   // Sleeps once, until end_ns at the latest: on the doorbell, or where another thread does, until
   // that one has made progress. The mutex is free meanwhile. Returns what is to be delivered.
   Outcome sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
+  bool progress_before_sleep(Outcome* outcome);
+  int64_t next_polled_slice() const;
   void deliver_as_helper(std::unique_lock<std::mutex>& lock, Outcome outcome);
   void work();
 
@@ -204,7 +210,11 @@ class PointToPoint {
   size_t pending_count_ = 0;
   size_t abandoning_count_ = 0;  // connections whose peer must still hear of a message given up
   size_t polled_count_ = 0;      // connections to peers that ring no doorbell
-  bool in_flight_ = false;       // what was sent needs this process to get through; see progress()
+  bool asked_polled_ = false;    // the last pass asked one of these for cells that have arrived
+  int64_t polled_slice_ns_ = 0;  // how long the last sleep beside them was to be; 0: cells moved
+  // Of these peers; null while they are not known. The thread that has set polling_ sleeps by it.
+  std::unique_ptr<SocketSleep> far_sockets_;
+  bool in_flight_ = false;  // what was sent needs this process to get through; see progress()
 
   std::condition_variable changed_;  // after progress by the thread that sleeps on the doorbell
   bool polling_ = false;             // a thread has taken the doorbell

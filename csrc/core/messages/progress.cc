@@ -44,11 +44,14 @@ Status PointToPoint::nonsense(const Connection& connection, const char* what) {
 bool PointToPoint::progress(Outcome* outcome) {
   bool moved = false;
   in_flight_ = false;
+  asked_polled_ = false;
   for (auto& [id, connection] : connections_) {
     moved |= progress_in(*connection, outcome);
     moved |= progress_out(*connection, outcome);
     in_flight_ |= connection->channel->in_flight();
+    asked_polled_ |= connection->is_polled && connection->broken.ok() && !connection->unread;
   }
+  if (moved) polled_slice_ns_ = 0;
   return moved;
 }
 

@@ -137,9 +137,12 @@ struct PointToPoint::Port {
 struct PointToPoint::Connection {
   Connection(const std::shared_ptr<Arena>& arena, ChannelDirectory& directory,
              std::shared_ptr<Endpoint> endpoint)
-      : peer(std::move(endpoint)), channel(peer->make_channel(arena, directory)) {}
+      : peer(std::move(endpoint)),
+        is_polled(peer->doorbell() == nullptr),
+        channel(peer->make_channel(arena, directory)) {}
 
   const std::shared_ptr<Endpoint> peer;
+  const bool is_polled;
   const std::unique_ptr<CellChannel> channel;
   Status broken;  // why nothing that comes from there can be believed, or read
 

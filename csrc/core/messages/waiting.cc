@@ -1,6 +1,7 @@
 // PointToPoint: the threads that wait for operations, and the worker for what nobody waits for.
 #include <sched.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "core/base/deadline.h"
@@ -10,8 +11,13 @@
 namespace dscomm {
 namespace {
 
-// How long a wait sleeps where a peer rings no doorbell: short beside what the wire takes.
-constexpr int64_t kPolledSliceNs = 50'000;
+// How long a wait sleeps where a peer rings no doorbell: short beside what the wire takes. Where
+// data from such peers ends a sleep it may be longer, but another thread may take the data: so each
+// is a sixteenth longer than the one before, until cells move.
+constexpr int64_t kPolledSliceNs = 50'000, kLongestPolledSliceNs = 1'000'000;
+// MPI, once asked, reads data, and reports what has come when it is asked again: so it is asked
+// this often before a sleep.
+constexpr size_t kPollsBeforeSleep = 8;
 
 // The worker looks this often whether somebody waits himself; it takes over when nobody did for one
 // tick, and parks after this many in which it had nothing to do.
@@ -117,7 +123,7 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
     int64_t now = monotonic_ns();
     int64_t end = std::min(end_ns, next_deadline_ns_);
     if (slice_ns_ > 0) end = std::min(end, now + slice_ns_);
-    if (polled_count_ > 0) end = std::min(end, now + kPolledSliceNs);
+    if (polled_count_ > 0) end = std::min(end, now + next_polled_slice());
     return end == INT64_MAX ? int64_t{-1} : std::max<int64_t>(end - now, 0);
   };
   if (polling_) {
@@ -136,11 +142,16 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
     // publishes or consumes and then loads the counter. All are seq_cst, so the cell is seen here
     // or the sleeper there.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    if (!progress(&outcome) && outcome.empty() && !stopping_) {
+    if (!progress_before_sleep(&outcome) && !stopping_) {
       const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
+      const bool polled = polled_count_ > 0;
+      polled_slice_ns_ = next_polled_slice();
+      // Data that nobody asks for would end every sleep at once.
+      SocketSleep* far_sockets = asked_polled_ ? far_sockets_.get() : nullptr;
       asleep_ = true;
       lock.unlock();
-      doorbell_->sleep(most_ns);
+      if (far_sockets == nullptr || !far_sockets->sleep(most_ns, doorbell_->descriptor()))
+        doorbell_->sleep(polled ? std::min(most_ns, kPolledSliceNs) : most_ns);
       if (most_ns >= 0) LostTime::of_process().note(began_ns + most_ns, monotonic_ns());
       lock.lock();
       asleep_ = false;
@@ -153,6 +164,21 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
   }
   look_when_due(&outcome);
   return outcome;
+}
+
+// Whether something was done.
+bool PointToPoint::progress_before_sleep(Outcome* outcome) {
+  for (size_t polls = 0;;) {
+    if (progress(outcome) || !outcome->empty()) return true;
+    polls += polled_count_;
+    if (polled_count_ == 0 || polls >= kPollsBeforeSleep) return false;
+  }
+}
+
+int64_t PointToPoint::next_polled_slice() const {
+  if (far_sockets_ == nullptr || !asked_polled_) return kPolledSliceNs;
+  return std::clamp(polled_slice_ns_ + polled_slice_ns_ / 16, kPolledSliceNs,
+                    kLongestPolledSliceNs);
 }
 
 // The worker: attends to what is pending while no thread waits for anything. A thread that calls

@@ -1,0 +1,172 @@
+// Point-to-point with a peer that rings no doorbell, as on another host: how a wait sleeps.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+
+#include "core/base/deadline.h"
+#include "core/base/socket_sleep.h"
+#include "core/messages/point_to_point.h"
+#include "in_process.h"
+
+namespace dscomm::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kWait{1000};
+constexpr int64_t kShortestSleepNs = 50'000, kLongestSleepNs = 1'000'000;
+constexpr uint64_t kPassesOfSleep = 10;  // at most
+constexpr int kTag = 5;
+
+// What the channel of the far peer does, and how often it was passed.
+struct FarPeer {
+  SocketList sockets;
+  Status failure;
+  std::optional<CellHeader> arrived;
+  std::atomic<uint64_t> passes{0};
+};
+
+class FarChannel final : public CellChannel {
+ public:
+  explicit FarChannel(FarPeer& peer) : peer_(peer) {}
+
+  Status open(size_t, uint64_t) override { return {}; }
+  size_t cell_bytes(uint64_t) const override { return 1; }
+  std::byte* vacant_cell(size_t) override { return nullptr; }
+  bool publish(const CellHeader&, bool) override { return false; }
+  Result<std::optional<ArrivedCell>> next_cell() override {
+    DSCOMM_RETURN_IF_ERROR(peer_.failure);
+    if (!peer_.arrived) return std::optional<ArrivedCell>();
+    return std::optional<ArrivedCell>(ArrivedCell{*peer_.arrived, &data_});
+  }
+  bool consume(bool) override { return false; }
+  // Once in every pass, whatever the state of the channel.
+  bool in_flight() override {
+    ++peer_.passes;
+    return false;
+  }
+  void drop() override {}
+
+ private:
+  FarPeer& peer_;
+  std::byte data_{};
+};
+
+class FarEndpoint final : public Endpoint {
+ public:
+  explicit FarEndpoint(FarPeer& peer) : peer_(peer) {}
+
+  const ArenaId& id() const override { return id_; }
+  bool alive(bool) const override { return true; }
+  std::string describe() const override { return "pid 1 on host b"; }
+  std::string state_text() const override { return "on another host"; }
+  const ArenaId* doorbell() const override { return nullptr; }
+  SocketList* sockets() const override { return &peer_.sockets; }
+  bool sleeps() const override { return false; }
+  std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>&,
+                                            ChannelDirectory&) override {
+    return std::make_unique<FarChannel>(peer_);
+  }
+
+ private:
+  FarPeer& peer_;
+  const ArenaId id_{1, 2};
+};
+
+class FarPeerTest : public ::testing::Test {
+ protected:
+  FarPeerTest() {
+    std::array<int, 2> ends;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) != 0) abort();
+    near_ = UniqueFd(ends[0]);
+    far_ = UniqueFd(ends[1]);
+    peer_.sockets.add(near_.get());
+    settings_.arena_bytes = 32 << 20;
+    settings_.unexpected_bytes = 0;
+    arena_ = Arena::create(static_cast<size_t>(settings_.arena_bytes)).value();
+    ArenaId token;
+    auto doorbell = Doorbell::create(&token).value();
+    engine_ = std::make_unique<PointToPoint>(arena_, settings_, std::move(doorbell));
+    auto registry = std::make_shared<Registry>();
+    directory_ = std::make_unique<InProcessDirectory>(registry);
+    address_ = directory_->publish(arena_, nullptr, token).value();
+  }
+
+  // Of this process, and of the far one or this one again.
+  std::shared_ptr<PointToPointGroup> make_group(uint64_t id, bool is_far) {
+    auto group = std::make_shared<PointToPointGroup>();
+    const auto here =
+        std::make_shared<PeerEndpoint>(std::make_shared<Peer>(address_, arena_, nullptr));
+    group->id = id;
+    group->name = "g";
+    group->ports = {engine_->open_port(), engine_->open_port()};
+    group->peers = {here, here};
+    if (is_far) group->peers[1] = std::make_shared<FarEndpoint>(peer_);
+    const auto failure = std::make_shared<Status>();
+    group->failure = [failure] { return *failure; };
+    group->abort = [failure](const Status& cause) { *failure = cause; };
+    group->has_left = [](int) { return false; };
+    group->name_member = [](int member) { return "rank " + std::to_string(member); };
+    group->wait.spin_pauses = 0;
+    group->wait.yield_ns = 0;
+    engine_->join(group);
+    return group;
+  }
+  Status receive(const std::shared_ptr<PointToPointGroup>& group, int tag, milliseconds timeout) {
+    uint8_t byte = 0;
+    return engine_->receive(group, &byte, 1, DType::kUInt8, 1, tag, nullptr, timeout)->wait();
+  }
+  // The sleeps of a receive that nothing ends before its timeout.
+  uint64_t sleeps_of_receive(const std::shared_ptr<PointToPointGroup>& group) {
+    const uint64_t before = peer_.passes;
+    EXPECT_EQ(receive(group, kTag, kWait).code(), Code::kTimeout);
+    return (peer_.passes - before) / kPassesOfSleep;
+  }
+  static uint64_t most_sleeps(int64_t ns) {
+    return static_cast<uint64_t>(kWait / std::chrono::nanoseconds(ns)) + 100;
+  }
+
+  Settings settings_;
+  FarPeer peer_;
+  UniqueFd near_, far_;
+  std::shared_ptr<Arena> arena_;
+  std::unique_ptr<InProcessDirectory> directory_;
+  PeerAddress address_;
+  std::unique_ptr<PointToPoint> engine_;
+};
+
+TEST_F(FarPeerTest, ReceiveWithQuietSocketsSleepsLong) {
+  EXPECT_LE(sleeps_of_receive(make_group(1, true)), most_sleeps(kLongestSleepNs));
+}
+
+TEST_F(FarPeerTest, ReceiveWithDataThatNobodyReadsAfterBrokenChannelSleeps) {
+  const auto group = make_group(1, true);
+  peer_.failure = Status(Code::kInternal, "broken");
+  EXPECT_EQ(receive(group, kTag, 60 * kWait).code(), Code::kInternal);
+  EXPECT_EQ(write(far_.get(), "x", 1), 1);
+  EXPECT_LE(sleeps_of_receive(make_group(2, false)), most_sleeps(kShortestSleepNs));
+}
+
+TEST_F(FarPeerTest, ReceiveWithDataThatNobodyReadsWithoutRoomForMessageSleeps) {
+  const auto group = make_group(1, true);
+  CellHeader header{};
+  header.group = group->id;
+  header.sequence = 1;
+  header.bytes = header.cell_bytes = 1;
+  header.port = group->ports[0];
+  header.tag = kTag + 1;
+  header.source = 1;
+  header.dtype = static_cast<uint8_t>(DType::kUInt8);
+  header.flags = kFirstCell;
+  peer_.arrived = header;
+  EXPECT_EQ(write(far_.get(), "x", 1), 1);
+  EXPECT_LE(sleeps_of_receive(group), most_sleeps(kShortestSleepNs));
+}
+
+}  // namespace
+}  // namespace dscomm::test
