@@ -16,9 +16,6 @@ namespace {
 // A yield this long has let another process run. A sleep that ends with data is better then.
 constexpr int64_t kYieldToOthersNs = 20'000;
 
-// A poll that reads data reports the completed request only in the next poll, and a collective of
-// MPI needs several polls to go on. So several polls come before a sleep.
-constexpr int kPollsBeforeSleep = 8;
 // A sleep lasts at most this part of the time waited, because another thread may read the data
 // meanwhile.
 constexpr int64_t kSleepDivisor = 20;
@@ -30,7 +27,7 @@ class Pauses {
   Pauses(const MpiWaitPolicy& policy, const Deadline& deadline)
       : policy_(policy), deadline_(deadline) {}
 
-  int polls_before() const { return is_by_sockets_ ? kPollsBeforeSleep : 1; }
+  int polls_before() const { return is_by_sockets_ ? SocketSleep::kPollsBefore : 1; }
 
   void pause(int64_t waited_ns, int64_t left_ns) {
     const int64_t began_ns = monotonic_ns();

@@ -1,17 +1,15 @@
 // Point-to-point with a peer that rings no doorbell, as on another host: how a wait sleeps.
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 
 #include "core/base/deadline.h"
 #include "core/base/socket_sleep.h"
 #include "core/messages/point_to_point.h"
 #include "in_process.h"
+#include "socket_pair.h"
 
 namespace dscomm::test {
 namespace {
@@ -81,11 +79,7 @@ class FarEndpoint final : public Endpoint {
 class FarPeerTest : public ::testing::Test {
  protected:
   FarPeerTest() {
-    std::array<int, 2> ends;
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) != 0) abort();
-    near_ = UniqueFd(ends[0]);
-    far_ = UniqueFd(ends[1]);
-    peer_.sockets.add(near_.get());
+    peer_.sockets.add(pair_.near.get());
     settings_.arena_bytes = 32 << 20;
     settings_.unexpected_bytes = 0;
     arena_ = Arena::create(static_cast<size_t>(settings_.arena_bytes)).value();
@@ -133,7 +127,7 @@ class FarPeerTest : public ::testing::Test {
 
   Settings settings_;
   FarPeer peer_;
-  UniqueFd near_, far_;
+  testing::SocketPair pair_;
   std::shared_ptr<Arena> arena_;
   std::unique_ptr<InProcessDirectory> directory_;
   PeerAddress address_;
@@ -148,7 +142,7 @@ TEST_F(FarPeerTest, ReceiveWithDataThatNobodyReadsAfterBrokenChannelSleeps) {
   const auto group = make_group(1, true);
   peer_.failure = Status(Code::kInternal, "broken");
   EXPECT_EQ(receive(group, kTag, 60 * kWait).code(), Code::kInternal);
-  EXPECT_EQ(write(far_.get(), "x", 1), 1);
+  EXPECT_EQ(write(pair_.far.get(), "x", 1), 1);
   EXPECT_LE(sleeps_of_receive(make_group(2, false)), most_sleeps(kShortestSleepNs));
 }
 
@@ -164,7 +158,7 @@ TEST_F(FarPeerTest, ReceiveWithDataThatNobodyReadsWithoutRoomForMessageSleeps) {
   header.dtype = static_cast<uint8_t>(DType::kUInt8);
   header.flags = kFirstCell;
   peer_.arrived = header;
-  EXPECT_EQ(write(far_.get(), "x", 1), 1);
+  EXPECT_EQ(write(pair_.far.get(), "x", 1), 1);
   EXPECT_LE(sleeps_of_receive(group), most_sleeps(kShortestSleepNs));
 }
 

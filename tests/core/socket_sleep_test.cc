@@ -5,11 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <thread>
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "socket_pair.h"
 
 namespace dscomm {
 namespace {
@@ -20,13 +20,6 @@ constexpr int64_t kLongNs = 600'000'000'000;
 
 class SocketSleepTest : public ::testing::Test {
  protected:
-  SocketSleepTest() {
-    std::array<int, 2> ends;
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) != 0) abort();
-    near_ = UniqueFd(ends[0]);
-    far_ = UniqueFd(ends[1]);
-  }
-
   // That there is room is reported once at first.
   void take_first_report() {
     list_.add(near_.get());
@@ -45,7 +38,9 @@ class SocketSleepTest : public ::testing::Test {
 
   SocketList list_;
   SocketSleep sleep_{list_};
-  UniqueFd near_, far_;
+  testing::SocketPair pair_;
+  UniqueFd& near_ = pair_.near;
+  UniqueFd& far_ = pair_.far;
 };
 
 TEST_F(SocketSleepTest, SleepWithoutSocketsReturnsFalse) { EXPECT_FALSE(sleep_.sleep(kLongNs)); }
@@ -96,11 +91,9 @@ TEST_F(SocketSleepTest, SleepWithSocketLeftUnreadLastsUntilLimitInTheEnd) {
 
 TEST_F(SocketSleepTest, SleepWithDataInOtherDescriptorEnds) {
   take_first_report();
-  std::array<int, 2> ends;
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends.data()), 0);
-  const UniqueFd other(ends[0]), ringing(ends[1]);
-  EXPECT_EQ(write(ringing.get(), "x", 1), 1);
-  EXPECT_TRUE(sleep_.sleep(kLongNs, other.get()));
+  const testing::SocketPair other(SOCK_DGRAM);
+  EXPECT_EQ(write(other.far.get(), "x", 1), 1);
+  EXPECT_TRUE(sleep_.sleep(kLongNs, other.near.get()));
 }
 
 TEST_F(SocketSleepTest, SleepWithNewRoomEndsInEveryThread) {
@@ -120,20 +113,16 @@ TEST_F(SocketSleepTest, SleepWithNewRoomEndsInEveryThread) {
 
 TEST_F(SocketSleepTest, SleepWithLaterSocketEnds) {
   take_first_report();
-  std::array<int, 2> ends;
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
-  const UniqueFd second(ends[0]), other(ends[1]);
-  EXPECT_EQ(write(other.get(), "x", 1), 1);
-  list_.add(second.get());
+  const testing::SocketPair second;
+  EXPECT_EQ(write(second.far.get(), "x", 1), 1);
+  list_.add(second.near.get());
   EXPECT_TRUE(sleep_.sleep(kLongNs));
 }
 
 TEST_F(SocketSleepTest, SleepWithReusedDescriptorReturnsFalse) {
   list_.add(near_.get());
-  std::array<int, 2> ends;
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
-  const UniqueFd another(ends[0]), other(ends[1]);
-  ASSERT_EQ(dup2(another.get(), near_.get()), near_.get());
+  const testing::SocketPair another;
+  ASSERT_EQ(dup2(another.near.get(), near_.get()), near_.get());
   EXPECT_FALSE(sleep_.sleep(kLongNs));
 }
 

@@ -589,6 +589,41 @@ TEST(MpiTeam, ExchangeAfterDeathOfUninvolvedRankCompletes) {
   });
 }
 
+// Who composes the Team asks it meanwhile, also for ranks that the call does not need.
+TEST(MpiTeam, DeathDuringExchangeTellsOfUninvolvedRank) {
+  if (Job::get().size() < 3) return;  // both of two ranks have a part
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    const auto n = static_cast<size_t>(team.size());
+    std::vector<int> domains(n, 1);
+    domains[0] = domains[1] = 0;
+    if (team.rank() == 0) job.detector().report(1, Code::kPeerDied);
+    job.meet();
+    if (team.rank() == 1) return;
+    Status death;
+    const std::function<Status()> ask = [&] {
+      death = team.death();
+      return Status();
+    };
+    CallOptions options = within_ms(20'000);
+    options.domains = &domains;
+    options.meanwhile = &ask;
+    const int32_t mine = team.rank();
+    std::vector<int32_t> all(n, -1);
+    std::vector<void*> outs;
+    std::vector<size_t> counts;
+    if (team.rank() == 0) {
+      for (int32_t& each : all) outs.push_back(&each);
+      counts.assign(n, 1);
+      counts[0] = counts[1] = 0;
+    }
+    const Status status =
+        team.gather(&mine, team.rank() == 0 ? 0 : 1, DType::kInt32, outs, counts, 0, options);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(death.code(), Code::kPeerDied) << death.message();
+  });
+}
+
 // Each rank is a domain and sends every other one a number.
 Status exchange_numbers(Team& team, const std::function<Status()>* meanwhile) {
   const auto n = static_cast<size_t>(team.size());

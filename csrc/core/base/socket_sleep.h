@@ -42,6 +42,10 @@ class SocketList {
 // One thread at a time. The list outlives it.
 class SocketSleep {
  public:
+  // Calls of the library before a sleep. One that reads data reports what has come only in the next
+  // call, and a collective of MPI needs several to go on.
+  static constexpr int kPollsBefore = 8;
+
   explicit SocketSleep(SocketList& list) : list_(list) {}
 
   // Until a socket has data to read or a connection to accept, or has room again after it was full,

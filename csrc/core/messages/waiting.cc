@@ -15,9 +15,6 @@ namespace {
 // data from such peers ends a sleep it may be longer, but another thread may take the data: so each
 // is a sixteenth longer than the one before, until cells move.
 constexpr int64_t kPolledSliceNs = 50'000, kLongestPolledSliceNs = 1'000'000;
-// MPI, once asked, reads data, and reports what has come when it is asked again: so it is asked
-// this often before a sleep.
-constexpr size_t kPollsBeforeSleep = 8;
 
 // The worker looks this often whether somebody waits himself; it takes over when nobody did for one
 // tick, and parks after this many in which it had nothing to do.
@@ -171,7 +168,7 @@ bool PointToPoint::progress_before_sleep(Outcome* outcome) {
   for (size_t polls = 0;;) {
     if (progress(outcome) || !outcome->empty()) return true;
     polls += polled_count_;
-    if (polled_count_ == 0 || polls >= kPollsBeforeSleep) return false;
+    if (polled_count_ == 0 || polls >= SocketSleep::kPollsBefore) return false;
   }
 }
 

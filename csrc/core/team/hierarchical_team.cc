@@ -73,7 +73,7 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
   for (int slice = 0; slice < slice_count_; ++slice)
     for (int domain = 0; domain < domain_count(); ++domain)
       if (int destination = member(domain, slice); destination >= 0)
-        destinations_[slice % local_count()].push_back({slice, domain, destination});
+        destinations_[slice % local_count()].push_back({domain, destination});
 }
 
 HierarchicalTeam::~HierarchicalTeam() {

@@ -157,7 +157,6 @@ class HierarchicalTeam final : public Team {
   // A rank whose data crosses domains in one slice, whose number is the rank's local number in its
   // domain.
   struct Destination {
-    int slice;
     int domain;
     int rank;
   };
