@@ -5,9 +5,11 @@
 //
 // A question takes a hop to the store and one back. The store handles one at a time, as c10d's
 // does, takes HANDLE_US for it and 0.5 us for each further key of it, and sends what is asked for
-// at GBIT/s. Leaders start at random within a second. DEAD of
-// them end when they have read the member table: the others give up at the timeout, 30 s. What the
-// ranks of a host say to their leader is not simulated: benchmarks/many_ranks.py has it in its
+// at GBIT/s. From 33 hosts on the member table goes from leader to leader (TableRelay), over
+// simulated connections of GBIT/s: a hop there and back to connect, and one for each message;
+// slow start is left out. Leaders start at random within a second. DEAD of them end when they have
+// read the member table, and pass it on to nobody: the others give up at the timeout, 30 s. What
+// the ranks of a host say to their leader is not simulated: benchmarks/many_ranks.py has it in its
 // figures.
 #include <time.h>
 
@@ -24,9 +26,12 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "core/base/settings.h"
 #include "core/formation/meeting.h"
+#include "core/formation/table_relay.h"
 #include "core/store/store.h"
 #include "core/store/store_exchange.h"
 
@@ -38,7 +43,10 @@ constexpr int64_t kStartsNs = 1'000'000'000;
 // Of a rank's entry beside what its host has in common, and that: as measured in a job.
 constexpr size_t kOwnBytes = 78, kCommonBytes = 130;
 
-constexpr int64_t kKeyNs = 500;
+// Of what leads to a TableRelay.
+constexpr size_t kRelayTextBytes = 160;
+
+constexpr int64_t kKeyNs = 500, kLeastNapNs = 1'000;
 
 struct Costs {
   int64_t hop_ns = 0, handle_ns = 0;
@@ -85,6 +93,16 @@ class World {
   std::map<std::string, std::string> values;
   std::map<std::string, int64_t> counters;
   uint64_t questions = 0, bytes_sent = 0;
+
+  // Between leaders: who has connected to whom, and what is on its way to a leader.
+  struct Delivery {
+    int64_t at_ns = 0;
+    std::string table;
+  };
+  std::map<int, std::set<int>> callers;
+  std::map<int, Delivery> deliveries;
+  uint64_t most_passed_on = 0;  // bytes, by one leader
+  const Costs& costs() const { return costs_; }
 
  private:
   struct Clock {
@@ -211,6 +229,57 @@ class SimulatedStore final : public Store {
   const int leader_;
 };
 
+class SimulatedRelay final : public TableRelay {
+ public:
+  SimulatedRelay(World& world, int leader, bool dies)
+      : world_(world), leader_(leader), dies_(dies) {}
+
+  Result<std::string> listen() override {
+    return std::to_string(leader_) + std::string(kRelayTextBytes, ' ');
+  }
+  Result<std::string> fetch(const RelayPlace& place, uint64_t, size_t most_bytes, const Look&,
+                            const Deadline& limit) override {
+    nap(3);  // connected, and the first message has arrived
+    world_.callers[std::stoi(place.parent)].insert(leader_);
+    while (world_.deliveries.count(leader_) == 0) {
+      if (limit.expired()) return Status(Code::kTimeout, "nothing came");
+      nap(1);
+    }
+    World::Delivery delivery = std::move(world_.deliveries[leader_]);
+    world_.go_on_at(leader_, std::max(world_.now_ns(leader_), delivery.at_ns));
+    if (delivery.table.size() > most_bytes) return Status(Code::kInternal, "too long");
+    return std::move(delivery.table);
+  }
+  void pass_on(const RelayPlace& place, uint64_t, const std::string& table, const Look&,
+               const Deadline& limit) override {
+    const size_t children = place.children.size();
+    if (dies_) return;
+    int64_t free_ns = world_.now_ns(leader_);
+    size_t served = 0;
+    for (; served < children && !limit.expired(); nap(1)) {
+      for (int child : std::exchange(world_.callers[leader_], {})) {
+        free_ns =
+            std::max(free_ns, world_.now_ns(leader_)) +
+            static_cast<int64_t>(static_cast<double>(table.size()) * world_.costs().ns_per_byte);
+        world_.deliveries[child] = {free_ns + world_.costs().hop_ns, table};
+        ++served;
+      }
+    }
+    world_.most_passed_on = std::max(world_.most_passed_on, uint64_t{table.size()} * served);
+    world_.go_on_at(leader_, std::max(free_ns, world_.now_ns(leader_)));
+  }
+  void close() override {}
+
+ private:
+  void nap(int hops) {
+    const int64_t hop_ns = std::max(world_.costs().hop_ns, kLeastNapNs);
+    world_.go_on_at(leader_, world_.now_ns(leader_) + hops * hop_ns);
+  }
+  World& world_;
+  const int leader_;
+  const bool dies_;
+};
+
 struct Leader {
   int64_t began_ns = 0, over_ns = 0;
   uint64_t questions = 0;
@@ -218,7 +287,7 @@ struct Leader {
 };
 
 // As a leader goes through a formation; see core/formation/formation.cc.
-Status form(Store& store, int leader, int hosts, int local, bool dies) {
+Status form(Store& store, TableRelay* relay, int leader, int hosts, int local, bool dies) {
   const Deadline deadline = Deadline::after(kTimeout);
   deadline.expired();
   MeetingRequest request;
@@ -227,6 +296,7 @@ Status form(Store& store, int leader, int hosts, int local, bool dies) {
   request.size = hosts;
   request.began_ns = 0;
   for (int rank = 0; rank < hosts; ++rank) request.speakers.push_back(rank);
+  if (hosts >= Settings().relay_hosts) request.relay = relay;
   Meeting meeting(store, request, deadline);
   MemberText entry;
   entry.common.assign(kCommonBytes, static_cast<char>(leader));
@@ -268,7 +338,8 @@ int simulate(int hosts, int local, Costs costs, int dead) {
       this_leader = k;
       world.go_on_at(k, leader.began_ns);
       SimulatedStore store(world, k);
-      leader.status = form(store, k, hosts, local, dies.count(k) > 0);
+      SimulatedRelay relay(world, k, dies.count(k) > 0);
+      leader.status = form(store, &relay, k, hosts, local, dies.count(k) > 0);
       leader.questions = store.questions;
       leader.over_ns = world.now_ns(k);
       this_world = nullptr;
@@ -288,11 +359,13 @@ int simulate(int hosts, int local, Costs costs, int dead) {
   }
   std::printf(
       "%5d hosts x %d ranks: over %8.1f ms after the last began; %5.1f questions a leader, %llu "
-      "at most, %llu of rank 0; %.1f MB through the store; %zu keys left\n",
+      "at most, %llu of rank 0; %.1f MB through the store, %.1f MB passed on by a leader at most; "
+      "%zu keys left\n",
       hosts, local, static_cast<double>(over_ns - kStartsNs) / 1e6,
       static_cast<double>(world.questions) / hosts, static_cast<unsigned long long>(most),
       static_cast<unsigned long long>(leaders[0].questions),
-      static_cast<double>(world.bytes_sent) / 1e6, world.values.size() + world.counters.size());
+      static_cast<double>(world.bytes_sent) / 1e6, static_cast<double>(world.most_passed_on) / 1e6,
+      world.values.size() + world.counters.size());
   for (const auto& [outcome, count] : outcomes)
     if (outcome != "formed") std::printf("      %d: %.200s\n", count, outcome.c_str());
   return outcomes.count("formed") == (dead == 0 ? 1u : 0u) && outcomes.size() <= 2 ? 0 : 1;

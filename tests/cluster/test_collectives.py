@@ -98,9 +98,15 @@ def test_placement(make_hosts: Callable[[int], Hosts], placement: list[int]) -> 
 
 
 def test_two_ranks_on_each_of_four_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+    """Member tables go from host to host, as with many hosts."""
     hosts = make_hosts(4)
-    with start_ranks(hosts, [0, 0, 1, 1, 2, 2, 3, 3], "checks.py", "few") as job:
+    env = {"DSCOMM_RELAY_HOSTS": "2", "DSCOMM_DEBUG": "debug"}
+    with start_ranks(hosts, [0, 0, 1, 1, 2, 2, 3, 3], "checks.py", "few", env=env) as job:
         assert "one of each host" in groups(check(job, at_least=300))
+        if BACKEND != "gloo":
+            output = "".join(process.output() for process in job.processes.values())
+            assert output.count("the member table of") >= 3 * 2, output[-3000:]
+            assert "the member table comes from the store" not in output, output[-3000:]
 
 
 HALVES = [

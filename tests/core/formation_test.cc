@@ -26,14 +26,30 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// With ranks that do not know who is on their host, and with two to a host, as they
-// believe.
-class FormationOf : public ::testing::TestWithParam<int> {
- protected:
-  FormationOf() { RankParty::default_per_host = GetParam(); }
-  ~FormationOf() override { RankParty::default_per_host = 1; }
+// With ranks that do not know who is on their host; with two to a host, as they believe; and with
+// leaders that pass the member table on.
+struct RanksPerHost {
+  int count;
+  bool relays;
 };
-INSTANTIATE_TEST_SUITE_P(RanksPerHost, FormationOf, ::testing::Values(1, 2));
+class FormationOf : public ::testing::TestWithParam<RanksPerHost> {
+ protected:
+  FormationOf() {
+    RankParty::default_per_host = GetParam().count;
+    RankParty::default_relays = GetParam().relays;
+  }
+  ~FormationOf() override {
+    RankParty::default_per_host = 1;
+    RankParty::default_relays = false;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(RanksPerHost, FormationOf,
+                         ::testing::Values(RanksPerHost{1, false}, RanksPerHost{2, false},
+                                           RanksPerHost{2, true}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.count) +
+                                  (info.param.relays ? "Relay" : "");
+                         });
 
 TEST_P(FormationOf, MemoryIsAskedForTheRanksOfThisHost) {
   for (bool same_host : {false, true}) {
@@ -362,7 +378,7 @@ TEST_P(FormationOf, DeathOfRankZeroWhileItAnswersReachesAll) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   DyingStore dying(store);
-  const int per_host = GetParam(), size = 3 * per_host;
+  const int per_host = GetParam().count, size = 3 * per_host;
   run_ranks(size, [&](int rank) {
     RankParty party(registry, small_settings());
     if (rank / per_host == 1)

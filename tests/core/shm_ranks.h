@@ -37,8 +37,12 @@ class RankParty {
   Result<Formation> form(Store& store, int rank, int size, const std::string& name = "test",
                          std::chrono::milliseconds timeout = std::chrono::seconds(60),
                          std::vector<int> global_ranks = {}) {
-    FormationParty party{arena,           pool,         directory.get(), &address_, &settings_,
-                         topology_.get(), host_identity};
+    FormationParty party{arena,           pool,          directory.get(), &address_, &settings_,
+                         topology_.get(), host_identity, networks};
+    if (default_relays) {
+      settings_.relay_hosts = 2;
+      party.networks = {"127.0.2." + std::to_string(rank / per_host + 1) + "/8"};
+    }
     FormationRequest request;
     request.prefix = name + "/";
     request.name = name;
@@ -63,10 +67,13 @@ class RankParty {
   std::shared_ptr<TensorPool> pool;
   int64_t least_in_place = 0;
   std::string host_identity;
+  std::vector<std::string> networks;      // "address/prefix"
   int64_t began_ns = process_began_ns();  // see MeetingRequest
   Look gone = [] { return Status(); };
   int per_host = default_per_host;  // ranks that believe to be on one host; 1: they know of none
   static inline int default_per_host = 1;
+  // The member table goes from host to host, wherever ranks believe to be on several.
+  static inline bool default_relays = false;
   std::string host_of_local;  // where they meet
   std::unique_ptr<InProcessDirectory> directory;
 

@@ -37,6 +37,8 @@ ALLOWED = {
     ("csrc/core/store/store_exchange.cc", "sleep"): "pauses between questions to the store; "
     "deadline, or a second where another rank is about to say why it failed",
     ("csrc/core/formation/meeting.cc", "sleep"): "pauses between questions to the store; deadline",
+    ("csrc/core/formation/tcp_relay.cc", "poll"): "leaders pass the member table on; slices, a "
+    "reason to give up, a limit of seconds",
     ("csrc/core/formation/local_exchange.cc", "poll"): "ranks of a host meet; slices, deadline",
     ("csrc/core/formation/local_exchange.cc", "sleep"): "no leader yet: for a second at most",
     ("csrc/core/formation/local_exchange.cc", "socket"): "sockets that never block",

@@ -207,6 +207,7 @@ class Generator:
             "DSCOMM_RECORDER_ENTRIES": ["0", "3"],
             "DSCOMM_POOL_BYTES": ["0", "65536"],
             "DSCOMM_ARENA_BYTES": ["16777216"],
+            "DSCOMM_RELAY_HOSTS": ["2"],
         }
         found = {
             name: self.random.choice(values)

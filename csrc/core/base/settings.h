@@ -60,6 +60,9 @@
          "operations that the flight recorder keeps for each group")                               \
   NUMBER(worker_idle_ms, "DSCOMM_WORKER_IDLE_MS", 10000, 0, 3600000, "ms",                         \
          "how long an idle worker thread stays before it ends")                                    \
+  NUMBER(relay_hosts, "DSCOMM_RELAY_HOSTS", 33, 2, 1000000, "hosts",                               \
+         "hosts from which on their leaders pass a group's member table along a tree, instead of " \
+         "each reading it from the store; set it the same on all ranks")                           \
   TEXT(hierarchy, "DSCOMM_HIERARCHY", "auto", "auto|flat|hosts|numa|l3",                           \
        "which ranks reduce among themselves first: flat, none; hosts, those of a host; numa and "  \
        "l3, also those of a NUMA node or L3 cache inside it; auto is numa or l3 where the ranks "  \

@@ -1,5 +1,5 @@
-// What the processes of a transport say to each other beside the data, and the TCP connection that
-// carries it without ever blocking.
+// What the processes of a transport, and the leaders of a group that forms, say to each other
+// beside the data, and the TCP connection that carries it without ever blocking.
 //
 // A message is a header of fixed size and a text of at most 2 KiB. What arrives is checked before
 // it is used: whoever finds the port can connect to it.
@@ -20,7 +20,7 @@ inline constexpr size_t kMessageTextBytes = 2048;
 
 // Values travel between processes: append.
 enum class MessageKind : uint16_t {
-  // While the members connect; the id is the transport's.
+  // While the members connect; the id is the transport's, or a TableRelay's.
   kInvitation = 1,  // in the store: the text is the member's token and addresses
   kHello,           // to whom one connects: who it is; the text is the token
   kWelcome,         // the answer: the token was right, and this connection is the one
@@ -35,6 +35,8 @@ enum class MessageKind : uint16_t {
   kOutlast,  // to those it is connected to: `id` is the silence that both ends outlast, in ms
   kAsk,      // to all: has the receiver come to this position of a Team? `id` is the question
   kAnswer,   // to the rank that asked, by the way the question came: `rank` has, or has not
+  // While a group forms.
+  kTable,  // a part of the member table of the meeting `id`; `rank` more parts follow
 };
 
 struct Message {

@@ -21,7 +21,6 @@ constexpr int64_t kNextAddressNs = 250 * kMs;
 // Between rounds over all addresses. A member listens before it publishes, so what is refused in
 // every round of two seconds stays refused.
 constexpr int64_t kPauseNs = 200 * kMs;
-constexpr int kRefusedRounds = 10;
 
 std::string error_text(int error) {
   return error == 0 ? "it closed the connection" : std::strerror(error);
@@ -189,7 +188,7 @@ Status Dial::end_round() {
   const bool refused = std::all_of(endpoints_.begin(), endpoints_.end(),
                                    [](const Endpoint& endpoint) { return endpoint.refused; });
   refused_rounds_ = refused ? refused_rounds_ + 1 : 0;
-  if (refused_rounds_ < kRefusedRounds) return {};
+  if (refused_rounds_ < refusals_) return {};
   return unreachable(Code::kUnsupported, "cannot connect");
 }
 

@@ -18,8 +18,10 @@ namespace dscomm {
 
 class Dial {
  public:
-  // To `rank`, which listens at what it says in the invitation. `request` outlives it.
-  Dial(const TransportRequest& request, int rank) : request_(request), rank_(rank) {}
+  // To `rank`, which listens at what it says in the invitation. `request` outlives it. There is no
+  // way once all addresses have refused so many times in a row.
+  Dial(const TransportRequest& request, int rank, int refusals = 10)
+      : request_(request), rank_(rank), refusals_(refusals) {}
   Status read(const std::string& invitation);
 
   // One turn: begins what is due. Not OK: there is no way.
@@ -58,7 +60,7 @@ class Dial {
   std::string name() const;
 
   const TransportRequest& request_;
-  const int rank_;
+  const int rank_, refusals_;
   std::string token_;
   std::vector<Endpoint> endpoints_;  // the most promising first
   std::vector<Attempt> attempts_;

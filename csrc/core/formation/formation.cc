@@ -13,6 +13,7 @@
 #include "core/base/memory_limit.h"
 #include "core/base/memory_reservation.h"
 #include "core/base/packed_status.h"
+#include "core/formation/tcp_relay.h"
 #include "core/store/store_exchange.h"
 
 namespace dscomm {
@@ -123,7 +124,8 @@ class Former {
         store_(store),
         request_(request),
         deadline_(deadline),
-        meeting_(store, meeting_request(request), deadline) {}
+        relay_(make_relay(party, request)),
+        meeting_(store, meeting_request(request, relay_.get()), deadline) {}
   ~Former() {
     if (lines_offset_ == 0) return;
     // A member may have seen a good verdict all the same, where this rank gave up after its report:
@@ -152,8 +154,27 @@ class Former {
   }
 
  private:
-  static MeetingRequest meeting_request(const FormationRequest& request) {
+  // Where there are hosts enough, for a rank that may have to speak in the store.
+  static std::unique_ptr<TableRelay> make_relay(const FormationParty& party,
+                                                const FormationRequest& request) {
+    if (party.settings == nullptr ||
+        static_cast<int64_t>(request.local.leaders.size()) < party.settings->relay_hosts)
+      return nullptr;
+    const auto rank = static_cast<size_t>(request.rank);
+    TransportMember own;
+    own.global_rank =
+        rank < request.global_ranks.size() ? request.global_ranks[rank] : request.rank;
+    own.pid = party.address->pid;
+    own.host_name =
+        std::string(party.address->host, strnlen(party.address->host, sizeof party.address->host));
+    own.networks = party.networks;
+    return std::make_unique<TcpRelay>(request.name, party.host_identity, std::move(own),
+                                      *party.settings);
+  }
+
+  static MeetingRequest meeting_request(const FormationRequest& request, TableRelay* relay) {
     MeetingRequest meeting;
+    meeting.relay = relay;
     meeting.prefix = request.prefix;
     meeting.rank = request.rank;
     meeting.size = request.size;
@@ -202,11 +223,10 @@ class Former {
   Status find_leader(const MemberText& entry) {
     const std::vector<int>& here = request_.local.ranks;
     if (here.size() < 2) return {};
-    const MeetingRequest meeting = meeting_request(request_);
     LocalEntry own{
         request_.rank,
         "rank " + std::to_string(request_.rank) + " (" + party_.address->describe() + ")",
-        request_.size, meeting.members, entry};
+        request_.size, meeting_request(request_, nullptr).members, entry};
     if (here.front() == request_.rank) {
       leader_ = LocalLeader::listen(request_.local, own);
       return {};
@@ -548,6 +568,7 @@ class Former {
   Store& store_;
   const FormationRequest& request_;
   const Deadline& deadline_;
+  const std::unique_ptr<TableRelay> relay_;  // null where there are few hosts
   Meeting meeting_;
   // One of them, where it speaks for others of its host, or another for it.
   std::unique_ptr<LocalLeader> leader_;

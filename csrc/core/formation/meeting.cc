@@ -15,6 +15,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/base/packed_status.h"
 #include "core/base/settings.h"
 #include "core/shm/layout.h"
@@ -41,6 +42,12 @@ constexpr int64_t kPutEveryNs = 1'000'000'000;
 // A failure that was there first may be of an attempt in which this rank failed as well: rank 0
 // gets this long to remove it.
 constexpr int64_t kClosedNs = 2'000'000'000;
+// How long a leader waits for the table of its parent before it reads it from the store, for each
+// leader above it; and a parent for its children.
+constexpr milliseconds kParentLimit{1'000}, kChildrenLimit{2'000};
+// Of a rank in a member table that is passed on; one that is alone on a host with many networks
+// takes some kilobytes.
+constexpr size_t kMostEntryBytes = 65536;
 // Without torchrun, restarts are rare and an unlimited wait would hide a crash.
 constexpr int64_t kSuccessorNs = 5'000'000'000;
 
@@ -75,6 +82,24 @@ std::string to_name(uint64_t nonce) {
   char text[32];
   std::snprintf(text, sizeof text, "to/%016" PRIx64, nonce);
   return text;
+}
+
+void pack_place(Packer& packer, const RelayPlace& place) {
+  packer.text(place.parent)
+      .number(static_cast<uint64_t>(place.number))
+      .number(static_cast<uint64_t>(place.depth))
+      .number(place.children.size());
+  for (int child : place.children) packer.number(static_cast<uint64_t>(child));
+}
+
+RelayPlace unpack_place(Unpacker& unpacker) {
+  RelayPlace place;
+  place.parent = unpacker.text();
+  place.number = static_cast<int>(unpacker.number());
+  place.depth = static_cast<int>(unpacker.number());
+  for (uint64_t left = unpacker.count(); left > 0; --left)
+    place.children.push_back(static_cast<int>(unpacker.number()));
+  return place;
 }
 
 Status make_random(uint64_t* number) {
@@ -137,7 +162,7 @@ std::string Meeting::pack(const Entry& entry) {
   size_t next = 0;
   for (const auto& [rank, body] : entry.bodies)
     packer.number(static_cast<uint64_t>(rank)).number(common_of[next++]).text(body.own);
-  return packer.take();
+  return packer.text(entry.relay).take();
 }
 
 bool Meeting::unpack(std::string_view bytes, Entry* entry) {
@@ -159,6 +184,7 @@ bool Meeting::unpack(std::string_view bytes, Entry* entry) {
     if (common >= commons.size()) return false;
     entry->bodies[rank] = {commons[common], unpacker.text()};
   }
+  entry->relay = unpacker.text();
   return has_cause && unpacker.whole();
 }
 
@@ -185,6 +211,7 @@ Status Meeting::set(const Status& cause) {
       put_changes_ = local_->changes();
     }
     entry.bodies[request_.rank] = body_;
+    entry.relay = relay_;
   }
   is_put_ = true;
   put_ns_ = monotonic_ns();
@@ -234,10 +261,39 @@ Result<Meeting::Table> Meeting::gather(const MemberText& entry, LocalLeader* loc
   local_ = local;
   if (local_ != nullptr) local_->begin_table();
   body_ = entry;
+  relay_.clear();
+  place_ = RelayPlace();
+  if (request_.relay != nullptr) {
+    Result<std::string> listening = request_.relay->listen();
+    if (listening.ok())
+      relay_ = std::move(listening).value();
+    else
+      log_line(LogLevel::kInfo, "the member table comes from the store: %s",
+               listening.status().message().c_str());
+  }
   Result<Table> table = request_.rank == 0 ? decide() : follow();
   if (!table.ok()) failures().note(request_);
   if (table.ok() && local_ != nullptr) local_->tell_table(id_, table_bytes_);
+  if (request_.relay == nullptr) return table;
+  if (table.ok())
+    request_.relay->pass_on(
+        place_, id_, table_bytes_, [this] { return look_during_relay(); },
+        relay_limit(kChildrenLimit));
+  request_.relay->close();
   return table;
+}
+
+// An eighth of what is left at most: the store is asked next.
+Deadline Meeting::relay_limit(milliseconds most) const {
+  const milliseconds left(std::max<int64_t>(deadline_.remaining_ns(), 0) / kMs);
+  return Deadline::after(std::min(most, left / 8));
+}
+
+Status Meeting::look_during_relay() {
+  if (local_ != nullptr) DSCOMM_RETURN_IF_ERROR(local_->turn());
+  if (monotonic_ns() < look_again_ns_) return {};
+  look_again_ns_ = monotonic_ns() + kLookEveryNs;
+  return request_.look();
 }
 
 void Meeting::begin() {
@@ -284,21 +340,28 @@ Result<Meeting::Table> Meeting::decide() {
   if (!status.ok()) return give_up(status);
   if (has_trouble_) remove(kTrouble);  // of an attempt before
   Packer table;
+  std::vector<std::string> relays;  // of the speakers, who do not need each other's
   table.number(speakers_.size());
-  for (int rank : speakers_)
-    table.number(static_cast<uint64_t>(rank)).text(pack(seen_[static_cast<size_t>(rank)]));
+  for (int rank : speakers_) {
+    Entry& entry = seen_[static_cast<size_t>(rank)];
+    relays.push_back(std::exchange(entry.relay, ""));
+    table.number(static_cast<uint64_t>(rank)).text(pack(entry));
+  }
   table_bytes_ = table.take();
   if (speakers_.size() > 1) {
     tables_.push_back(id_text() + "/table");
     DSCOMM_RETURN_IF_ERROR(store_.set(key(tables_.back()), table_bytes_));
   }
   Store::KeysAndValues answers;
-  for (int rank : speakers_) {
-    if (rank == 0) continue;
+  const std::vector<RelayPlace> places = relay_places(relays);
+  place_ = places.front();
+  for (size_t k = 1; k < speakers_.size(); ++k) {
+    const Entry& entry = seen_[static_cast<size_t>(speakers_[k])];
     Packer packer;
     packer.number(id_);
     pack_status(packer, Status());
-    answers.emplace_back(key(to_name(seen_[static_cast<size_t>(rank)].nonce)), packer.take());
+    pack_place(packer, places[k]);
+    answers.emplace_back(key(to_name(entry.nonce)), packer.take());
   }
   DSCOMM_RETURN_IF_ERROR(store_.set_all(answers));
   return finish();
@@ -502,6 +565,7 @@ void Meeting::tell(uint64_t nonce, const Status& cause) {
   Packer packer;
   packer.number(0);
   pack_status(packer, cause);
+  pack_place(packer, RelayPlace());
   static_cast<void>(store_.set(key(to_name(nonce)), packer.take()));
 }
 
@@ -578,15 +642,33 @@ Result<bool> Meeting::is_told() {
   Unpacker unpacker(*found);
   id_ = unpacker.number();
   Status cause;
-  if (!unpack_status(unpacker, &cause) || !unpacker.whole())
+  const bool has_cause = unpack_status(unpacker, &cause);
+  place_ = unpack_place(unpacker);
+  if (!has_cause || !unpacker.whole())
     cause = Status(Code::kInternal, "what rank 0 said is not understood");
   if (!cause.ok()) {
     static_cast<void>(take_back());
     return cause;
   }
+  DSCOMM_RETURN_IF_ERROR(read_table());
+  return true;
+}
+
+Status Meeting::read_table() {
+  if (request_.relay != nullptr && !place_.parent.empty()) {
+    Result<std::string> passed_on = request_.relay->fetch(
+        place_, id_, static_cast<size_t>(request_.size) * kMostEntryBytes,
+        [this] { return look_during_relay(); }, relay_limit(place_.depth * kParentLimit));
+    if (passed_on.ok()) {
+      table_bytes_ = std::move(passed_on).value();
+      return {};
+    }
+    log_line(LogLevel::kInfo, "the member table comes from the store: %s",
+             passed_on.status().message().c_str());
+  }
   DSCOMM_ASSIGN_OR_RETURN(table_bytes_,
                           store_.get(key(id_text() + "/table"), Deadline::after(kReadLimit)));
-  return true;
+  return {};
 }
 
 // --- those for which a leader speaks
