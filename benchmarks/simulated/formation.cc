@@ -43,7 +43,7 @@ constexpr int64_t kStartsNs = 1'000'000'000;
 // Of a rank's entry beside what its host has in common, and that: as measured in a job.
 constexpr size_t kOwnBytes = 78, kCommonBytes = 130;
 
-// Of what leads to a TableRelay.
+// The length of a TableRelay's address.
 constexpr size_t kRelayTextBytes = 160;
 
 constexpr int64_t kKeyNs = 500, kLeastNapNs = 1'000;
@@ -94,7 +94,7 @@ class World {
   std::map<std::string, int64_t> counters;
   uint64_t questions = 0, bytes_sent = 0;
 
-  // Between leaders: who has connected to whom, and what is on its way to a leader.
+  // Between leaders: the children connected to each parent, and the table sent to each child.
   struct Delivery {
     int64_t at_ns = 0;
     std::string table;

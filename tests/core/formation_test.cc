@@ -26,8 +26,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// With ranks that do not know who is on their host; with two to a host, as they believe; and with
-// leaders that pass the member table on.
+// Ranks without knowledge of their hosts; two ranks on each host; and the same with leaders that
+// pass the member table on.
 struct RanksPerHost {
   int count;
   bool relays;

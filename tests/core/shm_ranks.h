@@ -72,7 +72,7 @@ class RankParty {
   Look gone = [] { return Status(); };
   int per_host = default_per_host;  // ranks that believe to be on one host; 1: they know of none
   static inline int default_per_host = 1;
-  // The member table goes from host to host, wherever ranks believe to be on several.
+  // Groups of several hosts pass the member table along a tree.
   static inline bool default_relays = false;
   std::string host_of_local;  // where they meet
   std::unique_ptr<InProcessDirectory> directory;

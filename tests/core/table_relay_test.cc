@@ -34,7 +34,7 @@ using std::chrono::seconds;
 
 constexpr uint64_t kMeeting = 0x1122334455667788;
 constexpr size_t kMostBytes = 64 << 20;
-// Of a test that does not wait for it, with sanitizers on a busy machine.
+// Never reached, even with sanitizers on a busy machine.
 constexpr seconds kPatience{60};
 const Look kNoReason = [] { return Status(); };
 
@@ -50,7 +50,7 @@ TcpRelay relay_of(int leader) {
   return TcpRelay("test", own.host_name, own, Settings());
 }
 
-// Of a parent that listens there, and of its only child.
+// The places of a root and of its child.
 RelayPlace at_root(std::vector<int> children = {1}) { return {.children = std::move(children)}; }
 RelayPlace below(const std::string& address, int number = 1) {
   return {.parent = address, .number = number, .depth = 1, .children = {}};
@@ -128,7 +128,7 @@ TEST_P(TableRelayOf, EveryLeaderGetsTable) {
   });
 }
 
-// What a child finds where its parent does not pass on the table that it was told of.
+// The status of a child's fetch.
 Status failure_of_fetch(const std::string& where, size_t most_bytes = kMostBytes) {
   TcpRelay child = relay_of(1);
   Result<std::string> passed_on =
@@ -231,7 +231,7 @@ TEST(TableRelay, FetchFromParentOnSameHost) {
   passes.join();
 }
 
-// Connects to where a relay listens, from nowhere in the job, and says so much.
+// A connection from outside the job to a relay, which sends these bytes.
 UniqueFd stranger_at(const std::string& where, const std::string& says) {
   Unpacker unpacker(where);
   for (int k = 0; k < 3; ++k) unpacker.number();
@@ -287,7 +287,7 @@ class TableReads final : public ForwardingStore {
   std::atomic<int> count = 0;
 };
 
-// By ranks that believe to be two to a host, on 12 hosts, of which these cannot listen.
+// While a group of 12 hosts with two ranks each forms. Deaf hosts cannot listen.
 int reads_of_tables(const std::set<int>& deaf_hosts, int64_t relay_hosts = 12) {
   constexpr int kRanks = 24;
   auto registry = std::make_shared<Registry>();
@@ -295,7 +295,7 @@ int reads_of_tables(const std::set<int>& deaf_hosts, int64_t relay_hosts = 12) {
   TableReads store(memory);
   Settings settings = small_settings();
   settings.relay_hosts = relay_hosts;
-  std::barrier together(kRanks);  // who is a second late is not waited for
+  std::barrier together(kRanks);  // members wait one second for their leader
   run_ranks(kRanks, [&](int rank) {
     RankParty party(registry, settings);
     party.per_host = 2;
@@ -321,7 +321,7 @@ TEST(TableRelay, LeadersThatCannotListenReadTableFromStore) {
   EXPECT_EQ(reads_of_tables({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}), 11);
 }
 
-// Gets nothing from its parent.
+// Fails to fetch the table.
 class BrokenRelay final : public TableRelay {
  public:
   Result<std::string> listen() override { return std::string("here"); }

@@ -18,8 +18,8 @@ namespace dscomm {
 
 class Dial {
  public:
-  // To `rank`, which listens at what it says in the invitation. `request` outlives it. There is no
-  // way once all addresses have refused so many times in a row.
+  // To `rank`, which listens at what it says in the invitation. `request` outlives it. Gives
+  // up after so many rounds in a row in which all addresses refused.
   Dial(const TransportRequest& request, int rank, int refusals = 10)
       : request_(request), rank_(rank), refusals_(refusals) {}
   Status read(const std::string& invitation);

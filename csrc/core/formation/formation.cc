@@ -54,7 +54,7 @@ MemberText pack(const Member& member) {
   common.number(address.magic)
       .number(address.version)
       .number(address.uid)
-      .text(std::string_view(address.host, strnlen(address.host, sizeof address.host)))
+      .text(address.host_name())
       .number(std::bit_cast<uint64_t>(member.cpu_quota))
       .number(member.tuning.chunk_bytes)
       .number(member.tuning.one_shot_bytes)
@@ -154,7 +154,7 @@ class Former {
   }
 
  private:
-  // Where there are hosts enough, for a rank that may have to speak in the store.
+  // Null if the group has few hosts, or if their number is not known.
   static std::unique_ptr<TableRelay> make_relay(const FormationParty& party,
                                                 const FormationRequest& request) {
     if (party.settings == nullptr ||
@@ -165,8 +165,7 @@ class Former {
     own.global_rank =
         rank < request.global_ranks.size() ? request.global_ranks[rank] : request.rank;
     own.pid = party.address->pid;
-    own.host_name =
-        std::string(party.address->host, strnlen(party.address->host, sizeof party.address->host));
+    own.host_name = party.address->host_name();
     own.networks = party.networks;
     return std::make_unique<TcpRelay>(request.name, party.host_identity, std::move(own),
                                       *party.settings);
@@ -287,9 +286,8 @@ class Former {
   }
 
   std::string name_rank(int rank) const {
-    const PeerAddress& address = members_[static_cast<size_t>(rank)].address;
-    return "rank " + std::to_string(rank) + " (pid " + std::to_string(address.pid) + " on host " +
-           std::string(address.host, strnlen(address.host, sizeof address.host)) + ")";
+    return "rank " + std::to_string(rank) + " (" +
+           members_[static_cast<size_t>(rank)].address.describe() + ")";
   }
 
   Status describe_itself(Member* member) {

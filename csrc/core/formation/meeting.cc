@@ -42,11 +42,10 @@ constexpr int64_t kPutEveryNs = 1'000'000'000;
 // A failure that was there first may be of an attempt in which this rank failed as well: rank 0
 // gets this long to remove it.
 constexpr int64_t kClosedNs = 2'000'000'000;
-// How long a leader waits for the table of its parent before it reads it from the store, for each
-// leader above it; and a parent for its children.
+// A leader waits for its parent's table so long for each level above it, and then reads the store.
+// A parent waits for its children.
 constexpr milliseconds kParentLimit{1'000}, kChildrenLimit{2'000};
-// Of a rank in a member table that is passed on; one that is alone on a host with many networks
-// takes some kilobytes.
+// Limit of a table from a peer, for each rank. An entry with many networks takes some kilobytes.
 constexpr size_t kMostEntryBytes = 65536;
 // Without torchrun, restarts are rare and an unlimited wait would hide a crash.
 constexpr int64_t kSuccessorNs = 5'000'000'000;
@@ -283,7 +282,7 @@ Result<Meeting::Table> Meeting::gather(const MemberText& entry, LocalLeader* loc
   return table;
 }
 
-// An eighth of what is left at most: the store is asked next.
+// At most an eighth of the time left, because the store may have to be asked next.
 Deadline Meeting::relay_limit(milliseconds most) const {
   const milliseconds left(std::max<int64_t>(deadline_.remaining_ns(), 0) / kMs);
   return Deadline::after(std::min(most, left / 8));
@@ -340,7 +339,7 @@ Result<Meeting::Table> Meeting::decide() {
   if (!status.ok()) return give_up(status);
   if (has_trouble_) remove(kTrouble);  // of an attempt before
   Packer table;
-  std::vector<std::string> relays;  // of the speakers, who do not need each other's
+  std::vector<std::string> relays;  // of the speakers; only their children need them
   table.number(speakers_.size());
   for (int rank : speakers_) {
     Entry& entry = seen_[static_cast<size_t>(rank)];

@@ -10,8 +10,8 @@
 // Keys below the prefix, where k is a rank in the group; all go when the meeting is over:
 //   entry/k     the entry of rank k, and of those for which it speaks, or its failure
 //   claims/k    the number of writes to entry/k
-//   to/<nonce>  rank 0's answer to that entry: the meeting's id, and where its rank gets the table,
-//               or its failure
+//   to/<nonce>  rank 0's answer to that entry: the meeting's id and the rank's RelayPlace, or its
+//               failure
 //   trouble     a rank whose entry is a failure
 //   closed      rank 0's failure, for ranks that arrive later
 //   <id>/table  the entries of all; none where rank 0 speaks for all
@@ -48,8 +48,7 @@ struct MeetingRequest {
   Look formed = [] { return Status(); };
   // What was put into the store before this time of the wall clock may be of an earlier attempt.
   int64_t began_ns = process_began_ns();
-  // Through which a rank that puts an entry gets the table, if it can; outlives the meeting. Null:
-  // it reads it from the store.
+  // Used by ranks that put an entry; outlives the meeting. Null: the table is read from the store.
   TableRelay* relay = nullptr;
 };
 
@@ -111,7 +110,7 @@ class Meeting {
     Status cause;                      // why its rank cannot take part, or OK
     std::map<int, MemberText> bodies;  // of all for which its rank speaks, itself included
     std::vector<int> awaited;          // for which it will speak when they have come
-    std::string relay;                 // leads to its TableRelay; empty: it has none
+    std::string relay;                 // the address of its TableRelay; empty: none
     int64_t since_ns = 0;              // when this rank saw it first
     bool is_there = false;             // as this rank read last
   };
@@ -170,7 +169,7 @@ class Meeting {
   uint64_t nonce_ = 0, id_ = 0;
   MemberText body_;
   LocalLeader* local_ = nullptr;  // for whose members this rank speaks
-  std::string relay_;             // leads to this rank's TableRelay; empty: it has none
+  std::string relay_;             // the address of this rank's TableRelay; empty: none
   RelayPlace place_;              // as rank 0 said in the last table
   // Of its entry with this nonce: whether it was put there, when, with how many changes of those
   // members, and whether it follows another.

@@ -21,7 +21,7 @@ namespace dscomm {
 
 inline constexpr int kRelayChildren = 8;
 
-// Of a leader in the tree.
+// A leader's place in the tree.
 struct RelayPlace {
   std::string parent;         // as its listen() returned it; empty: there is none
   int number = 0;             // among the parent's children, from 1
@@ -29,7 +29,8 @@ struct RelayPlace {
   std::vector<int> children;  // their numbers
 };
 
-// Of all leaders, by what their listen() returned. Those with an empty text are not in the tree.
+// The places of all leaders, from the results of listen(). Empty addresses are left out of the
+// tree.
 std::vector<RelayPlace> relay_places(const std::vector<std::string>& addresses);
 
 // Of one leader, on one thread.

@@ -42,7 +42,7 @@ std::string encode_table(std::string_view table, uint64_t meeting) {
   return bytes;
 }
 
-// A slice of a wait for any of these.
+// Waits for one of these events, for one slice at most.
 Status wait_for(std::vector<pollfd>* entries, int64_t until_ns, const Deadline& limit) {
   const int64_t began_ns = monotonic_ns();
   const int64_t asked_ns =
@@ -115,7 +115,7 @@ Result<std::string> TcpRelay::fetch(const RelayPlace& place, uint64_t meeting, s
   if (!unpacker.whole()) return malformed;
   const std::string name = name_member(request.members, 0);
 
-  Dial dial(request, 0, 1);  // the store is asked where it refuses
+  Dial dial(request, 0, 1);  // after a refusal the store is asked
   DSCOMM_RETURN_IF_ERROR(dial.read(invitation));
   Connection connection;
   std::string table;

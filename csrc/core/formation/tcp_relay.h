@@ -1,6 +1,5 @@
-// TcpRelay: the TableRelay between hosts. It listens at the addresses, and tries those of the
-// parent, as the failure detector's members do (see listener.h and dial.h), and admits only who has
-// the token, which is in the store.
+// TcpRelay: the TableRelay between hosts. It listens and connects as the failure detector's members
+// do (see listener.h and dial.h), and admits only clients with the token from the store.
 #pragma once
 
 #include <optional>
@@ -29,7 +28,7 @@ class TcpRelay final : public TableRelay {
   void close() override { listener_.reset(); }
 
  private:
-  // Between a parent, its rank 0, and its children by their numbers, of whom this is one.
+  // Rank 0 is a parent; its children have their numbers as ranks. `own_number` is this process.
   TransportRequest request_of(int own_number) const;
 
   const std::string group_, host_;

@@ -1,7 +1,6 @@
 #include "core/formation/team_builder.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "core/detector/failure_detector.h"
@@ -179,7 +178,7 @@ class TeamBuilder {
       member.host = whole_.hosts[rank];
       member.global_rank = whole_.members[rank].global_rank;
       member.pid = address.pid;
-      member.host_name = std::string(address.host, strnlen(address.host, sizeof address.host));
+      member.host_name = address.host_name();
       member.networks = whole_.networks[rank];
       request.members.push_back(std::move(member));
     }

@@ -27,7 +27,7 @@ class Doorbell {
   // full means that it will wake anyway, gone means that there is nobody to wake.
   void ring(const ArenaId& token) const;
 
-  // Has data once somebody has rung.
+  // Readable after a ring.
   int descriptor() const { return socket_.get(); }
   // Sleeps until somebody rings, or timeout_ns have passed (negative: no limit), or for no reason.
   void sleep(int64_t timeout_ns) const;

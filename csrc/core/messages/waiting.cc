@@ -11,9 +11,9 @@
 namespace dscomm {
 namespace {
 
-// How long a wait sleeps where a peer rings no doorbell: short beside what the wire takes. Where
-// data from such peers ends a sleep it may be longer, but another thread may take the data: so each
-// is a sixteenth longer than the one before, until cells move.
+// The longest sleep beside a peer without a doorbell: short compared with a hop between hosts. If
+// the peer's sockets are known, their data ends the sleep. But another thread may take that data,
+// so the limit grows slowly, by a sixteenth with each sleep until cells move.
 constexpr int64_t kPolledSliceNs = 50'000, kLongestPolledSliceNs = 1'000'000;
 
 // The worker looks this often whether somebody waits himself; it takes over when nobody did for one
@@ -143,7 +143,7 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
       const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
       const bool polled = polled_count_ > 0;
       polled_slice_ns_ = next_polled_slice();
-      // Data that nobody asks for would end every sleep at once.
+      // Unread data would end every sleep at once.
       SocketSleep* far_sockets = asked_polled_ ? far_sockets_.get() : nullptr;
       asleep_ = true;
       lock.unlock();

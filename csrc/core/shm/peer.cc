@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -95,8 +96,10 @@ std::string Peer::state_text() const {
   return std::string("in state ") + letter;
 }
 
+std::string PeerAddress::host_name() const { return {host, strnlen(host, sizeof host)}; }
+
 std::string PeerAddress::describe() const {
-  return "pid " + std::to_string(pid) + " on host " + host;
+  return "pid " + std::to_string(pid) + " on host " + host_name();
 }
 
 std::string Peer::describe() const { return address_.describe(); }

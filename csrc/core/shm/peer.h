@@ -23,6 +23,7 @@ struct PeerAddress {
   int64_t pid = 0;   // in the owner's own namespace; for messages
   char host[64] = {};
 
+  std::string host_name() const;
   std::string describe() const;  // "pid 123 on host a"
 };
 
