@@ -110,12 +110,13 @@ class SlowOnceStore final : public ForwardingStore {
 TEST_P(FormationOf, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
-  SlowOnceStore slow(store, milliseconds(1000));
+  SlowOnceStore slow(store, milliseconds(1600));
   run_ranks(2, [&](int rank) {
     RankParty party(registry, small_settings());
     if (rank == 1) slow.answered.get_future().wait();
+    // Rank 0 asks after 100 ms, and on a busy machine some hundred later.
     Result<Formation> formation =
-        rank == 0 ? party.form(slow, 0, 2, "test", milliseconds(200)) : party.form(store, 1, 2);
+        rank == 0 ? party.form(slow, 0, 2, "test", milliseconds(1000)) : party.form(store, 1, 2);
     EXPECT_TRUE(formation.ok()) << formation.status().message();
   });
 }

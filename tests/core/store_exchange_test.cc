@@ -170,11 +170,11 @@ TEST(StoreExchange, TimeoutNamesTheMissingRank) {
   MemoryStore store;
   run_ranks(4, [&](int rank) {
     if (rank == 2) return;
-    const Deadline deadline = Deadline::after(milliseconds(200));
+    const Deadline deadline = Deadline::after(milliseconds(1000));
     StoreExchange exchange(store, request_of(rank, 4), deadline);
     const Status status = exchange.agree("one", "", joined).status();
     EXPECT_EQ(status.code(), Code::kTimeout);
-    EXPECT_EQ(status.message(), "timed out after 200 ms waiting for rank 2");
+    EXPECT_EQ(status.message(), "timed out after 1000 ms waiting for rank 2");
   });
 }
 
