@@ -377,7 +377,7 @@ Status PointToPoint::start(Port& port, const TransferPtr& transfer, Outcome* out
   } else {
     DSCOMM_RETURN_IF_ERROR(start_receive(port, transfer, outcome));
   }
-  progress(outcome);
+  progress(outcome, transfer.get());
   // What a member sent before the group failed is received all the same.
   return transfer->settled ? Status() : port.group->failure();
 }

@@ -155,7 +155,9 @@ class PointToPoint {
   }
 
   // In progress.cc:
-  bool progress(Outcome* outcome);
+  // `awaited` is the transfer that the caller waits for or starts; null: any may be.
+  bool progress(Outcome* outcome, const Transfer* awaited = nullptr);
+  bool is_due(const Connection& connection, const Transfer* awaited, int64_t now) const;
   bool progress_in(Connection& connection, Outcome* outcome);
   bool progress_out(Connection& connection, Outcome* outcome);
   bool settle_read_in_place(Connection& connection, Outcome* outcome);

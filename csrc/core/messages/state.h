@@ -156,6 +156,10 @@ struct PointToPoint::Connection {
   // Sends that the peer reads in place, each with the count of cells that it has to give back.
   std::deque<std::pair<uint64_t, TransferPtr>> read_in_place;
 
+  // Of a polled one: when it was asked and did not move anything, or 0; and what it said then.
+  int64_t asked_ns = 0;
+  bool in_flight = false;
+
   MessagePtr incoming;  // begun and not complete
   uint64_t received_messages = 0;
   bool unread = false;  // the last pass left cells in the ring

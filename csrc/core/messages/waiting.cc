@@ -68,7 +68,7 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
   ++transfer.waiting_threads;
   while (!transfer.settled) {
     Outcome outcome;
-    bool moved = progress(&outcome);
+    bool moved = progress(&outcome, &transfer);
     if (moved) look_when_due(&outcome);
     bool settled = transfer.settled;
     deliver_as_helper(lock, std::move(outcome));
