@@ -151,9 +151,10 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
     detector_.note_position(options_.id, position(Place::kEntering));
 
   // Nothing is pending: the call before is complete.
-  const int slots = is_few() ? 1 + size() : 2;
+  const int slots = is_few() ? 1 + 2 * size() : 2;
   DSCOMM_RETURN_IF_ERROR(fail(lead_staging_.reserve(static_cast<size_t>(slots) * slot_bytes(), 0)));
   riding_bytes_ = 0;
+  riding_bytes_to_.clear();
   lead_ = {};
   lead_.hash = hash_call(options_.id, call_);
   lead_.complement = ~lead_.hash;
@@ -174,6 +175,12 @@ std::byte* MpiTeam::ride_to_be_reduced(DType dtype, ReduceOp op, size_t count) {
   return ride(count * dtype_bytes(dtype));
 }
 
+std::byte* MpiTeam::ride_to(int k, size_t bytes) {
+  riding_bytes_to_.resize(static_cast<size_t>(size()));
+  riding_bytes_to_[static_cast<size_t>(k)] = bytes;
+  return slot_to(k) + sizeof lead_;
+}
+
 Status MpiTeam::agree() {
   DSCOMM_RETURN_IF_ERROR(start_lead());
   return finish_lead();
@@ -189,7 +196,6 @@ Status MpiTeam::start_lead() {
                             lead_staging_.add_request());
     });
   }
-  const auto sent = static_cast<int>(sizeof lead_ + riding_bytes_);
   const auto room = static_cast<int>(slot_bytes());
   for (int k = 0; k < size(); ++k)
     if (k != rank_)
@@ -198,11 +204,16 @@ Status MpiTeam::start_lead() {
                          lead_staging_.add_request());
       }));
   // Beginning with the next rank, so that not all send to the same one first.
-  for (int i = 1; i < size(); ++i)
+  for (int i = 1; i < size(); ++i) {
+    const int k = (rank_ + i) % size();
+    const bool is_own = !riding_bytes_to_.empty();
+    if (is_own) std::memcpy(slot_to(k), &lead_, sizeof lead_);
+    const size_t riding = is_own ? riding_bytes_to_[static_cast<size_t>(k)] : riding_bytes_;
     DSCOMM_RETURN_IF_ERROR(check("MPI_Isend", [&] {
-      return MPI_Isend(slot(0), sent, MPI_BYTE, (rank_ + i) % size(), kLeadTag, check_,
-                       lead_staging_.add_request());
+      return MPI_Isend(is_own ? slot_to(k) : slot(0), static_cast<int>(sizeof lead_ + riding),
+                       MPI_BYTE, k, kLeadTag, check_, lead_staging_.add_request());
     }));
+  }
   return {};
 }
 

@@ -126,6 +126,7 @@ class MpiTeam final : public Team {
   uint64_t finished_calls() const override {
     return finished_calls_.load(std::memory_order_relaxed);  // orders nothing
   }
+  Status begin_barrier(const CallOptions& options) override;
   bool takes_chunks() const override { return true; }
 
  private:
@@ -200,7 +201,7 @@ class MpiTeam final : public Team {
   // A gather, a scatter or an all_to_all.
   class Exchange;
   Status exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
-                         std::span<void* const> outs, int root, const CallOptions& options);
+                         std::span<void* const> outs, const CallOptions& options);
   // What MPI has prepared, or is to prepare, for the call in progress; null where it is not to.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
@@ -216,13 +217,17 @@ class MpiTeam final : public Team {
   // Where to put them. Among many they are to be reduced, so every rank brings as many.
   std::byte* ride(size_t bytes);
   std::byte* ride_to_be_reduced(DType dtype, ReduceOp op, size_t count);
+  // The same for each of the others, among few, where they get different data.
+  std::byte* ride_to(int k, size_t bytes);
   // Once the ranks agree: what rank k brought, among few; and the reduced data, among many.
   std::byte* rode(int k) { return slot(1 + k) + sizeof(LeadHead); }
   std::byte* rode_reduced() { return rode(0); }
-  // Of lead_staging_: the Lead of this rank, and then those of all, or of all together.
+  // Of lead_staging_: the Lead of this rank, and then those of all, or of all together. Among few,
+  // slot_to(k) is this rank's Lead for rank k.
   std::byte* slot(int index) {
     return lead_staging_.data() + static_cast<size_t>(index) * slot_bytes();
   }
+  std::byte* slot_to(int k) { return slot(1 + size() + k); }
   size_t slot_bytes() const { return is_few() ? sizeof(LeadHead) + ride_room() : sizeof(Lead); }
   // Until every rank has made the call, and they agree; lead_ is then the ranks' together.
   Status agree();
@@ -288,9 +293,11 @@ class MpiTeam final : public Team {
   const Deadline* deadline_ = nullptr;  // of the call in progress
   const Chunks* chunks_ = nullptr;      // see CallOptions
   uint64_t plan_ = 0;                   // see CallOptions
+  bool has_begun_barrier_ = false;
   Splits splits_;
   LeadHead lead_;
   size_t riding_bytes_ = 0;
+  std::vector<size_t> riding_bytes_to_;  // by rank; empty: all get the same
   MpiStaging lead_staging_;
   static constexpr size_t kInFlight = 4;  // rounds
   static constexpr size_t kSendsAhead = 8;

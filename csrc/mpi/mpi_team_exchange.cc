@@ -4,8 +4,10 @@
 // staging. Streams share the places in staging: the first messages of all streams precede the
 // second messages.
 //
-// The first message of a stream begins with a heading. A call with CallOptions::domains has no
-// Lead; the two ranks of each pair compare their headings instead.
+// Among few ranks, short blocks travel with the Lead instead.
+//
+// A call with CallOptions::domains has no Lead. There the first message of each stream begins with
+// a heading, and the two ranks of each pair compare their headings.
 
 #include "mpi/mpi_team_exchange.h"
 
@@ -37,20 +39,29 @@ MpiTeam::Exchange::Exchange(MpiTeam& team, DType dtype, const CallOptions& optio
       // Of any dtype, as the other may send another one.
       place_bytes_(
           (sizeof(Heading) + std::max(team.message_bytes(), sizeof(std::complex<double>)) + 63) /
-          64 * 64) {}
+          64 * 64),
+      has_agreed_(has_lead()) {}
 
-void MpiTeam::Exchange::add(int rank, const void* in, size_t in_count, void* out,
-                            size_t out_count) {
+void MpiTeam::Exchange::add(int rank, const void* in, std::optional<size_t> in_count, void* out,
+                            std::optional<size_t> out_count) {
   if (rank == team_.rank_) return;
+  Partner partner{.rank = rank,
+                  .in = static_cast<const std::byte*>(in),
+                  .out = static_cast<std::byte*>(out),
+                  .in_count = in_count.value_or(0),
+                  .out_count = out_count.value_or(0),
+                  .sends = in_count ? messages(*in_count) : 0,
+                  .receives = out_count ? messages(*out_count) : 0,
+                  .has_agreed = has_lead()};  // nothing is taken before
   if (domains_ != nullptr && (*domains_)[rank] == (*domains_)[team_.rank_]) {
-    DSCOMM_CHECK(in_count == 0 && out_count == 0, "ranks of one domain exchange nothing here");
+    DSCOMM_CHECK(partner.in_count + partner.out_count == 0,
+                 "ranks of one domain exchange nothing here");
     return;
   }
-  partners_.push_back(
-      {rank, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), in_count, out_count});
-  Partner& partner = partners_.back();
-  partner.sends_left = messages(in_count);
-  partner.receives_left = messages(out_count);
+  partner.left = partner.sends + partner.receives;
+  messages_ += partner.left;
+  if (!has_lead() && partner.receives > 0) ++headings_left_;
+  partners_.push_back(partner);
 }
 
 // Each rank begins with its successor, so that the first messages have different receivers.
@@ -59,11 +70,13 @@ Status MpiTeam::Exchange::run() {
   std::sort(partners_.begin(), partners_.end(), [&](const Partner& a, const Partner& b) {
     return (a.rank - me + ranks) % ranks < (b.rank - me + ranks) % ranks;
   });
-  MpiStaging& staging = team_.staging_[0];
-  DSCOMM_RETURN_IF_ERROR(team_.fail(staging.reserve(2 * places_ * place_bytes_, 0)));
   if (has_lead()) DSCOMM_RETURN_IF_ERROR(team_.start_lead());
-  staging.requests.assign(2 * places_, MPI_REQUEST_NULL);
-  DSCOMM_RETURN_IF_ERROR(fill());
+  MpiStaging& staging = team_.staging_[0];
+  if (messages_ > 0) {
+    DSCOMM_RETURN_IF_ERROR(team_.fail(staging.reserve(2 * places_ * place_bytes_, 0)));
+    staging.requests.assign(2 * places_, MPI_REQUEST_NULL);
+    DSCOMM_RETURN_IF_ERROR(fill());
+  }
   if (has_lead()) DSCOMM_RETURN_IF_ERROR(team_.finish_lead());
   if (meanwhile_ != nullptr) {
     DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
@@ -94,13 +107,13 @@ Status MpiTeam::Exchange::fill() {
     return Status();
   };
   DSCOMM_RETURN_IF_ERROR(start(
-      next_receive_, 0, [&](size_t k) { return messages(partners_[count - 1 - k].out_count); },
+      next_receive_, 0, [&](size_t k) { return partners_[count - 1 - k].receives; },
       [&](size_t place) {
         uses_[place].partner = count - 1 - uses_[place].partner;
         return receive(place);
       }));
   return start(
-      next_send_, places_, [&](size_t k) { return messages(partners_[k].in_count); },
+      next_send_, places_, [&](size_t k) { return partners_[k].sends; },
       [&](size_t place) { return send(place); });
 }
 
@@ -136,7 +149,7 @@ Status MpiTeam::Exchange::send(size_t place) {
   const auto [k, message] = uses_[place];
   const Partner& partner = partners_[k];
   std::byte* data = at(place);
-  if (message == 0) {
+  if (message == 0 && !has_lead()) {
     const Heading heading{team_.call_, partner.in_count, partner.out_count};
     std::memcpy(data, &heading, sizeof heading);
     data += sizeof heading;
@@ -162,8 +175,7 @@ Status MpiTeam::Exchange::wait_for_some() {
     if (code != MPI_SUCCESS) return mpi_error("MPI_Testsome", code);
     return done > 0;
   };
-  const bool has_agreed = has_lead() || headings_ == partners_.size();
-  DSCOMM_RETURN_IF_ERROR(team_.wait_with(poll, has_agreed ? Place::kMoving : Place::kEntering));
+  DSCOMM_RETURN_IF_ERROR(team_.wait_with(poll, has_agreed_ ? Place::kMoving : Place::kEntering));
   in_flight_ -= static_cast<size_t>(done);
   // Headings first, because they determine the lengths of the other messages.
   for (const bool is_first : {true, false})
@@ -171,14 +183,8 @@ Status MpiTeam::Exchange::wait_for_some() {
       const auto place = static_cast<size_t>(done_[static_cast<size_t>(i)]);
       if ((uses_[place].message == 0) != is_first) continue;
       Partner& partner = partners_[uses_[place].partner];
-      if (place < places_) {
-        DSCOMM_RETURN_IF_ERROR(take(place, statuses_[static_cast<size_t>(i)]));
-        --partner.receives_left;
-      } else {
-        --partner.sends_left;
-      }
-      if (!has_lead() && partner.sends_left + partner.receives_left == 0)
-        team_.awaited_[partner.rank] = false;
+      if (place < places_) DSCOMM_RETURN_IF_ERROR(take(place, statuses_[static_cast<size_t>(i)]));
+      if (--partner.left == 0 && !has_lead()) team_.awaited_[partner.rank] = false;
     }
   return {};
 }
@@ -190,7 +196,7 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
   MPI_Get_count(&status, MPI_BYTE, &got);
   const std::byte* data = at(place);
   auto bytes = static_cast<size_t>(std::max(got, 0));
-  if (message == 0) {
+  if (message == 0 && !has_lead()) {
     Heading heading;
     if (bytes < sizeof heading) return wrong_length(partner);
     std::memcpy(&heading, data, sizeof heading);
@@ -198,8 +204,10 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
     data += sizeof heading;
     bytes -= sizeof heading;
     partner.has_agreed = true;
-    if (++headings_ == partners_.size() && !has_lead())
+    if (--headings_left_ == 0) {
+      has_agreed_ = true;
       team_.detector_.note_position(team_.options_.id, team_.position(Place::kMoving));
+    }
   }
   // If another thread's poll completed the heading, it is reported next, with the mismatch.
   if (bytes != bytes_of(partner.out_count, message))
@@ -239,7 +247,7 @@ Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void
   std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
   std::vector<const void*> ins(static_cast<size_t>(size()));
   ins[root] = in;
-  return exchange_blocks(call, ins, outs, root, options);
+  return exchange_blocks(call, ins, outs, options);
 }
 
 Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
@@ -256,7 +264,7 @@ Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   splits_.expects[root] = count;
   std::vector<void*> outs(static_cast<size_t>(size()));
   outs[root] = out;
-  return exchange_blocks(call, ins, outs, root, options);
+  return exchange_blocks(call, ins, outs, options);
 }
 
 Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
@@ -270,16 +278,18 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   splits_.clear(static_cast<size_t>(size()));
   std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
   std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
-  return exchange_blocks(call, ins, outs, kEveryRank, options);
+  return exchange_blocks(call, ins, outs, options);
 }
 
-// The blocks' lengths are in splits_. With a root, only pairs that include it exchange blocks. An
-// empty list has no blocks.
+// The blocks' lengths are in splits_. An empty list has no blocks. Both ranks of a pair know which
+// blocks travel with the Lead.
 Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
-                                std::span<void* const> outs, int root, const CallOptions& options) {
-  const auto is_partner = [&](int rank) {
-    return root == kEveryRank || root == rank_ || root == rank;
+                                std::span<void* const> outs, const CallOptions& options) {
+  const auto kind = static_cast<Collective>(call.kind);
+  const auto sends_to = [&](int from, int to) {
+    return kind == Collective::kAllToAll || (kind == Collective::kGather ? to : from) == call.root;
   };
+  const auto is_partner = [&](int rank) { return sends_to(rank_, rank) || sends_to(rank, rank_); };
   awaited_.clear();
   for (int rank = 0; options.domains != nullptr && rank < size(); ++rank)
     awaited_.push_back((*options.domains)[rank] != (*options.domains)[rank_] && is_partner(rank));
@@ -288,11 +298,30 @@ Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* co
   const auto dtype = static_cast<DType>(call.dtype);
   const auto in = [&](int rank) { return ins.empty() ? nullptr : ins[rank]; };
   const auto out = [&](int rank) { return outs.empty() ? nullptr : outs[rank]; };
+  const bool may_ride = options.domains == nullptr && is_few();
+  const auto riding_bytes = [&](uint64_t count) {
+    const size_t bytes = count * dtype_bytes(dtype);
+    return may_ride && bytes <= ride_room() ? bytes : 0;
+  };
+  // The elements of a stream.
+  const auto stream = [&](int from, int to, uint64_t count) -> std::optional<size_t> {
+    if (!sends_to(from, to)) return std::nullopt;
+    return riding_bytes(count) > 0 ? 0 : count;
+  };
   Exchange exchange(*this, dtype, options);
-  for (int rank = 0; rank < size(); ++rank)
-    if (is_partner(rank))
-      exchange.add(rank, in(rank), splits_.sends[rank], out(rank), splits_.expects[rank]);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == rank_ || !is_partner(rank)) continue;
+    const uint64_t sends = splits_.sends[rank], expects = splits_.expects[rank];
+    if (const size_t bytes = riding_bytes(sends); bytes > 0)
+      std::memcpy(ride_to(rank, bytes), in(rank), bytes);
+    exchange.add(rank, in(rank), stream(rank_, rank, sends), out(rank),
+                 stream(rank, rank_, expects));
+  }
   DSCOMM_RETURN_IF_ERROR(exchange.run());
+  for (int rank = 0; rank < size(); ++rank) {
+    const size_t bytes = rank == rank_ ? 0 : riding_bytes(splits_.expects[rank]);
+    if (bytes > 0) std::memcpy(out(rank), rode(rank), bytes);
+  }
   const size_t own_bytes = splits_.sends[rank_] * dtype_bytes(dtype);
   if (out(rank_) != in(rank_) && own_bytes > 0) std::memcpy(out(rank_), in(rank_), own_bytes);
   return finished();

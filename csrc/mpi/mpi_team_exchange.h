@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "mpi/mpi_team.h"
@@ -13,9 +14,11 @@ class MpiTeam::Exchange {
  public:
   Exchange(MpiTeam& team, DType dtype, const CallOptions& options);
 
-  // Adds a partner and both blocks; the partner adds this rank. Ignores this rank itself, and ranks
-  // of its domain, whose blocks must be empty.
-  void add(int rank, const void* in, size_t in_count, void* out, size_t out_count);
+  // Adds a partner and both blocks, in elements; the partner adds this rank. A call whose blocks go
+  // one way only has no count for the other. Ignores this rank itself, and ranks of its domain,
+  // whose blocks must be empty.
+  void add(int rank, const void* in, std::optional<size_t> in_count, void* out,
+           std::optional<size_t> out_count);
   // Once all are added.
   Status run();
 
@@ -25,9 +28,10 @@ class MpiTeam::Exchange {
     int rank;
     const std::byte* in;
     std::byte* out;
-    size_t in_count, out_count;                // elements
-    size_t sends_left = 0, receives_left = 0;  // messages
-    bool has_agreed = false;                   // its heading has come
+    size_t in_count, out_count;  // elements
+    size_t sends, receives;      // messages
+    size_t left;                 // of both
+    bool has_agreed;             // its Lead or heading has come
   };
   // The message in a place of staging.
   struct Use {
@@ -51,9 +55,10 @@ class MpiTeam::Exchange {
   Status compare(const Partner& partner, const Heading& heading);
   Status wrong_length(const Partner& partner);
 
-  // Of a stream of so many elements: at least the one with the heading.
+  // Of a stream of so many elements. Without a Lead there is at least the one with the heading.
   size_t messages(size_t count) const {
-    return std::max<size_t>((count * element_bytes_ + piece_bytes_ - 1) / piece_bytes_, 1);
+    const size_t pieces = (count * element_bytes_ + piece_bytes_ - 1) / piece_bytes_;
+    return has_lead() ? pieces : std::max<size_t>(pieces, 1);
   }
   size_t bytes_of(size_t count, size_t message) const {
     return in_round(count * element_bytes_, piece_bytes_, message);
@@ -70,8 +75,10 @@ class MpiTeam::Exchange {
   std::vector<Partner> partners_;
   std::vector<Use> uses_ = std::vector<Use>(2 * places_);
   Cursor next_receive_, next_send_;
-  size_t in_flight_ = 0;  // messages
-  size_t headings_ = 0;   // that have come
+  size_t messages_ = 0;   // of all streams
+  size_t in_flight_ = 0;  // of them
+  size_t headings_left_ = 0;
+  bool has_agreed_;  // with all from whom something comes
   std::vector<int> done_ = std::vector<int>(2 * places_);
   std::vector<MPI_Status> statuses_ = std::vector<MPI_Status>(2 * places_);
 };

@@ -104,10 +104,17 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
 }
 
 // The ranks' agreement is what a barrier is: nobody has it before all have come.
-Status MpiTeam::barrier(const CallOptions& options) {
+Status MpiTeam::begin_barrier(const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kBarrier, DType::kUInt8, 0, options), 0, options));
-  DSCOMM_RETURN_IF_ERROR(agree());
+  has_begun_barrier_ = true;
+  return start_lead();
+}
+
+Status MpiTeam::barrier(const CallOptions& options) {
+  if (!has_begun_barrier_) DSCOMM_RETURN_IF_ERROR(begin_barrier(options));
+  has_begun_barrier_ = false;
+  DSCOMM_RETURN_IF_ERROR(finish_lead());
   return finished();
 }
 

@@ -236,9 +236,11 @@ std::vector<Pointer> HierarchicalTeam::inside(std::span<Pointer const> blocks) c
 template <typename CallInner, typename CallDirect>
 Status HierarchicalTeam::exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
                                          const CallDirect& call_direct) {
+  const CallOptions across = later(piece, 1);
   const std::function<Status()> agree = [&]() -> Status {
+    if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).begin_barrier(across));
     DSCOMM_RETURN_IF_ERROR(call_inner());
-    return index_ == 0 ? outer(0).barrier(later(piece, 1)) : Status();
+    return index_ == 0 ? outer(0).barrier(across) : Status();
   };
   CallOptions options = later(piece, 2);
   options.domains = &domain_of_;

@@ -150,6 +150,12 @@ class Team {
 
   // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
 
+  // Begins a barrier(), without waiting, if the Team can do that. The next call is that barrier(),
+  // with the same options, which live until it returns.
+  virtual Status begin_barrier(const CallOptions& options) {
+    (void)options;
+    return {};
+  }
   // Whether CallOptions::chunks and CallOptions::meanwhile are heeded.
   virtual bool takes_chunks() const { return false; }
   // kPeerDied when a member is known to have died without leaving; ends nothing.
