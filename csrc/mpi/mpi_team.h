@@ -84,6 +84,8 @@ struct MpiTeamOptions {
   MpiWaitPolicy wait_policy;
 };
 
+struct Pieces;
+
 class MpiTeam final : public Team {
  public:
   // Every count and offset of MPI is an int.
@@ -194,6 +196,14 @@ class MpiTeam final : public Team {
   Status reduce_by_plan(const void* in, void* out, size_t count, const Reduction& reduction,
                         PersistentAllReduce& prepared);
   Status reduce_by_exchange(const void* in, void* out, size_t count, const Reduction& reduction);
+  // Whether each of so many shares of the data fits a message.
+  bool fits_shares(size_t count, size_t element_bytes, int shares) const;
+  Status reduce_by_shares(const void* in, void* out, size_t count, const Reduction& reduction,
+                          int root);
+  Status broadcast_by_shares(void* buffer, size_t count, size_t element_bytes, int root);
+  template <typename ShareOf, typename Gets>
+  Status spread_shares(const Pieces& shares, void* out, size_t count, const ShareOf& share_of,
+                       const Gets& gets);
   struct Chain;
   Status reduce_along_chain(const void* in, void* out, size_t count, const Reduction& reduction,
                             int root);
@@ -217,7 +227,7 @@ class MpiTeam final : public Team {
   // Where to put them. Among many they are to be reduced, so every rank brings as many.
   std::byte* ride(size_t bytes);
   std::byte* ride_to_be_reduced(DType dtype, ReduceOp op, size_t count);
-  // The same for each of the others, among few, where they get different data.
+  // The same for each of the others, among few, where they get different data: up to a message.
   std::byte* ride_to(int k, size_t bytes);
   // Once the ranks agree: what rank k brought, among few; and the reduced data, among many.
   std::byte* rode(int k) { return slot(1 + k) + sizeof(LeadHead); }
@@ -228,7 +238,9 @@ class MpiTeam final : public Team {
     return lead_staging_.data() + static_cast<size_t>(index) * slot_bytes();
   }
   std::byte* slot_to(int k) { return slot(1 + size() + k); }
-  size_t slot_bytes() const { return is_few() ? sizeof(LeadHead) + ride_room() : sizeof(Lead); }
+  size_t slot_bytes() const {
+    return is_few() ? sizeof(LeadHead) + std::max(ride_room(), message_bytes()) : sizeof(Lead);
+  }
   // Until every rank has made the call, and they agree; lead_ is then the ranks' together.
   Status agree();
   Status start_lead();
@@ -382,5 +394,11 @@ struct Pieces {
     }
   }
 };
+
+// A share for each rank; the last ones may be shorter, or empty.
+inline Pieces shares_of(size_t count, int ranks, size_t element_bytes) {
+  const auto shares = static_cast<size_t>(ranks);
+  return {(count + shares - 1) / shares, element_bytes};
+}
 
 }  // namespace dscomm

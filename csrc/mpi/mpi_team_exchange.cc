@@ -301,7 +301,7 @@ Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* co
   const bool may_ride = options.domains == nullptr && is_few();
   const auto riding_bytes = [&](uint64_t count) {
     const size_t bytes = count * dtype_bytes(dtype);
-    return may_ride && bytes <= ride_room() ? bytes : 0;
+    return may_ride && bytes <= message_bytes() ? bytes : 0;
   };
   // The elements of a stream.
   const auto stream = [&](int from, int to, uint64_t count) -> std::optional<size_t> {

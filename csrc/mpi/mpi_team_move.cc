@@ -25,6 +25,8 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
     if (!is_root && bytes > 0) std::memcpy(buffer, is_few() ? rode(root) : rode_reduced(), bytes);
     return finished();
   }
+  if (fits_shares(count, element_bytes, size() - 1))
+    return broadcast_by_shares(buffer, count, element_bytes, root);
   if (is_few()) return broadcast_along_chain(buffer, count, dtype, root);
 
   const Pieces pieces{
@@ -60,7 +62,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   }
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
-  if (is_few() && longest * element_bytes <= ride_room()) {
+  if (is_few() && longest * element_bytes <= std::max(ride_room(), message_bytes())) {
     if (count > 0) std::memcpy(ride(count * element_bytes), in, count * element_bytes);
     DSCOMM_RETURN_IF_ERROR(agree());
     for (size_t k = 0; k < ranks; ++k) {

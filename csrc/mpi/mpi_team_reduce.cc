@@ -1,6 +1,7 @@
-// The reductions of MpiTeam, in six ways.
+// The reductions of MpiTeam, in seven ways.
 //
 //   in the Lead    what fits beside the fingerprint
+//   in shares      a little more, among three ranks and more, but few; see mpi_team_shares.cc
 //   by swap        two ranks send each other all they have, and each reduces both
 //   by exchange    MPI_Ialltoallv brings every rank its share of everybody's data; it reduces that
 //                  in rank order; for an all-reduce MPI_Iallgatherv then spreads the shares
@@ -42,6 +43,8 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
       begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
   if (all_is_there(count) && fits_lead(count, reduction))
     return reduce_small(in, out, count, reduction, kEveryRank);
+  if (fits_shares(count, dtype_bytes(reduction.dtype), size()))
+    return reduce_by_shares(in, out, count, reduction, kEveryRank);
   if (!is_few()) {
     PersistentAllReduce* prepared = find_prepared(count, reduction);
     return prepared != nullptr ? reduce_by_plan(in, out, count, reduction, *prepared)
@@ -58,6 +61,8 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kReduce, reduction, count, options, root), count, options));
   if (fits_lead(count, reduction)) return reduce_small(in, out, count, reduction, root);
+  if (fits_shares(count, dtype_bytes(reduction.dtype), size()))
+    return reduce_by_shares(in, out, count, reduction, root);
   return is_few() ? reduce_along_chain(in, out, count, reduction, root)
                   : reduce_by_mpi(in, out, count, reduction, root);
 }
@@ -259,20 +264,18 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   DSCOMM_RETURN_IF_ERROR(begin(call, longest, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  if (all_is_there(longest) && fits_lead(total, reduction)) {
+  if (is_few() && all_is_there(longest) && longest <= message_bytes() / element_bytes) {
+    for (size_t k = 0; k < ranks; ++k)
+      if (k != me && counts[k] > 0)
+        std::memcpy(ride_to(static_cast<int>(k), counts[k] * element_bytes), ins[k],
+                    counts[k] * element_bytes);
+    DSCOMM_RETURN_IF_ERROR(agree());
+    reduce_in_order(out, ins[me], rode(0), slot_bytes(), counts[me], reduction);
+    return finished();
+  }
+  if (!is_few() && all_is_there(longest) && fits_lead(total, reduction)) {
     size_t before = 0;  // elements of the ranks below
     for (size_t k = 0; k < me; ++k) before += counts[k];
-    if (is_few()) {
-      std::byte* next = ride(total * element_bytes);
-      for (size_t k = 0; k < ranks; ++k) {
-        if (counts[k] > 0) std::memcpy(next, ins[k], counts[k] * element_bytes);
-        next += counts[k] * element_bytes;
-      }
-      DSCOMM_RETURN_IF_ERROR(agree());
-      reduce_in_order(out, ins[me], rode(0) + before * element_bytes, slot_bytes(), counts[me],
-                      reduction);
-      return finished();
-    }
     const WireReduction wire = on_wire(reduction);
     std::byte* next = ride_to_be_reduced(wire.dtype(), wire.op(), total);
     for (size_t k = 0; k < ranks; ++k) {

@@ -195,10 +195,31 @@ TEST(MpiTeam, AtTheEdgeOfWhatRides) {
             rank.check_reduce_scatter({DType::kBool, ReduceOp::kBxor}, counts, in_place);
           }
         }
-        // What just fills one round or two, and what does not.
+        // What just fits a message to each rank, or shares of that length, and what does not.
         const size_t message = MpiTeamOptions().message_bytes;
-        for (size_t bytes : {ranks * message - 1, ranks * message, ranks * message + 1})
-          rank.check_all_reduce({DType::kInt8, ReduceOp::kSum}, bytes, true);
+        for (size_t bytes : {message - 1, message, message + 1}) {
+          std::vector<size_t> counts(ranks, 2);
+          counts[1] = bytes;
+          for (bool in_place : {true, false}) {
+            rank.check_all_gather(DType::kInt8, counts, in_place);
+            rank.check_reduce_scatter({DType::kUInt8, ReduceOp::kMax}, counts, in_place);
+            rank.check_gather(DType::kInt8, counts, 0, in_place);
+            rank.check_scatter(DType::kInt8, counts, team.size() - 1, in_place);
+          }
+          rank.check_all_to_all(DType::kInt8, [&](int source, int destination) {
+            return source == 0 && destination == 1 ? bytes : size_t{3};
+          });
+          for (size_t shares : {ranks - 1, ranks}) {
+            const size_t whole = shares * message + bytes - message;
+            rank.check_all_reduce({DType::kInt8, ReduceOp::kSum}, whole, true);
+            rank.check_reduce({DType::kInt8, ReduceOp::kSum}, whole, team.size() - 1, false);
+            rank.check_broadcast(DType::kInt8, whole, 1);
+          }
+        }
+        for (int root = 0; root < team.size(); ++root) {
+          rank.check_reduce({DType::kFloat32, ReduceOp::kAvg}, 20'001, root, root % 2 == 0);
+          rank.check_broadcast(DType::kComplex128, 9'001, root);
+        }
       } catch (const RankStopped&) {
       }
     });
