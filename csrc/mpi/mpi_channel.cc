@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "core/base/deadline.h"
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_tags.h"
@@ -15,12 +16,31 @@ namespace {
 
 // The longest cell is a little less than what Open MPI sends at once over TCP, 64 KiB with its own
 // heading. The rings are kept for each peer for good.
+// A pass over some hundred channels takes less, if nothing comes.
+constexpr int64_t kPassNs = 10'000;
+
 constexpr size_t kShortestCell = 4096, kLongestCell = 60 << 10;
 
 }  // namespace
 
-MpiChannel::MpiChannel(MPI_Comm comm, int rank, std::string peer)
-    : comm_(comm), rank_(rank), peer_(std::move(peer)), sends_(kCells, MPI_REQUEST_NULL) {}
+int MpiArrivals::ask(int rank, bool* is_any) {
+  *is_any = false;
+  if (asker_ != -1 && asker_ != rank && monotonic_ns() - asked_ns_ < kPassNs) return MPI_SUCCESS;
+  int is_there = 0;
+  const int code = guarded(
+      [&] { return MPI_Iprobe(MPI_ANY_SOURCE, kCellTag, comm_, &is_there, MPI_STATUS_IGNORE); });
+  *is_any = is_there != 0;
+  asker_ = *is_any ? -1 : rank;
+  asked_ns_ = monotonic_ns();
+  return code;
+}
+
+MpiChannel::MpiChannel(std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer)
+    : arrivals_(std::move(arrivals)),
+      comm_(arrivals_->comm()),
+      rank_(rank),
+      peer_(std::move(peer)),
+      sends_(kCells, MPI_REQUEST_NULL) {}
 
 std::byte* MpiChannel::arriving(uint64_t number) {
   return arriving_.get() + number % kReceives * kLongestCell;
@@ -75,6 +95,10 @@ bool MpiChannel::in_flight() {
 
 // For the first cell of a message.
 Status MpiChannel::probe() {
+  bool is_any = false;
+  if (int code = arrivals_->ask(rank_, &is_any); code != MPI_SUCCESS)
+    return failed("MPI_Iprobe", code);
+  if (!is_any) return {};
   int there = 0;
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;

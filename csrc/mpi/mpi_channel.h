@@ -19,11 +19,28 @@
 
 namespace dscomm {
 
+// Asks MPI once for all channels of a communicator, which outlives this and in which nothing else
+// has kCellTag. One thread at a time.
+class MpiArrivals {
+ public:
+  explicit MpiArrivals(MPI_Comm comm) : comm_(comm) {}
+
+  MPI_Comm comm() const { return comm_; }
+  // For the channel to this rank: sets *is_any to whether a cell is there, for any channel, for
+  // which no receive is posted. A no holds for the other channels that ask in the same pass.
+  // Returns MPI's code.
+  int ask(int rank, bool* is_any);
+
+ private:
+  const MPI_Comm comm_;
+  int asker_ = -1;  // whose question MPI answered last, with a no; -1: none
+  int64_t asked_ns_ = 0;
+};
+
 class MpiChannel final : public CellChannel {
  public:
-  // `comm` outlives the channel; nothing else in it has kCellTag. `rank` is the peer's in it,
-  // `peer` its description for messages.
-  MpiChannel(MPI_Comm comm, int rank, std::string peer);
+  // `rank` is the peer's in the communicator, `peer` its description for messages.
+  MpiChannel(std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer);
   ~MpiChannel() override { drop(); }
   MpiChannel(const MpiChannel&) = delete;
   MpiChannel& operator=(const MpiChannel&) = delete;
@@ -48,6 +65,7 @@ class MpiChannel final : public CellChannel {
   Status failed(const char* what, int code) const;
   Status wrong_length() const;
 
+  const std::shared_ptr<MpiArrivals> arrivals_;
   const MPI_Comm comm_;
   const int rank_;
   const std::string peer_;

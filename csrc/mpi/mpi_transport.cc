@@ -15,7 +15,6 @@
 #include "mpi/call_watch.h"
 #include "mpi/guarded.h"
 #include "mpi/meet.h"
-#include "mpi/mpi_channel.h"
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_tags.h"
 #include "mpi/mpi_team.h"
@@ -83,7 +82,7 @@ class MpiTransport::MpiEndpoint final : public Endpoint {
   bool sleeps() const override { return false; }
   std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>&,
                                             ChannelDirectory&) override {
-    return std::make_unique<MpiChannel>(transport_->world_->comm(), rank_, describe());
+    return std::make_unique<MpiChannel>(transport_->arrivals_, rank_, describe());
   }
 
  private:
@@ -133,6 +132,7 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
   std::iota(everyone.begin(), everyone.end(), 0);
   DSCOMM_ASSIGN_OR_RETURN(world_, bring_up(request_, std::move(store), deadline,
                                            folder + "/dscomm-pmix", look_for_the_gone(everyone)));
+  arrivals_ = std::make_shared<MpiArrivals>(world_->comm());
   return {};
 }
 

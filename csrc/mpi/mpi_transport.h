@@ -13,6 +13,7 @@
 #include "core/detector/tree_detector.h"
 #include "core/transport/transport.h"
 #include "mpi/bring_up.h"
+#include "mpi/mpi_channel.h"
 #include "mpi/mpi_wait.h"
 
 namespace dscomm {
@@ -47,6 +48,7 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
   std::map<ArenaId, int> ranks_;
   std::unique_ptr<TreeDetector> detector_;
   std::unique_ptr<MpiWorld> world_;
+  std::shared_ptr<MpiArrivals> arrivals_;  // of the world
   std::atomic<bool> flushed_{false};
   std::atomic<int64_t> longest_timeout_ms_{0};  // of the groups so far; orders nothing
   MpiWaitPolicy wait_policy_;

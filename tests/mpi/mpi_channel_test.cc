@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "mpi_ranks.h"
@@ -68,7 +70,8 @@ void between_two_ranks(const Send& send, const Receive& receive) {
   Job& job = Job::get();
   job.meet();
   if (job.rank() < 2) {
-    MpiChannel channel(MPI_COMM_WORLD, 1 - job.rank(), "the other rank");
+    MpiChannel channel(std::make_shared<MpiArrivals>(MPI_COMM_WORLD), 1 - job.rank(),
+                       "the other rank");
     const Status opened = channel.open(4 << 20, 0);
     EXPECT_TRUE(opened.ok()) << opened.message();
     if (!opened.ok()) {
@@ -92,6 +95,35 @@ TEST(MpiChannel, MessagesOfAnyLengthArriveInOrder) {
   };
   between_two_ranks([&](MpiChannel& channel) { run(channel, send_cell); },
                     [&](MpiChannel& channel) { run(channel, expect_cell); });
+}
+
+// They ask MPI together, so the one that asks may find a cell for another.
+TEST(MpiChannel, PassesOverChannelsFindMessagesOfAllRanks) {
+  Job& job = Job::get();
+  job.meet();
+  const auto arrivals = std::make_shared<MpiArrivals>(MPI_COMM_WORLD);
+  if (job.rank() != 0) {
+    MpiChannel channel(arrivals, 0, "rank 0");
+    ASSERT_TRUE(channel.open(4 << 20, 0).ok());
+    for (uint8_t value = 1; value < 50; ++value) send_cell(channel, 1, 1, kFirstCell, value);
+    while (channel.in_flight()) usleep(100);
+  } else {
+    std::vector<std::unique_ptr<MpiChannel>> channels;
+    for (int rank = 1; rank < job.size(); ++rank)
+      channels.push_back(std::make_unique<MpiChannel>(arrivals, rank, "a rank"));
+    std::vector<int> last(channels.size(), 0);
+    const Deadline limit = Deadline::after(kLimit);
+    while (*std::min_element(last.begin(), last.end()) < 49 && !limit.expired())
+      for (size_t k = 0; k < channels.size(); ++k) {
+        const auto found = channels[k]->next_cell();
+        ASSERT_TRUE(found.ok()) << found.status().message();
+        if (!found.value()) continue;
+        EXPECT_EQ(*found.value()->data, static_cast<std::byte>(++last[k]));
+        channels[k]->consume(false);
+      }
+    EXPECT_EQ(last, std::vector<int>(channels.size(), 49));
+  }
+  job.meet();
 }
 
 TEST(MpiChannel, MessagesAfterAbandonedOneArrive) {

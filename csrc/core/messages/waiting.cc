@@ -165,10 +165,9 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
 
 // Whether something was done.
 bool PointToPoint::progress_before_sleep(Outcome* outcome) {
-  for (size_t polls = 0;;) {
+  for (int polls = 1;; ++polls) {
     if (progress(outcome) || !outcome->empty()) return true;
-    polls += polled_count_;
-    if (polled_count_ == 0 || polls >= SocketSleep::kPollsBefore) return false;
+    if (polled_count_ == 0 || polls == SocketSleep::kPollsBefore) return false;
   }
 }
 
