@@ -151,6 +151,16 @@ TEST_F(FarPeerTest, ReceiveFromNearPeerAsksFarPeerNowAndThen) {
   EXPECT_LE(asked, most_sleeps(kAskedEveryNs));
 }
 
+// Also in a group that knows the peer by another endpoint than the one before.
+TEST_F(FarPeerTest, ReceiveFromFarPeerAsksItInEveryPass) {
+  EXPECT_EQ(receive(make_group(1, true), kTag, milliseconds(1)).code(), Code::kTimeout);
+  const auto other = make_group(2, true);
+  other->wait.yield_ns = std::chrono::nanoseconds(kWait).count();
+  const uint64_t before = peer_.passes;
+  EXPECT_EQ(receive(other, kTag, kWait).code(), Code::kTimeout);
+  EXPECT_GE(peer_.passes - before, 2 * most_sleeps(kAskedEveryNs));
+}
+
 TEST_F(FarPeerTest, ReceiveWithDataThatNobodyReadsAfterBrokenChannelSleeps) {
   const auto group = make_group(1, true);
   peer_.failure = Status(Code::kInternal, "broken");

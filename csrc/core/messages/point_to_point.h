@@ -212,7 +212,7 @@ class PointToPoint {
   size_t pending_count_ = 0;
   size_t abandoning_count_ = 0;  // connections whose peer must still hear of a message given up
   size_t polled_count_ = 0;      // connections to peers that ring no doorbell
-  bool asked_polled_ = false;    // the last pass asked one of these for cells that have arrived
+  bool asked_polled_ = false;    // passes ask some of these for cells that have arrived
   int64_t polled_slice_ns_ = 0;  // how long the last sleep beside them was to be; 0: cells moved
   // Of these peers; null while they are not known. The thread that has set polling_ sleeps by it.
   std::unique_ptr<SocketSleep> far_sockets_;

@@ -69,7 +69,7 @@ bool PointToPoint::progress(Outcome* outcome, const Transfer* awaited) {
 bool PointToPoint::is_due(const Connection& connection, const Transfer* awaited,
                           int64_t now) const {
   return awaited == nullptr || !connection.is_polled || awaited->peer < 0 ||
-         awaited->group->peers[awaited->peer] == connection.peer ||
+         awaited->group->peers[awaited->peer]->id() == connection.peer->id() ||
          connection.incoming != nullptr || !connection.outgoing.empty() ||
          now - connection.asked_ns >= kAskOthersEveryNs;
 }

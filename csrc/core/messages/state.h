@@ -156,7 +156,8 @@ struct PointToPoint::Connection {
   // Sends that the peer reads in place, each with the count of cells that it has to give back.
   std::deque<std::pair<uint64_t, TransferPtr>> read_in_place;
 
-  // Of a polled one: when it was asked and did not move anything, or 0; and what it said then.
+  // When it was last asked for cells, or 0 if some moved then; and whether its channel was in
+  // flight.
   int64_t asked_ns = 0;
   bool in_flight = false;
 
