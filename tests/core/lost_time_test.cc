@@ -147,5 +147,22 @@ TEST(TimeLeft, AWaitHasWhatWasLeftAtTheLastLook) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
+TEST(Overtime, OvertimeThatBeganInTheWaitCountsAtOnce) {
+  const Deadline past = Deadline::after(std::chrono::milliseconds(1)).later(60'000'000'000);
+  sleep_ms(10);
+  Overtime overtime;
+  EXPECT_FALSE(overtime.counts(Deadline::after(std::chrono::hours(1))));  // as it was before
+  EXPECT_TRUE(overtime.counts(past));
+}
+
+TEST(Overtime, OvertimeThatBeganBeforeTheWaitCountsASecondLater) {
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(1)).later(60'000'000'000);
+  sleep_ms(10);
+  Overtime overtime;
+  const int64_t began_ns = monotonic_ns();
+  while (!overtime.counts(deadline)) sleep_ms(1);
+  EXPECT_GE(monotonic_ns() - began_ns, 1'000'000'000);
+}
+
 }  // namespace
 }  // namespace dscomm

@@ -130,11 +130,27 @@ class TimeLeft {
   }
   bool is_over() { return ns() <= 0; }
 
- private:
   static constexpr int64_t kLeastWaitNs = 1'000'000'000;
 
+ private:
   const Deadline& deadline_;
   int64_t least_end_ns_;  // 0: none
+};
+
+// Whether a deadline is in overtime (see Deadline::is_overtime()), for a wait that asks again and
+// again. If it was so before the first question, nobody saw it begin, as after a stop of all ranks:
+// then the others get a second, too.
+class Overtime {
+ public:
+  bool counts(const Deadline& deadline) {
+    const bool is_overtime = deadline.is_overtime();
+    if (counts_from_ns_ == 0)
+      counts_from_ns_ = is_overtime ? monotonic_ns() + TimeLeft::kLeastWaitNs : 1;
+    return is_overtime && monotonic_ns() >= counts_from_ns_;
+  }
+
+ private:
+  int64_t counts_from_ns_ = 0;  // 0: not asked yet
 };
 
 }  // namespace dscomm

@@ -102,7 +102,7 @@ class Lines::MemberWatch final : public Watch {
       const Presence other = lines_.presence(member, thoroughly);
       if (other != Presence::kHere && lacks(member, begun)) return fail_without(member, other);
     }
-    return lines_.is_overtime() ? lines_.timed_out(member_) : Status();
+    return lines_.ends_in_overtime(overtime_) ? lines_.timed_out(member_) : Status();
   }
 
   Status timed_out() override { return lines_.timed_out(member_); }
@@ -154,6 +154,7 @@ class Lines::MemberWatch final : public Watch {
   const int member_;
   AbortWatch aborts_;
   unsigned looks_ = 0;
+  Overtime overtime_;
 };
 
 void Lines::set_up(Arena& arena, uint64_t offset) {
@@ -498,8 +499,8 @@ Status Lines::look(uint64_t call) const {
 
 // A piece of a composed call that has time left, since the one it waits for may wait as well and
 // know better who is at fault. But nobody knows better than who sees that a member is stopped.
-bool Lines::is_overtime() const {
-  if (composer_ == nullptr || !deadline_.is_overtime()) return false;
+bool Lines::ends_in_overtime(Overtime& overtime) const {
+  if (composer_ == nullptr || !overtime.counts(deadline_)) return false;
   for (int other = 0; other < size(); ++other)
     if (other != rank_ && peer(other).is_stopped()) return true;
   return false;

@@ -169,7 +169,7 @@ class Lines {
   Status adopt_abort(uint64_t call);
   CallRecord newest_record(int member) const;
   Status timed_out(int member);
-  bool is_overtime() const;
+  bool ends_in_overtime(Overtime& overtime) const;
   // Whether a member has published anything in the call in progress.
   bool has_posted(int member) const;
   Status failed() const;

@@ -66,9 +66,9 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
   TimeLeft time_left(deadline);
   int64_t asked = 0;
   while (true) {
-    DSCOMM_RETURN_IF_ERROR(watch.look());
     // From one turn to the next, whatever the process was doing when its time was lost.
     if (policy.slice_ns > 0) deadline.note_slice(now, asked);
+    DSCOMM_RETURN_IF_ERROR(watch.look());
     now = monotonic_ns();
     const int64_t left = time_left.ns();
     // Dekker: this side adds itself and then loads the word, the owner exchanges the word and then
