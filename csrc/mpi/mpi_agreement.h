@@ -37,9 +37,9 @@ namespace dscomm {
 // Among many ranks: as much as makes a Lead of 1 KiB, which MPI sends like a word: whole, at once,
 // without asking.
 inline constexpr size_t kRideBytes = 984;
-// Among few: what a rank sends to all others together at most, if they get the same. An all-reduce
-// of 16 KiB between 2 hosts took 42 us before it rode, and 27 us since. If each of them gets what
-// it alone needs, that may be a message (MpiTeamOptions::message_bytes).
+// Among few: what a rank sends to all others together at most in a reduction or a broadcast. An
+// all-reduce of 16 KiB between 2 hosts took 42 us before it rode, and 27 us since. Where each of
+// the others needs what it gets, that is up to a message for each (MpiTeamOptions::message_bytes).
 inline constexpr size_t kRideBytesOfFew = 60 << 10;
 
 struct LeadHead {

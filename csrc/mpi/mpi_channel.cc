@@ -14,11 +14,11 @@
 namespace dscomm {
 namespace {
 
-// The longest cell is a little less than what Open MPI sends at once over TCP, 64 KiB with its own
-// heading. The rings are kept for each peer for good.
 // A pass over some hundred channels takes less, if nothing comes.
 constexpr int64_t kPassNs = 10'000;
 
+// The longest cell is a little less than what Open MPI sends at once over TCP, 64 KiB with its own
+// heading. The rings are kept for each peer for good.
 constexpr size_t kShortestCell = 4096, kLongestCell = 60 << 10;
 
 }  // namespace

@@ -26,14 +26,14 @@ class MpiArrivals {
   explicit MpiArrivals(MPI_Comm comm) : comm_(comm) {}
 
   MPI_Comm comm() const { return comm_; }
-  // For the channel to this rank: sets *is_any to whether a cell is there, for any channel, for
-  // which no receive is posted. A no holds for the other channels that ask in the same pass.
+  // For the channel to this rank: sets *is_any to whether a cell of any rank has come for which no
+  // receive is posted. If there is none, the other channels get the same answer in the same pass.
   // Returns MPI's code.
   int ask(int rank, bool* is_any);
 
  private:
   const MPI_Comm comm_;
-  int asker_ = -1;  // whose question MPI answered last, with a no; -1: none
+  int asker_ = -1;  // for which MPI was asked last, if there was none; or -1
   int64_t asked_ns_ = 0;
 };
 

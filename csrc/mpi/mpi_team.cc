@@ -1,5 +1,5 @@
 // Construction, the frame of every call, and failure. The collectives are in mpi_team_reduce.cc,
-// mpi_team_move.cc, mpi_team_chain.cc and mpi_team_exchange.cc.
+// mpi_team_move.cc, mpi_team_chain.cc, mpi_team_shares.cc and mpi_team_exchange.cc.
 
 #include "mpi/mpi_team.h"
 
@@ -132,7 +132,8 @@ Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions&
   return {};
 }
 
-Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options) {
+Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
+                             bool only_receives) {
   // Who has ended the Team may have finished this call, and need this rank's part for the others.
   if (!look(options.whole != nullptr ? options.whole->number() : sequence_ + 1).ok())
     return failure();
@@ -143,9 +144,11 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options)
   call_ = as_piece(call, options);
   call_.sequence = ++sequence_;
   look_at_detector();
-  // A rank that is gone cannot make this call: there is nothing to give it time for.
+  // A rank that is gone cannot make this call: there is nothing to give it time for. But what one
+  // that has left has sent may still come.
   gone_since_ns_ = -kGraceOfLeaversNs;
-  DSCOMM_RETURN_IF_ERROR(look_for_the_gone(Place::kEntering));
+  DSCOMM_RETURN_IF_ERROR(look_for_the_gone(only_receives ? Place::kMoving : Place::kEntering));
+  if (only_receives) gone_since_ns_ = monotonic_ns();
   // With `meanwhile` it is not in this call before that has ended: others may wait for it there.
   if (options.meanwhile == nullptr)
     detector_.note_position(options_.id, position(Place::kEntering));

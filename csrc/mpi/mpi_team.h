@@ -11,7 +11,8 @@
 // takes 6.5, 17 and 140 ms in messages of 60 KiB and 18, 26 and 196 ms in messages of 1 MiB, four
 // in flight.
 //
-// Gather, scatter and all_to_all have no rounds, but a stream for each pair of ranks.
+// Gather, scatter and all_to_all have no rounds, but a stream for each block from one rank to
+// another, unless it is short.
 //
 // Calls begin with a short round, the Lead, in which the ranks make sure that they mean the same
 // (see mpi_agreement.h); data that fits rides in it. Among many ranks it is a collective and has a
@@ -184,8 +185,9 @@ class MpiTeam final : public Team {
   // block has `longest` elements.
   Status begin(const CallRecord& call, size_t longest, const CallOptions& options);
   // The same for a call whose counts differ between ranks: splits_ holds those that this rank
-  // knows.
-  Status begin_splits(const CallRecord& call, const CallOptions& options);
+  // knows. `only_receives`: no rank waits for this one, so those that it waits for may have left.
+  Status begin_splits(const CallRecord& call, const CallOptions& options,
+                      bool only_receives = false);
   // The reductions, once the call has begun.
   static constexpr int kEveryRank = -1;
   Status reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,

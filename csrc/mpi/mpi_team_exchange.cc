@@ -78,10 +78,12 @@ Status MpiTeam::Exchange::run() {
     DSCOMM_RETURN_IF_ERROR(fill());
   }
   if (has_lead()) DSCOMM_RETURN_IF_ERROR(team_.finish_lead());
-  if (meanwhile_ != nullptr) {
-    DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
-    team_.detector_.note_position(team_.options_.id, team_.position(Place::kEntering));
-  }
+  if (meanwhile_ != nullptr) DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
+  // Nothing that others wait for depends on what comes here.
+  const bool only_sends = !has_lead() && headings_left_ == 0;
+  if (meanwhile_ != nullptr || only_sends)
+    team_.detector_.note_position(team_.options_.id,
+                                  team_.position(only_sends ? Place::kMoving : Place::kEntering));
   while (in_flight_ > 0) {
     DSCOMM_RETURN_IF_ERROR(wait_for_some());
     DSCOMM_RETURN_IF_ERROR(fill());
@@ -158,7 +160,8 @@ Status MpiTeam::Exchange::send(size_t place) {
   if (bytes > 0) std::memcpy(data, partner.in + message * piece_bytes_, bytes);
   const auto sent = static_cast<int>(static_cast<size_t>(data - at(place)) + bytes);
   // MPI buffers messages without a posted receive. To bound that, all but the first message of a
-  // stream complete only when the receive is posted.
+  // stream complete only when the receive is posted; and the hosts agree on every call, so that no
+  // rank is many calls ahead.
   return team_.check("MPI_Isend", [&] {
     return (message > 0 ? MPI_Issend : MPI_Isend)(at(place), sent, MPI_BYTE, partner.rank,
                                                   kStreamTag, team_.data_, &requests()[place]);
@@ -293,7 +296,9 @@ Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* co
   awaited_.clear();
   for (int rank = 0; options.domains != nullptr && rank < size(); ++rank)
     awaited_.push_back((*options.domains)[rank] != (*options.domains)[rank_] && is_partner(rank));
-  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
+  const bool only_receives = options.domains != nullptr && kind != Collective::kAllToAll &&
+                             (kind == Collective::kGather) == (rank_ == call.root);
+  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options, only_receives));
 
   const auto dtype = static_cast<DType>(call.dtype);
   const auto in = [&](int rank) { return ins.empty() ? nullptr : ins[rank]; };

@@ -116,6 +116,7 @@ Status MpiTeam::begin_barrier(const CallOptions& options) {
 Status MpiTeam::barrier(const CallOptions& options) {
   if (!has_begun_barrier_) DSCOMM_RETURN_IF_ERROR(begin_barrier(options));
   has_begun_barrier_ = false;
+  DSCOMM_RETURN_IF_ERROR(cause_.get());
   DSCOMM_RETURN_IF_ERROR(finish_lead());
   return finished();
 }

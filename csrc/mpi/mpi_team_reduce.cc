@@ -1,7 +1,8 @@
 // The reductions of MpiTeam, in seven ways.
 //
 //   in the Lead    what fits beside the fingerprint
-//   in shares      a little more, among three ranks and more, but few; see mpi_team_shares.cc
+//   in shares      what fits a message to each, among three ranks or more, but few; see
+//                  mpi_team_shares.cc
 //   by swap        two ranks send each other all they have, and each reduces both
 //   by exchange    MPI_Ialltoallv brings every rank its share of everybody's data; it reduces that
 //                  in rank order; for an all-reduce MPI_Iallgatherv then spreads the shares

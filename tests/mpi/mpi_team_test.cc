@@ -645,6 +645,89 @@ TEST(MpiTeam, DeathDuringExchangeTellsOfUninvolvedRank) {
   });
 }
 
+// The root of a gather, or a receiver of a scatter, comes after the ranks that send to it have
+// left.
+TEST(MpiTeam, ExchangeAfterSendersLeftCompletes) {
+  for (const bool gathers : {true, false})
+    on_every_rank(mpi_team())([gathers](Team& team) {
+      Job& job = Job::get();
+      const auto n = static_cast<size_t>(team.size());
+      std::vector<int> domains(n);
+      std::iota(domains.begin(), domains.end(), 0);
+      CallOptions options = within_ms(20'000);
+      options.domains = &domains;
+      const bool is_root = team.rank() == 0;
+      std::vector<int32_t> mine(n, team.rank()), theirs(n, -1);
+      std::vector<const void*> ins;
+      std::vector<void*> outs;
+      std::vector<size_t> counts;
+      for (size_t k = 0; is_root && k < n; ++k) {
+        ins.push_back(&mine[k]);
+        outs.push_back(&theirs[k]);
+        counts.push_back(1);
+      }
+      if (is_root == gathers) job.meet();
+      const Status status =
+          gathers ? team.gather(mine.data(), 1, DType::kInt32, outs, counts, 0, options)
+                  : team.scatter(ins, counts, theirs.data(), 1, DType::kInt32, 0, options);
+      EXPECT_TRUE(status.ok()) << status.message();
+      if (is_root == gathers) {
+        std::vector<int32_t> expected(n, -1);
+        expected[0] = 0;
+        EXPECT_EQ(theirs, gathers ? domains : expected);
+      } else {
+        job.detector().report(team.rank(), Code::kPeerLeft);
+        job.meet();
+      }
+    });
+}
+
+// A sender that has left without having made the call is waited for some seconds.
+TEST(MpiTeam, GatherWithoutSenderThatLeftNamesIt) {
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    const auto n = static_cast<size_t>(team.size());
+    const int victim = team.size() - 1;
+    std::vector<int> domains(n);
+    std::iota(domains.begin(), domains.end(), 0);
+    CallOptions options = within_ms(60'000);
+    options.domains = &domains;
+    if (team.rank() == victim) job.detector().report(victim, Code::kPeerLeft);
+    job.meet();
+    if (team.rank() != 0) return;
+    std::vector<int32_t> theirs(n, 0);
+    const int32_t mine = 0;
+    std::vector<void*> outs;
+    for (int32_t& each : theirs) outs.push_back(&each);
+    const Status status =
+        team.gather(&mine, 1, DType::kInt32, outs, std::vector<size_t>(n, 1), 0, options);
+    EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
+    EXPECT_NE(status.message().find(job.name_of(victim) + " left the group"), std::string::npos)
+        << status.message();
+  });
+}
+
+// One rank sends what rides, the other expects a stream, and the other way round.
+TEST(MpiTeam, BlocksThatRideOnOneSideAloneAreRefused) {
+  for (const auto& [sent, expected] : {std::pair<size_t, size_t>{5, 100'000}, {100'000, 5}})
+    on_every_rank(mpi_team())([sent, expected](Team& team) {
+      const auto n = static_cast<size_t>(team.size());
+      const bool is_root = team.rank() == 0;
+      const std::vector<int32_t> mine(std::max(sent, expected), 1);
+      std::vector<std::vector<int32_t>> theirs(n, std::vector<int32_t>(expected));
+      std::vector<void*> outs;
+      std::vector<size_t> counts;
+      for (size_t k = 0; is_root && k < n; ++k) {
+        outs.push_back(theirs[k].data());
+        counts.push_back(expected);
+      }
+      const Status status = team.gather(mine.data(), is_root ? expected : sent, DType::kInt32, outs,
+                                        counts, 0, within_ms(20'000));
+      EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
+      EXPECT_NE(status.message().find(std::to_string(sent)), std::string::npos) << status.message();
+    });
+}
+
 // Each rank is a domain and sends every other one a number.
 Status exchange_numbers(Team& team, const std::function<Status()>* meanwhile) {
   const auto n = static_cast<size_t>(team.size());
