@@ -1,6 +1,6 @@
 // How the ranks of an MpiTeam find out that they make the same call before any result is handed
-// out, and what they say when they do not. (In calls with CallOptions::domains each pair does that,
-// see mpi_team_exchange.cc.)
+// out, and what they say when they do not. (In calls with CallOptions::domains each receiver does
+// that, see mpi_team_exchange.cc.)
 //
 // Every other call begins with its Lead, which is combined over all ranks. It holds the hash of the
 // call and the hash's complement, both to be minimised: all hashes are equal if and only if one

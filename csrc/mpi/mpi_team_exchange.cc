@@ -7,7 +7,7 @@
 // Among few ranks, short blocks travel with the Lead instead.
 //
 // A call with CallOptions::domains has no Lead. There the first message of each stream begins with
-// a heading, and the two ranks of each pair compare their headings.
+// a heading, which the receiver compares with its own call.
 
 #include "mpi/mpi_team_exchange.h"
 
