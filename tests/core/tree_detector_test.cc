@@ -12,12 +12,15 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <thread>
 
 #include "core/detector/links.h"
+#include "core/detector/listener.h"
 #include "core/transport/members.h"
 #include "in_process.h"
 
@@ -467,6 +470,30 @@ TEST(TreeDetector, MembersOfOneHostMeetOnLoopback) {
     ASSERT_TRUE(detector.ok()) << detector.status().message();
     detector.value()->end(1, Status(Code::kAborted, "done"));
   });
+}
+
+// Two of them may bind one port before either listens there.
+TEST(TreeDetector, ListenersThatOpenTogetherTakeDifferentPorts) {
+  constexpr int kRanks = 8;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::string> endpoints(kRanks);
+    std::barrier open(kRanks), close(kRanks);
+    run_ranks(kRanks, [&](int rank) {
+      TransportRequest request = request_of(rank, kRanks + 1);  // the last is on another host
+      for (size_t k = 0; k < kRanks; ++k) {
+        request.members[k].host = 0;
+        request.members[k].networks = {"127.0.0.1/8"};
+      }
+      request.settings.ports = "21500-21515";
+      Listener listener(request, kRanks);
+      open.arrive_and_wait();
+      const Status status = listener.open();
+      EXPECT_TRUE(status.ok()) << status.message();
+      endpoints[static_cast<size_t>(rank)] = listener.endpoints();
+      close.arrive_and_wait();
+    });
+    EXPECT_EQ(std::set<std::string>(endpoints.begin(), endpoints.end()).size(), endpoints.size());
+  }
 }
 
 TEST(TreeDetector, WhoIsMissingIsNamedAtTheDeadline) {

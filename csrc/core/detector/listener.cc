@@ -63,18 +63,23 @@ Status Listener::listen_at(const std::string& address) {
   const PortRange ports = parse_ports(request_.settings.ports).value_or(PortRange{});
   std::optional<SocketAddress> name = socket_address(address, ports.first);
   if (!name) return Status(Code::kInternal, "'" + address + "' is no address");
-  UniqueFd listener(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener.valid()) return failed("no socket (ulimit -n?)");
-  // Connections of a job that has just ended stay on the port for a minute.
-  const int on = 1;
-  (void)setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  for (int port = ports.first; bind(listener.get(), name->get(), name->size) != 0; ++port) {
-    if (errno != EADDRINUSE || ports.is_any()) return failed("bind");
+  UniqueFd listener;
+  for (int port = ports.first;; ++port) {
+    listener =
+        UniqueFd(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!listener.valid()) return failed("no socket (ulimit -n?)");
+    // Connections of a job that has just ended stay on the port for a minute. With this option two
+    // ranks may bind the same port; then the second one finds it taken when it listens.
+    const int on = 1;
+    (void)setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(listener.get(), name->get(), name->size) == 0 &&
+        listen(listener.get(), SOMAXCONN) == 0)
+      break;
+    if (errno != EADDRINUSE || ports.is_any()) return failed("bind and listen");
     if (port >= ports.last)
       return failed(("no port of DSCOMM_PORTS=" + request_.settings.ports + " is free").c_str());
     name = socket_address(address, static_cast<uint16_t>(port + 1));
   }
-  if (listen(listener.get(), SOMAXCONN) != 0) return failed("listen");
   if (getsockname(listener.get(), name->get(), &name->size) != 0) return failed("getsockname");
   if (!endpoints_.empty()) endpoints_ += " ";
   endpoints_ += endpoint_text(address, port_of(*name));
