@@ -18,7 +18,7 @@ if(DSCOMM_HAVE_MPI)
 endif()
 
 if(DSCOMM_HAVE_PMIX)
-  file(GLOB mpi_sources CONFIGURE_DEPENDS csrc/mpi/*.cc)
+  file(GLOB mpi_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/open_mpi/*.cc)
   list(FILTER mpi_sources EXCLUDE REGEX "/module\\.cc$")
   add_library(dscomm_mpi STATIC ${mpi_sources} csrc/pmix/messages.cc
     csrc/pmix/own_directory.cc csrc/pmix/process.cc)
@@ -27,6 +27,9 @@ if(DSCOMM_HAVE_PMIX)
   # mpi.h brings C++ bindings of its own, long deprecated, which need another library.
   target_compile_definitions(dscomm_mpi PUBLIC OMPI_SKIP_MPICXX)
   target_link_libraries(dscomm_mpi PUBLIC dscomm_core PkgConfig::OPEN_MPI)
+  # What only Open MPI calls: see csrc/mpi/open_mpi/abort.cc and tcp_hooks.h.
+  target_link_options(dscomm_mpi INTERFACE
+    -Wl,-u,ompi_rte_abort -Wl,-u,mca_btl_tcp_set_socket_options)
   # Its types alone: what it calls is found in the PMIx that Open MPI has loaded.
   target_include_directories(dscomm_mpi PRIVATE ${PMIX_INCLUDE_DIRS})
 
@@ -57,7 +60,7 @@ if(DSCOMM_HAVE_PMIX)
   if(DSCOMM_TESTS)
     add_executable(mpi_bring_up_rank tests/mpi/bring_up_rank.cc)
     target_link_libraries(mpi_bring_up_rank PRIVATE dscomm_mpi)
-    # What Open MPI is to find here before its own (csrc/mpi/tcp_hooks.h), as in the module.
+    # What Open MPI is to find here before its own (csrc/mpi/open_mpi/tcp_hooks.h), as in the module.
     set_target_properties(mpi_bring_up_rank PROPERTIES ENABLE_EXPORTS ON)
     add_dependencies(mpi_bring_up_rank dscomm-pmix)
     add_subdirectory(tests/mpi)

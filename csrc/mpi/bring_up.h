@@ -1,9 +1,8 @@
 // Bring-up: makes the members of a transport one MPI job, whoever started them.
 //
-//   1. every rank publishes a card: where it runs, and what it knows of MPI;
-//   2. rank 0 collects the cards and publishes the plan: whether MPI has been initialised already
-//   (by mpi4py, say), a launcher has prepared it (mpirun, srun --mpi=pmix, flux), or a dscomm-pmix
-//   on each host shall;
+//   1. every rank publishes where it runs, and what it knows of MPI;
+//   2. rank 0 collects that and publishes the plan: whether MPI has been initialised already (by
+//   mpi4py, say), a launcher has prepared it (mpirun, srun --mpi=pmix, flux), or dscomm shall;
 //   3. all call MPI_Init_thread;
 //   4. rank 0 collects and publishes their ranks in MPI_COMM_WORLD, and they make a communicator.
 //
@@ -22,33 +21,28 @@
 #include "core/store/store.h"
 #include "core/transport/transport.h"
 #include "mpi/abandonable.h"
-#include "mpi/pmix_helper.h"
+#include "mpi/plan.h"
 
 namespace dscomm {
 
-// Who has made it possible to initialise MPI, or has done so.
-enum class MpiOrigin {
-  kHelper,    // dscomm-pmix
-  kLauncher,  // mpirun, srun, flux
-  kProgram,   // the program, before dscomm was asked to: MPI is its own
-};
-const char* origin_name(MpiOrigin origin);
+class MpiStart;
 
 // MPI, up and running, with MPI_THREAD_MULTIPLE.
 class MpiWorld {
  public:
-  MpiWorld(MpiOrigin origin, std::unique_ptr<PmixHelper> helper)
-      : origin_(origin), helper_(std::move(helper)) {}
+  MpiWorld(MpiOrigin origin, std::unique_ptr<MpiStart> start);
+  ~MpiWorld();
 
-  MpiOrigin origin() const { return origin_; }
+  // What made it possible to initialise MPI, for messages.
+  const char* started_by() const;
   // The members of the request, in its order. Errors return. Never freed: it ends with MPI.
   MPI_Comm comm() const { return comm_; }
   // The rank in MPI_COMM_WORLD of each member. That communicator may have others, too.
   const std::vector<int>& world_ranks() const { return world_ranks_; }
 
   // The process ends in order: nobody calls MPI any more. What that takes depends on the origin.
-  //   kHelper:   nothing; MPI_Finalize would wait for the other hosts, and an exit without it is
-  //              clean, since dscomm-pmix tidies up.
+  //   kDscomm:   nothing; MPI_Finalize would wait for the other hosts, and an exit without it is
+  //              clean.
   //   kLauncher: MPI_Finalize, unless MPI has given up: the launcher takes an exit without it for a
   //              crash and ends the job. It waits for all ranks of the job, up to the deadline.
   //   kProgram:  nothing; whoever initialised MPI finalises it.
@@ -62,7 +56,7 @@ class MpiWorld {
  private:
   friend class BringUp;
   MpiOrigin origin_;
-  std::unique_ptr<PmixHelper> helper_;  // on the leader of a host
+  const std::unique_ptr<MpiStart> start_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::vector<int> world_ranks_;
   std::atomic<bool> left_{false};
@@ -72,7 +66,7 @@ class MpiWorld {
 // milliseconds and gives a reason to give up, such as that a member has died, or OK.
 //
 // Fails on all members when it fails on one, within the deadline; the message names the step, the
-// rank and its host. Open MPI itself may end the process, with a message of its own, when it
+// rank and its host. MPI itself may end the process, with a message of its own, when it
 // finds something wrong inside MPI_Init_thread.
 Result<std::unique_ptr<MpiWorld>> bring_up(
     const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline,

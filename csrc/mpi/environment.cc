@@ -2,44 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
-#include <initializer_list>
+#include <utility>
 
 namespace dscomm {
 namespace {
-
-bool starts_with_any(std::string_view name, std::initializer_list<std::string_view> prefixes) {
-  for (std::string_view prefix : prefixes)
-    if (name.starts_with(prefix)) return true;
-  return false;
-}
-
-constexpr std::string_view kMcaPrefix = "OMPI_MCA_";
-
-bool belongs_to_mpi(std::string_view name) {
-  return starts_with_any(name, {"OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_", "JSM_"});
-}
-
-// What mpirun and PMIx servers set for a rank; a user sets other MCA parameters than these.
-bool tells_a_place(std::string_view name) {
-  if (name.starts_with("PMIX_MCA_")) return false;
-  if (!name.starts_with(kMcaPrefix)) return starts_with_any(name, {"OMPI_", "PMIX_", "PRTE_"});
-  return starts_with_any(
-             name.substr(kMcaPrefix.size()),
-             {"orte_", "ess", "initial_wdir", "mpi_oversubscribe", "shmem_RUNTIME_QUERY_hint"}) ||
-         name == "OMPI_MCA_pmix";
-}
-
-std::map<std::string, std::string> variables_of_mpi() {
-  std::map<std::string, std::string> found;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    std::string_view text(*entry);
-    size_t equals = text.find('=');
-    if (equals == std::string_view::npos || !belongs_to_mpi(text)) continue;
-    found.emplace(text.substr(0, equals), text.substr(equals + 1));
-  }
-  return found;
-}
 
 void assign(const std::string& assignment, bool overwrite) {
   size_t equals = assignment.find('=');
@@ -56,11 +24,11 @@ std::string environment_value(const std::string& name) {
 
 char** whole_environment() { return environ; }
 
-EnvironmentForStart::EnvironmentForStart(const McaParameters& files)
-    : files_(files), before_(variables_of_mpi()) {}
+EnvironmentForStart::EnvironmentForStart(std::vector<std::string> prefixes)
+    : prefixes_(std::move(prefixes)), before_(variables()) {}
 
 EnvironmentForStart::~EnvironmentForStart() {
-  const std::map<std::string, std::string> now = variables_of_mpi();
+  const std::map<std::string, std::string> now = variables();
   for (const auto& [name, value] : now)
     if (before_.count(name) == 0) unsetenv(name.c_str());
   for (const auto& [name, value] : before_)
@@ -70,19 +38,25 @@ EnvironmentForStart::~EnvironmentForStart() {
 
 void EnvironmentForStart::set(const std::string& assignment) { assign(assignment, true); }
 
-void EnvironmentForStart::set_over_files(const std::string& assignment) {
-  assign(assignment, false);
-}
+void EnvironmentForStart::set_default(const std::string& assignment) { assign(assignment, false); }
 
-void EnvironmentForStart::set_default(const std::string& assignment) {
-  const std::string name = assignment.substr(0, assignment.find('='));
-  if (name.starts_with(kMcaPrefix) && files_.contains(name.substr(kMcaPrefix.size()))) return;
-  assign(assignment, false);
-}
-
-void EnvironmentForStart::put_launcher_aside() {
+void EnvironmentForStart::put_aside(const std::function<bool(std::string_view name)>& is_wanted) {
   for (const auto& [name, value] : before_)
-    if (tells_a_place(name)) unsetenv(name.c_str());
+    if (is_wanted(name)) unsetenv(name.c_str());
+}
+
+std::map<std::string, std::string> EnvironmentForStart::variables() const {
+  std::map<std::string, std::string> found;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const size_t equals = text.find('=');
+    const bool is_ours =
+        std::any_of(prefixes_.begin(), prefixes_.end(),
+                    [&](const std::string& each) { return text.starts_with(each); });
+    if (is_ours && equals != std::string_view::npos)
+      found.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return found;
 }
 
 }  // namespace dscomm

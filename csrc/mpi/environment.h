@@ -1,12 +1,12 @@
-// The environment as Open MPI reads it: what a launcher or the user has said there, and what is put
+// The environment as MPI reads it: what a launcher or the user has said there, and what is put
 // there while MPI starts.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
-
-#include "mpi/mca_files.h"
+#include <vector>
 
 namespace dscomm {
 
@@ -20,21 +20,23 @@ char** whole_environment();
 // read the environment at the same time; nothing is.
 class EnvironmentForStart {
  public:
-  // `files`: see parameters_of_mca_files(); it must outlive this.
-  explicit EnvironmentForStart(const McaParameters& files);
+  // `prefixes` of the names that belong to MPI and its launchers: all that is set begins with one.
+  explicit EnvironmentForStart(std::vector<std::string> prefixes);
   ~EnvironmentForStart();
+  EnvironmentForStart(const EnvironmentForStart&) = delete;
+  EnvironmentForStart& operator=(const EnvironmentForStart&) = delete;
 
   void set(const std::string& assignment);  // "NAME=VALUE"
   // Unless it is in the environment.
-  void set_over_files(const std::string& assignment);
-  // Unless it is in the environment, or an MCA parameter that a file sets.
   void set_default(const std::string& assignment);
-  // Puts aside what a launcher further up has told this process about its place in another job.
-  void put_launcher_aside();
+  // Those that are told so, by name.
+  void put_aside(const std::function<bool(std::string_view name)>& is_wanted);
 
  private:
-  const McaParameters& files_;
-  std::map<std::string, std::string> before_;  // of what belongs to MPI and its launchers
+  std::map<std::string, std::string> variables() const;
+
+  const std::vector<std::string> prefixes_;
+  const std::map<std::string, std::string> before_;
 };
 
 }  // namespace dscomm

@@ -29,7 +29,7 @@ namespace dscomm {
 
 // MPI has given up in this process. Any thread.
 bool mpi_gave_up();
-// Why, in Open MPI's words; empty where it has none, as when a connection breaks.
+// Why, in its own words; empty where it has none, as when a connection breaks.
 std::string mpi_last_words();
 
 // The first death reported by the failure detector; OK if none. Any thread.
@@ -39,6 +39,8 @@ void note_first_death(const Status& death);
 namespace guard {
 
 struct GaveUp {};
+// Inside guarded(): leaves the call that is under way. `why` in MPI's words.
+[[noreturn]] void give_up(const char* why);
 
 class Entry {
  public:

@@ -8,7 +8,7 @@
 
 namespace dscomm {
 
-// If Open MPI has given up in this process, adds the first death to the error: a broken connection
+// If MPI has given up in this process, adds the first death to the error: a broken connection
 // also ends groups that the dead rank is not in.
 inline Status with_first_death(const Status& refused) {
   const Status death = first_death();
@@ -22,7 +22,7 @@ inline Status mpi_error(const char* call, int code) {
     const std::string words = mpi_last_words();
     return with_first_death(make_status(
         Code::kInternal,
-        "%s failed: Open MPI has given up in this process (%s); start the process again to use "
+        "%s failed: MPI has given up in this process (%s); start the process again to use "
         "groups of several hosts",
         call, words.empty() ? "a connection to another one broke" : words.c_str()));
   }

@@ -30,7 +30,7 @@ class MpiTeam::Exchange {
     std::byte* out;
     size_t in_count, out_count;  // elements
     size_t sends, receives;      // messages
-    size_t left;                 // of both
+    size_t left = 0;             // of both
     bool has_agreed;             // its Lead or heading has come
   };
   // The message in a place of staging.

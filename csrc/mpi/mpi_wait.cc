@@ -8,7 +8,7 @@
 
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
-#include "mpi/tcp_hooks.h"
+#include "mpi/mpi_sockets.h"
 
 namespace dscomm {
 namespace {

@@ -122,7 +122,7 @@ def _matches(wanted: str, name: str, network: str) -> bool:
 
 
 def fast_adapters() -> list[str]:
-    """InfiniBand, RoCE, Omni-Path, EFA, Slingshot, BXI: as csrc/mpi/bring_up.cc looks for them."""
+    """InfiniBand, RoCE, Omni-Path, EFA, Slingshot, BXI: as csrc/mpi/host_networks.cc does."""
     kinds = ("infiniband", "cxi", "bxi")
     return sorted(adapter.name for kind in kinds for adapter in Path("/sys/class", kind).glob("*"))
 

@@ -83,7 +83,8 @@ def _judge(finding: Finding, answer: child.Answer) -> None:
 
 def environment_for_mpi(environment: Mapping[str, str]) -> dict[str, str]:
     """For a process that shall be alone in MPI's world: without what a launcher has set for the
-    one that asks, and with the user's own settings. As csrc/mpi/environment.cc tells them apart."""
+    one that asks, and with the user's own settings, as csrc/mpi/open_mpi/start.cc tells them
+    apart."""
     kept = {name: text for name, text in environment.items() if not _tells_a_place(name)}
     kept.setdefault("OMPI_MCA_ess_singleton_isolated", "1")  # starts no daemon of its own
     if not fast_adapters():

@@ -83,10 +83,19 @@ ALLOWED = {
     ("csrc/mpi/mpi_wait.cc", "poll"): "no wait: it asks MPI once",
     ("csrc/mpi/mpi_wait.cc", "sleep"): "the one wait for MPI: it naps, under the deadline",
     ("csrc/mpi/mpi_wait.cc", "spin"): "the one wait for MPI: it yields before it naps",
-    ("csrc/mpi/pmix_helper.cc", "poll"): "fences, until told to stop or the helper ends; slices",
-    ("csrc/mpi/pmix_helper.cc", "condition"): "the fence thread ends; for a second at most",
-    ("csrc/mpi/pmix_helper.cc", "thread"): "the fence thread told to stop, and a helper that ended",
-    ("csrc/mpi/tcp_hooks.cc", "socket"): "sockets that never block",
+    (
+        "csrc/mpi/open_mpi/pmix_helper.cc",
+        "poll",
+    ): "fences, until told to stop or the helper ends; slices",
+    (
+        "csrc/mpi/open_mpi/pmix_helper.cc",
+        "condition",
+    ): "the fence thread ends; for a second at most",
+    (
+        "csrc/mpi/open_mpi/pmix_helper.cc",
+        "thread",
+    ): "the fence thread told to stop, and a helper that ended",
+    ("csrc/mpi/open_mpi/tcp_hooks.cc", "socket"): "sockets that never block",
     ("csrc/pmix/accept.cc", "poll"): "libpmix's thread for connections: a second at most",
     ("csrc/pmix/accept.cc", "socket"): "a socket that never blocks",
     ("csrc/pmix/greeting.cc", "socket"): "never blocks",

@@ -203,7 +203,7 @@ class Rank {
     MPI_Comm_rank(world.value()->comm(), &rank);
     MPI_Comm_size(world.value()->comm(), &size);
     say("up after %.2f s: %s, rank %d of %d, world ranks%s", seconds.count(),
-        origin_name(world.value()->origin()), rank, size, ranks.c_str());
+        world.value()->started_by(), rank, size, ranks.c_str());
     return std::move(world).value();
   }
 

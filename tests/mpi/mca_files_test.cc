@@ -1,5 +1,5 @@
 // What is read of the files of Open MPI's parameters, and which files these are.
-#include "mpi/mca_files.h"
+#include "mpi/open_mpi/mca_files.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

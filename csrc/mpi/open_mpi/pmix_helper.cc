@@ -1,4 +1,4 @@
-#include "mpi/pmix_helper.h"
+#include "mpi/open_mpi/pmix_helper.h"
 
 #include <poll.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "mpi/lost_helper.h"
+#include "mpi/open_mpi/lost_helper.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "mpi/mca_files.h"
+#include "mpi/open_mpi/mca_files.h"
 
 #include <dlfcn.h>
 #include <mpi.h>

@@ -1,4 +1,4 @@
-#include "mpi/tcp_hooks.h"
+#include "mpi/open_mpi/tcp_hooks.h"
 
 #include <dlfcn.h>
 #include <netinet/in.h>
@@ -15,6 +15,7 @@
 
 #include "core/base/log.h"
 #include "core/transport/address_filter.h"
+#include "mpi/mpi_sockets.h"
 
 namespace dscomm {
 namespace {
@@ -51,11 +52,6 @@ void note_socket(int socket) {
 }
 
 }  // namespace
-
-SocketList& mpi_sockets() {
-  static auto* const sockets = new SocketList;  // never destroyed, as the guard
-  return *sockets;
-}
 
 std::string random_token() {
   Token token;

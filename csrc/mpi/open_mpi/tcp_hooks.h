@@ -17,12 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "core/base/socket_sleep.h"
-
 namespace dscomm {
-
-// All that the hooks have been called with.
-SocketList& mpi_sockets();
 
 // Of 16 random bytes; empty where the system has none.
 std::string random_token();

@@ -1,0 +1,294 @@
+// How Open MPI is started: dscomm-pmix serves MPI_Init_thread, and MCA parameters say the rest.
+#include "mpi/start.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/base/packer.h"
+#include "core/base/settings.h"
+#include "core/transport/members.h"
+#include "mpi/host_networks.h"
+#include "mpi/open_mpi/lost_helper.h"
+#include "mpi/open_mpi/mca_files.h"
+#include "mpi/open_mpi/pmix_helper.h"
+#include "mpi/open_mpi/tcp_hooks.h"
+
+namespace dscomm {
+namespace {
+
+constexpr std::string_view kMcaPrefix = "OMPI_MCA_";
+
+bool starts_with_any(std::string_view name, std::initializer_list<std::string_view> prefixes) {
+  for (std::string_view prefix : prefixes)
+    if (name.starts_with(prefix)) return true;
+  return false;
+}
+
+// What mpirun and PMIx servers set for a rank; a user sets other MCA parameters than these.
+bool tells_a_place(std::string_view name) {
+  if (name.starts_with("PMIX_MCA_")) return false;
+  if (!name.starts_with(kMcaPrefix)) return starts_with_any(name, {"OMPI_", "PMIX_", "PRTE_"});
+  return starts_with_any(
+             name.substr(kMcaPrefix.size()),
+             {"orte_", "ess", "initial_wdir", "mpi_oversubscribe", "shmem_RUNTIME_QUERY_hint"}) ||
+         name == "OMPI_MCA_pmix";
+}
+
+uint64_t launcher_size() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "FLUX_JOB_SIZE"})
+    if (uint64_t size = std::strtoull(environment_value(name).c_str(), nullptr, 10)) return size;
+  return 0;
+}
+
+std::string join(const std::vector<std::string>& texts) {
+  std::string joined;
+  for (const std::string& text : texts) joined += (joined.empty() ? "" : ",") + text;
+  return joined;
+}
+
+// Open MPI reads networks of IPv4 alone; where there are only others, the names of the interfaces
+// of this host that are in them.
+std::vector<std::string> as_mpi_reads(std::vector<std::string> networks) {
+  const auto is_v6 = [](const std::string& network) {
+    return network.find(':') != std::string::npos;
+  };
+  if (!std::all_of(networks.begin(), networks.end(), is_v6)) {
+    std::erase_if(networks, is_v6);
+    return networks;
+  }
+  return interfaces_in(networks);
+}
+
+Status garbled(const std::string& name) {
+  return Status(Code::kInternal, "what " + name +
+                                     " said is not understood; do all ranks run one build of "
+                                     "dscomm?");
+}
+
+// dscomm-pmix serves MPI_Init_thread, one on each host.
+class OpenMpiStart final : public MpiStart {
+ public:
+  // What follows the comma says who built it.
+  std::string version() const override {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Get_library_version(text, &length);
+    const std::string version(text);
+    return version.substr(0, version.find(','));
+  }
+
+  void describe(MemberEntry* entry) const override {
+    entry->mpi_version = version();
+    // A launcher that starts torchrun once on each host gives all workers of the host one rank, and
+    // does not take that rank back when torchrun restarts them.
+    if (started_by_torchrun()) return;
+    entry->name_space = environment_value("PMIX_NAMESPACE");
+    entry->launcher_rank = environment_value("PMIX_RANK");
+    entry->launcher_size = launcher_size();
+  }
+
+  const char* helper_name() const override { return "dscomm-pmix"; }
+
+  Status get_ready(StartContext& context) override {
+    const TransportRequest& request = context.request;
+    const size_t own_host = context.plan.host_of(request.rank);
+    const int leader = static_cast<int>(context.plan.hosts[own_host].ranks.front().rank);
+    if (leader == request.rank) DSCOMM_RETURN_IF_ERROR(start_helper(context, own_host));
+    const std::string mine = "environment/" + std::to_string(request.rank);
+    const std::string name = name_member(request.members, leader);
+    Result<std::string> text = context.exchange.await(mine, context.deadline);
+    if (text.status().code() == Code::kTimeout && !context.exchange.is_told())
+      return make_status(Code::kTimeout, "timed out: nothing was heard from %s within %lld ms",
+                         name.c_str(), static_cast<long long>(context.deadline.timeout_ms()));
+    if (!text.ok()) return text.status();
+    context.exchange.remove(mine);
+    Unpacker unpacker(text.value());
+    own_variables_ = unpacker.texts();
+    defaults_ = unpacker.texts();
+    return unpacker.whole() ? Status() : garbled(name);
+  }
+
+  std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) override {
+    auto environment = std::make_unique<EnvironmentForStart>(
+        std::vector<std::string>{"OMPI_", "OPAL_", "ORTE_", "PMIX_", "PRTE_", "JSM_"});
+    prepare(context, *environment);
+    guard_mpi_listeners(context.plan.addresses, may_carry_token(context));
+    return environment;
+  }
+
+  Status look(StartContext&) override { return helper_ == nullptr ? Status() : helper_->fault(); }
+
+  std::string waiting_for() const override {
+    return helper_ == nullptr ? "" : helper_->waiting_for();
+  }
+
+  void has_started(const StartContext& context) override {
+    if (context.plan.origin != MpiOrigin::kDscomm) return;
+    std::vector<std::string> given = own_variables_;
+    given.insert(given.end(), defaults_.begin(), defaults_.end());
+    survive_lost_helper(given);
+  }
+
+  bool carries_token(const StartContext& context) const override {
+    return may_carry_token(context) && are_hooks_called();
+  }
+  std::string make_token() const override { return random_token(); }
+  void admit(const std::string& token) override { admit_greetings(token); }
+
+  void has_met() override {
+    if (helper_ != nullptr) helper_->remove_keys();
+  }
+
+  std::string networks_used() const override {
+    std::string chosen = environment_value("OMPI_MCA_btl_tcp_if_include");
+    if (chosen.empty()) chosen = networks_told_;
+    if (chosen.empty()) chosen = file_value("btl_tcp_if_include");
+    if (chosen.empty())
+      return "MPI chooses the networks by itself; DSCOMM_IFNAME can name the interface that joins "
+             "the hosts";
+    return "over TCP MPI uses " + chosen + "; DSCOMM_IFNAME can name another interface";
+  }
+
+  void leave() override {
+    if (helper_ != nullptr) helper_->quit();
+    tidy_up_for_lost_helper();
+  }
+
+  void close_descriptors() override {
+    if (helper_ != nullptr) helper_->close_descriptors();
+  }
+
+ private:
+  Status start_helper(StartContext& context, size_t own_host) {
+    PmixDescription description;
+    char text[32];
+    std::snprintf(text, sizeof text, "dscomm-%016llx",
+                  static_cast<unsigned long long>(context.request.id));
+    description.name_space = text;
+    description.own_host = static_cast<uint32_t>(own_host);
+    for (const PlannedHost& host : context.plan.hosts) {
+      PmixHost& described = description.hosts.emplace_back();
+      described.name = host.name;
+      for (const PlannedRank& rank : host.ranks) described.ranks.push_back(rank.rank);
+    }
+    for (const PlannedRank& rank : context.plan.hosts[own_host].ranks)
+      description.clients.push_back({rank.rank, rank.pid, rank.start_time, rank.uid, rank.gid});
+    description.verbose = log_enabled(LogLevel::kDebug);
+    Result<std::unique_ptr<PmixHelper>> helper =
+        PmixHelper::start(context.helper_path, description, context.deadline,
+                          [&context] { return context.exchange.look(); });
+    if (!helper.ok()) return helper.status();
+    helper_ = std::move(helper).value();
+    DSCOMM_RETURN_IF_ERROR(helper_->serve(context.store, context.prefix + "fence/"));
+    const PmixEnvironments& environments = helper_->environments();
+    for (size_t i = 0; i < description.clients.size(); ++i)
+      DSCOMM_RETURN_IF_ERROR(context.exchange.publish(
+          "environment/" + std::to_string(description.clients[i].rank),
+          Packer().texts(environments.own[i]).texts(environments.defaults).take()));
+    return {};
+  }
+
+  // What MPI_Init_thread shall find in the environment.
+  void prepare(const StartContext& context, EnvironmentForStart& environment) {
+    if (context.plan.origin == MpiOrigin::kDscomm) {
+      environment.put_aside(tells_a_place);
+      for (const std::string& variable : own_variables_) environment.set(variable);
+      for (const std::string& variable : defaults_) set_default(environment, variable);
+      // Open MPI takes a process that no daemon of its own started for a job of one, unless a
+      // launcher that it knows did. IBM's jsrun is one that leaves everything to PMIx.
+      set_default(environment, "JSM_JSRUN_PORT=0");
+      set_default(environment, "OMPI_MCA_schizo=jsm");
+      // Waiting ranks burn the cores of others, unless they are told that there are too few.
+      if (context.plan.hosts[context.plan.host_of(context.request.rank)].crowded)
+        set_default(environment, "OMPI_MCA_mpi_yield_when_idle=1");
+      if (!has_fast_network()) leave_out_fast_networks(environment);
+    }
+    networks_told_ = networks_for_mpi(context);
+    if (!networks_told_.empty())
+      environment.set_default("OMPI_MCA_btl_tcp_if_include=" + networks_told_);
+    const PortRange ports = parse_ports(context.request.settings.ports).value_or(PortRange{});
+    if (ports.is_any()) return;
+    for (const std::string family : {"v4", "v6"}) {
+      environment.set_default("OMPI_MCA_btl_tcp_port_min_" + family + "=" +
+                              std::to_string(ports.first));
+      environment.set_default("OMPI_MCA_btl_tcp_port_range_" + family + "=" +
+                              std::to_string(ports.last - ports.first + 1));
+    }
+  }
+
+  // Unless it is in the environment, or an MCA parameter that a file sets.
+  void set_default(EnvironmentForStart& environment, const std::string& assignment) const {
+    const std::string name = assignment.substr(0, assignment.find('='));
+    if (name.starts_with(kMcaPrefix) && files_.contains(name.substr(kMcaPrefix.size()))) return;
+    environment.set_default(assignment);
+  }
+
+  // The libraries for fast networks take 0.2 s to find that there is none. A file that excludes
+  // some of them is added to; one that chooses stays as it is.
+  void leave_out_fast_networks(EnvironmentForStart& environment) const {
+    const auto chooses = [](const std::string& list) { return !list.empty() && list[0] != '^'; };
+    const std::string mtl = file_value("mtl");
+    if (chooses(mtl) || chooses(file_value("pml"))) return;
+    environment.set_default("OMPI_MCA_mtl=" + (mtl.empty() ? "^" : mtl + ",") + "ofi,psm,psm2");
+  }
+
+  std::string file_value(const std::string& parameter) const {
+    auto found = files_.find(parameter);
+    return found == files_.end() ? "" : found->second;
+  }
+
+  // Open MPI tries all interfaces, also a bridge of containers that has the same address on every
+  // host and leads nowhere: then the first message never arrives. Launchers are configured by their
+  // administrators, so only a user's wish is told to those. Open MPI refuses to be told both what
+  // to include and what to exclude.
+  std::string networks_for_mpi(const StartContext& context) const {
+    if (!environment_value("OMPI_MCA_btl_tcp_if_exclude").empty()) return "";
+    if (files_.contains("btl_tcp_if_exclude")) {
+      if (!context.request.settings.ifname.empty())
+        log_line(
+            LogLevel::kWarn,
+            "MPI is not told of DSCOMM_IFNAME=%s, because a file of Open MPI's parameters sets "
+            "btl_tcp_if_exclude = %s; set btl_tcp_if_include there instead",
+            context.request.settings.ifname.c_str(), file_value("btl_tcp_if_exclude").c_str());
+      return "";
+    }
+    if (!context.request.settings.ifname.empty()) return context.request.settings.ifname;
+    if (context.plan.origin != MpiOrigin::kDscomm || !file_value("btl_tcp_if_include").empty())
+      return "";
+    return join(as_mpi_reads(networks_between_hosts(context.request)));
+  }
+
+  // Whether nobody connects before all ranks have agreed on a token. MPI may be told to connect all
+  // in MPI_Init_thread, and to connect at any time.
+  bool may_carry_token(const StartContext& context) const {
+    return context.plan.origin != MpiOrigin::kProgram && !is_set("mpi_preconnect_mpi") &&
+           !is_set("btl_tcp_progress_thread");
+  }
+
+  bool is_set(const std::string& parameter) const {
+    std::string value = environment_value("OMPI_MCA_" + parameter);
+    if (value.empty()) value = file_value(parameter);
+    return !value.empty() && value != "0" && value != "false";
+  }
+
+  const McaParameters files_ = parameters_of_mca_files();
+  std::unique_ptr<PmixHelper> helper_;  // on the leader of a host
+  std::vector<std::string> own_variables_, defaults_;
+  std::string networks_told_;  // to MPI
+};
+
+}  // namespace
+
+std::unique_ptr<MpiStart> make_mpi_start() { return std::make_unique<OpenMpiStart>(); }
+
+}  // namespace dscomm

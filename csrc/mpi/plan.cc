@@ -1,0 +1,220 @@
+#include "mpi/plan.h"
+
+#include <mpi.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "core/base/packer.h"
+#include "core/topology/topology.h"
+#include "core/transport/members.h"
+#include "core/transport/networks.h"
+#include "pmix/process.h"
+
+namespace dscomm {
+namespace {
+
+std::string name_space_inode(const char* name) {
+  struct stat status{};
+  if (stat((std::string("/proc/self/ns/") + name).c_str(), &status) != 0) return "?";
+  return std::to_string(status.st_ino);
+}
+
+std::string own_place() {
+  std::string place = std::to_string(geteuid());
+  for (const char* name : {"net", "pid", "mnt", "ipc", "user"})
+    place.append(" ").append(name_space_inode(name));
+  return place;
+}
+
+// What libpmix's lists of hosts can carry: letters, digits, points and dashes.
+std::string plain_name(const std::string& name) {
+  std::string plain;
+  for (char letter : name)
+    plain += std::isalnum(static_cast<unsigned char>(letter)) || letter == '.' ? letter : '-';
+  return plain.empty() ? "host" : plain;
+}
+
+// Whether one launcher has made exactly the members an MPI job. Workers of a torchrun that a
+// launcher started once per host have all inherited one rank; and MPI_Init_thread waits for all
+// ranks of a launcher's job, so it must not have others.
+bool launcher_made_job(const std::vector<MemberEntry>& entries) {
+  std::set<std::string> ranks;
+  for (const MemberEntry& entry : entries) {
+    if (entry.name_space.empty() || entry.name_space != entries[0].name_space) return false;
+    if (entry.launcher_size != 0 && entry.launcher_size != entries.size()) return false;
+    ranks.insert(entry.launcher_rank);
+  }
+  return ranks.size() == entries.size();
+}
+
+bool crowded(const std::vector<MemberEntry>& entries, const std::vector<size_t>& ranks) {
+  std::vector<std::string> cpu_lists;
+  double quota = 1e9;
+  for (size_t rank : ranks) {
+    cpu_lists.push_back(entries[rank].cpu_list);
+    if (entries[rank].quota_millicpus != 0)
+      quota = std::min(quota, static_cast<double>(entries[rank].quota_millicpus) / 1000);
+  }
+  return static_cast<int>(ranks.size()) > usable_cores(cpu_lists, quota);
+}
+
+std::vector<PlannedHost> place(const TransportRequest& request,
+                               const std::vector<MemberEntry>& entries) {
+  std::vector<PlannedHost> hosts;
+  std::map<std::pair<int, std::string>, size_t> known;
+  std::map<int, std::vector<size_t>> ranks_by_host;
+  std::set<std::string> names;
+  for (size_t rank = 0; rank < entries.size(); ++rank) {
+    const MemberEntry& entry = entries[rank];
+    const TransportMember& member = request.members[rank];
+    ranks_by_host[member.host].push_back(rank);
+    auto [found, is_new] = known.try_emplace({member.host, entry.place}, hosts.size());
+    if (is_new) {
+      std::string plain = plain_name(member.host_name), unique = plain;
+      for (int count = 2; !names.insert(unique).second; ++count)
+        unique = plain + "-" + std::to_string(count);
+      hosts.emplace_back().name = unique;
+    }
+    hosts[found->second].ranks.push_back(
+        {static_cast<uint32_t>(rank), entry.pid, entry.start_time, entry.uid, entry.gid});
+  }
+  for (PlannedHost& host : hosts) {
+    const size_t leader = host.ranks.front().rank;
+    host.crowded = crowded(entries, ranks_by_host[request.members[leader].host]);
+  }
+  return hosts;
+}
+
+}  // namespace
+
+MemberEntry own_entry() {
+  MemberEntry entry;
+  entry.place = own_place();
+  entry.pid = getpid();
+  entry.start_time = process_start_time(getpid());
+  entry.uid = geteuid();
+  entry.gid = getegid();
+  entry.cpu_list = process_cpu_list();
+  double quota = cgroup_cpu_quota();
+  if (quota < 1e6) entry.quota_millicpus = static_cast<uint64_t>(std::max(quota * 1000, 1.0));
+  int initialised = 0;
+  MPI_Initialized(&initialised);
+  entry.initialised = initialised != 0;
+  entry.addresses = own_addresses();
+  return entry;
+}
+
+Result<Plan> make_plan(const TransportRequest& request, const std::vector<MemberEntry>& entries) {
+  const auto name = [&](int rank) { return name_member(request.members, rank); };
+  for (int rank = 1; rank < static_cast<int>(entries.size()); ++rank) {
+    const MemberEntry& one = entries[0];
+    const MemberEntry& other = entries[static_cast<size_t>(rank)];
+    if (one.mpi_version != other.mpi_version)
+      return Status(Code::kUnsupported, name(0) + " has " + one.mpi_version + " and " + name(rank) +
+                                            " has " + other.mpi_version +
+                                            "; install the same MPI on all hosts");
+    if (one.initialised != other.initialised)
+      return Status(Code::kUnsupported,
+                    "MPI has been initialised already in " + name(one.initialised ? 0 : rank) +
+                        " but not in " + name(one.initialised ? rank : 0) +
+                        "; initialise it in all ranks before the first group that spans hosts, "
+                        "or in none");
+  }
+  Plan plan;
+  plan.origin = entries[0].initialised       ? MpiOrigin::kProgram
+                : launcher_made_job(entries) ? MpiOrigin::kLauncher
+                                             : MpiOrigin::kDscomm;
+  plan.hosts = place(request, entries);
+  std::set<std::string> addresses;
+  for (const MemberEntry& entry : entries)
+    addresses.insert(entry.addresses.begin(), entry.addresses.end());
+  plan.addresses.assign(addresses.begin(), addresses.end());
+  return plan;
+}
+
+size_t Plan::host_of(int rank) const {
+  for (size_t host = 0; host < hosts.size(); ++host)
+    for (const PlannedRank& member : hosts[host].ranks)
+      if (member.rank == static_cast<uint32_t>(rank)) return host;
+  return 0;
+}
+
+std::string pack(const MemberEntry& entry) {
+  return Packer()
+      .text(entry.place)
+      .number(static_cast<uint64_t>(entry.pid))
+      .number(entry.start_time)
+      .number(entry.uid)
+      .number(entry.gid)
+      .text(entry.cpu_list)
+      .number(entry.quota_millicpus)
+      .text(entry.mpi_version)
+      .number(entry.initialised)
+      .texts(entry.addresses)
+      .text(entry.name_space)
+      .text(entry.launcher_rank)
+      .number(entry.launcher_size)
+      .take();
+}
+
+bool unpack(std::string_view text, MemberEntry* entry) {
+  Unpacker unpacker(text);
+  entry->place = unpacker.text();
+  entry->pid = static_cast<int64_t>(unpacker.number());
+  entry->start_time = unpacker.number();
+  entry->uid = static_cast<uint32_t>(unpacker.number());
+  entry->gid = static_cast<uint32_t>(unpacker.number());
+  entry->cpu_list = unpacker.text();
+  entry->quota_millicpus = unpacker.number();
+  entry->mpi_version = unpacker.text();
+  entry->initialised = unpacker.number() != 0;
+  entry->addresses = unpacker.texts();
+  entry->name_space = unpacker.text();
+  entry->launcher_rank = unpacker.text();
+  entry->launcher_size = unpacker.number();
+  return unpacker.whole();
+}
+
+std::string pack(const Plan& plan) {
+  Packer packer;
+  packer.number(static_cast<uint64_t>(plan.origin)).number(plan.hosts.size());
+  for (const PlannedHost& host : plan.hosts) {
+    packer.text(host.name).number(host.crowded).number(host.ranks.size());
+    for (const PlannedRank& rank : host.ranks)
+      packer.number(rank.rank)
+          .number(static_cast<uint64_t>(rank.pid))
+          .number(rank.start_time)
+          .number(rank.uid)
+          .number(rank.gid);
+  }
+  return packer.texts(plan.addresses).take();
+}
+
+bool unpack(std::string_view text, Plan* plan) {
+  Unpacker unpacker(text);
+  uint64_t origin = unpacker.number();
+  plan->origin = static_cast<MpiOrigin>(origin);
+  plan->hosts.resize(unpacker.count());
+  for (PlannedHost& host : plan->hosts) {
+    host.name = unpacker.text();
+    host.crowded = unpacker.number() != 0;
+    host.ranks.resize(unpacker.count());
+    for (PlannedRank& rank : host.ranks) {
+      rank.rank = static_cast<uint32_t>(unpacker.number());
+      rank.pid = static_cast<int64_t>(unpacker.number());
+      rank.start_time = unpacker.number();
+      rank.uid = static_cast<uint32_t>(unpacker.number());
+      rank.gid = static_cast<uint32_t>(unpacker.number());
+    }
+  }
+  plan->addresses = unpacker.texts();
+  return unpacker.whole() && origin <= static_cast<uint64_t>(MpiOrigin::kProgram);
+}
+
+}  // namespace dscomm

@@ -1,0 +1,72 @@
+// What differs between MPI libraries until MPI is up, and while it goes: who serves
+// MPI_Init_thread, what it is told, and how strangers are kept out. open_mpi/ and mpich/ have one
+// each; the module is built for one of them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/store/store.h"
+#include "core/store/store_exchange.h"
+#include "core/transport/transport.h"
+#include "mpi/environment.h"
+#include "mpi/plan.h"
+
+namespace dscomm {
+
+// What bring-up knows. Lasts as long as bring-up.
+struct StartContext {
+  const TransportRequest& request;
+  std::shared_ptr<Store> store;
+  const Deadline& deadline;
+  const std::string& helper_path;
+  const std::string prefix;  // of the keys in the store
+  StoreExchange& exchange;
+  Plan plan;  // once all have agreed on it
+};
+
+// Called in this order, by one thread. Those that return a status fail with this rank's own reason,
+// or with another's where context.exchange.is_told().
+class MpiStart {
+ public:
+  virtual ~MpiStart() = default;
+
+  // "Open MPI v4.1.4": all ranks have the same.
+  virtual std::string version() const = 0;
+  // Adds to what this rank says of itself: the version, and what a launcher has told it.
+  virtual void describe(MemberEntry* entry) const = 0;
+
+  // What MPI_Init_thread will ask for, where dscomm itself makes that possible; get_ready() and
+  // its names are for messages.
+  virtual const char* helper_name() const = 0;  // "dscomm-pmix"
+  virtual Status get_ready(StartContext& context) = 0;
+  // What MPI_Init_thread shall find in the environment.
+  virtual std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) = 0;
+  // Asked every few milliseconds while MPI_Init_thread runs, and serves it: a reason to give up.
+  virtual Status look(StartContext& context) = 0;
+  // The hosts that MPI_Init_thread waits for: "a, b", or empty where that is not known.
+  virtual std::string waiting_for() const { return ""; }
+  // MPI_Init_thread has returned.
+  virtual void has_started(const StartContext& context) = 0;
+
+  // Whether MPI's connections over TCP can be made to need a token, and that on which the ranks
+  // have agreed; empty for none.
+  virtual bool carries_token(const StartContext&) const { return false; }
+  virtual std::string make_token() const { return ""; }
+  virtual void admit(const std::string&) {}
+  // All ranks have come through MPI_Init_thread, and have messages.
+  virtual void has_met() {}
+  // Which networks MPI uses, for a message.
+  virtual std::string networks_used() const = 0;
+
+  // See MpiWorld.
+  virtual void leave() {}
+  virtual void close_descriptors() {}
+};
+
+// Of the library that this is built for.
+std::unique_ptr<MpiStart> make_mpi_start();
+
+}  // namespace dscomm
