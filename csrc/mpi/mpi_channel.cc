@@ -35,11 +35,12 @@ int MpiArrivals::ask(int rank, bool* is_any) {
   return code;
 }
 
-MpiChannel::MpiChannel(std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer)
+MpiChannel::MpiChannel(std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer, Look gone)
     : arrivals_(std::move(arrivals)),
       comm_(arrivals_->comm()),
       rank_(rank),
       peer_(std::move(peer)),
+      gone_(std::move(gone)),
       sends_(kCells, MPI_REQUEST_NULL) {}
 
 std::byte* MpiChannel::arriving(uint64_t number) {
@@ -70,6 +71,8 @@ std::byte* MpiChannel::vacant_cell(size_t) {
 }
 
 bool MpiChannel::publish(const CellHeader& header, bool) {
+  if (send_failure_.ok()) send_failure_ = gone_();
+  if (!send_failure_.ok()) return false;
   std::byte* filled = cell(published_);
   std::memcpy(filled, &header, sizeof header);
   const int code = guarded([&] {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/look.h"
 #include "core/messages/endpoint.h"
 
 namespace dscomm {
@@ -39,8 +40,11 @@ class MpiArrivals {
 
 class MpiChannel final : public CellChannel {
  public:
-  // `rank` is the peer's in the communicator, `peer` its description for messages.
-  MpiChannel(std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer);
+  // `rank` is the peer's in the communicator, `peer` its description for messages. Nothing is sent
+  // once `gone` says that the peer has died or left: asked before each cell.
+  MpiChannel(
+      std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer,
+      Look gone = [] { return Status(); });
   ~MpiChannel() override { drop(); }
   MpiChannel(const MpiChannel&) = delete;
   MpiChannel& operator=(const MpiChannel&) = delete;
@@ -69,6 +73,7 @@ class MpiChannel final : public CellChannel {
   const MPI_Comm comm_;
   const int rank_;
   const std::string peer_;
+  const Look gone_;
 
   // Cells [sent_, published_) are with MPI.
   std::unique_ptr<std::byte[]> cells_;

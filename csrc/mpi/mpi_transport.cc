@@ -82,7 +82,10 @@ class MpiTransport::MpiEndpoint final : public Endpoint {
   bool sleeps() const override { return false; }
   std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>&,
                                             ChannelDirectory&) override {
-    return std::make_unique<MpiChannel>(transport_->arrivals_, rank_, describe());
+    const auto gone = [detector = transport_->detector_.get(), rank = rank_] {
+      return detector->count() == 0 ? Status() : detector->gone(rank);
+    };
+    return std::make_unique<MpiChannel>(transport_->arrivals_, rank_, describe(), gone);
   }
 
  private:

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "mpi/mpi_tags.h"
 #include "mpi_ranks.h"
 
 namespace dscomm::testing {
@@ -124,6 +125,22 @@ TEST(MpiChannel, PassesOverChannelsFindMessagesOfAllRanks) {
     EXPECT_EQ(last, std::vector<int>(channels.size(), 49));
   }
   job.meet();
+}
+
+// MPICH would try to connect to it for ever.
+TEST(MpiChannel, NothingIsSentToARankThatIsGone) {
+  const Look gone = [] { return Status(Code::kPeerLeft, "the peer has left"); };
+  MpiChannel channel(std::make_shared<MpiArrivals>(MPI_COMM_SELF), 0, "a rank", gone);
+  ASSERT_TRUE(channel.open(4096, 8).ok());
+  ASSERT_NE(channel.vacant_cell(8), nullptr);
+  CellHeader header{};
+  header.cell_bytes = 8;
+  channel.publish(header, false);
+  EXPECT_EQ(channel.failure().code(), Code::kPeerLeft);
+  EXPECT_EQ(channel.vacant_cell(8), nullptr);
+  int is_there = 1;
+  MPI_Iprobe(0, kCellTag, MPI_COMM_SELF, &is_there, MPI_STATUS_IGNORE);
+  EXPECT_EQ(is_there, 0);
 }
 
 TEST(MpiChannel, MessagesAfterAbandonedOneArrive) {
