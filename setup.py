@@ -29,6 +29,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 TESTED_TORCH = ("1.13.", "2.13.")
+TRANSPORT_FILES = ("libdscomm_mpi.so", "dscomm-pmix", "libdscomm_mpich.so")
 DEBIAN_PACKAGES = "g++ cmake ninja-build pkg-config python3-dev libhwloc-dev libhwy-dev"
 
 ASK_TORCH = """
@@ -172,8 +173,8 @@ class CMakeBuild(build_ext):
         package = build_directory() / "package"
         target = (ROOT if in_place else Path(self.build_lib)) / "deepspeed_comm" / "_native"
         names = [f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", "_build_info.py"]
-        # What carries groups between hosts is built where Open MPI and PMIx are found.
-        names += [name for name in ("libdscomm_mpi.so", "dscomm-pmix") if (package / name).exists()]
+        # What carries groups between hosts is built where MPI is found.
+        names += [name for name in TRANSPORT_FILES if (package / name).exists()]
         return [(package / name, target / torch_tag() / name) for name in names]
 
     def get_outputs(self) -> list[str]:

@@ -97,6 +97,9 @@ configure_file(cmake/build_info.py.in package/_build_info.py @ONLY)
 
 # All that setup.py installs.
 add_custom_target(python_package DEPENDS _C)
+if(TARGET dscomm_mpich_module)
+  add_dependencies(python_package dscomm_mpich_module)
+endif()
 if(TARGET transport_files)
   add_dependencies(python_package transport_files)
   # For an editable install; see mpi.cmake.

@@ -21,6 +21,9 @@ namespace {
 
 constexpr int kGroupTag = 0x2473;
 
+// Of ranks that all connect to each other where MPI would block later: each takes a descriptor.
+constexpr int kMostConnected = 256;
+
 // MPI_Init_thread did not return, once: nobody knows what it has done.
 std::atomic<bool> initialisation_left_behind{false};
 
@@ -286,6 +289,11 @@ class BringUp {
             answer->code = create(ranks, ours, &answer->comm);
           },
           deadline_, ends);
+    }
+    if (status.ok() && answer->code == MPI_SUCCESS && start().blocks_to_connect() &&
+        size() <= kMostConnected) {
+      step_ = "connecting all ranks";
+      status = connect_all(answer->comm, kMeetTags + kGroupTag, deadline_, ends);
     }
     if (status.code() == Code::kTimeout && !exchange_.is_told())
       status = Status(status.code(), status.message() +

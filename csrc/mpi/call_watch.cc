@@ -67,13 +67,28 @@ uintptr_t interrupted_at(const void* context) {
 #endif
 }
 
+// Whether a system call has just returned there.
+bool is_after_system_call(uintptr_t at) {
+#if defined(__x86_64__)
+  const auto* code = reinterpret_cast<const unsigned char*>(at);
+  return code[-2] == 0x0f && code[-1] == 0x05;
+#elif defined(__aarch64__)
+  return reinterpret_cast<const uint32_t*>(at)[-1] == 0xd4000001;
+#else
+  static_cast<void>(at);
+  return false;
+#endif
+}
+
 void leave_call(int, siginfo_t*, void* context) {
   guard::Calls& calls = guard::calls_of_thread();
   const uint64_t number = calls.number.load(std::memory_order_relaxed);
   // Acquire pairs with the release in look_at().
   if (number % 2 == 0 || calls.to_leave.load(std::memory_order_acquire) != number) return;
   const uintptr_t at = interrupted_at(context);
-  if (calls.only_outside_libc.load(std::memory_order_acquire) && at >= libc_begin && at < libc_end)
+  // A call that spends its time in system calls is hardly ever met outside of the C library.
+  if (calls.only_outside_libc.load(std::memory_order_acquire) && at >= libc_begin &&
+      at < libc_end && !is_after_system_call(at))
     return;
   note_mpi_gave_up();
   calls.depth = 0;
@@ -166,8 +181,8 @@ void look_at(guard::Calls& calls, Seen* seen) {
   if (!is_asleep && cpu_ns(calls.thread) - seen->cpu_at_first_ns < kBusyNs) return;
   if (seen->ticks == kTicks)
     log_line(LogLevel::kWarn,
-             "a call of MPI has not returned since a rank died: it is left, and MPI is not called "
-             "again in this process");
+             "a call of MPI does not return, as when a rank has died: it is left, and MPI is not "
+             "called again in this process");
   // Release: what the signal's handler loads.
   calls.only_outside_libc.store(!is_asleep, std::memory_order_release);
   calls.to_leave.store(number, std::memory_order_release);

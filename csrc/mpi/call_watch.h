@@ -2,7 +2,8 @@
 //
 // A rank waits for others by calls that return at once, again and again. When a rank of another
 // host dies, such a call can stay (Open MPI 4.1.4's TCP code, 2 of some 700 times that all ranks of
-// a host were killed with large sums under way). So once a death is known a thread looks at the
+// a host were killed with large sums under way), and in MPICH a message to a rank that has left
+// tries to connect for ever. So once a death is known, and with MPICH always, a thread looks at the
 // calls under way. One that has slept since its first look for 800 ms, or computed for half of
 // that, is left: a signal takes its thread back to where the call was made.
 #pragma once
@@ -16,7 +17,7 @@
 
 namespace dscomm {
 
-// A rank has died: from now on calls are watched. Any thread; does not block.
+// From now on calls are watched. Any thread; does not block.
 void watch_calls();
 
 // MPI has given up in this process: see guarded.h. Safe in a signal handler.

@@ -1,5 +1,7 @@
 #include "mpi/meet.h"
 
+#include <memory>
+
 #include "mpi/abandonable.h"
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
@@ -26,7 +28,43 @@ class MeetingWatch final : public MpiWatch {
   std::string name_;
 };
 
+struct Posted {
+  int code = MPI_SUCCESS;
+  std::vector<MPI_Request> requests;
+};
+
+// A message of no bytes from each of the others, and to it.
+void post_to_all(MPI_Comm comm, int tag, Posted* posted) {
+  int rank = 0, size = 0;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  posted->requests.assign(2 * static_cast<size_t>(size - 1), MPI_REQUEST_NULL);
+  MPI_Request* request = posted->requests.data();
+  posted->code = guarded_blocking([&] {
+    int code = MPI_SUCCESS;
+    for (int distance = 1; distance < size && code == MPI_SUCCESS; ++distance)
+      code = MPI_Irecv(nullptr, 0, MPI_BYTE, (rank + size - distance) % size, tag, comm, request++);
+    for (int distance = 1; distance < size && code == MPI_SUCCESS; ++distance)
+      code = MPI_Isend(nullptr, 0, MPI_BYTE, (rank + distance) % size, tag, comm, request++);
+    return code;
+  });
+}
+
 }  // namespace
+
+Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const Look& look) {
+  auto posted = std::make_shared<Posted>();
+  DSCOMM_RETURN_IF_ERROR(run_abandonable(
+      "connecting to the other ranks",
+      [posted, comm, tag] { post_to_all(comm, tag, posted.get()); }, deadline, look));
+  if (posted->code != MPI_SUCCESS)
+    return reason_or(mpi_error("a message of MPI", posted->code), deadline, look);
+  MeetingWatch watch(look, deadline);
+  watch.expect("a rank that has not connected");
+  MpiWaitPolicy policy;
+  policy.spin_polls = 0;
+  return wait_for(&posted->requests, policy, deadline, watch);
+}
 
 Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
             const Look& look, const std::function<std::string(size_t index)>& name) {

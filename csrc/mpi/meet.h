@@ -23,4 +23,8 @@ namespace dscomm {
 Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
             const Look& look, const std::function<std::string(size_t index)>& name);
 
+// Collective over all ranks of a communicator: each exchanges a message with each, for which MPI
+// makes its connections. kTimeout at `deadline`, or what `look` says.
+Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const Look& look);
+
 }  // namespace dscomm

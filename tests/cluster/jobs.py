@@ -24,6 +24,8 @@ from typing import Any
 from hosts import Host, HostProcess, Hosts, base_environment
 
 BACKEND = os.environ.get("TEST_CLUSTER_BACKEND", "dscomm")
+# "openmpi" or "mpich": what carries dscomm between hosts.
+MPI = os.environ.get("TEST_CLUSTER_MPI", "openmpi")
 PROGRAMS = Path(__file__).with_name("programs")
 # Of the references, cases and workloads that programs take from there.
 _MODULES = [str(Path(__file__).parents[1] / folder) for folder in ("torch", "faults")]
@@ -271,10 +273,11 @@ def start_ranks(
     program: str,
     *arguments: str,
     env: dict[str, str] | None = None,
+    env_of: dict[int, dict[str, str]] | None = None,
     store_apart: bool = False,
     limit_s: float = LIMIT_S,
 ) -> Job:
-    """A program on ranks; placement has the host of each.
+    """A program on ranks; placement has the host of each, env_of what single ranks have besides.
 
     With store_apart the store is kept by one more process on the first host, as torchrun keeps it,
     and not by rank 0: then any rank can die and leave the others their store.
@@ -299,6 +302,7 @@ def start_ranks(
             "LOCAL_WORLD_SIZE": str(list(placement).count(number)),
         }
         of_host[number] += 1
+        own |= (env_of or {}).get(rank, {})
         job.start_rank(rank, program, arguments, common | own)
     return job
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hosts import ROOT, Host, Hosts
-from jobs import Job, mpirun, slurm, start_ranks, torchrun
+from jobs import MPI, Job, mpirun, slurm, start_ranks, torchrun
 
 from deepspeed_comm._backend import load_extension
 
@@ -35,22 +35,32 @@ def test_routed_subnets_beside_a_bridge_of_the_same_address(
 
 
 def test_hosts_with_ipv6_alone(make_hosts: Callable[..., Hosts]) -> None:
-    with start_ranks(make_hosts(2, is_ipv6=True), [0, 0, 1, 1], "checks.py", "few") as job:
+    hosts = make_hosts(2, is_ipv6=True)
+    if MPI == "mpich":  # cannot
+        with start_ranks(hosts, [0, 0, 1, 1], "joins.py", store_apart=True) as job:
+            for event in job.wait_for("raised"):
+                assert "need IPv4, and the hosts have only IPv6" in event.facts["text"], event
+        return
+    with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "few") as job:
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
         assert job.hosts.leftovers(limit_s=5.0) == {}
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-def test_a_host_without_open_mpi_tells_all(make_hosts: Callable[[int], Hosts], odd: int) -> None:
+def test_a_host_without_mpi_tells_all(make_hosts: Callable[[int], Hosts], odd: int) -> None:
     hosts = make_hosts(2)
     # What the loader then says is that the file is too short.
-    module = Path(load_extension().__file__).with_name("libdscomm_mpi.so")
+    name, file = {
+        "openmpi": ("Open MPI", "libdscomm_mpi.so"),
+        "mpich": ("MPICH", "libdscomm_mpich.so"),
+    }[MPI]
+    module = Path(load_extension().__file__).with_name(file)
     hosts[odd].run("mount", "--bind", "/dev/null", str(module))
     with start_ranks(hosts, [0, 0, 1, 1], "joins.py", store_apart=True) as job:
         raised = job.wait_for("raised")
         for event in raised:
             text = event.facts["text"]
-            assert "needs Open MPI, and it cannot be loaded" in text, job.report()
+            assert f"needs {name}, and it cannot be loaded" in text, job.report()
             assert any(job.name(rank) in text for rank in (2 * odd, 2 * odd + 1)), job.report()
         # All ranks had met before, so none waited for another.
         assert max(event.at_s for event in raised) - min(event.at_s for event in raised) < 5.0
@@ -85,7 +95,11 @@ def test_all_ports_are_of_the_range(make_hosts: Callable[[int], Hosts]) -> None:
 
 def test_a_range_with_too_few_ports_says_so(make_hosts: Callable[[int], Hosts]) -> None:
     with start_ranks(
-        make_hosts(2), [0, 0, 1, 1], "joins.py", env={"DSCOMM_PORTS": "20000-20000"}
+        make_hosts(2),
+        [0, 0, 1, 1],
+        "joins.py",
+        env={"DSCOMM_PORTS": "20000-20000"},
+        store_apart=True,
     ) as job:
         for event in job.wait_for("raised"):
             assert "no port of DSCOMM_PORTS=20000-20000 is free" in event.facts["text"], event
@@ -97,6 +111,21 @@ def listening_ports(host: Host) -> list[tuple[int, bool]]:
     rows = [line.split() for table in tables for line in table.splitlines()[1:]]
     names = [words[1].split(":") for words in rows if words[3] == "0A"]
     return [(int(port, 16), place == "0100007F") for place, port in names]
+
+
+def test_hosts_with_different_mpis(make_hosts: Callable[[int], Hosts]) -> None:
+    """DSCOMM_MPI is not the same on all ranks; both libraries are here (see tools/setup)."""
+    if not Path(load_extension().__file__).with_name("libdscomm_mpich.so").exists():
+        pytest.skip("this build has no MPICH")
+    other = {"openmpi": "mpich", "mpich": "openmpi"}[MPI]
+    env_of = {3: {"DSCOMM_MPI": other}}
+    with start_ranks(
+        make_hosts(2), [0, 0, 1, 1], "joins.py", store_apart=True, env_of=env_of
+    ) as job:
+        for event in job.wait_for("raised"):
+            text = event.facts["text"]
+            assert "has Open MPI v" in text and "has MPICH " in text, event
+            assert "install the same MPI on all hosts" in text, event
 
 
 def test_open_mpi_of_the_environment(

@@ -90,36 +90,38 @@ def run_all(
             runner.close()
 
 
-def on_hosts(program: Program, count: int) -> Program:
-    """The same across hosts: each rank is a process of its own, and ends in order, as what MPI has
-    not sent yet ends with its process. That a rank has left a group is not told between hosts."""
+def on_hosts(program: Program, count: int, mpi: str) -> Program:
+    """The same across hosts, over that MPI: each rank is a process of its own, and ends in order,
+    as what MPI has not sent yet ends with its process. That a rank has left a group is not told
+    between hosts."""
     program["processes"] = [[rank] for rank in range(program["size"])]
     program["cpus"] = None
     for name in [name for name in program["environment"] if "TOPOLOGY" in name]:
         del program["environment"][name]
     program["faults"] = [fault for fault in program["faults"] if fault["kind"] != "leave"]
     program["endings"] = ["return" if how == "exit" else how for how in program["endings"]]
+    program["environment"]["DSCOMM_MPI"] = mpi
     program["hosts"] = [rank * count // program["size"] for rank in range(program["size"])]
     return program
 
 
-def walk(first: int, seconds: float, slow: bool, nice: int, hosts: int = 0) -> int:
+def walk(first: int, arguments: argparse.Namespace) -> int:
     """Programs by seed until the time has passed; returns how many failed."""
     began = time.monotonic()
     done = failed = 0
 
     def programs() -> Iterator[tuple[str, Program]]:
         for seed in itertools.count(first):
-            if time.monotonic() >= began + seconds:
+            if time.monotonic() >= began + arguments.seconds:
                 return
-            program = generate(seed, slow)
-            options = " --slow" if slow else ""
-            if hosts:
-                options += f" --hosts {hosts}"
-                program = on_hosts(program, hosts)
+            program = generate(seed, arguments.slow)
+            options = " --slow" if arguments.slow else ""
+            if arguments.hosts:
+                options += f" --hosts {arguments.hosts} --mpi {arguments.mpi}"
+                program = on_hosts(program, arguments.hosts, arguments.mpi)
             yield f"seed {seed}{options}", program
 
-    for name, program, answer, runner in run_all(programs(), nice):
+    for name, program, answer, runner in run_all(programs(), arguments.nice):
         done += 1
         if answer["problems"]:
             failed += 1
@@ -215,11 +217,20 @@ def main() -> int:
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--self-test", action="store_true")
     parser.add_argument("--hosts", type=int, default=0, help="so many, of network namespaces")
+    parser.add_argument(
+        "--mpi", default="openmpi", choices=["openmpi", "mpich"], help="between them"
+    )
     parser.add_argument("--found", action="store_true", help="replay tests/random/found first")
     parser.add_argument("--verbose", action="store_true", help="reports and output of the ranks")
     parser.add_argument("--nice", type=int, default=0)
     arguments = parser.parse_args()
     return across_hosts(arguments) if arguments.hosts else run(arguments)
+
+
+def has_mpich() -> bool:
+    from deepspeed_comm._backend import load_extension
+
+    return Path(load_extension().__file__).with_name("libdscomm_mpich.so").exists()
 
 
 def across_hosts(arguments: argparse.Namespace) -> int:
@@ -228,6 +239,9 @@ def across_hosts(arguments: argparse.Namespace) -> int:
 
     if why_not():
         print(f"no programs across hosts: {why_not()}")
+        return 0
+    if arguments.mpi == "mpich" and not has_mpich():
+        print("no programs over MPICH: this build is without it")
         return 0
     with tempfile.TemporaryDirectory() as folder, Hosts(arguments.hosts, Path(folder)) as hosts:
         os.environ["WALK_HOSTS"] = ",".join(str(host.pid) for host in hosts)
@@ -244,7 +258,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.found:
         failed += replay_found()
     if arguments.seconds > 0:
-        failed += walk(first, arguments.seconds, arguments.slow, arguments.nice, arguments.hosts)
+        failed += walk(first, arguments)
     return int(failed > 0)
 
 
@@ -254,7 +268,7 @@ def replay(arguments: argparse.Namespace) -> int:
     else:
         program = generate(arguments.seed, arguments.slow)
         if arguments.hosts:
-            program = on_hosts(program, arguments.hosts)
+            program = on_hosts(program, arguments.hosts, arguments.mpi)
     runner, failed = Runner(arguments.nice), 0
     try:
         if arguments.shrink:

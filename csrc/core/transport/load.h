@@ -1,4 +1,5 @@
-// Finds and loads the module that carries groups between hosts.
+// Finds and loads the module that carries groups between hosts. There is one for each MPI library
+// that dscomm was built with: the setting DSCOMM_MPI says which one it shall be.
 #pragma once
 
 #include <memory>
@@ -7,7 +8,7 @@
 
 namespace dscomm {
 
-// A TransportFactory: loads the module that lies beside the code that calls this, once, and lets it
+// A TransportFactory: loads a module that lies beside the code that calls this, once, and lets it
 // make the transport. kUnsupported when there is none or what it needs is missing, with what to
 // install.
 Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& request,
@@ -22,7 +23,6 @@ struct TransportModule {
                                              std::shared_ptr<Store> store, const Deadline& deadline,
                                              const std::string& folder);
 };
-inline constexpr const char* kTransportFile = "libdscomm_mpi.so";
 inline constexpr const char* kTransportSymbol = "dscomm_transport_module";
 inline constexpr const char* kTransportVersion = "1";
 

@@ -1,0 +1,165 @@
+// How MPICH is started: a PmiServer in the process of each rank serves MPI_Init_thread, and
+// variables say the rest.
+#include "mpi/start.h"
+
+#include <mpi.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/base/packer.h"
+#include "core/base/settings.h"
+#include "core/transport/networks.h"
+#include "mpi/call_watch.h"
+#include "mpi/host_networks.h"
+#include "mpi/mpich/listeners.h"
+#include "mpi/mpich/pmi_dialogue.h"
+#include "mpi/mpich/pmi_server.h"
+#include "mpi/mpich/shared_files.h"
+
+namespace dscomm {
+namespace {
+
+// What launchers set for a rank.
+bool tells_a_place(std::string_view name) {
+  return name.starts_with("PMI_") || name.starts_with("PMI2_") ||
+         (name.starts_with("PMIX_") && !name.starts_with("PMIX_MCA_"));
+}
+
+class MpichStart final : public MpiStart {
+ public:
+  // The first line: "MPICH Version:      5.0.2".
+  std::string version() const override {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Get_library_version(text, &length);
+    const std::string_view all(text);
+    std::string version;
+    for (char letter : all.substr(0, all.find('\n'))) {
+      const bool is_blank = letter == ' ' || letter == '\t';
+      if (!is_blank || (!version.empty() && version.back() != ' '))
+        version += is_blank ? ' ' : letter;
+    }
+    if (const size_t word = version.find(" Version: "); word != std::string::npos)
+      version.replace(word, sizeof " Version: " - 1, " ");
+    return version;
+  }
+
+  // Who would have been told by mpiexec is told by dscomm, so a launcher is not asked.
+  void describe(MemberEntry* entry) const override { entry->mpi_version = version(); }
+
+  const char* helper_name() const override { return "dscomm's PMI"; }
+
+  Status get_ready(StartContext& context) override {
+    if (!has_fast_network()) DSCOMM_RETURN_IF_ERROR(choose_networks(context.request));
+    std::vector<size_t> hosts;
+    const int size = static_cast<int>(context.request.members.size());
+    for (int rank = 0; rank < size; ++rank) hosts.push_back(context.plan.host_of(rank));
+    DSCOMM_ASSIGN_OR_RETURN(server_, PmiServer::start(size, node_map_of(hosts)));
+    return {};
+  }
+
+  std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) override {
+    auto environment = std::make_unique<EnvironmentForStart>(std::vector<std::string>{
+        "PMI_", "PMI2_", "PMIX_", "MPIR_", "MPICH_", "I_MPI_", "FI_", "UCX_"});
+    if (!version().starts_with("MPICH"))
+      log_line(LogLevel::kWarn, "%s is not MPICH, with which dscomm was built and tested",
+               version().c_str());
+    environment->put_aside(tells_a_place);
+    environment->set("PMI_FD=" + std::to_string(server_->client()));
+    environment->set("PMI_RANK=" + std::to_string(context.request.rank));
+    environment->set("PMI_SIZE=" + std::to_string(context.request.members.size()));
+    if (!has_fast_network()) choose_tcp(context, *environment);
+    return environment;
+  }
+
+  // MPI's barriers, which all ranks enter in the same order.
+  Status look(StartContext& context) override {
+    listeners_.guard_new(context.plan.addresses);
+    std::optional<std::string> put = server_->entered_barrier();
+    if (!put) return {};
+    Result<std::string> all = context.exchange.agree(
+        "pmi" + std::to_string(barriers_++), *put,
+        [](const std::vector<std::string>& said) { return Packer().texts(said).take(); });
+    if (!all.ok()) return all.status();
+    return server_->end_barrier(Unpacker(all.value()).texts());
+  }
+
+  void has_started(const StartContext& context) override {
+    server_->let_through();
+    listeners_.guard_new(context.plan.addresses);
+    if (listeners_.count() == 0)
+      log_line(LogLevel::kInfo, "MPI's port was not found: anybody may connect to it");
+  }
+
+  bool blocks_to_connect() const override { return true; }
+
+  void has_met() override {
+    if (server_ != nullptr) remove_names_of_shared_files();
+    // A message to a rank that has left goes on and on trying to connect to it.
+    watch_calls();
+  }
+
+  std::string networks_used() const override {
+    std::string chosen = environment_value("FI_TCP_IFACE");
+    if (chosen.empty()) chosen = interface_;
+    if (chosen.empty())
+      return "MPI chooses the network by itself; DSCOMM_IFNAME can name the interface that joins "
+             "the hosts";
+    return "over TCP MPI uses " + chosen + "; DSCOMM_IFNAME can name another interface";
+  }
+
+  void close_descriptors() override {
+    if (server_ != nullptr) server_->close_descriptors();
+  }
+
+ private:
+  // Left alone, MPICH looks for fast networks, and may take an interface that leads nowhere.
+  void choose_tcp(const StartContext& context, EnvironmentForStart& environment) {
+    environment.set_default("MPIR_CVAR_CH4_NETMOD=ofi");
+    environment.set_default("FI_PROVIDER=tcp");
+    // dscomm has shared memory of its own.
+    environment.set_default("MPIR_CVAR_NOLOCAL=1");
+    // Of messages that came before somebody wanted them, libfabric keeps 64 of a peer, and reads no
+    // more from it until it is rid of one; what a rank waits for may be behind them.
+    environment.set_default("FI_TCP_MAX_SAVED=1000000");
+    if (const auto names = interfaces_in(networks_); !names.empty()) interface_ = names.front();
+    if (!interface_.empty()) environment.set_default("FI_TCP_IFACE=" + interface_);
+    const PortRange ports = parse_ports(context.request.settings.ports).value_or(PortRange{});
+    if (ports.is_any()) return;
+    environment.set_default("FI_TCP_PORT_LOW_RANGE=" + std::to_string(ports.first));
+    environment.set_default("FI_TCP_PORT_HIGH_RANGE=" + std::to_string(ports.last));
+  }
+
+  // libfabric takes a link-local address of an interface that has IPv6 alone, and cannot bind it.
+  Status choose_networks(const TransportRequest& request) {
+    networks_ = networks_between_hosts(request);
+    if (const std::string& wanted = request.settings.ifname; !wanted.empty())
+      if (auto selected = select_networks(own_interfaces(), wanted); selected.ok())
+        networks_ = std::move(selected).value();
+    const bool had_any = !networks_.empty();
+    std::erase_if(networks_, [](const std::string& network) {
+      return network.find(':') != std::string::npos;
+    });
+    if (!had_any || !networks_.empty() || !environment_value("FI_TCP_IFACE").empty()) return {};
+    return Status(Code::kUnsupported,
+                  "MPICH's connections over TCP need IPv4, and the hosts have only IPv6; use Open "
+                  "MPI (DSCOMM_MPI=openmpi)");
+  }
+
+  std::unique_ptr<PmiServer> server_;
+  NewListeners listeners_;
+  int barriers_ = 0;
+  std::vector<std::string> networks_;  // that MPI may use over TCP
+  std::string interface_;              // that MPI was told of
+};
+
+}  // namespace
+
+std::unique_ptr<MpiStart> make_mpi_start() { return std::make_unique<MpichStart>(); }
+
+}  // namespace dscomm

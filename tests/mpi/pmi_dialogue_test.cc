@@ -1,0 +1,100 @@
+// PMI-1 as MPICH speaks it: what a rank asks, and what it is told of the others.
+#include "mpi/mpich/pmi_dialogue.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace dscomm::test {
+namespace {
+
+constexpr const char* kNotThere = "cmd=get_result rc=-1 msg=key_not_found value=unknown\n";
+
+TEST(PmiDialogue, SaysWhatItKnowsOfTheJob) {
+  PmiDialogue rank(3, "(vector,(0,1,3))");
+  EXPECT_EQ(rank.answer("cmd=init pmi_version=1 pmi_subversion=1"),
+            "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n");
+  EXPECT_EQ(rank.answer("cmd=get_universe_size"), "cmd=universe_size size=3 rc=0\n");
+  EXPECT_EQ(rank.answer("cmd=get kvsname=dscomm key=PMI_process_mapping"),
+            "cmd=get_result rc=0 msg=success value=(vector,(0,1,3))\n");
+  EXPECT_EQ(rank.answer("cmd=finalize"), "cmd=finalize_ack rc=0\n");
+}
+
+TEST(PmiDialogue, WhatOneRankPutsAnotherGetsAfterTheBarrier) {
+  PmiDialogue one(2, ""), other(2, "");
+  EXPECT_EQ(one.answer("cmd=put kvsname=dscomm key=address value=10.0.0.1 port=7"),
+            "cmd=put_result rc=0 msg=success\n");
+  EXPECT_EQ(one.answer("cmd=get kvsname=dscomm key=address"),
+            "cmd=get_result rc=0 msg=success value=10.0.0.1 port=7\n");
+  EXPECT_EQ(other.answer("cmd=get kvsname=dscomm key=address"), kNotThere);
+
+  for (PmiDialogue* rank : {&one, &other}) {
+    EXPECT_EQ(rank->answer("cmd=barrier_in"), "");
+    EXPECT_TRUE(rank->is_in_barrier());
+  }
+  const std::vector<std::string> said{one.take_put(), other.take_put()};
+  for (PmiDialogue* rank : {&one, &other}) {
+    EXPECT_TRUE(rank->learn(said));
+    EXPECT_EQ(rank->leave_barrier(), "cmd=barrier_out rc=0\n");
+    EXPECT_FALSE(rank->is_in_barrier());
+    EXPECT_EQ(rank->answer("cmd=get kvsname=dscomm key=address"),
+              "cmd=get_result rc=0 msg=success value=10.0.0.1 port=7\n");
+  }
+  // The next barrier carries only what is new.
+  EXPECT_TRUE(other.learn({one.take_put()}));
+  EXPECT_EQ(one.take_put(), other.take_put());
+}
+
+TEST(PmiDialogue, ALaterValueTakesThePlaceOfAnEarlierOne) {
+  PmiDialogue rank(1, "");
+  rank.answer("cmd=put kvsname=dscomm key=a value=1");
+  EXPECT_TRUE(rank.learn({rank.take_put()}));
+  rank.answer("cmd=put kvsname=dscomm key=a value=2");
+  EXPECT_TRUE(rank.learn({rank.take_put()}));
+  EXPECT_EQ(rank.answer("cmd=get kvsname=dscomm key=a"),
+            "cmd=get_result rc=0 msg=success value=2\n");
+}
+
+TEST(PmiDialogue, NewRanksAreRefusedInOneAnswer) {
+  PmiDialogue rank(1, "");
+  EXPECT_EQ(rank.answer("mcmd=spawn"), "");
+  EXPECT_EQ(rank.answer("nprocs=2"), "");
+  EXPECT_EQ(rank.answer("endcmd"), "cmd=spawn_result rc=-1 status=dscomm_starts_no_ranks\n");
+  EXPECT_EQ(rank.answer("cmd=get_appnum"), "cmd=appnum appnum=0 rc=0\n");
+}
+
+TEST(PmiDialogue, WhatItDoesNotKnowIsRefused) {
+  PmiDialogue rank(1, "");
+  EXPECT_EQ(rank.answer("cmd=lookup_name service=x"),
+            "cmd=lookup_name_result rc=-1 msg=not_known_to_dscomm\n");
+}
+
+// A line is answered by one line at most, whatever it is.
+TEST(PmiDialogue, AnyLineIsAnsweredByOneLine) {
+  std::mt19937 random(1);
+  const std::vector<std::string> words{"cmd=", "put", "get", "barrier_in", "key=",   "value=", " ",
+                                       "=",    "a",   "\0",  "mcmd=spawn", "endcmd", "init"};
+  PmiDialogue rank(2, "(vector,(0,1,2))");
+  for (int i = 0; i < 20000; ++i) {
+    std::string line;
+    for (size_t count = random() % 8; count > 0; --count) line += words[random() % words.size()];
+    const std::string answer = rank.answer(line);
+    EXPECT_TRUE(answer.empty() || answer.find('\n') == answer.size() - 1) << line;
+    if (rank.is_in_barrier()) {
+      std::string put = rank.take_put();
+      // What a store may have made of it is refused, or understood, without more.
+      if (!put.empty() && random() % 4 == 0) put[random() % put.size()] ^= 1 << random() % 8;
+      static_cast<void>(rank.learn({put}));
+      rank.leave_barrier();
+    }
+  }
+}
+
+TEST(NodeMap, SaysWhoSharesAHost) {
+  EXPECT_EQ(node_map_of({0, 0, 1, 1}), "(vector,(0,1,2),(1,1,2))");
+  EXPECT_EQ(node_map_of({0, 1, 0}), "(vector,(0,1,1),(1,1,1),(0,1,1))");
+  EXPECT_EQ(node_map_of({0}), "(vector,(0,1,1))");
+}
+
+}  // namespace
+}  // namespace dscomm::test

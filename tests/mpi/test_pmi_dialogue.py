@@ -1,0 +1,10 @@
+"""The protocol that starts MPICH. Needs pmi_dialogue_tests, which the CMake presets build."""
+
+from __future__ import annotations
+
+from test_mpi_team import run_alone
+
+
+def test_pmi_dialogue() -> None:
+    output = run_alone("pmi_dialogue_tests")
+    assert "[  PASSED  ] 7 tests." in output, output
