@@ -17,6 +17,10 @@ if(DSCOMM_HAVE_MPI)
   endif()
 endif()
 
+if(NOT DSCOMM_HAVE_PMIX)
+  # Of an earlier build.
+  file(REMOVE ${CMAKE_BINARY_DIR}/package/libdscomm_mpi.so ${CMAKE_BINARY_DIR}/package/dscomm-pmix)
+endif()
 if(DSCOMM_HAVE_PMIX)
   file(GLOB mpi_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/open_mpi/*.cc)
   list(FILTER mpi_sources EXCLUDE REGEX "/module\\.cc$")

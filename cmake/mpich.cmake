@@ -53,6 +53,7 @@ endif()
 
 if(NOT DSCOMM_MPICH_VERSION)
   message(STATUS "MPICH: not used")
+  file(REMOVE ${CMAKE_BINARY_DIR}/package/libdscomm_mpich.so) # of an earlier build
 else()
   message(STATUS "MPICH ${DSCOMM_MPICH_VERSION}: found")
   file(GLOB mpich_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/mpich/*.cc)

@@ -290,8 +290,8 @@ class BringUp {
           },
           deadline_, ends);
     }
-    if (status.ok() && answer->code == MPI_SUCCESS && start().blocks_to_connect() &&
-        size() <= kMostConnected) {
+    const bool connects_all = start().blocks_to_connect() && size() <= kMostConnected;
+    if (status.ok() && answer->code == MPI_SUCCESS && connects_all) {
       step_ = "connecting all ranks";
       status = connect_all(answer->comm, kMeetTags + kGroupTag, deadline_, ends);
     }
@@ -303,7 +303,7 @@ class BringUp {
     if (answer->code != MPI_SUCCESS)
       return own(reason_or(mpi_error(step_.c_str(), answer->code), deadline_, ends));
     world_->comm_ = answer->comm;
-    start().has_met();
+    start().has_met(connects_all);
     exchange_.finish();
     log_line(LogLevel::kInfo,
              "MPI between hosts is up: %s, started by way of %s; rank %d of %d; %s",

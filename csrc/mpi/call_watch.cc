@@ -24,6 +24,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{50};
 constexpr int kTicks = 16;
+// A call that spends its time in system calls is hardly ever met outside of the C library. After so
+// many ticks it is left there, too; it may hold a lock of malloc's, but would stay for ever.
+constexpr int kPatientTicks = 60;
 // Of computing in one call. A call that works in order moves a chunk of some MiB.
 constexpr int64_t kBusyNs = 400'000'000;
 
@@ -86,9 +89,9 @@ void leave_call(int, siginfo_t*, void* context) {
   // Acquire pairs with the release in look_at().
   if (number % 2 == 0 || calls.to_leave.load(std::memory_order_acquire) != number) return;
   const uintptr_t at = interrupted_at(context);
-  // A call that spends its time in system calls is hardly ever met outside of the C library.
-  if (calls.only_outside_libc.load(std::memory_order_acquire) && at >= libc_begin &&
-      at < libc_end && !is_after_system_call(at))
+  const auto from = calls.from.load(std::memory_order_acquire);
+  if (from != guard::Calls::kAnywhere && at >= libc_begin && at < libc_end &&
+      (from == guard::Calls::kOutsideLibc || !is_after_system_call(at)))
     return;
   note_mpi_gave_up();
   calls.depth = 0;
@@ -184,7 +187,10 @@ void look_at(guard::Calls& calls, Seen* seen) {
              "a call of MPI does not return, as when a rank has died: it is left, and MPI is not "
              "called again in this process");
   // Release: what the signal's handler loads.
-  calls.only_outside_libc.store(!is_asleep, std::memory_order_release);
+  calls.from.store(is_asleep                     ? guard::Calls::kAnywhere
+                   : seen->ticks < kPatientTicks ? guard::Calls::kOutsideLibc
+                                                 : guard::Calls::kAlsoAfterSystemCalls,
+                   std::memory_order_release);
   calls.to_leave.store(number, std::memory_order_release);
   pthread_kill(calls.thread, leave_signal());
 }

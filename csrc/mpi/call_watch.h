@@ -31,11 +31,12 @@ struct Calls {
   // watch compares it with what it saw before, and what it finds too late it finds at the next
   // look.
   std::atomic<uint64_t> number{0};
-  // The number of the call that is to be left, and whether not from within the C library, whose
-  // locks it may hold. Release stores of the watch, before the signal; acquire loads of its
-  // handler.
+  // The number of the call that is to be left, and from where: not from within the C library, whose
+  // locks it may hold, or only where it has made a system call. Release stores of the watch, before
+  // the signal; acquire loads of its handler.
   std::atomic<uint64_t> to_leave{0};
-  std::atomic<bool> only_outside_libc{false};
+  enum Where { kAnywhere, kOutsideLibc, kAlsoAfterSystemCalls };
+  std::atomic<Where> from{kAnywhere};
   int depth = 0;       // of guarded() inside guarded()
   sigjmp_buf way_out;  // of the outermost
   pthread_t thread;

@@ -40,8 +40,8 @@ class MpiArrivals {
 
 class MpiChannel final : public CellChannel {
  public:
-  // `rank` is the peer's in the communicator, `peer` its description for messages. Nothing is sent
-  // once `gone` says that the peer has died or left: asked before each cell.
+  // `rank` is the peer's in the communicator, `peer` its description for messages. Once
+  // `gone` says that the peer has died or left, cells go nowhere: asked before each.
   MpiChannel(
       std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer,
       Look gone = [] { return Status(); });

@@ -59,8 +59,9 @@ class MpiStart {
   // Whether a message to a rank that MPI has no connection to yet blocks until that rank answers.
   // Then all connect at once, up to a number of them; a rank that is stopped would stop others.
   virtual bool blocks_to_connect() const { return false; }
-  // All ranks have come through MPI_Init_thread, and have messages.
-  virtual void has_met() {}
+  // All ranks have come through MPI_Init_thread, and messages get through; `are_all_connected`:
+  // each has a connection to each.
+  virtual void has_met(bool are_all_connected) = 0;
   // Which networks MPI uses, for a message.
   virtual std::string networks_used() const = 0;
 

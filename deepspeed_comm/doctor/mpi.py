@@ -62,7 +62,7 @@ def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary = OPEN_MP
         return
     finding.say(f"loaded: {facts['library'] or 'a library that is not called libmpi'}")
     if "version" in facts:
-        finding.say(facts["version"].splitlines()[0].split(", package")[0])
+        finding.say(facts["version"].partition("\n")[0].partition(", package")[0])
         if not facts["version"].startswith(name):
             finding.problem(f"this is not {name}, which dscomm was built with", advice)
             return

@@ -128,6 +128,21 @@ def test_hosts_with_different_mpis(make_hosts: Callable[[int], Hosts]) -> None:
             assert "install the same MPI on all hosts" in text, event
 
 
+def test_hosts_that_have_mpich_alone(make_hosts: Callable[[int], Hosts]) -> None:
+    """Without DSCOMM_MPI, what can be loaded is."""
+    if not Path(load_extension().__file__).with_name("libdscomm_mpich.so").exists():
+        pytest.skip("this build has no MPICH")
+    hosts = make_hosts(2)
+    for host in hosts:
+        module = Path(load_extension().__file__).with_name("libdscomm_mpi.so")
+        host.run("mount", "--bind", "/dev/null", str(module))
+    env = {"DSCOMM_MPI": "auto", "DSCOMM_DEBUG": "info"}
+    with start_ranks(hosts, [0, 1], "checks.py", "few", env=env) as job:
+        job.results()
+        output = "".join(process.output() for process in job.processes.values())
+        assert output.count("is up: MPICH ") == job.size, output
+
+
 def test_open_mpi_of_the_environment(
     make_hosts: Callable[[int], Hosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

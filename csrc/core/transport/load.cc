@@ -67,20 +67,16 @@ Status unsupported(const std::string& reason) {
   return Status(Code::kUnsupported, "the group spans hosts, which needs " + reason);
 }
 
-Result<const TransportModule*> load_module(const std::string& folder, const Library& library) {
-  const std::string path = folder + "/" + library.file;
+// Null where it cannot be loaded: *reason says why.
+void* load_module(const std::string& folder, const Library& library, Status* reason) {
   // Global: the plugins of Open MPI look for its symbols there.
-  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (handle == nullptr) {
-    const char* reason = dlerror();
-    return unsupported(library.name + ", and it cannot be loaded (" +
-                       (reason == nullptr ? "no reason given" : reason) + "): install it (" +
-                       library.to_run + ")");
-  }
-  const auto* module = static_cast<const TransportModule*>(dlsym(handle, kTransportSymbol));
-  if (module == nullptr || std::strcmp(module->version, kTransportVersion) != 0)
-    return Status(Code::kUnsupported, path + " is of another build; install deepspeed_comm again");
-  return module;
+  void* module = dlopen((folder + "/" + library.file).c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (module != nullptr) return module;
+  const char* words = dlerror();
+  *reason = unsupported(library.name + ", and it cannot be loaded (" +
+                        (words == nullptr ? "no reason given" : words) + "): install it (" +
+                        library.to_run + ")");
+  return nullptr;
 }
 
 // The libraries to try, the first one first. Two cannot be in one process.
@@ -107,9 +103,14 @@ Result<const TransportModule*> load_any(const std::string& folder, const std::st
     if (!is_built(library, folder))
       return unsupported(library.name + ", and this dscomm was built without it: install " +
                          library.to_build + " and install deepspeed_comm again");
-    Result<const TransportModule*> module = load_module(folder, library);
-    if (module.ok()) return module;
-    if (first.ok()) first = module.status();
+    Status reason;
+    void* loaded = load_module(folder, library, &reason);
+    if (first.ok()) first = reason;
+    if (loaded == nullptr) continue;
+    const auto* module = static_cast<const TransportModule*>(dlsym(loaded, kTransportSymbol));
+    if (module != nullptr && std::strcmp(module->version, kTransportVersion) == 0) return module;
+    return Status(Code::kUnsupported, folder + "/" + library.file +
+                                          " is of another build; install deepspeed_comm again");
   }
   return first;
 }

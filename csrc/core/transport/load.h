@@ -24,6 +24,6 @@ struct TransportModule {
                                              const std::string& folder);
 };
 inline constexpr const char* kTransportSymbol = "dscomm_transport_module";
-inline constexpr const char* kTransportVersion = "1";
+inline constexpr const char* kTransportVersion = "2";
 
 }  // namespace dscomm

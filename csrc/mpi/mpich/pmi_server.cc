@@ -24,7 +24,8 @@ constexpr size_t kMostBytes = 1 << 20;
 struct PmiServer::State {
   State(int size, std::string node_map) : dialogue(size, std::move(node_map)) {}
 
-  UniqueFd server, client;
+  UniqueFd server;
+  int client = -1;  // MPI closes it
   std::mutex mutex;
   PmiDialogue dialogue;
   bool is_taken = false;  // what was put before the barrier that MPI is in
@@ -69,14 +70,14 @@ Result<std::unique_ptr<PmiServer>> PmiServer::start(int size, std::string node_m
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return make_status(Code::kResource, "socketpair failed: %s", std::strerror(errno));
   state->server = UniqueFd(ends[0]);
-  state->client = UniqueFd(ends[1]);
+  state->client = ends[1];
   Result<std::thread> thread = start_thread("serving PMI", [state] { state->serve(); });
   if (!thread.ok()) return thread.status();
   thread.value().detach();
   return std::unique_ptr<PmiServer>(new PmiServer(std::move(state)));
 }
 
-int PmiServer::client() const { return state_->client.get(); }
+int PmiServer::client() const { return state_->client; }
 
 std::optional<std::string> PmiServer::entered_barrier() {
   std::lock_guard lock(state_->mutex);
@@ -100,9 +101,6 @@ void PmiServer::let_through() {
   if (state_->dialogue.is_in_barrier()) state_->leave_barrier();
 }
 
-void PmiServer::close_descriptors() {
-  state_->server.reset();
-  state_->client.reset();
-}
+void PmiServer::close_descriptors() { state_->server.reset(); }
 
 }  // namespace dscomm

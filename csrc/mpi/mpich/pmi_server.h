@@ -17,7 +17,7 @@ class PmiServer {
   // process ends, since MPI may ask as long.
   static Result<std::unique_ptr<PmiServer>> start(int size, std::string node_map);
 
-  // MPI's end of the socket, for PMI_FD.
+  // MPI's end of the socket, for PMI_FD. It is MPI's to close.
   int client() const;
 
   // Once MPI waits in a barrier: what this rank has put for the others.

@@ -24,9 +24,9 @@
 namespace dscomm {
 namespace {
 
-// What launchers set for a rank.
+// What launchers set for a rank, and which PMI they speak.
 bool tells_a_place(std::string_view name) {
-  return name.starts_with("PMI_") || name.starts_with("PMI2_") ||
+  return name.ends_with("_PMI_VERSION") || name.starts_with("PMI_") || name.starts_with("PMI2_") ||
          (name.starts_with("PMIX_") && !name.starts_with("PMIX_MCA_"));
 }
 
@@ -74,12 +74,13 @@ class MpichStart final : public MpiStart {
     environment->set("PMI_RANK=" + std::to_string(context.request.rank));
     environment->set("PMI_SIZE=" + std::to_string(context.request.members.size()));
     if (!has_fast_network()) choose_tcp(context, *environment);
+    listeners_.emplace();
     return environment;
   }
 
   // MPI's barriers, which all ranks enter in the same order.
   Status look(StartContext& context) override {
-    listeners_.guard_new(context.plan.addresses);
+    listeners_->guard_new(context.plan.addresses);
     std::optional<std::string> put = server_->entered_barrier();
     if (!put) return {};
     Result<std::string> all = context.exchange.agree(
@@ -91,17 +92,18 @@ class MpichStart final : public MpiStart {
 
   void has_started(const StartContext& context) override {
     server_->let_through();
-    listeners_.guard_new(context.plan.addresses);
-    if (listeners_.count() == 0)
+    listeners_->guard_new(context.plan.addresses);
+    if (listeners_->count() == 0)
       log_line(LogLevel::kInfo, "MPI's port was not found: anybody may connect to it");
   }
 
   bool blocks_to_connect() const override { return true; }
 
-  void has_met() override {
+  void has_met(bool are_all_connected) override {
     if (server_ != nullptr) remove_names_of_shared_files();
-    // A message to a rank that has left goes on and on trying to connect to it.
-    watch_calls();
+    // A message to a rank that has left goes on and on trying to connect to it; one to a rank that
+    // has not been connected may do so for a while.
+    if (are_all_connected) watch_calls();
   }
 
   std::string networks_used() const override {
@@ -152,7 +154,7 @@ class MpichStart final : public MpiStart {
   }
 
   std::unique_ptr<PmiServer> server_;
-  NewListeners listeners_;
+  std::optional<NewListeners> listeners_;  // since MPI_Init_thread began
   int barriers_ = 0;
   std::vector<std::string> networks_;  // that MPI may use over TCP
   std::string interface_;              // that MPI was told of

@@ -145,7 +145,7 @@ class OpenMpiStart final : public MpiStart {
   std::string make_token() const override { return random_token(); }
   void admit(const std::string& token) override { admit_greetings(token); }
 
-  void has_met() override {
+  void has_met(bool) override {
     if (helper_ != nullptr) helper_->remove_keys();
   }
 
