@@ -233,7 +233,9 @@ void MpiTransport::outlast(std::chrono::milliseconds timeout) {
 // move. So they go on for as long as the others have not come here as well, or for a moment.
 void MpiTransport::flush() {
   MPI_Request request = MPI_REQUEST_NULL;
-  if (flushed_.exchange(true) || detector_->count() != 0 ||
+  int is_finalized = 0;  // by the program: then nothing is on its way
+  MPI_Finalized(&is_finalized);
+  if (flushed_.exchange(true) || is_finalized || detector_->count() != 0 ||
       guarded([&] { return MPI_Ibarrier(world_->comm(), &request); }) != MPI_SUCCESS)
     return;
   const Deadline deadline = Deadline::after(kFlushLimit);

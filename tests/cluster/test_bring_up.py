@@ -80,6 +80,13 @@ def test_mpirun_lets_the_last_rank_finish(make_hosts: Callable[[int], Hosts]) ->
         job.results()
 
 
+def test_a_program_may_finalise_mpi(make_hosts: Callable[[int], Hosts]) -> None:
+    """dscomm, which leaves after it, calls MPI no more."""
+    with start_ranks(make_hosts(2), [0, 0, 1, 1], "finalises.py") as job:
+        assert [result["code"] for result in job.results()] == [0] * job.size
+        assert job.hosts.leftovers(limit_s=5.0) == {}
+
+
 def test_all_ports_are_of_the_range(make_hosts: Callable[[int], Hosts]) -> None:
     """The ports that a firewall must open, except the store's."""
     hosts = make_hosts(2)

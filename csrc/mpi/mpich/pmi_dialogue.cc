@@ -8,7 +8,7 @@
 namespace dscomm {
 namespace {
 
-// As Hydra has them.
+// In bytes; as Hydra has them, but for longer values.
 constexpr const char* kLimits = "kvsname_max=256 keylen_max=64 vallen_max=4096";
 constexpr const char* kSpaceName = "dscomm";
 
