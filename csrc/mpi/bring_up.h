@@ -33,7 +33,7 @@ class MpiWorld {
   MpiWorld(MpiOrigin origin, std::unique_ptr<MpiStart> start);
   ~MpiWorld();
 
-  // What made it possible to initialise MPI, for messages.
+  // The starter of MPI, for messages: "dscomm-pmix", "the launcher".
   const char* started_by() const;
   // The members of the request, in its order. Errors return. Never freed: it ends with MPI.
   MPI_Comm comm() const { return comm_; }

@@ -1,5 +1,6 @@
-// How the members of a transport become one MPI job: what each says of itself, and what rank 0
-// makes of it. The same for every MPI library, so that ranks with different ones learn of it.
+// The plan by which the members of a transport become one MPI job: rank 0 makes it from the
+// members' entries. Entries are the same for every MPI library, so a mismatch of libraries is
+// reported.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,14 @@
 
 namespace dscomm {
 
-// Who has made it possible to initialise MPI, or has done so.
+// The starter of MPI.
 enum class MpiOrigin {
-  kDscomm,    // dscomm: see start.h
-  kLauncher,  // mpirun, srun, flux
-  kProgram,   // the program, before dscomm was asked to: MPI is its own
+  kDscomm,    // dscomm prepares MPI_Init_thread and calls it (start.h)
+  kLauncher,  // mpirun, srun or flux has prepared it; dscomm calls it
+  kProgram,   // the program has called it already
 };
 
-// What one rank says of itself.
+// One rank's entry.
 struct MemberEntry {
   std::string place;  // equal where a PMIx server and MPI's shared memory work for both
   int64_t pid = 0;
@@ -30,7 +31,7 @@ struct MemberEntry {
   std::string mpi_version;
   bool initialised = false;
   std::vector<std::string> addresses;  // of its network namespace
-  // What a launcher has said; empty without one.
+  // The launcher's variables; empty without one.
   std::string name_space, launcher_rank;
   uint64_t launcher_size = 0;  // 0: not known
 };

@@ -1,6 +1,6 @@
-// What differs between MPI libraries until MPI is up, and while it goes: who serves
-// MPI_Init_thread, what it is told, and how strangers are kept out. open_mpi/ and mpich/ have one
-// each; the module is built for one of them.
+// MpiStart: the part of bring-up that depends on the MPI library. It serves MPI_Init_thread, sets
+// its environment, and guards its ports. open_mpi/ and mpich/ implement it; a module is built for
+// one.
 #pragma once
 
 #include <memory>
@@ -38,11 +38,11 @@ class MpiStart {
   // Adds to what this rank says of itself: the version, and what a launcher has told it.
   virtual void describe(MemberEntry* entry) const = 0;
 
-  // What MPI_Init_thread will ask for, where dscomm itself makes that possible; get_ready() and
-  // its names are for messages.
-  virtual const char* helper_name() const = 0;  // "dscomm-pmix"
+  // If dscomm is the starter: starts the server that MPI_Init_thread will ask. The name is for
+  // messages: "dscomm-pmix".
+  virtual const char* helper_name() const = 0;
   virtual Status get_ready(StartContext& context) = 0;
-  // What MPI_Init_thread shall find in the environment.
+  // Sets the environment of MPI_Init_thread, for as long as the result lives.
   virtual std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) = 0;
   // Asked every few milliseconds while MPI_Init_thread runs, and serves it: a reason to give up.
   virtual Status look(StartContext& context) = 0;
@@ -51,16 +51,15 @@ class MpiStart {
   // MPI_Init_thread has returned.
   virtual void has_started(const StartContext& context) = 0;
 
-  // Whether MPI's connections over TCP can be made to need a token, and that on which the ranks
-  // have agreed; empty for none.
+  // Whether MPI's connections over TCP can require a token. Rank 0 makes one if all can; all ranks
+  // then admit it, or "" for none.
   virtual bool carries_token(const StartContext&) const { return false; }
   virtual std::string make_token() const { return ""; }
   virtual void admit(const std::string&) {}
-  // Whether a message to a rank that MPI has no connection to yet blocks until that rank answers.
-  // Then all connect at once, up to a number of them; a rank that is stopped would stop others.
+  // Whether the first message to a rank blocks until that rank answers. If so, ranks connect in
+  // advance, because a stopped rank would block others.
   virtual bool blocks_to_connect() const { return false; }
-  // All ranks have come through MPI_Init_thread, and messages get through; `are_all_connected`:
-  // each has a connection to each.
+  // MPI is up on all ranks. `are_all_connected`: each rank has a connection to each other rank.
   virtual void has_met(bool are_all_connected) = 0;
   // Which networks MPI uses, for a message.
   virtual std::string networks_used() const = 0;

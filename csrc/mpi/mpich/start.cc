@@ -49,7 +49,7 @@ class MpichStart final : public MpiStart {
     return version;
   }
 
-  // Who would have been told by mpiexec is told by dscomm, so a launcher is not asked.
+  // The launcher's variables are ignored, because dscomm takes the launcher's place.
   void describe(MemberEntry* entry) const override { entry->mpi_version = version(); }
 
   const char* helper_name() const override { return "dscomm's PMI"; }
@@ -101,8 +101,8 @@ class MpichStart final : public MpiStart {
 
   void has_met(bool are_all_connected) override {
     if (server_ != nullptr) remove_names_of_shared_files();
-    // A message to a rank that has left goes on and on trying to connect to it; one to a rank that
-    // has not been connected may do so for a while.
+    // A message to a departed rank retries its connection without end. Without connections in
+    // advance, a first message to a slow rank looks the same, so it must not be interrupted.
     if (are_all_connected) watch_calls();
   }
 
@@ -126,8 +126,8 @@ class MpichStart final : public MpiStart {
     environment.set_default("FI_PROVIDER=tcp");
     // dscomm has shared memory of its own.
     environment.set_default("MPIR_CVAR_NOLOCAL=1");
-    // Of messages that came before somebody wanted them, libfabric keeps 64 of a peer, and reads no
-    // more from it until it is rid of one; what a rank waits for may be behind them.
+    // By default libfabric buffers 64 unexpected messages of a peer and then stops reading from it,
+    // which can hold back the message that a rank waits for.
     environment.set_default("FI_TCP_MAX_SAVED=1000000");
     if (const auto names = interfaces_in(networks_); !names.empty()) interface_ = names.front();
     if (!interface_.empty()) environment.set_default("FI_TCP_IFACE=" + interface_);
