@@ -5,6 +5,11 @@
 
 #include <mpi.h>
 
+// SMPI makes macros of them, of which methods of that name would become calls.
+#undef sleep
+#undef usleep
+#undef nanosleep
+
 inline int allreduce_as_open_mpi(const void* sent, void* received, int count, MPI_Datatype type,
                                  MPI_Op op, MPI_Comm comm, MPI_Request* request) {
   *request = MPI_REQUEST_NULL;

@@ -1,9 +1,9 @@
 // Construction, the frame of every call, and failure. The collectives are in mpi_team_reduce.cc,
-// mpi_team_move.cc, mpi_team_chain.cc, mpi_team_shares.cc and mpi_team_exchange.cc.
+// mpi_team_move.cc, mpi_team_chain.cc, mpi_team_shares.cc, mpi_team_pairs.cc and
+// mpi_team_exchange.cc.
 
 #include "mpi/mpi_team.h"
 
-#include <bit>
 #include <chrono>
 #include <utility>
 
@@ -269,7 +269,7 @@ Status MpiTeam::run(const Rounds& rounds) {
   DSCOMM_RETURN_IF_ERROR(start_lead());
   rounds.stage(0, staging_[0].data());
   if (!rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
-  const size_t round_count = (lead_.longest + rounds.piece - 1) / rounds.piece;
+  const size_t round_count = rounds.order.rounds((lead_.longest + rounds.piece - 1) / rounds.piece);
 
   for (size_t round = 0; round < round_count + kInFlight; ++round) {
     MpiStaging& staging = staging_[round % kInFlight];
@@ -277,11 +277,12 @@ Status MpiTeam::run(const Rounds& rounds) {
       DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
       rounds.deliver(round - kInFlight, staging.data());
       if (chunks_ != nullptr && chunks_->take)
-        DSCOMM_RETURN_IF_ERROR(end(chunks_->take((round - kInFlight + 1) * rounds.piece)));
+        DSCOMM_RETURN_IF_ERROR(
+            end(chunks_->take(rounds.order.ended(round - kInFlight) * rounds.piece)));
     }
     if (round < round_count) {
       if (chunks_ != nullptr && chunks_->make)
-        DSCOMM_RETURN_IF_ERROR(end(chunks_->make((round + 1) * rounds.piece)));
+        DSCOMM_RETURN_IF_ERROR(end(chunks_->make(rounds.order.begun(round) * rounds.piece)));
       if (round > 0) rounds.stage(round, staging.data());
       DSCOMM_RETURN_IF_ERROR(
           check("MPI's operation", [&] { return rounds.start(round, staging); }));
@@ -306,7 +307,10 @@ size_t MpiTeam::piece_of_each(size_t element_bytes) const {
 size_t MpiTeam::within_chunks(size_t piece) const {
   if (chunks_ == nullptr) return piece;
   piece = std::max<size_t>(std::min(piece, chunks_->count / kInFlight), 1);
-  return chunks_->ring == 0 ? piece : std::bit_floor(piece);  // which never reaches over its end
+  // None reaches over the end of a ring, of which messages or powers of two are divisors.
+  const size_t ring = std::max(chunks_->ring, chunks_->out_ring);
+  while (ring % piece != 0) --piece;
+  return piece;
 }
 
 Status MpiTeam::wait(MpiStaging& staging, Place place) {

@@ -74,6 +74,12 @@ struct MpiTeamOptions {
   // Of a piece that goes from one rank to another; the same on all. A little less
   // than what Open MPI sends at once over TCP, 64 KiB with its own heading.
   size_t message_bytes = size_t{60} << 10;
+  // Among more than `few_ranks`, messages to each rank go by pairs (see mpi_team_pairs.cc) if they
+  // are at least as long: below that they cost more than their bytes. The same on all.
+  size_t least_pair_bytes = size_t{16} << 10;
+  // Ranks share hosts, and so their wires: a long all-reduce among many is left to MPI, most of
+  // whose messages stay inside. The same on all.
+  bool shares_hosts = false;
   // Messages in flight of a gather, a scatter or an all_to_all, each way.
   size_t places = 16;
   // Where MPI reduces: whether halves travel as float32 and are rounded once, instead of once a
@@ -131,6 +137,10 @@ class MpiTeam final : public Team {
   }
   Status begin_barrier(const CallOptions& options) override;
   bool takes_chunks() const override { return true; }
+  size_t piece_bytes() const override { return message_bytes(); }
+  size_t least_chunk_bytes() const override {
+    return is_few() ? 0 : kInFlight * options_.members.size() * options_.least_pair_bytes;
+  }
 
  private:
   // Where a call is; a later place is a greater number.
@@ -156,13 +166,45 @@ class MpiTeam final : public Team {
   // two chunks at most.
   size_t within_chunks(size_t piece) const;
 
-  // The rounds of a call. Each of its blocks is cut into pieces of `piece` elements; round r has
-  // piece r of every block.
+  // What a round moves: see Order.
+  struct Turn {
+    size_t piece;
+    size_t step;     // from 1 on
+    bool is_second;  // see Order::twice
+  };
+  // Which piece of every block a round moves. Usually round r has piece r. With more `steps` a
+  // piece has one round for each. Where each piece goes `twice`, the steps have an index: 2p is
+  // that of the first steps of piece p, 2p + 1 that of the second steps of piece p - 1; the first
+  // odd one and the last even one are idle.
+  struct Order {
+    size_t steps = 1;
+    bool twice = false;
+
+    size_t rounds(size_t pieces) const {
+      return twice && pieces > 0 ? 2 * (pieces + 1) * steps : pieces * steps;
+    }
+    Turn turn(size_t round) const {
+      const size_t index = round / steps, step = 1 + round % steps;
+      if (!twice) return {index, step, false};
+      // Behind the last piece, and before the first (a number that wraps), there are no elements.
+      return {index / 2 - index % 2, step, index % 2 == 1};
+    }
+    // Pieces whose values are read, at the latest, when the round starts; and whose results are
+    // there when it has ended.
+    size_t begun(size_t round) const { return round / steps / (twice ? 2 : 1) + 1; }
+    size_t ended(size_t round) const {
+      const size_t indices = (round + 1) / steps;
+      return twice ? std::max<size_t>(indices / 2, 1) - 1 : indices;
+    }
+  };
+
+  // The rounds of a call. Each of its blocks is cut into pieces of `piece` elements.
   struct Rounds {
     Rounds(size_t piece_elements, size_t round_bytes) : piece(piece_elements), bytes(round_bytes) {}
 
     const size_t piece;
     const size_t bytes;  // of staging that a round needs on this rank
+    Order order;
     // Copies this rank's pieces into staging; runs before the ranks have agreed for round 0.
     std::function<void(size_t round, std::byte* staging)> stage;
     // Starts MPI's operations on staging.data(); returns MPI's code.
@@ -206,6 +248,24 @@ class MpiTeam final : public Team {
   template <typename ShareOf, typename Gets>
   Status spread_shares(const Pieces& shares, void* out, size_t count, const ShareOf& share_of,
                        const Gets& gets);
+  // By pairs, among many ranks. `piece`: elements of a message or, in an all-reduce, of one for
+  // each rank.
+  bool fits_pairs(size_t bytes_of_message) const;
+  // Elements of the pieces of `count` elements that are no longer than `most` and of one length.
+  size_t even_piece(size_t count, size_t most) const;
+  size_t rank_after(size_t step) const { return (rank_ + step) % options_.members.size(); }
+  size_t rank_before(size_t step) const {
+    return (rank_ + options_.members.size() - step) % options_.members.size();
+  }
+  int exchange_in_turn(const Turn& turn, size_t sent_bytes, size_t got_bytes, size_t room,
+                       MpiStaging& staging) const;
+  Status reduce_by_pairs(const void* in, void* out, size_t count, size_t piece,
+                         const Reduction& reduction);
+  Status reduce_scatter_by_pairs(std::span<const void* const> ins, std::span<const size_t> counts,
+                                 void* out, size_t piece, const Reduction& reduction);
+  Status all_gather_by_pairs(const void* in, size_t count, size_t element_bytes,
+                             std::span<void* const> outs, std::span<const size_t> out_counts,
+                             size_t piece);
   struct Chain;
   Status reduce_along_chain(const void* in, void* out, size_t count, const Reduction& reduction,
                             int root);
@@ -354,18 +414,29 @@ inline size_t in_round(size_t count, size_t piece, size_t round) {
 struct Pieces {
   size_t piece;  // elements
   size_t element_bytes;
+  const Chunks* chunks = nullptr;  // whose rings the block lies in
 
+  // Of piece `round` of the block: the first element's.
+  static size_t in_ring(size_t element, size_t ring) {
+    return ring == 0 ? element : element % ring;
+  }
+  size_t read_at(size_t round) const {
+    return in_ring(round * piece, chunks == nullptr ? 0 : chunks->ring) * element_bytes;
+  }
+  size_t write_at(size_t round) const {
+    return in_ring(round * piece, chunks == nullptr ? 0 : chunks->out_ring) * element_bytes;
+  }
   size_t bytes() const { return piece * element_bytes; }
   size_t bytes_of(size_t count, size_t round) const {
     return in_round(count, piece, round) * element_bytes;
   }
   void stage(std::byte* staging, const void* block, size_t count, size_t round) const {
     const size_t length = bytes_of(count, round);
-    if (length > 0) std::memcpy(staging, byte_at(block, round * bytes()), length);
+    if (length > 0) std::memcpy(staging, byte_at(block, read_at(round)), length);
   }
   void deliver(void* block, const std::byte* staging, size_t count, size_t round) const {
     const size_t length = bytes_of(count, round);
-    if (length > 0) std::memcpy(byte_at(block, round * bytes()), staging, length);
+    if (length > 0) std::memcpy(byte_at(block, write_at(round)), staging, length);
   }
   // Between two blocks in user memory, which may be the same.
   void copy(void* to, const void* from, size_t count, size_t round) const {
@@ -400,7 +471,7 @@ struct Pieces {
 // A share for each rank; the last ones may be shorter, or empty.
 inline Pieces shares_of(size_t count, int ranks, size_t element_bytes) {
   const auto shares = static_cast<size_t>(ranks);
-  return {(count + shares - 1) / shares, element_bytes};
+  return {(count + shares - 1) / shares, element_bytes, nullptr};
 }
 
 }  // namespace dscomm

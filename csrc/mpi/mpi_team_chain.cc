@@ -18,11 +18,13 @@ constexpr size_t kLeastPieceBytes = size_t{8} << 10;
 
 // The root is first; the ranks follow in their order.
 struct MpiTeam::Chain {
+  // In a call in chunks the piece does not depend on the count, in which slices differ.
   Chain(const MpiTeam& team, int root, size_t count, size_t element_bytes)
       : place((team.rank_ - root + team.size()) % team.size()),
         is_last(place == team.size() - 1),
         before((team.rank_ - 1 + team.size()) % team.size()),
         after((team.rank_ + 1) % team.size()) {
+    if (team.chunks_ != nullptr) count = team.chunks_->count;
     const size_t share = count / (2 * static_cast<size_t>(team.size() - 1));
     const size_t least = std::max<size_t>(kLeastPieceBytes / element_bytes, 1);
     piece = std::min({count, team.piece_of_message(element_bytes), std::max(share, least)});
@@ -63,7 +65,8 @@ Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
                                    const Reduction& reduction, int root) {
   const WireReduction wire = on_wire(reduction);
   const Chain chain(*this, root, count, wire.wire_bytes());
-  const size_t piece = chain.piece, piece_bytes = piece * wire.wire_bytes();
+  const size_t piece = within_chunks(chain.piece), piece_bytes = piece * wire.wire_bytes();
+  const Pieces pieces{piece, wire.value_bytes(), chunks_};
   const auto bytes_of = [&](size_t round) {
     return in_round(count, piece, round) * wire.wire_bytes();
   };
@@ -78,8 +81,7 @@ Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
   };
   Rounds rounds(piece, 2 * piece_bytes);
   rounds.stage = [&](size_t round, std::byte* staging) {
-    wire.enter(staging, byte_at(in, round * piece * wire.value_bytes()),
-               in_round(count, piece, round));
+    wire.enter(staging, byte_at(in, pieces.read_at(round)), in_round(count, piece, round));
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     if (chain.is_last) return send_on(round, staging);
@@ -95,8 +97,7 @@ Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
   rounds.deliver = [&](size_t round, std::byte* staging) {
     if (chain.place > 0) return;
     add(round, staging);
-    wire.leave(byte_at(out, round * piece * wire.value_bytes()), staging,
-               in_round(count, piece, round));
+    wire.leave(byte_at(out, pieces.write_at(round)), staging, in_round(count, piece, round));
   };
   return run(rounds);
 }

@@ -87,6 +87,9 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
     return finished();
   }
 
+  if (const size_t piece = even_piece(longest, piece_of_message(element_bytes));
+      fits_pairs(piece * element_bytes))
+    return all_gather_by_pairs(in, count, element_bytes, outs, out_counts, piece);
   const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))),
                       element_bytes};
   Rounds rounds(pieces.piece, ranks * pieces.bytes());

@@ -1,4 +1,4 @@
-// The reductions of MpiTeam, in seven ways.
+// The reductions of MpiTeam, in eight ways.
 //
 //   in the Lead    what fits beside the fingerprint
 //   in shares      what fits a message to each, among three ranks or more, but few; see
@@ -7,6 +7,7 @@
 //   by exchange    MPI_Ialltoallv brings every rank its share of everybody's data; it reduces that
 //                  in rank order; for an all-reduce MPI_Iallgatherv then spreads the shares
 //   along a chain  a reduce among few ranks; see mpi_team_chain.cc
+//   by pairs       long data among many ranks, except a reduce; see mpi_team_pairs.cc
 //   by MPI         MPI_Iallreduce and MPI_Ireduce; what is done before and after is
 //                  WireReduction's
 //   by plan        as MPI_Iallreduce, but prepared once; see PersistentAllReduce
@@ -47,9 +48,13 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   if (fits_shares(count, dtype_bytes(reduction.dtype), size()))
     return reduce_by_shares(in, out, count, reduction, kEveryRank);
   if (!is_few()) {
-    PersistentAllReduce* prepared = find_prepared(count, reduction);
-    return prepared != nullptr ? reduce_by_plan(in, out, count, reduction, *prepared)
-                               : reduce_by_mpi(in, out, count, reduction, kEveryRank);
+    if (PersistentAllReduce* prepared = find_prepared(count, reduction); prepared != nullptr)
+      return reduce_by_plan(in, out, count, reduction, *prepared);
+    const auto ranks = static_cast<size_t>(size()), bytes = on_wire(reduction).wire_bytes();
+    const size_t piece = even_piece(count, ranks * piece_of_message(bytes));
+    return !options_.shares_hosts && fits_pairs(piece / ranks * bytes)
+               ? reduce_by_pairs(in, out, count, piece, reduction)
+               : reduce_by_mpi(in, out, count, reduction, kEveryRank);
   }
   return size() == 2 ? reduce_by_swap(in, out, count, reduction)
                      : reduce_by_exchange(in, out, count, reduction);
@@ -61,7 +66,8 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kReduce, reduction, count, options, root), count, options));
-  if (fits_lead(count, reduction)) return reduce_small(in, out, count, reduction, root);
+  if (all_is_there(count) && fits_lead(count, reduction))
+    return reduce_small(in, out, count, reduction, root);
   if (fits_shares(count, dtype_bytes(reduction.dtype), size()))
     return reduce_by_shares(in, out, count, reduction, root);
   return is_few() ? reduce_along_chain(in, out, count, reduction, root)
@@ -114,7 +120,7 @@ Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const size_t room = std::max(std::min(options_.chunk_bytes, options_.message_bytes),
                                sizeof(std::complex<double>));
-  const Pieces pieces{within_chunks(room / element_bytes), element_bytes};
+  const Pieces pieces{within_chunks(room / element_bytes), element_bytes, chunks_};
   Rounds rounds(pieces.piece, 2 * room);
   rounds.goes_ahead = true;
   rounds.stage = [&](size_t round, std::byte* staging) { pieces.stage(staging, in, count, round); };
@@ -128,9 +134,8 @@ Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
     return MPI_Isend(staging.data(), sent, MPI_BYTE, other, kSwapTag, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    const size_t begin = round * pieces.bytes();
-    reduce_in_order(byte_at(out, begin), byte_at(in, begin), staging + room, 0,
-                    in_round(count, pieces.piece, round), reduction);
+    reduce_in_order(byte_at(out, pieces.write_at(round)), byte_at(in, pieces.read_at(round)),
+                    staging + room, 0, in_round(count, pieces.piece, round), reduction);
   };
   return run(rounds);
 }
@@ -175,10 +180,10 @@ Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Red
   const size_t piece =
       within_chunks(std::min(count, std::max<size_t>(options_.chunk_bytes / wire.wire_bytes(), 1)));
   const size_t piece_bytes = piece * wire.wire_bytes();
+  const Pieces pieces{piece, wire.value_bytes(), chunks_};
   Rounds rounds(piece, 2 * piece_bytes);
   rounds.stage = [&](size_t round, std::byte* staging) {
-    wire.enter(staging, byte_at(in, round * piece * wire.value_bytes()),
-               in_round(count, piece, round));
+    wire.enter(staging, byte_at(in, pieces.read_at(round)), in_round(count, piece, round));
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     const auto length = static_cast<int>(in_round(count, piece, round));
@@ -191,7 +196,7 @@ Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Red
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     if (root == kEveryRank || root == rank_)
-      wire.leave(byte_at(out, round * piece * wire.value_bytes()), staging + piece_bytes,
+      wire.leave(byte_at(out, pieces.write_at(round)), staging + piece_bytes,
                  in_round(count, piece, round));
   };
   return run(rounds);
@@ -204,7 +209,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const Pieces pieces{within_chunks(std::min(count, ranks * piece_of_each(element_bytes))),
-                      element_bytes};
+                      element_bytes, chunks_};
   const size_t most_of_share = (pieces.piece + ranks - 1) / ranks;
   Rounds rounds(pieces.piece, pieces.bytes() + ranks * most_of_share * element_bytes);
 
@@ -289,19 +294,18 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
     return finished();
   }
 
-  const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))),
-                      element_bytes};
+  if (const size_t bytes = on_wire(reduction).wire_bytes(),
+      piece = even_piece(longest, piece_of_message(bytes));
+      fits_pairs(piece * bytes))
+    return reduce_scatter_by_pairs(ins, counts, out, piece, reduction);
+
+  const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))), element_bytes,
+                      chunks_};
   const size_t piece = pieces.piece, piece_bytes = pieces.bytes();
   Rounds rounds(piece, 2 * ranks * piece_bytes);
-  const size_t ring = chunks_ == nullptr ? 0 : chunks_->ring;
-  const auto values = [&](size_t k, size_t round) {
-    const size_t place = ring == 0 ? round * piece : round * piece % ring;
-    return byte_at(ins[k], place * element_bytes);
-  };
   rounds.stage = [&](size_t round, std::byte* staging) {
     for (size_t k = 0; k < ranks; ++k) {
-      const size_t length = pieces.bytes_of(counts[k], round);
-      if (k != me && length > 0) std::memcpy(staging + k * piece_bytes, values(k, round), length);
+      if (k != me) pieces.stage(staging + k * piece_bytes, ins[k], counts[k], round);
     }
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
@@ -320,7 +324,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   rounds.deliver = [&](size_t round, std::byte* staging) {
     const size_t length = in_round(counts[me], piece, round);
     if (length > 0)
-      reduce_in_order(byte_at(out, round * piece_bytes), values(me, round),
+      reduce_in_order(byte_at(out, pieces.write_at(round)), byte_at(ins[me], pieces.read_at(round)),
                       staging + ranks * piece_bytes, length * element_bytes, length, reduction);
   };
   return run(rounds);

@@ -174,7 +174,8 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     hosts.insert(request_.members[static_cast<size_t>(rank)].host);
   }
   // Ranks of one host have shared memory of MPI's, of which the kernel tells nothing.
-  options.wait_policy.by_sockets = team.is_direct || hosts.size() == team.ranks.size();
+  options.shares_hosts = hosts.size() < team.ranks.size();
+  options.wait_policy.by_sockets = team.is_direct || !options.shares_hosts;
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
   const Look look = [this, gone = look_for_the_gone(team.ranks), id = team.id,
                      ends = AbortWatch()]() mutable -> Status {

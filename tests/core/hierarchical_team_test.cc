@@ -100,9 +100,10 @@ TEST_P(Placements, EveryCollectiveWithOverlap) {
   const int ranks = rank_count(GetParam().domains);
   HierarchyOptions small{.name = {}, .staging_bytes = 800};
   ReferenceOptions options;
-  options.dtypes = {DType::kFloat32, DType::kInt64};
+  options.dtypes = {DType::kFloat32, DType::kInt64, DType::kBFloat16};  // the last is widened
   options.counts = {60, 401, 1500};  // with 401, slices differ in the number of chunks
   check_every_collective(ranks, over_threads(GetParam().domains, small, true), options);
+  check_same_bits(ranks, over_threads(GetParam().domains, small, true));
   check_disagreements(ranks, over_threads(GetParam().domains, small, true));
   small.halves_as_float32 = false;  // which are not widened then, so they overlap too
   check_same_bits(ranks, over_threads(GetParam().domains, small, true));

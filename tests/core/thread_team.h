@@ -161,6 +161,8 @@ class ThreadTeam final : public Team {
 
   Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
                 const CallOptions& options) override {
+    if (options.chunks != nullptr)
+      return reduce_chunks(in, rank_ == root ? out : nullptr, count, reduction, root, options);
     auto posts = meet(call_of("reduce", reduction, root) + " of " + std::to_string(count),
                       {bytes_of(in, count, reduction.dtype)}, options);
     if (!posts.ok()) return posts.status();
@@ -297,14 +299,25 @@ class ThreadTeam final : public Team {
 
   Status all_reduce_chunks(const void* in, void* out, size_t count, const Reduction& reduction,
                            const CallOptions& options) {
+    return reduce_chunks(in, out, count, reduction, -1, options);
+  }
+
+  // With a root that is negative, an all_reduce.
+  Status reduce_chunks(const void* in, void* out, size_t count, const Reduction& reduction,
+                       int root, const CallOptions& options) {
     const size_t element_bytes = dtype_bytes(reduction.dtype);
+    const auto at = [&](size_t begin, size_t ring) {
+      return (ring == 0 ? begin : begin % ring) * element_bytes;
+    };
     std::deque<std::vector<Late>> late;
     const auto round = [&](size_t begin, size_t piece, const CallOptions& one) {
       const size_t length = in_piece(count, begin, piece);
-      Late result{static_cast<std::byte*>(out) + begin * element_bytes,
+      const void* values = static_cast<const std::byte*>(in) + at(begin, options.chunks->ring);
+      Late result{static_cast<std::byte*>(out) + at(begin, options.chunks->out_ring),
                   Bytes(length * element_bytes)};
-      Status status = all_reduce(static_cast<const std::byte*>(in) + begin * element_bytes,
-                                 result.bytes.data(), length, reduction, one);
+      Status status = root < 0 ? all_reduce(values, result.bytes.data(), length, reduction, one)
+                               : reduce(values, result.bytes.data(), length, reduction, root, one);
+      if (out == nullptr) result.bytes.clear();
       late.push_back({std::move(result)});
       return status;
     };
@@ -368,7 +381,9 @@ class ThreadTeam final : public Team {
       }
       const size_t length = lengths[static_cast<size_t>(rank_)];
       auto* place = static_cast<std::byte*>(out);
-      Late result{length > 0 ? place + begin * element_bytes : nullptr,
+      const size_t out_ring = options.chunks->out_ring;
+      const size_t written = out_ring == 0 ? begin : begin % out_ring;
+      Late result{length > 0 ? place + written * element_bytes : nullptr,
                   Bytes(length * element_bytes)};
       Status status = reduce_scatter(values, lengths, result.bytes.data(), reduction, one);
       late.push_back({std::move(result)});

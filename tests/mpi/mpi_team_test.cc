@@ -80,6 +80,39 @@ TEST(MpiTeam, EveryCollectiveAsAmongManyRanks) {
   check_collectives(on_every_rank(mpi_team(as_among_many())), options);
 }
 
+// Messages of up to 120 bytes, however short: pieces and shares that do not divide the data.
+MpiTeamOptions by_pairs() {
+  MpiTeamOptions options = as_among_many();
+  options.message_bytes = 120;
+  options.least_pair_bytes = 1;
+  return options;
+}
+
+TEST(MpiTeam, EveryCollectiveByPairs) {
+  ReferenceOptions options;
+  options.counts = {1000, 3001};
+  check_collectives(on_every_rank(mpi_team(by_pairs())), options);
+}
+
+// 256 + 1 + 1: in bfloat16, where 257 does not exist, that is 256 if each sum is rounded.
+TEST(MpiTeam, HalvesByPairsAreRoundedOnce) {
+  MpiTeamOptions options = by_pairs();
+  options.halves_as_float32 = false;
+  on_every_rank(mpi_team(options))([](Team& team) {
+    constexpr size_t kCount = 3000;
+    std::vector<std::byte> data(2 * kCount), expected(2 * kCount);
+    for (size_t i = 0; i < kCount; ++i) {
+      const int ones = (team.rank() == 1) + (team.rank() == team.size() - 1);
+      store_value(DType::kBFloat16, &data[2 * i], team.rank() == 0 ? 256 : ones);
+      store_value(DType::kBFloat16, &expected[2 * i], 258);
+    }
+    Status status = team.all_reduce(data.data(), data.data(), kCount,
+                                    {DType::kBFloat16, ReduceOp::kSum}, within_ms(60000));
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(data, expected);
+  });
+}
+
 // What MPI has prepared is started again, by turns with other calls and other plans, of more plans
 // than it keeps; and in one Team after another.
 TEST(MpiTeam, PlannedAllReduces) {
@@ -869,18 +902,16 @@ TEST(MpiTeam, ManyTeamsOneAfterTheOther) {
 
 // HierarchicalTeam with MPI below it: between the domains, and where one has several ranks also
 // inside.
-MakeTeam hierarchy(const Domains& domains, size_t staging_bytes,
-                   int few_ranks = MpiTeamOptions().few_ranks) {
-  return [domains, staging_bytes, few_ranks]() -> std::unique_ptr<Team> {
+MakeTeam hierarchy(const Domains& domains, size_t staging_bytes, const MpiTeamOptions& below = {}) {
+  return [domains, staging_bytes, below]() -> std::unique_ptr<Team> {
     Job& job = Job::get();
     // Teams of one hierarchy differ in their ranks, or in what they are for.
     const uint64_t id = job.next_id() << 16;
     auto factory = [&](uint64_t kind) {
-      return [&job, id, kind, few_ranks](std::span<const int> ranks,
-                                         const std::string& name) -> Result<std::unique_ptr<Team>> {
-        MpiTeamOptions options;
+      return [&job, id, kind, below](std::span<const int> ranks,
+                                     const std::string& name) -> Result<std::unique_ptr<Team>> {
+        MpiTeamOptions options = below;
         options.name = name;
-        options.few_ranks = few_ranks;
         uint64_t members = 0;
         for (int rank : ranks) members |= uint64_t{1} << rank;
         if (name.ends_with("/direct")) members |= 8192;
@@ -900,7 +931,7 @@ std::vector<Domains> domains_of(int ranks) {
     case 2:
       return {{{0}, {1}}};
     case 3:
-      return {{{0}, {1, 2}}, {{0, 2}, {1}}};
+      return {{{0}, {1, 2}}, {{0, 2}, {1}}, {{0}, {1}, {2}}};
     case 4:
       return {{{0, 1}, {2, 3}}, {{0, 2}, {1, 3}}, {{0}, {1, 2, 3}}, {{0}, {1}, {2, 3}}};
     default:
@@ -921,15 +952,40 @@ TEST(HierarchicalTeamOverMpi, EveryCollective) {
   }
 }
 
-// With as many ranks in every domain, the longer calls are one across; among many ranks as well.
+// The longer calls are one across: among few ranks, and among many by MPI and by pairs.
 TEST(HierarchicalTeamOverMpi, EveryCollectiveWithOverlap) {
   for (const Domains& domains : domains_of(Job::get().size())) {
-    for (int few_ranks : {MpiTeamOptions().few_ranks, 0}) {
+    MpiTeamOptions by_mpi;
+    by_mpi.few_ranks = 0;
+    by_mpi.least_pair_bytes = 1 << 20;
+    MpiTeamOptions pairs = by_pairs();
+    pairs.message_bytes = 1000;
+    for (const MpiTeamOptions& below : {MpiTeamOptions(), by_mpi, pairs}) {
       ReferenceOptions options;
-      options.dtypes = {DType::kFloat32, DType::kInt64};
+      options.dtypes = {DType::kFloat32, DType::kBFloat16};  // the latter is widened
       options.counts = {1500, 30'000};
-      check_collectives(on_every_rank(hierarchy(domains, 16384, few_ranks)), options);
+      check_collectives(on_every_rank(hierarchy(domains, 16384, below)), options);
     }
+  }
+}
+
+// The rings of 16 and of 68 hosts, whose ends are those of no piece that MPI would reduce.
+TEST(HierarchicalTeamOverMpi, RingsAsAmongManyHosts) {
+  Domains domains;
+  for (int rank = 0; rank < Job::get().size(); ++rank) domains.push_back({rank});
+  for (size_t hosts : {size_t{16}, size_t{68}}) {
+    MpiTeamOptions below;
+    below.few_ranks = 0;
+    below.least_pair_bytes = hosts * below.least_pair_bytes / domains.size();
+    on_every_rank(hierarchy(domains, size_t{1} << 20, below))([](Team& team) {
+      ReferenceOptions options;
+      ReferenceRank rank(team, options);
+      try {
+        rank.check_reduce({DType::kFloat32, ReduceOp::kSum}, 9'500'001, 1, false);
+        rank.check_all_reduce({DType::kBFloat16, ReduceOp::kAvg}, 9'500'001, true);
+      } catch (const RankStopped&) {
+      }
+    });
   }
 }
 

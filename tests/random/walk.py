@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from program import Program, generate
+from program import REDUCING, Program, generate
 from runner import Runner
 from shrink import Shrinker, kind_of
 
@@ -93,7 +93,8 @@ def run_all(
 def on_hosts(program: Program, count: int, mpi: str) -> Program:
     """The same across hosts, over that MPI: each rank is a process of its own, and ends in order,
     as what MPI has not sent yet ends with its process. That a rank has left a group is not told
-    between hosts."""
+    between hosts. The longest calls get so long that what is done inside hosts and between them
+    overlaps."""
     program["processes"] = [[rank] for rank in range(program["size"])]
     program["cpus"] = None
     for name in [name for name in program["environment"] if "TOPOLOGY" in name]:
@@ -101,6 +102,10 @@ def on_hosts(program: Program, count: int, mpi: str) -> Program:
     program["faults"] = [fault for fault in program["faults"] if fault["kind"] != "leave"]
     program["endings"] = ["return" if how == "exit" else how for how in program["endings"]]
     program["environment"]["DSCOMM_MPI"] = mpi
+    for step in program["steps"]:
+        if step.get("call") in (*REDUCING, "broadcast", "all_gather_into_tensor"):
+            is_long = step["count"] > 3000 and "splits" not in step
+            step["count"] *= 25 if is_long else 1
     program["hosts"] = [rank * count // program["size"] for rank in range(program["size"])]
     return program
 

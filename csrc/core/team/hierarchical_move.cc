@@ -104,30 +104,55 @@ Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<v
   if (total * dtype_bytes(dtype) <= options_.staging_bytes)
     return spread_packed(dtype, outs, counts, piece);
   DSCOMM_RETURN_IF_ERROR(cross(dtype, outs, counts, piece));
-  return spread_in_place(dtype, outs, counts, 0, most, later(piece, 2));
+  return spread_in_place(dtype, outs, counts, later(piece, 2));
 }
 
-// One outer call; what has come of each block is spread while the rest travels.
+// One outer call for the blocks of so many ranks of each domain as lead a slice; what has come of
+// each block is spread while the rest travels. Every rank has all blocks of its own domain already.
 Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> outs,
                                            std::span<const size_t> counts, size_t chunk,
                                            const CallOptions& piece) {
   const CallOptions later_piece = later(piece, 2);
-  const size_t most = *std::max_element(counts.begin(), counts.end());
-  size_t spread = 0;  // elements of each block
-  const auto spread_next = [&]() -> Status {
-    spread += chunk;
-    return spread_in_place(dtype, outs, counts, spread - chunk, chunk, later_piece);
-  };
-  Chunks chunks;
-  chunks.count = chunk;
-  chunks.take = [&](size_t end) -> Status {
-    while (spread < most && spread + chunk <= end) DSCOMM_RETURN_IF_ERROR(spread_next());
-    return {};
-  };
-  CallOptions across_piece = piece;
-  across_piece.chunks = &chunks;
-  DSCOMM_RETURN_IF_ERROR(cross(dtype, outs, counts, across_piece));
-  while (spread < most) DSCOMM_RETURN_IF_ERROR(spread_next());
+  std::vector<void*> across(domains_.size());
+  std::vector<size_t> across_counts(domains_.size());
+  for (int first = 0; first < slice_count_; first += least_domain_) {
+    size_t most = 0, slice_elements = 0;
+    for (int domain = 0; domain < domain_count(); ++domain) {
+      for (int local = 0; local < least_domain_; ++local) {
+        const int rank = member(domain, first + local);
+        const size_t count = rank >= 0 ? counts[rank] : 0;
+        most = std::max(most, count);
+        if (local != index_) continue;
+        across[domain] = rank >= 0 ? outs[rank] : nullptr;
+        across_counts[domain] = count;
+        slice_elements += count;
+      }
+    }
+    size_t spread = 0;  // elements of each block
+    const auto spread_next = [&]() -> Status {
+      for (int domain = 0; domain < domain_count(); ++domain)
+        if (domain != domain_)
+          DSCOMM_RETURN_IF_ERROR(spread_blocks(dtype, outs, counts, domain, first, least_domain_,
+                                               spread, chunk, later_piece));
+      spread += chunk;
+      return {};
+    };
+    Chunks chunks;
+    chunks.count = chunk;
+    chunks.take = [&](size_t end) -> Status {
+      while (spread < most && spread + chunk <= end) DSCOMM_RETURN_IF_ERROR(spread_next());
+      return {};
+    };
+    // Slice 0 takes part in any case, see "Agreement".
+    const bool is_first = first == 0 && index_ == 0;
+    if (index_ < least_domain_ && (is_first || slice_elements > 0)) {
+      CallOptions across_piece = later(piece, 1);
+      across_piece.chunks = &chunks;
+      DSCOMM_RETURN_IF_ERROR(led_.front().team->all_gather(
+          across[domain_], across_counts[domain_], dtype, across, across_counts, across_piece));
+    }
+    while (spread < most) DSCOMM_RETURN_IF_ERROR(spread_next());
+  }
   return {};
 }
 
@@ -184,30 +209,37 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
   return {};
 }
 
-// Spreads inside what leaders have of the other domains' blocks, of each the `chunk` elements from
-// `begin` on, from where it belongs.
+// Spreads inside what leaders have of the other domains' blocks, from where it belongs.
 Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> outs,
-                                         std::span<const size_t> counts, size_t begin, size_t chunk,
-                                         const CallOptions& piece) {
-  std::vector<void*> round_outs(members().size());
-  std::vector<size_t> round_counts(members().size());
+                                         std::span<const size_t> counts, const CallOptions& piece) {
   for (int domain = 0; domain < domain_count(); ++domain) {
     if (domain == domain_) continue;
-    for (int first = 0; member(domain, first) >= 0; first += local_count()) {
-      size_t elements = 0;
-      for (int local = 0; local < local_count(); ++local) {
-        const int rank = member(domain, first + local);
-        const size_t count = rank >= 0 ? in_chunk(counts[rank], begin, chunk) : 0;
-        round_outs[local] = count > 0 ? offset(outs[rank], begin * dtype_bytes(dtype)) : nullptr;
-        round_counts[local] = count;
-        elements += count;
-      }
-      if (elements == 0) continue;  // all ranks know the counts
-      DSCOMM_RETURN_IF_ERROR(inner_->all_gather(round_outs[index_], round_counts[index_], dtype,
-                                                round_outs, round_counts, piece));
-    }
+    for (int first = 0; member(domain, first) >= 0; first += local_count())
+      DSCOMM_RETURN_IF_ERROR(
+          spread_blocks(dtype, outs, counts, domain, first, local_count(), 0, SIZE_MAX, piece));
   }
   return {};
+}
+
+// The blocks of `width` ranks of another domain, which as many ranks have here; of each the `chunk`
+// elements from `begin` on.
+Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
+                                       std::span<const size_t> counts, int domain, int first,
+                                       int width, size_t begin, size_t chunk,
+                                       const CallOptions& piece) {
+  std::vector<void*> round_outs(members().size());
+  std::vector<size_t> round_counts(members().size());
+  size_t elements = 0;
+  for (int local = 0; local < width; ++local) {
+    const int rank = member(domain, first + local);
+    const size_t count = rank >= 0 ? in_chunk(counts[rank], begin, chunk) : 0;
+    round_outs[local] = count > 0 ? offset(outs[rank], begin * dtype_bytes(dtype)) : nullptr;
+    round_counts[local] = count;
+    elements += count;
+  }
+  if (elements == 0) return {};  // all ranks know the counts
+  return inner_->all_gather(round_outs[index_], round_counts[index_], dtype, round_outs,
+                            round_counts, piece);
 }
 
 // Blocks between ranks of one domain go inside, those between ranks of different domains directly

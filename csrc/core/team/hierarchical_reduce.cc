@@ -59,8 +59,7 @@ class HierarchicalTeam::Slicing {
   int slice_count_;
 };
 
-// From complete sums to results: AVG's division, and the one rounding. `results` may be `sums`
-// where they have one type.
+// From complete sums to results: AVG's division, and the one rounding. `results` may be `sums`.
 void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
                               const Levels& levels) const {
   if (count == 0) return;
@@ -118,26 +117,73 @@ constexpr size_t kLeastChunk = 16;
 // Of a reduce_scatter's blocks a chunk has a part each; with more of them pieces would be messages
 // of less than 4 KiB, by which more is lost than overlap gains.
 constexpr size_t kMostOverlappedBlocks = 64;
+constexpr size_t kMostStaging = 16;  // times staging_bytes
+
+// Where fewer ranks than before work for the smaller domains' sake, and where values are copied to
+// rings, more chunks must make up for it. (2 hosts, 4 ranks on 2 cores, wire as it is, what these
+// calls take in turn by what they take overlapped: 2 + 2 ranks, 16 MiB: reduce 1.01, all-reduce of
+// halves with AVG 1.04; 1 MiB: 0.90, 0.93. 1 + 3 ranks, 16 MiB: all-reduce 1.22, broadcast 1.30,
+// all-gather 1.14, reduce 0.91; 1 MiB: 0.87, 0.76, 0.97, 0.76.)
+constexpr size_t kLeastChunksOfRings = 8, kLeastChunksOfUneven = 16;
 
 // Small enough that little is left without overlap at both ends, large enough for the outer Team's
 // own pieces.
-size_t HierarchicalTeam::overlapped_chunk(size_t count, size_t element_bytes) const {
+size_t HierarchicalTeam::overlapped_chunk(size_t count, size_t element_bytes, size_t least_bytes,
+                                          size_t least_chunks) const {
   const size_t bytes = count * element_bytes;
-  const size_t chunk_bytes =
-      std::clamp(bytes / 8, options_.staging_bytes / 4, options_.staging_bytes * 2);
+  const size_t chunk_bytes = std::max(
+      std::clamp(bytes / 8, options_.staging_bytes / 4, options_.staging_bytes * 2), least_bytes);
   const size_t chunk = chunk_bytes / element_bytes;
-  return !overlaps_ || bytes < 2 * chunk_bytes || chunk < kLeastChunk ? 0 : chunk;
+  if (!is_even()) least_chunks = std::max(least_chunks, kLeastChunksOfUneven);
+  const bool is_long = bytes >= least_chunks * std::max(options_.staging_bytes / 4, least_bytes);
+  return overlaps_ && is_long && chunk >= kLeastChunk ? chunk : 0;
 }
 
-// One outer call for the whole slice; what is done inside goes along with it. All of it happens in
-// `out`.
-Status HierarchicalTeam::run_all_reduce_overlapped(const std::byte* in, std::byte* out,
-                                                   const Slicing& slicing, const Levels& levels,
-                                                   size_t chunk, const CallOptions& piece) {
+size_t HierarchicalTeam::overlapped_chunk(const Slicing& slicing, const Levels& levels,
+                                          bool is_in_place) const {
+  const size_t least_bytes = led_.front().team->least_chunk_bytes();
+  const size_t chunk = overlapped_chunk(slicing.count(0), levels.sum_bytes(), least_bytes,
+                                        is_in_place ? 2 : kLeastChunksOfRings);
+  if (is_in_place || chunk == 0) return chunk;
+  // If it can, a ring stays in the cache.
+  const size_t most_bytes = std::max(options_.staging_bytes / 4, least_bytes);
+  const size_t of_ring =
+      ring_chunk(std::min(chunk, most_bytes / levels.sum_bytes()), levels.sum_bytes(), least_bytes);
+  const size_t wide_bytes = static_cast<size_t>(least_domain_) * of_ring * levels.sum_bytes();
+  const bool fits = !levels.is_widened || wide_bytes <= kMostStaging * options_.staging_bytes;
+  return fits ? of_ring : 0;
+}
+
+size_t HierarchicalTeam::ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes) const {
+  const size_t unit = 4 * (led_.front().team->piece_bytes() / element_bytes);
+  const bool has_power = unit == 0 || chunk < unit;
+  const size_t less = has_power ? std::bit_floor(chunk) : chunk - chunk % unit;
+  if (less * element_bytes >= least_bytes) return less;
+  return has_power ? std::bit_ceil(chunk) : less + unit;
+}
+
+// An all_reduce or, with a root that is not negative, a reduce: one outer call for the whole slice,
+// and what is done inside goes along with it. Sums are made in `out` if all of it is this rank's to
+// write and they are of its type, else in a ring of two chunks.
+Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte* out,
+                                                  const Slicing& slicing, const Levels& levels,
+                                                  int root, size_t chunk,
+                                                  const CallOptions& piece) {
   const CallOptions last_piece = later(piece, 2);
-  const size_t element_bytes = levels.element_bytes();
+  const bool has_root = root >= 0, is_in_place = !has_root && !levels.is_widened;
+  const bool gets_results = !has_root || domain_of(root) == domain_;
+  const bool writes_results = !has_root || rank_ == root;
+  const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t in_all = (slicing.count(0) + chunk - 1) / chunk;  // slice 0 is longest
   const int me = index_;
+  std::byte *wide = nullptr, *ring = nullptr;
+  if (levels.is_widened) {
+    DSCOMM_ASSIGN_OR_RETURN(wide, staging(0, least_domain_ * chunk * sum_bytes));
+  }
+  if (!is_in_place) {
+    DSCOMM_ASSIGN_OR_RETURN(ring, staging(1, 2 * chunk * sum_bytes));
+  }
+
   std::vector<const void*> ins(members().size());
   std::vector<void*> outs(members().size());
   std::vector<size_t> counts(members().size());
@@ -148,26 +194,48 @@ Status HierarchicalTeam::run_all_reduce_overlapped(const std::byte* in, std::byt
       const size_t skipped = std::min(k * chunk, slicing.count(slice));
       const size_t offset = (slicing.begin(slice) + skipped) * element_bytes;
       ins[local] = in + offset;
-      outs[local] = out + offset;
+      outs[local] = writes_results ? out + offset : nullptr;
       counts[local] = std::min(chunk, slicing.count(slice) - skipped);
     }
   };
+  const auto sums_of = [&](size_t k) {
+    return is_in_place ? static_cast<std::byte*>(outs[me]) : ring + k % 2 * chunk * sum_bytes;
+  };
+  const auto reduce_inside = [&](size_t k) -> Status {
+    locate(k);
+    for (size_t local = 0; levels.is_widened && local < counts.size(); ++local) {
+      if (counts[local] == 0) continue;
+      std::byte* values = wide + local * chunk * sum_bytes;
+      widen(reinterpret_cast<float*>(values), static_cast<const std::byte*>(ins[local]),
+            counts[local], levels.whole.dtype);
+      ins[local] = values;
+    }
+    // The members of a domain may be waiting across, which is a later step, but for the first
+    // chunk.
+    return inner_->reduce_scatter(ins, counts, sums_of(k), levels.inner,
+                                  k == 0 ? piece : last_piece);
+  };
+  const auto spread_inside = [&](size_t k) -> Status {
+    if (!gets_results) return {};
+    locate(k);
+    // Results lie where they belong or, for a root elsewhere, in place of the sums.
+    auto* mine = has_root ? sums_of(k) : static_cast<std::byte*>(outs[me]);
+    settle(sums_of(k), mine, counts[me], levels);
+    if (!has_root)
+      return inner_->all_gather(mine, counts[me], levels.whole.dtype, outs, counts, last_piece);
+    const size_t blocks = writes_results ? counts.size() : 0;
+    return inner_->gather(mine, counts[me], levels.whole.dtype, {outs.data(), blocks},
+                          {counts.data(), blocks}, index_of(root), last_piece);
+  };
   size_t reduced = 0, spread = 0;  // chunks
   const auto make_next_inner_call = [&]() -> Status {
-    if (reduced < in_all && reduced < spread + 2) {
-      locate(reduced++);
-      // The members of a domain may be waiting across by then, which is a later step.
-      return inner_->reduce_scatter(ins, counts, outs[me], levels.inner,
-                                    reduced == 1 ? piece : last_piece);
-    }
-    locate(spread++);
-    auto* mine = static_cast<std::byte*>(outs[me]);
-    settle(mine, mine, counts[me], levels);
-    return inner_->all_gather(mine, counts[me], levels.whole.dtype, outs, counts, last_piece);
+    return reduced < in_all && reduced < spread + 2 ? reduce_inside(reduced++)
+                                                    : spread_inside(spread++);
   };
 
   Chunks chunks;
   chunks.count = chunk;
+  chunks.ring = chunks.out_ring = is_in_place ? 0 : 2 * chunk;
   chunks.make = [&](size_t end) -> Status {
     while (reduced < in_all && reduced * chunk < end) {
       DSCOMM_CHECK(reduced < spread + 2, "at most two chunks are in progress");
@@ -181,11 +249,16 @@ Status HierarchicalTeam::run_all_reduce_overlapped(const std::byte* in, std::byt
     return {};
   };
   DSCOMM_RETURN_IF_ERROR(chunks.make(1));
-  CallOptions across_piece = later(piece, 1);
-  across_piece.chunks = &chunks;
-  std::byte* mine = out + slicing.begin(index_) * element_bytes;
-  DSCOMM_RETURN_IF_ERROR(
-      led_.front().team->all_reduce(mine, mine, slicing.count(index_), levels.outer, across_piece));
+  if (me == 0 || slicing.count(me) > 0) {
+    CallOptions across = later(piece, 1);
+    across.chunks = &chunks;
+    Team& team = *led_.front().team;
+    const size_t count = slicing.count(me);
+    std::byte* mine = is_in_place ? out + slicing.begin(me) * element_bytes : ring;
+    DSCOMM_RETURN_IF_ERROR(has_root ? team.reduce(mine, gets_results ? mine : nullptr, count,
+                                                  levels.outer, domain_of(root), across)
+                                    : team.all_reduce(mine, mine, count, levels.outer, across));
+  }
   while (spread < in_all) DSCOMM_RETURN_IF_ERROR(make_next_inner_call());
   return {};
 }
@@ -195,14 +268,17 @@ Status HierarchicalTeam::run_all_reduce_overlapped(const std::byte* in, std::byt
 Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                                         const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
-  const Slicing whole(count, slice_count_, levels.element_bytes());
-  const size_t overlapped =
-      levels.is_widened ? 0 : overlapped_chunk(whole.count(0), levels.element_bytes());
-  if (overlapped > 0) return run_all_reduce_overlapped(in, out, whole, levels, overlapped, piece);
+  const Slicing whole(count, least_domain_, levels.element_bytes());
+  if (const size_t chunk = overlapped_chunk(whole, levels, !levels.is_widened); chunk > 0)
+    return run_reduction_overlapped(in, out, whole, levels, -1, chunk, piece);
 
   const CallOptions last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
-  const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
+  const size_t chunk_bytes = std::max(
+      options_.staging_bytes, levels.is_widened ? 0
+                                                : 2 * led_.front().team->least_chunk_bytes() *
+                                                      static_cast<size_t>(slice_count_));
+  const size_t chunk = std::max<size_t>(chunk_bytes / levels.sum_bytes(), 1);
   std::vector<void*> outs(members().size());
   std::vector<size_t> counts(members().size());
 
@@ -236,6 +312,10 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
                                     const Reduction& reduction, int root,
                                     const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
+  const Slicing whole(count, least_domain_, levels.element_bytes());
+  if (const size_t chunk = overlapped_chunk(whole, levels, false); is_even() && chunk > 0)
+    return run_reduction_overlapped(in, out, whole, levels, root, chunk, piece);
+
   const CallOptions last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
@@ -290,10 +370,15 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
   const Levels levels(reduction, options_.halves_as_float32);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t most = *std::max_element(counts.begin(), counts.end());
-  const size_t chunk = std::max<size_t>(options_.staging_bytes / (sum_bytes * counts.size()), 1);
-  if (overlaps_ && !levels.is_widened && counts.size() <= kMostOverlappedBlocks &&
-      chunk >= kLeastChunk && most >= 2 * chunk)
-    return run_reduce_scatter_overlapped(ins, counts, out, std::bit_floor(chunk), levels, piece);
+  // Among many domains blocks would be cut too small; staging grows with the ranks, to a bound.
+  const size_t chunk_bytes =
+      std::clamp(led_.front().team->least_chunk_bytes() * static_cast<size_t>(slice_count_),
+                 options_.staging_bytes, kMostStaging * options_.staging_bytes);
+  const size_t chunk = std::max<size_t>(chunk_bytes / (sum_bytes * counts.size()), 1);
+  if (overlaps_ && is_even() && counts.size() <= kMostOverlappedBlocks && chunk >= kLeastChunk &&
+      most >= (levels.is_widened ? kLeastChunksOfRings : 2) * chunk)
+    return run_reduce_scatter_overlapped(ins, counts, out, ring_chunk(chunk, sum_bytes), levels,
+                                         piece);
   std::vector<std::byte*> place(counts.size());  // by rank
   std::vector<size_t> block_count(counts.size());
   std::vector<const void*> regions(members().size());
@@ -353,18 +438,21 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
 }
 
 // One outer call; chunks are packed and reduced inside while it goes on. A domain's sums lie in
-// rings, one for the block of each domain's rank of this slice; results go straight to `out`.
+// rings, one for the block of each domain's rank of this slice; results go straight to `out`, or in
+// a ring more where they are to be narrowed.
 Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* const> ins,
                                                        std::span<const size_t> counts,
                                                        std::byte* out, size_t chunk,
                                                        const Levels& levels,
                                                        const CallOptions& piece) {
   const CallOptions later_piece = later(piece, 2);
-  const size_t element_bytes = levels.element_bytes(), ring = 2 * chunk;
+  const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
+  const size_t ring = 2 * chunk, ring_bytes = ring * sum_bytes;
   const size_t in_all = (*std::max_element(counts.begin(), counts.end()) + chunk - 1) / chunk;
   const int me = index_;
-  DSCOMM_ASSIGN_OR_RETURN(auto* packed, staging(0, counts.size() * chunk * element_bytes));
-  DSCOMM_ASSIGN_OR_RETURN(auto* rings, staging(1, domains_.size() * ring * element_bytes));
+  DSCOMM_ASSIGN_OR_RETURN(auto* packed, staging(0, counts.size() * chunk * sum_bytes));
+  DSCOMM_ASSIGN_OR_RETURN(auto* rings, staging(1, (domains_.size() + 1) * ring_bytes));
+  std::byte* const results = levels.is_widened ? rings + domains_.size() * ring_bytes : out;
   std::vector<const void*> regions(members().size());
   std::vector<size_t> region_counts(members().size());
   size_t reduced = 0;  // chunks
@@ -378,9 +466,13 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
       for (const Destination& destination : destinations_[local]) {
         const size_t count = block(destination.rank);
         if (count == 0) continue;
-        const auto* values = static_cast<const std::byte*>(ins[destination.rank]);
-        std::memcpy(cursor, values + begin * element_bytes, count * element_bytes);
-        cursor += count * element_bytes;
+        const auto* values =
+            static_cast<const std::byte*>(ins[destination.rank]) + begin * element_bytes;
+        if (levels.is_widened)
+          widen(reinterpret_cast<float*>(cursor), values, count, levels.whole.dtype);
+        else
+          std::memcpy(cursor, values, count * sum_bytes);
+        cursor += count * sum_bytes;
         region_counts[local] += count;
       }
     }
@@ -392,9 +484,9 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     for (const Destination& destination : destinations_[me]) {
       const size_t count = block(destination.rank);
       if (count == 0) continue;
-      std::byte* at = rings + (destination.domain * ring + begin % ring) * element_bytes;
-      std::memcpy(at, sums, count * element_bytes);
-      sums += count * element_bytes;
+      std::byte* at = rings + destination.domain * ring_bytes + begin % ring * sum_bytes;
+      std::memcpy(at, sums, count * sum_bytes);
+      sums += count * sum_bytes;
     }
     ++reduced;
     return {};
@@ -407,23 +499,37 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     while (reduced < in_all && reduced * chunk < end) DSCOMM_RETURN_IF_ERROR(reduce_next());
     return {};
   };
+  size_t settled = 0;  // elements
+  const auto settle_next = [&] {
+    const size_t count = in_chunk(counts[rank_], settled, chunk);
+    settle(results + settled % ring * sum_bytes, out + settled * element_bytes, count, levels);
+    settled += chunk;
+  };
+  if (levels.is_widened) {
+    chunks.out_ring = ring;
+    chunks.take = [&](size_t end) -> Status {
+      while (settled < counts[rank_] && settled + chunk <= end) settle_next();
+      return {};
+    };
+  }
   DSCOMM_RETURN_IF_ERROR(chunks.make(1));
   std::vector<const void*> across(domains_.size());
   std::vector<size_t> across_counts(domains_.size());
   size_t slice_elements = 0;
   for (size_t domain = 0; domain < domains_.size(); ++domain) {
-    across[domain] = rings + domain * ring * element_bytes;
+    across[domain] = rings + domain * ring_bytes;
     across_counts[domain] = counts[domains_[domain][me]];
     slice_elements += across_counts[domain];
   }
   if (index_ == 0 || slice_elements > 0) {
     CallOptions across_piece = later(piece, 1);
     across_piece.chunks = &chunks;
-    DSCOMM_RETURN_IF_ERROR(
-        led_.front().team->reduce_scatter(across, across_counts, out, levels.outer, across_piece));
+    DSCOMM_RETURN_IF_ERROR(led_.front().team->reduce_scatter(across, across_counts, results,
+                                                             levels.outer, across_piece));
   }
   while (reduced < in_all) DSCOMM_RETURN_IF_ERROR(reduce_next());
-  settle(out, out, counts[rank_], levels);
+  if (!levels.is_widened) settle(out, out, counts[rank_], levels);
+  while (levels.is_widened && settled < counts[rank_]) settle_next();
   return {};
 }
 

@@ -58,6 +58,9 @@ HierarchicalTeam::HierarchicalTeam(int rank, std::vector<std::vector<int>> domai
     rank_count += domain.size();
     slice_count_ = std::max(slice_count_, static_cast<int>(domain.size()));
   }
+  least_domain_ = slice_count_;
+  for (const std::vector<int>& domain : domains_)
+    least_domain_ = std::min(least_domain_, static_cast<int>(domain.size()));
   domain_of_.resize(rank_count);
   index_of_.resize(rank_count);
   for (int domain = 0; domain < domain_count(); ++domain) {
@@ -105,12 +108,8 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
   teams_.push_back(direct_.get());
   DSCOMM_CHECK(direct_->rank() == rank_ && direct_->size() == size(),
                "a Team numbers its ranks as they are listed");
-  const auto is_even = [&](const std::vector<int>& domain) {
-    return static_cast<int>(domain.size()) == slice_count_;
-  };
   set_composer(this);
-  overlaps_ =
-      std::all_of(domains_.begin(), domains_.end(), is_even) && led_.front().team->takes_chunks();
+  overlaps_ = led_.front().team->takes_chunks();
   return {};
 }
 

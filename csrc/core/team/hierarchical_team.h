@@ -10,7 +10,7 @@
 //     domain 0: ranks 0 1        slice 0: ranks 0, 2      slice 2: ranks 0, 4
 //     domain 1: ranks 2 3 4      slice 1: ranks 1, 3
 //
-// Arithmetic. Within a domain in the inner Team's order, then across in the order of the domains: a
+// Arithmetic. Within a domain in the inner Team's order, then across in the outer Team's: a
 // property of the placement, so that a result has the same bits on every rank and in every run.
 // float16 and bfloat16 travel through both levels as float32 and are rounded once, at the end, or
 // are rounded at both (see HierarchyOptions); AVG divides once, by the whole size; PREMUL_SUM
@@ -21,14 +21,16 @@
 // the earliest one that is not complete has all of its members on the way, so nobody waits in a
 // circle. (A call of the direct Team begins to send before the others of its call, but waits last.)
 //
-// Overlap. Where all domains are of one size, so that every rank leads one slice, and the outer
-// Teams take chunks (see Chunks), a long all_reduce, reduce_scatter, all_gather or broadcast is one
-// outer call for each slice: while it moves some chunks between domains, others are reduced or
-// spread inside. The inner calls have one order on all ranks, those of reducing (R) and spreading
-// (S) a chunk of an all_reduce for one: R0 R1 S0 R2 S1 R3 S2 ... And each comes after certain steps
-// of the outer calls, the same in all of them (where a slice is shorter, after all that it has): a
-// rank that waits in an inner call has completed all the steps that the others may wait for before
-// they come to it.
+// Overlap. Where the outer Teams take chunks (see Chunks), a long all_reduce, all_gather or
+// broadcast is one outer call for each slice: while it moves some chunks between domains, others
+// are reduced or spread inside. So is a long reduce or reduce_scatter where all domains are of one
+// size. Such a call uses only as many slices as the smallest domain has ranks, so that nobody leads
+// two of them: more would not make the smallest domain faster. (An all_gather makes several such
+// calls, for the blocks of so many ranks of each domain at a time.) The inner calls have one order
+// on all ranks, those of reducing (R) and spreading (S) a chunk for one: R0 R1 S0 R2 S1 R3 S2 ...
+// And each comes after certain steps of the outer calls, the same in all of them (where a slice is
+// shorter, after all that it has): a rank that waits in an inner call has completed all the steps
+// that the others may wait for before they come to it.
 //
 // Agreement. Every piece of a call carries the record of the whole call (CallOptions::whole). The
 // Teams below compare and show these records, so two ranks of one Team that make different calls
@@ -79,8 +81,8 @@ struct HierarchyOptions {
   std::string name;
   // About how much of the data is in flight at once, and the size of each of the two buffers that a
   // rank holds once it needs them. Overlapped calls have two chunks of up to twice that for each
-  // slice in flight, in the caller's memory, and reduce_scatter in these buffers. All ranks must
-  // give the same.
+  // slice in flight, in the caller's memory, or up to 16 times that in these buffers. Among so many
+  // domains that their messages would be short, chunks are longer. All ranks must give the same.
   size_t staging_bytes = size_t{1} << 20;
   // Whether sums of float16 and bfloat16 are float32 from end to end, and rounded once; otherwise
   // they are rounded at each of the two levels, and half of the bytes travel across. AVG and
@@ -178,8 +180,9 @@ class HierarchicalTeam final : public Team {
   // The algorithms. `piece` is what their sub-calls are told.
   Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                         const Reduction& reduction, const CallOptions& piece);
-  Status run_all_reduce_overlapped(const std::byte* in, std::byte* out, const Slicing& slicing,
-                                   const Levels& levels, size_t chunk, const CallOptions& piece);
+  Status run_reduction_overlapped(const std::byte* in, std::byte* out, const Slicing& slicing,
+                                  const Levels& levels, int root, size_t chunk,
+                                  const CallOptions& piece);
   Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
                     int root, const CallOptions& piece);
   Status run_reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
@@ -198,8 +201,14 @@ class HierarchicalTeam final : public Team {
   Status run_barrier(const CallOptions& piece);
 
   // Elements of a chunk of an overlapped call, of blocks with up to `count` elements of this size
-  // for each slice; 0 where they are too short for that, or nothing can overlap.
-  size_t overlapped_chunk(size_t count, size_t element_bytes) const;
+  // for each slice, and of no less than `least_bytes`; 0 where they are too short for that, or
+  // nothing can overlap.
+  size_t overlapped_chunk(size_t count, size_t element_bytes, size_t least_bytes = 0,
+                          size_t least_chunks = 2) const;
+  // The same of an all_reduce or a reduce, and its slices.
+  size_t overlapped_chunk(const Slicing& slicing, const Levels& levels, bool is_in_place) const;
+  // The next chunk that rings can have: of fewer elements, unless those are less than the least.
+  size_t ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes = 0) const;
   Status run_reduce_scatter_overlapped(std::span<const void* const> ins,
                                        std::span<const size_t> counts, std::byte* out, size_t chunk,
                                        const Levels& levels, const CallOptions& piece);
@@ -215,7 +224,10 @@ class HierarchicalTeam final : public Team {
   Status spread_packed(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
                        const CallOptions& piece);
   Status spread_in_place(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                         size_t begin, size_t chunk, const CallOptions& piece);
+                         const CallOptions& piece);
+  Status spread_blocks(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
+                       int domain, int first, int width, size_t begin, size_t chunk,
+                       const CallOptions& piece);
   Status cross(DType dtype, std::span<void* const> blocks, std::span<const size_t> counts,
                const CallOptions& piece);
   // inside(): the entries of this domain's ranks, by local number. outside(): all entries, with 0
@@ -228,6 +240,7 @@ class HierarchicalTeam final : public Team {
   Status exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
                          const CallDirect& call_direct);
 
+  bool is_even() const { return least_domain_ == slice_count_; }  // all domains are of one size
   int local_count() const { return static_cast<int>(members().size()); }
   const std::vector<int>& members() const { return domains_[domain_]; }
   int domain_count() const { return static_cast<int>(domains_.size()); }
@@ -248,7 +261,8 @@ class HierarchicalTeam final : public Team {
   int domain_ = 0;              // of this rank
   int index_ = 0;               // of this rank
   int slice_count_ = 0;
-  bool overlaps_ = false;  // every rank leads one slice, and the outer Teams take chunks
+  int least_domain_ = 0;   // ranks of the smallest domain
+  bool overlaps_ = false;  // the outer Teams take chunks
 
   // By local rank: the destinations of the slices that it leads, by slice and then by domain.
   std::vector<std::vector<Destination>> destinations_;

@@ -35,9 +35,10 @@ class Team;
 // that status.
 struct Chunks {
   size_t count = 0;  // elements of a chunk, of every block of the call; the last one may be shorter
-  // Not 0: where a reduce_scatter reads, value i of each block lies at i modulo `ring`, which is
-  // two chunks. `count` is a power of two then.
-  size_t ring = 0;
+  // Not 0: where a reduction reads, value i of each block lies at i modulo `ring`, which is two
+  // chunks; and `out_ring` says the same of where it writes. `count` is a power of two then, or
+  // four times a multiple of the elements of Team::piece_bytes().
+  size_t ring = 0, out_ring = 0;
   // Called before values are read, with ends that grow: those before `end` (which may lie behind
   // the last) must be there. The first chunk is there from the beginning. At most two chunks are in
   // progress: one of chunk k + 2 is asked for once those of chunk k are read no more, and take()
@@ -61,8 +62,8 @@ struct CallOptions {
   // And itself: what ends it ends this call, whose waits ask look() now and then. Who waits in one
   // of its Teams may hear of a fault only through another one.
   Team* composer = nullptr;
-  // For a Team that takes_chunks(): of an all_reduce, a reduce_scatter, an all_gather or a
-  // broadcast. The same count on all ranks.
+  // For a Team that takes_chunks(): of an all_reduce, a reduce, a reduce_scatter, an all_gather or
+  // a broadcast. The same count on all ranks.
   const Chunks* chunks = nullptr;
   // For a gather, a scatter or an all_to_all: the domain of each rank, or null. Ranks of one domain
   // exchange no elements in this call. Other Teams compare the call inside and between the domains,
@@ -158,6 +159,10 @@ class Team {
   }
   // Whether CallOptions::chunks and CallOptions::meanwhile are heeded.
   virtual bool takes_chunks() const { return false; }
+  // Of the pieces in which long data goes from rank to rank; 0: of any length.
+  virtual size_t piece_bytes() const { return 0; }
+  // An all_reduce in chunks (or calls) of at least so many bytes loses little of its speed.
+  virtual size_t least_chunk_bytes() const { return 0; }
   // kPeerDied when a member is known to have died without leaving; ends nothing.
   virtual Status death() { return {}; }
   // What has ended the Team, for a call of this number (CallRecord::number()) that is in progress.

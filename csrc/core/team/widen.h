@@ -8,8 +8,8 @@
 
 namespace dscomm {
 
-// `halves` need not be aligned, the floats must be. The two do not overlap. dtype is that of the
-// halves.
+// `halves` need not be aligned, the floats must be. The two do not overlap, but narrow()'s may
+// begin at the same place. dtype is that of the halves.
 void widen(float* floats, const std::byte* halves, size_t count, DType dtype);
 void narrow(std::byte* halves, const float* floats, size_t count, DType dtype);
 

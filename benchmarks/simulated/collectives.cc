@@ -1,0 +1,231 @@
+// Collectives between simulated hosts: MpiTeam and HierarchicalTeam, as they are, over SimGrid's
+// SMPI, beside MPI's own. Every rank is a simulated process; times are those of the simulated
+// network, and computing takes none. Started by benchmarks/simulated/run.
+//
+//   collectives RANKS_OF_A_HOST COLLECTIVE BYTES...
+//
+// COLLECTIVE is all_reduce, reduce_scatter or all_gather. Bytes are those of the whole: of what all
+// ranks have together in the last two. All is float32 and SUM, and results are checked. Between the
+// ranks of one host MpiTeam stands in for shared memory.
+// A line: ranks, bytes, and us of MPI's own, of MpiTeam and of HierarchicalTeam; with one rank on
+// each host there is no last one, and MpiTeam's time is there again.
+
+#include <mpi.h>
+
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/detector/failure_detector.h"
+#include "core/team/hierarchical_team.h"
+#include "mpi/mpi_team.h"
+
+namespace dscomm {
+namespace {
+
+// Nobody dies here.
+class NoFailures final : public FailureDetector {
+ public:
+  uint64_t count() const override { return 0; }
+  Status gone(int) const override { return {}; }
+  Departure departure(int) const override { return {}; }
+  void note_end(const std::string&) override {}
+  Status cut_off(const std::vector<int>&, int64_t) const override { return {}; }
+  Status ended(uint64_t, uint64_t) const override { return {}; }
+  void end(uint64_t, const Status& cause, uint64_t) override {
+    std::fprintf(stderr, "a Team has ended: %s\n", cause.message().c_str());
+    std::abort();
+  }
+  void note_position(uint64_t, uint64_t) override {}
+  void forget(uint64_t) override {}
+  uint64_t ask(uint64_t, uint64_t) override { return 0; }
+  std::vector<Progress> answers(uint64_t) const override { return {}; }
+  void close_question(uint64_t) override {}
+};
+
+CallOptions without_limit() { return {Deadline::after(std::chrono::hours(100))}; }
+
+bool has_parts(const std::string& name) { return name != "all_reduce"; }
+
+float value(size_t element, size_t rank) { return static_cast<float>((element + rank) % 5); }
+
+// One call's buffers on a rank: of some `count` elements.
+struct Buffers {
+  Buffers(size_t ranks, size_t rank, size_t count, bool has_parts)
+      : part_count(std::max<size_t>(count / ranks, 1)),
+        given(has_parts ? part_count * ranks : std::max<size_t>(count, 1)),
+        all(given.size()),
+        counts(ranks, part_count) {
+    const size_t part = part_count;
+    for (size_t i = 0; i < given.size(); ++i) given[i] = value(i, rank);
+    if (!has_parts) return;
+    for (size_t k = 0; k < counts.size(); ++k) {
+      ins.push_back(given.data() + k * part);
+      outs.push_back(all.data() + k * part);
+    }
+  }
+
+  size_t part_count;
+  std::vector<float> given, all;
+  std::vector<const void*> ins;
+  std::vector<void*> outs;
+  std::vector<size_t> counts;
+};
+
+class Simulation {
+ public:
+  explicit Simulation(int local_count) : local_count_(local_count) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  }
+
+  std::unique_ptr<Team> flat() {
+    std::vector<int> everyone(static_cast<size_t>(size_));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    return team_of(everyone, 0, local_count_ > 1);
+  }
+
+  std::unique_ptr<Team> hierarchical() {
+    std::vector<std::vector<int>> hosts(static_cast<size_t>(size_ / local_count_));
+    for (int rank = 0; rank < size_; ++rank)
+      hosts[static_cast<size_t>(rank / local_count_)].push_back(rank);
+    // All ranks split at the same time: by host; by local rank, whose slice it leads; and not.
+    auto inside = [this](std::span<const int> ranks, const std::string&) {
+      return Result<std::unique_ptr<Team>>(team_of(ranks, rank_ / local_count_));
+    };
+    auto across = [this](std::span<const int> ranks, const std::string&) {
+      const bool is_direct = ranks.size() == static_cast<size_t>(size_);
+      return Result<std::unique_ptr<Team>>(team_of(ranks, is_direct ? 0 : rank_ % local_count_));
+    };
+    auto team = HierarchicalTeam::make(rank_, hosts, inside, across, {"simulated"});
+    if (!team.ok()) std::abort();
+    return std::move(team).value();
+  }
+
+  // Simulated microseconds of one call, the slowest rank's. The second of two: the first sets up.
+  double time(const std::function<void()>& call) {
+    double began = 0;
+    for (int round = 0; round < 2; ++round) {
+      MPI_Barrier(MPI_COMM_WORLD);
+      began = MPI_Wtime();
+      call();
+    }
+    double took = MPI_Wtime() - began, slowest = 0;
+    MPI_Allreduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    return 1e6 * slowest;
+  }
+
+  double time(Team& team, const std::string& name, Buffers& b) {
+    std::fill(b.all.begin(), b.all.end(), -1.0F);
+    const double us = time([&] { check(call(team, name, b)); });
+    verify(name, b);
+    return us;
+  }
+
+  // MPI's own, blocking.
+  double time_mpi(const std::string& name, Buffers& b) {
+    const auto whole = static_cast<int>(b.all.size()), part = static_cast<int>(b.part_count);
+    const float* given = b.given.data();
+    float* out = b.all.data();
+    return time([&] {
+      if (name == "all_reduce")
+        MPI_Allreduce(given, out, whole, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      else if (name == "reduce_scatter")
+        MPI_Reduce_scatter_block(given, out, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      else
+        MPI_Allgather(given, part, MPI_FLOAT, out, part, MPI_FLOAT, MPI_COMM_WORLD);
+    });
+  }
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+ private:
+  static void check(const Status& status) {
+    if (status.ok()) return;
+    std::fprintf(stderr, "%s\n", status.message().c_str());
+    std::abort();
+  }
+
+  Status call(Team& team, const std::string& name, Buffers& b) {
+    const CallOptions options = without_limit();
+    const Reduction sum{};
+    if (name == "all_reduce")
+      return team.all_reduce(b.given.data(), b.all.data(), b.all.size(), sum, options);
+    if (name == "reduce_scatter")
+      return team.reduce_scatter(b.ins, b.counts, b.all.data(), sum, options);
+    return team.all_gather(b.given.data(), b.part_count, sum.dtype, b.outs, b.counts, options);
+  }
+
+  void verify(const std::string& name, const Buffers& b) const {
+    const auto ranks = static_cast<size_t>(size_), part = b.part_count;
+    float sums[5] = {};  // of the elements with this remainder
+    for (size_t i = 0; i < 5; ++i)
+      for (size_t rank = 0; rank < ranks; ++rank) sums[i] += value(i, rank);
+    const size_t first = name == "reduce_scatter" ? part * static_cast<size_t>(rank_) : 0;
+    const size_t count = name == "reduce_scatter" ? part : b.all.size();
+    for (size_t i = 0; i < count; ++i) {
+      const float expected =
+          name == "all_gather" ? value(i % part, i / part) : sums[(first + i) % 5];
+      if (b.all[i] == expected) continue;
+      std::fprintf(stderr, "%s: element %zu of rank %d is %f\n", name.c_str(), i, rank_, b.all[i]);
+      std::abort();
+    }
+  }
+
+  // Called by all ranks of the world, those of one color together.
+  std::unique_ptr<Team> team_of(std::span<const int> ranks, int color, bool shares_hosts = false) {
+    MpiTeamOptions options;
+    options.shares_hosts = shares_hosts;
+    options.id = ++teams_;
+    options.name = "simulated";
+    // A wait that naps would do so in the time of this machine.
+    options.wait_policy.spin_polls = INT_MAX;
+    for (int rank : ranks) options.members.push_back({rank, "rank " + std::to_string(rank)});
+    MPI_Comm data, check;
+    MPI_Comm_split(MPI_COMM_WORLD, color, rank_, &data);
+    MPI_Comm_split(MPI_COMM_WORLD, color, rank_, &check);
+    return std::make_unique<MpiTeam>(data, check, detector_, std::move(options));
+  }
+
+  const int local_count_;
+  int rank_ = 0, size_ = 0;
+  uint64_t teams_ = 0;
+  NoFailures detector_;
+};
+
+}  // namespace
+}  // namespace dscomm
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  {
+    const int local_count = std::atoi(argv[1]);
+    const std::string name = argv[2];
+    dscomm::Simulation simulation(local_count);
+    std::unique_ptr<dscomm::Team> flat = simulation.flat();
+    std::unique_ptr<dscomm::Team> hierarchical =
+        local_count > 1 ? simulation.hierarchical() : nullptr;
+    for (int k = 3; k < argc; ++k) {
+      const size_t bytes = std::strtoull(argv[k], nullptr, 10);
+      const auto ranks = static_cast<size_t>(simulation.size());
+      dscomm::Buffers buffers(ranks, static_cast<size_t>(simulation.rank()), bytes / sizeof(float),
+                              dscomm::has_parts(name));
+      const double mpi = simulation.time_mpi(name, buffers);
+      const double of_flat = simulation.time(*flat, name, buffers);
+      const double of_both =
+          hierarchical == nullptr ? of_flat : simulation.time(*hierarchical, name, buffers);
+      if (simulation.rank() == 0) {
+        std::printf("%zu %zu %.1f %.1f %.1f\n", ranks, buffers.all.size() * sizeof(float), mpi,
+                    of_flat, of_both);
+        std::fflush(stdout);
+      }
+    }
+  }
+  MPI_Finalize();
+}
