@@ -81,6 +81,7 @@ class BringUp {
     exchange.size = size();
     exchange.name = [this](int rank) { return name(rank); };
     exchange.look = look;
+    exchange.suspicion = [this] { return suspicion(); };
     return exchange;
   }
 
@@ -92,7 +93,17 @@ class BringUp {
   // A status of this rank's own step: the others raise it too. One that came from another rank is
   // passed on as it is.
   Status own(const Status& status) {
-    return status.ok() || exchange_.is_told() ? status : exchange_.fail(at_step(status));
+    if (status.ok() || exchange_.is_told()) return status;
+    // kInternal: an error of MPI_Init_thread, for one.
+    const bool may_suspect = status.code() == Code::kTimeout || status.code() == Code::kInternal;
+    return exchange_.fail(
+        at_step(Status(status.code(), status.message() + (may_suspect ? suspicion() : ""))));
+  }
+
+  // Whichever host's server does not answer, all ranks wait for it in MPI_Init_thread.
+  std::string suspicion() const {
+    const std::string silent = world_ == nullptr ? "" : start().silent_helper(context_);
+    return silent.empty() ? "" : "; " + silent;
   }
 
   Status look() { return exchange_.look(); }

@@ -48,6 +48,8 @@ class MpiStart {
   virtual Status look(StartContext& context) = 0;
   // The hosts that MPI_Init_thread waits for: "a, b", or empty where that is not known.
   virtual std::string waiting_for() const { return ""; }
+  // If the server of any host does not answer: a sentence, else empty. Asks the store.
+  virtual std::string silent_helper(const StartContext&) const { return ""; }
   // MPI_Init_thread has returned.
   virtual void has_started(const StartContext& context) = 0;
 

@@ -103,6 +103,7 @@ class Helper {
   // The exit status.
   int run() {
     alarm(kStartSeconds);
+    leader_.send(PmixMessageKind::kStarted, std::to_string(getpid()));
     if (!receive_description()) return 1;
     if (std::string error = prepare(); !error.empty()) {
       leader_.send(PmixMessageKind::kFailed, error);
@@ -185,6 +186,7 @@ class Helper {
       std::erase_if(processes_, [](OtherProcess& process) { return process.gone(); });
       listen_to_leader();
       for (PmixFence& fence : server_->take_fences()) begin(std::move(fence));
+      if (server_->take_probe() && leader_.open()) leader_.send(PmixMessageKind::kAlive, "");
     }
   }
 
@@ -209,6 +211,7 @@ class Helper {
         server_->complete(result);
         std::erase(asked_, result.number);
       }
+      if (message->kind == PmixMessageKind::kProbe) server_->probe();
       if (message->kind == PmixMessageKind::kQuit) quit_soon();
     }
     // A child that the leader forked may hold its end open for longer than the leader lives.

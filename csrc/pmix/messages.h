@@ -18,11 +18,14 @@ enum class PmixMessageKind : uint32_t {
   // From the leader.
   kDescription = 1,  // PmixDescription
   kFenceResult,      // PmixFenceResult
+  kProbe,            // asks for kAlive
   kQuit,             // nothing new will be asked for
   // From dscomm-pmix.
-  kReady,   // PmixEnvironments
-  kFailed,  // a sentence: why it cannot serve
-  kFence,   // PmixFence
+  kStarted,  // its pid, in digits: before anything else
+  kReady,    // PmixEnvironments
+  kAlive,    // its main thread and libpmix's thread work
+  kFailed,   // a sentence: why it cannot serve
+  kFence,    // PmixFence
 };
 
 // A host as MPI shall see it.

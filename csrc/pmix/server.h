@@ -33,7 +33,12 @@ class PmixServer {
   // Whether a rank has ever connected. Those that have die when the server goes before them.
   bool has_been_used() const { return used_.load(); }
 
-  // Readable when there are fences to take.
+  // Sends a request that changes nothing through libpmix's thread. take_probe() is true once after
+  // that thread has answered.
+  void probe();
+  bool take_probe() { return probed_.exchange(false); }
+
+  // Readable when there are fences to take, or an answer to a probe.
   int fd() const { return news_.get(); }
   std::vector<PmixFence> take_fences();
   void complete(const PmixFenceResult& result);
@@ -58,6 +63,8 @@ class PmixServer {
                                        pmix_modex_cbfunc_t, void*);
   static pmix_status_t on_job_control(const pmix_proc_t*, const pmix_proc_t*, size_t,
                                       const pmix_info_t*, size_t, pmix_info_cbfunc_t, void*);
+  static void on_probed(pmix_status_t, void*);
+  void wake_main_thread();
   pmix_status_t begin_fence(const pmix_proc_t* ranks, size_t rank_count, std::string data,
                             Waiting waiting);
 
@@ -67,7 +74,7 @@ class PmixServer {
   std::vector<std::vector<std::string>> environments_;
   bool initialised_ = false;
   UniqueFd news_;  // eventfd
-  std::atomic<bool> used_{false};
+  std::atomic<bool> used_{false}, probed_{false};
 
   // libpmix's thread adds, the main thread takes.
   std::mutex mutex_;

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,6 +113,46 @@ def test_a_range_with_too_few_ports_says_so(make_hosts: Callable[[int], Hosts]) 
     ) as job:
         for event in job.wait_for("raised"):
             assert "no port of DSCOMM_PORTS=20000-20000 is free" in event.facts["text"], event
+
+
+@pytest.mark.skipif(MPI != "openmpi", reason="MPICH needs no helper")
+@pytest.mark.parametrize(
+    ("stopped", "is_ready"),
+    [
+        *((1, False), (0, True)),
+        *(pytest.param(*case, marks=pytest.mark.drill) for case in ((0, False), (1, True))),
+    ],
+)
+def test_a_stopped_helper_is_named_at_the_timeout(
+    make_hosts: Callable[[int], Hosts], stopped: int, is_ready: bool
+) -> None:
+    hosts, timeout_s = make_hosts(2), 4.0
+    with start_ranks(hosts, [0, 0, 1, 1], "joins.py", str(timeout_s), store_apart=True) as job:
+        helper = stop_helper(hosts[stopped], is_ready)
+        began_s = time.monotonic()
+        for event in job.wait_for("raised"):
+            text = event.facts["text"]
+            assert f"on host {hosts[stopped].name}) does not answer, stopped" in text, job.report()
+            assert f"dscomm-pmix (pid {helper}" in text, job.report()
+            assert event.at_s - began_s < timeout_s + 2.0, job.report()
+        job.finish()
+        # The leader has continued it.
+        assert job.hosts.leftovers(limit_s=10.0) == {}, job.report()
+
+
+def stop_helper(host: Host, is_ready: bool) -> int:
+    """While it starts, or once it is ready for MPI_Init; its pid within the host."""
+    # The first and the last of what it makes.
+    folder = "/dev/shm/dscomm-pmix." if is_ready else "/tmp/dscomm-pmix."
+    deadline_s = time.monotonic() + 60.0
+    while not any(path.startswith(folder) for path in host.files()):
+        assert time.monotonic() < deadline_s, "no dscomm-pmix is started"
+    # Its starter, which may not be gone yet, leads no session.
+    names = host.processes().items()
+    (pid,) = (pid for pid, name in names if name == "dscomm-pmix" and os.getsid(pid) == pid)
+    os.kill(pid, signal.SIGSTOP)
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])
 
 
 def listening_ports(host: Host) -> list[tuple[int, bool]]:

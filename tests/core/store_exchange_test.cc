@@ -171,10 +171,12 @@ TEST(StoreExchange, TimeoutNamesTheMissingRank) {
   run_ranks(4, [&](int rank) {
     if (rank == 2) return;
     const Deadline deadline = Deadline::after(milliseconds(1000));
-    StoreExchange exchange(store, request_of(rank, 4), deadline);
+    ExchangeRequest request = request_of(rank, 4);
+    request.suspicion = [] { return "; it snows"; };
+    StoreExchange exchange(store, request, deadline);
     const Status status = exchange.agree("one", "", joined).status();
     EXPECT_EQ(status.code(), Code::kTimeout);
-    EXPECT_EQ(status.message(), "timed out after 1000 ms waiting for rank 2");
+    EXPECT_EQ(status.message(), "timed out after 1000 ms waiting for rank 2; it snows");
   });
 }
 

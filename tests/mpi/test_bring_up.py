@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -292,6 +293,17 @@ def test_ranks_outlive_a_killed_helper_and_tidy_up(make_job: Callable[[str], Job
     job.nothing_left()
 
 
+def test_a_stopped_helper_ends_with_its_ranks(make_job: Callable[[str], Job]) -> None:
+    job = make_job("0,0,1")
+    job.start_all(hold="go")
+    job.wait_for("sum right")
+    for pid in job.helper_pids:
+        os.kill(pid, signal.SIGSTOP)
+    job.tell("go")
+    assert job.codes() == [0, 0, 0], job.report()
+    job.nothing_left()
+
+
 def test_what_a_killed_host_leaves_is_tidied_up_by_the_next(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(hold="go")
@@ -431,6 +443,93 @@ def test_a_host_that_does_not_enter_mpi_init(
         assert "it waits for the ranks of host1" in job.output(0), job.report()
     job.tell("go")
     job.codes()
+    job.nothing_left()
+
+
+def names_silent_helper(job: Job, pid: int, host: int, state: str) -> None:
+    """Every rank does, at its timeout."""
+    for rank in range(job.size):
+        match = re.search(r"^error timeout after (\S+) s: (.*)$", job.output(rank), re.M)
+        assert match, job.report()
+        assert float(match[1]) < 8, job.report()
+        sentence = f"dscomm-pmix (pid {pid} on host host{host}) does not answer, {state}"
+        assert sentence in match[2], job.report()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_helper_stopped_in_mpi_init_is_named_by_all(
+    make_job: Callable[[str], Job], host: int
+) -> None:
+    job = make_job("0,0,1,1")
+    stopped = helper_in_mpi_init(job, host)
+    os.kill(stopped, signal.SIGSTOP)
+    job.tell("go")
+    assert job.codes() == [7] * 4, job.report()
+    names_silent_helper(job, stopped, host, "stopped (state T)")
+    job.nothing_left()
+
+
+def test_a_helper_whose_libpmix_is_stuck_is_named_by_all(make_job: Callable[[str], Job]) -> None:
+    job = make_job("0,0,1,1")
+    stuck = helper_in_mpi_init(job, 1)
+    # All its threads but the main one, which goes on.
+    threads = [int(task.name) for task in Path(f"/proc/{stuck}/task").iterdir()]
+    tracer = subprocess.Popen(
+        [sys.executable, "-c", TRACER, *(str(thread) for thread in threads if thread != stuck)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert tracer.stdout.readline() == "stopped\n"
+    job.tell("go")
+    assert job.codes() == [7] * 4, job.report()
+    tracer.kill()
+    tracer.wait()
+    names_silent_helper(job, stuck, 1, "sleeping (state S)")
+    job.nothing_left()
+
+
+def test_a_helper_that_is_continued_in_time_does_no_harm(make_job: Callable[[str], Job]) -> None:
+    job = make_job("0,0,1,1")
+    stopped = helper_in_mpi_init(job, 0)
+    os.kill(stopped, signal.SIGSTOP)
+    assert until(lambda: list(job.store.glob("*fence+silent"))), job.report()
+    os.kill(stopped, signal.SIGCONT)
+    job.tell("go")
+    assert job.codes() == [0] * 4, job.report()
+    assert list(job.store.glob("*fence*")) == []
+    job.nothing_left()
+
+
+TRACER = """
+import ctypes, os, sys, time
+for thread in map(int, sys.argv[1:]):
+    assert ctypes.CDLL(None).ptrace(16, thread, None, None) == 0  # PTRACE_ATTACH
+    os.waitpid(thread, 0x40000000)  # __WALL
+print("stopped", flush=True)
+time.sleep(100)
+"""
+
+
+def helper_in_mpi_init(job: Job, host: int) -> int:
+    """Starts two ranks on each of two hosts. A rank of the other host stays before MPI_Init."""
+    late = 3 - 2 * host
+    for rank in range(4):
+        job.start(rank, limit_ms=6000, stall="go" if rank == late else None)
+    assert until(lambda: list(job.store.glob(f"*fence+all+0+{host}"))), job.report()
+    job.helper_pids = helpers(job.temporary)
+    return next(pid for pid in job.helper_pids if serves(pid, job.ranks[2 * host].pid))
+
+
+def test_a_helper_that_does_not_start_is_named_by_all(make_job: Callable[[str], Job]) -> None:
+    job = make_job("0,1")
+    helper = job.folder / "dscomm-pmix"
+    helper.write_text("#!/bin/sh\nkill -STOP $$\n")
+    helper.chmod(0o755)
+    job.start(0, limit_ms=5000)
+    job.start(1, limit_ms=5000, helper=helper)
+    assert job.codes() == [7, 7], job.report()
+    for rank in range(2):
+        assert "dscomm-pmix (on host host1) does not answer" in job.output(rank), job.report()
     job.nothing_left()
 
 

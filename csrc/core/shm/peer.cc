@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "core/base/process_state.h"
+
 namespace dscomm {
 namespace {
 
@@ -66,12 +68,7 @@ char Peer::state() const {
   int pid = pidfd_.valid() ? pid_of(pidfd_.get()) : 0;
   if (pid < 0) return 'Z';
   if (pid == 0) return 0;
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(stat, line);
-  // The name may hold anything; the state is the letter after the last parenthesis.
-  size_t close = line.rfind(')');
-  return close == std::string::npos || close + 2 >= line.size() ? 0 : line[close + 2];
+  return process_state(pid);
 }
 
 bool Peer::is_stopped() const {
@@ -83,17 +80,7 @@ bool Peer::is_stopped() const {
 std::string Peer::state_text() const {
   if (arena_ != nullptr) return "in this process";
   if (!alive(true)) return "gone";
-  const char letter = state();
-  constexpr std::pair<char, const char*> kTexts[] = {{0, "unknown"},
-                                                     {'T', "stopped (state T)"},
-                                                     {'t', "stopped by a debugger (state t)"},
-                                                     {'R', "running (state R)"},
-                                                     {'S', "sleeping (state S)"},
-                                                     {'D', "waiting for a device (state D)"},
-                                                     {'Z', "dead (state Z)"}};
-  for (const auto& [known, text] : kTexts)
-    if (known == letter) return text;
-  return std::string("in state ") + letter;
+  return process_state_text(state());
 }
 
 std::string PeerAddress::host_name() const { return {host, strnlen(host, sizeof host)}; }

@@ -25,6 +25,8 @@ struct ExchangeRequest {
   int size = 1;
   std::function<std::string(int rank)> name;  // of a rank, for messages
   Look look = [] { return Status(); };        // a reason of the caller's to give up waiting
+  // What the caller adds to the message of a timeout.
+  std::function<std::string()> suspicion = [] { return std::string(); };
 };
 
 // Of one rank, on one thread.

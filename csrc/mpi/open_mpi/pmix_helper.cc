@@ -9,14 +9,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/base/log.h"
+#include "core/base/process_state.h"
 #include "core/base/thread.h"
 #include "mpi/environment.h"
 
@@ -30,6 +34,12 @@ constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
 
 // How often a host that does not gather looks who is missing: each look is a question a host.
 constexpr int64_t kNameEveryNs = 1'000'000'000;
+
+// Liveness probes: how long the helper may take to answer one, and how often a late answer is
+// reported; less if the timeout is short. A report only adds to the message of a failure.
+constexpr int64_t kPatienceNs = 1'000'000'000;
+constexpr int kProbeSliceMs = 100;
+constexpr const char* kSilent = "silent";  // the key of the report
 
 constexpr std::chrono::seconds kQuitLimit{1};
 
@@ -115,7 +125,16 @@ struct PmixHelper::State {
   std::shared_ptr<Store> store;
   std::string prefix;
   PmixDescription description;
-  std::vector<Fence> fences;  // of the thread
+  int64_t pid = 0;  // 0: it has not said anything yet
+
+  // Of the thread.
+  std::vector<Fence> fences;
+  int64_t patience_ns = kPatienceNs;
+  int64_t asked_at_ns = 0;  // when it was asked what it has not answered yet; 0: nothing
+  int64_t probe_at_ns = 0, report_at_ns = 0;
+  bool is_reported = false;
+
+  std::atomic<bool> probes{true};
 
   mutable std::mutex mutex;
   std::condition_variable ended_condition;
@@ -128,6 +147,9 @@ struct PmixHelper::State {
   Status take_messages();
   Status begin(Fence fence);
   Status advance();
+  void has_answered();
+  Status probe();
+  void resume();
   Status gather(Fence& fence, std::string* missing);
   Status await_others(Fence& fence, std::string* missing);
   Status put(const std::string& name, const std::string& data);
@@ -138,10 +160,9 @@ struct PmixHelper::State {
   std::string key_of_all(const Fence& fence) const { return prefix + fence.asked.name + "/all"; }
 };
 
-Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
-                                                      const PmixDescription& description,
-                                                      const Deadline& deadline,
-                                                      const std::function<Status()>& look) {
+Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
+    const std::string& path, const PmixDescription& description, std::shared_ptr<Store> store,
+    const std::string& prefix, const Deadline& deadline, const std::function<Status()>& look) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return system_error("socketpair", errno);
@@ -150,25 +171,35 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
   state->stop = UniqueFd(eventfd(0, EFD_CLOEXEC));
   if (!state->stop.valid()) return system_error("eventfd", errno);
   state->description = description;
+  state->store = std::move(store);
+  state->prefix = prefix;
+  state->patience_ns = std::min(kPatienceNs, deadline.timeout_ms() * kMs / 4);
   Starter starter;
   DSCOMM_RETURN_IF_ERROR(starter.spawn(path, theirs.get()));
   theirs.reset();
   PmixSocket& socket = state->socket;
   socket = PmixSocket(std::move(ours));
   socket.send(PmixMessageKind::kDescription, pack(description));
+  state->asked_at_ns = monotonic_ns();
   std::unique_ptr<PmixHelper> helper(new PmixHelper(state));
   bool ready = false;
   TimeLeft time_left(deadline);
   while (true) {
     const bool is_over = time_left.is_over();  // it is heard once more
     bool open = socket.exchange();
-    if (std::optional<PmixMessage> message = socket.next()) {
+    while (std::optional<PmixMessage> message = socket.next()) {
+      if (message->kind == PmixMessageKind::kStarted) {
+        state->pid = std::strtoll(message->text.c_str(), nullptr, 10);
+        continue;
+      }
       if (message->kind == PmixMessageKind::kFailed) return Status(Code::kResource, message->text);
       ready = message->kind == PmixMessageKind::kReady &&
               unpack(message->text, &helper->environments_) &&
               helper->environments_.own.size() == description.clients.size();
       if (!ready) return Status(Code::kInternal, "it answered something else than was asked");
+      state->has_answered();
     }
+    DSCOMM_RETURN_IF_ERROR(state->probe());
     DSCOMM_ASSIGN_OR_RETURN(bool detached, starter.ended());
     if (ready && detached) return helper;
     if (!open && detached)
@@ -187,9 +218,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(const std::string& path,
   }
 }
 
-Status PmixHelper::serve(std::shared_ptr<Store> store, const std::string& prefix) {
-  state_->store = std::move(store);
-  state_->prefix = prefix;
+Status PmixHelper::serve() {
   DSCOMM_ASSIGN_OR_RETURN(
       service_, start_thread("the carrier of MPI's fences", [state = state_] { state->serve(); }));
   return {};
@@ -199,12 +228,13 @@ void PmixHelper::State::serve() {
   int pause_ms = kFirstPauseMs;
   while (true) {
     pollfd entries[2] = {{socket.fd(), socket.events(), 0}, {stop.get(), POLLIN, 0}};
-    // Ends: the helper asks for something or goes, quit(), or the process ends.
-    ::poll(entries, 2, fences.empty() ? -1 : pause_ms);
+    // Ends: the helper says something or goes, quit(), or the process ends.
+    ::poll(entries, 2, !fences.empty() ? pause_ms : probes.load() ? kProbeSliceMs : -1);
     if (entries[1].revents != 0) break;
     size_t waiting = fences.size();
     Status status = take_messages();
     if (status.ok()) status = advance();
+    if (status.ok() && probes.load()) status = probe();
     if (!status.ok()) {
       std::lock_guard lock(mutex);
       fault = std::move(status);
@@ -213,6 +243,7 @@ void PmixHelper::State::serve() {
     pause_ms = fences.size() == waiting ? std::min(pause_ms * 2, kLongestPauseMs) : kFirstPauseMs;
   }
   socket.send(PmixMessageKind::kQuit, "");
+  resume();
   std::lock_guard lock(mutex);
   waiting_for.clear();
   ended = true;
@@ -224,6 +255,10 @@ Status PmixHelper::State::take_messages() {
   bool open = socket.exchange();
   Status status;
   while (std::optional<PmixMessage> message = socket.next()) {
+    if (message->kind == PmixMessageKind::kAlive) {
+      has_answered();
+      continue;
+    }
     Fence fence;
     if (message->kind != PmixMessageKind::kFence || !unpack(message->text, &fence.asked))
       status = Status(Code::kInternal, "dscomm-pmix said something that is not understood");
@@ -303,6 +338,46 @@ void PmixHelper::State::answer(Fence& fence, std::string data) {
   fence.is_answered = true;
 }
 
+void PmixHelper::State::has_answered() {
+  asked_at_ns = 0;
+  probe_at_ns = monotonic_ns() + patience_ns / 2;
+}
+
+// Sends a probe when it is time. While the answer is late, a report is in the store, under one key
+// for all hosts. It is written again and again, because another host may remove it.
+Status PmixHelper::State::probe() {
+  const int64_t now = monotonic_ns();
+  if (asked_at_ns == 0 && now >= probe_at_ns) {
+    socket.send(PmixMessageKind::kProbe, "");
+    asked_at_ns = now;
+  }
+  if (asked_at_ns == 0 || now - asked_at_ns < patience_ns) {
+    report_at_ns = 0;
+    return std::exchange(is_reported, false) ? store->remove(prefix + kSilent) : Status();
+  }
+  if (now < report_at_ns) return {};
+  report_at_ns = now + patience_ns;
+  const std::string process = pid == 0 ? "" : "pid " + std::to_string(pid) + " ";
+  const std::string state = pid == 0 ? "" : ", " + process_state_text(process_state(pid));
+  const std::string sentence = "dscomm-pmix (" + process + "on host " +
+                               description.hosts[description.own_host].name + ") does not answer" +
+                               state +
+                               "; see what has stopped it, or whether that host is short of CPU "
+                               "time or memory";
+  return std::exchange(is_reported, true) ? store->set(prefix + kSilent, sentence)
+                                          : put(prefix + kSilent, sentence);
+}
+
+std::string PmixHelper::silent_helper(Store& store, const std::string& prefix) {
+  Result<std::optional<std::string>> found = store.find(prefix + kSilent);
+  return found.ok() ? found.value().value_or("") : "";
+}
+
+// So that a stopped helper ends, too. While it holds its end of the socket, the pid is its own.
+void PmixHelper::State::resume() {
+  if (pid > 0 && socket.exchange()) ::kill(static_cast<pid_t>(pid), SIGCONT);
+}
+
 Status PmixHelper::State::put(const std::string& name, const std::string& data) {
   {
     std::lock_guard lock(mutex);
@@ -312,6 +387,7 @@ Status PmixHelper::State::put(const std::string& name, const std::string& data) 
 }
 
 void PmixHelper::remove_keys() {
+  state_->probes.store(false);
   std::vector<std::string> keys;
   {
     std::lock_guard lock(state_->mutex);
@@ -334,6 +410,7 @@ Status PmixHelper::fault() const {
 void PmixHelper::quit() {
   if (left_behind_) return;
   if (!service_.joinable()) {
+    state_->resume();
     state_->socket.close();  // tells the helper as well
     return;
   }

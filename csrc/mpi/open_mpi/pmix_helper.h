@@ -17,22 +17,26 @@ namespace dscomm {
 class PmixHelper {
  public:
   // Starts the program at `path` and waits until it is ready, the deadline passes, or `look`, which
-  // is asked every few milliseconds, has another reason to give up.
-  static Result<std::unique_ptr<PmixHelper>> start(const std::string& path,
-                                                   const PmixDescription& description,
-                                                   const Deadline& deadline,
-                                                   const std::function<Status()>& look);
+  // is asked every few milliseconds, has another reason to give up. The keys in the store begin
+  // with `prefix`, which all hosts name alike.
+  static Result<std::unique_ptr<PmixHelper>> start(
+      const std::string& path, const PmixDescription& description, std::shared_ptr<Store> store,
+      const std::string& prefix, const Deadline& deadline, const std::function<Status()>& look);
   ~PmixHelper();  // quits
 
   // By client of the description.
   const PmixEnvironments& environments() const { return environments_; }
 
-  // Starts the thread that carries fences, under keys that begin with `prefix`, which all hosts
-  // name alike. It asks the store only while a fence waits, in single short questions.
-  Status serve(std::shared_ptr<Store> store, const std::string& prefix);
+  // Starts the thread that carries fences. It asks the store only while a fence waits or the helper
+  // does not answer, in single short questions.
+  Status serve();
 
-  // All ranks have come through the fences so far: removes from the store what this host put there.
+  // MPI is up on all ranks: removes from the store what this host put there, and probes the helper
+  // no more.
   void remove_keys();
+
+  // A helper of any host that does not answer, in a sentence; empty if all do. Any rank.
+  static std::string silent_helper(Store& store, const std::string& prefix);
 
   // The hosts that a fence waits for: "a, b", or empty.
   std::string waiting_for() const;
@@ -40,7 +44,8 @@ class PmixHelper {
   Status fault() const;
 
   // Nothing new will be asked for: ends the thread. The helper stays for as long as ranks live that
-  // have used it. Bounded by a second. Idempotent.
+  // have used it. If it is stopped, it is continued, so that it ends. Bounded by a second.
+  // Idempotent.
   void quit();
 
   // In a forked child: closes what it inherited. Nothing else works on this object there, but its

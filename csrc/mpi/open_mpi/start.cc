@@ -132,6 +132,10 @@ class OpenMpiStart final : public MpiStart {
     return helper_ == nullptr ? "" : helper_->waiting_for();
   }
 
+  std::string silent_helper(const StartContext& context) const override {
+    return PmixHelper::silent_helper(*context.store, fence_prefix(context));
+  }
+
   void has_started(const StartContext& context) override {
     if (context.plan.origin != MpiOrigin::kDscomm) return;
     std::vector<std::string> given = own_variables_;
@@ -169,6 +173,8 @@ class OpenMpiStart final : public MpiStart {
   }
 
  private:
+  static std::string fence_prefix(const StartContext& context) { return context.prefix + "fence/"; }
+
   Status start_helper(StartContext& context, size_t own_host) {
     PmixDescription description;
     char text[32];
@@ -185,11 +191,11 @@ class OpenMpiStart final : public MpiStart {
       description.clients.push_back({rank.rank, rank.pid, rank.start_time, rank.uid, rank.gid});
     description.verbose = log_enabled(LogLevel::kDebug);
     Result<std::unique_ptr<PmixHelper>> helper =
-        PmixHelper::start(context.helper_path, description, context.deadline,
-                          [&context] { return context.exchange.look(); });
+        PmixHelper::start(context.helper_path, description, context.store, fence_prefix(context),
+                          context.deadline, [&context] { return context.exchange.look(); });
     if (!helper.ok()) return helper.status();
     helper_ = std::move(helper).value();
-    DSCOMM_RETURN_IF_ERROR(helper_->serve(context.store, context.prefix + "fence/"));
+    DSCOMM_RETURN_IF_ERROR(helper_->serve());
     const PmixEnvironments& environments = helper_->environments();
     for (size_t i = 0; i < description.clients.size(); ++i)
       DSCOMM_RETURN_IF_ERROR(context.exchange.publish(

@@ -1,15 +1,17 @@
-"""Says what init_process_group() raises, if it does."""
+"""Says what init_process_group() raises, if it does. Its timeout in seconds may be given."""
 
 from __future__ import annotations
 
+import sys
+
 import torch.distributed as dist
-from world import World
+from world import GROUP_TIMEOUT_S, World
 
 
 def main() -> None:
     world = World()
     try:
-        world.init()
+        world.init(float(sys.argv[1]) if len(sys.argv) > 1 else GROUP_TIMEOUT_S)
     except RuntimeError as error:
         world.say("raised", text=str(error))
         return
