@@ -31,7 +31,7 @@ help:
 	@echo "make test     everything, on torch 2.13 and then on Debian's torch"
 	@echo "make drill    the long form: all kill counts, mutations, soak"
 	@echo "make bench    all-reduces and messages on this host, beside gloo, MPIs and others (ARGS=...)"
-	@echo "make bench-hosts  collectives between hosts, beside gloo and MPI alone (ARGS=...)"
+	@echo "make bench-hosts  collectives between hosts, beside gloo and three MPIs (ARGS=...)"
 	@echo "make bench-end-to-end  decodes, training steps, checkpoints, beside gloo (ARGS=...)"
 	@echo "make lint     formatting and lint (make format: apply the formatting)"
 	@echo "make clean    remove what was built; the environments stay"
@@ -62,7 +62,7 @@ bench: setup
 	@$(python) -m benchmarks.one_host $(ARGS)
 
 bench-hosts: setup
-	@$(python) benchmarks/hosts.py $(ARGS)
+	@$(python) -m benchmarks.hosts $(ARGS)
 
 # 77: no package index was reached. What needs DeepSpeed is left out then, and says so.
 bench-end-to-end: setup

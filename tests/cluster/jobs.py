@@ -81,13 +81,15 @@ def _python_path() -> dict[str, str]:
 
 
 @functools.cache
-def _rank_starter() -> subprocess.Popen[str]:
-    """One for all jobs; it ends with this process."""
+def _rank_starter(library_path: str | None) -> subprocess.Popen[str]:
+    """One for all jobs with the same LD_LIBRARY_PATH, which is read when a process starts; it ends
+    with this process."""
+    libraries = {} if library_path is None else {"LD_LIBRARY_PATH": library_path}
     starter = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("rank_starter.py"))],
         stdin=subprocess.PIPE,
         text=True,
-        env=base_environment() | _python_path(),
+        env=base_environment() | _python_path() | libraries,
         start_new_session=True,
     )
     atexit.register(starter.communicate)  # which closes its input
@@ -98,9 +100,10 @@ def fork_rank(
     host: Host, program: Path, arguments: Sequence[str], env: dict[str, str], output: Path
 ) -> ForkedRank:
     """Runs one of the programs in a host, without the seconds that importing torch takes."""
-    starter = _rank_starter()
+    own = base_environment() | env
+    starter = _rank_starter(own.get("LD_LIBRARY_PATH"))
     order = {"host": host.pid, "argv": [str(program), *arguments], "output": str(output)}
-    order["env"] = base_environment() | env
+    order["env"] = own
     assert starter.stdin is not None and starter.poll() is None, "the rank starter has ended"
     starter.stdin.write(json.dumps(order) + "\n")
     starter.stdin.flush()

@@ -1,8 +1,8 @@
-"""One rank of benchmarks/hosts.py; started on every host, never by hand.
+"""One rank of benchmarks/hosts; started on every host, never by hand.
 
-hosts_rank.py times SIZES FLAG...    dscomm, gloo and MPI's own, flat, in turns; the flags are those
-                                     of deepspeed_comm.bench
-hosts_rank.py bring-up BACKEND       init_process_group() and one all-reduce
+rank.py times SIZES FLAG...    the backends and MPI's own collectives, in turns; the flags are those
+                               of deepspeed_comm.bench
+rank.py bring-up BACKEND       init_process_group() and one all-reduce
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from deepspeed_comm.bench.ledger import Ledger
 from deepspeed_comm.bench.measurement import Measurement
 from deepspeed_comm.bench.plan import Setting
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster" / "programs")]
 
 from world import World  # noqa: E402
 
-from benchmarks.flat_mpi import FlatMpi  # noqa: E402
+from benchmarks.hosts.flat_mpi import FlatMpi  # noqa: E402
 
 
 class BesideMpi(Measurement):
@@ -41,7 +41,7 @@ class BesideMpi(Measurement):
         super().__init__(options, {**groups, "mpi": groups["dscomm"]}, ledger)
         self._mpi = FlatMpi()
         if (self._mpi.rank, self._mpi.size) != (ledger.rank, ledger.world):
-            raise RuntimeError("MPI numbers the ranks in another way")
+            raise RuntimeError("MPI numbers the ranks differently")
 
     def case(self, name: str, setting: Setting, count: int) -> Case:
         case = super().case(name, setting, count)
@@ -58,6 +58,7 @@ def times(sizes: list[int], flags: list[str]) -> int:
     options = dataclasses.replace(parse(flags, world.rank, world.size), sizes=sizes)
     dist.init_process_group("dscomm", timeout=timedelta(seconds=120))
     dist.all_reduce(torch.zeros(1))  # MPI is up from here
+    world.say("mpi", version=FlatMpi().version)
     status = run(options, BesideMpi)
     dist.barrier()
     dist.destroy_process_group()

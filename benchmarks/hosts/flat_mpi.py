@@ -1,29 +1,44 @@
-"""Open MPI's own collectives and messages, over all ranks and without dscomm, through ctypes.
+"""MPI's own collectives and messages, over all ranks and without dscomm, through ctypes.
 
-They are blocking, of contiguous float32 tensors, and reduce with SUM.
+Open MPI's handles are addresses of variables, MPICH's are the numbers of its mpi.h. The calls are
+blocking, of contiguous float32 tensors, and reduce with SUM.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-_IGNORE = ctypes.c_void_p(0)  # MPI_STATUS_IGNORE and MPI_STATUSES_IGNORE
+from benchmarks.hosts.version import version_of
+
+_OPEN_MPI, _MPICH = "libmpi.so.40", "libmpi.so.12"
 
 
 class FlatMpi:
-    """On a process that has initialised Open MPI, over MPI_COMM_WORLD."""
+    """On a process that has initialised Open MPI or MPICH, over MPI_COMM_WORLD."""
 
     def __init__(self) -> None:
-        self._mpi = ctypes.CDLL("libmpi.so.40")
-        # Open MPI's handles are addresses of variables.
-        self._world, self._float, self._sum = (
-            ctypes.byref(ctypes.c_char.in_dll(self._mpi, f"ompi_mpi_{name}"))
-            for name in ("comm_world", "float", "op_sum")
-        )
+        self._mpi, name = _loaded_library()
+        # _ignore is both MPI_STATUS_IGNORE and MPI_STATUSES_IGNORE.
+        self._world: Any
+        self._float: Any
+        self._sum: Any
+        self._request: type[ctypes.c_int] | type[ctypes.c_void_p]
+        if name == _MPICH:
+            handles = (0x44000000, 0x4C00040A, 0x58000003)
+            self._world, self._float, self._sum = map(ctypes.c_int, handles)
+            self._ignore, self._request = ctypes.c_void_p(1), ctypes.c_int
+        else:
+            self._world, self._float, self._sum = (
+                ctypes.byref(ctypes.c_char.in_dll(self._mpi, f"ompi_mpi_{name}"))
+                for name in ("comm_world", "float", "op_sum")
+            )
+            self._ignore, self._request = ctypes.c_void_p(0), ctypes.c_void_p
+        self.version = version_of(self._mpi)
         self.rank = self._number("MPI_Comm_rank")
         self.size = self._number("MPI_Comm_size")
 
@@ -77,8 +92,8 @@ class FlatMpi:
         return call
 
     def _reduction(self, name: str, tensor: torch.Tensor, root: int) -> Callable[[], None]:
-        """In place for its caller. MPI writes beside what it sends: given one buffer for both, Open
-        MPI forgoes its algorithms for long messages. So the tensor changes its memory."""
+        """In place for its caller. MPI writes beside what it sends: given one buffer for both,
+        Open MPI forgoes its algorithms for long messages. So the tensor changes its memory."""
         spare = torch.empty_like(tensor)
         receives = name == "all_reduce" or root == self.rank
         last = [] if name == "all_reduce" else [root]
@@ -100,7 +115,7 @@ class FlatMpi:
     ) -> Callable[[], None]:
         kind = self._float
         sent, received = (data, count, kind, to, tag), (out, count, kind, source, tag)
-        return self._call("MPI_Sendrecv", *sent, *received, self._world, _IGNORE)
+        return self._call("MPI_Sendrecv", *sent, *received, self._world, self._ignore)
 
     def _ping_pong(self, data: Any, out: Any, count: int) -> Callable[[], None]:
         """Even ranks send to the next one and get it back."""
@@ -108,7 +123,7 @@ class FlatMpi:
         peer = self.rank + 1 if is_even else self.rank - 1
         place = (count, self._float, peer, 0, self._world)
         send = self._call("MPI_Send", data if is_even else out, *place)
-        receive = self._call("MPI_Recv", out, *place, _IGNORE)
+        receive = self._call("MPI_Recv", out, *place, self._ignore)
         steps = (send, receive) if is_even else (receive, send)
 
         def call() -> None:
@@ -121,7 +136,7 @@ class FlatMpi:
         self, given: torch.Tensor, result: torch.Tensor, count: int, after: int, before: int
     ) -> Callable[[], None]:
         """One half goes around one way, the other half the other."""
-        requests = (ctypes.c_void_p * 4)()
+        requests = (self._request * 4)()
         sent, received = given.chunk(2), result.chunk(2)
         calls = []
         for number, (name, tensor, peer, tag) in enumerate((
@@ -131,13 +146,22 @@ class FlatMpi:
             ("MPI_Isend", sent[1], before, 1),
         )):  # fmt: skip
             data = ctypes.c_void_p(tensor.data_ptr())
-            request = ctypes.byref(requests, number * ctypes.sizeof(ctypes.c_void_p))
+            request = ctypes.byref(requests, number * ctypes.sizeof(self._request))
             place = (count, self._float, peer, tag, self._world)
             calls.append(self._call(name, data, *place, request))
-        calls.append(self._call("MPI_Waitall", 4, requests, _IGNORE))
+        calls.append(self._call("MPI_Waitall", 4, requests, self._ignore))
 
         def call() -> None:
             for step in calls:
                 step()
 
         return call
+
+
+def _loaded_library() -> tuple[ctypes.CDLL, str]:
+    for name in (_OPEN_MPI, _MPICH):
+        try:
+            return ctypes.CDLL(name, os.RTLD_NOW | os.RTLD_NOLOAD), name
+        except OSError:
+            continue
+    raise RuntimeError("this process has loaded neither Open MPI nor MPICH")

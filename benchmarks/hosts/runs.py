@@ -1,0 +1,105 @@
+"""Jobs on hosts, and what they measure."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+
+from hosts import Hosts  # noqa: E402
+from jobs import start_ranks  # noqa: E402
+
+from benchmarks.hosts.libraries import Library  # noqa: E402
+
+RANK = str(Path(__file__).with_name("rank.py"))
+LIMIT_S = 3600.0  # of a job
+
+# By collective, bytes and column ("dscomm debian", "mpi mpich", "gloo"): the median time in us.
+Times = dict[str, dict[str, dict[str, float]]]
+
+
+@dataclasses.dataclass
+class Table:
+    hosts: int
+    local: int
+    wire_mbit: int
+    medians_us: Times
+
+    @property
+    def title(self) -> str:
+        wire = f"{self.wire_mbit} Mbit/s" if self.wire_mbit else "as it is"
+        return f"{self.hosts} hosts x {self.local}, wire {wire}"
+
+
+def measure(
+    count: int, local: int, wire: int, libraries: dict[str, Library], options: argparse.Namespace
+) -> Table:
+    """In each pass the libraries take turns; a time is the median of those of the jobs."""
+    of_jobs: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder, Hosts(count, Path(folder)) as hosts:
+        if wire:
+            hosts.limit(wire)
+        placement = [host for host in range(count) for _ in range(local)]
+        for number in range(options.passes):
+            for name, library in libraries.items():
+                rows = Path(folder, f"rows-{name}-{number}.csv")
+                flags = [*options.collectives, "-n", str(-(-options.rounds // options.passes))]
+                flags += ["-w", "2", "--touch", "--csv", str(rows)]
+                # Once for each library is enough.
+                flags += ["-c", "0" if options.unchecked or number > 0 else "1"]
+                flags += ["--backend", "dscomm", "gloo"]
+                _run(hosts, placement, library, "times", json.dumps(options.sizes), *flags)
+                with rows.open() as file:
+                    for row in csv.DictReader(file):
+                        contender = row["backend"]
+                        column = contender if contender == "gloo" else f"{contender} {name}"
+                        cell = (row["collective"], row["size_bytes"], column)
+                        of_jobs[cell].append(float(row["time_p50_us"]))
+    times: Times = {name: {} for name in options.collectives}
+    for (collective, size, column), found in of_jobs.items():
+        times[collective].setdefault(size, {})[column] = statistics.median(found)
+    return Table(count, local, wire, times)
+
+
+def _run(hosts: Hosts, placement: list[int], library: Library, *arguments: str) -> None:
+    """Ends the benchmark if a rank fails, or if the ranks have loaded another library."""
+    env = library.environment
+    with start_ranks(hosts, placement, RANK, *arguments, env=env, limit_s=LIMIT_S) as job:
+        job.finish(LIMIT_S)
+        if any(job.exit_codes().values()):
+            sys.exit(job.report())
+        loaded = {event.facts["version"] for event in job.wait_for("mpi", limit_s=0.0)}
+    if loaded != {library.version}:
+        sys.exit(f"bench-hosts: the ranks loaded {loaded} instead of {library.version}")
+
+
+def bring_ups(
+    count: int, local: int, libraries: dict[str, Library], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds from the first rank's init_process_group() to the last one's first all-reduce, by
+    column."""
+    contenders = {f"dscomm {name}": library.environment for name, library in libraries.items()}
+    contenders["gloo"] = {}
+    seconds: dict[str, list[float]] = {column: [] for column in contenders}
+    with tempfile.TemporaryDirectory() as folder, Hosts(count, Path(folder)) as hosts:
+        placement = [host for host in range(count) for _ in range(local)]
+        for _ in range(rounds):
+            for column, env in contenders.items():
+                arguments = ("bring-up", column.split()[0])
+                with start_ranks(
+                    hosts, placement, RANK, *arguments, env=env, store_apart=True
+                ) as job:
+                    results = job.results()
+                began = min(result["began"] for result in results)
+                ended = max(result["began"] + result["seconds"] for result in results)
+                seconds[column].append(ended - began)
+    return seconds

@@ -1,0 +1,81 @@
+"""make bench-hosts: a small run measures every contender, and unavailable libraries are reported.
+
+The figures of a small run mean nothing, and no test looks at them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import ROOT, why_not
+from test_bring_up import has_mpich
+
+sys.path.append(str(ROOT))
+
+from benchmarks.hosts import libraries, runs, tables  # noqa: E402
+from benchmarks.one_host.fetch import Unavailable  # noqa: E402
+
+
+def test_a_small_run_measures_every_contender(tmp_path: Path) -> None:
+    if why_not():
+        pytest.skip(why_not())
+    path = tmp_path / "hosts.json"
+    flags = "--layouts 2x1 --wires 0 --collectives all_reduce --sizes 4096 --rounds 3 --passes 1 "
+    flags += "--bring-ups 0 --mpis debian mpich"
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.hosts", *flags.split(), "--json", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    expected = {"debian": "Open MPI v", "mpich": "MPICH Version: "}
+    if not has_mpich():
+        assert "mpich is left out: dscomm was built without" in result.stdout
+        del expected["mpich"]
+    found = json.loads(path.read_text())
+    assert list(found["versions"]) == list(expected) and found["ours"] == "debian"
+    for name, beginning in expected.items():
+        assert found["versions"][name].startswith(beginning)
+        assert f"{name}: {beginning}" in result.stdout
+    [table] = found["times"]
+    times = table["medians_us"]["all_reduce"]["4096"]
+    columns = {f"{who} {name}" for who in ("dscomm", "mpi") for name in expected}
+    assert set(times) == columns | {"gloo"} and all(us > 0 for us in times.values())
+
+
+def test_an_unavailable_library_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> libraries.Library:
+        raise Unavailable("no index was reached")
+
+    monkeypatch.setitem(libraries.LIBRARIES, "openmpi5", missing)
+    monkeypatch.setitem(libraries.LIBRARIES, "mpich", lambda: libraries.Library("MPICH 5", {}))
+    assert list(libraries.available(["openmpi5", "mpich"])) == ["mpich"]
+    said = capsys.readouterr().out
+    assert said == "openmpi5 is left out: no index was reached\nmpich: MPICH 5\n"
+
+
+def test_dscomm_is_compared_with_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
+    own = {"dscomm a": 2.0, "dscomm b": 1.0}
+    times: runs.Times = {
+        "gather": {
+            "8": {**own, "mpi a": 5.0, "mpi b": 4.0, "gloo": 8.0},
+            "4096": {**own, "mpi a": 1.0, "mpi b": 4.0, "gloo": 8.0},
+            "8192": {**own, "mpi a": 5.0, "mpi b": 4.0, "gloo": 3.0},
+        }
+    }
+    table = runs.Table(2, 1, 300, times)
+    ratios = [(cell.mpi, cell.gloo, cell.winner) for cell in tables.cells_of(table, "a")]
+    assert ratios == [(2.0, 4.0, "mpi b"), (0.5, 4.0, "mpi a"), (2.0, 1.5, "gloo")]
+    tables.print_summaries([table], "a")
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert said[3] == ["gather", "0.50", "1.00", "1.50"]
+    assert said[8] == ["gather", "2.00", "2.00", "2.00", "4.00", "4.00", "4.00"]
+    assert " ".join(said[-1]) == "2 hosts x 1, wire 300 Mbit/s gather 4096 0.50 mpi a"
