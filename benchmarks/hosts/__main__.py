@@ -1,4 +1,4 @@
-"""Collectives and messages between hosts: dscomm beside gloo and MPI's own; and the bring-up.
+"""Collectives and messages between hosts: dscomm beside gloo and MPI's own; overlap; bring-up.
 
     python -m benchmarks.hosts [--layouts 2x2 4x2 4x1] [--wires 0 10000 1000 300]
         [--mpis debian openmpi5 mpich] [--ours debian] [--json FILE]
@@ -16,6 +16,9 @@ dscomm over one of the libraries, --ours.
 Ranks meet before each call, so that none runs ahead. Of each call the slowest rank counts. A time
 is the median of the calls of a job, and then the median of the jobs. Sizes are counted as
 deepspeed_comm.bench counts them.
+
+The overlap of communication and compute (overlap.py) is measured on 2 hosts of 2 ranks, of dscomm
+over --ours and of gloo.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
 from hosts import why_not  # noqa: E402
 
 from benchmarks.hosts.libraries import LIBRARIES, available  # noqa: E402
-from benchmarks.hosts.runs import bring_ups, measure  # noqa: E402
-from benchmarks.hosts.tables import print_summaries, print_table  # noqa: E402
+from benchmarks.hosts.runs import bring_ups, measure, overlaps  # noqa: E402
+from benchmarks.hosts.tables import print_overlap, print_summaries, print_table  # noqa: E402
 
 COLLECTIVES = (
     "all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all send_recv "
@@ -61,6 +64,11 @@ def main() -> None:
             print_table(tables[-1], libraries, options.ours)
     if tables:
         print_summaries(tables, options.ours)
+    beside_compute = []
+    for wire in options.overlap_wires:
+        medians = overlaps(wire, libraries[options.ours], options.overlap_rounds)
+        beside_compute.append({"wire_mbit": wire, "medians_s": medians})
+        print_overlap(wire, medians)
     starts = {}
     if options.bring_ups:
         hosts, local = options.layouts[-1]
@@ -73,6 +81,7 @@ def main() -> None:
             "versions": {name: library.version for name, library in libraries.items()},
             "ours": options.ours,
             "times": [dataclasses.asdict(table) for table in tables],
+            "overlap": beside_compute,
             "bring_up_s": starts,
         }
         options.json.write_text(json.dumps(content, indent=1))
@@ -91,6 +100,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9, help="calls of each kind, in all passes")
     parser.add_argument("--passes", type=int, default=3, help="turns of each MPI library")
     parser.add_argument("--unchecked", action="store_true", help="verify no results: quicker")
+    parser.add_argument("--overlap-wires", nargs="*", type=int, default=[0, 1_000])
+    parser.add_argument("--overlap-rounds", type=int, default=15, help="calls of each kind")
     parser.add_argument("--bring-ups", type=int, default=5, help="of each backend; 0: none")
     parser.add_argument("--json", type=Path, help="also write the times there")
     return parser.parse_args()

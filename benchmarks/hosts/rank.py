@@ -2,6 +2,7 @@
 
 rank.py times SIZES FLAG...    the backends and MPI's own collectives, in turns; the flags are those
                                of deepspeed_comm.bench
+rank.py overlap ROUNDS         dscomm and gloo beside compute, in turns; see overlap.py
 rank.py bring-up BACKEND       init_process_group() and one all-reduce
 """
 
@@ -31,6 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster" / "programs")]
 
 from world import World  # noqa: E402
 
+from benchmarks.hosts import overlap  # noqa: E402
 from benchmarks.hosts.flat_mpi import FlatMpi  # noqa: E402
 
 
@@ -53,16 +55,30 @@ class BesideMpi(Measurement):
         return case
 
 
-def times(sizes: list[int], flags: list[str]) -> int:
+def begin() -> World:
+    """Brings dscomm up, and with it MPI."""
     world = World()
-    options = dataclasses.replace(parse(flags, world.rank, world.size), sizes=sizes)
     dist.init_process_group("dscomm", timeout=timedelta(seconds=120))
-    dist.all_reduce(torch.zeros(1))  # MPI is up from here
+    dist.all_reduce(torch.zeros(1))
     world.say("mpi", version=FlatMpi().version)
+    return world
+
+
+def times(sizes: list[int], flags: list[str]) -> int:
+    world = begin()
+    options = dataclasses.replace(parse(flags, world.rank, world.size), sizes=sizes)
     status = run(options, BesideMpi)
     dist.barrier()
     dist.destroy_process_group()
     return status
+
+
+def measure_overlap(rounds: int) -> None:
+    world = begin()
+    groups = {"dscomm": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    world.say("done", seconds=overlap.measure(groups, rounds))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def bring_up(backend: str) -> None:
@@ -79,4 +95,7 @@ def bring_up(backend: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "times":
         sys.exit(times(json.loads(sys.argv[2]), sys.argv[3:]))
-    bring_up(sys.argv[2])
+    if sys.argv[1] == "overlap":
+        measure_overlap(int(sys.argv[2]))
+    else:
+        bring_up(sys.argv[2])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
 from hosts import Hosts  # noqa: E402
-from jobs import start_ranks  # noqa: E402
+from jobs import Job, start_ranks  # noqa: E402
 
 from benchmarks.hosts.libraries import Library  # noqa: E402
 
@@ -36,8 +36,11 @@ class Table:
 
     @property
     def title(self) -> str:
-        wire = f"{self.wire_mbit} Mbit/s" if self.wire_mbit else "as it is"
-        return f"{self.hosts} hosts x {self.local}, wire {wire}"
+        return f"{self.hosts} hosts x {self.local}, wire {wire_text(self.wire_mbit)}"
+
+
+def wire_text(mbit: int) -> str:
+    return f"{mbit} Mbit/s" if mbit else "as it is"
 
 
 def measure(
@@ -57,7 +60,7 @@ def measure(
                 # Once for each library is enough.
                 flags += ["-c", "0" if options.unchecked or number > 0 else "1"]
                 flags += ["--backend", "dscomm", "gloo"]
-                _run(hosts, placement, library, "times", json.dumps(options.sizes), *flags)
+                run(hosts, placement, library, "times", json.dumps(options.sizes), *flags)
                 with rows.open() as file:
                     for row in csv.DictReader(file):
                         contender = row["backend"]
@@ -70,8 +73,8 @@ def measure(
     return Table(count, local, wire, times)
 
 
-def _run(hosts: Hosts, placement: list[int], library: Library, *arguments: str) -> None:
-    """Ends the benchmark if a rank fails, or if the ranks have loaded another library."""
+def run(hosts: Hosts, placement: list[int], library: Library, *arguments: str) -> Job:
+    """A job that has ended. Ends the benchmark if a rank fails, or has loaded another library."""
     env = library.environment
     with start_ranks(hosts, placement, RANK, *arguments, env=env, limit_s=LIMIT_S) as job:
         job.finish(LIMIT_S)
@@ -80,6 +83,20 @@ def _run(hosts: Hosts, placement: list[int], library: Library, *arguments: str) 
         loaded = {event.facts["version"] for event in job.wait_for("mpi", limit_s=0.0)}
     if loaded != {library.version}:
         sys.exit(f"bench-hosts: the ranks loaded {loaded} instead of {library.version}")
+    return job
+
+
+def overlaps(wire: int, library: Library, rounds: int) -> dict[str, dict[str, float]]:
+    """On 2 hosts of 2 ranks, by backend and call of overlap.py: the median seconds."""
+    with tempfile.TemporaryDirectory() as folder, Hosts(2, Path(folder)) as hosts:
+        if wire:
+            hosts.limit(wire)
+        job = run(hosts, [0, 0, 1, 1], library, "overlap", str(rounds))
+        seconds = job.results()[0]["seconds"]
+    return {
+        backend: {call: statistics.median(found) for call, found in calls.items()}
+        for backend, calls in seconds.items()
+    }
 
 
 def bring_ups(

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterable
 
-from benchmarks.hosts.runs import Table
+from benchmarks.hosts.runs import Table, wire_text
 
 SMALL = 4096  # bytes; smaller calls have a summary of their own
 
@@ -85,3 +85,19 @@ def _print_spread(cells: list[Cell], ratios: dict[str, Callable[[Cell], float]])
             found = [ratio(cell) for cell in cells if cell.collective == collective]
             figures += [min(found), statistics.median(found), max(found)]
         print(f"{collective:>16} " + " ".join(f"{figure:>6.2f}" for figure in figures))
+
+
+def print_overlap(wire: int, medians_s: dict[str, dict[str, float]]) -> None:
+    """medians_s: by backend and call of overlap.py. The ratio is together / (compute + alone)."""
+    print(f"\n2 hosts x 2, wire {wire_text(wire)}: communication beside compute, ms")
+    for together, compute, alone in (
+        ("all_reduce beside matmul", "matmul", "all_reduce"),
+        ("step", "step without them", "buckets"),
+    ):
+        print(f"{'':>8} {alone:>18} {compute:>18} {together:>25}  ratio")
+        for backend, calls in medians_s.items():
+            parts = [calls[alone], calls[compute]]
+            figures = (
+                f"{1e3 * parts[0]:>18.1f} {1e3 * parts[1]:>18.1f} {1e3 * calls[together]:>25.1f}"
+            )
+            print(f"{backend:>8} {figures} {calls[together] / sum(parts):>6.2f}", flush=True)

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hosts import ROOT, why_not
@@ -20,12 +21,11 @@ from benchmarks.hosts import libraries, runs, tables  # noqa: E402
 from benchmarks.one_host.fetch import Unavailable  # noqa: E402
 
 
-def test_a_small_run_measures_every_contender(tmp_path: Path) -> None:
+def run(tmp_path: Path, flags: str) -> tuple[dict[str, Any], str]:
+    """The figures, and what was printed."""
     if why_not():
         pytest.skip(why_not())
     path = tmp_path / "hosts.json"
-    flags = "--layouts 2x1 --wires 0 --collectives all_reduce --sizes 4096 --rounds 3 --passes 1 "
-    flags += "--bring-ups 0 --mpis debian mpich"
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.hosts", *flags.split(), "--json", str(path)],
         cwd=ROOT,
@@ -34,19 +34,37 @@ def test_a_small_run_measures_every_contender(tmp_path: Path) -> None:
         timeout=100,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    return json.loads(path.read_text()), result.stdout
+
+
+def test_a_small_run_measures_every_contender(tmp_path: Path) -> None:
+    flags = "--layouts 2x1 --wires 0 --collectives all_reduce --sizes 4096 --rounds 3 --passes 1 "
+    flags += "--overlap-wires --bring-ups 0 --mpis debian mpich"
+    found, said = run(tmp_path, flags)
     expected = {"debian": "Open MPI v", "mpich": "MPICH Version: "}
     if not has_mpich():
-        assert "mpich is left out: dscomm was built without" in result.stdout
+        assert "mpich is left out: dscomm was built without" in said
         del expected["mpich"]
-    found = json.loads(path.read_text())
     assert list(found["versions"]) == list(expected) and found["ours"] == "debian"
     for name, beginning in expected.items():
         assert found["versions"][name].startswith(beginning)
-        assert f"{name}: {beginning}" in result.stdout
+        assert f"{name}: {beginning}" in said
     [table] = found["times"]
     times = table["medians_us"]["all_reduce"]["4096"]
     columns = {f"{who} {name}" for who in ("dscomm", "mpi") for name in expected}
     assert set(times) == columns | {"gloo"} and all(us > 0 for us in times.values())
+
+
+def test_overlap_is_measured_beside_gloo(tmp_path: Path) -> None:
+    flags = "--collectives --bring-ups 0 --mpis debian --overlap-wires 0 --overlap-rounds 1"
+    found, said = run(tmp_path, flags)
+    assert found["times"] == [] and "communication beside compute" in said
+    calls = {"all_reduce", "matmul", "all_reduce beside matmul"}
+    calls |= {"buckets", "step without them", "step"}
+    [overlap] = found["overlap"]
+    assert overlap["wire_mbit"] == 0 and set(overlap["medians_s"]) == {"dscomm", "gloo"}
+    for seconds in overlap["medians_s"].values():
+        assert set(seconds) == calls and min(seconds.values()) > 0
 
 
 def test_an_unavailable_library_is_reported(
