@@ -109,6 +109,29 @@ def test_two_ranks_on_each_of_four_hosts(make_hosts: Callable[[int], Hosts]) -> 
             assert "the member table comes from the store" not in output, output[-3000:]
 
 
+# Open MPI uses these for fast networks, unless told to use TCP.
+OTHER_NETWORK_LIBRARIES = {
+    "ucx": {
+        "OMPI_MCA_pml": "ucx",
+        "OMPI_MCA_pml_ucx_tls": "any",
+        "OMPI_MCA_pml_ucx_devices": "any",
+        "UCX_TLS": "tcp,self",
+    },
+    "libfabric": {
+        "OMPI_MCA_pml": "cm",
+        "OMPI_MCA_mtl": "ofi",
+        "OMPI_MCA_mtl_ofi_provider_include": "tcp;ofi_rxm",
+    },
+}
+
+
+@pytest.mark.parametrize("library", OTHER_NETWORK_LIBRARIES)
+def test_library_for_fast_networks(make_hosts: Callable[[int], Hosts], library: str) -> None:
+    env = {"DSCOMM_MPI": "openmpi", **OTHER_NETWORK_LIBRARIES[library]}
+    with start_ranks(make_hosts(2), [0, 0, 1], "checks.py", "few", env=env) as job:
+        assert "world" in groups(check(job, at_least=300))
+
+
 HALVES = [
     # bfloat16 has no 257: a host that rounds makes 256 of 256 and 1.
     ({}, 256.0, "hierarchical"),
