@@ -74,7 +74,9 @@ class PmixServer {
   std::vector<std::vector<std::string>> environments_;
   bool initialised_ = false;
   UniqueFd news_;  // eventfd
-  std::atomic<bool> used_{false}, probed_{false};
+  std::atomic<bool> used_{false};
+  // on_probed() stores true before it wakes the main thread, which exchanges it in take_probe().
+  std::atomic<bool> probed_{false};
 
   // libpmix's thread adds, the main thread takes.
   std::mutex mutex_;

@@ -119,8 +119,8 @@ constexpr size_t kLeastChunk = 16;
 constexpr size_t kMostOverlappedBlocks = 64;
 constexpr size_t kMostStaging = 16;  // times staging_bytes
 
-// Where fewer ranks than before work for the smaller domains' sake, and where values are copied to
-// rings, more chunks must make up for it. (2 hosts, 4 ranks on 2 cores, wire as it is, what these
+// Where only some ranks of the larger domains carry data across, and where values are copied to
+// rings, more chunks must make up for that. (2 hosts, 4 ranks on 2 cores, wire as it is, what these
 // calls take in turn by what they take overlapped: 2 + 2 ranks, 16 MiB: reduce 1.01, all-reduce of
 // halves with AVG 1.04; 1 MiB: 0.90, 0.93. 1 + 3 ranks, 16 MiB: all-reduce 1.22, broadcast 1.30,
 // all-gather 1.14, reduce 0.91; 1 MiB: 0.87, 0.76, 0.97, 0.76.)

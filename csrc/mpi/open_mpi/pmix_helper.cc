@@ -134,6 +134,7 @@ struct PmixHelper::State {
   int64_t probe_at_ns = 0, report_at_ns = 0;
   bool is_reported = false;
 
+  // remove_keys() clears it, and the thread loads it in each round. Orders nothing.
   std::atomic<bool> probes{true};
 
   mutable std::mutex mutex;
