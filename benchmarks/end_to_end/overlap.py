@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from workload import Measured, Metric, Workload
+
+from benchmarks.slowest import slowest
 
 SIDE = 256  # of the square matrices: 2 MB with the result, which stay in the cache
 
@@ -47,16 +46,6 @@ def measure(contender: str, quick: bool) -> Measured:
     tensor.fill_(dist.get_rank() + 1)
     both(times)
     return samples, [tensor.unique().tolist(), product.unique().tolist()]
-
-
-def slowest(call: Callable[[], Any]) -> float:
-    """Seconds of the rank that took longest, the same on all ranks, which begin together."""
-    dist.barrier()
-    began = time.perf_counter()
-    call()
-    found = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return float(found)
 
 
 WORKLOAD = Workload(

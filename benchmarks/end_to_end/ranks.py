@@ -19,7 +19,7 @@ import torch.distributed as dist
 from workload import DEEPSPEED, GLOO, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "tests" / "torch"), str(ROOT / "tests" / "clients")]
+sys.path += [str(ROOT), str(ROOT / "tests" / "torch"), str(ROOT / "tests" / "clients")]
 
 from harness import GROUP_TIMEOUT, RankFailure, World, run_fresh  # noqa: E402
 from program_ranks import free_port  # noqa: E402

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.slowest import slowest
 
 COUNT = 4 << 20  # float32 elements: 16 MB
 SIDE = 256  # of the square matrices: 0.8 MB in all
@@ -39,16 +40,6 @@ def measure(groups: dict[str, Any], rounds: int) -> dict[str, dict[str, list[flo
             for call, made in of_group.items():
                 seconds[name][call].append(slowest(made))
     return seconds
-
-
-def slowest(call: Callable[[], Any]) -> float:
-    """Seconds of the rank that took longest, the same on all ranks, which begin together."""
-    dist.barrier()
-    began = time.perf_counter()
-    call()
-    found = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return float(found)
 
 
 def all_reduce_calls(group: Any) -> Calls:

@@ -100,7 +100,7 @@ class BringUp {
         at_step(Status(status.code(), status.message() + (may_suspect ? suspicion() : ""))));
   }
 
-  // Whichever host's server does not answer, all ranks wait for it in MPI_Init_thread.
+  // In MPI_Init_thread all ranks wait for a silent server, on whatever host it is.
   std::string suspicion() const {
     const std::string silent = world_ == nullptr ? "" : start().silent_helper(context_);
     return silent.empty() ? "" : "; " + silent;

@@ -77,8 +77,8 @@ struct MpiTeamOptions {
   // Among more than `few_ranks`, messages to each rank go by pairs (see mpi_team_pairs.cc) if they
   // are at least as long: below that they cost more than their bytes. The same on all.
   size_t least_pair_bytes = size_t{16} << 10;
-  // Ranks share hosts, and so their wires: a long all-reduce among many is left to MPI, most of
-  // whose messages stay inside. The same on all.
+  // Some host has several of the ranks, which share its wire. A long all-reduce among many is then
+  // left to MPI, most of whose messages stay inside hosts. The same on all.
   bool shares_hosts = false;
   // Messages in flight of a gather, a scatter or an all_to_all, each way.
   size_t places = 16;

@@ -6,7 +6,7 @@
 // and every rank sends and receives no more bytes than it must.
 //
 // A share of the values is reduced by one rank alone, beginning with its own, then in the order of
-// the steps. Halves are added as float32 there and rounded once, whatever they travel as.
+// the steps. Halves are added as float32 there and rounded once, also if they travel as halves.
 
 #include "core/reduce/reduce.h"
 #include "core/team/widen.h"
@@ -64,7 +64,7 @@ size_t MpiTeam::even_piece(size_t count, size_t most) const {
   return std::max<size_t>((count + pieces - 1) / pieces, 1);
 }
 
-// One message each way, to and from staging. Both sides know which are empty; those are not sent.
+// One message each way, to and from staging. Both sides know the counts: empty ones are not sent.
 int MpiTeam::exchange_in_turn(const Turn& turn, size_t sent_bytes, size_t got_bytes, size_t room,
                               MpiStaging& staging) const {
   if (got_bytes > 0)

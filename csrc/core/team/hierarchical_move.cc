@@ -107,8 +107,8 @@ Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<v
   return spread_in_place(dtype, outs, counts, later(piece, 2));
 }
 
-// One outer call for the blocks of so many ranks of each domain as lead a slice; what has come of
-// each block is spread while the rest travels. Every rank has all blocks of its own domain already.
+// Each outer call carries the blocks of `least_domain_` ranks of each domain. The received part of
+// each block is spread while the rest travels. Every rank already has all blocks of its own domain.
 Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> outs,
                                            std::span<const size_t> counts, size_t chunk,
                                            const CallOptions& piece) {
@@ -221,8 +221,8 @@ Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> out
   return {};
 }
 
-// The blocks of `width` ranks of another domain, which as many ranks have here; of each the `chunk`
-// elements from `begin` on.
+// Of the blocks of `width` ranks of another domain, the first `width` ranks here have one each.
+// Spreads `chunk` elements of each, from `begin` on.
 Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
                                        std::span<const size_t> counts, int domain, int first,
                                        int width, size_t begin, size_t chunk,

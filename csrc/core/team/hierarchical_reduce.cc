@@ -120,8 +120,8 @@ constexpr size_t kMostOverlappedBlocks = 64;
 constexpr size_t kMostStaging = 16;  // times staging_bytes
 
 // Where only some ranks of the larger domains carry data across, and where values are copied to
-// rings, more chunks must make up for that. (2 hosts, 4 ranks on 2 cores, wire as it is, what these
-// calls take in turn by what they take overlapped: 2 + 2 ranks, 16 MiB: reduce 1.01, all-reduce of
+// rings, more chunks must make up for that. (2 hosts, 4 ranks on 2 cores, wire as it is, time in
+// turn divided by time overlapped: 2 + 2 ranks, 16 MiB: reduce 1.01, all-reduce of
 // halves with AVG 1.04; 1 MiB: 0.90, 0.93. 1 + 3 ranks, 16 MiB: all-reduce 1.22, broadcast 1.30,
 // all-gather 1.14, reduce 0.91; 1 MiB: 0.87, 0.76, 0.97, 0.76.)
 constexpr size_t kLeastChunksOfRings = 8, kLeastChunksOfUneven = 16;
@@ -162,9 +162,9 @@ size_t HierarchicalTeam::ring_chunk(size_t chunk, size_t element_bytes, size_t l
   return has_power ? std::bit_ceil(chunk) : less + unit;
 }
 
-// An all_reduce or, with a root that is not negative, a reduce: one outer call for the whole slice,
-// and what is done inside goes along with it. Sums are made in `out` if all of it is this rank's to
-// write and they are of its type, else in a ring of two chunks.
+// An all_reduce, or with root >= 0 a reduce: one outer call for each slice, overlapped with the
+// inner calls. An all_reduce without widened values sums in `out`; the others sum in a ring of two
+// chunks.
 Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte* out,
                                                   const Slicing& slicing, const Levels& levels,
                                                   int root, size_t chunk,
@@ -218,7 +218,7 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
   const auto spread_inside = [&](size_t k) -> Status {
     if (!gets_results) return {};
     locate(k);
-    // Results lie where they belong or, for a root elsewhere, in place of the sums.
+    // The root gathers results from the rings; without a root they are in `out`.
     auto* mine = has_root ? sums_of(k) : static_cast<std::byte*>(outs[me]);
     settle(sums_of(k), mine, counts[me], levels);
     if (!has_root)
@@ -438,8 +438,8 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
 }
 
 // One outer call; chunks are packed and reduced inside while it goes on. A domain's sums lie in
-// rings, one for the block of each domain's rank of this slice; results go straight to `out`, or in
-// a ring more where they are to be narrowed.
+// rings, one for the block of each domain's rank of this slice; results go straight to `out`.
+// Widened results go through one more ring.
 Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* const> ins,
                                                        std::span<const size_t> counts,
                                                        std::byte* out, size_t chunk,

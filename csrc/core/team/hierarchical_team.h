@@ -24,9 +24,9 @@
 // Overlap. Where the outer Teams take chunks (see Chunks), a long all_reduce, all_gather or
 // broadcast is one outer call for each slice: while it moves some chunks between domains, others
 // are reduced or spread inside. So is a long reduce or reduce_scatter where all domains are of one
-// size. Such a call uses only as many slices as the smallest domain has ranks, so that nobody leads
-// two of them: more would not make the smallest domain faster. (An all_gather makes several such
-// calls, for the blocks of so many ranks of each domain at a time.) The inner calls have one order
+// size. Such a call uses only as many slices as the smallest domain has ranks, so no rank leads two
+// of them: more would not make the smallest domain faster. (An all_gather makes several such
+// calls, each for the blocks of as many ranks of each domain.) The inner calls have one order
 // on all ranks, those of reducing (R) and spreading (S) a chunk for one: R0 R1 S0 R2 S1 R3 S2 ...
 // And each comes after certain steps of the outer calls, the same in all of them (where a slice is
 // shorter, after all that it has): a rank that waits in an inner call has completed all the steps
@@ -207,7 +207,7 @@ class HierarchicalTeam final : public Team {
                           size_t least_chunks = 2) const;
   // The same of an all_reduce or a reduce, and its slices.
   size_t overlapped_chunk(const Slicing& slicing, const Levels& levels, bool is_in_place) const;
-  // The next chunk that rings can have: of fewer elements, unless those are less than the least.
+  // `chunk` rounded down to a size that rings allow, or up where that is below `least_bytes`.
   size_t ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes = 0) const;
   Status run_reduce_scatter_overlapped(std::span<const void* const> ins,
                                        std::span<const size_t> counts, std::byte* out, size_t chunk,

@@ -159,9 +159,9 @@ class Team {
   }
   // Whether CallOptions::chunks and CallOptions::meanwhile are heeded.
   virtual bool takes_chunks() const { return false; }
-  // Of the pieces in which long data goes from rank to rank; 0: of any length.
+  // Length of the messages that carry long data; 0: any.
   virtual size_t piece_bytes() const { return 0; }
-  // An all_reduce in chunks (or calls) of at least so many bytes loses little of its speed.
+  // The shortest chunk, or call, with which an all_reduce reaches about its full speed.
   virtual size_t least_chunk_bytes() const { return 0; }
   // kPeerDied when a member is known to have died without leaving; ends nothing.
   virtual Status death() { return {}; }

@@ -130,7 +130,7 @@ struct PmixHelper::State {
   // Of the thread.
   std::vector<Fence> fences;
   int64_t patience_ns = kPatienceNs;
-  int64_t asked_at_ns = 0;  // when it was asked what it has not answered yet; 0: nothing
+  int64_t asked_at_ns = 0;  // time of the unanswered question; 0: none
   int64_t probe_at_ns = 0, report_at_ns = 0;
   bool is_reported = false;
 
@@ -363,8 +363,8 @@ Status PmixHelper::State::probe() {
   const std::string sentence = "dscomm-pmix (" + process + "on host " +
                                description.hosts[description.own_host].name + ") does not answer" +
                                state +
-                               "; see what has stopped it, or whether that host is short of CPU "
-                               "time or memory";
+                               "; continue it if it is stopped, and check that host's CPU and "
+                               "memory";
   return std::exchange(is_reported, true) ? store->set(prefix + kSilent, sentence)
                                           : put(prefix + kSilent, sentence);
 }
@@ -374,7 +374,8 @@ std::string PmixHelper::silent_helper(Store& store, const std::string& prefix) {
   return found.ok() ? found.value().value_or("") : "";
 }
 
-// So that a stopped helper ends, too. While it holds its end of the socket, the pid is its own.
+// Continues a stopped helper, so that it ends. While it holds its end of the socket, the pid is its
+// own.
 void PmixHelper::State::resume() {
   if (pid > 0 && socket.exchange()) ::kill(static_cast<pid_t>(pid), SIGCONT);
 }

@@ -17,8 +17,8 @@ namespace dscomm {
 class PmixHelper {
  public:
   // Starts the program at `path` and waits until it is ready, the deadline passes, or `look`, which
-  // is asked every few milliseconds, has another reason to give up. The keys in the store begin
-  // with `prefix`, which all hosts name alike.
+  // is asked every few milliseconds, has another reason to give up. Keys in the store begin with
+  // `prefix`, the same on all hosts.
   static Result<std::unique_ptr<PmixHelper>> start(
       const std::string& path, const PmixDescription& description, std::shared_ptr<Store> store,
       const std::string& prefix, const Deadline& deadline, const std::function<Status()>& look);
