@@ -374,6 +374,14 @@ Status PointToPoint::start(Port& port, const TransferPtr& transfer, Outcome* out
   if (transfer->sending) {
     DSCOMM_RETURN_IF_ERROR(port.group->failure());
     DSCOMM_RETURN_IF_ERROR(start_send(port, transfer));
+    // If the peer has no doorbell, polling its channel costs more than sending.
+    Connection& connection = *port.connections[transfer->peer];
+    if (connection.is_polled) {
+      if (progress_out(connection, outcome)) polled_slice_ns_ = connection.asked_ns = 0;
+      connection.in_flight = connection.channel->in_flight();
+      in_flight_ |= connection.in_flight;
+      if (transfer->settled) return {};
+    }
   } else {
     DSCOMM_RETURN_IF_ERROR(start_receive(port, transfer, outcome));
   }
