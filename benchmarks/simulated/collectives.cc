@@ -46,6 +46,8 @@ class NoFailures final : public FailureDetector {
   uint64_t ask(uint64_t, uint64_t) override { return 0; }
   std::vector<Progress> answers(uint64_t) const override { return {}; }
   void close_question(uint64_t) override {}
+  void note_call(uint64_t, const CallRecord&, const Caller&) override {}
+  void compare_calls(uint64_t, bool) override {}
 };
 
 CallOptions without_limit() { return {Deadline::after(std::chrono::hours(100))}; }

@@ -109,6 +109,11 @@ std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits,
   return side;
 }
 
+std::string explain_lost_difference(const CallRecord& call) {
+  return "the ranks called different things before call #" + std::to_string(call.number()) +
+         ", longer ago than calls are kept; every rank must make the same calls in the same order";
+}
+
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected) {
   const std::string sends = std::to_string(sent), expects = std::to_string(expected);
@@ -135,8 +140,7 @@ std::string explain_mismatch(std::span<const std::byte> bytes,
           sent != expected)
         return explain_split(static_cast<Collective>(first.kind), names[from], sent, names[to],
                              expected);
-  return "the ranks called different things as call #" + std::to_string(first.number()) +
-         ", though what they say of it is the same; this is a defect of dscomm";
+  return explain_lost_difference(first);
 }
 
 }  // namespace dscomm

@@ -1,18 +1,24 @@
-// How the ranks of an MpiTeam find out that they make the same call before any result is handed
-// out, and what they say when they do not. (In calls with CallOptions::domains each receiver does
-// that, see mpi_team_exchange.cc.)
+// How the ranks of an MpiTeam verify that they make the same call before they hand out received
+// data, and the error texts when they do not.
 //
-// Every other call begins with its Lead, which is combined over all ranks. It holds the hash of the
+// In a gather, a scatter or an all_to_all each receiver does that (see mpi_team_exchange.cc). Every
+// other call begins with its Lead, which is combined over all ranks. It holds the hash of the
 // call and the hash's complement, both to be minimised: all hashes are equal if and only if one
-// minimum is the complement of the other. Calls are compared one by one, each before its results,
-// so the hash need not cover those before. What ranks must not agree on but fit together (the
-// elements that one sends and another expects) is balanced: each sender adds a hash of the pair and
-// the count, each receiver subtracts it, and the sum over the ranks is zero if all fit. So every
-// rank learns of any mismatch, and at the same time.
+// minimum is the complement of the other. The hash covers earlier calls, too: a rank that only
+// sends may have finished one in which the ranks differ. What ranks must not agree on but fit
+// together (the elements that one sends and another expects) is balanced: each sender adds a hash
+// of the pair and the count, each receiver subtracts it, and the sum over the ranks is zero if all
+// fit. So every rank learns of any mismatch, and at the same time.
 //
-// Few ranks send their Leads to each other, in one hop; what comes is given as much room as any
-// rank may send, so nothing is truncated whatever the ranks believe. Among many, MPI reduces Leads
-// of 1 KiB. Small data rides in the Lead, so that a small call is one round.
+// Few ranks send their Leads to each other, in one hop, each with the call itself; what comes is
+// given as much room as any rank may send, so nothing is truncated whatever the ranks believe.
+// Among many, MPI reduces Leads of 1 KiB. Small data rides in the Lead, so that a small call is one
+// round. In a small broadcast or reduce among few ranks only the Leads with data travel, and nobody
+// waits for others.
+//
+// Ranks that call different things may then wait for each other without a message between them. So
+// after a long wait a rank has all ranks compare their last calls
+// (FailureDetector::compare_calls()).
 //
 // The Lead of other calls goes ahead of the data instead of beside it: a collective of MPI whose
 // arguments do not fit may write past what was meant for it, or end the job. Meanwhile the first
@@ -65,6 +71,18 @@ struct Lead {
 };
 static_assert(sizeof(Lead) == 1024);
 
+// Which Leads travel among few ranks: those from `from` to `to`.
+inline constexpr int kEveryRank = -1;
+struct LeadWay {
+  int from = kEveryRank, to = kEveryRank;
+
+  bool has(int sender, int receiver) const {
+    return sender != receiver && (from == kEveryRank || from == sender) &&
+           (to == kEveryRank || to == receiver);
+  }
+  bool is_one_way() const { return from != kEveryRank || to != kEveryRank; }
+};
+
 // The Lead as MPI sees it: one indivisible element, and how two become one. Made when first asked
 // for, and kept as long as MPI lives. Any thread.
 struct LeadType {
@@ -93,6 +111,9 @@ inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks *
 // The message for a sender and a receiver whose numbers of elements differ.
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected);
+
+// For ranks that make the same call, and have made different ones of which nothing is known.
+std::string explain_lost_difference(const CallRecord& call);
 
 // From the sides of all ranks, one after the other: who differs from whom, and in what. `names` are
 // the members', by rank.

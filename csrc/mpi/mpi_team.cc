@@ -14,6 +14,9 @@ namespace {
 
 // How often a wait asks the Team that it is a part of.
 constexpr int64_t kAskEveryNs = 1'000'000;
+// After so long a wait, a tenth of a shorter timeout, the calls of all are compared, and again
+// whenever it has lasted twice as long. Ranks behind the third begin a little later.
+constexpr int64_t kCompareAfterNs = 100'000'000;
 
 // What a rank that runs needs to answer, on an overloaded machine; a twentieth of a shorter
 // timeout. Less than HierarchicalTeam::later() gives those that wait inside the host, who know
@@ -53,18 +56,21 @@ class MpiTeam::Watch final : public MpiWatch {
       DSCOMM_RETURN_IF_ERROR(team_.end(
           aborts_.ask(team_.call_.number(), [&](uint64_t call) { return composer.look(call); })));
     }
+    if (waited_ns >= next_comparison_ns_) {
+      next_comparison_ns_ = 2 * waited_ns;
+      team_.outermost().compare_calls(false);
+    }
     waited_ns_ = waited_ns;
     return team_.look_for_the_gone(place_);
   }
 
   // Asks who is stopped before anybody is named. Meanwhile one that knows better may end the Team.
   Status timed_out() override {
+    team_.outermost().compare_calls(false);
     FailureDetector& detector = team_.detector_;
     const int64_t timeout_ms = team_.deadline_->timeout_ms();
-    int64_t step = 0;
-    for (int rank = team_.rank_ + 1; rank >= 4; rank /= 4) ++step;
-    const Deadline turn =
-        Deadline::after(std::chrono::milliseconds(step * std::min(kAskStepMs, timeout_ms / 10)));
+    const Deadline turn = Deadline::after(
+        std::chrono::milliseconds(step_of(team_.rank_) * std::min(kAskStepMs, timeout_ms / 10)));
     while (!turn.expired()) DSCOMM_RETURN_IF_ERROR(nap(turn));
     const uint64_t question = detector.ask(team_.options_.id, team_.position(place_));
     const Deadline limit =
@@ -79,11 +85,17 @@ class MpiTeam::Watch final : public MpiWatch {
         break;
       status = nap(limit);
     }
+    if (status.ok()) status = look(waited_ns_);  // a difference of calls, if one was found
     detector.close_question(question);
     return status.ok() ? team_.timed_out(place_, answers) : status;
   }
 
  private:
+  static int64_t step_of(int rank) {
+    int64_t step = 0;
+    for (++rank; rank >= 4; rank /= 4) ++step;
+    return step;
+  }
   // Beyond the deadline.
   Status nap(const Deadline& limit) {
     DSCOMM_RETURN_IF_ERROR(look(waited_ns_ + kAskEveryNs));
@@ -95,18 +107,28 @@ class MpiTeam::Watch final : public MpiWatch {
   const Place place_;
   AbortWatch aborts_, ends_;
   int64_t waited_ns_ = 0, next_ask_ns_ = kAskEveryNs;
+  // One behind another, so that most hear the same asked before they ask.
+  int64_t next_comparison_ns_ = (1 + step_of(team_.rank_in_group_)) *
+                                std::min(kCompareAfterNs, team_.deadline_->timeout_ms() * 100'000);
 };
 
 MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTeamOptions options)
     : data_(data),
       check_(check == MPI_COMM_NULL ? data : check),
       detector_(detector),
-      options_(bounded(std::move(options))) {
+      options_(bounded(std::move(options))),
+      unread_bytes_(options_.members.size()) {
   int size_in_mpi = 0;
   // Neither communicates.
   MPI_Comm_rank(check_, &rank_);
   MPI_Comm_size(check_, &size_in_mpi);
   DSCOMM_CHECK(size_in_mpi == size(), "the communicators join the members");
+  const auto own = std::find_if(
+      options_.group.begin(), options_.group.end(), [this](const MpiTeamMember& member) {
+        return member.transport_rank == options_.members[rank_].transport_rank;
+      });
+  rank_in_group_ = static_cast<int>(own - options_.group.begin());
+  caller_ = {name_of(rank_), options_.name};
   // A refusal becomes a status, as far as MPI lets it; the default ends the process.
   MPI_Comm_set_errhandler(data_, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(check_, MPI_ERRORS_RETURN);
@@ -119,17 +141,30 @@ MpiTeam::~MpiTeam() {
   MPI_Finalized(&is_finalized);
   // A Team that has failed may have left requests of MPI pending, here or on other ranks.
   if (is_finalized || !failure().ok()) return;
-  // Every call so far is complete, so no message for this rank is on its way.
+  // Every call so far is complete, so no message for this rank is on its way, unless the ranks'
+  // last calls differed and nobody waited.
   for (auto& [key, prepared] : prepared_) prepared.release();
   if (check_ != data_) (void)guarded([&] { return MPI_Comm_free(&check_); });
   (void)guarded([&] { return MPI_Comm_free(&data_); });
 }
 
-Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options) {
+Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options,
+                      bool only_receives) {
   splits_.clear(0);
-  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
+  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options, only_receives));
   lead_.longest = longest;
   return {};
+}
+
+Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const LeadWay& way,
+                              const CallOptions& options) {
+  awaited_.clear();
+  bool sends = false;
+  for (int k = 0; k < size(); ++k) {
+    sends |= way.has(rank_, k);
+    awaited_.push_back(way.has(rank_, k) || way.has(k, rank_));
+  }
+  return begin(call, count, options, !sends);
 }
 
 Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
@@ -143,6 +178,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
   plan_ = options.plan;
   call_ = as_piece(call, options);
   call_.sequence = ++sequence_;
+  if (options.whole == nullptr) detector_.note_call(options_.id, call_, caller_);
   look_at_detector();
   // A rank that is gone cannot make this call: there is nothing to give it time for. But what one
   // that has left has sent may still come.
@@ -159,7 +195,8 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
   riding_bytes_ = 0;
   riding_bytes_to_.clear();
   lead_ = {};
-  lead_.hash = hash_call(options_.id, call_);
+  lead_.hash = hash_call(mix_hash(history_, options_.id), call_);
+  if (options.whole == nullptr) history_ = hash_call(history_, call_);
   lead_.complement = ~lead_.hash;
   lead_.balance = splits_.balance(rank_);
   lead_.longest = splits_.longest();
@@ -168,7 +205,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
 
 std::byte* MpiTeam::ride(size_t bytes) {
   riding_bytes_ = bytes;
-  return slot(0) + sizeof lead_;
+  return slot(0) + heading_bytes();
 }
 
 std::byte* MpiTeam::ride_to_be_reduced(DType dtype, ReduceOp op, size_t count) {
@@ -181,16 +218,22 @@ std::byte* MpiTeam::ride_to_be_reduced(DType dtype, ReduceOp op, size_t count) {
 std::byte* MpiTeam::ride_to(int k, size_t bytes) {
   riding_bytes_to_.resize(static_cast<size_t>(size()));
   riding_bytes_to_[static_cast<size_t>(k)] = bytes;
-  return slot_to(k) + sizeof lead_;
+  return slot_to(k) + heading_bytes();
 }
 
-Status MpiTeam::agree() {
-  DSCOMM_RETURN_IF_ERROR(start_lead());
+Status MpiTeam::agree(const LeadWay& way) {
+  DSCOMM_RETURN_IF_ERROR(start_lead(way));
   return finish_lead();
 }
 
-Status MpiTeam::start_lead() {
-  std::memcpy(slot(0), &lead_, sizeof lead_);
+void MpiTeam::head_lead(std::byte* slot) const {
+  std::memcpy(slot, &lead_, sizeof lead_);
+  if (is_few()) std::memcpy(slot + sizeof lead_, &call_, sizeof call_);
+}
+
+Status MpiTeam::start_lead(const LeadWay& way) {
+  way_ = way;
+  head_lead(slot(0));
   if (!is_few()) {
     Result<LeadType> lead = lead_type();
     if (!lead.ok()) return fail(lead.status());
@@ -201,7 +244,7 @@ Status MpiTeam::start_lead() {
   }
   const auto room = static_cast<int>(slot_bytes());
   for (int k = 0; k < size(); ++k)
-    if (k != rank_)
+    if (way.has(k, rank_))
       DSCOMM_RETURN_IF_ERROR(check("MPI_Irecv", [&] {
         return MPI_Irecv(slot(1 + k), room, MPI_BYTE, k, kLeadTag, check_,
                          lead_staging_.add_request());
@@ -209,12 +252,16 @@ Status MpiTeam::start_lead() {
   // Beginning with the next rank, so that not all send to the same one first.
   for (int i = 1; i < size(); ++i) {
     const int k = (rank_ + i) % size();
+    if (!way.has(rank_, k)) continue;
     const bool is_own = !riding_bytes_to_.empty();
-    if (is_own) std::memcpy(slot_to(k), &lead_, sizeof lead_);
-    const size_t riding = is_own ? riding_bytes_to_[static_cast<size_t>(k)] : riding_bytes_;
+    if (is_own) head_lead(slot_to(k));
+    const size_t bytes =
+        heading_bytes() + (is_own ? riding_bytes_to_[static_cast<size_t>(k)] : riding_bytes_);
+    const bool waits = way.is_one_way() && awaits_receipt(k, bytes);
     DSCOMM_RETURN_IF_ERROR(check("MPI_Isend", [&] {
-      return MPI_Isend(is_own ? slot_to(k) : slot(0), static_cast<int>(sizeof lead_ + riding),
-                       MPI_BYTE, k, kLeadTag, check_, lead_staging_.add_request());
+      return (waits ? MPI_Issend : MPI_Isend)(is_own ? slot_to(k) : slot(0),
+                                              static_cast<int>(bytes), MPI_BYTE, k, kLeadTag,
+                                              check_, lead_staging_.add_request());
     }));
   }
   return {};
@@ -222,18 +269,50 @@ Status MpiTeam::start_lead() {
 
 Status MpiTeam::finish_lead() {
   DSCOMM_RETURN_IF_ERROR(wait(lead_staging_, Place::kEntering));
+  for (int k = 0; k < size(); ++k)
+    if (way_.has(rank_, k) && unread_bytes_[static_cast<size_t>(k)] >= kMostUnread) note_reader(k);
+  const uint64_t own_hash = lead_.hash;
   if (is_few()) {
     for (int k = 0; k < size(); ++k) {
-      if (k == rank_) continue;
+      if (!way_.has(k, rank_)) continue;
       LeadHead other;
+      CallRecord theirs;
       std::memcpy(&other, slot(1 + k), sizeof other);
+      std::memcpy(&theirs, slot(1 + k) + sizeof other, sizeof theirs);
+      if (other.hash != own_hash) return differs(theirs, k);
+      note_reader(k);
       lead_.combine(other);
     }
   } else {
     std::memcpy(&lead_, slot(1), sizeof lead_);
+    std::fill(unread_bytes_.begin(), unread_bytes_.end(), size_t{0});  // all have come
   }
   if (!lead_.ranks_agree()) return disagree();
   detector_.note_position(options_.id, position(Place::kMoving));
+  return {};
+}
+
+// The first call that differs may have been an earlier one, which this rank finished without the
+// other. The rank that finds it ends the Team.
+Status MpiTeam::differs(const CallRecord& theirs, int rank) {
+  DSCOMM_RETURN_IF_ERROR(find_difference(true));
+  if (describe_call(theirs) == describe_call(call_) && theirs.number() == call_.number())
+    return fail(Code::kMismatch, explain_lost_difference(call_));
+  const std::string mine = name_of(rank_), other = name_of(rank);
+  return fail(Code::kMismatch, rank_ < rank ? describe_mismatch(call_, mine, theirs, other)
+                                            : describe_mismatch(theirs, other, call_, mine));
+}
+
+Status MpiTeam::find_difference(bool asks) {
+  const auto look_there = [this] { return end(outermost().look(kAnyCall)); };
+  DSCOMM_RETURN_IF_ERROR(look_there());
+  if (asks) outermost().compare_calls(true);
+  const Deadline limit =
+      Deadline::after(std::chrono::milliseconds(std::min(kAnswerMs, deadline_->timeout_ms() / 20)));
+  while (!limit.expired()) {
+    DSCOMM_RETURN_IF_ERROR(look_there());
+    limit.nap(kAskEveryNs);
+  }
   return {};
 }
 
@@ -251,6 +330,8 @@ Status MpiTeam::disagree() {
                           staging.add_request());
   }));
   DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
+  // Otherwise it is counts that do not fit.
+  if (lead_.hash != ~lead_.complement) DSCOMM_RETURN_IF_ERROR(find_difference(rank_ == 0));
   std::vector<std::string> names;
   for (const MpiTeamMember& member : options_.members) names.push_back(member.name);
   return fail(Code::kMismatch, explain_mismatch({sides, ranks * mine.size()}, names));
@@ -376,7 +457,7 @@ void MpiTeam::find_the_gone() {
   }
 }
 
-// The next call needs every rank.
+// The next call needs every rank, unless it says otherwise.
 void MpiTeam::await_all() {
   awaited_.clear();
   if (detector_.count() != 0) find_the_gone();

@@ -12,12 +12,12 @@
 // in flight.
 //
 // Gather, scatter and all_to_all have no rounds, but a stream for each block from one rank to
-// another, unless it is short.
+// another.
 //
-// Calls begin with a short round, the Lead, in which the ranks make sure that they mean the same
-// (see mpi_agreement.h); data that fits rides in it. Among many ranks it is a collective and has a
-// communicator of its own, so that it never meets data. Those with CallOptions::domains have none:
-// there each pair makes sure.
+// The other calls begin with a short round, the Lead, in which the ranks make sure that they mean
+// the same (see mpi_agreement.h); data that fits rides in it. In a small broadcast or reduce among
+// few ranks Leads go one way. Among many ranks the Lead is a collective and has a communicator of
+// its own, so that it never meets data.
 //
 // MPI tells of no death and of no abort: a rank whose peer is gone waits for ever. So every wait
 // looks at the failure detector, and ends at the deadline. What MPI then still works on is kept for
@@ -99,7 +99,7 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostChunkBytes = size_t{1} << 30;
 
   // `data` and `check` join the members in their order and become the Team's: nothing else uses
-  // them. Few ranks need no `check`, nor do calls with CallOptions::domains; it is MPI_COMM_NULL
+  // them. Few ranks need no `check`, nor do gather, scatter and all_to_all; it is MPI_COMM_NULL
   // then. `detector` outlives the Team. Does not communicate.
   MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTeamOptions options);
   ~MpiTeam() override;
@@ -135,7 +135,7 @@ class MpiTeam final : public Team {
   uint64_t finished_calls() const override {
     return finished_calls_.load(std::memory_order_relaxed);  // orders nothing
   }
-  Status begin_barrier(const CallOptions& options) override;
+  void compare_calls(bool always) override { detector_.compare_calls(options_.id, always); }
   bool takes_chunks() const override { return true; }
   size_t piece_bytes() const override { return message_bytes(); }
   size_t least_chunk_bytes() const override {
@@ -221,17 +221,23 @@ class MpiTeam final : public Team {
 
   // Whether a call with blocks of up to `count` elements finds all values there, on all ranks:
   // those that have them all decide as those do that are still making them.
-  bool all_is_there(size_t count) const { return chunks_ == nullptr || count <= chunks_->count; }
+  static bool all_is_there(const Chunks* chunks, size_t count) {
+    return chunks == nullptr || count <= chunks->count;
+  }
 
   // Refuses on a dead Team, and prepares the Lead of the next call, in which the ranks' longest
   // block has `longest` elements.
-  Status begin(const CallRecord& call, size_t longest, const CallOptions& options);
+  Status begin(const CallRecord& call, size_t longest, const CallOptions& options,
+               bool only_receives = false);
   // The same for a call whose counts differ between ranks: splits_ holds those that this rank
-  // knows. `only_receives`: no rank waits for this one, so those that it waits for may have left.
+  // knows. `only_receives`: no rank needs anything of this one, so those that it waits for may have
+  // left.
   Status begin_splits(const CallRecord& call, const CallOptions& options,
                       bool only_receives = false);
+  // begin() of a call whose data rides in Leads that go one way among few ranks.
+  Status begin_one_way(const CallRecord& call, size_t count, const LeadWay& way,
+                       const CallOptions& options);
   // The reductions, once the call has begun.
-  static constexpr int kEveryRank = -1;
   Status reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,
                       int root);
   Status reduce_by_swap(const void* in, void* out, size_t count, const Reduction& reduction);
@@ -292,7 +298,7 @@ class MpiTeam final : public Team {
   // The same for each of the others, among few, where they get different data: up to a message.
   std::byte* ride_to(int k, size_t bytes);
   // Once the ranks agree: what rank k brought, among few; and the reduced data, among many.
-  std::byte* rode(int k) { return slot(1 + k) + sizeof(LeadHead); }
+  std::byte* rode(int k) { return slot(1 + k) + heading_bytes(); }
   std::byte* rode_reduced() { return rode(0); }
   // Of lead_staging_: the Lead of this rank, and then those of all, or of all together. Among few,
   // slot_to(k) is this rank's Lead for rank k.
@@ -301,15 +307,37 @@ class MpiTeam final : public Team {
   }
   std::byte* slot_to(int k) { return slot(1 + size() + k); }
   size_t slot_bytes() const {
-    return is_few() ? sizeof(LeadHead) + std::max(ride_room(), message_bytes()) : sizeof(Lead);
+    return is_few() ? heading_bytes() + std::max(ride_room(), message_bytes()) : sizeof(Lead);
   }
-  // Until every rank has made the call, and they agree; lead_ is then the ranks' together.
-  Status agree();
-  Status start_lead();
+  // Before what rides along. Few ranks also show each other their calls.
+  size_t heading_bytes() const {
+    return is_few() ? sizeof(LeadHead) + sizeof(CallRecord) : sizeof(LeadHead);
+  }
+  void head_lead(std::byte* slot) const;
+  // Until every rank has made the call, and they agree; lead_ is then the ranks' together. With
+  // Leads that go one way: until those for this rank have come, and agree with it.
+  Status agree(const LeadWay& way = {});
+  Status start_lead(const LeadWay& way = {});
   Status finish_lead();
   Status disagree();
+  Status differs(const CallRecord& theirs, int rank);
+  Team& outermost() { return composer_ != nullptr ? *composer_ : *this; }
+  // Has all compare their last calls, or leaves that to another rank, and waits a moment for the
+  // result.
+  Status find_difference(bool asks);
+  // Of a message that goes to a rank which need not have answered those before: whether it is to
+  // complete only when its receive is posted. MPI buffers messages without a posted receive; this
+  // bounds how many, and how many bytes, a rank may leave there.
+  bool awaits_receipt(int rank, size_t bytes) {
+    size_t& unread = unread_bytes_[static_cast<size_t>(rank)];
+    unread += std::max(bytes, kMostUnread / kSendsAhead);
+    return unread >= kMostUnread;
+  }
+  // It has come to the call in progress, or has begun to take such a message.
+  void note_reader(int rank) { unread_bytes_[static_cast<size_t>(rank)] = 0; }
   // The call is complete here.
   Status finished() {
+    if (!awaited_.empty()) await_all();
     finished_calls_.store(sequence_, std::memory_order_relaxed);  // orders nothing
     return {};
   }
@@ -343,6 +371,10 @@ class MpiTeam final : public Team {
   void look_at_detector();
   // Of the awaited ranks.
   void find_the_gone();
+  // More may be on its way from ranks that have left.
+  void note_arrival() {
+    if (!left_.ok() && died_.ok()) gone_since_ns_ = monotonic_ns();
+  }
   bool awaits(int rank) const { return awaited_.empty() || awaited_[static_cast<size_t>(rank)]; }
   void await_all();
   // Fails when a member that has gone keeps the call from being completed.
@@ -360,21 +392,26 @@ class MpiTeam final : public Team {
   FailureDetector& detector_;
   const MpiTeamOptions options_;
   int rank_ = 0;
+  int rank_in_group_ = 0;
+  Caller caller_;
 
   uint64_t sequence_ = 0;
+  uint64_t history_ = 0;                // see CallOptions; of this Team, where it is not composed
   CallRecord call_;                     // in progress
   Team* composer_ = nullptr;            // see CallOptions
   const Deadline* deadline_ = nullptr;  // of the call in progress
   const Chunks* chunks_ = nullptr;      // see CallOptions
   uint64_t plan_ = 0;                   // see CallOptions
-  bool has_begun_barrier_ = false;
   Splits splits_;
+  LeadWay way_;
   LeadHead lead_;
   size_t riding_bytes_ = 0;
   std::vector<size_t> riding_bytes_to_;  // by rank; empty: all get the same
   MpiStaging lead_staging_;
   static constexpr size_t kInFlight = 4;  // rounds
   static constexpr size_t kSendsAhead = 8;
+  static constexpr size_t kMostUnread = size_t{128} << 10;
+  std::vector<size_t> unread_bytes_;  // by rank; see awaits_receipt()
   std::array<MpiStaging, kInFlight> staging_;
   // By plan, count, dtype and op; a factor is applied before the wire.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;

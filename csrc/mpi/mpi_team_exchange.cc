@@ -4,10 +4,8 @@
 // staging. Streams share the places in staging: the first messages of all streams precede the
 // second messages.
 //
-// Among few ranks, short blocks travel with the Lead instead.
-//
-// A call with CallOptions::domains has no Lead. There the first message of each stream begins with
-// a heading, which the receiver compares with its own call.
+// These calls have no Lead. The first message of each stream begins with a heading, which the
+// receiver compares with its own call.
 
 #include "mpi/mpi_team_exchange.h"
 
@@ -27,40 +25,32 @@ constexpr int kStreamTag = 4;
 
 struct MpiTeam::Exchange::Heading {
   CallRecord call;
+  uint64_t hash = 0;                // as in a Lead
   uint64_t sends = 0, expects = 0;  // elements
 };
 
 MpiTeam::Exchange::Exchange(MpiTeam& team, DType dtype, const CallOptions& options)
     : team_(team),
-      domains_(options.domains),
       meanwhile_(options.meanwhile),
       element_bytes_(dtype_bytes(dtype)),
       piece_bytes_(team.piece_of_message(element_bytes_) * element_bytes_),
       // Of any dtype, as the other may send another one.
       place_bytes_(
           (sizeof(Heading) + std::max(team.message_bytes(), sizeof(std::complex<double>)) + 63) /
-          64 * 64),
-      has_agreed_(has_lead()) {}
+          64 * 64) {}
 
 void MpiTeam::Exchange::add(int rank, const void* in, std::optional<size_t> in_count, void* out,
                             std::optional<size_t> out_count) {
-  if (rank == team_.rank_) return;
   Partner partner{.rank = rank,
                   .in = static_cast<const std::byte*>(in),
                   .out = static_cast<std::byte*>(out),
                   .in_count = in_count.value_or(0),
                   .out_count = out_count.value_or(0),
                   .sends = in_count ? messages(*in_count) : 0,
-                  .receives = out_count ? messages(*out_count) : 0,
-                  .has_agreed = has_lead()};  // nothing is taken before
-  if (domains_ != nullptr && (*domains_)[rank] == (*domains_)[team_.rank_]) {
-    DSCOMM_CHECK(partner.in_count + partner.out_count == 0,
-                 "ranks of one domain exchange nothing here");
-    return;
-  }
+                  .receives = out_count ? messages(*out_count) : 0};
   partner.left = partner.sends + partner.receives;
   messages_ += partner.left;
-  if (!has_lead() && partner.receives > 0) ++headings_left_;
+  if (partner.receives > 0) ++headings_left_;
   partners_.push_back(partner);
 }
 
@@ -70,17 +60,17 @@ Status MpiTeam::Exchange::run() {
   std::sort(partners_.begin(), partners_.end(), [&](const Partner& a, const Partner& b) {
     return (a.rank - me + ranks) % ranks < (b.rank - me + ranks) % ranks;
   });
-  if (has_lead()) DSCOMM_RETURN_IF_ERROR(team_.start_lead());
   MpiStaging& staging = team_.staging_[0];
   if (messages_ > 0) {
     DSCOMM_RETURN_IF_ERROR(team_.fail(staging.reserve(2 * places_ * place_bytes_, 0)));
     staging.requests.assign(2 * places_, MPI_REQUEST_NULL);
     DSCOMM_RETURN_IF_ERROR(fill());
   }
-  if (has_lead()) DSCOMM_RETURN_IF_ERROR(team_.finish_lead());
   if (meanwhile_ != nullptr) DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
+  team_.note_arrival();  // as nothing has been taken in meanwhile
+  receives_any_ = headings_left_ > 0;
   // Nothing that others wait for depends on what comes here.
-  const bool only_sends = !has_lead() && headings_left_ == 0;
+  const bool only_sends = !receives_any_;
   if (meanwhile_ != nullptr || only_sends)
     team_.detector_.note_position(team_.options_.id,
                                   team_.position(only_sends ? Place::kMoving : Place::kEntering));
@@ -89,7 +79,6 @@ Status MpiTeam::Exchange::run() {
     DSCOMM_RETURN_IF_ERROR(fill());
   }
   staging.requests.clear();
-  if (!has_lead()) team_.await_all();
   return {};
 }
 
@@ -101,7 +90,7 @@ Status MpiTeam::Exchange::fill() {
     for (size_t place = first_place; place < first_place + places_; ++place) {
       if (requests()[place] != MPI_REQUEST_NULL) continue;
       if (!cursor.find(count, messages_of)) break;
-      uses_[place] = {cursor.partner, cursor.message};
+      uses_[place] = {.partner = cursor.partner, .message = cursor.message};
       DSCOMM_RETURN_IF_ERROR(begin(place));
       ++in_flight_;
       ++cursor.partner;
@@ -148,23 +137,23 @@ Status MpiTeam::Exchange::receive(size_t place) {
 }
 
 Status MpiTeam::Exchange::send(size_t place) {
-  const auto [k, message] = uses_[place];
-  const Partner& partner = partners_[k];
+  const size_t message = uses_[place].message;
+  Partner& partner = partners_[uses_[place].partner];
   std::byte* data = at(place);
-  if (message == 0 && !has_lead()) {
-    const Heading heading{team_.call_, partner.in_count, partner.out_count};
+  if (message == 0) {
+    const Heading heading{team_.call_, team_.lead_.hash, partner.in_count, partner.out_count};
     std::memcpy(data, &heading, sizeof heading);
     data += sizeof heading;
   }
   const size_t bytes = bytes_of(partner.in_count, message);
   if (bytes > 0) std::memcpy(data, partner.in + message * piece_bytes_, bytes);
   const auto sent = static_cast<int>(static_cast<size_t>(data - at(place)) + bytes);
-  // MPI buffers messages without a posted receive. To bound that, all but the first message of a
-  // stream complete only when the receive is posted; and the hosts agree on every call, so that no
-  // rank is many calls ahead.
+  const bool waits = team_.awaits_receipt(partner.rank, static_cast<size_t>(sent));
+  uses_[place].waits = waits;
+  partner.waiting += waits;
   return team_.check("MPI_Isend", [&] {
-    return (message > 0 ? MPI_Issend : MPI_Isend)(at(place), sent, MPI_BYTE, partner.rank,
-                                                  kStreamTag, team_.data_, &requests()[place]);
+    return (waits ? MPI_Issend : MPI_Isend)(at(place), sent, MPI_BYTE, partner.rank, kStreamTag,
+                                            team_.data_, &requests()[place]);
   });
 }
 
@@ -178,7 +167,10 @@ Status MpiTeam::Exchange::wait_for_some() {
     if (code != MPI_SUCCESS) return mpi_error("MPI_Testsome", code);
     return done > 0;
   };
-  DSCOMM_RETURN_IF_ERROR(team_.wait_with(poll, has_agreed_ ? Place::kMoving : Place::kEntering));
+  // The receivers of a rank that only sends may not have come to this call.
+  const bool have_come = receives_any_ && headings_left_ == 0;
+  DSCOMM_RETURN_IF_ERROR(team_.wait_with(poll, have_come ? Place::kMoving : Place::kEntering));
+  team_.note_arrival();
   in_flight_ -= static_cast<size_t>(done);
   // Headings first, because they determine the lengths of the other messages.
   for (const bool is_first : {true, false})
@@ -187,19 +179,21 @@ Status MpiTeam::Exchange::wait_for_some() {
       if ((uses_[place].message == 0) != is_first) continue;
       Partner& partner = partners_[uses_[place].partner];
       if (place < places_) DSCOMM_RETURN_IF_ERROR(take(place, statuses_[static_cast<size_t>(i)]));
-      if (--partner.left == 0 && !has_lead()) team_.awaited_[partner.rank] = false;
+      if (place >= places_ && uses_[place].waits && --partner.waiting == 0)
+        team_.note_reader(partner.rank);
+      if (--partner.left == 0) team_.awaited_[partner.rank] = false;
     }
   return {};
 }
 
 Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
-  const auto [k, message] = uses_[place];
-  Partner& partner = partners_[k];
+  const size_t message = uses_[place].message;
+  Partner& partner = partners_[uses_[place].partner];
   int got = 0;
   MPI_Get_count(&status, MPI_BYTE, &got);
   const std::byte* data = at(place);
   auto bytes = static_cast<size_t>(std::max(got, 0));
-  if (message == 0 && !has_lead()) {
+  if (message == 0) {
     Heading heading;
     if (bytes < sizeof heading) return wrong_length(partner);
     std::memcpy(&heading, data, sizeof heading);
@@ -207,10 +201,9 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
     data += sizeof heading;
     bytes -= sizeof heading;
     partner.has_agreed = true;
-    if (--headings_left_ == 0) {
-      has_agreed_ = true;
+    team_.note_reader(partner.rank);
+    if (--headings_left_ == 0)
       team_.detector_.note_position(team_.options_.id, team_.position(Place::kMoving));
-    }
   }
   // If another thread's poll completed the heading, it is reported next, with the mismatch.
   if (bytes != bytes_of(partner.out_count, message))
@@ -220,13 +213,12 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
 }
 
 Status MpiTeam::Exchange::compare(const Partner& partner, const Heading& heading) {
-  const bool is_same_call = hash_call(0, heading.call) == hash_call(0, team_.call_);
+  const bool is_same_call = heading.hash == team_.lead_.hash;
   const bool gets_all = heading.sends == partner.out_count;
   if (is_same_call && gets_all && heading.expects == partner.in_count) return {};
+  if (!is_same_call) return team_.differs(heading.call, partner.rank);
   const std::string mine = team_.name_of(team_.rank_), theirs = team_.name_of(partner.rank);
   const auto kind = static_cast<Collective>(team_.call_.kind);
-  if (!is_same_call)
-    return team_.fail(Code::kMismatch, describe_mismatch(team_.call_, mine, heading.call, theirs));
   return team_.fail(Code::kMismatch,
                     gets_all ? explain_split(kind, mine, partner.in_count, theirs, heading.expects)
                              : explain_split(kind, theirs, heading.sends, mine, partner.out_count));
@@ -284,49 +276,42 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   return exchange_blocks(call, ins, outs, options);
 }
 
-// The blocks' lengths are in splits_. An empty list has no blocks. Both ranks of a pair know which
-// blocks travel with the Lead.
+// The blocks' lengths are in splits_. An empty list has no blocks.
 Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
                                 std::span<void* const> outs, const CallOptions& options) {
   const auto kind = static_cast<Collective>(call.kind);
   const auto sends_to = [&](int from, int to) {
     return kind == Collective::kAllToAll || (kind == Collective::kGather ? to : from) == call.root;
   };
-  const auto is_partner = [&](int rank) { return sends_to(rank_, rank) || sends_to(rank, rank_); };
+  const auto is_partner = [&](int rank) {
+    const bool is_inside =
+        options.domains != nullptr && (*options.domains)[rank] == (*options.domains)[rank_];
+    return rank != rank_ && !is_inside && (sends_to(rank_, rank) || sends_to(rank, rank_));
+  };
   awaited_.clear();
-  for (int rank = 0; options.domains != nullptr && rank < size(); ++rank)
-    awaited_.push_back((*options.domains)[rank] != (*options.domains)[rank_] && is_partner(rank));
-  const bool only_receives = options.domains != nullptr && kind != Collective::kAllToAll &&
-                             (kind == Collective::kGather) == (rank_ == call.root);
+  for (int rank = 0; rank < size(); ++rank) awaited_.push_back(is_partner(rank));
+  const bool only_receives =
+      kind != Collective::kAllToAll && (kind == Collective::kGather) == (rank_ == call.root);
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options, only_receives));
 
-  const auto dtype = static_cast<DType>(call.dtype);
   const auto in = [&](int rank) { return ins.empty() ? nullptr : ins[rank]; };
   const auto out = [&](int rank) { return outs.empty() ? nullptr : outs[rank]; };
-  const bool may_ride = options.domains == nullptr && is_few();
-  const auto riding_bytes = [&](uint64_t count) {
-    const size_t bytes = count * dtype_bytes(dtype);
-    return may_ride && bytes <= message_bytes() ? bytes : 0;
-  };
-  // The elements of a stream.
   const auto stream = [&](int from, int to, uint64_t count) -> std::optional<size_t> {
     if (!sends_to(from, to)) return std::nullopt;
-    return riding_bytes(count) > 0 ? 0 : count;
+    return count;
   };
+  const auto dtype = static_cast<DType>(call.dtype);
   Exchange exchange(*this, dtype, options);
   for (int rank = 0; rank < size(); ++rank) {
-    if (rank == rank_ || !is_partner(rank)) continue;
     const uint64_t sends = splits_.sends[rank], expects = splits_.expects[rank];
-    if (const size_t bytes = riding_bytes(sends); bytes > 0)
-      std::memcpy(ride_to(rank, bytes), in(rank), bytes);
-    exchange.add(rank, in(rank), stream(rank_, rank, sends), out(rank),
-                 stream(rank, rank_, expects));
+    if (is_partner(rank))
+      exchange.add(rank, in(rank), stream(rank_, rank, sends), out(rank),
+                   stream(rank, rank_, expects));
+    else
+      DSCOMM_CHECK(rank == rank_ || sends + expects == 0,
+                   "ranks of one domain exchange nothing here");
   }
   DSCOMM_RETURN_IF_ERROR(exchange.run());
-  for (int rank = 0; rank < size(); ++rank) {
-    const size_t bytes = rank == rank_ ? 0 : riding_bytes(splits_.expects[rank]);
-    if (bytes > 0) std::memcpy(out(rank), rode(rank), bytes);
-  }
   const size_t own_bytes = splits_.sends[rank_] * dtype_bytes(dtype);
   if (out(rank_) != in(rank_) && own_bytes > 0) std::memcpy(out(rank_), in(rank_), own_bytes);
   return finished();

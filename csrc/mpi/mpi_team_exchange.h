@@ -15,8 +15,7 @@ class MpiTeam::Exchange {
   Exchange(MpiTeam& team, DType dtype, const CallOptions& options);
 
   // Adds a partner and both blocks, in elements; the partner adds this rank. A call whose blocks go
-  // one way only has no count for the other. Ignores this rank itself, and ranks of its domain,
-  // whose blocks must be empty.
+  // one way only has no count for the other.
   void add(int rank, const void* in, std::optional<size_t> in_count, void* out,
            std::optional<size_t> out_count);
   // Once all are added.
@@ -31,12 +30,13 @@ class MpiTeam::Exchange {
     size_t in_count, out_count;  // elements
     size_t sends, receives;      // messages
     size_t left = 0;             // of both
-    bool has_agreed;             // its Lead or heading has come
+    size_t waiting = 0;          // sent, until their receives are posted
+    bool has_agreed = false;     // its heading has come
   };
   // The message in a place of staging.
   struct Use {
-    size_t partner;
-    size_t message;
+    size_t partner = 0, message = 0;
+    bool waits = false;  // until its receive is posted
   };
   struct Cursor {
     size_t partner = 0, message = 0;
@@ -46,7 +46,6 @@ class MpiTeam::Exchange {
     template <typename MessagesOf>
     bool find(size_t partners, const MessagesOf& messages_of);
   };
-  bool has_lead() const { return domains_ == nullptr; }
   Status fill();
   Status receive(size_t place);
   Status send(size_t place);
@@ -55,10 +54,9 @@ class MpiTeam::Exchange {
   Status compare(const Partner& partner, const Heading& heading);
   Status wrong_length(const Partner& partner);
 
-  // Of a stream of so many elements. Without a Lead there is at least the one with the heading.
+  // Of a stream of so many elements: at least the one with the heading.
   size_t messages(size_t count) const {
-    const size_t pieces = (count * element_bytes_ + piece_bytes_ - 1) / piece_bytes_;
-    return has_lead() ? pieces : std::max<size_t>(pieces, 1);
+    return std::max<size_t>((count * element_bytes_ + piece_bytes_ - 1) / piece_bytes_, 1);
   }
   size_t bytes_of(size_t count, size_t message) const {
     return in_round(count * element_bytes_, piece_bytes_, message);
@@ -68,7 +66,6 @@ class MpiTeam::Exchange {
   std::byte* at(size_t place) { return team_.staging_[0].data() + place * place_bytes_; }
 
   MpiTeam& team_;
-  const std::vector<int>* const domains_;
   const std::function<Status()>* const meanwhile_;
   const size_t element_bytes_, piece_bytes_, place_bytes_;
   const size_t places_ = team_.options_.places;
@@ -78,7 +75,7 @@ class MpiTeam::Exchange {
   size_t messages_ = 0;   // of all streams
   size_t in_flight_ = 0;  // of them
   size_t headings_left_ = 0;
-  bool has_agreed_;  // with all from whom something comes
+  bool receives_any_ = false;
   std::vector<int> done_ = std::vector<int>(2 * places_);
   std::vector<MPI_Status> statuses_ = std::vector<MPI_Status>(2 * places_);
 };

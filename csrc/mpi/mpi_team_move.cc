@@ -8,11 +8,14 @@ namespace dscomm {
 Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
                           const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
-  DSCOMM_RETURN_IF_ERROR(
-      begin(make_record(Collective::kBroadcast, dtype, count, options, root), count, options));
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
   const bool is_root = rank_ == root;
-  if (all_is_there(count) && bytes <= ride_room()) {
+  const bool rides = all_is_there(options.chunks, count) && bytes <= ride_room();
+  const CallRecord call = make_record(Collective::kBroadcast, dtype, count, options, root);
+  const LeadWay from_root{.from = root};
+  DSCOMM_RETURN_IF_ERROR(rides && is_few() ? begin_one_way(call, count, from_root, options)
+                                           : begin(call, count, options));
+  if (rides) {
     if (!is_few()) {
       // The others bring zeros.
       std::byte* riding = ride_to_be_reduced(DType::kUInt8, ReduceOp::kBor, bytes);
@@ -21,7 +24,7 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
     } else if (is_root && bytes > 0) {
       std::memcpy(ride(bytes), buffer, bytes);
     }
-    DSCOMM_RETURN_IF_ERROR(agree());
+    DSCOMM_RETURN_IF_ERROR(agree(from_root));
     if (!is_root && bytes > 0) std::memcpy(buffer, is_few() ? rode(root) : rode_reduced(), bytes);
     return finished();
   }
@@ -109,18 +112,10 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
 }
 
 // The ranks' agreement is what a barrier is: nobody has it before all have come.
-Status MpiTeam::begin_barrier(const CallOptions& options) {
+Status MpiTeam::barrier(const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kBarrier, DType::kUInt8, 0, options), 0, options));
-  has_begun_barrier_ = true;
-  return start_lead();
-}
-
-Status MpiTeam::barrier(const CallOptions& options) {
-  if (!has_begun_barrier_) DSCOMM_RETURN_IF_ERROR(begin_barrier(options));
-  has_begun_barrier_ = false;
-  DSCOMM_RETURN_IF_ERROR(cause_.get());
-  DSCOMM_RETURN_IF_ERROR(finish_lead());
+  DSCOMM_RETURN_IF_ERROR(agree());
   return finished();
 }
 

@@ -43,7 +43,7 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
-  if (all_is_there(count) && fits_lead(count, reduction))
+  if (all_is_there(chunks_, count) && fits_lead(count, reduction))
     return reduce_small(in, out, count, reduction, kEveryRank);
   if (fits_shares(count, dtype_bytes(reduction.dtype), size()))
     return reduce_by_shares(in, out, count, reduction, kEveryRank);
@@ -64,10 +64,11 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
                        int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
-  DSCOMM_RETURN_IF_ERROR(
-      begin(make_record(Collective::kReduce, reduction, count, options, root), count, options));
-  if (all_is_there(count) && fits_lead(count, reduction))
-    return reduce_small(in, out, count, reduction, root);
+  const bool rides = all_is_there(options.chunks, count) && fits_lead(count, reduction);
+  const CallRecord call = make_record(Collective::kReduce, reduction, count, options, root);
+  DSCOMM_RETURN_IF_ERROR(rides && is_few() ? begin_one_way(call, count, {.to = root}, options)
+                                           : begin(call, count, options));
+  if (rides) return reduce_small(in, out, count, reduction, root);
   if (fits_shares(count, dtype_bytes(reduction.dtype), size()))
     return reduce_by_shares(in, out, count, reduction, root);
   return is_few() ? reduce_along_chain(in, out, count, reduction, root)
@@ -97,7 +98,7 @@ Status MpiTeam::reduce_small(const void* in, void* out, size_t count, const Redu
   }
   const size_t bytes = count * dtype_bytes(reduction.dtype);
   if (bytes > 0) std::memcpy(ride(bytes), in, bytes);
-  DSCOMM_RETURN_IF_ERROR(agree());
+  DSCOMM_RETURN_IF_ERROR(agree({.to = root}));
   if (is_receiver) reduce_in_order(out, in, rode(0), slot_bytes(), count, reduction);
   return finished();
 }
@@ -270,7 +271,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   DSCOMM_RETURN_IF_ERROR(begin(call, longest, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  if (is_few() && all_is_there(longest) && longest <= message_bytes() / element_bytes) {
+  if (is_few() && all_is_there(chunks_, longest) && longest <= message_bytes() / element_bytes) {
     for (size_t k = 0; k < ranks; ++k)
       if (k != me && counts[k] > 0)
         std::memcpy(ride_to(static_cast<int>(k), counts[k] * element_bytes), ins[k],
@@ -279,7 +280,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
     reduce_in_order(out, ins[me], rode(0), slot_bytes(), counts[me], reduction);
     return finished();
   }
-  if (!is_few() && all_is_there(longest) && fits_lead(total, reduction)) {
+  if (!is_few() && all_is_there(chunks_, longest) && fits_lead(total, reduction)) {
     size_t before = 0;  // elements of the ranks below
     for (size_t k = 0; k < me; ++k) before += counts[k];
     const WireReduction wire = on_wire(reduction);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "core/base/packer.h"
 #include "simulated_network.h"
 
 namespace dscomm::test {
@@ -82,8 +83,98 @@ TEST(Flooding, WhatCannotBeMeantIsRefused) {
   }
   EXPECT_TRUE(refused(Message::about(MessageKind::kAsk, 1, 1), "short"));
   EXPECT_TRUE(refused(Message::about(MessageKind::kAnswer, 1, 1), "short"));
+  EXPECT_TRUE(refused(Message::about(MessageKind::kCompare, 1, 1), "short"));
+  EXPECT_TRUE(refused(Message::about(MessageKind::kCompare, 1, 1),
+                      Packer().number(7).text("").text("rank 1").take()));
   EXPECT_TRUE(refused(Message::about(MessageKind::kHello, 1, 1)));
   EXPECT_EQ(node.count(), 0u);
+}
+
+constexpr uint64_t kTeam = 7;
+
+CallRecord gather_to(int root, uint64_t number) {
+  CallRecord call = make_record(Collective::kGather, DType::kFloat32, 0,
+                                {Deadline::after(std::chrono::seconds(1))}, root);
+  call.sequence = number;
+  return call;
+}
+
+void note(SimulatedNetwork& network, int rank, const CallRecord& call) {
+  network.node(rank).note_call(kTeam, call, {"rank " + std::to_string(rank), "some group"});
+}
+
+void compare(SimulatedNetwork& network, int rank, bool always = false) {
+  network.node(rank).compare_calls(kTeam, always);
+  network.send_from(rank, network.now_us());
+  network.run(kNever);
+}
+
+TEST(Flooding, CompareCallsOfSameCallsEndsNothing) {
+  SimulatedNetwork network(3, 2, kHopUs, kHandleUs);
+  for (uint64_t number = 1; number <= 40; ++number)
+    for (int rank = 0; rank < network.size(); ++rank) note(network, rank, gather_to(1, number));
+  compare(network, 0);
+  for (int rank = 0; rank < network.size(); ++rank)
+    EXPECT_TRUE(network.node(rank).ended(kTeam).ok());
+}
+
+TEST(Flooding, CompareCallsOfDifferentCallsTellsAllOfTheFirst) {
+  SimulatedNetwork network(3, 2, kHopUs, kHandleUs);
+  for (uint64_t number = 1; number <= 20; ++number)
+    for (int rank = 0; rank < network.size(); ++rank)
+      note(network, rank, gather_to(rank == 4 && number >= 9 ? 2 : 1, number));
+  compare(network, 1);
+  for (int rank = 0; rank < network.size(); ++rank) {
+    const Status ended = network.node(rank).ended(kTeam);
+    EXPECT_EQ(ended.code(), Code::kMismatch);
+    EXPECT_EQ(ended.message(),
+              "the ranks called different things as call #9: rank 1 called gather(float32[0], root "
+              "1), rank 4 called gather(float32[0], root 2); every rank must make the same calls "
+              "in the same order (first seen by rank 4 in group 'some group')");
+    // Earlier calls may still complete.
+    EXPECT_TRUE(network.node(rank).ended(kTeam, 8).ok());
+    EXPECT_FALSE(network.node(rank).ended(kTeam, 9).ok());
+  }
+}
+
+TEST(Flooding, CompareCallsOfRankThatIsBehindEndsTheTeamOnceItDiffers) {
+  for (const bool is_first_call : {true, false}) {
+    SimulatedNetwork network(2, 4, kHopUs, kHandleUs);
+    for (int rank = 0; rank < network.size() && !is_first_call; ++rank)
+      note(network, rank, gather_to(1, 1));
+    const uint64_t number = is_first_call ? 1 : 2;
+    for (int rank = 0; rank < 7; ++rank) note(network, rank, gather_to(1, number));
+    for (int rank = 0; rank < 7; ++rank) compare(network, rank);
+    EXPECT_TRUE(network.node(0).ended(kTeam).ok());
+    note(network, 7, gather_to(2, number));
+    EXPECT_EQ(network.node(7).ended(kTeam).code(), Code::kMismatch);
+    network.send_from(7, network.now_us());
+    network.run(kNever);
+    EXPECT_EQ(network.node(0).ended(kTeam).code(), Code::kMismatch);
+  }
+}
+
+TEST(Flooding, CompareCallsOfRankThatHasLeftTheTeamEndsIt) {
+  SimulatedNetwork network(2, 2, kHopUs, kHandleUs);
+  for (int rank = 0; rank < network.size(); ++rank) note(network, rank, gather_to(rank / 3, 1));
+  network.node(3).forget(kTeam);
+  compare(network, 0);
+  EXPECT_EQ(network.node(0).ended(kTeam).code(), Code::kMismatch);
+}
+
+// All ranks of a job may wait at the same time.
+TEST(Flooding, CompareCallsThatAnotherRankHasAskedSendsNothing) {
+  SimulatedNetwork network(4, 4, kHopUs, kHandleUs);
+  for (int rank = 0; rank < network.size(); ++rank) note(network, rank, gather_to(1, 1));
+  compare(network, 5);
+  network.take_traffic();
+  for (int rank = 0; rank < network.size(); ++rank)
+    if (rank != 5) compare(network, rank);
+  EXPECT_EQ(network.take_traffic().bytes, 0u);
+  compare(network, 2);  // the second time it asks itself
+  EXPECT_GT(network.take_traffic().bytes, 0u);
+  compare(network, 3, true);
+  EXPECT_GT(network.take_traffic().bytes, 0u);
 }
 
 TEST(Flooding, NobodyBelievesInItsOwnDeath) {

@@ -12,6 +12,7 @@
 #include "core/base/owned.h"
 #include "core/base/packer.h"
 #include "core/detector/connection.h"
+#include "core/detector/flooding.h"
 #include "core/detector/listener.h"
 #include "core/transport/networks.h"
 
@@ -88,7 +89,7 @@ TEST_F(MutatedBytes, ConnectionTakesMessagesOrEnds) {
     while (connection.next(&message)) {
       taken += encode(message).size();
       EXPECT_GE(message.kind, MessageKind::kInvitation);
-      EXPECT_LE(message.kind, MessageKind::kTable);
+      EXPECT_LE(message.kind, MessageKind::kCompare);
       EXPECT_LE(message.text.size(), kMessageTextBytes);
     }
     EXPECT_TRUE(connection.ended());
@@ -167,6 +168,28 @@ TEST_F(MutatedBytes, ListenerAdmitsNobodyWithoutTheToken) {
   const int before = admitted;
   visit(good);
   EXPECT_EQ(admitted - before, 1);
+}
+
+TEST_F(MutatedBytes, ComparedCallsAreRefusedOrReadInBounds) {
+  std::vector<TransportMember> members(2);
+  CallRecord call = make_record(Collective::kBroadcast, DType::kFloat32, 5,
+                                {Deadline::after(std::chrono::seconds(1))}, 1);
+  call.sequence = 3;
+  std::string records;
+  for (int copy = 0; copy < 3; ++copy)
+    records.append(reinterpret_cast<const char*>(&call), sizeof call);
+  const std::string good = Packer().number(7).text(records).text("rank 1").take();
+  for (int round = 0; round < rounds_; ++round) {
+    Flooding flooding(0, members, {1});
+    flooding.note_call(7, call, {"rank 0", "some group"});
+    Message message = Message::about(MessageKind::kCompare, 1, 1);
+    message.text = mutated(good);
+    const bool is_meant = flooding.take(1, message);
+    // The Team may have ended, with a text that was made from the mutated bytes.
+    const Status ended = flooding.ended(7);
+    EXPECT_TRUE(ended.ok() || (is_meant && ended.code() == Code::kMismatch));
+    EXPECT_LE(ended.message().size(), kMessageTextBytes);
+  }
 }
 
 TEST_F(MutatedBytes, UnpackerStaysInBounds) {

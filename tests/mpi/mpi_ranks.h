@@ -31,6 +31,7 @@ struct Board {
   static constexpr size_t kEntries = 4096;
   static constexpr size_t kRanks = 64;
   static constexpr size_t kTeams = 256;  // whose positions are known at a time
+  static constexpr size_t kCalls = 32;   // of a Team and rank
   struct Entry {
     uint64_t team_id;
     uint64_t unfinished_call;
@@ -45,7 +46,14 @@ struct Board {
   std::atomic<int> entered;
   std::array<std::atomic<int>, kRanks> pids;  // by rank
   std::atomic<uint64_t> teams[kTeams][kRanks], positions[kTeams][kRanks];
-  size_t entry_count;  // guarded by lock
+  struct Calls {
+    uint64_t team_id;
+    uint64_t noted;
+    CallRecord last[kCalls];
+    char name[200], group[200];
+  };
+  Calls calls[kTeams][kRanks];  // guarded by lock
+  size_t entry_count;           // guarded by lock
   Entry entries[kEntries];
 };
 
@@ -130,6 +138,20 @@ class BoardDetector final : public FailureDetector {
     return answers;
   }
   void close_question(uint64_t) override {}
+  void note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) override {
+    BoardLock lock(board_);
+    Board::Calls& calls = calls_of(team_id, rank_);
+    if (calls.team_id != team_id) calls = {.team_id = team_id};
+    std::strncpy(calls.name, caller.name.c_str(), sizeof calls.name - 1);
+    std::strncpy(calls.group, caller.group.c_str(), sizeof calls.group - 1);
+    calls.last[calls.noted++ % Board::kCalls] = call;
+  }
+  // Reads the others' notes instead of asking them.
+  void compare_calls(uint64_t team_id, bool) override {
+    uint64_t number = 0;
+    const std::string mismatch = find_mismatch(team_id, &number);
+    if (!mismatch.empty()) end(team_id, Status(Code::kMismatch, mismatch), number);
+  }
   // A rank has died or left.
   void report(int rank, Code code, bool raised = false) {
     board_.raised[static_cast<size_t>(rank)].store(raised);
@@ -138,6 +160,29 @@ class BoardDetector final : public FailureDetector {
   }
 
  private:
+  // Of the first call that differs.
+  std::string find_mismatch(uint64_t team_id, uint64_t* number) {
+    BoardLock lock(board_);
+    const Board::Calls& own = calls_of(team_id, rank_);
+    std::string mismatch;
+    for (int rank = 0; rank < size_; ++rank) {
+      const Board::Calls& other = calls_of(team_id, rank);
+      if (own.team_id != team_id || other.team_id != team_id) continue;
+      for (const CallRecord& mine : own.last)
+        for (const CallRecord& theirs : other.last) {
+          if (theirs.number() != mine.number() || hash_call(0, theirs) == hash_call(0, mine) ||
+              (!mismatch.empty() && mine.number() >= *number))
+            continue;
+          *number = mine.number();
+          mismatch = rank_ < rank ? describe_mismatch(mine, own.name, theirs, other.name)
+                                  : describe_mismatch(theirs, other.name, mine, own.name);
+        }
+    }
+    return mismatch;
+  }
+  Board::Calls& calls_of(uint64_t team_id, int rank) const {
+    return board_.calls[team_id % Board::kTeams][static_cast<size_t>(rank)];
+  }
   // Neither dead nor stopped.
   static bool runs(int pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");

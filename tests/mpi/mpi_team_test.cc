@@ -473,6 +473,66 @@ TEST(MpiTeam, BothSidesOfADisagreementAreShown) {
   });
 }
 
+// Nobody waits in these gathers, because every rank takes another one for the root. The barrier
+// finds that out and tells of the gather.
+TEST(MpiTeam, DisagreementOfRanksThatDoNotWaitIsShownInTheNextCall) {
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    const float value = 1;
+    const int root = (team.rank() + 1) % team.size();
+    ASSERT_TRUE(team.gather(&value, 1, DType::kFloat32, {}, {}, root, within_ms(60000)).ok());
+    const Status status = team.barrier(within_ms(60000));
+    EXPECT_EQ(status.code(), Code::kMismatch);
+    const std::string expected = "the ranks called different things as call #1: " + job.name_of(0) +
+                                 " called gather(float32[1], root 1), ";
+    EXPECT_EQ(status.message().substr(0, expected.size()), expected);
+  });
+}
+
+// The last rank broadcasts to others that broadcast, too, and so none of them waits for it.
+TEST(MpiTeam, DisagreementBeforeAnExchangeOfBlocksIsShown) {
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    const auto n = static_cast<size_t>(team.size());
+    const int last = team.size() - 1;
+    float value = 1;
+    const int root = team.rank() == last ? last : 0;
+    ASSERT_TRUE(team.broadcast(&value, 1, DType::kFloat32, root, within_ms(60000)).ok());
+    std::vector<float> in(n), out(n);
+    std::vector<const void*> ins;
+    std::vector<void*> outs;
+    for (size_t k = 0; k < n; ++k) {
+      ins.push_back(&in[k]);
+      outs.push_back(&out[k]);
+    }
+    const std::vector<size_t> counts(n, 1);
+    const Status status =
+        team.all_to_all(ins, counts, outs, counts, DType::kFloat32, within_ms(60000));
+    EXPECT_EQ(status.code(), Code::kMismatch);
+    const std::string expected = "the ranks called different things as call #1: ";
+    EXPECT_EQ(status.message().substr(0, expected.size()), expected);
+    EXPECT_NE(status.message().find(job.name_of(last) + " called broadcast(float32[1], root " +
+                                    std::to_string(last) + ")"),
+              std::string::npos)
+        << status.message();
+  });
+}
+
+// Each of two ranks waits for the other's data, and no message tells them that they differ.
+TEST(MpiTeam, DisagreementOfRanksThatWaitForEachOtherIsShown) {
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    float value = 1;
+    const int root = 1 - std::min(team.rank(), 1);
+    Status status = team.broadcast(&value, 1, DType::kFloat32, root, within_ms(60000));
+    if (status.ok()) status = team.barrier(within_ms(60000));
+    EXPECT_EQ(status.code(), Code::kMismatch);
+    const std::string expected = "the ranks called different things as call #1: " + job.name_of(0) +
+                                 " called broadcast(float32[1], root 1), ";
+    EXPECT_EQ(status.message().substr(0, expected.size()), expected);
+  });
+}
+
 TEST(MpiTeam, SplitsThatDoNotFitAreShown) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -715,6 +775,27 @@ TEST(MpiTeam, ExchangeAfterSendersLeftCompletes) {
     });
 }
 
+// A sender is some calls ahead and then waits until the root takes its messages.
+TEST(MpiTeam, GatherToRootThatLeftNamesIt) {
+  on_every_rank(mpi_team())([](Team& team) {
+    Job& job = Job::get();
+    if (team.rank() == 0) {
+      usleep(300'000);
+      job.detector().report(0, Code::kPeerLeft);
+    }
+    if (team.rank() != team.size() - 1) return;
+    const int32_t mine = 0;
+    Status status;
+    int calls = 0;
+    for (; status.ok() && calls < 100; ++calls)
+      status = team.gather(&mine, 1, DType::kInt32, {}, {}, 0, within_ms(60'000));
+    EXPECT_LT(calls, 10);
+    EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
+    EXPECT_NE(status.message().find(job.name_of(0) + " left the group"), std::string::npos)
+        << status.message();
+  });
+}
+
 // A sender that has left without having made the call is waited for some seconds.
 TEST(MpiTeam, GatherWithoutSenderThatLeftNamesIt) {
   on_every_rank(mpi_team())([](Team& team) {
@@ -740,8 +821,8 @@ TEST(MpiTeam, GatherWithoutSenderThatLeftNamesIt) {
   });
 }
 
-// One rank sends what rides, the other expects a stream, and the other way round.
-TEST(MpiTeam, BlocksThatRideOnOneSideAloneAreRefused) {
+// One rank sends a message, the other expects several, and the other way round.
+TEST(MpiTeam, BlocksOfAnotherLengthThanExpectedAreRefused) {
   for (const auto& [sent, expected] : {std::pair<size_t, size_t>{5, 100'000}, {100'000, 5}})
     on_every_rank(mpi_team())([sent, expected](Team& team) {
       const auto n = static_cast<size_t>(team.size());
@@ -754,8 +835,9 @@ TEST(MpiTeam, BlocksThatRideOnOneSideAloneAreRefused) {
         outs.push_back(theirs[k].data());
         counts.push_back(expected);
       }
-      const Status status = team.gather(mine.data(), is_root ? expected : sent, DType::kInt32, outs,
-                                        counts, 0, within_ms(20'000));
+      Status status = team.gather(mine.data(), is_root ? expected : sent, DType::kInt32, outs,
+                                  counts, 0, within_ms(20'000));
+      if (!is_root && status.ok()) status = team.barrier(within_ms(20'000));
       EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
       EXPECT_NE(status.message().find(std::to_string(sent)), std::string::npos) << status.message();
     });
@@ -919,8 +1001,17 @@ MakeTeam hierarchy(const Domains& domains, size_t staging_bytes, const MpiTeamOp
             job.make_team({ranks.begin(), ranks.end()}, options, id + kind + members));
       };
     };
-    auto team = HierarchicalTeam::make(job.rank(), domains, factory(0), factory(4096),
-                                       {"test", staging_bytes});
+    HierarchyOptions options{"test", staging_bytes};
+    options.tell = [&job, id](const Status& cause, uint64_t unfinished_call) {
+      job.detector().end(id, cause, unfinished_call);
+    };
+    options.heard = [&job, id](uint64_t call) { return job.detector().ended(id, call); };
+    options.note_call = [&job, id](const CallRecord& call, bool) {
+      job.detector().note_call(id, call, {"rank " + std::to_string(job.rank()), "test"});
+    };
+    options.compare_calls = [&job, id](bool always) { job.detector().compare_calls(id, always); };
+    auto team =
+        HierarchicalTeam::make(job.rank(), domains, factory(0), factory(4096), std::move(options));
     EXPECT_TRUE(team.ok()) << team.status().message();
     return std::move(team).value();
   };

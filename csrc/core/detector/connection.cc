@@ -38,7 +38,7 @@ Parsed parse(std::string_view bytes, Message* message, size_t* used) {
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.magic != kMagic || header.text_bytes > kMessageTextBytes ||
       header.kind < static_cast<uint16_t>(MessageKind::kInvitation) ||
-      header.kind > static_cast<uint16_t>(MessageKind::kTable) ||
+      header.kind > static_cast<uint16_t>(MessageKind::kCompare) ||
       header.code > static_cast<uint32_t>(Code::kInternal))
     return Parsed::kGarbage;
   *used = sizeof header + header.text_bytes;

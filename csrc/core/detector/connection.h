@@ -37,6 +37,8 @@ enum class MessageKind : uint16_t {
   kAnswer,   // to the rank that asked, by the way the question came: `rank` has, or has not
   // While a group forms.
   kTable,  // a part of the member table of the meeting `id`; `rank` more parts follow
+  // Again of members that are connected.
+  kCompare,  // to all: `rank` has made these calls; a rank that has made others ends the Team
 };
 
 struct Message {

@@ -1,5 +1,6 @@
 // FailureDetector: what the ranks of a transport hear of each other beside the data: who died or
-// left, which Teams have ended and why, and, when one asks, who answers and how far it is.
+// left, which Teams have ended and why, and, when one asks, who answers, how far it is, and whether
+// it has made the same call.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/team/call_record.h"
 #include "core/team/departure.h"
 #include "core/team/team.h"
 
@@ -17,6 +19,12 @@ enum class Progress : uint8_t {
   kSilent,   // nothing so far: it is stopped, cut off, or the answer is on its way
   kBehind,   // it runs, and has not come to the position
   kReached,  // it has
+};
+
+// This rank in a Team, for messages.
+struct Caller {
+  std::string name;  // "rank 3 (pid 7 on host b)"
+  std::string group;
 };
 
 // Thread-safe. Ranks are those of the transport.
@@ -61,6 +69,14 @@ class FailureDetector {
   // What has come, by rank.
   virtual std::vector<Progress> answers(uint64_t question) const = 0;
   virtual void close_question(uint64_t question) = 0;
+
+  // This rank begins a call of the Team, which others may complete without it. The last ones are
+  // kept, also for a while after forget().
+  virtual void note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) = 0;
+  // Asks all, without waiting, whether they have made another call where this rank made one of the
+  // last that it noted. A rank that has, or does so later, ends the Team with kMismatch. Unless
+  // `always`, asks nobody where another rank has asked the same since this one last did.
+  virtual void compare_calls(uint64_t team_id, bool always) = 0;
 };
 
 }  // namespace dscomm

@@ -10,8 +10,19 @@
 namespace dscomm {
 namespace {
 
-// Of others, that answers may still come back for. A question is open for a fraction of a second.
+// Of others: that answers may still come back for, or that may come again by another way, for which
+// a fraction of a second is enough.
 constexpr size_t kQuestions = 4096;
+
+// Calls of a Team that are kept for comparison: a rank may be as far ahead of one that waits.
+// Mostly it is less, as no rank sends another one more than eight messages that are not taken.
+constexpr size_t kCallsKept = 128;
+// Of them, in a question.
+constexpr size_t kCallsAsked = 16;
+static_assert(kCallsAsked * sizeof(CallRecord) + 512 <= kMessageTextBytes);
+// Teams whose calls are kept after they have ended here, and Teams that are asked about before this
+// member has made a call of them.
+constexpr size_t kTeamsKept = 64, kTeamsAsked = 4096;
 
 Status describe_leave(const std::string& name, const Departure& departure) {
   const std::string how = departure.exception ? departure.how() : "has left: it ended in order";
@@ -85,6 +96,43 @@ uint64_t Flooding::ask(uint64_t team_id, uint64_t position) {
   return question;
 }
 
+void Flooding::forget(uint64_t team_id) {
+  positions_.erase(team_id);
+  auto found = calls_.find(team_id);
+  if (found == calls_.end()) return;
+  forgotten_.emplace_back(team_id, std::move(found->second));
+  calls_.erase(found);
+  if (forgotten_.size() > kTeamsKept) forgotten_.pop_front();
+}
+
+bool Flooding::note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) {
+  Calls& calls = calls_[team_id];
+  if (calls.last.empty()) calls.caller = caller;
+  if (calls.last.size() == kCallsKept) calls.last.pop_front();
+  calls.last.push_back(call);
+  calls.is_asked = false;
+  if (calls.ahead.calls.empty()) return false;
+  const bool differs = compare(team_id, calls, calls.ahead);
+  if (differs || calls.ahead.calls.back().number() <= call.number()) calls.ahead = {};
+  return differs;
+}
+
+void Flooding::compare_calls(uint64_t team_id, bool always) {
+  auto found = calls_.find(team_id);
+  if (found == calls_.end() || found->second.last.empty()) return;
+  Calls& calls = found->second;
+  if (std::exchange(calls.is_asked, false) && !always) return;
+  Message message =
+      Message::about(MessageKind::kCompare, rank_, static_cast<uint64_t>(rank_) << 32 | ++asked_);
+  std::string records;
+  for (size_t i = calls.last.size() - std::min(calls.last.size(), kCallsAsked);
+       i < calls.last.size(); ++i)
+    records.append(reinterpret_cast<const char*>(&calls.last[i]), sizeof(CallRecord));
+  message.text =
+      Packer().number(team_id).text(records).text(bounded_text(calls.caller.name, 400)).take();
+  pass_on(rank_, message);
+}
+
 void Flooding::tell_links(const Message& message) { pass_on(rank_, message); }
 
 void Flooding::pass_on(int from, const Message& message) {
@@ -116,6 +164,8 @@ bool Flooding::take(int from, const Message& message) {
       return take_question(from, message);
     case MessageKind::kAnswer:
       return take_answer(message);
+    case MessageKind::kCompare:
+      return take_comparison(from, message);
     default:
       return false;
   }
@@ -185,6 +235,58 @@ bool Flooding::take_question(int from, const Message& message) {
   answer.text = Packer().number(has_reached ? 1 : 0).take();
   send(from, answer);
   return true;
+}
+
+bool Flooding::take_comparison(int from, const Message& message) {
+  Unpacker unpacker(message.text);
+  const uint64_t team_id = unpacker.number();
+  const std::string records = unpacker.text();
+  Question question{message.rank, unpacker.text(), {}};
+  question.calls.resize(records.size() / sizeof(CallRecord));
+  if (!unpacker.whole() || question.calls.empty() || records.size() % sizeof(CallRecord) != 0)
+    return false;
+  std::memcpy(question.calls.data(), records.data(), records.size());
+  if (message.rank == rank_ || !compared_.insert(message.id).second) return true;
+  comparisons_.push_back(message.id);
+  if (comparisons_.size() > kQuestions) {
+    compared_.erase(comparisons_.front());
+    comparisons_.pop_front();
+  }
+  pass_on(from, message);
+  for (const auto& [id, calls] : forgotten_)
+    if (id == team_id) {
+      compare(team_id, calls, question);
+      return true;
+    }
+  if (calls_.size() >= kTeamsAsked && !calls_.contains(team_id))
+    std::erase_if(calls_, [](const auto& entry) { return entry.second.last.empty(); });
+  Calls& calls = calls_[team_id];
+  if (compare(team_id, calls, question)) return true;
+  const uint64_t newest = calls.last.empty() ? 0 : calls.last.back().number();
+  const uint64_t asked = question.calls.back().number();
+  if (asked == newest) calls.is_asked = true;
+  if (asked > newest && (calls.ahead.calls.empty() || asked > calls.ahead.calls.back().number()))
+    calls.ahead = std::move(question);
+  return true;
+}
+
+// Ends the Team if a call differs. The first one is told of: those after it may differ for that
+// reason.
+bool Flooding::compare(uint64_t team_id, const Calls& calls, const Question& question) {
+  for (const CallRecord& theirs : question.calls)
+    for (const CallRecord& mine : calls.last) {
+      if (mine.number() != theirs.number() || hash_call(0, mine) == hash_call(0, theirs)) continue;
+      const std::string& own_name = calls.caller.name;
+      const std::string text = rank_ < question.rank
+                                   ? describe_mismatch(mine, own_name, theirs, question.name)
+                                   : describe_mismatch(theirs, question.name, mine, own_name);
+      end(team_id,
+          Status(Code::kMismatch,
+                 text + " (first seen by " + own_name + " in group '" + calls.caller.group + "')"),
+          theirs.number());
+      return true;
+    }
+  return false;
 }
 
 bool Flooding::take_answer(const Message& message) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,10 +39,13 @@ class Flooding {
   // What this process does. end() returns whether that was new.
   bool end(uint64_t team_id, const Status& cause, uint64_t unfinished_call = 0);
   void note_position(uint64_t team_id, uint64_t position) { positions_[team_id] = position; }
-  void forget(uint64_t team_id) { positions_.erase(team_id); }
+  void forget(uint64_t team_id);
   uint64_t ask(uint64_t team_id, uint64_t position);
   const std::vector<Progress>& answers(uint64_t question) const { return open_.at(question); }
   void close_question(uint64_t question) { open_.erase(question); }
+  // Returns whether the call differs from one that another member asked about: the Team has ended.
+  bool note_call(uint64_t team_id, const CallRecord& call, const Caller& caller);
+  void compare_calls(uint64_t team_id, bool always);
   // To all that it is linked to, and no further.
   void tell_links(const Message& message);
 
@@ -61,6 +65,7 @@ class Flooding {
   bool take_gone(int from, const Message& message);
   bool take_question(int from, const Message& message);
   bool take_answer(const Message& message);
+  bool take_comparison(int from, const Message& message);
 
   const int rank_;
   const std::vector<TransportMember>& members_;
@@ -76,12 +81,29 @@ class Flooding {
     Status cause;
     uint64_t unfinished_call = 0;  // the first, on any rank that ended it
   };
-  std::map<uint64_t, End> ended_;                   // by Team
-  std::map<uint64_t, uint64_t> positions_;          // by Team, of this process
-  std::map<uint64_t, std::vector<Progress>> open_;  // questions of this process
-  uint64_t asked_ = 0;                              // questions of this process so far
-  std::map<uint64_t, int> way_back_;                // from questions of others
-  std::deque<uint64_t> heard_;                      // in way_back_, the oldest first
+  std::map<uint64_t, End> ended_;           // by Team
+  std::map<uint64_t, uint64_t> positions_;  // by Team, of this process
+  // The last calls of another member, the newest at the end.
+  struct Question {
+    int rank = -1;
+    std::string name;
+    std::vector<CallRecord> calls;
+  };
+  struct Calls {
+    Caller caller;
+    std::deque<CallRecord> last;  // the newest at the end
+    Question ahead;               // of a member that is further; none: it has no calls
+    bool is_asked = false;        // another member has asked about the newest call
+  };
+  bool compare(uint64_t team_id, const Calls& calls, const Question& question);
+  std::map<uint64_t, Calls> calls_;                   // by Team, of this process
+  std::deque<std::pair<uint64_t, Calls>> forgotten_;  // the oldest first
+  std::set<uint64_t> compared_;                       // comparisons that have come
+  std::deque<uint64_t> comparisons_;                  // the same, the oldest first
+  std::map<uint64_t, std::vector<Progress>> open_;    // questions of this process
+  uint64_t asked_ = 0;                                // questions of this process so far
+  std::map<uint64_t, int> way_back_;                  // from questions of others
+  std::deque<uint64_t> heard_;                        // in way_back_, the oldest first
   std::vector<std::pair<int, std::string>> outbox_;
 };
 

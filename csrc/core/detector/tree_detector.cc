@@ -175,6 +175,23 @@ void TreeDetector::close_question(uint64_t question) {
   flooding_.close_question(question);
 }
 
+void TreeDetector::note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!flooding_.note_call(team_id, call, caller)) return;
+    publish();
+  }
+  send_now();
+}
+
+void TreeDetector::compare_calls(uint64_t team_id, bool always) {
+  {
+    std::lock_guard lock(mutex_);
+    flooding_.compare_calls(team_id, always);
+  }
+  send_now();
+}
+
 void TreeDetector::outlast(std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);

@@ -53,6 +53,8 @@ class TreeDetector final : public FailureDetector {
   uint64_t ask(uint64_t team_id, uint64_t position) override;
   std::vector<Progress> answers(uint64_t question) const override;
   void close_question(uint64_t question) override;
+  void note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) override;
+  void compare_calls(uint64_t team_id, bool always) override;
 
   // A group of this process has such a timeout: connections, of all members, stay for as long
   // although nothing is heard over them. A shorter one than before changes nothing. Does not block.

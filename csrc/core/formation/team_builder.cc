@@ -134,6 +134,17 @@ class TeamBuilder {
       DSCOMM_RETURN_IF_ERROR(transport->detector().ended(id, call));
       return transport->detector().cut_off(in_transport, kCutOffGraceNs);
     };
+    // Runs when the Team is gone, and note_call with it.
+    std::shared_ptr<void> forgets(nullptr, [transport = made_.transport, id = team_id("hosts")](
+                                               void*) { transport->detector().forget(id); });
+    hierarchy.note_call = [transport = made_.transport, id = team_id("hosts"), forgets,
+                           caller = Caller{names_of({&request_.rank, 1}).front(), request_.name}](
+                              const CallRecord& call, bool) {
+      transport->detector().note_call(id, call, caller);
+    };
+    hierarchy.compare_calls = [transport = made_.transport, id = team_id("hosts")](bool always) {
+      transport->detector().compare_calls(id, always);
+    };
     DSCOMM_ASSIGN_OR_RETURN(made_.team, HierarchicalTeam::make(request_.rank, hosts, inner, outer,
                                                                std::move(hierarchy)));
     return {};

@@ -57,7 +57,7 @@ CallRecord as_piece(const CallRecord& call, const CallOptions& options) {
   if (options.whole == nullptr) return call;
   CallRecord piece = *options.whole;
   piece.whole = options.whole->number();
-  piece.digest = mix_hash(options.whole->digest, hash_call(0, call));
+  piece.digest = mix_hash(mix_hash(options.whole->digest, options.history), hash_call(0, call));
   return piece;
 }
 
@@ -94,11 +94,13 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
                               const CallRecord& theirs, const std::string& their_name) {
   const std::string my_text = describe_call(mine);
   std::string their_text = describe_call(theirs);
-  if (my_text == their_text)
-    their_text += mine.number() != theirs.number() ? " as call #" + std::to_string(theirs.number())
-                  : mine.is_planned                ? " under another match_id"
-                                                   : " with other counts for the ranks";
-  return "the ranks called different things as call #" + std::to_string(mine.number()) + ": " +
+  if (mine.number() != theirs.number())
+    their_text += " as call #" + std::to_string(theirs.number());
+  else if (my_text == their_text)
+    their_text += mine.is_planned   ? " under another match_id"
+                  : mine.whole != 0 ? " with other counts for the ranks, or after other calls"
+                                    : " with other counts for the ranks";
+  return kDifferentCalls + std::string(" as call #") + std::to_string(mine.number()) + ": " +
          my_name + " called " + my_text + ", " + their_name + " called " + their_text +
          "; every rank must make the same calls in the same order";
 }

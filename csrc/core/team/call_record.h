@@ -27,7 +27,8 @@ struct CallRecord {
   uint32_t part = 0, part_count = 1;
   uint64_t digest = 0;  // of what must agree but does not fit here
   // Not 0: a piece of the call of that number in a Team that is composed of this one. The fields
-  // above tell of that call, because it is what its caller knows; `digest` holds the piece's too.
+  // above tell of that call, because it is what its caller knows; `digest` holds the piece's too,
+  // and CallOptions::history.
   uint64_t whole = 0;
 
   // By which people know the call.
@@ -54,6 +55,8 @@ uint64_t hash_text(std::string_view text);  // never 0
 // "all_reduce(float32[1024], SUM)"
 std::string describe_call(const CallRecord& call);
 
+// How describe_mismatch() begins.
+inline constexpr char kDifferentCalls[] = "the ranks called different things";
 // Of two calls that differ: "the ranks called different things as call #3: A called X, B called Y;
 // ...". `mine` and `theirs` are made by ranks of these names.
 std::string describe_mismatch(const CallRecord& mine, const std::string& my_name,

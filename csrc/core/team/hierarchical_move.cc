@@ -243,8 +243,8 @@ Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
 }
 
 // Blocks between ranks of one domain go inside, those between ranks of different domains directly
-// from one to the other. While the first of these travel, the call inside is made, and the domains
-// agree.
+// from one to the other. While the first of these travel, the call inside is made and, without
+// HierarchyOptions::compare_calls, the domains agree.
 std::vector<size_t> HierarchicalTeam::inside(std::span<const size_t> counts) const {
   std::vector<size_t> chosen;
   for (int rank : members())
@@ -268,11 +268,10 @@ std::vector<Pointer> HierarchicalTeam::inside(std::span<Pointer const> blocks) c
 template <typename CallInner, typename CallDirect>
 Status HierarchicalTeam::exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
                                          const CallDirect& call_direct) {
-  const CallOptions across = later(piece, 1);
   const std::function<Status()> agree = [&]() -> Status {
-    if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).begin_barrier(across));
     DSCOMM_RETURN_IF_ERROR(call_inner());
-    return index_ == 0 ? outer(0).barrier(across) : Status();
+    if (index_ != 0 || options_.compare_calls) return {};
+    return outer(0).barrier(later(piece, 1));
   };
   CallOptions options = later(piece, 2);
   options.domains = &domain_of_;
@@ -281,6 +280,11 @@ Status HierarchicalTeam::exchange_blocks(const CallOptions& piece, const CallInn
   else
     DSCOMM_RETURN_IF_ERROR(agree());
   return call_direct(options);
+}
+
+// Inside a domain whose blocks all go elsewhere.
+Status HierarchicalTeam::agree_inside(const CallOptions& piece) {
+  return options_.compare_calls ? Status() : inner_->barrier(piece);
 }
 
 Status HierarchicalTeam::run_gather(const void* in, size_t count, DType dtype,
@@ -292,7 +296,7 @@ Status HierarchicalTeam::run_gather(const void* in, size_t count, DType dtype,
       [&] {
         return is_here ? inner_->gather(in, count, dtype, inside(outs), inside(out_counts),
                                         index_of(root), piece)
-                       : inner_->barrier(piece);
+                       : agree_inside(piece);
       },
       [&](const CallOptions& options) {
         return direct_->gather(in, is_here ? 0 : count, dtype, outs, outside(out_counts), root,
@@ -309,7 +313,7 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
       [&] {
         return is_here ? inner_->scatter(inside(ins), inside(in_counts), out, count, dtype,
                                          index_of(root), piece)
-                       : inner_->barrier(piece);
+                       : agree_inside(piece);
       },
       [&](const CallOptions& options) {
         return direct_->scatter(ins, outside(in_counts), out, is_here ? 0 : count, dtype, root,

@@ -4,6 +4,7 @@
 #include "core/team/hierarchical_team.h"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
 #include <numeric>
 
@@ -12,6 +13,10 @@
 
 namespace dscomm {
 namespace {
+
+// As long as a rank that runs may need to answer.
+constexpr std::chrono::milliseconds kDifferenceWait{150};
+constexpr int64_t kHearEveryNs = 1'000'000;
 
 Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
   size_t rank_count = 0;
@@ -159,8 +164,23 @@ Status HierarchicalTeam::end(const Status& status) {
     finished_calls_.store(sequence_, std::memory_order_relaxed);  // orders nothing
     return status;
   }
-  abort(status);
+  abort(first_difference(status));
   return cause_.get();
+}
+
+// The piece of a call shows a difference, but the first difference may be in an earlier call, which
+// this rank finished without the others. The ranks at fault have a moment to report it.
+Status HierarchicalTeam::first_difference(const Status& found) {
+  if (!found.message().starts_with(kDifferentCalls) || !options_.compare_calls ||
+      !cause_.get().ok())
+    return found;
+  options_.compare_calls(true);
+  const Deadline limit = Deadline::after(kDifferenceWait);
+  while (!limit.expired()) {
+    if (Status heard = options_.heard(kAnyCall); !heard.ok()) return heard;
+    limit.nap(kHearEveryNs);
+  }
+  return found;
 }
 
 void HierarchicalTeam::abort(const Status& cause) {
@@ -218,6 +238,10 @@ CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOption
   options.deadline.expired();  // starts the clock that all pieces share
   CallOptions piece = options;
   piece.whole = &whole_;
+  if (options.whole == nullptr) {
+    piece.history = history_;
+    history_ = hash_call(history_, whole_);
+  }
   piece.domains = nullptr;  // of the Team that composes this one
   piece.meanwhile = nullptr;
   if (piece.composer == nullptr) piece.composer = this;  // the outermost, which asks all below

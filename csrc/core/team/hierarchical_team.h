@@ -42,6 +42,12 @@
 // the cause. A rank that waits for none of those that disagree (a broadcast's root, a sender of a
 // gather) may have returned by then. It learns the cause in its next call, as in any Team.
 //
+// Where ranks that wait for long have all compare their calls (HierarchyOptions::compare_calls),
+// calls that use the direct Team leave slice 0 out, and so do domains without the root with their
+// inner Team. Then, and in small broadcasts and reduces among few domains, only ranks that exchange
+// data compare the call at once; the others find out in a later call, which carries a hash of those
+// before it (CallOptions::history).
+//
 // Time. Who waits in a later step of a call may wait for a rank that waits in an earlier one, and
 // that one knows better who is at fault. So every step gives up a little after the one before it:
 // the first timeout is that of a rank that waits for the rank at fault, and the others hear of it.
@@ -95,6 +101,9 @@ struct HierarchyOptions {
   // For ranks that meet in no Team, to compare their calls: told of each call before its first
   // piece, and whether this rank needs what every other one puts in.
   std::function<void(const CallRecord& call, bool reads_all)> note_call = {};
+  // See Team::compare_calls(); goes together with `heard`. With it the domains need not agree in
+  // calls in which ranks wait only for those whose data they need.
+  std::function<void(bool always)> compare_calls = {};
 };
 
 class HierarchicalTeam final : public Team {
@@ -144,6 +153,9 @@ class HierarchicalTeam final : public Team {
   Status leave() override;
   Status death() override;
   Status look(uint64_t call) override;
+  void compare_calls(bool always) override {
+    if (options_.compare_calls) options_.compare_calls(always);
+  }
   void set_composer(const Team* composer) override;
   uint64_t finished_calls() const override {
     return finished_calls_.load(std::memory_order_relaxed);  // orders nothing
@@ -172,6 +184,7 @@ class HierarchicalTeam final : public Team {
   // failure.
   Status begin(const CallOptions& options);
   Status end(const Status& status);
+  Status first_difference(const Status& found);
   // The options of every piece of a call, which hold until the next one begins.
   CallOptions pieces_of(const CallRecord& call, const CallOptions& options);
   // As `piece`, for a sub-call that comes `steps` steps later; see "Time".
@@ -236,6 +249,7 @@ class HierarchicalTeam final : public Team {
   std::vector<Pointer> inside(std::span<Pointer const> blocks) const;
   std::vector<size_t> inside(std::span<const size_t> counts) const;
   std::vector<size_t> outside(std::span<const size_t> counts) const;
+  Status agree_inside(const CallOptions& piece);
   template <typename CallInner, typename CallDirect>
   Status exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
                          const CallDirect& call_direct);
@@ -274,6 +288,7 @@ class HierarchicalTeam final : public Team {
   std::vector<Slice> led_;        // ascending by index
   std::unique_ptr<Team> direct_;  // of all ranks
   std::vector<Team*> teams_;      // all of these, in the order in which they were made
+  uint64_t history_ = 0;          // see CallOptions
   FirstCause cause_;
   std::atomic<uint64_t> finished_calls_{0};
   bool has_left_ = false;

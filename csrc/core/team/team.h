@@ -59,6 +59,9 @@ struct CallOptions {
   // of what members must agree on, because pieces may look alike though the calls they belong to
   // differ, and what errors show.
   const CallRecord* whole = nullptr;
+  // With it: a hash of the calls before `whole`, which members must also agree on. A rank that
+  // needs no data from others may have finished a call in which they differ.
+  uint64_t history = 0;
   // And itself: what ends it ends this call, whose waits ask look() now and then. Who waits in one
   // of its Teams may hear of a fault only through another one.
   Team* composer = nullptr;
@@ -66,8 +69,8 @@ struct CallOptions {
   // a broadcast. The same count on all ranks.
   const Chunks* chunks = nullptr;
   // For a gather, a scatter or an all_to_all: the domain of each rank, or null. Ranks of one domain
-  // exchange no elements in this call. Other Teams compare the call inside and between the domains,
-  // so this Team may compare only ranks that exchange elements, and wait only for these.
+  // exchange no elements in this call. Other Teams compare the call inside the domains, so this
+  // Team may compare only ranks that exchange elements, and wait only for these.
   const std::vector<int>* domains = nullptr;
   // For a Team that takes_chunks(), with `domains`; may be null. Called once, on the calling
   // thread, after this rank has begun to send and before it waits, unless the call has failed by
@@ -151,12 +154,10 @@ class Team {
 
   // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
 
-  // Begins a barrier(), without waiting, if the Team can do that. The next call is that barrier(),
-  // with the same options, which live until it returns.
-  virtual Status begin_barrier(const CallOptions& options) {
-    (void)options;
-    return {};
-  }
+  // Of the outermost Team, from the thread of the call in progress: asks the other members, without
+  // waiting, whether their last calls, this one included, differ from this rank's, which ends the
+  // Team; see FailureDetector::compare_calls(). Does nothing if the Team cannot.
+  virtual void compare_calls(bool always) { (void)always; }
   // Whether CallOptions::chunks and CallOptions::meanwhile are heeded.
   virtual bool takes_chunks() const { return false; }
   // Length of the messages that carry long data; 0: any.
