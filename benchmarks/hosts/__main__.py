@@ -14,8 +14,9 @@ meet the same noise. gloo is in every job, because its threads slow down the oth
 dscomm over one of the libraries, --ours.
 
 Ranks meet before each call, so that none runs ahead. Of each call the slowest rank counts. A time
-is the median of the calls of a job, and then the median of the jobs. Sizes are counted as
-deepspeed_comm.bench counts them.
+is the median of the calls of a job, and then the median of the jobs. Calls of up to 128 KiB are
+made five times as often as --rounds says; those from 4 MiB on over wires of up to 1,000 Mbit/s only
+three times in all. Sizes are counted as deepspeed_comm.bench counts them.
 
 The overlap of communication and compute (overlap.py) is measured on 2 hosts of 2 ranks, of dscomm
 over --ours and of gloo.
@@ -97,7 +98,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="bytes")
     parser.add_argument("--mpis", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--ours", choices=LIBRARIES, default="debian", help="what dscomm is over")
-    parser.add_argument("--rounds", type=int, default=9, help="calls of each kind, in all passes")
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="calls of each kind, in all passes; see above"
+    )
     parser.add_argument("--passes", type=int, default=3, help="turns of each MPI library")
     parser.add_argument("--unchecked", action="store_true", help="verify no results: quicker")
     parser.add_argument("--overlap-wires", nargs="*", type=int, default=[0, 1_000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -22,6 +23,10 @@ from benchmarks.hosts.libraries import Library  # noqa: E402
 
 RANK = str(Path(__file__).with_name("rank.py"))
 LIMIT_S = 3600.0  # of a job
+# Short calls scatter most and cost least, so more of them are made; of those that take long over a
+# slow wire, few.
+SHORT_BYTES, SHORT_TIMES = 128 << 10, 5
+LONG_BYTES, LONG_ROUNDS, SLOW_MBIT = 4 << 20, 3, 1_000
 
 # By collective, bytes and column ("dscomm debian", "mpi mpich", "gloo"): the median time in us.
 Times = dict[str, dict[str, dict[str, float]]]
@@ -47,20 +52,35 @@ def measure(
     count: int, local: int, wire: int, libraries: dict[str, Library], options: argparse.Namespace
 ) -> Table:
     """In each pass the libraries take turns; a time is the median of those of the jobs."""
+    is_slow = 0 < wire <= SLOW_MBIT
+    groups: dict[int, list[int]] = defaultdict(list)  # sizes by calls
+    for size in options.sizes:
+        calls = options.rounds * SHORT_TIMES if size <= SHORT_BYTES else options.rounds
+        groups[min(LONG_ROUNDS, calls) if is_slow and size >= LONG_BYTES else calls].append(size)
     of_jobs: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder, Hosts(count, Path(folder)) as hosts:
         if wire:
             hosts.limit(wire)
         placement = [host for host in range(count) for _ in range(local)]
         for number in range(options.passes):
-            for name, library in libraries.items():
-                rows = Path(folder, f"rows-{name}-{number}.csv")
-                flags = [*options.collectives, "-n", str(-(-options.rounds // options.passes))]
-                flags += ["-w", "2", "--touch", "--csv", str(rows)]
+            for (calls, sizes), (name, library) in itertools.product(
+                groups.items(), libraries.items()
+            ):
+                rows = Path(folder, f"rows-{name}-{calls}-{number}.csv")
+                # A barrier has no size, and is measured with the first.
+                collectives = [
+                    kind
+                    for kind in options.collectives
+                    if kind != "barrier" or options.sizes[0] in sizes
+                ]
+                if not collectives:
+                    continue
+                flags = [*collectives, "-n", str(-(-calls // options.passes))]
+                flags += ["-w", "2" if calls > LONG_ROUNDS else "1", "--touch", "--csv", str(rows)]
                 # Once for each library is enough.
                 flags += ["-c", "0" if options.unchecked or number > 0 else "1"]
                 flags += ["--backend", "dscomm", "gloo"]
-                run(hosts, placement, library, "times", json.dumps(options.sizes), *flags)
+                run(hosts, placement, library, "times", json.dumps(sizes), *flags)
                 with rows.open() as file:
                     for row in csv.DictReader(file):
                         contender = row["backend"]
