@@ -257,7 +257,7 @@ Status MpiTeam::start_lead(const LeadWay& way) {
     if (is_own) head_lead(slot_to(k));
     const size_t bytes =
         heading_bytes() + (is_own ? riding_bytes_to_[static_cast<size_t>(k)] : riding_bytes_);
-    const bool waits = way.is_one_way() && awaits_receipt(k, bytes);
+    const bool waits = way.is_one_way() && note_sent(k, bytes);
     DSCOMM_RETURN_IF_ERROR(check("MPI_Isend", [&] {
       return (waits ? MPI_Issend : MPI_Isend)(is_own ? slot_to(k) : slot(0),
                                               static_cast<int>(bytes), MPI_BYTE, k, kLeadTag,
@@ -298,9 +298,8 @@ Status MpiTeam::differs(const CallRecord& theirs, int rank) {
   DSCOMM_RETURN_IF_ERROR(find_difference(true));
   if (describe_call(theirs) == describe_call(call_) && theirs.number() == call_.number())
     return fail(Code::kMismatch, explain_lost_difference(call_));
-  const std::string mine = name_of(rank_), other = name_of(rank);
-  return fail(Code::kMismatch, rank_ < rank ? describe_mismatch(call_, mine, theirs, other)
-                                            : describe_mismatch(theirs, other, call_, mine));
+  return fail(Code::kMismatch,
+              describe_mismatch({rank_, call_, name_of(rank_)}, {rank, theirs, name_of(rank)}));
 }
 
 Status MpiTeam::find_difference(bool asks) {

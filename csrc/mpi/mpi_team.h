@@ -325,10 +325,10 @@ class MpiTeam final : public Team {
   // Has all compare their last calls, or leaves that to another rank, and waits a moment for the
   // result.
   Status find_difference(bool asks);
-  // Of a message that goes to a rank which need not have answered those before: whether it is to
+  // Counts a message to a rank that need not have answered those before. Returns whether it is to
   // complete only when its receive is posted. MPI buffers messages without a posted receive; this
   // bounds how many, and how many bytes, a rank may leave there.
-  bool awaits_receipt(int rank, size_t bytes) {
+  bool note_sent(int rank, size_t bytes) {
     size_t& unread = unread_bytes_[static_cast<size_t>(rank)];
     unread += std::max(bytes, kMostUnread / kSendsAhead);
     return unread >= kMostUnread;
@@ -411,7 +411,7 @@ class MpiTeam final : public Team {
   static constexpr size_t kInFlight = 4;  // rounds
   static constexpr size_t kSendsAhead = 8;
   static constexpr size_t kMostUnread = size_t{128} << 10;
-  std::vector<size_t> unread_bytes_;  // by rank; see awaits_receipt()
+  std::vector<size_t> unread_bytes_;  // by rank; see note_sent()
   std::array<MpiStaging, kInFlight> staging_;
   // By plan, count, dtype and op; a factor is applied before the wire.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;

@@ -68,14 +68,15 @@ Status MpiTeam::Exchange::run() {
   }
   if (meanwhile_ != nullptr) DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
   team_.note_arrival();  // as nothing has been taken in meanwhile
-  receives_any_ = headings_left_ > 0;
   // Nothing that others wait for depends on what comes here.
-  const bool only_sends = !receives_any_;
+  const bool only_sends = headings_left_ == 0;
   if (meanwhile_ != nullptr || only_sends)
     team_.detector_.note_position(team_.options_.id,
                                   team_.position(only_sends ? Place::kMoving : Place::kEntering));
   while (in_flight_ > 0) {
-    DSCOMM_RETURN_IF_ERROR(wait_for_some());
+    // The receivers of a rank that only sends may not have come to this call.
+    const bool have_come = !only_sends && headings_left_ == 0;
+    DSCOMM_RETURN_IF_ERROR(wait_for_some(have_come ? Place::kMoving : Place::kEntering));
     DSCOMM_RETURN_IF_ERROR(fill());
   }
   staging.requests.clear();
@@ -148,7 +149,7 @@ Status MpiTeam::Exchange::send(size_t place) {
   const size_t bytes = bytes_of(partner.in_count, message);
   if (bytes > 0) std::memcpy(data, partner.in + message * piece_bytes_, bytes);
   const auto sent = static_cast<int>(static_cast<size_t>(data - at(place)) + bytes);
-  const bool waits = team_.awaits_receipt(partner.rank, static_cast<size_t>(sent));
+  const bool waits = team_.note_sent(partner.rank, static_cast<size_t>(sent));
   uses_[place].waits = waits;
   partner.waiting += waits;
   return team_.check("MPI_Isend", [&] {
@@ -157,7 +158,7 @@ Status MpiTeam::Exchange::send(size_t place) {
   });
 }
 
-Status MpiTeam::Exchange::wait_for_some() {
+Status MpiTeam::Exchange::wait_for_some(Place of_call) {
   int done = 0;
   const auto poll = [&]() -> Result<bool> {
     const int code = guarded([&] {
@@ -167,9 +168,7 @@ Status MpiTeam::Exchange::wait_for_some() {
     if (code != MPI_SUCCESS) return mpi_error("MPI_Testsome", code);
     return done > 0;
   };
-  // The receivers of a rank that only sends may not have come to this call.
-  const bool have_come = receives_any_ && headings_left_ == 0;
-  DSCOMM_RETURN_IF_ERROR(team_.wait_with(poll, have_come ? Place::kMoving : Place::kEntering));
+  DSCOMM_RETURN_IF_ERROR(team_.wait_with(poll, of_call));
   team_.note_arrival();
   in_flight_ -= static_cast<size_t>(done);
   // Headings first, because they determine the lengths of the other messages.

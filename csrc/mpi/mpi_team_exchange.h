@@ -49,7 +49,7 @@ class MpiTeam::Exchange {
   Status fill();
   Status receive(size_t place);
   Status send(size_t place);
-  Status wait_for_some();
+  Status wait_for_some(Place of_call);
   Status take(size_t place, const MPI_Status& status);
   Status compare(const Partner& partner, const Heading& heading);
   Status wrong_length(const Partner& partner);
@@ -75,7 +75,6 @@ class MpiTeam::Exchange {
   size_t messages_ = 0;   // of all streams
   size_t in_flight_ = 0;  // of them
   size_t headings_left_ = 0;
-  bool receives_any_ = false;
   std::vector<int> done_ = std::vector<int>(2 * places_);
   std::vector<MPI_Status> statuses_ = std::vector<MPI_Status>(2 * places_);
 };

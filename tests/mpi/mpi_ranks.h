@@ -174,8 +174,7 @@ class BoardDetector final : public FailureDetector {
               (!mismatch.empty() && mine.number() >= *number))
             continue;
           *number = mine.number();
-          mismatch = rank_ < rank ? describe_mismatch(mine, own.name, theirs, other.name)
-                                  : describe_mismatch(theirs, other.name, mine, own.name);
+          mismatch = describe_mismatch({rank_, mine, own.name}, {rank, theirs, other.name});
         }
     }
     return mismatch;

@@ -277,9 +277,8 @@ bool Flooding::compare(uint64_t team_id, const Calls& calls, const Question& que
     for (const CallRecord& mine : calls.last) {
       if (mine.number() != theirs.number() || hash_call(0, mine) == hash_call(0, theirs)) continue;
       const std::string& own_name = calls.caller.name;
-      const std::string text = rank_ < question.rank
-                                   ? describe_mismatch(mine, own_name, theirs, question.name)
-                                   : describe_mismatch(theirs, question.name, mine, own_name);
+      const std::string text =
+          describe_mismatch({rank_, mine, own_name}, {question.rank, theirs, question.name});
       end(team_id,
           Status(Code::kMismatch,
                  text + " (first seen by " + own_name + " in group '" + calls.caller.group + "')"),

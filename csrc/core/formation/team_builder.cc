@@ -135,9 +135,11 @@ class TeamBuilder {
       return transport->detector().cut_off(in_transport, kCutOffGraceNs);
     };
     // Runs when the Team is gone, and note_call with it.
-    std::shared_ptr<void> forgets(nullptr, [transport = made_.transport, id = team_id("hosts")](
-                                               void*) { transport->detector().forget(id); });
-    hierarchy.note_call = [transport = made_.transport, id = team_id("hosts"), forgets,
+    std::shared_ptr<void> forget_at_end(
+        nullptr, [transport = made_.transport, id = team_id("hosts")](void*) {
+          transport->detector().forget(id);
+        });
+    hierarchy.note_call = [transport = made_.transport, id = team_id("hosts"), forget_at_end,
                            caller = Caller{names_of({&request_.rank, 1}).front(), request_.name}](
                               const CallRecord& call, bool) {
       transport->detector().note_call(id, call, caller);

@@ -105,4 +105,9 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
          "; every rank must make the same calls in the same order";
 }
 
+std::string describe_mismatch(const CallOfRank& one, const CallOfRank& other) {
+  if (other.rank < one.rank) return describe_mismatch(other, one);
+  return describe_mismatch(one.call, one.name, other.call, other.name);
+}
+
 }  // namespace dscomm

@@ -61,5 +61,13 @@ inline constexpr char kDifferentCalls[] = "the ranks called different things";
 // ...". `mine` and `theirs` are made by ranks of these names.
 std::string describe_mismatch(const CallRecord& mine, const std::string& my_name,
                               const CallRecord& theirs, const std::string& their_name);
+// A rank's call, for the next function.
+struct CallOfRank {
+  int rank;
+  const CallRecord& call;
+  const std::string& name;
+};
+// The same with the lower rank first, so that both ranks make the same text.
+std::string describe_mismatch(const CallOfRank& one, const CallOfRank& other);
 
 }  // namespace dscomm
