@@ -106,13 +106,24 @@ def test_what_stages_report(stages: ModuleType, capsys: pytest.CaptureFixture[st
         program = "sum(range(10**6)); print('said')"
         return run.call(sys.executable, "-c", program, env={"HOME": None})
 
+    def fails(run: Any) -> int:
+        reasons = (
+            f'<failure message="{"x" * 5000} was 4"/>',
+            "<failure/><system-out>ran</system-out>",
+        )
+        cases = "".join(
+            f'<testcase name="t{k}">{reason}</testcase>' for k, reason in enumerate(reasons)
+        )
+        run.result_file().write_text(f"<testsuite>{cases}</testsuite>")
+        return run.call("sh", "-c", "exit 3")
+
     def skipped(run: Any) -> int:
         run.report.skip("a part", "it needs a moon")
         return stages.SKIPPED
 
     chosen = [
         stages.Stage("passes", stages.ORDINARY, passes),
-        stages.Stage("fails", stages.ORDINARY, lambda run: run.call("sh", "-c", "exit 3")),
+        stages.Stage("fails", stages.ORDINARY, fails),
         stages.Stage("is not there", stages.ORDINARY, lambda run: 1 // 0),
         stages.Stage("skipped", stages.ORDINARY, skipped),
     ]
@@ -126,7 +137,10 @@ def test_what_stages_report(stages: ModuleType, capsys: pytest.CaptureFixture[st
         "skipped": "skipped",
     }
     assert report.failures == 2 and report.skips == ["a part: it needs a moon"]
-    assert stages.slowest_tests(files) == [(9.5, "a::slow"), (0.5, "a::quick")]
+    assert stages.slowest_tests(files)[:2] == [(9.5, "a::slow"), (0.5, "a::quick")]
+    (first, reason), second = stages.failed_tests(files)
+    assert first == "t0" and reason.startswith("xxx") and reason.endswith("x was 4")
+    assert len(reason) < 2500 and second == ("t1", "ran")
     output = capsys.readouterr().out
     assert "=== passes\nsaid\n=== passes: passed, " in output
     assert "ZeroDivisionError" in output and "=== a part: skipped, it needs a moon" in output
