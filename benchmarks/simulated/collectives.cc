@@ -2,12 +2,13 @@
 // SMPI, beside MPI's own. Every rank is a simulated process; times are those of the simulated
 // network, and computing takes none. Started by benchmarks/simulated/run.
 //
-//   collectives RANKS_OF_A_HOST COLLECTIVE BYTES...
+//   collectives RANKS_OF_A_HOST COLLECTIVE CHECKED BYTES...
 //
 // COLLECTIVE is all_reduce, reduce_scatter or all_gather. Bytes are those of the whole: of what all
-// ranks have together in the last two. All is float32 and SUM, and results are checked. Between the
-// ranks of one host MpiTeam stands in for shared memory.
-// A line: ranks, bytes, and us of MPI's own, of MpiTeam and of HierarchicalTeam; with one rank on
+// ranks have together in the last two. All is float32 and SUM. CHECKED is 1: results are checked;
+// or 0: all ranks, which are threads of one process, use the same buffers, so that many hosts fit
+// into this machine's memory. Between the ranks of one host MpiTeam stands in for shared memory. A
+// line: ranks, bytes, and us of MPI's own, of MpiTeam and of HierarchicalTeam; with one rank on
 // each host there is no last one, and MpiTeam's time is there again.
 
 #include <mpi.h>
@@ -58,22 +59,30 @@ float value(size_t element, size_t rank) { return static_cast<float>((element + 
 
 // One call's buffers on a rank: of some `count` elements.
 struct Buffers {
-  Buffers(size_t ranks, size_t rank, size_t count, bool has_parts)
-      : part_count(std::max<size_t>(count / ranks, 1)),
-        given(has_parts ? part_count * ranks : std::max<size_t>(count, 1)),
-        all(given.size()),
+  Buffers(size_t ranks, size_t rank, size_t elements, bool has_parts, bool is_checked)
+      : part_count(std::max<size_t>(elements / ranks, 1)),
+        count(has_parts ? part_count * ranks : std::max<size_t>(elements, 1)),
+        is_checked(is_checked),
         counts(ranks, part_count) {
+    static std::vector<float> shared;
+    std::vector<float>& memory = is_checked ? own : shared;
+    if (memory.size() != 2 * count) memory.assign(2 * count, 0);
+    given = memory.data();
+    all = given + count;
     const size_t part = part_count;
-    for (size_t i = 0; i < given.size(); ++i) given[i] = value(i, rank);
+    if (is_checked)
+      for (size_t i = 0; i < count; ++i) given[i] = value(i, rank);
     if (!has_parts) return;
     for (size_t k = 0; k < counts.size(); ++k) {
-      ins.push_back(given.data() + k * part);
-      outs.push_back(all.data() + k * part);
+      ins.push_back(given + k * part);
+      outs.push_back(all + k * part);
     }
   }
 
-  size_t part_count;
-  std::vector<float> given, all;
+  size_t part_count, count;
+  bool is_checked;
+  std::vector<float> own;
+  float *given, *all;
   std::vector<const void*> ins;
   std::vector<void*> outs;
   std::vector<size_t> counts;
@@ -123,17 +132,17 @@ class Simulation {
   }
 
   double time(Team& team, const std::string& name, Buffers& b) {
-    std::fill(b.all.begin(), b.all.end(), -1.0F);
+    if (b.is_checked) std::fill(b.all, b.all + b.count, -1.0F);
     const double us = time([&] { check(call(team, name, b)); });
-    verify(name, b);
+    if (b.is_checked) verify(name, b);
     return us;
   }
 
   // MPI's own, blocking.
   double time_mpi(const std::string& name, Buffers& b) {
-    const auto whole = static_cast<int>(b.all.size()), part = static_cast<int>(b.part_count);
-    const float* given = b.given.data();
-    float* out = b.all.data();
+    const auto whole = static_cast<int>(b.count), part = static_cast<int>(b.part_count);
+    const float* given = b.given;
+    float* out = b.all;
     return time([&] {
       if (name == "all_reduce")
         MPI_Allreduce(given, out, whole, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
@@ -157,11 +166,9 @@ class Simulation {
   Status call(Team& team, const std::string& name, Buffers& b) {
     const CallOptions options = without_limit();
     const Reduction sum{};
-    if (name == "all_reduce")
-      return team.all_reduce(b.given.data(), b.all.data(), b.all.size(), sum, options);
-    if (name == "reduce_scatter")
-      return team.reduce_scatter(b.ins, b.counts, b.all.data(), sum, options);
-    return team.all_gather(b.given.data(), b.part_count, sum.dtype, b.outs, b.counts, options);
+    if (name == "all_reduce") return team.all_reduce(b.given, b.all, b.count, sum, options);
+    if (name == "reduce_scatter") return team.reduce_scatter(b.ins, b.counts, b.all, sum, options);
+    return team.all_gather(b.given, b.part_count, sum.dtype, b.outs, b.counts, options);
   }
 
   void verify(const std::string& name, const Buffers& b) const {
@@ -170,7 +177,7 @@ class Simulation {
     for (size_t i = 0; i < 5; ++i)
       for (size_t rank = 0; rank < ranks; ++rank) sums[i] += value(i, rank);
     const size_t first = name == "reduce_scatter" ? part * static_cast<size_t>(rank_) : 0;
-    const size_t count = name == "reduce_scatter" ? part : b.all.size();
+    const size_t count = name == "reduce_scatter" ? part : b.count;
     for (size_t i = 0; i < count; ++i) {
       const float expected =
           name == "all_gather" ? value(i % part, i / part) : sums[(first + i) % 5];
@@ -209,22 +216,23 @@ int main(int argc, char** argv) {
   {
     const int local_count = std::atoi(argv[1]);
     const std::string name = argv[2];
+    const bool is_checked = std::atoi(argv[3]) != 0;
     dscomm::Simulation simulation(local_count);
     std::unique_ptr<dscomm::Team> flat = simulation.flat();
     std::unique_ptr<dscomm::Team> hierarchical =
         local_count > 1 ? simulation.hierarchical() : nullptr;
-    for (int k = 3; k < argc; ++k) {
+    for (int k = 4; k < argc; ++k) {
       const size_t bytes = std::strtoull(argv[k], nullptr, 10);
       const auto ranks = static_cast<size_t>(simulation.size());
       dscomm::Buffers buffers(ranks, static_cast<size_t>(simulation.rank()), bytes / sizeof(float),
-                              dscomm::has_parts(name));
+                              dscomm::has_parts(name), is_checked);
       const double mpi = simulation.time_mpi(name, buffers);
       const double of_flat = simulation.time(*flat, name, buffers);
       const double of_both =
           hierarchical == nullptr ? of_flat : simulation.time(*hierarchical, name, buffers);
       if (simulation.rank() == 0) {
-        std::printf("%zu %zu %.1f %.1f %.1f\n", ranks, buffers.all.size() * sizeof(float), mpi,
-                    of_flat, of_both);
+        std::printf("%zu %zu %.1f %.1f %.1f\n", ranks, buffers.count * sizeof(float), mpi, of_flat,
+                    of_both);
         std::fflush(stdout);
       }
     }
