@@ -659,6 +659,7 @@ class Judge:
         faulty_ends = rank == self.model.faulty and self.model.fault_kind in DEADLY
         failed_at: dict[str, int] = {}
         receive_failed_at: dict[str, int] = {}
+        unmade: set[str] = set()  # groups
         own = [each for (who, _), each in self.model.operations.items() if who == rank]
         own.sort(key=lambda each: each.issued)
         for operation in own:
@@ -675,7 +676,9 @@ class Judge:
             elif outcome.what == "done":
                 if operation.status == FAIL and not self.dropped(operation):
                     self.blame(rank, f"{name} succeeded; {operation.reason}")
-                elif operation.status == OK or not self.dropped(operation):
+                elif not self.dropped(operation) or (
+                    operation.status == OK and not self.may_be_lost  # it may have failed unseen
+                ):
                     self.judge_value(operation, outcome, name)
                 # What had been sent may still be received, until a receive has failed.
                 ends = receive_failed_at if operation.kind == "receive" else failed_at
@@ -683,11 +686,14 @@ class Judge:
                     if not self.dropped(operation):
                         self.blame(rank, f"{name} succeeded after its group had ended")
             elif outcome.what == "absent":
-                if operation.status == OK:
+                needs = {operation.group} if operation.kind != "form" else unmade
+                if operation.status == OK and not (self.may_be_lost and needs & unmade):
                     self.blame(rank, f"{name} could not be made")
             elif not faulty_ends and operation.completed != NEVER and operation.status == OK:
                 if not self.observed.hung:
                     self.blame(rank, f"{name} has no outcome ({outcome.what})")
+            if outcome.what in ("error", "absent") and operation.kind == "form":
+                unmade.add(operation.group)
             if outcome.what == "error" and operation.kind != "form":
                 at = operation.completed if outcome.extra["n"] != operation.issued else -1
                 at = operation.issued if at == -1 else at
