@@ -551,6 +551,8 @@ TEST(MpiTeam, SplitsThatDoNotFitAreShown) {
     if (team.rank() == last) in_counts[0] = 6;
     Status status =
         team.all_to_all(ins, in_counts, outs, out_counts, DType::kFloat32, within_ms(60000));
+    // What others send each other is none of its business.
+    if (status.ok()) status = team.barrier(within_ms(60000));
     EXPECT_EQ(status.code(), Code::kMismatch);
     const std::string expected = job.name_of(last) + " sends 6 elements to " + job.name_of(0) +
                                  ", which expects 5; the split sizes do not fit";
