@@ -306,8 +306,8 @@ Status MpiTeam::find_difference(bool asks) {
   const auto look_there = [this] { return end(outermost().look(kAnyCall)); };
   DSCOMM_RETURN_IF_ERROR(look_there());
   if (asks) outermost().compare_calls(true);
-  const Deadline limit =
-      Deadline::after(std::chrono::milliseconds(std::min(kAnswerMs, deadline_->timeout_ms() / 20)));
+  const Deadline limit = Deadline::after(
+      std::min(kDifferenceWait, std::chrono::milliseconds(deadline_->timeout_ms() / 20)));
   while (!limit.expired()) {
     DSCOMM_RETURN_IF_ERROR(look_there());
     limit.nap(kAskEveryNs);

@@ -1,6 +1,7 @@
 // CallRecord: one call, as ranks compare it and as people read it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -54,6 +55,10 @@ uint64_t hash_text(std::string_view text);  // never 0
 
 // "all_reduce(float32[1024], SUM)"
 std::string describe_call(const CallRecord& call);
+
+// Before a rank that has found a difference ends its Team, others have so long to tell it of the
+// first one. They need milliseconds, unless the machine is overloaded.
+inline constexpr std::chrono::milliseconds kDifferenceWait{500};
 
 // How describe_mismatch() begins.
 inline constexpr char kDifferentCalls[] = "the ranks called different things";

@@ -14,8 +14,6 @@
 namespace dscomm {
 namespace {
 
-// As long as a rank that runs may need to answer.
-constexpr std::chrono::milliseconds kDifferenceWait{150};
 constexpr int64_t kHearEveryNs = 1'000'000;
 
 Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
