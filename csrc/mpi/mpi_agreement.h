@@ -13,16 +13,16 @@
 // Few ranks send their Leads to each other, in one hop, each with the call itself; what comes is
 // given as much room as any rank may send, so nothing is truncated whatever the ranks believe.
 // Among many, MPI reduces Leads of 1 KiB. Small data rides in the Lead, so that a small call is one
-// round. In a small broadcast or reduce among few ranks only the Leads with data travel, and nobody
-// waits for others.
+// round. In a small broadcast or reduce among few ranks only the Leads with data travel, and along
+// a chain those from each rank to the next; nobody waits for others.
 //
 // Ranks that call different things may then wait for each other without a message between them. So
 // after a long wait a rank has all ranks compare their last calls
 // (FailureDetector::compare_calls()).
 //
-// The Lead of other calls goes ahead of the data instead of beside it: a collective of MPI whose
-// arguments do not fit may write past what was meant for it, or end the job. Meanwhile the first
-// chunk is copied into staging, so most of its time is hidden.
+// The Lead of calls that use MPI's collectives goes ahead of the data instead of beside it: one
+// whose arguments do not fit may write past what was meant for it, or end the job. Meanwhile the
+// first chunk is copied into staging, so most of its time is hidden.
 #pragma once
 
 #include <mpi.h>
@@ -71,16 +71,25 @@ struct Lead {
 };
 static_assert(sizeof(Lead) == 1024);
 
-// Which Leads travel among few ranks: those from `from` to `to`.
+// Which Leads travel among few ranks: those from `from` to `to`; or those along the chain of so
+// many ranks that begins at `from`, or ends at `to`.
 inline constexpr int kEveryRank = -1;
 struct LeadWay {
   int from = kEveryRank, to = kEveryRank;
+  int chain = 0;
 
   bool has(int sender, int receiver) const {
+    if (chain > 0) return place(receiver) == place(sender) + 1;
     return sender != receiver && (from == kEveryRank || from == sender) &&
            (to == kEveryRank || to == receiver);
   }
   bool is_one_way() const { return from != kEveryRank || to != kEveryRank; }
+
+ private:
+  int place(int rank) const {
+    return from != kEveryRank ? (rank - from + chain) % chain
+                              : chain - 1 - (rank - to + chain) % chain;
+  }
 };
 
 // The Lead as MPI sees it: one indivisible element, and how two become one. Made when first asked

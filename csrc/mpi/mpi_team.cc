@@ -148,10 +148,9 @@ MpiTeam::~MpiTeam() {
   (void)guarded([&] { return MPI_Comm_free(&data_); });
 }
 
-Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options,
-                      bool only_receives) {
+Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options) {
   splits_.clear(0);
-  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options, only_receives));
+  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
   lead_.longest = longest;
   return {};
 }
@@ -159,12 +158,21 @@ Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions&
 Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const LeadWay& way,
                               const CallOptions& options) {
   awaited_.clear();
-  bool sends = false;
+  may_have_left_.clear();
   for (int k = 0; k < size(); ++k) {
-    sends |= way.has(rank_, k);
-    awaited_.push_back(way.has(rank_, k) || way.has(k, rank_));
+    const bool is_partner = way.has(rank_, k) || way.has(k, rank_);
+    awaited_.push_back(is_partner || way.chain > 0);  // neighbours wait for theirs
+    may_have_left_.push_back(!way.has(rank_, k));
   }
-  return begin(call, count, options, !sends);
+  DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
+  for (int k = 0; k < size(); ++k)
+    if (way.has(k, rank_)) {
+      // What it sent before it left may still come.
+      may_have_left_[static_cast<size_t>(k)] = false;
+      gone_since_ns_ = monotonic_ns();
+    }
+  find_the_gone();
+  return {};
 }
 
 Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
@@ -192,7 +200,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
   // Nothing is pending: the call before is complete.
   const int slots = is_few() ? 1 + 2 * size() : 2;
   DSCOMM_RETURN_IF_ERROR(fail(lead_staging_.reserve(static_cast<size_t>(slots) * slot_bytes(), 0)));
-  riding_bytes_ = 0;
+  riding_bytes_ = following_bytes_ = 0;
   riding_bytes_to_.clear();
   lead_ = {};
   lead_.hash = hash_call(mix_hash(history_, options_.id), call_);
@@ -249,6 +257,7 @@ Status MpiTeam::start_lead(const LeadWay& way) {
         return MPI_Irecv(slot(1 + k), room, MPI_BYTE, k, kLeadTag, check_,
                          lead_staging_.add_request());
       }));
+  lead_receives_ = static_cast<int>(lead_staging_.requests.size());
   // Beginning with the next rank, so that not all send to the same one first.
   for (int i = 1; i < size(); ++i) {
     const int k = (rank_ + i) % size();
@@ -257,7 +266,7 @@ Status MpiTeam::start_lead(const LeadWay& way) {
     if (is_own) head_lead(slot_to(k));
     const size_t bytes =
         heading_bytes() + (is_own ? riding_bytes_to_[static_cast<size_t>(k)] : riding_bytes_);
-    const bool waits = way.is_one_way() && note_sent(k, bytes);
+    const bool waits = way.is_one_way() && note_sent(k, bytes + following_bytes_);
     DSCOMM_RETURN_IF_ERROR(check("MPI_Isend", [&] {
       return (waits ? MPI_Issend : MPI_Isend)(is_own ? slot_to(k) : slot(0),
                                               static_cast<int>(bytes), MPI_BYTE, k, kLeadTag,
@@ -268,9 +277,17 @@ Status MpiTeam::start_lead(const LeadWay& way) {
 }
 
 Status MpiTeam::finish_lead() {
-  DSCOMM_RETURN_IF_ERROR(wait(lead_staging_, Place::kEntering));
-  for (int k = 0; k < size(); ++k)
-    if (way_.has(rank_, k) && unread_bytes_[static_cast<size_t>(k)] >= kMostUnread) note_reader(k);
+  // A rank of a chain compares its call with its predecessor's before its successor has come.
+  const auto has_predecessors = [this]() -> Result<bool> {
+    int done = 0;
+    const int code = guarded([&] {
+      return MPI_Testall(lead_receives_, lead_staging_.requests.data(), &done, MPI_STATUSES_IGNORE);
+    });
+    if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
+    return done != 0;
+  };
+  DSCOMM_RETURN_IF_ERROR(way_.chain > 0 ? wait_with(has_predecessors, Place::kEntering)
+                                        : wait(lead_staging_, Place::kEntering));
   const uint64_t own_hash = lead_.hash;
   if (is_few()) {
     for (int k = 0; k < size(); ++k) {
@@ -281,12 +298,16 @@ Status MpiTeam::finish_lead() {
       std::memcpy(&theirs, slot(1 + k) + sizeof other, sizeof theirs);
       if (other.hash != own_hash) return differs(theirs, k);
       note_reader(k);
+      if (!may_have_left_.empty()) may_have_left_[static_cast<size_t>(k)] = true;
       lead_.combine(other);
     }
   } else {
     std::memcpy(&lead_, slot(1), sizeof lead_);
     std::fill(unread_bytes_.begin(), unread_bytes_.end(), size_t{0});  // all have come
   }
+  if (way_.chain > 0) DSCOMM_RETURN_IF_ERROR(wait(lead_staging_, Place::kEntering));
+  for (int k = 0; k < size(); ++k)
+    if (way_.has(rank_, k) && unread_bytes_[static_cast<size_t>(k)] >= kMostUnread) note_reader(k);
   if (!lead_.ranks_agree()) return disagree();
   detector_.note_position(options_.id, position(Place::kMoving));
   return {};
@@ -346,15 +367,19 @@ Status MpiTeam::run(const Rounds& rounds) {
   for (MpiStaging& staging : staging_)
     DSCOMM_RETURN_IF_ERROR(fail(staging.reserve(rounds.bytes, table_entries)));
 
-  DSCOMM_RETURN_IF_ERROR(start_lead());
+  DSCOMM_RETURN_IF_ERROR(start_lead(rounds.way));
   rounds.stage(0, staging_[0].data());
   if (!rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
+  // What a sender waits for need not be in the call yet.
+  const Place place = rounds.way.is_one_way() ? Place::kEntering : Place::kMoving;
+  // What is sent on is that of a known call.
+  const size_t ahead = rounds.go_on == nullptr ? kInFlight : kUntilSecond;
   const size_t round_count = rounds.order.rounds((lead_.longest + rounds.piece - 1) / rounds.piece);
 
   for (size_t round = 0; round < round_count + kInFlight; ++round) {
     MpiStaging& staging = staging_[round % kInFlight];
     if (round >= kInFlight && round - kInFlight < round_count) {
-      DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
+      DSCOMM_RETURN_IF_ERROR(wait(staging, place));
       rounds.deliver(round - kInFlight, staging.data());
       if (chunks_ != nullptr && chunks_->take)
         DSCOMM_RETURN_IF_ERROR(
@@ -367,10 +392,11 @@ Status MpiTeam::run(const Rounds& rounds) {
       DSCOMM_RETURN_IF_ERROR(
           check("MPI's operation", [&] { return rounds.start(round, staging); }));
     }
-    if (round == 0 && rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
+    if (rounds.goes_ahead && round + 1 == std::min(ahead, round_count))
+      DSCOMM_RETURN_IF_ERROR(finish_lead());
     if (rounds.go_on != nullptr && round >= kUntilSecond && round - kUntilSecond < round_count) {
       MpiStaging& before = staging_[(round - kUntilSecond) % kInFlight];
-      DSCOMM_RETURN_IF_ERROR(wait(before, Place::kMoving));
+      DSCOMM_RETURN_IF_ERROR(wait(before, place));
       DSCOMM_RETURN_IF_ERROR(
           check("MPI's operation", [&] { return rounds.go_on(round - kUntilSecond, before); }));
     }
@@ -445,10 +471,12 @@ void MpiTeam::find_the_gone() {
     if (k == rank_ || !awaits(k)) continue;
     const MpiTeamMember& member = options_.members[k];
     Status gone = detector_.gone(member.transport_rank);
-    Status& kept = gone.code() == Code::kPeerLeft ? left_ : died_;
+    const bool has_left = gone.code() == Code::kPeerLeft;
+    if (has_left && !may_have_left_.empty() && may_have_left_[static_cast<size_t>(k)]) continue;
+    Status& kept = has_left ? left_ : died_;
     if (gone.ok() || !kept.ok()) continue;
     kept = gone;
-    if (gone.code() == Code::kPeerLeft) {
+    if (has_left) {
       const Departure departure = detector_.departure(member.transport_rank);
       kept = Status(gone.code(), member.name + " " + departure.how());
       advice_ = departure.advice();
@@ -459,6 +487,7 @@ void MpiTeam::find_the_gone() {
 // The next call needs every rank, unless it says otherwise.
 void MpiTeam::await_all() {
   awaited_.clear();
+  may_have_left_.clear();
   if (detector_.count() != 0) find_the_gone();
 }
 
@@ -471,12 +500,16 @@ Status MpiTeam::look_for_the_gone(Place place) {
   const int64_t gone_for_ns = monotonic_ns() - gone_since_ns_;
   if (gone_for_ns >= kCauseGraceNs) DSCOMM_RETURN_IF_ERROR(fail(died_));
   // Once the ranks have agreed, a rank that left has done its part.
-  if (!left_.ok() && place == Place::kEntering && gone_for_ns >= kGraceOfLeaversNs)
-    return fail(left_.code(), left_.message() + " before it made this call; " + advice_);
-  return {};
+  const bool keeps_others_waiting = !left_.ok() && place == Place::kEntering;
+  return keeps_others_waiting && gone_for_ns >= kGraceOfLeaversNs ? fail_by_leaver() : Status();
+}
+
+Status MpiTeam::fail_by_leaver() {
+  return fail(left_.code(), left_.message() + " before it made this call; " + advice_);
 }
 
 Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
+  if (!left_.ok() && place == Place::kEntering) return fail_by_leaver();
   const std::string after =
       "timed out after " + std::to_string(deadline_->timeout_ms()) + " ms waiting for ";
   const std::string advice = "; if that is only slow, raise the timeout";

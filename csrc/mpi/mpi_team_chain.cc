@@ -1,7 +1,10 @@
 // Broadcast and reduce of long data among few ranks: along a chain with the root at one end.
 //
 // Every rank sends a piece to its neighbour while the next one comes, so no wire carries the data
-// twice and all are busy at once. The pieces are messages that MPI sends at once (see mpi_team.h).
+// twice and all are busy at once. The Leads go the same way before the data, so nobody waits for a
+// rank behind it: each rank compares the call with its predecessor's.
+
+#include <complex>
 
 #include "core/reduce/reduce.h"
 #include "mpi/mpi_team.h"
@@ -23,7 +26,8 @@ struct MpiTeam::Chain {
       : place((team.rank_ - root + team.size()) % team.size()),
         is_last(place == team.size() - 1),
         before((team.rank_ - 1 + team.size()) % team.size()),
-        after((team.rank_ + 1) % team.size()) {
+        after((team.rank_ + 1) % team.size()),
+        room(std::max(team.message_bytes(), sizeof(std::complex<double>))) {
     if (team.chunks_ != nullptr) count = team.chunks_->count;
     const size_t share = count / (2 * static_cast<size_t>(team.size() - 1));
     const size_t least = std::max<size_t>(kLeastPieceBytes / element_bytes, 1);
@@ -33,25 +37,31 @@ struct MpiTeam::Chain {
   int place;
   bool is_last;
   int before, after;  // ranks
-  size_t piece;       // elements
+  // Bytes of the longest piece of any chain: receives are posted before the Lead has come, and what
+  // comes may be of another call.
+  size_t room;
+  size_t piece;  // elements
 };
 
-Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype, int root) {
+Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype, const LeadWay& way) {
   const size_t element_bytes = dtype_bytes(dtype);
-  const Chain chain(*this, root, count, element_bytes);
+  const Chain chain(*this, way.from, count, element_bytes);
   const Pieces pieces{within_chunks(chain.piece), element_bytes};
   const auto send_on = [&](size_t round, MpiStaging& staging) {
     return send_piece(staging.data(), pieces.bytes_of(count, round), round, chain.after, kChainTag,
                       staging.add_request());
   };
-  Rounds rounds(pieces.piece, pieces.bytes());
+  Rounds rounds(pieces.piece, chain.room);
+  rounds.way = way;
+  rounds.goes_ahead = true;
+  following_bytes_ = count * element_bytes;
   rounds.stage = [&](size_t round, std::byte* staging) {
     if (chain.place == 0) pieces.stage(staging, buffer, count, round);
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     if (chain.place == 0) return send_on(round, staging);
-    return MPI_Irecv(staging.data(), static_cast<int>(pieces.bytes_of(count, round)), MPI_BYTE,
-                     chain.before, kChainTag, data_, staging.add_request());
+    return MPI_Irecv(staging.data(), static_cast<int>(chain.room), MPI_BYTE, chain.before,
+                     kChainTag, data_, staging.add_request());
   };
   if (chain.place > 0 && !chain.is_last) rounds.go_on = send_on;
   rounds.deliver = [&](size_t round, std::byte* staging) {
@@ -62,16 +72,16 @@ Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype, i
 
 // From the last rank to the root: each rank adds its values to the received ones.
 Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
-                                   const Reduction& reduction, int root) {
+                                   const Reduction& reduction, const LeadWay& way) {
   const WireReduction wire = on_wire(reduction);
-  const Chain chain(*this, root, count, wire.wire_bytes());
-  const size_t piece = within_chunks(chain.piece), piece_bytes = piece * wire.wire_bytes();
+  const Chain chain(*this, way.to, count, wire.wire_bytes());
+  const size_t piece = within_chunks(chain.piece);
   const Pieces pieces{piece, wire.value_bytes(), chunks_};
   const auto bytes_of = [&](size_t round) {
     return in_round(count, piece, round) * wire.wire_bytes();
   };
   const auto add = [&](size_t round, std::byte* staging) {
-    const void* const sources[2] = {staging, staging + piece_bytes};
+    const void* const sources[2] = {staging, staging + chain.room};
     dscomm::reduce(staging, sources, 2, in_round(count, piece, round), {wire.dtype(), wire.op()},
                    1);
   };
@@ -79,13 +89,16 @@ Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
     return send_piece(staging.data(), bytes_of(round), round, chain.before, kChainTag,
                       staging.add_request());
   };
-  Rounds rounds(piece, 2 * piece_bytes);
+  Rounds rounds(piece, 2 * chain.room);
+  rounds.way = way;
+  rounds.goes_ahead = true;
+  following_bytes_ = count * wire.wire_bytes();
   rounds.stage = [&](size_t round, std::byte* staging) {
     wire.enter(staging, byte_at(in, pieces.read_at(round)), in_round(count, piece, round));
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     if (chain.is_last) return send_on(round, staging);
-    return MPI_Irecv(staging.data() + piece_bytes, static_cast<int>(bytes_of(round)), MPI_BYTE,
+    return MPI_Irecv(staging.data() + chain.room, static_cast<int>(chain.room), MPI_BYTE,
                      chain.after, kChainTag, data_, staging.add_request());
   };
   if (chain.place > 0 && !chain.is_last) {

@@ -12,9 +12,10 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   const bool is_root = rank_ == root;
   const bool rides = all_is_there(options.chunks, count) && bytes <= ride_room();
   const CallRecord call = make_record(Collective::kBroadcast, dtype, count, options, root);
-  const LeadWay from_root{.from = root};
-  DSCOMM_RETURN_IF_ERROR(rides && is_few() ? begin_one_way(call, count, from_root, options)
-                                           : begin(call, count, options));
+  const bool has_shares = !rides && fits_shares(count, element_bytes, size() - 1, options.chunks);
+  const LeadWay way{.from = root, .chain = rides ? 0 : size()};
+  DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(call, count, way, options)
+                                                 : begin(call, count, options));
   if (rides) {
     if (!is_few()) {
       // The others bring zeros.
@@ -24,13 +25,12 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
     } else if (is_root && bytes > 0) {
       std::memcpy(ride(bytes), buffer, bytes);
     }
-    DSCOMM_RETURN_IF_ERROR(agree(from_root));
+    DSCOMM_RETURN_IF_ERROR(agree(way));
     if (!is_root && bytes > 0) std::memcpy(buffer, is_few() ? rode(root) : rode_reduced(), bytes);
     return finished();
   }
-  if (fits_shares(count, element_bytes, size() - 1))
-    return broadcast_by_shares(buffer, count, element_bytes, root);
-  if (is_few()) return broadcast_along_chain(buffer, count, dtype, root);
+  if (has_shares) return broadcast_by_shares(buffer, count, element_bytes, root);
+  if (is_few()) return broadcast_along_chain(buffer, count, dtype, way);
 
   const Pieces pieces{
       within_chunks(std::min(count, std::max<size_t>(options_.chunk_bytes / element_bytes, 1))),

@@ -45,7 +45,7 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
       begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
   if (all_is_there(chunks_, count) && fits_lead(count, reduction))
     return reduce_small(in, out, count, reduction, kEveryRank);
-  if (fits_shares(count, dtype_bytes(reduction.dtype), size()))
+  if (fits_shares(count, dtype_bytes(reduction.dtype), size(), options.chunks))
     return reduce_by_shares(in, out, count, reduction, kEveryRank);
   if (!is_few()) {
     if (PersistentAllReduce* prepared = find_prepared(count, reduction); prepared != nullptr)
@@ -66,12 +66,14 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
   const bool rides = all_is_there(options.chunks, count) && fits_lead(count, reduction);
   const CallRecord call = make_record(Collective::kReduce, reduction, count, options, root);
-  DSCOMM_RETURN_IF_ERROR(rides && is_few() ? begin_one_way(call, count, {.to = root}, options)
-                                           : begin(call, count, options));
+  const bool has_shares =
+      !rides && fits_shares(count, dtype_bytes(reduction.dtype), size(), options.chunks);
+  const LeadWay way{.to = root, .chain = rides ? 0 : size()};
+  DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(call, count, way, options)
+                                                 : begin(call, count, options));
   if (rides) return reduce_small(in, out, count, reduction, root);
-  if (fits_shares(count, dtype_bytes(reduction.dtype), size()))
-    return reduce_by_shares(in, out, count, reduction, root);
-  return is_few() ? reduce_along_chain(in, out, count, reduction, root)
+  if (has_shares) return reduce_by_shares(in, out, count, reduction, root);
+  return is_few() ? reduce_along_chain(in, out, count, reduction, way)
                   : reduce_by_mpi(in, out, count, reduction, root);
 }
 
@@ -119,8 +121,7 @@ void MpiTeam::reduce_in_order(void* results, const void* own, const std::byte* o
 Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
                                const Reduction& reduction) {
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  const size_t room = std::max(std::min(options_.chunk_bytes, options_.message_bytes),
-                               sizeof(std::complex<double>));
+  const size_t room = std::max(message_bytes(), sizeof(std::complex<double>));
   const Pieces pieces{within_chunks(room / element_bytes), element_bytes, chunks_};
   Rounds rounds(pieces.piece, 2 * room);
   rounds.goes_ahead = true;

@@ -15,8 +15,9 @@ constexpr int kShareTag = 5;
 
 }  // namespace
 
-bool MpiTeam::fits_shares(size_t count, size_t element_bytes, int shares) const {
-  return is_few() && size() > 2 && all_is_there(chunks_, count) &&
+bool MpiTeam::fits_shares(size_t count, size_t element_bytes, int shares,
+                          const Chunks* chunks) const {
+  return is_few() && size() > 2 && all_is_there(chunks, count) &&
          count <= static_cast<size_t>(shares) * (message_bytes() / element_bytes);
 }
 

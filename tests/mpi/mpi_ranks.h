@@ -99,8 +99,17 @@ class BoardDetector final : public FailureDetector {
     return {};
   }
   void end(uint64_t team_id, const Status& cause, uint64_t unfinished_call) override {
-    if (!ended(team_id).ok()) return;
     BoardLock lock(board_);
+    for (size_t i = 0; i < board_.entry_count; ++i) {
+      Board::Entry& entry = board_.entries[i];
+      if (entry.team_id != team_id) continue;
+      // The first cause stays; but of two ranks that end a Team, one may have finished less.
+      if (unfinished_call < entry.unfinished_call) {
+        entry.unfinished_call = unfinished_call;
+        board_.count.fetch_add(1);
+      }
+      return;
+    }
     Board::Entry& entry = board_.entries[board_.entry_count++ % Board::kEntries];
     entry.team_id = team_id;
     entry.unfinished_call = unfinished_call;

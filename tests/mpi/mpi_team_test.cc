@@ -67,6 +67,9 @@ TEST(MpiTeam, EveryCollective) {
   check_collectives(on_every_rank(mpi_team(exact())), options);
 }
 
+// Elements of float32 that go along a chain among up to four ranks, in at most seven pieces.
+constexpr size_t kChainOfFewPieces = 62'500;
+
 // As among more ranks than these tests have.
 MpiTeamOptions as_among_many() {
   MpiTeamOptions options = exact();
@@ -590,6 +593,32 @@ TEST(MpiTeam, AMissingRankIsNamed) {
   }
 }
 
+// Data along a chain: from the missing rank, to it, and through it.
+TEST(MpiTeam, AMissingRankOfAChainIsNamed) {
+  const int ranks = Job::get().size();
+  for (int root = 0; root < ranks; ++root) {
+    on_every_rank(mpi_team())([root](Team& team) {
+      std::vector<float> data(3'000'000);
+      expect_missing_rank_named(team, [&](Team&) {
+        return team.broadcast(data.data(), data.size(), DType::kFloat32, root, within_ms(1000));
+      });
+    });
+    on_every_rank(mpi_team())([root](Team& team) {
+      std::vector<float> data(kChainOfFewPieces);
+      expect_missing_rank_named(team, [&](Team&) {
+        Status status = team.reduce(data.data(), data.data(), data.size(), {DType::kFloat32}, root,
+                                    within_ms(1000));
+        // A rank that has done its part hears of it afterwards.
+        for (int ms = 0; status.ok() && ms < 5000; ++ms) {
+          usleep(1000);
+          status = team.failure();
+        }
+        return status;
+      });
+    });
+  }
+}
+
 // They come one after the other: who came late must answer before the first gives up.
 TEST(MpiTeam, LateRanksAreNotTakenForMissing) {
   on_every_rank(mpi_team())([](Team& team) {
@@ -798,6 +827,63 @@ TEST(MpiTeam, GatherToRootThatLeftNamesIt) {
     EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
     EXPECT_NE(status.message().find(job.name_of(0) + " left the group"), std::string::npos)
         << status.message();
+  });
+}
+
+// The same along a chain, whose first rank does not wait for the others to come.
+TEST(MpiTeam, BroadcastToRankThatLeftNamesIt) {
+  for (size_t count : {kChainOfFewPieces, size_t{3'000'000}})
+    on_every_rank(mpi_team())([count](Team& team) {
+      Job& job = Job::get();
+      if (team.rank() == 1) {
+        usleep(300'000);
+        job.detector().report(1, Code::kPeerLeft);
+      }
+      if (team.rank() != 0) return;
+      std::vector<float> data(count);
+      Status status;
+      int calls = 0;
+      for (; status.ok() && calls < 100; ++calls)
+        status = team.broadcast(data.data(), count, DType::kFloat32, 0, within_ms(60'000));
+      EXPECT_LE(calls, 2);
+      EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
+      EXPECT_NE(status.message().find(job.name_of(1) + " left the group"), std::string::npos)
+          << status.message();
+    });
+}
+
+// The last rank is known to be gone: its predecessor says so at once, or at a short timeout.
+TEST(MpiTeam, BroadcastAfterLastRankLeftNamesIt) {
+  for (int timeout_ms : {60'000, 1000})
+    on_every_rank(mpi_team())([timeout_ms](Team& team) {
+      Job& job = Job::get();
+      const int victim = team.size() - 1;
+      if (team.rank() == 0) job.detector().report(victim, Code::kPeerLeft);
+      job.meet();
+      if (team.rank() == victim) return;
+      std::vector<float> data(kChainOfFewPieces);
+      const int64_t began = monotonic_ns();
+      Status status =
+          team.broadcast(data.data(), data.size(), DType::kFloat32, 0, within_ms(timeout_ms));
+      if (status.ok()) status = team.barrier(within_ms(timeout_ms));  // the first of three or more
+      EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
+      EXPECT_NE(status.message().find(job.name_of(victim) + " left the group"), std::string::npos)
+          << status.message();
+      EXPECT_LT(monotonic_ns() - began, 2'000'000'000);
+    });
+}
+
+// The first rank has done its part and leaves; the third comes when that is long ago.
+TEST(MpiTeam, BroadcastWithLateRankAfterRootLeftCompletes) {
+  if (Job::get().size() < 3) return;  // the second is the last one
+  on_every_rank(mpi_team())([](Team& team) {
+    std::vector<float> data(kChainOfFewPieces, team.rank() == 0 ? 1.5f : 0.0f);
+    if (team.rank() == 2) usleep(4'000'000);
+    const Status status =
+        team.broadcast(data.data(), data.size(), DType::kFloat32, 0, within_ms(60'000));
+    if (team.rank() == 0) Job::get().detector().report(0, Code::kPeerLeft);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(data.back(), 1.5f);
   });
 }
 

@@ -44,7 +44,7 @@
 //
 // Where ranks that wait for long have all compare their calls (HierarchyOptions::compare_calls),
 // calls that use the direct Team leave slice 0 out, and so do domains without the root with their
-// inner Team. Then, and in small broadcasts and reduces among few domains, only ranks that exchange
+// inner Team. Then, and in broadcasts and reduces among few domains, only ranks that exchange
 // data compare the call at once; the others find out in a later call, which carries a hash of those
 // before it (CallOptions::history).
 //
