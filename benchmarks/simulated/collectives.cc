@@ -7,8 +7,9 @@
 // COLLECTIVE is all_reduce, reduce_scatter or all_gather. Bytes are those of the whole: of what all
 // ranks have together in the last two. All is float32 and SUM. CHECKED is 1: results are checked;
 // or 0: all ranks, which are threads of one process, use the same buffers, so that many hosts fit
-// into this machine's memory. Between the ranks of one host MpiTeam stands in for shared memory. A
-// line: ranks, bytes, and us of MPI's own, of MpiTeam and of HierarchicalTeam; with one rank on
+// into this machine's memory. Between the ranks of one host MpiTeam stands in for shared memory.
+//
+// A line: ranks, bytes, and us of MPI's own, of MpiTeam and of HierarchicalTeam; with one rank on
 // each host there is no last one, and MpiTeam's time is there again.
 
 #include <mpi.h>

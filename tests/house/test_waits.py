@@ -74,8 +74,8 @@ ALLOWED = {
     "name",
     ("csrc/core/base/socket_sleep.cc", "poll"): "a slice of the one wait for MPI, or of a wait for "
     "messages",
-    ("csrc/core/team/hierarchical_team.cc", "sleep"): "a question to all ranks, for 150 ms at most",
-    ("csrc/mpi/mpi_team.cc", "sleep"): "two questions to all ranks, for 150 ms at most each",
+    ("csrc/core/team/hierarchical_team.cc", "sleep"): "a question to all ranks, for 500 ms at most",
+    ("csrc/mpi/mpi_team.cc", "sleep"): "two questions to all ranks, for 150 and 500 ms at most",
     ("csrc/mpi/call_watch.cc", "sleep"): "a thread that watches until the process ends",
     ("csrc/mpi/abandonable.cc", "sleep"): "for a reason, 0.4 s at most; deadline",
     ("csrc/mpi/abandonable.cc", "condition"): "in slices, until the deadline or a reason",
