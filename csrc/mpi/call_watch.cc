@@ -24,11 +24,16 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{50};
 constexpr int kTicks = 16;
+// For a call whose deadline is not known.
+constexpr int kTicksWithoutDeadline = 100;
 // A call that spends its time in system calls is hardly ever met outside of the C library. After so
-// many ticks it is left there, too; it may hold a lock of malloc's, but would stay for ever.
-constexpr int kPatientTicks = 60;
+// many signals it is left there, too; it may hold a lock of malloc's, but would stay for ever.
+constexpr int kPatientSignals = 45;
 // Of computing in one call. A call that works in order moves a chunk of some MiB.
 constexpr int64_t kBusyNs = 400'000'000;
+
+// Relaxed: read late, it is read again 50 ms after.
+std::atomic<bool> watches_closely{false};
 
 // All of this is never destroyed: threads may call MPI until the process ends.
 struct Registry {
@@ -167,29 +172,35 @@ int64_t cpu_ns(pthread_t thread) {
 // What the watch has seen of a thread's call.
 struct Seen {
   uint64_t number = 0;
-  int ticks = 0, ticks_asleep = 0;
+  int ticks = 0, ticks_asleep = 0, signals = 0;
   int64_t cpu_at_first_ns = 0;
 };
+
+bool is_late(const guard::Calls& calls, int ticks) {
+  if (watches_closely.load(std::memory_order_relaxed)) return true;
+  const int64_t deadline_ns = calls.deadline_ns.load(std::memory_order_relaxed);
+  return deadline_ns == 0 ? ticks >= kTicksWithoutDeadline : monotonic_ns() > deadline_ns;
+}
 
 void look_at(guard::Calls& calls, Seen* seen) {
   const uint64_t number = calls.number.load(std::memory_order_relaxed);
   if (number % 2 == 0 || number != seen->number) {
-    *seen = {number, 0, 0, number % 2 == 0 ? 0 : cpu_ns(calls.thread)};
+    *seen = {number, 0, 0, 0, number % 2 == 0 ? 0 : cpu_ns(calls.thread)};
     return;
   }
   ++seen->ticks;
   if (sleeps(calls.thread_id)) ++seen->ticks_asleep;
   const bool is_asleep = seen->ticks_asleep == seen->ticks;
-  if (seen->ticks < kTicks) return;
+  if (seen->ticks < kTicks || !is_late(calls, seen->ticks)) return;
   if (!is_asleep && cpu_ns(calls.thread) - seen->cpu_at_first_ns < kBusyNs) return;
-  if (seen->ticks == kTicks)
+  if (seen->signals++ == 0)
     log_line(LogLevel::kWarn,
-             "a call of MPI does not return, as when a rank has died: it is left, and MPI is not "
-             "called again in this process");
+             "a call of MPI does not return, as when a rank has died or a connection is broken: it "
+             "is left, and MPI is not called again in this process");
   // Release: what the signal's handler loads.
-  calls.from.store(is_asleep                     ? guard::Calls::kAnywhere
-                   : seen->ticks < kPatientTicks ? guard::Calls::kOutsideLibc
-                                                 : guard::Calls::kAlsoAfterSystemCalls,
+  calls.from.store(is_asleep                         ? guard::Calls::kAnywhere
+                   : seen->signals < kPatientSignals ? guard::Calls::kOutsideLibc
+                                                     : guard::Calls::kAlsoAfterSystemCalls,
                    std::memory_order_release);
   calls.to_leave.store(number, std::memory_order_release);
   pthread_kill(calls.thread, leave_signal());
@@ -225,6 +236,11 @@ void watch_calls() {
     else
       log_line(LogLevel::kWarn, "%s", thread.status().message().c_str());
   });
+}
+
+void watch_calls_closely() {
+  watches_closely.store(true, std::memory_order_relaxed);
+  watch_calls();
 }
 
 }  // namespace dscomm

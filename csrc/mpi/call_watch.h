@@ -1,11 +1,12 @@
 // Call watch: takes threads out of calls of MPI that do not return.
 //
-// A rank waits for others by calls that return at once, again and again. When a rank of another
-// host dies, such a call can stay (Open MPI 4.1.4's TCP code, 2 of some 700 times that all ranks of
-// a host were killed with large sums under way), and in MPICH a message to a rank that has left
-// tries to connect for ever. So once a death is known, and with MPICH always, a thread looks at the
-// calls under way. One that has slept since its first look for 800 ms, or computed for half of
-// that, is left: a signal takes its thread back to where the call was made.
+// A rank waits for others by calls that return at once, again and again. When a connection breaks,
+// such a call can stay: in Open MPI 4.1.4's TCP code (2 of some 700 times that all ranks of a host
+// were killed with large sums under way, 1 of 3 times that a connection was reset). In MPICH a
+// message to a rank that has left tries to connect for ever. So a thread looks at the calls under
+// way. One that has slept since its first look for 800 ms, or computed for half of that, is left if
+// its deadline has passed; once a death is known, and with MPICH always, also before. A signal
+// takes its thread back to where the call was made.
 #pragma once
 
 #include <pthread.h>
@@ -15,10 +16,15 @@
 #include <atomic>
 #include <cstdint>
 
+#include "core/base/deadline.h"
+
 namespace dscomm {
 
-// From now on calls are watched. Any thread; does not block.
+// From now on calls are watched: those that do not return are left once their deadline has passed,
+// and those without one after 5 s. Any thread; does not block.
 void watch_calls();
+// The same, and they are left whatever their deadline.
+void watch_calls_closely();
 
 // MPI has given up in this process: see guarded.h. Safe in a signal handler.
 void note_mpi_gave_up();
@@ -37,6 +43,9 @@ struct Calls {
   std::atomic<uint64_t> to_leave{0};
   enum Where { kAnywhere, kOutsideLibc, kAlsoAfterSystemCalls };
   std::atomic<Where> from{kAnywhere};
+  // Of the wait that the calls are made in, in monotonic_ns(); 0: none is known. Relaxed, like
+  // `number`.
+  std::atomic<int64_t> deadline_ns{0};
   int depth = 0;       // of guarded() inside guarded()
   sigjmp_buf way_out;  // of the outermost
   pthread_t thread;
@@ -47,6 +56,23 @@ struct Calls {
   }
 };
 Calls& calls_of_thread();
+
+// While it lives, that is the deadline of the thread's calls.
+class CallDeadline {
+ public:
+  explicit CallDeadline(const Deadline& deadline)
+      : calls_(calls_of_thread()), before_ns_(calls_.deadline_ns.load(std::memory_order_relaxed)) {
+    const int64_t left_ns = deadline.remaining_ns();
+    calls_.deadline_ns.store(monotonic_ns() + left_ns, std::memory_order_relaxed);
+  }
+  ~CallDeadline() { calls_.deadline_ns.store(before_ns_, std::memory_order_relaxed); }
+  CallDeadline(const CallDeadline&) = delete;
+  CallDeadline& operator=(const CallDeadline&) = delete;
+
+ private:
+  Calls& calls_;
+  const int64_t before_ns_;
+};
 
 }  // namespace guard
 }  // namespace dscomm

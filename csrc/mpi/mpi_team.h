@@ -352,6 +352,7 @@ class MpiTeam final : public Team {
   Status end_of_wait(const Status& status);
   template <typename Call>
   Status check(const char* name, const Call& call) {
+    const guard::CallDeadline calls_end(*deadline_);
     const int code = guarded(call);
     return code == MPI_SUCCESS ? Status() : refused(mpi_error(name, code));
   }

@@ -129,7 +129,7 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
   DSCOMM_ASSIGN_OR_RETURN(detector_, TreeDetector::connect(request_, *store, deadline));
   detector_->on_death([](const Status& death) {
     note_first_death(death);
-    watch_calls();
+    watch_calls_closely();
   });
   std::vector<int> everyone(request_.members.size());
   std::iota(everyone.begin(), everyone.end(), 0);

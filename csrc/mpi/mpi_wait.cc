@@ -65,6 +65,7 @@ class Pauses {
 
 Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy& policy,
                   const Deadline& deadline, MpiWatch& watch) {
+  const guard::CallDeadline calls_end(deadline);
   for (int i = 0; i < policy.spin_polls; ++i) {
     DSCOMM_ASSIGN_OR_RETURN(bool done, poll());
     if (done) return {};

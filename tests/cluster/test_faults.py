@@ -155,7 +155,7 @@ def test_cut_off(make_hosts: Callable[[int], Hosts], what: str, workload: str) -
         time.sleep(0.3)
         at_s = time.monotonic()
         getattr(hosts, what)(1)
-        events = job.wait_for("raised", limit_s=20.0)
+        events = job.wait_for("raised", limit_s=15.0)
         for event in events:
             assert -EARLY_S < event.at_s - at_s - TIMEOUT_S < LATE_S, job.report()
         if NAMES:
@@ -233,6 +233,17 @@ def test_exec_is_a_death(make_hosts: Callable[[int], Hosts], waits_in: str) -> N
             assert event.at_s - at_s < SOON_S, job.report()
             if NAMES:
                 assert f"{job.name(2)} died or exited" in event.facts["text"], job.report()
+
+
+@pytest.mark.skipif(not NAMES, reason="gloo is not MPI")
+def test_reset_connection_ends_calls_and_no_process(make_hosts: Callable[[int], Hosts]) -> None:
+    """MPI may end the process, or stay in a call."""
+    with start_ranks(make_hosts(2), [0, 1], "breaks_connection.py", str(TIMEOUT_S)) as job:
+        for event in job.wait_for("took", limit_s=60.0):
+            assert event.facts["seconds"] < TIMEOUT_S + LATE_S, job.report()
+        for event in job.wait_for("raised"):
+            assert event.facts["is_fault"], job.report()
+        in_peace(job, list(range(job.size)))
 
 
 def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:

@@ -1,5 +1,6 @@
-// Call watch: calls of MPI that do not return are left once a rank has died. MPI itself is not
-// needed. Each test runs in a process of its own, since MPI has given up afterwards.
+// Call watch: calls of MPI that do not return are left once a rank has died, or when their deadline
+// has passed. MPI itself is not needed. Each test runs in a process of its own, since MPI has given
+// up afterwards.
 
 #include "mpi/call_watch.h"
 
@@ -38,7 +39,7 @@ int print_for_ever() {
 }
 
 void expect_left(int (*call)()) {
-  watch_calls();
+  watch_calls_closely();
   EXPECT_EQ(guarded([&] { return guarded([&] { return call(); }); }), MPI_ERR_OTHER);
   EXPECT_TRUE(mpi_gave_up());
   EXPECT_EQ(guarded([] { return MPI_SUCCESS; }), MPI_ERR_OTHER);
@@ -70,7 +71,7 @@ TEST(CallWatch, ARefusalNamesTheDeathThatMadeMpiGiveUp) {
 }
 
 TEST(CallWatch, CallsThatReturnAndCallsThatMayBlockAreNotLeft) {
-  watch_calls();
+  watch_calls_closely();
   const auto end = std::chrono::steady_clock::now() + milliseconds(2000);
   std::thread blocks([] {
     EXPECT_EQ(guarded_blocking([] {
@@ -90,12 +91,38 @@ TEST(CallWatch, CallsThatReturnAndCallsThatMayBlockAreNotLeft) {
   EXPECT_FALSE(mpi_gave_up());
 }
 
-TEST(CallWatch, BeforeADeathNoCallIsLeft) {
-  EXPECT_EQ(guarded([] {
-              usleep(2'000'000);
-              return MPI_SUCCESS;
-            }),
-            MPI_SUCCESS);
+// A call of 2 s that sleeps.
+int slow_call() {
+  return guarded([] {
+    usleep(2'000'000);
+    return MPI_SUCCESS;
+  });
+}
+
+TEST(CallWatch, SlowCallBeforeItsDeadlineIsNotLeft) {
+  watch_calls();
+  EXPECT_EQ(slow_call(), MPI_SUCCESS);  // none is known
+  const Deadline deadline = Deadline::after(milliseconds(60'000));
+  const guard::CallDeadline calls_end(deadline);
+  EXPECT_EQ(slow_call(), MPI_SUCCESS);
+  EXPECT_FALSE(mpi_gave_up());
+}
+
+TEST(CallWatch, CallAfterItsDeadlineIsLeft) {
+  watch_calls();
+  const Deadline deadline = Deadline::after(milliseconds(1000));
+  const guard::CallDeadline calls_end(deadline);
+  EXPECT_EQ(guarded([] { return turn_for_ever(); }), MPI_ERR_OTHER);
+  EXPECT_TRUE(deadline.expired());
+  EXPECT_TRUE(mpi_gave_up());
+}
+
+TEST(CallWatch, CallWithoutDeadlineIsLeftAfterFiveSeconds) {
+  watch_calls();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(guarded([] { return sleep_for_ever(); }), MPI_ERR_OTHER);
+  EXPECT_GT(std::chrono::steady_clock::now() - begin, milliseconds(4500));
+  EXPECT_TRUE(mpi_gave_up());
 }
 
 }  // namespace

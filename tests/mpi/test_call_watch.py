@@ -18,7 +18,9 @@ from test_mpi_team import run_alone
         "ACallThatGoesRoundInTheCLibraryIsLeftOutsideOfIt",
         "ACallOfAnyThreadIsLeft",
         "CallsThatReturnAndCallsThatMayBlockAreNotLeft",
-        "BeforeADeathNoCallIsLeft",
+        "SlowCallBeforeItsDeadlineIsNotLeft",
+        "CallAfterItsDeadlineIsLeft",
+        "CallWithoutDeadlineIsLeftAfterFiveSeconds",
     ],
 )
 def test_call_watch(test: str) -> None:

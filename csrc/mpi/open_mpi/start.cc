@@ -17,6 +17,7 @@
 #include "core/base/packer.h"
 #include "core/base/settings.h"
 #include "core/transport/members.h"
+#include "mpi/call_watch.h"
 #include "mpi/host_networks.h"
 #include "mpi/open_mpi/lost_helper.h"
 #include "mpi/open_mpi/mca_files.h"
@@ -151,6 +152,7 @@ class OpenMpiStart final : public MpiStart {
 
   void has_met(bool) override {
     if (helper_ != nullptr) helper_->remove_keys();
+    watch_calls();
   }
 
   std::string networks_used() const override {

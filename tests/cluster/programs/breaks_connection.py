@@ -1,0 +1,89 @@
+"""Rank 0 resets the connection that carries MPI's messages, again and again, until a call fails:
+breaks_connection.py TIMEOUT_S."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from world import World
+
+COUNT = 1_000_000
+CALLS_BETWEEN = 3
+RESET_WHEN_CLOSED = struct.pack("ii", 1, 0)  # struct linger
+# struct tcp_info of linux/tcp.h has the acknowledged bytes there, as 64 bits.
+BYTES_ACKED = 120
+
+
+def acknowledged_bytes(connection: socket.socket) -> int:
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    return struct.unpack_from("Q", info, BYTES_ACKED)[0] if len(info) >= BYTES_ACKED + 8 else 0
+
+
+def busiest_connection() -> int:
+    """The descriptor of the TCP connection that has sent most: MPI's, after large calls."""
+    sent: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.getpeername()  # fails if it listens
+                    sent[int(name)] = acknowledged_bytes(connection)
+        except OSError:
+            continue
+    return max(sent, key=lambda descriptor: sent[descriptor])
+
+
+def reset(descriptor: int) -> None:
+    connection = socket.socket(fileno=os.dup(descriptor))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_WHEN_CLOSED)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, descriptor)  # the number stays taken
+    os.close(null)
+    connection.close()  # the last descriptor of the connection
+
+
+def main() -> None:
+    world = World()
+    world.init()
+    dist.group.WORLD._get_backend(torch.device("cpu")).set_timeout(
+        timedelta(seconds=float(sys.argv[1]))
+    )
+    began_s = time.monotonic()
+    steps = 0
+
+    def all_reduce(number: int) -> None:
+        nonlocal began_s, steps
+        began_s, steps = time.monotonic(), number
+        dist.all_reduce(torch.ones(COUNT))
+
+    def break_until_it_counts() -> None:
+        """MPI may connect again, and lose nothing."""
+        broken_at = -CALLS_BETWEEN
+        while True:
+            time.sleep(0.1)
+            if steps >= broken_at + CALLS_BETWEEN:
+                broken_at = steps
+                reset(busiest_connection())
+
+    for number in range(CALLS_BETWEEN):
+        all_reduce(number)
+    if world.rank == 0:
+        threading.Thread(target=break_until_it_counts, daemon=True).start()
+    world.until_raised(all_reduce)
+    world.say("took", seconds=time.monotonic() - began_s)
+    dist.destroy_process_group()
+    world.say("destroyed")
+
+
+if __name__ == "__main__":
+    main()
