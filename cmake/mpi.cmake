@@ -60,6 +60,6 @@ if(DSCOMM_HAVE_PMIX)
     add_dependencies(mpi_bring_up_rank dscomm-pmix)
     add_subdirectory(tests/mpi)
     add_custom_target(mpi_test_files DEPENDS mpi_bring_up_rank mpi_tests call_watch_tests
-      mca_files_tests pmi_dialogue_tests)
+      exit_hook_tests mca_files_tests pmi_dialogue_tests)
   endif()
 endif()

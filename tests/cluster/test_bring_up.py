@@ -116,6 +116,16 @@ def test_a_range_with_too_few_ports_says_so(make_hosts: Callable[[int], Hosts]) 
             assert "no port of DSCOMM_PORTS=20000-20000 is free" in event.facts["text"], event
 
 
+@pytest.mark.skipif(MPI != "mpich", reason="MPICH alone ends the process if it cannot start")
+def test_failed_start_of_mpich_raises_and_ends_no_process(
+    make_hosts: Callable[[int], Hosts],
+) -> None:
+    env = {"FI_PROVIDER": "no_such_provider"}
+    with start_ranks(make_hosts(2), [0, 1], "joins.py", env=env, store_apart=True) as job:
+        for event in job.wait_for("raised"):
+            assert "MPI_Init_thread failed" in event.facts["text"], event
+
+
 @pytest.mark.parametrize(
     ("stopped", "is_ready"),
     [

@@ -16,6 +16,7 @@
 #include "core/transport/networks.h"
 #include "mpi/call_watch.h"
 #include "mpi/host_networks.h"
+#include "mpi/mpich/exit_hook.h"
 #include "mpi/mpich/listeners.h"
 #include "mpi/mpich/pmi_dialogue.h"
 #include "mpi/mpich/pmi_server.h"
@@ -32,6 +33,11 @@ bool tells_a_place(std::string_view name) {
 
 class MpichStart final : public MpiStart {
  public:
+  MpichStart() {
+    if (!hook_exit(reinterpret_cast<const void*>(&MPI_Testall)))
+      log_line(LogLevel::kInfo, "MPICH may end the process when a connection breaks");
+  }
+
   // The first line: "MPICH Version:      5.0.2".
   std::string version() const override {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -102,8 +108,9 @@ class MpichStart final : public MpiStart {
   void has_met(bool are_all_connected) override {
     if (server_ != nullptr) remove_names_of_shared_files();
     // A message to a departed rank retries its connection without end. Without connections in
-    // advance, a first message to a slow rank looks the same, so it must not be interrupted.
-    if (are_all_connected) watch_calls();
+    // advance, a first message to a slow rank looks the same, so it must not be interrupted, not
+    // even when it is late.
+    if (are_all_connected) watch_calls_closely();
   }
 
   std::string networks_used() const override {

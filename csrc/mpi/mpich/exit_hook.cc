@@ -1,0 +1,131 @@
+#include "mpi/mpich/exit_hook.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "mpi/guarded.h"
+
+namespace dscomm {
+namespace {
+
+[[noreturn]] void leave_or_exit(int status) {
+  if (guard::calls_of_thread().depth > 0)
+    guard::give_up("it was about to end the process; standard error may have the reason");
+  std::exit(status);
+}
+
+using Exit = void (*)(int);
+
+// An entry of the library's table of functions (ELF: GOT) that holds the address of exit().
+bool is_of_functions(uint64_t relocation_type) {
+#if defined(__x86_64__)
+  return relocation_type == R_X86_64_JUMP_SLOT || relocation_type == R_X86_64_GLOB_DAT;
+#elif defined(__aarch64__)
+  return relocation_type == R_AARCH64_JUMP_SLOT || relocation_type == R_AARCH64_GLOB_DAT;
+#else
+  static_cast<void>(relocation_type);
+  return false;
+#endif
+}
+
+struct Library {
+  const ElfW(Sym) * symbols = nullptr;
+  const char* names = nullptr;
+  struct Table {
+    const ElfW(Rela) * first = nullptr;
+    size_t bytes = 0;
+  } tables[2];
+};
+
+Library read(const link_map& map) {
+  Library library;
+  for (const ElfW(Dyn)* entry = map.l_ld; entry->d_tag != DT_NULL; ++entry) {
+    const auto* const at = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+    switch (entry->d_tag) {
+      case DT_SYMTAB:
+        library.symbols = reinterpret_cast<const ElfW(Sym)*>(at);
+        break;
+      case DT_STRTAB:
+        library.names = at;
+        break;
+      case DT_JMPREL:
+        library.tables[0].first = reinterpret_cast<const ElfW(Rela)*>(at);
+        break;
+      case DT_PLTRELSZ:
+        library.tables[0].bytes = entry->d_un.d_val;
+        break;
+      case DT_RELA:
+        library.tables[1].first = reinterpret_cast<const ElfW(Rela)*>(at);
+        break;
+      case DT_RELASZ:
+        library.tables[1].bytes = entry->d_un.d_val;
+        break;
+      default:
+        break;
+    }
+  }
+  return library;
+}
+
+// The part of a library that the loader makes read-only once it has filled it in.
+struct ReadOnlyPart {
+  uintptr_t base, begin = 0, end = 0;
+};
+
+int find_read_only_part(dl_phdr_info* info, size_t, void* data) {
+  auto* const part = static_cast<ReadOnlyPart*>(data);
+  if (info->dlpi_addr != part->base) return 0;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr) & header = info->dlpi_phdr[i];
+    if (header.p_type != PT_GNU_RELRO) continue;
+    part->begin = info->dlpi_addr + header.p_vaddr;
+    part->end = part->begin + header.p_memsz;
+  }
+  return 1;
+}
+
+bool write(Exit* slot, uintptr_t base) {
+  ReadOnlyPart part{base};
+  dl_iterate_phdr(find_read_only_part, &part);
+  const auto address = reinterpret_cast<uintptr_t>(slot);
+  const bool is_read_only = part.begin <= address && address < part.end;
+  const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  void* const page = reinterpret_cast<void*>(address & ~(page_bytes - 1));
+  if (is_read_only && mprotect(page, page_bytes, PROT_READ | PROT_WRITE) != 0) return false;
+  // Relaxed: the entry is whole at any time, and both functions are right.
+  __atomic_store_n(slot, &leave_or_exit, __ATOMIC_RELAXED);
+  if (is_read_only) mprotect(page, page_bytes, PROT_READ);
+  return true;
+}
+
+}  // namespace
+
+bool hook_exit(const void* function) {
+  Dl_info info;
+  link_map* map = nullptr;
+  if (dladdr1(function, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 ||
+      map == nullptr)
+    return false;
+  const Library library = read(*map);
+  if (library.symbols == nullptr || library.names == nullptr) return false;
+  bool is_done = false;
+  for (const Library::Table& table : library.tables) {
+    for (size_t i = 0; i < table.bytes / sizeof(ElfW(Rela)); ++i) {
+      const ElfW(Rela) & relocation = table.first[i];
+      if (!is_of_functions(ELF64_R_TYPE(relocation.r_info))) continue;
+      const ElfW(Sym) & symbol = library.symbols[ELF64_R_SYM(relocation.r_info)];
+      if (std::strcmp(library.names + symbol.st_name, "exit") != 0) continue;
+      auto* const slot = reinterpret_cast<Exit*>(map->l_addr + relocation.r_offset);
+      is_done = write(slot, map->l_addr) || is_done;
+    }
+  }
+  return is_done;
+}
+
+}  // namespace dscomm
