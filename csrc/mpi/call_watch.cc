@@ -18,6 +18,7 @@
 
 #include "core/base/log.h"
 #include "core/base/thread.h"
+#include "mpi/guarded.h"
 
 namespace dscomm {
 namespace {
@@ -27,8 +28,9 @@ constexpr int kTicks = 16;
 // For a call whose deadline is not known.
 constexpr int kTicksWithoutDeadline = 100;
 // A call that spends its time in system calls is hardly ever met outside of the C library. After so
-// many signals it is left there, too; it may hold a lock of malloc's, but would stay for ever.
-constexpr int kPatientSignals = 45;
+// many ticks it is left there, too, at the second signal at the earliest; it may hold a lock of
+// malloc's, but would stay for ever.
+constexpr int kPatientTicks = 60;
 // Of computing in one call. A call that works in order moves a chunk of some MiB.
 constexpr int64_t kBusyNs = 400'000'000;
 
@@ -172,12 +174,15 @@ int64_t cpu_ns(pthread_t thread) {
 // What the watch has seen of a thread's call.
 struct Seen {
   uint64_t number = 0;
-  int ticks = 0, ticks_asleep = 0, signals = 0;
+  int ticks = 0;
+  int ticks_asleep = 0;  // the last ones, without a break
+  int signals = 0;
   int64_t cpu_at_first_ns = 0;
 };
 
+// Where MPI has given up in one thread, others may wait for its locks.
 bool is_late(const guard::Calls& calls, int ticks) {
-  if (watches_closely.load(std::memory_order_relaxed)) return true;
+  if (watches_closely.load(std::memory_order_relaxed) || mpi_gave_up()) return true;
   const int64_t deadline_ns = calls.deadline_ns.load(std::memory_order_relaxed);
   return deadline_ns == 0 ? ticks >= kTicksWithoutDeadline : monotonic_ns() > deadline_ns;
 }
@@ -189,8 +194,8 @@ void look_at(guard::Calls& calls, Seen* seen) {
     return;
   }
   ++seen->ticks;
-  if (sleeps(calls.thread_id)) ++seen->ticks_asleep;
-  const bool is_asleep = seen->ticks_asleep == seen->ticks;
+  seen->ticks_asleep = sleeps(calls.thread_id) ? seen->ticks_asleep + 1 : 0;
+  const bool is_asleep = seen->ticks_asleep >= kTicks;
   if (seen->ticks < kTicks || !is_late(calls, seen->ticks)) return;
   if (!is_asleep && cpu_ns(calls.thread) - seen->cpu_at_first_ns < kBusyNs) return;
   if (seen->signals++ == 0)
@@ -198,9 +203,10 @@ void look_at(guard::Calls& calls, Seen* seen) {
              "a call of MPI does not return, as when a rank has died or a connection is broken: it "
              "is left, and MPI is not called again in this process");
   // Release: what the signal's handler loads.
-  calls.from.store(is_asleep                         ? guard::Calls::kAnywhere
-                   : seen->signals < kPatientSignals ? guard::Calls::kOutsideLibc
-                                                     : guard::Calls::kAlsoAfterSystemCalls,
+  const bool is_patient = seen->ticks < kPatientTicks || seen->signals == 1;
+  calls.from.store(is_asleep    ? guard::Calls::kAnywhere
+                   : is_patient ? guard::Calls::kOutsideLibc
+                                : guard::Calls::kAlsoAfterSystemCalls,
                    std::memory_order_release);
   calls.to_leave.store(number, std::memory_order_release);
   pthread_kill(calls.thread, leave_signal());

@@ -4,9 +4,9 @@
 // such a call can stay: in Open MPI 4.1.4's TCP code (2 of some 700 times that all ranks of a host
 // were killed with large sums under way, 1 of 3 times that a connection was reset). In MPICH a
 // message to a rank that has left tries to connect for ever. So a thread looks at the calls under
-// way. One that has slept since its first look for 800 ms, or computed for half of that, is left if
-// its deadline has passed; once a death is known, and with MPICH always, also before. A signal
-// takes its thread back to where the call was made.
+// way. One that has slept for 800 ms, or computed for half of that since the first look, is left if
+// its deadline has passed; once a death is known or MPI has given up, and with MPICH always, also
+// before. A signal takes its thread back to where the call was made.
 #pragma once
 
 #include <pthread.h>

@@ -39,6 +39,7 @@ void give_up(const char* why) {
     words = why;
   }
   note_mpi_gave_up();
+  watch_calls();  // other threads may wait for locks that stay held
   throw GaveUp();
 }
 

@@ -8,9 +8,11 @@
 //   guard replaces that: inside guarded() it throws, through MPI's own frames, and guarded()
 //   returns an error code instead.
 //
-//   Its TCP code stays in the call, waiting for a lock or going round in circles. Once a death is
-//   known, a thread watches the calls (call_watch.h) and takes the caller out of one that does not
-//   return: guarded() returns an error code as well.
+//   Its TCP code stays in the call, waiting for a lock or going round in circles. A thread watches
+//   the calls (call_watch.h) and takes the caller out of one that does not return: guarded()
+//   returns an error code, too.
+//
+// MPICH does the same: it ends the process by exit() (mpich/exit_hook.h), or stays in the call.
 //
 // Whatever MPI was doing then stays half done, and locks of its may be held; so MPI has given up,
 // for all threads of the process, and is not called again.

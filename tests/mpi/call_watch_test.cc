@@ -117,6 +117,26 @@ TEST(CallWatch, CallAfterItsDeadlineIsLeft) {
   EXPECT_TRUE(mpi_gave_up());
 }
 
+// It has been seen awake.
+int compute_then_sleep_for_ever() {
+  const auto end = std::chrono::steady_clock::now() + milliseconds(200);
+  while (std::chrono::steady_clock::now() < end) rounds.fetch_add(1, std::memory_order_relaxed);
+  return sleep_for_ever();
+}
+TEST(CallWatch, CallThatSleepsAfterComputingIsLeft) { expect_left(&compute_then_sleep_for_ever); }
+
+TEST(CallWatch, CallIsLeftOnceMpiHasGivenUpInAnotherThread) {
+  watch_calls();
+  std::thread other([] {
+    const Deadline deadline = Deadline::after(milliseconds(600'000));
+    const guard::CallDeadline calls_end(deadline);
+    EXPECT_EQ(guarded([] { return sleep_for_ever(); }), MPI_ERR_OTHER);
+  });
+  usleep(100'000);
+  EXPECT_EQ(guarded([]() -> int { guard::give_up("held a lock"); }), MPI_ERR_OTHER);
+  other.join();
+}
+
 TEST(CallWatch, CallWithoutDeadlineIsLeftAfterFiveSeconds) {
   watch_calls();
   const auto begin = std::chrono::steady_clock::now();

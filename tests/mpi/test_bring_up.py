@@ -473,11 +473,8 @@ def test_a_helper_whose_libpmix_is_stuck_is_named_by_all(make_job: Callable[[str
     job = make_job("0,0,1,1")
     stuck = helper_in_mpi_init(job, 1)
     # All its threads but the main one, which goes on.
-    threads = [int(task.name) for task in Path(f"/proc/{stuck}/task").iterdir()]
     tracer = subprocess.Popen(
-        [sys.executable, "-c", TRACER, *(str(thread) for thread in threads if thread != stuck)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", TRACER, str(stuck)], stdout=subprocess.PIPE, text=True
     )
     assert tracer.stdout.readline() == "stopped\n"
     job.tell("go")
@@ -502,9 +499,13 @@ def test_a_helper_that_is_continued_in_time_does_no_harm(make_job: Callable[[str
 
 TRACER = """
 import ctypes, os, sys, time
-for thread in map(int, sys.argv[1:]):
-    assert ctypes.CDLL(None).ptrace(16, thread, None, None) == 0  # PTRACE_ATTACH
-    os.waitpid(thread, 0x40000000)  # __WALL
+process, stopped = int(sys.argv[1]), set()
+while new := {int(name) for name in os.listdir(f"/proc/{process}/task")} - stopped - {process}:
+    for thread in new:  # one may start another one meanwhile
+        assert ctypes.CDLL(None).ptrace(16, thread, None, None) == 0  # PTRACE_ATTACH
+        os.waitpid(thread, 0x40000000)  # __WALL
+    stopped |= new
+assert stopped
 print("stopped", flush=True)
 time.sleep(100)
 """

@@ -20,6 +20,8 @@ from test_mpi_team import run_alone
         "CallsThatReturnAndCallsThatMayBlockAreNotLeft",
         "SlowCallBeforeItsDeadlineIsNotLeft",
         "CallAfterItsDeadlineIsLeft",
+        "CallThatSleepsAfterComputingIsLeft",
+        "CallIsLeftOnceMpiHasGivenUpInAnotherThread",
         "CallWithoutDeadlineIsLeftAfterFiveSeconds",
     ],
 )

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "mpi/guarded.h"
 
@@ -73,7 +74,11 @@ Library read(const link_map& map) {
   return library;
 }
 
-// The part of a library that the loader makes read-only once it has filled it in.
+uintptr_t page_of(uintptr_t address) {
+  return address & ~(static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)) - 1);
+}
+
+// The part of a library that the loader makes read-only once it has filled it in: whole pages.
 struct ReadOnlyPart {
   uintptr_t base, begin = 0, end = 0;
 };
@@ -84,8 +89,9 @@ int find_read_only_part(dl_phdr_info* info, size_t, void* data) {
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const ElfW(Phdr) & header = info->dlpi_phdr[i];
     if (header.p_type != PT_GNU_RELRO) continue;
-    part->begin = info->dlpi_addr + header.p_vaddr;
-    part->end = part->begin + header.p_memsz;
+    const uintptr_t begin = info->dlpi_addr + header.p_vaddr;
+    part->begin = page_of(begin);
+    part->end = page_of(begin + header.p_memsz);
   }
   return 1;
 }
@@ -95,12 +101,12 @@ bool write(Exit* slot, uintptr_t base) {
   dl_iterate_phdr(find_read_only_part, &part);
   const auto address = reinterpret_cast<uintptr_t>(slot);
   const bool is_read_only = part.begin <= address && address < part.end;
-  const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  void* const page = reinterpret_cast<void*>(address & ~(page_bytes - 1));
-  if (is_read_only && mprotect(page, page_bytes, PROT_READ | PROT_WRITE) != 0) return false;
+  void* const page = reinterpret_cast<void*>(page_of(address));
+  // The kernel rounds a length up to pages.
+  if (is_read_only && mprotect(page, 1, PROT_READ | PROT_WRITE) != 0) return false;
   // Relaxed: the entry is whole at any time, and both functions are right.
   __atomic_store_n(slot, &leave_or_exit, __ATOMIC_RELAXED);
-  if (is_read_only) mprotect(page, page_bytes, PROT_READ);
+  if (is_read_only) mprotect(page, 1, PROT_READ);
   return true;
 }
 
@@ -112,6 +118,8 @@ bool hook_exit(const void* function) {
   if (dladdr1(function, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 ||
       map == nullptr)
     return false;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   const Library library = read(*map);
   if (library.symbols == nullptr || library.names == nullptr) return false;
   bool is_done = false;

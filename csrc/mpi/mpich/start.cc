@@ -34,7 +34,7 @@ bool tells_a_place(std::string_view name) {
 class MpichStart final : public MpiStart {
  public:
   MpichStart() {
-    if (!hook_exit(reinterpret_cast<const void*>(&MPI_Testall)))
+    if (!hook_exit(reinterpret_cast<const void*>(&PMPI_Testall)))
       log_line(LogLevel::kInfo, "MPICH may end the process when a connection breaks");
   }
 

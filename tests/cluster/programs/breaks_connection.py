@@ -27,7 +27,7 @@ def acknowledged_bytes(connection: socket.socket) -> int:
     return struct.unpack_from("Q", info, BYTES_ACKED)[0] if len(info) >= BYTES_ACKED + 8 else 0
 
 
-def busiest_connection() -> int:
+def busiest_connection() -> int | None:
     """The descriptor of the TCP connection that has sent most: MPI's, after large calls."""
     sent: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):
@@ -40,7 +40,7 @@ def busiest_connection() -> int:
                     sent[int(name)] = acknowledged_bytes(connection)
         except OSError:
             continue
-    return max(sent, key=lambda descriptor: sent[descriptor])
+    return max(sent, key=lambda descriptor: sent[descriptor], default=None)
 
 
 def reset(descriptor: int) -> None:
@@ -71,9 +71,9 @@ def main() -> None:
         broken_at = -CALLS_BETWEEN
         while True:
             time.sleep(0.1)
-            if steps >= broken_at + CALLS_BETWEEN:
+            if steps >= broken_at + CALLS_BETWEEN and (busiest := busiest_connection()) is not None:
                 broken_at = steps
-                reset(busiest_connection())
+                reset(busiest)
 
     for number in range(CALLS_BETWEEN):
         all_reduce(number)
