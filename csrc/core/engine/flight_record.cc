@@ -48,7 +48,7 @@ bool is_own_handler() {
          now.sa_handler == &on_signal;
 }
 
-std::string quoted(std::string_view text) {
+std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (const char letter : text) {
     if (letter == '"' || letter == '\\') {
@@ -133,7 +133,7 @@ std::string entry_text(const GroupRecord& group, const RecordedOperation& operat
                 "\"output_sizes\": [[%lld]], \"output_dtypes\": [\"%s\"], \"state\": \"%s\", "
                 "\"time_discovered_started_ns\": %s, \"time_discovered_completed_ns\": %s, "
                 "\"retired\": %s, \"timeout_ms\": %lld, \"is_p2p\": false, \"frames\": [], %s}",
-                record_id, group_index, quoted(group.name).c_str(),
+                record_id, group_index, json_text(group.name).c_str(),
                 static_cast<unsigned long long>(operation.sequence),
                 static_cast<unsigned long long>(operation.id), kind.name,
                 static_cast<long long>(operation.queued_ns), static_cast<long long>(info.count),
@@ -150,7 +150,7 @@ std::string message_text(const GroupRecord& group, const RecordedOperation& oper
   std::snprintf(text, sizeof text,
                 "{\"process_group\": %s, \"count\": %lld, \"dtype\": \"%s\", "
                 "\"time_created_ns\": %lld, \"time_completed_ns\": %s, %s}",
-                quoted(group.name).c_str(), static_cast<long long>(operation.info.count),
+                json_text(group.name).c_str(), static_cast<long long>(operation.info.count),
                 dtype_name(operation.info.dtype), static_cast<long long>(operation.queued_ns),
                 time_or_null(operation.finished_ns).c_str(), own_facts(operation).c_str());
   return text;
@@ -227,12 +227,12 @@ std::string flight_record_text(const std::vector<GroupRecord>& groups, const std
   for (size_t k = 0; k < groups.size(); ++k) {
     const GroupRecord& group = groups[k];
     const std::string comma = k == 0 ? "" : ", ";
-    const std::string name = quoted(group.name);
+    const std::string name = json_text(group.name);
     configuration += comma + name + ": {\"name\": " + name +
-                     ", \"desc\": \"undefined\", \"ranks\": " + quoted(ranks_text(group)) + "}";
+                     ", \"desc\": \"undefined\", \"ranks\": " + json_text(ranks_text(group)) + "}";
     status += comma + name + ": " + progress_text(group);
     failures +=
-        comma + name + ": " + (group.failure.ok() ? "null" : quoted(group.failure.message()));
+        comma + name + ": " + (group.failure.ok() ? "null" : json_text(group.failure.message()));
   }
   size_t record_id = 0;
   for (const Line& line : lines) {
@@ -248,9 +248,9 @@ std::string flight_record_text(const std::vector<GroupRecord>& groups, const std
   ::gethostname(host, sizeof host - 1);
   return std::string("{\"version\": \"") + kVersion + "\",\n\"pg_config\": {" + configuration +
          "},\n\"pg_status\": {" + status + "},\n\"entries\": [" + entries +
-         "],\n\"dscomm\": {\"reason\": " + quoted(reason) +
+         "],\n\"dscomm\": {\"reason\": " + json_text(reason) +
          ", \"rank\": " + std::to_string(groups.empty() ? -1 : global_rank(groups.front())) +
-         ", \"pid\": " + std::to_string(getpid()) + ", \"host\": " + quoted(host) +
+         ", \"pid\": " + std::to_string(getpid()) + ", \"host\": " + json_text(host) +
          ", \"written_ns\": " + std::to_string(wall_clock_ns()) +
          ", \"operations_left_out\": " + std::to_string(left_out) + ",\n\"failures\": {" +
          failures + "},\n\"messages\": [" + messages + "]}}\n";
