@@ -19,11 +19,7 @@ using c10d::OpType;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 
-#if DSCOMM_TORCH_2
-constexpr OpType kReduceScatterTensorCoalesced = OpType::REDUCE_SCATTER_TENSOR_COALESCED;
-#else
-constexpr OpType kReduceScatterTensorCoalesced = OpType::_REDUCE_SCATTER_BASE;
-#endif
+constexpr OpType kReduceScatterTensorCoalesced = reduce_scatter_tensor_coalesced<OpType>();
 
 // c10d passes lists where other backends have one tensor per device; a rank of ours has one.
 template <typename Item>

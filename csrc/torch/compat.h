@@ -1,14 +1,18 @@
-// All that differs between the two torches dscomm builds for: PyPI's 2.13, where a backend derives
-// from c10d::Backend, and Debian's 1.13.1, where it derives from c10d::ProcessGroup.
+// All that differs between the torches dscomm builds for: PyPI's from 2.9 on, where a backend
+// derives from c10d::Backend, and Debian's 1.13.1, where it derives from c10d::ProcessGroup. What
+// came with a later torch 2 is asked of its headers, not of its version.
 #pragma once
 
 #include <torch/version.h>
 
 #include <chrono>
+#include <memory>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #if TORCH_VERSION_MAJOR >= 2
@@ -51,6 +55,30 @@ bool is_asynchronous(const Options& options) {
     return options.asyncOp;
   else
     return true;
+}
+
+// The type of a coalesced reduce_scatter_tensor, which has a name of its own from torch 2.12 on.
+template <typename OpType>
+constexpr OpType reduce_scatter_tensor_coalesced() {
+  if constexpr (requires { OpType::REDUCE_SCATTER_TENSOR_COALESCED; })
+    return OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+  else
+    return OpType::_REDUCE_SCATTER_BASE;
+}
+
+// What the profiler is told of a call: from torch 2.12 on also whether it is asynchronous, the last
+// argument there, and from 2.13 on its number.
+template <typename Info, typename... Arguments>
+std::shared_ptr<Info> made_with_option(bool asynchronous, Arguments&&... arguments) {
+  if constexpr (std::is_constructible_v<Info, Arguments..., bool>)
+    return std::make_shared<Info>(std::forward<Arguments>(arguments)..., asynchronous);
+  else
+    return std::make_shared<Info>(std::forward<Arguments>(arguments)...);
+}
+template <typename Info>
+void set_sequence(Info& info, int64_t sequence, bool is_message) {
+  if constexpr (requires { info.setSequenceInfo(sequence, is_message); })
+    info.setSequenceInfo(sequence, is_message);
 }
 
 // The timeout of one call; 0, the group's, where the caller set none (c10d says -1).

@@ -13,6 +13,8 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #if __has_include(<torch/csrc/distributed/c10d/ProcessGroup.hpp>)
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #endif
@@ -28,7 +30,8 @@ bool carried_by_dscomm(const c10::IValue& value) {
   if (value.type() != type) return false;
   auto group = value.toCustomClass<c10d::ProcessGroup>();
 #if DSCOMM_TORCH_2
-  if (!group->hasBackendForDeviceType(c10::DeviceType::CPU)) return false;
+  const std::vector<c10::Device> devices = group->getDeviceTypes();
+  if (!std::ranges::count(devices, c10::DeviceType::CPU, &c10::Device::type)) return false;
   return group->getBackend(c10::DeviceType::CPU)->getBackendName() == kBackendName;
 #else
   return group->getBackendName() == kBackendName;

@@ -44,11 +44,11 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
   int first = 0, stride = 1;
   if (!group.global_ranks.empty()) first = group.global_ranks[0];
   if (group.global_ranks.size() > 1) stride = group.global_ranks[1] - first;
-  auto info = std::make_shared<torch::ParamCommsDebugInfo>(
-      name, group.rank, std::string(call.info.title), elements_of(inputs), elements_of(outputs),
-      inputs.empty() ? at::kByte : inputs[0].scalar_type(), no_splits, no_splits, first, stride,
-      group.size, call.info.asynchronous);
-  info->setSequenceInfo(static_cast<int64_t>(sequence), c10d::isP2POp(call.type));
+  auto info = made_with_option<torch::ParamCommsDebugInfo>(
+      call.info.asynchronous, name, group.rank, std::string(call.info.title), elements_of(inputs),
+      elements_of(outputs), inputs.empty() ? at::kByte : inputs[0].scalar_type(), no_splits,
+      no_splits, first, stride, group.size);
+  set_sequence(*info, static_cast<int64_t>(sequence), c10d::isP2POp(call.type));
   debug_info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO, info);
 
   record_.emplace(at::RecordScope::FUNCTION);
