@@ -11,7 +11,8 @@ What takes `prof`, `log_name` and `debug` can be logged: a call is while the log
 prof_all is set, or the call's own `prof`, or its name is one of prof_ops. `debug` is the caller to
 show; by default it is looked up.
 
-All of it raises AssertionError before init_distributed().
+All of it raises AssertionError before there is a process group: init_distributed() makes one, and
+one that torch.distributed.init_process_group() has made is taken.
 """
 
 from __future__ import annotations
@@ -88,8 +89,17 @@ class ProcessGroup:
 
 
 def _backend() -> TorchBackend:
+    """What carries the calls: `cdb`, which a program that has called torch's own
+    init_process_group() need not have set."""
+    if (cdb is None or not cdb.is_initialized()) and torch.distributed.is_initialized():
+        _take_group_of_torch()
     assert cdb is not None and cdb.is_initialized(), _NOT_INITIALIZED
     return cdb  # type: ignore[return-value]  # or what a program has set that is like it
+
+
+@_outside_graphs
+def _take_group_of_torch() -> None:
+    init_distributed()
 
 
 # --- the log
@@ -822,18 +832,26 @@ def batch_isend_irecv(
 
 @_outside_graphs
 def empty(
-    *size: int | Sequence[int], dtype: torch.dtype | None = None, group: Any = None
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    group: Any = None,
 ) -> torch.Tensor:
     """An uninitialized CPU tensor whose memory the other ranks of its host can read.
 
     Over dscomm, large collectives of such a tensor, or of any part of it, go without copies to and
     from staging; results are the same. It may outlive the group, and serves every group of dscomm.
     In a forked child it is no snapshot: what the parent writes later may show there.
-    Where the group has another backend, and where there is no room (DSCOMM_POOL_BYTES), it is an
-    ordinary tensor.
+    It is an ordinary tensor, as torch.empty() makes it, where the group has another backend, where
+    there is no room (DSCOMM_POOL_BYTES), for another device, and with pin_memory=True, because what
+    CUDA pins cannot be shared; is_pooled() tells.
 
     size: whole numbers or one sequence of them, as of torch.empty().
     dtype: torch's default dtype unless another one is given.
+    device: the CPU unless another one is given, whatever torch's default device is.
+    requires_grad, pin_memory: as of torch.empty().
 
     Raises AssertionError before there is a process group of torch.
     """
@@ -842,9 +860,47 @@ def empty(
     )
     shape = _shape(size)
     dtype = dtype or torch.get_default_dtype()
-    if native_executor.find_group_backend(group) is None:
-        return torch.empty(shape, dtype=dtype)
-    return load_extension().empty(shape, dtype)  # type: ignore[no-any-return]
+    device = torch.device("cpu" if device is None else device)
+    if device.type != "cpu" or pin_memory or native_executor.find_group_backend(group) is None:
+        return torch.empty(
+            shape, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
+        )
+    tensor: torch.Tensor = load_extension().empty(shape, dtype)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def empty_like(
+    tensor: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+    group: Any = None,
+) -> torch.Tensor:
+    """empty() of the shape, dtype and device of `tensor`, and of the strides that torch.empty_like()
+    gives. Keywords change what they name.
+
+    Raises what empty() raises, and TypeError where `tensor` is not strided.
+    """
+    if tensor.layout != torch.strided:
+        raise TypeError(f"tensor: expected a strided one, got one of {tensor.layout}")
+    made = empty(
+        tensor.numel(),
+        dtype=tensor.dtype if dtype is None else dtype,
+        device=tensor.device if device is None else device,
+        pin_memory=pin_memory,
+        group=group,
+    )
+    strides = torch.empty_like(tensor, device="meta").stride()
+    made = made.as_strided(tensor.shape, strides)
+    return made.requires_grad_() if requires_grad else made
+
+
+def is_pooled(tensor: torch.Tensor) -> bool:
+    """Whether the other ranks of the host can read `tensor` where it is, as those of empty()."""
+    native = native_executor.loaded_extension()
+    return native is not None and bool(native.is_in_pool(tensor))
 
 
 def _shape(size: tuple[Any, ...]) -> torch.Size:

@@ -1117,3 +1117,32 @@ def _graph_breaks(world: World) -> None:
 def test_compiled_with_graph_breaks() -> None:
     importlib.import_module("torch._dynamo")  # once, not in each rank
     run_fresh(2, _graph_breaks, limit_s=240.0)
+
+
+def _group_of_torch_case(world: World, name: str, backend: str) -> None:
+    world.init(backend)
+    tensor = torch.ones(3)
+    if name == "barrier":
+        dist.barrier()
+    elif name == "get_rank":
+        assert dist.get_rank() == world.rank
+    else:
+        call = getattr(dist, name)
+        call(tensor, **({"match_id": "here"} if name == "all_reduce_caching" else {}))
+        assert tensor.eq(world.size).all()
+    assert dist.is_initialized()
+    torch.distributed.destroy_process_group()
+    # Not a group that has been: the next one.
+    with pytest.raises(AssertionError, match="please initialize it"):
+        dist.barrier()
+    world.init(backend, name="again")
+    dist.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "name", ["all_reduce", "inference_all_reduce", "all_reduce_caching", "barrier", "get_rank"]
+)
+def test_operation_after_init_of_torch_takes_its_group(name: str, backend: str) -> None:
+    run_fresh(2, _group_of_torch_case, name, backend)

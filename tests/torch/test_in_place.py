@@ -161,3 +161,45 @@ def _overlapping_case(world: World) -> None:
 def test_arguments_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSCOMM_IN_PLACE_BYTES", "0")
     run_fresh(3, _overlapping_case)
+
+
+def _keywords_case(world: World) -> None:
+    """Those of torch.empty() and torch.empty_like(): the same tensors, in the pool where they can."""
+    world.init()
+    made = deepspeed_comm.empty(100, 200, dtype=torch.float64, device="cpu", requires_grad=True)
+    assert made.is_leaf and made.requires_grad and deepspeed_comm.is_pooled(made)
+    assert (made.shape, made.dtype) == ((100, 200), torch.float64)
+    elsewhere = deepspeed_comm.empty(100, 200, device="meta", requires_grad=True)
+    assert elsewhere.is_meta and elsewhere.requires_grad
+
+    dense = torch.empty(40, 50, 60)
+    for tensor in (dense, dense.permute(2, 0, 1), dense[:, ::2], dense[:1].expand(7, 50, 60)):
+        like = deepspeed_comm.empty_like(tensor)
+        assert (like.shape, like.stride()) == (tensor.shape, torch.empty_like(tensor).stride())
+        assert like.dtype == tensor.dtype and not like.requires_grad
+        assert deepspeed_comm.is_pooled(like) and not deepspeed_comm.is_pooled(tensor)
+    like = deepspeed_comm.empty_like(made, dtype=torch.bfloat16, requires_grad=True)
+    assert like.dtype == torch.bfloat16 and like.requires_grad
+    assert deepspeed_comm.empty_like(dense, device="meta").is_meta
+    assert not deepspeed_comm.is_pooled(deepspeed_comm.empty_like(torch.empty(0)))
+    with pytest.raises(TypeError, match="tensor: expected a strided one, got one of torch.sparse"):
+        deepspeed_comm.empty_like(torch.eye(3).to_sparse())
+    # In its own memory, whatever the place of its elements.
+    transposed = deepspeed_comm.empty_like(dense.permute(2, 0, 1)).fill_(world.rank)
+    dist.all_reduce(transposed)
+    assert transposed.eq(sum(range(world.size))).all()
+    dist.destroy_process_group()
+
+
+def test_empty_with_keywords_of_torch_does_as_torch() -> None:
+    run_fresh(2, _keywords_case)
+
+
+def _other_backend_case(world: World) -> None:
+    world.init("gloo")
+    assert not deepspeed_comm.is_pooled(deepspeed_comm.empty(10_000))
+    dist.destroy_process_group()
+
+
+def test_empty_over_gloo_is_ordinary() -> None:
+    run_fresh(1, _other_backend_case)
