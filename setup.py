@@ -231,6 +231,11 @@ setup(
     package_data={"deepspeed_comm": ["py.typed", "*.pyi"]},
     ext_modules=[Extension("deepspeed_comm._C", sources=[])],
     cmdclass={"build": Build, "build_ext": CMakeBuild, "build_py": BuildPython},
-    entry_points={"torch.backends": ["dscomm = deepspeed_comm._backend:_autoload"]},
+    entry_points={
+        "torch.backends": ["dscomm = deepspeed_comm._backend:_autoload"],
+        # torch 2.14 and later ask here for a backend that they do not know.
+        "torch.distributed.backends": ["dscomm = deepspeed_comm._backend:_register"],
+        "console_scripts": ["dscomm = deepspeed_comm.__main__:main"],
+    },
     zip_safe=False,
 )

@@ -183,13 +183,18 @@ def torch_version() -> str | None:
     return str(torch.__version__)
 
 
+# What looks at torch from outside, because it may crash or hang: the words of `dscomm`.
+_LOOKS_FROM_OUTSIDE = ("doctor", "info", "config")
+
+
 def is_doctor() -> bool:
-    """Whether this process is `python -m deepspeed_comm.doctor`, which looks at torch from outside:
-    it may crash or hang."""
+    """Whether this process only looks at this installation, and imports no torch itself."""
     command = sys.orig_argv
     return any(
-        option == "-m" and module == "deepspeed_comm.doctor"
-        for option, module in zip(command, command[1:], strict=False)
+        (option == "-m" and module == "deepspeed_comm.doctor")
+        or (option == "deepspeed_comm" and before == "-m" and module in _LOOKS_FROM_OUTSIDE)
+        or (os.path.basename(option) == "dscomm" and module in _LOOKS_FROM_OUTSIDE)
+        for before, option, module in zip(["", *command], command, command[1:], strict=False)
     )
 
 

@@ -34,7 +34,7 @@ import torch.distributed
 from torch.distributed import GradBucket  # noqa: F401
 
 from deepspeed_comm import comms_trace, environment, log_files, native_executor, utils
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._backend import load_extension, loaded_extension
 from deepspeed_comm._compiler import is_compiling as _is_compiling
 from deepspeed_comm._compiler import outside_graphs as _outside_graphs
 from deepspeed_comm._log import logger, warn_once
@@ -878,8 +878,9 @@ def empty_like(
     pin_memory: bool = False,
     group: Any = None,
 ) -> torch.Tensor:
-    """empty() of the shape, dtype and device of `tensor`, and of the strides that torch.empty_like()
-    gives. Keywords change what they name.
+    """empty() of the shape, dtype and device of `tensor`, with the strides of torch.empty_like().
+
+    Keywords change what they name.
 
     Raises what empty() raises, and TypeError where `tensor` is not strided.
     """
@@ -899,7 +900,7 @@ def empty_like(
 
 def is_pooled(tensor: torch.Tensor) -> bool:
     """Whether the other ranks of the host can read `tensor` where it is, as those of empty()."""
-    native = native_executor.loaded_extension()
+    native = loaded_extension()
     return native is not None and bool(native.is_in_pool(tensor))
 
 

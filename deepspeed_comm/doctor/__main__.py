@@ -1,4 +1,4 @@
-"""`python -m deepspeed_comm.doctor`: runs the checks and shows what they found."""
+"""`dscomm doctor`: runs the checks and shows what they found."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import sys
 
 import deepspeed_comm
 from deepspeed_comm.doctor.checks import examine
-from deepspeed_comm.doctor.report import Finding, Outcome, as_json, printer, summary, worst
+from deepspeed_comm.doctor.report import (
+    Finding,
+    Outcome,
+    as_json,
+    printer,
+    status_of,
+    summary,
+    worst,
+)
 
 
 def main() -> int:
@@ -32,7 +40,7 @@ def main() -> int:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m deepspeed_comm.doctor",
+        prog="dscomm doctor",
         description="Look at this host and say what would keep dscomm from working on it.",
         epilog="Exit status: 0 without a problem, 1 with one, 2 for a wrong option.",
     )
@@ -58,4 +66,4 @@ def seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -91,6 +93,18 @@ def summary(findings: list[Finding]) -> str:
         return f"{number} {outcome.word}{'' if number == 1 or outcome is Outcome.OK else 's'}"
 
     return ", ".join(count(outcome) for outcome in (Outcome.PROBLEM, Outcome.WARNING, Outcome.OK))
+
+
+def status_of(main: Callable[[], int]) -> int:
+    """main()'s exit status; that of SIGPIPE, and no traceback, where nobody reads on (`| head`)."""
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def printer() -> Callable[[Finding], None]:

@@ -10,6 +10,8 @@ import pytest
 from launch import torchrun
 from source_tree import ROOT, name_of, tracked_files
 
+from deepspeed_comm.__main__ import PROGRAMS
+
 PAGES = [file for file in tracked_files() if file.suffix == ".md"]
 BLOCKS = [
     (page, number, language, text)
@@ -55,6 +57,8 @@ def test_commands_exist(page: Path, commands: str) -> None:
             assert set(re.findall(r"\s([a-z]+)(?=\s|$)", line)) <= targets, line
         for module in re.findall(r"-m ((?:deepspeed_comm|tests)[\w.]*)", line):
             assert importlib.util.find_spec(module), line
+        for word in re.findall(r"^\s*dscomm (\w+)", line):
+            assert word in PROGRAMS, line
         for path in re.findall(r"(?:^|\s)((?:tools|tests|docs|csrc|examples)/[\w./-]+)", line):
             assert (ROOT / path).exists(), line
 

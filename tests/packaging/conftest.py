@@ -62,8 +62,17 @@ class Environment:
     def run(
         self, *arguments: str, check: bool = True, timeout_s: int = 120, **variables: str
     ) -> subprocess.CompletedProcess[str]:
+        return self._run(self.python, *arguments, check=check, timeout_s=timeout_s, **variables)
+
+    def script(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A command that a package has installed, as a user calls it."""
+        return self._run(str(self.path / "bin" / name), *arguments)
+
+    def _run(
+        self, *command: str, check: bool = True, timeout_s: int = 120, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         result = subprocess.run(
-            [self.python, *arguments],
+            command,
             cwd=self.working_directory,
             env=clean_environment(**variables),
             stdin=subprocess.DEVNULL,
@@ -72,7 +81,7 @@ class Environment:
             timeout=timeout_s,
         )
         if check and result.returncode != 0:
-            pytest.fail(f"{arguments} ended with {result.returncode}:\n{result.stdout[-6000:]}\n"
+            pytest.fail(f"{command} ended with {result.returncode}:\n{result.stdout[-6000:]}\n"
                         f"{result.stderr[-6000:]}")  # fmt: skip
         return result
 

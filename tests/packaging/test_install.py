@@ -123,6 +123,8 @@ def test_wheel_installs_and_runs_elsewhere(
     assert native_code.startswith(str(pip_environment.path))
     loaded = pip_environment.run("-c", LOADED_FILES).stdout
     assert native_code in loaded
+    told = pip_environment.script("dscomm", "info").stdout
+    assert native_code in told and f", {package.removesuffix('/__init__.py')}\n" in told
     for folder in ("deepspeed_comm", "build", "csrc"):
         assert f"{ROOT / folder}/" not in loaded
     pip_environment.all_reduce_works(tmp_path / "store")

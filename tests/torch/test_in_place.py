@@ -164,7 +164,7 @@ def test_arguments_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _keywords_case(world: World) -> None:
-    """Those of torch.empty() and torch.empty_like(): the same tensors, in the pool where they can."""
+    """Those of torch.empty() and empty_like(): the same tensors, in the pool where they can be."""
     world.init()
     made = deepspeed_comm.empty(100, 200, dtype=torch.float64, device="cpu", requires_grad=True)
     assert made.is_leaf and made.requires_grad and deepspeed_comm.is_pooled(made)

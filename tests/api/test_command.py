@@ -1,0 +1,130 @@
+"""The command `dscomm`: its words lead to the programs, and what it shows of this host is true."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepspeed_comm import __main__ as command
+from deepspeed_comm import _backend
+from deepspeed_comm._backend import load_extension, native_folder
+
+LIMIT_S = 120
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("DSCOMM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "deepspeed_comm", *words],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def test_every_word_names_a_program() -> None:
+    usage = command.__doc__ or ""
+    for word, module in command.PROGRAMS.items():
+        assert importlib.util.find_spec(module) is not None and f"    dscomm {word} " in usage
+
+
+def test_word_that_is_none_lists_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["wat"]) == 2
+    assert "expected one of info, config, doctor, bench, plot, records, got 'wat'" in (
+        capsys.readouterr().err
+    )
+    assert command.main(["--help"]) == 0 and command.main([]) == 2
+    assert capsys.readouterr().out.count("dscomm info") == 2
+
+
+def test_info_of_sound_host_is_what_torch_and_extension_say() -> None:
+    result = run("info", "--json")
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["torch"] == f"{torch.__version__}, {torch.__file__}"
+    native = load_extension()
+    assert facts["native module"].startswith(f"built against torch {native.torch_version} by ")
+    assert f"computes with {native.reduce_target()}, {native.__file__}" in facts["native module"]
+    assert facts["inside a host"] == "memory that the ranks share"
+    has_mpi = (Path(native_folder(torch.__version__)) / "libdscomm_mpi.so").exists()
+    assert facts["between hosts"].startswith("Open MPI (built with " if has_mpi else "nothing: ")
+    for name, text in facts.items():
+        assert name and text and "\n" not in text
+
+
+def test_info_names_the_mpi_that_is_chosen() -> None:
+    if not (Path(native_folder(torch.__version__)) / "libdscomm_mpich.so").exists():
+        pytest.skip("this build is without MPICH")
+    result = run("info", DSCOMM_MPI="mpich")
+    assert result.returncode == 0 and "between hosts   MPICH (built with " in result.stdout
+
+
+def test_config_shows_each_setting_and_its_origin() -> None:
+    result = run("config", "--json", DSCOMM_YIELD_US="100", DSCOMM_MPI="")
+    assert result.returncode == 0, result.stderr
+    shown = json.loads(result.stdout)
+    rows = {row["name"]: row for row in shown["settings"]}
+    assert list(rows) == [row["name"] for row in load_extension().settings()]
+    assert (rows["DSCOMM_YIELD_US"]["value"], rows["DSCOMM_YIELD_US"]["origin"]) == (
+        "100",
+        "environment",
+    )
+    assert (rows["DSCOMM_MPI"]["value"], rows["DSCOMM_MPI"]["origin"]) == ("auto", "default")
+    assert shown["mistakes"] == []
+
+
+def test_config_with_mistakes_names_each() -> None:
+    result = run("config", "--changed", DSCOMM_YIELD_US="fast", DSCOMM_YELD_US="3")
+    assert result.returncode == 1
+    assert result.stdout == "DSCOMM_YIELD_US  fast us  environment  default 200\n"
+    assert "mistake: DSCOMM_YIELD_US=" in result.stderr
+    assert "mistake: DSCOMM_YELD_US is not a setting" in result.stderr
+
+
+def test_bench_and_wrong_flags_are_the_programs_own() -> None:
+    result = run("bench", "barrier", "-n", "3")
+    assert result.returncode == 0 and "# barrier" in result.stdout, result.stderr
+    result = run("config", "--wat")
+    assert result.returncode == 2 and "dscomm config: error" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("-m", "deepspeed_comm", "config"), ("-m", "deepspeed_comm.doctor")]
+)
+def test_output_that_nobody_reads_ends_it_quietly(words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        result = subprocess.run(
+            [sys.executable, *words], stdout=output, stderr=subprocess.PIPE, timeout=LIMIT_S
+        )
+    assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("python -m deepspeed_comm.doctor --json", True),
+        ("python -m deepspeed_comm info", True),
+        ("python -I -m deepspeed_comm doctor", True),
+        ("python /opt/env/bin/dscomm config", True),
+        ("python /opt/env/bin/dscomm bench doctor", False),
+        ("python -m deepspeed_comm bench", False),
+        ("python -m deepspeed_comm.bench doctor", False),
+        ("python train.py doctor", False),
+    ],
+)
+def test_only_what_looks_from_outside_imports_no_torch(
+    monkeypatch: pytest.MonkeyPatch, words: str, expected: bool
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", words.split())
+    assert _backend.is_doctor() is expected
