@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT, name_of, native_sources, tracked_files, without_comments
 
+import deepspeed_comm
 from deepspeed_comm._backend import load_extension
 
 TEXTS = [file for file in tracked_files() if b"\0" not in file.read_bytes()[:4096]]
@@ -88,6 +89,13 @@ def test_the_environment_is_read_in_one_place() -> None:
         "csrc/mpi/environment.cc",
         "csrc/pmix/main.cc",
     ]
+
+
+def test_every_file_that_names_the_version_names_the_same() -> None:
+    version = deepspeed_comm.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    [latest, *_] = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert latest.partition(",")[0] == version
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

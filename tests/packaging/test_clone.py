@@ -109,7 +109,10 @@ def test_a_source_distribution_can_be_installed(
     found = newcomer.run(
         "-c",
         "from deepspeed_comm import _backend; print(_backend.load_extension().__file__)\n"
-        "from importlib.metadata import distribution\n"
+        "from importlib.metadata import distribution, metadata\n"
+        "about = metadata('deepspeed_comm')\n"
+        "assert about['Author'] == 'the deepspeed_comm developers', about['Author']\n"
+        "assert '# deepspeed_comm' in (about.get_payload() or about['Description'])\n"
         "files = distribution('deepspeed_comm').files\n"
         "print(next(file.locate() for file in files if file.name == 'LICENSE').read_text())",
     ).stdout
