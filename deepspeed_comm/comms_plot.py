@@ -1,6 +1,6 @@
 """A figure of a saved log: latency and bus bandwidth against message size, for each operation.
 
-    python -m deepspeed_comm.comms_plot LOG.json FIGURE.png
+    dscomm plot LOG.json FIGURE.png
 
 LOG.json is what save_log() wrote. The figure's name says its format, any of matplotlib's. A line is
 the median of the ranks, the area around it what lies between them.
@@ -15,6 +15,8 @@ import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+from deepspeed_comm import _figures
 
 PANELS = (
     ("p50_latency_ms", "median latency (ms)"),
@@ -54,19 +56,20 @@ def curves(
 def draw(records: list[dict[str, Any]]) -> Any:
     """The matplotlib Figure. Raises ModuleNotFoundError where there is no matplotlib."""
     try:
-        from matplotlib.figure import Figure  # without pyplot, which may want a screen
+        figure, area, strip = _figures.make_figure(12, 5)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "a figure of the log needs matplotlib: pip install matplotlib"
         ) from error
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    for axes, (quantity, title) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+    sizes = [record["msg_size_bytes"] for record in records]
+    panels = area.subplots(1, len(PANELS))
+    for axes, (quantity, title) in zip(panels, PANELS, strict=True):
+        _figures.set_size_axis(axes, sizes)
         for number, (operation, points) in enumerate(curves(records, quantity).items()):
             _draw_curve(axes, operation, points, f"C{number % 10}")
-        axes.set(xscale="log", yscale="log", xlabel="message size (bytes)", ylabel=title)
+        axes.set(yscale="log", ylabel=title)
         axes.grid(True, alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize="small")
+    _figures.set_legend(strip, list(panels))
     return figure
 
 
@@ -93,7 +96,7 @@ def plot_log(log: str | os.PathLike[str], figure: str | os.PathLike[str]) -> Non
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m deepspeed_comm.comms_plot", description=(__doc__ or "").splitlines()[0]
+        prog="dscomm plot", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("log", help="what save_log() wrote, JSON")
     parser.add_argument("figure", help="where to write the figure: .png, .svg, .pdf ...")

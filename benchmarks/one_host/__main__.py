@@ -58,7 +58,8 @@ def main() -> int:
     # What is kept of all-reduces is not overwritten by a run without them.
     name = "one_host.json" if "all_reduce" in options.operations else "one_host_ping_pong.json"
     write(options.out / name, rows, runs, versions, missing, options)
-    files = plot.draw(rows, options.out)
+    about = f"{processor_name()}, {datetime.date.today()}"
+    files = plot.draw(rows, options.out, about)
     for file in [options.out / name, *files]:
         console.print(f"written: {file}", soft_wrap=True)
     wrong = sum(row["wrong"] for run in runs for row in run.rows)

@@ -54,6 +54,7 @@ def run(options: Options, kind: type[Measurement] = Measurement) -> int:
         return 2
     measurement = kind(options, groups_of(options.backends), ledger)
     found: list[Row | Refusal] = []
+    first, has_others = options.backends[0], len(options.backends) + options.direct > 1
     before = copy_rate(ledger)
     with report.progress(ledger.rank, steps) as (step_done, tell):
         tell(report.introduction(options, ledger.world))
@@ -61,10 +62,11 @@ def run(options: Options, kind: type[Measurement] = Measurement) -> int:
         for setting in planned:
             if setting.collective != named:
                 named = setting.collective
-                tell(f"#\n# {named}\n{report.heading()}")
+                tell(f"#\n# {named}\n{report.heading(first if has_others else '')}")
             for rows in measurement.rows(setting):
+                beside = report.first_of(rows, first)
                 for row in rows:
-                    tell(report.line_of(row))
+                    tell(report.line_of(row, beside))
                 found += rows
                 step_done()
         after = copy_rate(ledger)
@@ -97,11 +99,11 @@ def _conclude(
         return 0
     rows = [each for each in found if isinstance(each, Row)]
     wrong = sum(row.wrong or 0 for row in rows)
-    if not rows:
-        tell("# nothing was measured")
-    elif options.check:
+    for line in report.footer(rows) if rows else ["# nothing was measured"]:
+        tell(line)
+    if rows and options.check:
         tell(f"# wrong elements: {wrong} {'FAILED' if wrong else 'OK'}")
-    else:
+    elif rows:
         tell("# no result was checked (-c 0)")
     try:
         report.write_files(options, ledger.world, found, copies)

@@ -1,12 +1,14 @@
-"""A figure of a run: for each collective, time and bus bandwidth against size, log-log."""
+"""A figure of a run: for each collective its time against size. Beside it the times of the other
+backends by those of the first one, or, of one backend alone, its bus bandwidth."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from deepspeed_comm import _figures
 from deepspeed_comm.bench.measurement import Row
 
-PANELS = (("time_p50_us", "median time (us)"), ("busbw_gb_s", "bus bandwidth (GB/s)"))
+_PAIRS_IN_A_LINE = 2  # where there are several collectives
 
 
 def curves(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
@@ -19,37 +21,90 @@ def curves(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
             key for key in ("type", "redop", "root") if len({getattr(r, key) for r in own}) > 1
         ]
         for row in sorted(own, key=lambda row: row.size_bytes):
-            label = " ".join([row.backend, *(f"{key} {getattr(row, key)}" if key == "root"
-                              else str(getattr(row, key)) for key in differing)])  # fmt: skip
+            label = " ".join([row.backend, *_cells(row, differing)])
             found.setdefault(name, {}).setdefault(label, []).append(row)
     return found
 
 
-def draw(rows: list[Row]) -> Any:
-    """The matplotlib Figure."""
-    from matplotlib.figure import Figure  # without pyplot, which may want a screen
+def _cells(row: Row, keys: list[str]) -> list[str]:
+    return [f"root {row.root}" if key == "root" else str(getattr(row, key)) for key in keys]
 
+
+def draw(rows: list[Row], title: str = "") -> Any:
+    """The matplotlib Figure. `title` says where it was measured, and when."""
     collectives = curves(rows)
-    figure = Figure(figsize=(12, 4.5 * max(1, len(collectives))), layout="constrained")
-    panels = figure.subplots(max(1, len(collectives)), len(PANELS), squeeze=False)
-    for line, (name, of_labels) in zip(panels, collectives.items(), strict=False):
-        for axes, (quantity, title) in zip(line, PANELS, strict=True):
-            axes.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel=title, title=name)
+    backends = list(dict.fromkeys(row.backend for row in rows))
+    pairs = min(_PAIRS_IN_A_LINE, max(1, len(collectives)))
+    lines = max(1, -(-len(collectives) // pairs))
+    figure, area, strip = _figures.make_figure(10 * pairs, 3.6 * lines, title)
+    panels = area.subplots(lines, 2 * pairs, squeeze=False).ravel()
+    for number, (name, of_labels) in enumerate(collectives.items()):
+        times, beside = panels[2 * number], panels[2 * number + 1]
+        sizes = [row.size_bytes for own in of_labels.values() for row in own]
+        looks = _looks(of_labels, backends)
+        for axes in (times, beside):
+            _figures.set_size_axis(axes, sizes)
             axes.grid(True, alpha=0.3)
-            for number, (label, own) in enumerate(of_labels.items()):
-                _draw_curve(axes, own, quantity, label, f"C{number % 10}")
-            if axes.get_legend_handles_labels()[0]:
-                axes.legend(fontsize="small")
+        times.set(yscale="log", title=name, ylabel="median time (us)")
+        for label, own in of_labels.items():
+            _draw_curve(times, [(row.size_bytes, row.time_p50_us) for row in own], label, looks)
+        if len(backends) > 1:
+            beside.set(title=f"{name}: time by that of {backends[0]}", ylabel="times as long")
+            beside.axhline(1.0, color="black", linewidth=0.8)
+            for label, points in speed_ups(of_labels, backends[0]).items():
+                _draw_curve(beside, points, label, looks)
+        else:
+            beside.set(yscale="log", title=f"{name}: bus bandwidth", ylabel="GB/s")
+            for label, own in of_labels.items():
+                points = [(row.size_bytes, row.busbw_gb_s) for row in own]
+                _draw_curve(beside, points, label, looks)
+    for axes in panels[2 * len(collectives) :]:
+        axes.set_visible(False)
+    _figures.set_legend(strip, list(panels))
     return figure
 
 
-def _draw_curve(axes: Any, rows: list[Row], quantity: str, label: str, color: str) -> None:
+def speed_ups(of_labels: dict[str, list[Row]], first: str) -> dict[str, list[tuple[int, float]]]:
+    """By label of the other backends: (bytes, its time by the first backend's), where both were
+    measured with the same settings."""
+    keys = ("size_bytes", "type", "redop", "root")
+    of_first = {
+        tuple(getattr(row, key) for key in keys): row.time_p50_us
+        for own in of_labels.values()
+        for row in own
+        if row.backend == first
+    }
+    found: dict[str, list[tuple[int, float]]] = {}
+    for label, own in of_labels.items():
+        for row in own:
+            base = of_first.get(tuple(getattr(row, key) for key in keys))
+            if row.backend != first and base:
+                found.setdefault(label, []).append((row.size_bytes, row.time_p50_us / base))
+    return found
+
+
+def _looks(of_labels: dict[str, list[Row]], backends: list[str]) -> dict[str, dict[str, Any]]:
+    """The colour is the backend's; what else differs has another line."""
+    styles = ("-", "--", ":", "-.")
+    number_of: dict[str, int] = {}
+    looks = {}
+    for label, own in of_labels.items():
+        backend = own[0].backend
+        number = number_of[backend] = number_of.get(backend, -1) + 1
+        looks[label] = {
+            "color": _figures.colour_of(backend, backends),
+            "linewidth": _figures.width_of(backend),
+            "linestyle": styles[number % len(styles)],
+        }
+    return looks
+
+
+def _draw_curve(
+    axes: Any, points: list[tuple[int, float]], label: str, looks: dict[str, dict[str, Any]]
+) -> None:
     # 0 has no place on a logarithmic axis: what has no size is a level, a bandwidth of 0 left out.
-    points = [
-        (row.size_bytes, getattr(row, quantity)) for row in rows if getattr(row, quantity) > 0
-    ]
+    points = [(size, height) for size, height in points if height > 0]
     if points and points[0][0] == 0:
-        axes.axhline(points[0][1], color=color, linestyle=":", label=label)
+        axes.axhline(points[0][1], label=label, **{**looks[label], "linestyle": ":"})
     elif points:
-        sizes, heights = zip(*points, strict=True)
-        axes.plot(sizes, heights, color=color, marker="o", markersize=3, label=label)
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, **looks[label])

@@ -8,8 +8,9 @@ import dataclasses
 import datetime
 import json
 import platform
+import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,28 @@ from deepspeed_comm.bench.measurement import Refusal, Row
 from deepspeed_comm.log_files import replaced_when_complete
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
+# nccl-tests' columns, with two percentiles in place of its one time, then the backend.
 HEADINGS = (
     ("size", "count", "type", "redop", "root", "time p50", "time p99", "algbw", "busbw", "#wrong"),
     ("(B)", "(elements)", "", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", ""),
 )
 _WIDTHS = (12, 12, 9, 6, 6, 11, 11, 9, 9, 8)
+_BACKEND_WIDTH = 13
 
 
-def heading() -> str:
-    return "\n".join(
-        "#" + _cells(line)[1:] + ("  backend" if line is HEADINGS[0] else "") for line in HEADINGS
-    )
+def heading(first: str = "") -> str:
+    """`first`: the backend whose times the others are compared with; empty: there is only one."""
+    ends = (f"  {'backend':<{_BACKEND_WIDTH}}" + (f"  vs {first}" if first else ""), "")
+    lines = zip(HEADINGS, ends, strict=True)
+    return "\n".join(f"#{_cells(cells)[1:]}{end}".rstrip() for cells, end in lines)
 
 
 def _cells(texts: tuple[str, ...]) -> str:
     return "".join(f" {text:>{width}}" for text, width in zip(texts, _WIDTHS, strict=True))
 
 
-def line_of(found: Row | Refusal) -> str:
+def line_of(found: Row | Refusal, first: Row | None = None) -> str:
+    """`first`: what the first backend took for the same call."""
     if isinstance(found, Refusal):
         what = f"{found.collective} of {found.type}, {found.redop}"
         return f"# {found.backend} cannot do {what}: {found.reason}"
@@ -49,7 +54,47 @@ def line_of(found: Row | Refusal) -> str:
         *(f"{found.time_p50_us:.2f}", f"{found.time_p99_us:.2f}"),
         *(f"{found.algbw_gb_s:.3f}", f"{found.busbw_gb_s:.3f}", wrong),
     )
-    return f"{_cells(cells)}  {found.backend}"
+    versus = f"{times_as_long(found, first):.2f} x" if first and first is not found else ""
+    return f"{_cells(cells)}  {found.backend:<{_BACKEND_WIDTH}}  {versus}".rstrip()
+
+
+def times_as_long(row: Row, first: Row) -> float:
+    return row.time_p50_us / first.time_p50_us
+
+
+def footer(rows: list[Row]) -> list[str]:
+    """nccl-tests' last line for each backend; of several, how long each took against the first."""
+    backends = list(dict.fromkeys(row.backend for row in rows))
+    lines = []
+    for backend in backends:
+        moved = [row.busbw_gb_s for row in rows if row.backend == backend and row.size_bytes > 0]
+        if moved:
+            lines.append(f"# Avg bus bandwidth    : {statistics.fmean(moved):.4f}  {backend}")
+    firsts = {_call_of(row): row for row in rows if row.backend == backends[0]}
+    for backend in backends[1:]:
+        by_collective: dict[str, list[float]] = {}
+        for row in rows:
+            first = firsts.get(_call_of(row))
+            if row.backend == backend and first is not None:
+                times = by_collective.setdefault(row.collective, [])
+                times.append(times_as_long(row, first))
+        for name, times in by_collective.items():
+            mean = statistics.geometric_mean(times)
+            lines.append(
+                f"# {name}: {backend} takes {mean:.2f} x the time of {backends[0]} "
+                f"(geometric mean of {len(times)}, {min(times):.2f} to {max(times):.2f})"
+            )
+    return lines
+
+
+def _call_of(row: Row) -> tuple[str | int, ...]:
+    return (row.collective, row.size_bytes, row.type, row.redop, row.root)
+
+
+def first_of(rows: Sequence[Row | Refusal], first: str) -> Row | None:
+    """Of the rows of one call, that of the first backend, where others are beside it."""
+    own = [row for row in rows if isinstance(row, Row)]
+    return next((row for row in own if row.backend == first and len(own) > 1), None)
 
 
 def introduction(options: Options, world: int) -> str:
@@ -121,7 +166,9 @@ def write_files(
     if options.plot is not None:
         from deepspeed_comm.bench.plot import draw
 
-        draw(rows).savefig(options.plot)
+        ranks = f"{world} rank{'s' * (world != 1)}"
+        title = f"{ranks}, {processor_name()}, {datetime.date.today()}"
+        draw(rows, title).savefig(options.plot)
 
 
 def _write_json(

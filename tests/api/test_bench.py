@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -361,23 +362,41 @@ def test_files_say_the_same(tmp_path: Path) -> None:
         assert list(csv.DictReader(file)) == as_text
     # The table's lines hold the same figures.
     lines = [line.split() for line in output.splitlines() if not line.startswith("#")]
-    assert [(int(cells[0]), cells[-1]) for cells in lines] == [
+    assert [(int(cells[0]), cells[10]) for cells in lines] == [
         (row["size_bytes"], row["backend"]) for row in rows
     ]
+    # Only the second of two backends is compared, with the row before it.
+    ratios = [rows[k]["time_p50_us"] / rows[k - 1]["time_p50_us"] for k in range(1, len(rows), 2)]
+    assert [cells[11:] for cells in lines[0::2]] == [[]] * len(ratios)
+    assert [cells[11:] for cells in lines[1::2]] == [[f"{each:.2f}", "x"] for each in ratios]
+    assert "  backend        vs dscomm\n" in output
+    mean = statistics.geometric_mean(ratios[:4])
+    assert (
+        f"# all_reduce: gloo takes {mean:.2f} x the time of dscomm (geometric mean of 4, " in output
+    )
+    of_dscomm = [row["busbw_gb_s"] for row in rows[0:8:2]]
+    assert f"# Avg bus bandwidth    : {statistics.fmean(of_dscomm):.4f}  dscomm\n" in output
     assert [float(cells[5]) for cells in lines] == [round(row["time_p50_us"], 2) for row in rows]
     assert Path(names[2]).read_bytes().startswith(b"\x89PNG")
 
-    figure = plot.draw([measurement.Row(**row) for row in rows])
-    time, busbw, of_barrier, _ = figure.axes
-    assert {axes.get_xscale() for axes in figure.axes} == {"log"}
-    for axes, quantity in ((time, "time_p50_us"), (busbw, "busbw_gb_s")):
-        lines_of = {line.get_label(): line for line in axes.get_lines()}
-        assert set(lines_of) == {"dscomm", "gloo"}
-        of_gloo = [row for row in rows if (row["backend"], row["root"]) == ("gloo", -1)]
-        assert list(lines_of["gloo"].get_ydata()) == [
-            row[quantity] for row in of_gloo if row["collective"] == "all_reduce"
-        ]
-    assert len(of_barrier.get_lines()) == 2
+    every = [measurement.Row(**row) for row in rows]
+    figure = plot.draw(every, "two ranks, here")
+    time, beside, of_barrier, barriers = figure.axes
+    assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
+    lines_of = {line.get_label(): line for line in time.get_lines()}
+    assert set(lines_of) == {"dscomm", "gloo"}
+    assert lines_of["dscomm"].get_color() != lines_of["gloo"].get_color()
+    of_gloo = [row["time_p50_us"] for row in rows if row["backend"] == "gloo"]
+    assert list(lines_of["gloo"].get_ydata()) == of_gloo[:4]
+    [_, speed_up] = beside.get_lines()  # the first is where both take as long
+    assert list(speed_up.get_ydata()) == ratios[:4] and speed_up.get_label() == "gloo"
+    assert [text.get_text() for text in time.get_xticklabels()] == [
+        *("8 B", "16 B", "32 B", "64 B", "128 B", "256 B", "512 B")
+    ]
+    assert len(of_barrier.get_lines()) == 2 and len(barriers.get_lines()) == 2
+
+    alone = plot.draw([row for row in every if row.backend == "dscomm"])
+    assert [list(line.get_ydata()) for line in alone.axes[1].get_lines()] == [of_dscomm]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def test_figure(tmp_path: Path) -> None:
     figure = comms_plot.draw(comms_plot.read_records(log))
     latency, bandwidth = figure.axes
     assert latency.get_xscale() == latency.get_yscale() == bandwidth.get_yscale() == "log"
+    assert [text.get_text() for text in latency.get_xticklabels()][:2] == ["8 B", "64 B"]
     lines = {line.get_label(): line for line in latency.get_lines()}
     assert set(lines) == {"all_reduce", "barrier (no data)", "broadcast"}
     assert list(lines["all_reduce"].get_xdata()) == [8, 1024, 1 << 20]

@@ -1,0 +1,86 @@
+"""What all figures share: a colour for each product, axes of sizes, one legend for all panels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Each product has one colour in every figure; those of dscomm are blue, and nobody else's is.
+COLOURS = {
+    "dscomm": "#1f4fa3",
+    "dscomm torch": "#00a3c4",
+    "dscomm-direct": "#4f83d6",
+    "dscomm direct": "#4f83d6",
+    "dscomm pool": "#8fb4ea",
+    "gloo": "#e07b00",
+    "Open MPI": "#2a8c3a",
+    "MPICH": "#8a5a2b",
+    "Intel MPI": "#7fb800",
+    "oneCCL": "#b02a5b",
+    "DeepSpeed": "#7a3fb3",
+    "vLLM": "#c9a400",
+    "mpi": "#2a8c3a",
+    "nccl": "#5b6b00",
+}
+_OTHERS = ("#666666", "#9c6b6b", "#3f7f7f", "#a05fa0", "#a0a0a0")
+# Whatever has the word in its name is drawn thicker.
+OURS = "dscomm"
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def colour_of(product: str, others: list[str]) -> str:
+    """The product's own, or, of a name that has none, one by its place in `others`."""
+    if product in COLOURS:
+        return COLOURS[product]
+    unknown = [name for name in others if name not in COLOURS]
+    return _OTHERS[unknown.index(product) % len(_OTHERS)]
+
+
+def width_of(product: str) -> float:
+    return 2.2 if OURS in product else 1.2
+
+
+def size_text(size: int) -> str:
+    """8 B, 4 KiB, 1 MiB; 1.5 KiB."""
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size} B"
+
+
+def set_size_axis(axes: Any, sizes: list[int]) -> None:
+    """Ticks at powers of two, at most nine, named as people say them."""
+    shown = sorted({size for size in sizes if size > 0})
+    axes.set(xlabel="size")
+    axes.set_xscale("log", base=2)
+    if not shown:
+        return
+    first, last = (shown[0] - 1).bit_length(), shown[-1].bit_length() - 1
+    step = max(1, -(-(last - first) // 8))
+    ticks = [1 << power for power in range(first, last + 1, step)] or [shown[0]]
+    axes.set_xticks(ticks, [size_text(tick) for tick in ticks], fontsize="small", rotation=30)
+
+
+def make_figure(width: float, height: float, title: str = "") -> tuple[Any, Any, Any]:
+    """(the matplotlib Figure, the part for panels, the strip below it for the legend), in inches.
+
+    Raises ModuleNotFoundError where there is no matplotlib.
+    """
+    from matplotlib.figure import Figure  # without pyplot, which may want a screen
+
+    strip = 0.6
+    figure = Figure(figsize=(width, height + strip), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[height, strip])
+    if title:
+        above.suptitle(title, fontsize="medium")
+    return figure, above, below
+
+
+def set_legend(strip: Any, panels: list[Any]) -> None:
+    """One for all panels, with each label once."""
+    labels: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            labels.setdefault(label, handle)
+    if labels:
+        strip.legend(list(labels.values()), list(labels), loc="center", ncol=min(6, len(labels)))
