@@ -70,7 +70,8 @@ def make_figure(width: float, height: float, title: str = "") -> tuple[Any, Any,
 
     strip = 0.6
     figure = Figure(figsize=(width, height + strip), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[height, strip])
+    parts: Any = figure.subfigures(2, 1, height_ratios=[height, strip])
+    above, below = parts
     if title:
         above.suptitle(title, fontsize="medium")
     return figure, above, below

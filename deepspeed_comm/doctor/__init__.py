@@ -1,6 +1,6 @@
 """The doctor: looks at one host and says what would keep dscomm from working there.
 
-    dscomm doctor [--json] [--limit SECONDS]
+    dscomm doctor [--json] [--hosts] [--limit SECONDS]
 
 Run it on each host, in the environment, container and job in which the ranks run: under a launcher
 it also looks at what that has set. Nothing is changed, and nothing is left behind. What might crash

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import signal
 import sys
 
 import deepspeed_comm
 from deepspeed_comm.doctor.checks import examine
+from deepspeed_comm.doctor.examination import spans_hosts
 from deepspeed_comm.doctor.report import (
     Finding,
     Outcome,
@@ -27,7 +29,8 @@ def main() -> int:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     show = (lambda finding: None) if options.json else printer()
     findings: list[Finding] = []
-    for finding in examine(options.limit):
+    hosts = options.hosts or spans_hosts(os.environ)
+    for finding in examine(options.limit, hosts=hosts):
         findings.append(finding)
         show(finding)
     if options.json:
@@ -45,6 +48,12 @@ def parse_options() -> argparse.Namespace:
         epilog="Exit status: 0 without a problem, 1 with one, 2 for a wrong option.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "--hosts",
+        action="store_true",
+        help="groups are to span hosts: what keeps MPI from working is a problem (without it, and "
+        "where no launcher says so, a warning)",
+    )
     parser.add_argument(
         "--limit",
         type=seconds,

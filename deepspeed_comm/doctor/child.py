@@ -133,6 +133,13 @@ def program(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-X", "faulthandler", "-m", f"{__package__}.{module}", *arguments]
 
 
+def file(name: str, *arguments: str) -> list[str]:
+    """The command of a child that is a file of this folder, and does not import this package."""
+    run = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    return [sys.executable, "-X", "faulthandler", "-c", run, path, *arguments]
+
+
 def program_environment() -> dict[str, str]:
     """The environment, in which the child finds the package that asks."""
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), _PACKAGE_PARENT]

@@ -83,6 +83,13 @@ def ranks_of_host(environment: Mapping[str, str]) -> int | None:
     return next((int(text) for text in texts if text.isdigit()), None)
 
 
+def spans_hosts(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher says that the job has more ranks than this host."""
+    here, world = ranks_of_host(environment), environment.get("WORLD_SIZE", "")
+    world = world or environment.get("OMPI_COMM_WORLD_SIZE", "") or environment.get("PMI_SIZE", "")
+    return here is not None and world.isdigit() and int(world) > here
+
+
 def setting(name: str, default: int) -> int:
     """A setting as the core reads it; the default where it is not set, or is a mistake."""
     text = os.environ.get(name, "")

@@ -248,17 +248,26 @@ def _check_shared_folder(finding: Finding, examination: Examination, ranks: int)
     has_open_mpi = examination.mpi is OPEN_MPI and examination.transport_file
     if has_open_mpi and usage.free < ranks * _MPI_SHARED_BYTES:
         text += ", and Open MPI takes the folder for temporary files instead"
-        _check_temporary_folder(finding)
     finding.say(text)
 
 
-def _check_temporary_folder(finding: Finding) -> None:
+def check_folders(finding: Finding, examination: Examination) -> None:
     wish = os.environ.get("TMPDIR", "")
-    folder = wish if wish.startswith("/") else "/tmp"
-    if not os.access(folder, os.W_OK | os.X_OK):
+    temporary = wish if wish.startswith("/") else "/tmp"
+    home = os.environ.get("HOME", "")
+    finding.facts.update(temporary=temporary, home=home or None)
+    finding.say(f"temporary files: {temporary}; home: {home or 'HOME is not set'}")
+    if not os.access(temporary, os.W_OK | os.X_OK):
         finding.problem(
-            f"{folder}, the folder for temporary files, cannot be written",
-            "set TMPDIR to one that can be, on a disk of the host",
+            f"{temporary}, the folder for temporary files, cannot be written",
+            "set TMPDIR to one that can be, on a disk of the host; torch's launcher and groups of "
+            "several hosts need one",
+        )
+    if home and not os.access(home, os.R_OK | os.X_OK):
+        finding.warn(
+            f"HOME={home} cannot be read: settings of Open MPI and caches of torch's compiler are "
+            "looked for there",
+            "set HOME to the user's folder, which a container may not have",
         )
 
 

@@ -6,6 +6,8 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import deepspeed_comm
@@ -14,6 +16,10 @@ from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import Finding
 
 _TESTED_TORCH = ("1.13.", "2.13.")
+# torch loads its plugins from 2.5 on, and from 2.14 on also asks for a backend that it misses.
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_FIRST_WITH_PLUGINS, _FIRST_THAT_ASKS = (2, 5), (2, 14)
+_PLUGIN_GROUPS = ("torch.backends", "torch.distributed.backends")
 _TORCH_COMMAND = "pip install torch==2.13.0, then build deepspeed_comm again"
 # By which features of the kernel: memory that peers cannot write, and descriptors of processes.
 _BEST_KERNEL = (5, 3)
@@ -112,6 +118,7 @@ def check_extension(finding: Finding, examination: Examination) -> None:
         )
         return
     finding.say(facts["extension"])
+    _check_plugin(finding, facts["torch"])
     if not facts["registered"]:
         finding.problem(
             'torch does not know the backend "dscomm"',
@@ -128,6 +135,36 @@ def check_extension(finding: Finding, examination: Examination) -> None:
         )
     if build.get("build_type") not in ("Release", "RelWithDebInfo", None):
         finding.warn(f"it is a {build['build_type']} build, which is slow", "build it for Release")
+
+
+def _check_plugin(finding: Finding, torch_version: str) -> None:
+    """Whether torch finds the backend in a program that does not import the package."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+    finding.facts["is_plugin"] = is_plugin(numbers, os.environ)
+    if finding.facts["is_plugin"]:
+        return
+    if numbers < _FIRST_WITH_PLUGINS:
+        finding.say(f"torch {torch_version} knows no plugins: programs import deepspeed_comm")
+    elif os.environ.get(_AUTOLOAD, "1") != "1":
+        finding.warn(
+            f"{_AUTOLOAD}={os.environ[_AUTOLOAD]}: torch loads no plugins, and does not know "
+            "dscomm in a program that does not import deepspeed_comm",
+            f"import deepspeed_comm before init_process_group(), or take {_AUTOLOAD} away",
+        )
+    else:
+        finding.warn(
+            "deepspeed_comm is found by PYTHONPATH or the current folder, and not installed: torch "
+            "does not know dscomm in a program that does not import it",
+            "pip install it, or import deepspeed_comm before init_process_group()",
+        )
+
+
+def is_plugin(torch_numbers: tuple[int, ...], environment: Mapping[str, str]) -> bool:
+    """Whether this torch, as (2, 13), finds "dscomm" by itself."""
+    names = {group: entry_points(group=group, name="dscomm") for group in _PLUGIN_GROUPS}
+    if torch_numbers >= _FIRST_WITH_PLUGINS and environment.get(_AUTOLOAD, "1") == "1":
+        return bool(names["torch.backends"])
+    return torch_numbers >= _FIRST_THAT_ASKS and bool(names["torch.distributed.backends"])
 
 
 def check_settings(finding: Finding, examination: Examination) -> None:

@@ -46,7 +46,7 @@ def _say_none(finding: Finding, examination: Examination) -> None:
         finding.warn("not looked at, since the native module does not load", "see extension")
         return
     finding.say("none: groups stay on one host")
-    finding.warn(
+    finding.problem(
         f"groups that span hosts need {examination.mpi.name}, and this build is without it",
         _INSTALL_BOTH,
     )

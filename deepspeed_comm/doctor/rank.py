@@ -1,10 +1,12 @@
 """A child of the doctor: one rank of the self-test. Arguments: folder of the store, rank, seconds.
 
-Tells each step before it begins it, so that a rank that hangs says where.
+Tells each step before it begins it, so that a rank that hangs says where. It is started by its path
+and imports the package only where torch does not know the backend without, as a user's program.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from datetime import timedelta
@@ -13,19 +15,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import deepspeed_comm  # noqa: F401 - torch 1.13 learns of the backend by this import
-from deepspeed_comm.doctor.child import tell
-
 RANKS = 2
 # In a line, in one piece, and in chunks: each form that an all-reduce has.
 COUNTS = (1, 3000, 500_000)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 
+def tell(**facts: Any) -> None:
+    """As tell() of child.py."""
+    print("doctor: " + json.dumps(facts), flush=True)
+
+
 def main() -> None:
     folder, rank, timeout_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     torch.set_num_threads(1)
     tell(step="init_process_group")
+    if hasattr(dist.Backend, "_ensure_backend_registered"):  # torch 2.14: as for any group
+        dist.Backend._ensure_backend_registered("dscomm")
+    if not hasattr(dist.Backend, "DSCOMM"):
+        import deepspeed_comm  # noqa: F401 - torch learns of the backend by this import
+
+        tell(imported=True)
     store = dist.FileStore(os.path.join(folder, "store"), RANKS)
     dist.init_process_group(
         "dscomm",

@@ -60,6 +60,13 @@ class Finding:
         """Does not work."""
         self.troubles.append(Trouble(Outcome.PROBLEM, wrong, advice))
 
+    def soften(self) -> None:
+        """What does not work is not needed here: warnings, no problems."""
+        self.troubles = [
+            dataclasses.replace(each, outcome=min(each.outcome, Outcome.WARNING))
+            for each in self.troubles
+        ]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,

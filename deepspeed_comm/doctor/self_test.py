@@ -21,14 +21,18 @@ def check_two_ranks(finding: Finding, examination: Examination) -> None:
         ranks = [
             everything.enter_context(
                 child.Child(
-                    child.program("rank", folder, str(rank), str(timeout_s)),
+                    child.file("rank.py", folder, str(rank), str(timeout_s)),
                     child.program_environment(),
                 )
             )
             for rank in range(RANKS)
         ]
         answers = [rank.answer(limit.left_s()) for rank in ranks]
-    finding.facts.update(ranks=RANKS, steps=[answer.facts.get("step") for answer in answers])
+    finding.facts.update(
+        ranks=RANKS,
+        steps=[answer.facts.get("step") for answer in answers],
+        imported=any(answer.facts.get("imported", False) for answer in answers),
+    )
     failed = False
     for rank, answer in enumerate(answers):
         if answer.facts.get("done") and not answer.ended:
@@ -43,3 +47,5 @@ def check_two_ranks(finding: Finding, examination: Examination) -> None:
         finding.say(
             f"{RANKS} ranks: all_reduce, broadcast, barrier, send and receive, all values right"
         )
+        if finding.facts["imported"]:
+            finding.say("they imported deepspeed_comm, without which torch does not know it here")

@@ -24,9 +24,9 @@ import torch
 import deepspeed_comm
 from deepspeed_comm import _machine
 from deepspeed_comm._backend import native_folder
-from deepspeed_comm.doctor import child, host, job, mpi, report
+from deepspeed_comm.doctor import child, host, installation, job, mpi, report
 from deepspeed_comm.doctor.checks import CHECKS, examine
-from deepspeed_comm.doctor.examination import Examination
+from deepspeed_comm.doctor.examination import Examination, spans_hosts
 from deepspeed_comm.doctor.report import Finding, Outcome
 
 PACKAGE = Path(deepspeed_comm.__file__).parent
@@ -98,9 +98,9 @@ def read(result: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in whole["checks"]}
 
 
-def look(name: str, limit_s: float = 60.0) -> Finding:
+def look(name: str, limit_s: float = 60.0, hosts: bool = True) -> Finding:
     """One check, in this process."""
-    [finding] = examine(limit_s, {name: CHECKS[name]})
+    [finding] = examine(limit_s, {name: CHECKS[name]}, hosts)
     return finding
 
 
@@ -122,6 +122,8 @@ def test_a_sound_host() -> None:
     assert checks["processors"]["facts"]["cpus"] == sorted(os.sched_getaffinity(0))
     assert checks["memory"]["facts"]["available_bytes"] > 0
     assert checks["two ranks"]["facts"]["steps"] == ["destroy_process_group"] * 2
+    is_plugin = checks["extension"]["facts"]["is_plugin"]
+    assert checks["two ranks"]["facts"]["imported"] is not is_plugin
     if HAS_MPI:
         facts = checks["MPI"]["facts"]
         assert checks["MPI"]["outcome"] == checks["PMIx helper"]["outcome"] == "ok", checks["MPI"]
@@ -524,6 +526,68 @@ def test_interfaces_are_those_that_ip_shows() -> None:
     assert set(job.own_interfaces()) == theirs
 
 
+@pytest.mark.parametrize(
+    ("variables", "spans"),
+    [
+        ({}, False),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, False),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, True),
+        ({"WORLD_SIZE": "4"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, True),
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, False),
+    ],
+)
+def test_job_that_spans_hosts_is_known(variables: dict[str, str], spans: bool) -> None:
+    assert spans_hosts(variables) is spans
+
+
+# --- the plugin and the folders
+
+
+@pytest.mark.parametrize(
+    ("torch_numbers", "autoload", "installed", "known"),
+    [
+        ((2, 13), None, True, True),
+        ((2, 13), "0", True, False),
+        ((2, 13), None, False, False),
+        ((2, 14), "0", True, True),
+        ((2, 14), None, False, False),
+        ((1, 13), None, True, False),
+    ],
+)
+def test_backend_that_torch_finds_by_itself_is_known(
+    bare: pytest.MonkeyPatch,
+    torch_numbers: tuple[int, ...],
+    autoload: str | None,
+    installed: bool,
+    known: bool,
+) -> None:
+    found = ["an entry point"] if installed else []
+    bare.setattr(installation, "entry_points", lambda group, name: found)
+    environment = {} if autoload is None else {"TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    assert installation.is_plugin(torch_numbers, environment) is known
+
+
+@pytest.mark.skipif(torch.__version__.startswith("1."), reason="torch 1.13 knows no plugins")
+def test_plugins_switched_off_are_a_warning(bare: pytest.MonkeyPatch) -> None:
+    bare.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    finding = look("extension")
+    assert finding.outcome is Outcome.WARNING, finding
+    assert "warning: TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no plugins" in troubles(finding)
+    assert "import deepspeed_comm before init_process_group()" in finding.troubles[0].advice
+    ranks = look("two ranks")
+    assert ranks.outcome is Outcome.OK and ranks.facts["imported"], ranks
+
+
+def test_folders_that_cannot_be_used_are_named(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert look("folders").outcome is Outcome.OK
+    bare.setenv("TMPDIR", str(tmp_path / "gone"))
+    bare.setenv("HOME", str(tmp_path / "nowhere"))
+    finding = look("folders")
+    assert f"problem: {tmp_path / 'gone'}, the folder for temporary files" in troubles(finding)
+    assert f"warning: HOME={tmp_path / 'nowhere'} cannot be read" in troubles(finding)
+
+
 # --- MPI
 
 
@@ -536,6 +600,9 @@ def test_a_library_that_is_no_mpi(bare: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert "problem: Open MPI cannot be loaded" in troubles(finding), finding
     assert "libmpi.so.40" in troubles(finding)
     assert "LD_LIBRARY_PATH" in finding.troubles[0].advice
+    # Groups of one host do without.
+    finding = look("MPI", hosts=False)
+    assert "warning: Open MPI cannot be loaded" in troubles(finding), finding
 
 
 # Without MPI there is nothing to load; make setup builds with it.
