@@ -145,7 +145,7 @@ def load_extension() -> ModuleType:
         )
         raise RuntimeError(
             f"deepspeed_comm {was_built}, and this is torch {version}: "
-            f"rebuild it with `{_rebuild_command()}`."
+            f"rebuild it with `{rebuild_command()}`."
         )
     try:
         native = importlib.import_module("deepspeed_comm._C")
@@ -153,7 +153,7 @@ def load_extension() -> ModuleType:
         raise RuntimeError(
             f"the native code of deepspeed_comm, built against torch {version}, cannot be loaded "
             f"({error}). Where no limit on this process explains that (ulimit -n, ulimit -v), "
-            f"rebuild it with `{_rebuild_command()}`."
+            f"rebuild it with `{rebuild_command()}`."
         ) from error
     _keep_when_traced()
     _extension = native
@@ -219,7 +219,7 @@ def _use_installed_build(version: str) -> None:
             raise RuntimeError(
                 f"deepspeed_comm in {_PACKAGE} has no native code, and its Python files differ "
                 f"from those of the package that it hides, {package}: run in another folder, or "
-                f"build this one with `{_rebuild_command()}`."
+                f"build this one with `{rebuild_command()}`."
             )
         _native = native
         sys.modules["deepspeed_comm"].__path__.append(folder)
@@ -275,7 +275,8 @@ def _torches_of_all_builds() -> list[str]:
     return [version for version in versions if version is not None]
 
 
-def _rebuild_command() -> str:
+def rebuild_command() -> str:
+    """Of pip, for a user to type."""
     source_tree = os.path.dirname(_PACKAGE)
     pip = f"{sys.executable} -m pip install --no-build-isolation --no-deps --force-reinstall"
     if os.path.exists(os.path.join(source_tree, "setup.py")):

@@ -33,7 +33,7 @@ def _figure(rows: list[Row], title: str) -> Any:
     # Without ours, or with ours alone, a panel compares nothing.
     pairs = {(row.state, row.mode) for row in rows}
     of_pair = {pair: {row.peer for row in rows if (row.state, row.mode) == pair} for pair in pairs}
-    seen = {pair for pair, own in of_pair.items() if own & {*OURS} and len(own - {*OURS}) > 1}
+    seen = {pair for pair, own in of_pair.items() if own & {*OURS} and own - {*OURS}} or pairs
     states = [state for state in dict.fromkeys(row.state for row in rows)
               if any(state == each for each, _ in seen)]  # fmt: skip
     modes = list(dict.fromkeys(row.mode for row in rows))

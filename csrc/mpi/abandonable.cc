@@ -43,8 +43,8 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
     deadline.note_slice(began_ns, std::chrono::nanoseconds(kSlice).count());
     Status status = look();
     if (status.ok() && time_left.is_over())
-      status = make_status(Code::kTimeout, "timed out: %s did not return within %lld ms", what,
-                           static_cast<long long>(deadline.timeout_ms()));
+      status = make_status(Code::kTimeout, "timed out: %s did not return within %s", what,
+                           deadline.timeout_text().c_str());
     if (!status.ok()) {
       thread.value().detach();
       return status;

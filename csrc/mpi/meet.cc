@@ -18,8 +18,8 @@ class MeetingWatch final : public MpiWatch {
   Status look(int64_t) override { return ends_(); }
   Status timed_out() override {
     return make_status(Code::kTimeout,
-                       "timed out after %lld ms waiting for %s, or for a rank that it waits for",
-                       static_cast<long long>(deadline_.timeout_ms()), name_.c_str());
+                       "timed out after %s waiting for %s, or for a rank that it waits for",
+                       deadline_.timeout_text().c_str(), name_.c_str());
   }
 
  private:

@@ -81,8 +81,8 @@ Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& de
       int64_t remaining_ns = deadline.remaining_ns();
       if (remaining_ns <= 0)
         return make_status(Code::kTimeout,
-                           "timed out after %lld ms waiting for key '%s' in the store",
-                           static_cast<long long>(deadline.timeout_ms()), key.c_str());
+                           "timed out after %s waiting for key '%s' in the store",
+                           deadline.timeout_text().c_str(), key.c_str());
       deadline.nap(
           std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns)));
     }

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _MARK = "doctor: "
+TOO_LATE = "did not end in time"  # of Answer.ended
 # Of faulthandler: the signal, the thread, where it was.
 _LINES_OF_A_CRASH = 4
 # For a child to be gone once it has been killed.
@@ -109,7 +110,7 @@ class Child:
                 ended = f"ended with status {status}"
         except subprocess.TimeoutExpired:
             self._end()
-            ended = "did not end in time"
+            ended = TOO_LATE
             if self._process.poll() is None:
                 ended += (
                     f", nor when it was killed (pid {self._process.pid}): it waits in the kernel"

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import deepspeed_comm
+from deepspeed_comm import _backend
 from deepspeed_comm._machine import processor_name
 from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import Finding
@@ -114,7 +115,7 @@ def check_extension(finding: Finding, examination: Examination) -> None:
     if "extension" not in facts:
         finding.problem(
             f"it was not loaded ({answer.reason or 'no torch.distributed to load it with'})",
-            "build it again against this torch; see the command in CONTRIBUTING.md",
+            f"build it again against this torch: {_backend.rebuild_command()}",
         )
         return
     finding.say(facts["extension"])
@@ -125,7 +126,7 @@ def check_extension(finding: Finding, examination: Examination) -> None:
             "import deepspeed_comm says why, as a warning",
         )
     if "group_error" in facts:
-        finding.problem(f"a group of one rank fails: {facts['group_error']}", "as it says")
+        finding.problem(f"a group of one rank fails: {facts['group_error']}", "mend that first")
     elif answer.ended:
         finding.problem(f"a group of one rank failed ({answer.reason})", "build it again")
     if build.get("sanitizers"):
@@ -177,7 +178,9 @@ def check_settings(finding: Finding, examination: Examination) -> None:
         else "none is set, the defaults are used"
     )
     for mistake in facts.get("mistakes", []):
-        finding.problem(mistake, "see docs/settings.md; every rank refuses to make a group")
+        finding.problem(
+            mistake, "every rank refuses to make a group: dscomm config lists the settings"
+        )
     if set_here and "mistakes" not in facts:
         finding.warn(
             "they could not be checked, since the native module does not load", "see extension"

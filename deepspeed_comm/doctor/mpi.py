@@ -67,8 +67,9 @@ def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary = OPEN_MP
             finding.problem(f"this is not {name}, which dscomm was built with", advice)
             return
     if "thread_level" not in facts:
+        does = "does not return" if answer.ended == child.TOO_LATE else "ends its process"
         finding.problem(
-            f"MPI_Init_thread does not return ({answer.reason})",
+            f"MPI_Init_thread {does} ({answer.reason})",
             "try a small MPI program under mpirun; your own variables for MPI were kept",
         )
         return

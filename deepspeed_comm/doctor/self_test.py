@@ -41,7 +41,7 @@ def check_two_ranks(finding: Finding, examination: Examination) -> None:
         step = f"at {answer.facts['step']}" if "step" in answer.facts else "before it began"
         finding.problem(
             f"rank {rank}, {step}: {answer.reason or 'ended too early'}",
-            "mend the problems above first, then see docs/errors.md",
+            "mend the problems above first; without any, report this with dscomm doctor --json",
         )
     if not failed:
         finding.say(

@@ -626,7 +626,7 @@ GOOD_MPI = {"library": "/lib/libmpi.so.40", "version": "Open MPI v4.1.4, package
         ({}, "ended with status 1", "problem: Open MPI cannot be loaded (ended with status 1"),
         (GOOD_MPI | {"version": "MPICH 4\nMore"}, "", "problem: this is not Open MPI"),
         (GOOD_MPI, "did not end in time", "problem: MPI_Init_thread does not return (did not"),
-        (GOOD_MPI, "was ended by SIGSEGV", "problem: MPI_Init_thread does not return (was ended"),
+        (GOOD_MPI, "was ended by SIGSEGV", "problem: MPI_Init_thread ends its process (was ended"),
         (GOOD_MPI | {"init_code": 16, "thread_level": -1}, "", "fails with code 16"),
         (GOOD_MPI | {"init_code": 0, "thread_level": 1}, "", "needs MPI_THREAD_MULTIPLE"),
         (GOOD_MPI | {"init_code": 0, "thread_level": 3}, "was ended by SIGSEGV", "MPI_Finalize"),

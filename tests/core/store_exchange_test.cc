@@ -176,7 +176,7 @@ TEST(StoreExchange, TimeoutNamesTheMissingRank) {
     StoreExchange exchange(store, request, deadline);
     const Status status = exchange.agree("one", "", joined).status();
     EXPECT_EQ(status.code(), Code::kTimeout);
-    EXPECT_EQ(status.message(), "timed out after 1000 ms waiting for rank 2; it snows");
+    EXPECT_EQ(status.message(), "timed out after 1 s waiting for rank 2; it snows");
   });
 }
 

@@ -522,7 +522,7 @@ TEST(TreeDetector, WhoGivesUpFirstNamesWhoIsMissing) {
     Result<DetectorPtr> detector = TreeDetector::connect(
         request_of(rank, 4), store, Deadline::after(rank == 1 ? seconds(3) : seconds(300)));
     expect_says(detector.status(), Code::kTimeout,
-                "timed out after 3000 ms waiting for rank 103 (pid 5003 on host host3) to connect");
+                "timed out after 3 s waiting for rank 103 (pid 5003 on host host3) to connect");
   });
   EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import platform
 import re
 import resource
+import struct
 import subprocess
 import sys
 import time
@@ -307,6 +311,57 @@ def test_ulimit(what: str) -> None:
         assert texts == ["", ""]
     if what in ("file size 512 KiB", "address space 8 MiB"):
         assert "" not in texts
+
+
+# A filter of system calls in classic BPF, as a container's seccomp profile becomes one: load the
+# number of the call; of memfd_create it is an error, and else allowed.
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
+
+
+def _forbid_memfd_create() -> None:
+    program = b"".join(
+        struct.pack("HBBI", *instruction)
+        for instruction in (
+            (_LOAD_WORD, 0, 0, 0),
+            (_JUMP_IF_EQUAL, 0, 1, _MEMFD_CREATE[platform.machine()]),
+            (_RETURN, 0, 0, _ERROR | errno.EPERM),
+            (_RETURN, 0, 0, _ALLOW),
+        )
+    )
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    assert libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.c_char_p(header), 0, 0) == 0, (
+        os.strerror(ctypes.get_errno())
+    )
+
+
+def _init_without_memfd(world: World) -> str:
+    store = world.tcp_store()
+    if world.rank == 1:
+        _forbid_memfd_create()
+    try:
+        return _try(world, "world", store)
+    finally:
+        world.say("tried")
+        world.hear()
+
+
+@pytest.mark.skipif(
+    platform.machine() not in _MEMFD_CREATE, reason="the number of memfd_create is not known here"
+)
+def test_memfd_create_forbidden_by_seccomp_says_what_to_allow() -> None:
+    with Job(2, _init_without_memfd) as job:
+        job.wait_for("tried")
+        job.tell("go")
+        texts = job.results()
+    for text in texts:
+        assert "rank 1" in text and "memfd_create failed: Operation not permitted" in text, texts
+        assert "allow it in the seccomp profile of the container" in text, texts
 
 
 def _queue_without_threads(world: World) -> list[str]:

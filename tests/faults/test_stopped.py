@@ -49,7 +49,7 @@ def test_stopped_past_the_timeout(kind: str) -> None:
             text = event.facts["text"]
             assert names_rank(text, stopped, job.pids[stopped]), job.report()
             assert "stopped (state T)" in text, job.report()
-            assert "timed out after 2000 ms" in text, job.report()
+            assert "timed out after 2 s" in text, job.report()
             # The wait may have begun just before the stop.
             assert TIMEOUT_S - 0.5 < event.at_s - at_s < TIMEOUT_S + 1.0, job.report()
         job.finish([0, 2])

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdint>
 #include <ctime>
+#include <string>
 
+#include "core/base/duration.h"
 #include "core/base/lost_time.h"
 
 namespace dscomm {
@@ -42,8 +44,9 @@ class Deadline {
     seen_.ns = now;
     return remaining_at(now);
   }
-  // Of the whole, for messages.
+  // Of the whole.
   int64_t timeout_ms() const { return timeout_ns_ / 1'000'000; }
+  std::string timeout_text() const { return duration_text(timeout_ms()); }
   // The same, ending so much later. Starts it.
   Deadline later(int64_t ns) const {
     remaining_ns();

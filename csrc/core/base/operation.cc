@@ -37,8 +37,8 @@ Status Operation::wait(std::chrono::milliseconds limit) {
       const int64_t left_ns = time_left->ns();
       if (left_ns <= 0)
         return make_status(Code::kTimeout,
-                           "timed out after the %lld ms that wait() was given; the call goes on",
-                           static_cast<long long>(limit.count()));
+                           "timed out after the %s that wait() was given; the call goes on",
+                           duration_text(limit.count()).c_str());
       const int64_t slice_ns = std::min(left_ns, kSliceNs), began_ns = monotonic_ns();
       finished_.wait_for(lock, std::chrono::nanoseconds(slice_ns), is_done);
       deadline.note_slice(began_ns, slice_ns);

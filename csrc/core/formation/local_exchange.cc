@@ -282,8 +282,8 @@ Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadli
     if (!is_over) continue;
     if (!reason.ok()) return reason;
     reason =
-        make_status(Code::kTimeout, "timed out after %lld ms waiting for %s, which does not answer",
-                    static_cast<long long>(deadline.timeout_ms()), leader_.c_str());
+        make_status(Code::kTimeout, "timed out after %s waiting for %s, which does not answer",
+                    deadline.timeout_text().c_str(), leader_.c_str());
     say_why(reason);
     return reason;
   }

@@ -397,8 +397,8 @@ Status Meeting::collect() {
     }
     DSCOMM_RETURN_IF_ERROR(look());
     if (is_over)
-      return Status(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
-                                        " ms waiting for " + missing() +
+      return Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
+                                        " waiting for " + missing() +
                                         " to call it; did it start, and does it call it too?");
     DSCOMM_RETURN_IF_ERROR(listen(pause, deadline_));
   }
@@ -617,8 +617,8 @@ Result<Meeting::Table> Meeting::follow() {
     if (is_over) {
       const std::string who = missing();
       reason =
-          Status(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
-                                     " ms waiting for " +
+          Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
+                                     " waiting for " +
                                      (who.empty() ? "rank 0, which has stopped or ended" : who));
       // A rank that arrives later fails at once instead of waiting for this one.
       static_cast<void>(put(Status(Code::kTimeout, "rank " + std::to_string(request_.rank) +

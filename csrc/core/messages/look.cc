@@ -98,7 +98,7 @@ std::string PointToPoint::timeout_text(const Transfer& transfer,
                                        const std::vector<MemberLife>& members) const {
   const PointToPointGroup& group = *transfer.group;
   std::string text = transfer.describe() + " timed out after " +
-                     std::to_string(transfer.timeout_ms) + " ms waiting for ";
+                     duration_text(transfer.timeout_ms) + " waiting for ";
   bool held_up = false;
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
     if (member == group.rank || (transfer.peer >= 0 && transfer.peer != member)) continue;
@@ -114,7 +114,7 @@ std::string PointToPoint::timeout_text(const Transfer& transfer,
     text +=
         "; messages that nobody has received fill DSCOMM_UNEXPECTED_BYTES and hold up what comes "
         "after them: receive them, or raise it";
-  return text + "; if that is only slow, raise the timeout";
+  return text + kRaiseTheTimeout;
 }
 
 }  // namespace dscomm

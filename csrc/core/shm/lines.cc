@@ -405,11 +405,11 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
     }
     if (is_expired)
       return fail(Code::kTimeout,
-                  "timed out after " + std::to_string(deadline_.timeout_ms()) + " ms waiting for " +
+                  "timed out after " + deadline_.timeout_text() + " waiting for " +
                       what + "; " +
                       (late.empty() ? "ranks of other groups have not read what was sent to them"
                                     : late + " has not finished the calls before this one") +
-                      "; if that is only slow, raise the timeout");
+                      kRaiseTheTimeout);
     deadline_.nap(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
@@ -531,9 +531,9 @@ Status Lines::timed_out(int member) {
                    : (last.sequence == sequence_ ? "is in call #" : "last made call #") +
                          std::to_string(last.number()) + ", " + describe_call(last);
   }
-  return fail(Code::kTimeout, "timed out after " + std::to_string(deadline_.timeout_ms()) +
-                                  " ms waiting for " + missing +
-                                  "; if that is only slow, raise the timeout");
+  return fail(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
+                                  " waiting for " + missing +
+                                  kRaiseTheTimeout);
 }
 
 // Of its last call; an empty one before the first.

@@ -207,8 +207,8 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
       return Status(Code::kInternal, "it ended before it was ready; standard error may say why");
     DSCOMM_RETURN_IF_ERROR(look());
     if (is_over)
-      return make_status(Code::kTimeout, "timed out: it was not ready after %lld ms",
-                         static_cast<long long>(deadline.timeout_ms()));
+      return make_status(Code::kTimeout, "timed out: it was not ready after %s",
+                         deadline.timeout_text().c_str());
     pollfd entry{socket.fd(), socket.events(), 0};
     // A socket that has ended, or has nothing more to say, must not keep this loop spinning.
     const bool listens = open && !ready;

@@ -109,8 +109,8 @@ class OpenMpiStart final : public MpiStart {
     const std::string name = name_member(request.members, leader);
     Result<std::string> text = context.exchange.await(mine, context.deadline);
     if (text.status().code() == Code::kTimeout && !context.exchange.is_told())
-      return make_status(Code::kTimeout, "timed out: nothing was heard from %s within %lld ms",
-                         name.c_str(), static_cast<long long>(context.deadline.timeout_ms()));
+      return make_status(Code::kTimeout, "timed out: nothing was heard from %s within %s",
+                         name.c_str(), context.deadline.timeout_text().c_str());
     if (!text.ok()) return text.status();
     context.exchange.remove(mine);
     Unpacker unpacker(text.value());

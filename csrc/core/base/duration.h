@@ -1,0 +1,24 @@
+// Durations in messages.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace dscomm {
+
+// 200 ms, 2.5 s, 90 s, 30 min: in the largest unit that needs no more than three decimals.
+inline std::string duration_text(int64_t milliseconds) {
+  if (milliseconds < 1000) return std::to_string(milliseconds) + " ms";
+  if (milliseconds >= 120'000 && milliseconds % 60'000 == 0)
+    return std::to_string(milliseconds / 60'000) + " min";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.15g s", static_cast<double>(milliseconds) / 1000.0);
+  return text;
+}
+
+// The end of a message about a timeout.
+inline constexpr const char* kRaiseTheTimeout =
+    "; if that is only slow, raise the timeout (timeout= of init_process_group() or new_group())";
+
+}  // namespace dscomm
