@@ -266,9 +266,7 @@ void DscommBackend::check_alive(const char* title) const { refuse_for(group_->fa
 void DscommBackend::refuse_for(const Status& status, const char* title) const {
   if (status.ok()) return;
   group_->note_refused(status);
-  // The cause is of an earlier call, unless it is about this process.
-  const char* since = group_->check_process().ok() ? ", which ended earlier" : "";
-  std::rethrow_exception(to_exception(status, describe_call(title, *group_) + since));
+  raise_error(status, title, *group_);
 }
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group::Body body,
