@@ -1,8 +1,8 @@
 """The command `dscomm`, which is `python -m deepspeed_comm`, too: the programs of this package.
 
-    dscomm info [--json]       versions, this host, and what would carry groups here
+    dscomm info [--json]       versions, this host, and the ways between ranks here
     dscomm config [--json]     every setting: its value, its default, and where the value is from
-    dscomm doctor ...          what would keep dscomm from working on this host
+    dscomm doctor ...          the faults of this host
     dscomm bench ...           times collectives of the ranks that torchrun starts
     dscomm plot LOG FIGURE     a figure of a log that save_log() wrote
     dscomm records FOLDER ...  flight records that ranks wrote, through torch's analyser

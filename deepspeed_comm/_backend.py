@@ -183,19 +183,31 @@ def torch_version() -> str | None:
     return str(torch.__version__)
 
 
-# What looks at torch from outside, because it may crash or hang: the words of `dscomm`.
-_LOOKS_FROM_OUTSIDE = ("doctor", "info", "config")
+# The words of `dscomm` that examine torch from another process, because it may crash or hang.
+_EXAMINING = ("doctor", "info", "config")
 
 
 def is_doctor() -> bool:
-    """Whether this process only looks at this installation, and imports no torch itself."""
-    command = sys.orig_argv
-    return any(
-        (option == "-m" and module == "deepspeed_comm.doctor")
-        or (option == "deepspeed_comm" and before == "-m" and module in _LOOKS_FROM_OUTSIDE)
-        or (os.path.basename(option) == "dscomm" and module in _LOOKS_FROM_OUTSIDE)
-        for before, option, module in zip(["", *command], command, command[1:], strict=False)
-    )
+    """Whether this process only examines the installation, and imports no torch itself."""
+    program = _program_of(sys.orig_argv[1:])
+    if program[:2] == ["-m", "deepspeed_comm.doctor"]:
+        return True
+    is_command = program[:2] == ["-m", "deepspeed_comm"]
+    words = program[2:] if is_command else program[1:]
+    is_command |= bool(program) and os.path.basename(program[0]) == "dscomm"
+    return is_command and bool(words) and words[0] in _EXAMINING
+
+
+def _program_of(arguments: list[str]) -> list[str]:
+    """["-m", module, ...] or [script, ...]: the interpreter's arguments without its own options."""
+    arguments = list(arguments)
+    while arguments and arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-"):
+        if re.fullmatch(r"-[A-Za-z]+m", arguments[0]):  # as in -um
+            arguments[0] = "-m"
+            break
+        takes_value = arguments[0] in ("-X", "-W", "--check-hash-based-pycs")
+        del arguments[: 2 if takes_value else 1]
+    return arguments
 
 
 def native_folder(version: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Each product has one colour in every figure; those of dscomm are blue, and nobody else's is.
+# Each product has one colour in every figure. Blue is dscomm's alone.
 COLOURS = {
     "dscomm": "#1f4fa3",
     "dscomm torch": "#00a3c4",
@@ -22,8 +22,7 @@ COLOURS = {
     "nccl": "#5b6b00",
 }
 _OTHERS = ("#666666", "#9c6b6b", "#3f7f7f", "#a05fa0", "#a0a0a0")
-# Whatever has the word in its name is drawn thicker.
-OURS = "dscomm"
+OURS = "dscomm"  # names with this word are drawn thicker
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -61,14 +60,20 @@ def set_size_axis(axes: Any, sizes: list[int]) -> None:
     axes.set_xticks(ticks, [size_text(tick) for tick in ticks], fontsize="small", rotation=30)
 
 
-def make_figure(width: float, height: float, title: str = "") -> tuple[Any, Any, Any]:
-    """(the matplotlib Figure, the part for panels, the strip below it for the legend), in inches.
+_LEGEND_COLUMNS = 6
+
+
+def make_figure(
+    width: float, height: float, title: str = "", labels: int = 12
+) -> tuple[Any, Any, Any]:
+    """(the matplotlib Figure, the part for panels, the strip below it for a legend of so many
+    labels), in inches.
 
     Raises ModuleNotFoundError where there is no matplotlib.
     """
     from matplotlib.figure import Figure  # without pyplot, which may want a screen
 
-    strip = 0.6
+    strip = 0.2 + 0.2 * max(2, -(-labels // _LEGEND_COLUMNS))
     figure = Figure(figsize=(width, height + strip), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=[height, strip])
     above, below = parts
@@ -84,4 +89,9 @@ def set_legend(strip: Any, panels: list[Any]) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             labels.setdefault(label, handle)
     if labels:
-        strip.legend(list(labels.values()), list(labels), loc="center", ncol=min(6, len(labels)))
+        strip.legend(
+            list(labels.values()),
+            list(labels),
+            loc="center",
+            ncol=min(_LEGEND_COLUMNS, len(labels)),
+        )

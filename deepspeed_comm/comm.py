@@ -89,8 +89,7 @@ class ProcessGroup:
 
 
 def _backend() -> TorchBackend:
-    """What carries the calls: `cdb`, which a program that has called torch's own
-    init_process_group() need not have set."""
+    """`cdb`. It is made here if a program has called torch's own init_process_group() alone."""
     if (cdb is None or not cdb.is_initialized()) and torch.distributed.is_initialized():
         _take_group_of_torch()
     assert cdb is not None and cdb.is_initialized(), _NOT_INITIALIZED
@@ -932,7 +931,8 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether init_distributed() was called; torch's own initialisation does not count."""
+    """Whether init_distributed() was called, or an operation of this package has taken the group of
+    torch's own init_process_group()."""
     return cdb is not None and cdb.is_initialized()
 
 
@@ -945,7 +945,7 @@ def new_group(ranks: list[int] | None = None, **options: Any) -> Any:
 def destroy_process_group(group: Any = None) -> Any:
     """Of all groups when none is named. What DeepSpeed, where it is loaded, keeps of them is
     released, as its own function does."""
-    if cdb is None:
+    if cdb is None and not torch.distributed.is_initialized():
         return None
     is_whole_world = group is None or group is get_world_group()
     result = _backend().destroy_process_group(group)

@@ -1,6 +1,6 @@
 """Shows what the flight records of a job say, by torch's own analyser.
 
-    python -m deepspeed_comm.flight_record FOLDER [options of the analyser]
+    dscomm records FOLDER [options of the analyser]
 
 FOLDER holds the files that ranks wrote with DSCOMM_FLIGHT_RECORD_DIR, one for each rank, those of
 several hosts in one folder. It prints the reason that each rank gave, then what torch's analyser

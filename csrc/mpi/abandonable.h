@@ -12,7 +12,7 @@ namespace dscomm {
 // Runs `body` on a thread of its own and waits for it. At the deadline, or when `look` has a
 // reason, the thread is left behind: what `body` touches must live as long as it does, so it
 // captures by value. OK once `body` has returned; kTimeout ("timed out: MPI_Init_thread did not
-// return within 1000 ms").
+// return within 1 s").
 Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
                        const Look& look);
 

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "mpi/abandonable.h"
+#include "mpi/call_watch.h"
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_wait.h"
@@ -73,6 +74,7 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
   size_t own = 0;
   while (own < ranks.size() && ranks[own] != rank) ++own;
   DSCOMM_CHECK(own < ranks.size(), "this rank is not one of those that meet");
+  const guard::CallDeadline calls_end(deadline);
   MeetingWatch watch(look, deadline);
   MpiWaitPolicy policy;
   policy.spin_polls = 0;

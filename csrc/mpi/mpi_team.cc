@@ -510,8 +510,7 @@ Status MpiTeam::fail_by_leaver() {
 
 Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
   if (!left_.ok() && place == Place::kEntering) return fail_by_leaver();
-  const std::string after =
-      "timed out after " + deadline_->timeout_text() + " waiting for ";
+  const std::string after = "timed out after " + deadline_->timeout_text() + " waiting for ";
   const std::string advice = kRaiseTheTimeout;
   // Of the whole group: a member of this Team may wait for one of these inside its host.
   if (std::string silent = names_of(options_.group, answers, Progress::kSilent); !silent.empty())

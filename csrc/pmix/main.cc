@@ -73,10 +73,11 @@ void drop_launcher_variables() {
   for (const std::string& name : names) unsetenv(name.c_str());
 }
 
-// The job's description goes to each rank through its connection. PMIx 5 prefers memory that server
-// and rank map at one address, and where a rank has something there already, as torch's processes
-// do, MPI_Init_thread ends the process with PMIX_ERR_OUT_OF_RESOURCE (5.0.1 in Ubuntu 24.04).
-void choose_how_to_share() { setenv("PMIX_MCA_gds", "hash", 1); }
+// PMIx 5.0.0 and 5.0.1 (Ubuntu 24.04) hand the job's description over in memory that server and
+// rank map at one address. In torch's processes something is there already, and MPI_Init_thread
+// ends them with PMIX_ERR_OUT_OF_RESOURCE. Later versions call the mended component shmem2, and
+// others have no shmem; there this changes nothing.
+void leave_out_faulty_components() { setenv("PMIX_MCA_gds", "^shmem", 1); }
 
 // Away from the job's terminal and process group, whose signals are for the ranks: it ends when
 // they have. Not a child of the leader either, whose own waits for children are its business.
@@ -269,7 +270,7 @@ int main(int argument_count, char**) {
   dscomm::close_other_descriptors();
   dscomm::silence({STDIN_FILENO, STDOUT_FILENO});
   dscomm::drop_launcher_variables();
-  dscomm::choose_how_to_share();
+  dscomm::leave_out_faulty_components();
   if (!dscomm::detach()) return 1;
   return dscomm::Helper().run();
 }

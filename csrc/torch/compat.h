@@ -1,6 +1,6 @@
 // All that differs between the torches dscomm builds for: PyPI's from 2.9 on, where a backend
-// derives from c10d::Backend, and Debian's 1.13.1, where it derives from c10d::ProcessGroup. What
-// came with a later torch 2 is asked of its headers, not of its version.
+// derives from c10d::Backend, and Debian's 1.13.1, where it derives from c10d::ProcessGroup.
+// Features of later torch 2 versions are asked of the headers, not of the version.
 #pragma once
 
 #include <torch/version.h>
@@ -57,7 +57,7 @@ bool is_asynchronous(const Options& options) {
     return true;
 }
 
-// The type of a coalesced reduce_scatter_tensor, which has a name of its own from torch 2.12 on.
+// The type of a coalesced reduce_scatter_tensor, which has a separate name from torch 2.12 on.
 template <typename OpType>
 constexpr OpType reduce_scatter_tensor_coalesced() {
   if constexpr (requires { OpType::REDUCE_SCATTER_TENSOR_COALESCED; })
@@ -66,7 +66,7 @@ constexpr OpType reduce_scatter_tensor_coalesced() {
     return OpType::_REDUCE_SCATTER_BASE;
 }
 
-// What the profiler is told of a call: from torch 2.12 on also whether it is asynchronous, the last
+// A call as the profiler gets it: from torch 2.12 on also whether it is asynchronous, the last
 // argument there, and from 2.13 on its number.
 template <typename Info, typename... Arguments>
 std::shared_ptr<Info> made_with_option(bool asynchronous, Arguments&&... arguments) {

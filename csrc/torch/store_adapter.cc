@@ -80,8 +80,7 @@ Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& de
          pause = std::min(pause * 2, kLongestPause)) {
       int64_t remaining_ns = deadline.remaining_ns();
       if (remaining_ns <= 0)
-        return make_status(Code::kTimeout,
-                           "timed out after %s waiting for key '%s' in the store",
+        return make_status(Code::kTimeout, "timed out after %s waiting for key '%s' in the store",
                            deadline.timeout_text().c_str(), key.c_str());
       deadline.nap(
           std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns)));

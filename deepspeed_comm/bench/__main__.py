@@ -1,4 +1,4 @@
-"""`python -m deepspeed_comm.bench`: measures what the flags say, on the ranks of a launcher.
+"""`dscomm bench`: measures what the flags say, on the ranks of a launcher.
 
 Without a launcher it is a world of one rank.
 """
@@ -99,7 +99,7 @@ def _conclude(
         return 0
     rows = [each for each in found if isinstance(each, Row)]
     wrong = sum(row.wrong or 0 for row in rows)
-    for line in report.footer(rows) if rows else ["# nothing was measured"]:
+    for line in report.footer(rows, options.backends[0]) if rows else ["# nothing was measured"]:
         tell(line)
     if rows and options.check:
         tell(f"# wrong elements: {wrong} {'FAILED' if wrong else 'OK'}")

@@ -111,7 +111,7 @@ def _parser() -> _Parser:
         return whole(1, text)
 
     parser = _Parser(
-        prog="python -m deepspeed_comm.bench",
+        prog="dscomm bench",
         description="Time collectives of torch.distributed on CPU tensors; check every result.",
         epilog="Exit status: 0, 1 for a wrong result or where nothing could be measured, 2 for a "
         "wrong flag.",

@@ -30,18 +30,19 @@ def _cells(row: Row, keys: list[str]) -> list[str]:
     return [f"root {row.root}" if key == "root" else str(getattr(row, key)) for key in keys]
 
 
-def draw(rows: list[Row], title: str = "") -> Any:
-    """The matplotlib Figure. `title` says where it was measured, and when."""
+def draw(rows: list[Row], first: str, title: str = "") -> Any:
+    """The matplotlib Figure. `first`: the backend that the others are compared with. `title` says
+    where it was measured, and when."""
     collectives = curves(rows)
     backends = list(dict.fromkeys(row.backend for row in rows))
     pairs = min(_PAIRS_IN_A_LINE, max(1, len(collectives)))
     lines = max(1, -(-len(collectives) // pairs))
-    figure, area, strip = _figures.make_figure(10 * pairs, 3.6 * lines, title)
+    looks = _looks(collectives, backends)
+    figure, area, strip = _figures.make_figure(10 * pairs, 3.6 * lines, title, len(looks))
     panels = area.subplots(lines, 2 * pairs, squeeze=False).ravel()
     for number, (name, of_labels) in enumerate(collectives.items()):
         times, beside = panels[2 * number], panels[2 * number + 1]
         sizes = [row.size_bytes for own in of_labels.values() for row in own]
-        looks = _looks(of_labels, backends)
         for axes in (times, beside):
             _figures.set_size_axis(axes, sizes)
             axes.grid(True, alpha=0.3)
@@ -49,9 +50,9 @@ def draw(rows: list[Row], title: str = "") -> Any:
         for label, own in of_labels.items():
             _draw_curve(times, [(row.size_bytes, row.time_p50_us) for row in own], label, looks)
         if len(backends) > 1:
-            beside.set(title=f"{name}: time by that of {backends[0]}", ylabel="times as long")
+            beside.set(title=f"{name}: time by that of {first}", ylabel="times as long")
             beside.axhline(1.0, color="black", linewidth=0.8)
-            for label, points in speed_ups(of_labels, backends[0]).items():
+            for label, points in speed_ups(of_labels, first).items():
                 _draw_curve(beside, points, label, looks)
         else:
             beside.set(yscale="log", title=f"{name}: bus bandwidth", ylabel="GB/s")
@@ -83,16 +84,26 @@ def speed_ups(of_labels: dict[str, list[Row]], first: str) -> dict[str, list[tup
     return found
 
 
-def _looks(of_labels: dict[str, list[Row]], backends: list[str]) -> dict[str, dict[str, Any]]:
-    """The colour is the backend's; what else differs has another line."""
+def _looks(
+    collectives: dict[str, dict[str, list[Row]]], backends: list[str]
+) -> dict[str, dict[str, Any]]:
+    """By label, the same in all panels. The colour is the backend's, and what else differs has
+    another line; of one backend alone it has another colour."""
     styles = ("-", "--", ":", "-.")
+    backend_of = {
+        label: own[0].backend
+        for of_labels in collectives.values()
+        for label, own in of_labels.items()
+    }
     number_of: dict[str, int] = {}
     looks = {}
-    for label, own in of_labels.items():
-        backend = own[0].backend
+    for label, backend in backend_of.items():
         number = number_of[backend] = number_of.get(backend, -1) + 1
+        colour = _figures.colour_of(backend, backends)
+        if len(backends) == 1 and len(backend_of) > 1:
+            colour, number = f"C{number % 10}", number // 10
         looks[label] = {
-            "color": _figures.colour_of(backend, backends),
+            "color": colour,
             "linewidth": _figures.width_of(backend),
             "linestyle": styles[number % len(styles)],
         }

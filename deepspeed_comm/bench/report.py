@@ -62,26 +62,25 @@ def times_as_long(row: Row, first: Row) -> float:
     return row.time_p50_us / first.time_p50_us
 
 
-def footer(rows: list[Row]) -> list[str]:
+def footer(rows: list[Row], first: str) -> list[str]:
     """nccl-tests' last line for each backend; of several, how long each took against the first."""
-    backends = list(dict.fromkeys(row.backend for row in rows))
+    backends = sorted({row.backend: None for row in rows}, key=lambda name: name != first)
     lines = []
     for backend in backends:
         moved = [row.busbw_gb_s for row in rows if row.backend == backend and row.size_bytes > 0]
         if moved:
             lines.append(f"# Avg bus bandwidth    : {statistics.fmean(moved):.4f}  {backend}")
-    firsts = {_call_of(row): row for row in rows if row.backend == backends[0]}
-    for backend in backends[1:]:
+    firsts = {_call_of(row): row for row in rows if row.backend == first}
+    for backend in backends:
         by_collective: dict[str, list[float]] = {}
         for row in rows:
-            first = firsts.get(_call_of(row))
-            if row.backend == backend and first is not None:
-                times = by_collective.setdefault(row.collective, [])
-                times.append(times_as_long(row, first))
+            base = firsts.get(_call_of(row))
+            if row.backend == backend != first and base is not None:
+                by_collective.setdefault(row.collective, []).append(times_as_long(row, base))
         for name, times in by_collective.items():
             mean = statistics.geometric_mean(times)
             lines.append(
-                f"# {name}: {backend} takes {mean:.2f} x the time of {backends[0]} "
+                f"# {name}: {backend} takes {mean:.2f} x the time of {first} "
                 f"(geometric mean of {len(times)}, {min(times):.2f} to {max(times):.2f})"
             )
     return lines
@@ -168,7 +167,7 @@ def write_files(
 
         ranks = f"{world} rank{'s' * (world != 1)}"
         title = f"{ranks}, {processor_name()}, {datetime.date.today()}"
-        draw(rows, title).savefig(options.plot)
+        draw(rows, options.backends[0], title).savefig(options.plot)
 
 
 def _write_json(

@@ -28,8 +28,8 @@ CHECKS: dict[str, Check] = {
 }
 
 
-# What groups of one host do without.
-FOR_HOSTS = ("MPI", "PMIx helper")
+# Groups of one host work without these.
+FOR_HOSTS = ("folders", "MPI", "PMIx helper")
 
 
 def examine(

@@ -23,13 +23,17 @@ def main() -> int:
         print(f"dscomm config: the native module does not load: {reason}", file=sys.stderr)
         return 1
     rows = chosen(extension.facts["settings"], os.environ)
-    mistakes = extension.facts.get("mistakes", [])
+    rows = [row for row in rows if not options.changed or row["origin"] != "default"]
+    mistakes = extension.facts.get("mistakes")
     if options.json:
         print(json.dumps({"settings": rows, "mistakes": mistakes}, indent=2))
     else:
-        show([row for row in rows if not options.changed or row["origin"] != "default"])
-        for mistake in mistakes:
-            print(f"mistake: {mistake}", file=sys.stderr)
+        show(rows)
+    if mistakes is None:
+        print(f"the values could not be checked: {extension.reason}", file=sys.stderr)
+        return 1
+    for mistake in mistakes:
+        print(f"mistake: {mistake}", file=sys.stderr)
     return 1 if mistakes else 0
 
 

@@ -84,7 +84,10 @@ def ranks_of_host(environment: Mapping[str, str]) -> int | None:
 
 
 def spans_hosts(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher says that the job has more ranks than this host."""
+    """Whether a launcher says that the job has more ranks than this host, or several nodes."""
+    nodes = environment.get("SLURM_STEP_NUM_NODES", "") or environment.get("SLURM_NNODES", "")
+    if nodes.isdigit() and int(nodes) > 1:
+        return True
     here, world = ranks_of_host(environment), environment.get("WORLD_SIZE", "")
     world = world or environment.get("OMPI_COMM_WORLD_SIZE", "") or environment.get("PMI_SIZE", "")
     return here is not None and world.isdigit() and int(world) > here

@@ -260,8 +260,7 @@ def check_folders(finding: Finding, examination: Examination) -> None:
     if not os.access(temporary, os.W_OK | os.X_OK):
         finding.problem(
             f"{temporary}, the folder for temporary files, cannot be written",
-            "set TMPDIR to one that can be, on a disk of the host; torch's launcher and groups of "
-            "several hosts need one",
+            "set TMPDIR to one that can be, on a disk of the host; groups of several hosts need it",
         )
     if home and not os.access(home, os.R_OK | os.X_OK):
         finding.warn(

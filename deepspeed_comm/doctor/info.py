@@ -1,4 +1,4 @@
-"""`dscomm info`: versions, this host, and what would carry groups here."""
+"""`dscomm info`: versions, this host, and the ways between ranks here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dscomm info",
-        description="Show versions, this host, and what would carry groups of dscomm here.",
+        description="Show versions, this host, and the ways between ranks here.",
         epilog="Exit status: 0; 1 where the native module does not load.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")

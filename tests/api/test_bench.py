@@ -380,7 +380,7 @@ def test_files_say_the_same(tmp_path: Path) -> None:
     assert Path(names[2]).read_bytes().startswith(b"\x89PNG")
 
     every = [measurement.Row(**row) for row in rows]
-    figure = plot.draw(every, "two ranks, here")
+    figure = plot.draw(every, "dscomm", "two ranks, here")
     time, beside, of_barrier, barriers = figure.axes
     assert (time.get_xscale(), time.get_yscale()) == ("log", "log")
     lines_of = {line.get_label(): line for line in time.get_lines()}
@@ -395,7 +395,12 @@ def test_files_say_the_same(tmp_path: Path) -> None:
     ]
     assert len(of_barrier.get_lines()) == 2 and len(barriers.get_lines()) == 2
 
-    alone = plot.draw([row for row in every if row.backend == "dscomm"])
+    # Against the first of the flags, also where another one's row comes first.
+    turned = plot.draw(every[::-1], "dscomm")
+    assert list(turned.axes[3].get_lines()[1].get_ydata()) == ratios[:4]
+    assert report.footer(every[::-1], "dscomm") != report.footer(every, "gloo")
+
+    alone = plot.draw([row for row in every if row.backend == "dscomm"], "dscomm")
     assert [list(line.get_ydata()) for line in alone.axes[1].get_lines()] == [of_dscomm]
 
 

@@ -37,7 +37,7 @@ def test_every_word_names_a_program() -> None:
         assert importlib.util.find_spec(module) is not None and f"    dscomm {word} " in usage
 
 
-def test_word_that_is_none_lists_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_word_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["wat"]) == 2
     assert "expected one of info, config, doctor, bench, plot, records, got 'wat'" in (
         capsys.readouterr().err
@@ -90,7 +90,7 @@ def test_config_with_mistakes_names_each() -> None:
     assert "mistake: DSCOMM_YELD_US is not a setting" in result.stderr
 
 
-def test_bench_and_wrong_flags_are_the_programs_own() -> None:
+def test_words_after_the_first_reach_the_program() -> None:
     result = run("bench", "barrier", "-n", "3")
     assert result.returncode == 0 and "# barrier" in result.stdout, result.stderr
     result = run("config", "--wat")
@@ -100,7 +100,7 @@ def test_bench_and_wrong_flags_are_the_programs_own() -> None:
 @pytest.mark.parametrize(
     "words", [("-m", "deepspeed_comm", "config"), ("-m", "deepspeed_comm.doctor")]
 )
-def test_output_that_nobody_reads_ends_it_quietly(words: tuple[str, ...]) -> None:
+def test_closed_output_ends_without_traceback(words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
@@ -121,9 +121,15 @@ def test_output_that_nobody_reads_ends_it_quietly(words: tuple[str, ...]) -> Non
         ("python -m deepspeed_comm bench", False),
         ("python -m deepspeed_comm.bench doctor", False),
         ("python train.py doctor", False),
+        ("python train.py --backend dscomm config", False),
+        ("python train.py -m deepspeed_comm info", False),
+        ("python -X faulthandler -u /opt/env/bin/dscomm info", True),
+        ("python /src/dscomm", False),
+        ("python -um deepspeed_comm.doctor", True),
+        ("python", False),
     ],
 )
-def test_only_what_looks_from_outside_imports_no_torch(
+def test_command_that_examines_is_recognised(
     monkeypatch: pytest.MonkeyPatch, words: str, expected: bool
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", words.split())

@@ -535,6 +535,9 @@ def test_interfaces_are_those_that_ip_shows() -> None:
         ({"WORLD_SIZE": "4"}, False),
         ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, True),
         ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, False),
+        ({"SLURM_STEP_NUM_NODES": "2"}, True),
+        ({"SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "2"}, False),
+        ({"SLURM_NNODES": "2"}, True),
     ],
 )
 def test_job_that_spans_hosts_is_known(variables: dict[str, str], spans: bool) -> None:

@@ -91,7 +91,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     ]
 
 
-def test_every_file_that_names_the_version_names_the_same() -> None:
+def test_versions_of_all_files_are_the_same() -> None:
     version = deepspeed_comm.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     [latest, *_] = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)

@@ -201,20 +201,6 @@ def test_what_is_shared_lies_in_folders_of_our_own(make_job: Callable[[str], Job
     job.nothing_left()
 
 
-def test_ranks_map_no_memory_of_the_helper(make_job: Callable[[str], Job]) -> None:
-    """PMIx 5 would map it at an address that a rank may use already, and MPI could not start."""
-    job = make_job("0,0,1")
-    job.start_all(hold="go")
-    job.wait_for("sum right")
-    folders = [*job.temporary.iterdir(), *shared_folders(job.helper_pids)]
-    for process in job.ranks:
-        maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-        of_helper = [line for line in maps if any(str(folder) in line for folder in folders)]
-        assert all("vader_segment" in line for line in of_helper), of_helper
-    job.tell("go")
-    assert job.codes() == [0, 0, 0], job.report()
-
-
 def test_what_the_user_has_set_stays(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0")
     chosen = job.folder / "chosen"

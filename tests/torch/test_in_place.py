@@ -191,7 +191,7 @@ def _keywords_case(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_empty_with_keywords_of_torch_does_as_torch() -> None:
+def test_empty_with_keywords_of_torch_gives_the_same_tensors() -> None:
     run_fresh(2, _keywords_case)
 
 

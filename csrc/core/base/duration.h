@@ -7,7 +7,7 @@
 
 namespace dscomm {
 
-// 200 ms, 2.5 s, 90 s, 30 min: in the largest unit that needs no more than three decimals.
+// 200 ms, 2.5 s, 90 s, 30 min: whole minutes from two on, seconds from one on.
 inline std::string duration_text(int64_t milliseconds) {
   if (milliseconds < 1000) return std::to_string(milliseconds) + " ms";
   if (milliseconds >= 120'000 && milliseconds % 60'000 == 0)
@@ -19,6 +19,6 @@ inline std::string duration_text(int64_t milliseconds) {
 
 // The end of a message about a timeout.
 inline constexpr const char* kRaiseTheTimeout =
-    "; if that is only slow, raise the timeout (timeout= of init_process_group() or new_group())";
+    "; if that is only slow, raise the timeout (timeout= of the group or the call)";
 
 }  // namespace dscomm

@@ -146,8 +146,8 @@ Status Rendezvous::look() {
     for (const auto& [rank, peer] : peers_)
       if (peer.dial)
         return error(peer.dial->unreachable(
-            Code::kTimeout, "timed out after " + deadline_.timeout_text() +
-                                ", in which it could not connect"));
+            Code::kTimeout,
+            "timed out after " + deadline_.timeout_text() + ", in which it could not connect"));
   DSCOMM_RETURN_IF_ERROR(failure);
   return was_over && is_over_ ? timed_out() : Status();
 }
@@ -275,7 +275,7 @@ Status Rendezvous::take(int rank, Peer& peer, const Message& message) {
 }
 
 Status Rendezvous::timed_out() {
-  const std::string after = "timed out after " + deadline_.timeout_text() + "";
+  const std::string after = "timed out after " + deadline_.timeout_text();
   for (const auto& [rank, peer] : peers_)
     if (peer.dial)
       return error(

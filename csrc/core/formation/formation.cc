@@ -516,9 +516,9 @@ class Former {
         request_.rank == 0 ? 0 : std::min(kBeforeRankZeroNs, deadline_.timeout_ms() * kMs / 20);
     for (bool is_over = false; leader_->reports().size() < leader_->entries().size();) {
       if (is_over) {
-        const Status late = make_status(Code::kTimeout, "timed out after %s waiting for %s",
-                                        deadline_.timeout_text().c_str(),
-                                        leader_->without_report().c_str());
+        const Status late =
+            make_status(Code::kTimeout, "timed out after %s waiting for %s",
+                        deadline_.timeout_text().c_str(), leader_->without_report().c_str());
         if (request_.rank == 0) return late;
         all->failure = late;
         return {};

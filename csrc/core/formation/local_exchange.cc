@@ -281,9 +281,8 @@ Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadli
     if (!reason.ok() && monotonic_ns() >= answer_by_ns) return reason;
     if (!is_over) continue;
     if (!reason.ok()) return reason;
-    reason =
-        make_status(Code::kTimeout, "timed out after %s waiting for %s, which does not answer",
-                    deadline.timeout_text().c_str(), leader_.c_str());
+    reason = make_status(Code::kTimeout, "timed out after %s waiting for %s, which does not answer",
+                         deadline.timeout_text().c_str(), leader_.c_str());
     say_why(reason);
     return reason;
   }

@@ -617,8 +617,7 @@ Result<Meeting::Table> Meeting::follow() {
     if (is_over) {
       const std::string who = missing();
       reason =
-          Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
-                                     " waiting for " +
+          Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() + " waiting for " +
                                      (who.empty() ? "rank 0, which has stopped or ended" : who));
       // A rank that arrives later fails at once instead of waiting for this one.
       static_cast<void>(put(Status(Code::kTimeout, "rank " + std::to_string(request_.rank) +

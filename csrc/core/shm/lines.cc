@@ -405,8 +405,7 @@ Status Lines::ask_until(const std::function<bool()>& is_there, const std::string
     }
     if (is_expired)
       return fail(Code::kTimeout,
-                  "timed out after " + deadline_.timeout_text() + " waiting for " +
-                      what + "; " +
+                  "timed out after " + deadline_.timeout_text() + " waiting for " + what + "; " +
                       (late.empty() ? "ranks of other groups have not read what was sent to them"
                                     : late + " has not finished the calls before this one") +
                       kRaiseTheTimeout);
@@ -531,9 +530,8 @@ Status Lines::timed_out(int member) {
                    : (last.sequence == sequence_ ? "is in call #" : "last made call #") +
                          std::to_string(last.number()) + ", " + describe_call(last);
   }
-  return fail(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
-                                  " waiting for " + missing +
-                                  kRaiseTheTimeout);
+  return fail(Code::kTimeout, "timed out after " + deadline_.timeout_text() + " waiting for " +
+                                  missing + kRaiseTheTimeout);
 }
 
 // Of its last call; an empty one before the first.

@@ -119,8 +119,8 @@ void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
 }
 
 Status StoreExchange::timed_out(const std::string& waiting_for) const {
-  return Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
-                                    " waiting for " + waiting_for + request_.suspicion());
+  return Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() + " waiting for " +
+                                    waiting_for + request_.suspicion());
 }
 
 // "rank 2, rank 5": those that have not said anything in this step.

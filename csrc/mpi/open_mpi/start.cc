@@ -138,6 +138,8 @@ class OpenMpiStart final : public MpiStart {
   }
 
   void has_started(const StartContext& context) override {
+    // Until the ranks have met: the first message to a rank asks the helper, which may be stuck.
+    watch_calls();
     if (context.plan.origin != MpiOrigin::kDscomm) return;
     std::vector<std::string> given = own_variables_;
     given.insert(given.end(), defaults_.begin(), defaults_.end());
