@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,12 @@ import torch
 
 from deepspeed_comm import __main__ as command
 from deepspeed_comm import _backend
-from deepspeed_comm._backend import load_extension, native_folder
+from deepspeed_comm._backend import native_folder
 
 LIMIT_S = 120
+ROOT = Path(__file__).resolve().parents[2]
+# The module itself is not loaded: ranks of other tests are forks of this process, and look at that.
+NATIVE = Path(native_folder(torch.__version__))
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -47,25 +51,20 @@ def test_unknown_word_is_refused_with_the_list(capsys: pytest.CaptureFixture[str
 
 
 def test_info_of_sound_host_is_what_torch_and_extension_say() -> None:
-    result = run("info", "--json")
+    mpi = "mpich" if (NATIVE / "libdscomm_mpich.so").exists() else "auto"
+    result = run("info", "--json", DSCOMM_MPI=mpi)
     assert result.returncode == 0, result.stderr
     facts = json.loads(result.stdout)
     assert facts["torch"] == f"{torch.__version__}, {torch.__file__}"
-    native = load_extension()
-    assert facts["native module"].startswith(f"built against torch {native.torch_version} by ")
-    assert f"computes with {native.reduce_target()}, {native.__file__}" in facts["native module"]
+    built = facts["native module"]
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert built.startswith(f"built against torch {minor}.")
+    assert " computes with " in built and f", {NATIVE}/_C" in built
     assert facts["inside a host"] == "memory that the ranks share"
-    has_mpi = (Path(native_folder(torch.__version__)) / "libdscomm_mpi.so").exists()
-    assert facts["between hosts"].startswith("Open MPI (built with " if has_mpi else "nothing: ")
+    named = {"mpich": "MPICH (built with ", "auto": ("Open MPI (built with ", "nothing: ")}[mpi]
+    assert facts["between hosts"].startswith(named)
     for name, text in facts.items():
         assert name and text and "\n" not in text
-
-
-def test_info_names_the_mpi_that_is_chosen() -> None:
-    if not (Path(native_folder(torch.__version__)) / "libdscomm_mpich.so").exists():
-        pytest.skip("this build is without MPICH")
-    result = run("info", DSCOMM_MPI="mpich")
-    assert result.returncode == 0 and "between hosts   MPICH (built with " in result.stdout
 
 
 def test_config_shows_each_setting_and_its_origin() -> None:
@@ -73,7 +72,8 @@ def test_config_shows_each_setting_and_its_origin() -> None:
     assert result.returncode == 0, result.stderr
     shown = json.loads(result.stdout)
     rows = {row["name"]: row for row in shown["settings"]}
-    assert list(rows) == [row["name"] for row in load_extension().settings()]
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert list(rows) == re.findall(r"^\| `(DSCOMM_\w+)`", page, re.M)
     assert (rows["DSCOMM_YIELD_US"]["value"], rows["DSCOMM_YIELD_US"]["origin"]) == (
         "100",
         "environment",
@@ -91,16 +91,12 @@ def test_config_with_mistakes_names_each() -> None:
 
 
 def test_words_after_the_first_reach_the_program() -> None:
-    result = run("bench", "barrier", "-n", "3")
-    assert result.returncode == 0 and "# barrier" in result.stdout, result.stderr
     result = run("config", "--wat")
     assert result.returncode == 2 and "dscomm config: error" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [("-m", "deepspeed_comm", "config"), ("-m", "deepspeed_comm.doctor")]
-)
-def test_closed_output_ends_without_traceback(words: tuple[str, ...]) -> None:
+def test_closed_output_ends_without_traceback() -> None:
+    words = ("-m", "deepspeed_comm", "config")
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:

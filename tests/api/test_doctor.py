@@ -578,8 +578,6 @@ def test_plugins_switched_off_are_a_warning(bare: pytest.MonkeyPatch) -> None:
     assert finding.outcome is Outcome.WARNING, finding
     assert "warning: TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no plugins" in troubles(finding)
     assert "import deepspeed_comm before init_process_group()" in finding.troubles[0].advice
-    ranks = look("two ranks")
-    assert ranks.outcome is Outcome.OK and ranks.facts["imported"], ranks
 
 
 def test_folders_that_cannot_be_used_are_named(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
