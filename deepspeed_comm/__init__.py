@@ -26,7 +26,7 @@ from deepspeed_comm import _backend
 
 __version__ = "0.1.0"
 
-_torch_version = None if _backend.is_doctor() else _backend.torch_version()
+_torch_version = None if _backend.only_examines() else _backend.torch_version()
 if _torch_version is not None:
     __path__.append(_backend.native_folder(_torch_version))
     _backend._autoload()

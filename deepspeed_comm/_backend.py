@@ -187,7 +187,7 @@ def torch_version() -> str | None:
 _EXAMINING = ("doctor", "info", "config")
 
 
-def is_doctor() -> bool:
+def only_examines() -> bool:
     """Whether this process only examines the installation, and imports no torch itself."""
     program = _program_of(sys.orig_argv[1:])
     if program[:2] == ["-m", "deepspeed_comm.doctor"]:

@@ -69,7 +69,7 @@ constexpr OpType reduce_scatter_tensor_coalesced() {
 // A call as the profiler gets it: from torch 2.12 on also whether it is asynchronous, the last
 // argument there, and from 2.13 on its number.
 template <typename Info, typename... Arguments>
-std::shared_ptr<Info> made_with_option(bool asynchronous, Arguments&&... arguments) {
+std::shared_ptr<Info> make_profiled_info(bool asynchronous, Arguments&&... arguments) {
   if constexpr (std::is_constructible_v<Info, Arguments..., bool>)
     return std::make_shared<Info>(std::forward<Arguments>(arguments)..., asynchronous);
   else

@@ -44,7 +44,7 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
   int first = 0, stride = 1;
   if (!group.global_ranks.empty()) first = group.global_ranks[0];
   if (group.global_ranks.size() > 1) stride = group.global_ranks[1] - first;
-  auto info = made_with_option<torch::ParamCommsDebugInfo>(
+  auto info = make_profiled_info<torch::ParamCommsDebugInfo>(
       call.info.asynchronous, name, group.rank, std::string(call.info.title), elements_of(inputs),
       elements_of(outputs), inputs.empty() ? at::kByte : inputs[0].scalar_type(), no_splits,
       no_splits, first, stride, group.size);

@@ -21,6 +21,7 @@ from deepspeed_comm.bench.measurement import (
     Measurement,
     Refusal,
     Row,
+    compared,
     copy_rate,
     groups_of,
 )
@@ -64,9 +65,10 @@ def run(options: Options, kind: type[Measurement] = Measurement) -> int:
                 named = setting.collective
                 tell(f"#\n# {named}\n{report.heading(first if has_others else '')}")
             for rows in measurement.rows(setting):
-                beside = report.first_of(rows, first)
+                own = [row for row in rows if isinstance(row, Row)]
+                ratios = {row.backend: ratio for row, ratio in compared(own, first)}
                 for row in rows:
-                    tell(report.line_of(row, beside))
+                    tell(report.line_of(row, ratios.get(row.backend)))
                 found += rows
                 step_done()
         after = copy_rate(ledger)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -41,6 +41,23 @@ class Row:
     wrong: int | None
     backend: str
     loop: str
+
+    @property
+    def call(self) -> tuple[str | int, ...]:
+        """What was measured, whatever the backend."""
+        return (self.collective, self.size_bytes, self.type, self.redop, self.root)
+
+
+def compared(rows: Iterable[Row], first: str) -> list[tuple[Row, float]]:
+    """The rows of other backends than `first`, each with its time by that of `first` for the same
+    call, where `first` has one."""
+    rows = list(rows)
+    times = {row.call: row.time_p50_us for row in rows if row.backend == first}
+    return [
+        (row, row.time_p50_us / times[row.call])
+        for row in rows
+        if row.backend != first and row.call in times
+    ]
 
 
 @dataclasses.dataclass

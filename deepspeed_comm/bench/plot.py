@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from deepspeed_comm import _figures
-from deepspeed_comm.bench.measurement import Row
+from deepspeed_comm.bench.measurement import Row, compared
 
 _PAIRS_IN_A_LINE = 2  # where there are several collectives
 
@@ -52,7 +52,9 @@ def draw(rows: list[Row], first: str, title: str = "") -> Any:
         if len(backends) > 1:
             beside.set(title=f"{name}: time by that of {first}", ylabel="times as long")
             beside.axhline(1.0, color="black", linewidth=0.8)
-            for label, points in speed_ups(of_labels, first).items():
+            ratios = {id(row): ratio for row, ratio in compared(sum(of_labels.values(), []), first)}
+            for label, own in of_labels.items():
+                points = [(row.size_bytes, ratios[id(row)]) for row in own if id(row) in ratios]
                 _draw_curve(beside, points, label, looks)
         else:
             beside.set(yscale="log", title=f"{name}: bus bandwidth", ylabel="GB/s")
@@ -63,25 +65,6 @@ def draw(rows: list[Row], first: str, title: str = "") -> Any:
         axes.set_visible(False)
     _figures.set_legend(strip, list(panels))
     return figure
-
-
-def speed_ups(of_labels: dict[str, list[Row]], first: str) -> dict[str, list[tuple[int, float]]]:
-    """By label of the other backends: (bytes, its time by the first backend's), where both were
-    measured with the same settings."""
-    keys = ("size_bytes", "type", "redop", "root")
-    of_first = {
-        tuple(getattr(row, key) for key in keys): row.time_p50_us
-        for own in of_labels.values()
-        for row in own
-        if row.backend == first
-    }
-    found: dict[str, list[tuple[int, float]]] = {}
-    for label, own in of_labels.items():
-        for row in own:
-            base = of_first.get(tuple(getattr(row, key) for key in keys))
-            if row.backend != first and base:
-                found.setdefault(label, []).append((row.size_bytes, row.time_p50_us / base))
-    return found
 
 
 def _looks(

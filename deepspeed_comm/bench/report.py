@@ -10,7 +10,7 @@ import json
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 import deepspeed_comm
 from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm.bench.flags import Options
-from deepspeed_comm.bench.measurement import Refusal, Row
+from deepspeed_comm.bench.measurement import Refusal, Row, compared
 from deepspeed_comm.log_files import replaced_when_complete
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
@@ -43,8 +43,8 @@ def _cells(texts: tuple[str, ...]) -> str:
     return "".join(f" {text:>{width}}" for text, width in zip(texts, _WIDTHS, strict=True))
 
 
-def line_of(found: Row | Refusal, first: Row | None = None) -> str:
-    """`first`: what the first backend took for the same call."""
+def line_of(found: Row | Refusal, ratio: float | None = None) -> str:
+    """`ratio`: its time by that of the first backend."""
     if isinstance(found, Refusal):
         what = f"{found.collective} of {found.type}, {found.redop}"
         return f"# {found.backend} cannot do {what}: {found.reason}"
@@ -54,12 +54,8 @@ def line_of(found: Row | Refusal, first: Row | None = None) -> str:
         *(f"{found.time_p50_us:.2f}", f"{found.time_p99_us:.2f}"),
         *(f"{found.algbw_gb_s:.3f}", f"{found.busbw_gb_s:.3f}", wrong),
     )
-    versus = f"{times_as_long(found, first):.2f} x" if first and first is not found else ""
+    versus = "" if ratio is None else f"{ratio:.2f} x"
     return f"{_cells(cells)}  {found.backend:<{_BACKEND_WIDTH}}  {versus}".rstrip()
-
-
-def times_as_long(row: Row, first: Row) -> float:
-    return row.time_p50_us / first.time_p50_us
 
 
 def footer(rows: list[Row], first: str) -> list[str]:
@@ -70,30 +66,15 @@ def footer(rows: list[Row], first: str) -> list[str]:
         moved = [row.busbw_gb_s for row in rows if row.backend == backend and row.size_bytes > 0]
         if moved:
             lines.append(f"# Avg bus bandwidth    : {statistics.fmean(moved):.4f}  {backend}")
-    firsts = {_call_of(row): row for row in rows if row.backend == first}
-    for backend in backends:
-        by_collective: dict[str, list[float]] = {}
-        for row in rows:
-            base = firsts.get(_call_of(row))
-            if row.backend == backend != first and base is not None:
-                by_collective.setdefault(row.collective, []).append(times_as_long(row, base))
-        for name, times in by_collective.items():
-            mean = statistics.geometric_mean(times)
-            lines.append(
-                f"# {name}: {backend} takes {mean:.2f} x the time of {first} "
-                f"(geometric mean of {len(times)}, {min(times):.2f} to {max(times):.2f})"
-            )
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for row, ratio in compared(rows, first):
+        ratios.setdefault((row.backend, row.collective), []).append(ratio)
+    for (backend, name), own in ratios.items():
+        lines.append(
+            f"# {name}: {backend} takes {statistics.geometric_mean(own):.2f} x the time of {first} "
+            f"(geometric mean of {len(own)}, {min(own):.2f} to {max(own):.2f})"
+        )
     return lines
-
-
-def _call_of(row: Row) -> tuple[str | int, ...]:
-    return (row.collective, row.size_bytes, row.type, row.redop, row.root)
-
-
-def first_of(rows: Sequence[Row | Refusal], first: str) -> Row | None:
-    """Of the rows of one call, that of the first backend, where others are beside it."""
-    own = [row for row in rows if isinstance(row, Row)]
-    return next((row for row in own if row.backend == first and len(own) > 1), None)
 
 
 def introduction(options: Options, world: int) -> str:

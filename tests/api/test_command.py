@@ -129,4 +129,4 @@ def test_command_that_examines_is_recognised(
     monkeypatch: pytest.MonkeyPatch, words: str, expected: bool
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", words.split())
-    assert _backend.is_doctor() is expected
+    assert _backend.only_examines() is expected

@@ -571,10 +571,13 @@ def test_backend_that_torch_finds_by_itself_is_known(
     assert installation.is_plugin(torch_numbers, environment) is known
 
 
-@pytest.mark.skipif(torch.__version__.startswith("1."), reason="torch 1.13 knows no plugins")
 def test_plugins_switched_off_are_a_warning(bare: pytest.MonkeyPatch) -> None:
     bare.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     finding = look("extension")
+    if torch.__version__.startswith("1."):
+        assert finding.outcome is Outcome.OK, finding
+        assert any("knows no plugins: programs import" in text for text in finding.found), finding
+        return
     assert finding.outcome is Outcome.WARNING, finding
     assert "warning: TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no plugins" in troubles(finding)
     assert "import deepspeed_comm before init_process_group()" in finding.troubles[0].advice

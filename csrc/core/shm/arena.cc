@@ -149,7 +149,7 @@ Status Arena::full_locked() const {
   const bool has_late_readers = !lent_.empty() || !pending_.empty();
   return make_status(
       Code::kResource, "the arena of %zu bytes is full%s; raise DSCOMM_ARENA_BYTES or %s", size(),
-      has_late_readers ? " of what other ranks have still to read" : "",
+      has_late_readers ? " of data that other ranks have not read yet" : "",
       has_late_readers ? "have fewer calls in flight" : "destroy groups that are done");
 }
 

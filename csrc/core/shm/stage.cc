@@ -73,7 +73,8 @@ Status Stage::borrow_slab(size_t needed_bytes) {
       offset = arena_->lend(slab_bytes(), this_call(), &turn);
       return offset.ok() || !is_expected;
     };
-    DSCOMM_RETURN_IF_ERROR(lines_.ask_until(is_over, "memory for what it sends (" + refused + ")"));
+    DSCOMM_RETURN_IF_ERROR(
+        lines_.ask_until(is_over, "memory for this call's data (" + refused + ")"));
   }
   if (!offset.ok()) return lines_.fail(offset.status().code(), offset.status().message());
   slab_offset_ = offset.value();
