@@ -4,8 +4,8 @@
 
 Two ranks, each on a core and with a thread of its own. The contenders of a workload take turns,
 each time in new processes; a figure is the median of its rounds. All contenders must come to the
-same tokens, losses and bits. docs/end_to_end.md says what each row is. Exit status 1: some run
-failed, or came to something else.
+same tokens, losses and bits. docs/benchmarks.md describes each row. A whole run also draws the
+figure of the README. Exit status 1: some run failed, or came to something else.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import argparse
+import datetime
 import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 if int(torch.__version__.split(".")[0]) < 2:
     sys.exit(f"end_to_end: torch {torch.__version__} has no DTensor and no FSDP2")
 
+import bars
 from ranks import ROOT
 from report import machine, print_table
 from rounds import Found, measure
@@ -57,7 +60,11 @@ def main() -> None:
     for line in found.notes + found.disturbed + found.failures:
         print(line)
     if options.json:
-        write(options.json, options, found)
+        content = as_json(options, found)
+        options.json.parent.mkdir(exist_ok=True)
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        if options.json == RESULTS and not found.failures:
+            draw(content)
     sys.exit(1 if found.failures else 0)
 
 
@@ -81,10 +88,17 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def write(path: Path, options: argparse.Namespace, found: Found) -> None:
-    path.parent.mkdir(exist_ok=True)
-    content = {
+def draw(content: dict[str, Any]) -> None:
+    try:
+        bars.draw(content, RESULTS.with_suffix(".png"))
+    except ModuleNotFoundError as error:
+        print(f"no figure: {error}")
+
+
+def as_json(options: argparse.Namespace, found: Found) -> dict[str, Any]:
+    return {
         "machine": machine(),
+        "date": datetime.date.today().isoformat(),
         "quick": options.quick,
         "pinned": not options.unpinned,
         "rounds": options.rounds,
@@ -93,7 +107,6 @@ def write(path: Path, options: argparse.Namespace, found: Found) -> None:
         "disturbed": found.disturbed,
         "failures": found.failures,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m benchmarks.one_host [--full] [--peers dscomm vllm] [--rounds 4] [--out FOLDER]
     python -m benchmarks.one_host --messages
 
-docs/one_host.md says what is measured and how to read it. The exit status is 1 where a result was
+docs/benchmarks.md says what is measured and how to read it. The exit status is 1 where a result was
 wrong or dscomm itself failed, and else 0: a peer that cannot be had is a line.
 """
 

@@ -1,4 +1,4 @@
-"""What the memory allows an all-reduce of two ranks with private tensors: docs/one_host.md.
+"""What the memory allows an all-reduce of two ranks with private tensors: docs/benchmarks.md.
 
 The rates were measured on a Zen 4 with two cores; on another processor the bound is a yardstick.
 """

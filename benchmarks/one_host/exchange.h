@@ -1,5 +1,5 @@
 // An exchange of cache lines between two cores: each stores its own and waits for the other's. How
-// long that takes tells where the cores are, see docs/one_host.md.
+// long that takes tells where the cores are, see docs/benchmarks.md.
 #pragma once
 
 #include <algorithm>

@@ -73,7 +73,7 @@ def _whole(world: int) -> float:
 
 
 # nccl-tests, doc/PERFORMANCE.md; gather, scatter and send_recv from its sources. It has neither
-# ping_pong nor exchange: docs/bench.md says what their factor is.
+# ping_pong nor exchange: docs/benchmarks.md has their factors.
 COLLECTIVES = {
     "all_reduce": Collective(
         _one, lambda me, world, root: [(None, 0)], lambda world: 2 * _share(world),

@@ -107,10 +107,22 @@ def test_pages_name_settings_that_exist(page: Path) -> None:
     assert named <= setting_names() | build_options
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Those of its headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
-    dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    dead = []
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+        if "://" in link:
+            continue
+        target = page.parent / link if link else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            dead.append(f"{link}#{anchor}")
     assert not dead
 
 
@@ -164,15 +176,20 @@ def test_files_of_the_core_share_no_names_of_their_own() -> None:
     assert {name: where for name, where in files.items() if len(where) > 1} == {}
 
 
-# Where values stand in messages, few words in a row are in the sources; "…" stands for one.
-@pytest.mark.parametrize(("page", "least"), [("errors.md", 0.4), ("troubleshooting.md", 0.7)])
-def test_messages_on_the_pages_of_errors_are_in_the_sources(page: str, least: float) -> None:
-    # The pages say of torch's own that they are torch's.
-    text = re.sub(r"torch: `[^`\n]+`", "", (ROOT / "docs" / page).read_text())
+def test_messages_of_the_page_of_errors_are_in_the_sources() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    text = re.sub(r"torch: `[^`\n]+`", "", page)  # torch's own messages are marked so
     quoted = re.findall(r"`([^`\n]+)`", text)
     messages = [each for each in quoted if len(each.split()) > 5]
     known = literals()
     assert len(messages) > 15
     shares = {message: share_of_words_known(message, known) for message in messages}
-    assert {message: share for message, share in shares.items() if share < least} == {}
+    # Where values stand in a message, few words in a row are in the sources; "…" stands for one.
+    least = {True: 0.4, False: 0.7}
+    low = {
+        message: share
+        for message, share in shares.items()
+        if share < least[message.startswith("dscomm: ")]  # an example, with values
+    }
+    assert low == {}
     assert share_of_words_known("this sentence is in none of the sources", known) == 0
