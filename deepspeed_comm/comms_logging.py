@@ -351,9 +351,13 @@ class CommsLogger:
             }
 
     def log_all(
-        self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
+        self,
+        print_log: bool = True,
+        show_straggler: bool = False,
+        return_dict: bool = False,
+        compact: bool = False,
     ) -> dict[str, Any] | None:
-        """Prints the table, returns it as a dictionary, or both.
+        """Prints the table, DeepSpeed's or a compact one, returns it as a dictionary, or both.
 
         With show_straggler it is a collective over all ranks, which may have logged different
         calls: a call is compared among those ranks that logged it.
@@ -361,7 +365,7 @@ class CommsLogger:
         summary = self.get_summary()
         stragglers = self._find_stragglers() if show_straggler else None
         if print_log:
-            print(_table(summary), flush=True)
+            print(_compact_table(summary) if compact else _table(summary), flush=True)
             if stragglers is not None:
                 print(_straggler_table(stragglers), flush=True)
         if not return_dict:
@@ -436,6 +440,33 @@ def _table(summary: dict[str, Any]) -> str:
             figures = [f"{of[key]:.2f}" for key in numbers]
             figures += [f"{of[key]:.3f}" for key in ("p50_latency_ms", "p99_latency_ms")]
             lines.append(_row(["", convert_size(size), str(of["count"]), *figures]))
+    return "\n".join(lines)
+
+
+# Of the compact table: the head, the key in the summary, digits behind the point, width.
+_COMPACT = (
+    ("count", "count", 0, 9),
+    ("total ms", "total_latency_ms", 1, 13),
+    ("avg ms", "avg_latency_ms", 3, 11),
+    ("p50 ms", "p50_latency_ms", 3, 11),
+    ("p99 ms", "p99_latency_ms", 3, 11),
+    ("algbw Gbps", "tput_avg_gbps", 2, 12),
+    ("busbw Gbps", "busbw_avg_gbps", 2, 12),
+)
+_COMPACT_SIZE = 21
+
+
+def _compact_table(summary: dict[str, Any]) -> str:
+    """At most 100 columns, but for long names."""
+    lines = [
+        f"{'operation, size': <{_COMPACT_SIZE}}"
+        + "".join(f"{head: >{width}}" for head, _, _, width in _COMPACT)
+    ]
+    for name, records in summary.items():
+        lines.append(name)
+        for size, of in sorted(records.items()):
+            cells = (f"{of[key]: >{width}.{digits}f}" for _, key, digits, width in _COMPACT)
+            lines.append(f"{'  ' + convert_size(size): <{_COMPACT_SIZE}}" + "".join(cells))
     return "\n".join(lines)
 
 

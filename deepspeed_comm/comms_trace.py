@@ -6,6 +6,9 @@ ranks of a host share. Clocks of different hosts are compared when the file is w
 leaves a barrier before the last one has come, so each barrier bounds the offset between two clocks
 from both sides, whatever the network does. The middle of the tightest bounds is taken, and half
 their distance is written beside it. What clocks have drifted apart before that is not known.
+
+Times in the file count from the same moment as in the traces of torch.profiler, so that a viewer
+shows both on one time axis.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ from deepspeed_comm.torch import is_unlisted
 # Each takes microseconds to a millisecond; the quickest of them decide.
 _CLOCK_BARRIERS = 20
 _SHOWN_RUNS = 8
+# torch.profiler's times count from the latest multiple of this since 1970, three months: see
+# ChromeTraceBaseTime of libkineto (https://github.com/pytorch/kineto).
+_BASE_INTERVAL_NS = 7_889_238 * 10**9
 
 
 class Call(NamedTuple):
@@ -40,6 +46,7 @@ class Call(NamedTuple):
     ended_ns: int
     size_bytes: int
     group: str  # its ranks
+    dtype: str = ""  # of its data; none of a barrier
 
 
 class Ring:
@@ -193,16 +200,29 @@ def own_trace(ring_limit: int, calls: list[Call], left_out: int) -> OwnTrace:
     return OwnTrace(ring_limit, calls, left_out, read_clock(), socket.gethostname(), os.getpid())
 
 
-def write_trace(everyones: list[OwnTrace], path: str | os.PathLike[str]) -> None:
-    """One file of all ranks' parts. Raises ValueError where no rank has kept calls."""
+def since_1970_ns() -> int:
+    """What is to be added to this host's monotonic clock to have the time since 1970."""
+    return time.time_ns() - time.perf_counter_ns()
+
+
+def write_trace(
+    everyones: list[OwnTrace], path: str | os.PathLike[str], since_1970: int | None = None
+) -> None:
+    """One file of all ranks' parts. Raises ValueError where no rank has kept calls.
+
+    since_1970: since_1970_ns() of rank 0's host, which is this one unless it is given.
+    """
     if not any(own.limit for own in everyones):
         raise ValueError("no rank keeps calls for a trace: configure(trace_events=10000) first")
     clocks = offsets([own.clock for own in everyones])
     pairs = list(zip(everyones, clocks, strict=True))
     began = [call.began_ns + clock.ns for own, clock in pairs for call in own.calls]
-    start = min(began, default=0)
+    if since_1970 is None:
+        since_1970 = since_1970_ns()
+    first = min(began, default=0) + since_1970
+    base = first // _BASE_INTERVAL_NS * _BASE_INTERVAL_NS
     with replaced_when_complete(path) as file:
-        file.write('{"displayTimeUnit": "ms",\n"otherData": ')
+        file.write(f'{{"displayTimeUnit": "ms",\n"baseTimeNanoseconds": {base},\n"otherData": ')
         ranks = [
             {
                 "rank": rank,
@@ -216,7 +236,7 @@ def write_trace(everyones: list[OwnTrace], path: str | os.PathLike[str]) -> None
         file.write(',\n"traceEvents": [')
         separator = "\n"
         for rank, (own, clock) in enumerate(pairs):
-            for event in _events(rank, own, clock.ns - start):
+            for event in _events(rank, own, clock.ns + since_1970 - base):
                 file.write(separator)
                 json.dump(event, file)
                 separator = ",\n"
@@ -246,6 +266,7 @@ def _events(rank: int, own: OwnTrace, shift_ns: int) -> list[dict[str, Any]]:
             title = call.group if number == 1 else f"{call.group} ({number})"
             events.append(_name("thread_name", rank, 1 + thread, {"name": title}))
         threads[thread] = (call.group, call.ended_ns)
+        data = {"dtype": call.dtype} if call.dtype else {}
         events.append(
             {
                 "ph": "X",
@@ -255,7 +276,7 @@ def _events(rank: int, own: OwnTrace, shift_ns: int) -> list[dict[str, Any]]:
                 "tid": 1 + thread,
                 "ts": (call.began_ns + shift_ns) / 1e3,
                 "dur": (call.ended_ns - call.began_ns) / 1e3,
-                "args": {"bytes": call.size_bytes, "group": call.group},
+                "args": {"bytes": call.size_bytes, "group": call.group, **data},
             }
         )
     return events

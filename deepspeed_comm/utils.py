@@ -76,13 +76,22 @@ def get_msg_size(given: Mapping[str, Any]) -> int:
     return _bytes_of(next((given[name] for name in _DATA_PARAMETERS if name in given), None))
 
 
+def get_dtype(given: Mapping[str, Any]) -> str:
+    """The dtype of the same data, as in "float32"; of several, with commas; "" of none."""
+    data = next((given[name] for name in _DATA_PARAMETERS if name in given), None)
+    names = (str(tensor.dtype).removeprefix("torch.") for tensor in _tensors_of(data))
+    return ", ".join(dict.fromkeys(names))
+
+
 def _bytes_of(data: Any) -> int:
+    return sum(tensor.element_size() * tensor.nelement() for tensor in _tensors_of(data))
+
+
+def _tensors_of(data: Any) -> list[Any]:
     if data is None:
-        return 0
+        return []
     parts = data if isinstance(data, (list, tuple)) else [data]
-    # A P2POp holds a tensor.
-    tensors: list[Any] = [getattr(part, "tensor", part) for part in parts]
-    return sum(tensor.element_size() * tensor.nelement() for tensor in tensors)
+    return [getattr(part, "tensor", part) for part in parts]  # a P2POp holds a tensor
 
 
 def get_debug_log_name(func_args: Mapping[str, Any], debug: bool) -> str:

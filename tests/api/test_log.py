@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -371,6 +372,7 @@ def _summary(world: World) -> None:
     assert straggler["count"] == 3 and straggler["total_straggler_ms"] >= 0
     assert result["metadata"]["world_size"] == 3 and result["metadata"]["rank"] == world.rank
     assert dist.log_summary() is None
+    assert dist.log_summary(compact=True) is None
     dist.destroy_process_group()
 
 
@@ -382,3 +384,6 @@ def test_summary(capfd: pytest.CaptureFixture[str]) -> None:
     assert printed.count("Breakdown with straggler effect") == 1
     heads = "tput_avg (Gbps)     busbw_avg (Gbps)    p50 Latency(ms)     p99 Latency(ms)\n"
     assert f"Total Latency(ms)   Avg Latency(ms)     {heads}" in printed
+    [compact] = re.findall(r"^operation, size .*(?:\n.*)*", printed, re.M)
+    assert re.search(r"^all_reduce\n(?: .*\n)*  400\.0 B +3 ", compact, re.M)
+    assert all(len(line) <= 100 for line in compact.splitlines())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.profiler
 from harness import World, run_fresh
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,8 @@ from deepspeed_comm.comms_trace import (
     ranks_text,
     write_trace,
 )
+
+MONTHS_NS = 7_889_238 * 10**9
 
 # --- clocks
 
@@ -101,7 +104,9 @@ def events_of(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def assert_is_a_trace(path: Path) -> list[dict[str, Any]]:
-    """Times are numbers from 0, and what one thread does follows one after the other."""
+    """Times count from a multiple of three months, and what one thread does follows one after the
+    other."""
+    assert json.loads(path.read_text())["baseTimeNanoseconds"] % MONTHS_NS == 0
     events = events_of(path, "X")
     for event in events:
         assert event["ts"] >= 0 and event["dur"] >= 0
@@ -115,8 +120,8 @@ def assert_is_a_trace(path: Path) -> list[dict[str, Any]]:
             for event in events
             if (event["pid"], event["tid"]) == thread
         )
-        # Their fractions are binary, so a sum may be a little above.
-        assert all(a[1] <= b[0] + 1e-3 for a, b in zip(own, own[1:], strict=False))
+        # Numbers of this size have three decimals, so a sum may be a little above.
+        assert all(a[1] <= b[0] + 1e-2 for a, b in zip(own, own[1:], strict=False))
     return events
 
 
@@ -129,7 +134,9 @@ def test_file_of_ranks_whose_clocks_differ(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     here = [Call("send", "mine", 9_000_000, 9_002_000, 64, "world")]
     there = [Call("recv", "recv", 4_000_500, 4_003_500, 64, "ranks 0-1")]
-    write_trace([own(here, 9_000_000), own(there, 4_000_000, "b")], path)
+    everyones = [own(here, 9_000_000), own(there, 4_000_000, "b")]
+    write_trace(everyones, path, since_1970=3 * MONTHS_NS - 9_000_000)
+    assert json.loads(path.read_text())["baseTimeNanoseconds"] == 3 * MONTHS_NS
     first, second = assert_is_a_trace(path)
     assert first == {
         "ph": "X",
@@ -199,6 +206,7 @@ def _trace(world: World, backend: str) -> None:
 
     events = assert_is_a_trace(path)
     mine = [event for event in events if event["pid"] == world.rank]
+    assert {event["args"]["dtype"] for event in mine} == {"float32"}
     assert sorted(
         (event["name"], event["cat"], event["args"]["bytes"], event["args"]["group"])
         for event in mine
@@ -216,7 +224,7 @@ def _trace(world: World, backend: str) -> None:
     reduced = [event for event in events if event["args"]["bytes"] == 4000]
     assert len(reduced) == world.size
     began = max(event["ts"] for event in reduced)
-    assert all(event["ts"] + event["dur"] >= began - 1e-3 for event in reduced)
+    assert all(event["ts"] + event["dur"] >= began - 1e-2 for event in reduced)
     data = json.loads(path.read_text())["otherData"]
     assert data["world_size"] == world.size
     assert [rank["clock_error_us"] for rank in data["ranks"]] == [0, 0]
@@ -236,3 +244,34 @@ def _trace(world: World, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_trace_of_ranks(backend: str) -> None:
     run_fresh(2, _trace, backend)
+
+
+def _beside_the_profiler(world: World) -> None:
+    init(world, "dscomm")
+    folder = Path(world.folder)
+    dist.configure(enabled=True, trace_events=100)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1000))
+            time.sleep(0.01)
+    dist.configure(enabled=False)
+    dist.save_trace(folder / "ours.json")
+    profiler.export_chrome_trace(str(folder / "theirs.json"))
+
+    def spans(name: str, event_name: str) -> list[tuple[float, float]]:
+        """In us since 1970."""
+        content = json.loads((folder / name).read_text())
+        base_us = content.get("baseTimeNanoseconds", 0) / 1e3  # torch 1.13 counts from 1970
+        events = [each for each in content["traceEvents"] if each.get("name") == event_name]
+        return sorted((base_us + e["ts"], base_us + e["ts"] + e["dur"]) for e in events)
+
+    ours, theirs = spans("ours.json", "all_reduce"), spans("theirs.json", "dscomm:all_reduce")
+    assert len(ours) == len(theirs) == 3
+    for mine, other in zip(ours, theirs, strict=True):
+        # Two clocks, each compared with the time since 1970 once; calls are 10 ms apart.
+        assert abs(mine[0] - other[0]) < 3_000 and abs(mine[1] - other[1]) < 3_000
+    dist.destroy_process_group()
+
+
+def test_times_are_those_of_the_profiler() -> None:
+    run_fresh(1, _beside_the_profiler)
