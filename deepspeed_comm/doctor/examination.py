@@ -73,8 +73,10 @@ class Examination:
         return self._built("dscomm-pmix")
 
     def _built(self, name: str) -> str:
-        path = os.path.join(self.extension.facts.get("folder", ""), name)
-        return path if os.path.exists(path) else ""
+        folder = self.extension.facts.get("folder", "")
+        # Beside the extension or, in a wheel for several torches, in the folder above.
+        paths = [os.path.join(each, name) for each in (folder, os.path.dirname(folder)) if each]
+        return next((path for path in paths if os.path.exists(path)), "")
 
 
 def ranks_of_host(environment: Mapping[str, str]) -> int | None:

@@ -123,6 +123,45 @@ def test_broken_native_code(environment: Environment, installation: Path) -> Non
     assert "rebuild it with" in output
 
 
+def test_missing_library_names_its_package(
+    environment: Environment, installation: Path, tmp_path: Path
+) -> None:
+    version = torch_version(environment)
+    folder = native_folder(installation, version)
+    add_build(folder, version, b"")
+    library = tmp_path / "libhwloc.so.99"
+    empty = ["c++", "-shared", "-nostdlib", "-x", "c++", "/dev/null", "-x", "none"]
+    subprocess.run([*empty, f"-Wl,-soname,{library.name}", "-o", str(library)], check=True)
+    [extension] = folder.glob("_C*.so")
+    needs = ["-Wl,--no-as-needed", str(library), "-o", str(extension)]
+    subprocess.run([*empty, *needs], check=True)
+    library.unlink()
+    output = run(environment, installation, USE_BACKEND).stdout
+    assert "libhwloc.so.99: cannot open shared object file" in output
+    assert "run `apt-get install libhwloc15 libhwy1`" in output
+
+
+def test_wheel_serves_every_torch_of_a_minor_version(
+    environment: Environment, installation: Path
+) -> None:
+    version = torch_version(environment)
+    minor = ".".join(version.split(".")[:2])
+    add_build(native_folder(installation, minor), minor, b"no shared library")
+    add_build(native_folder(installation, "9.8"), "9.8", b"")
+    output = run(environment, installation, USE_BACKEND).stdout
+    assert f"built against torch {version}, cannot be loaded" in output
+
+
+def test_wheel_without_this_torch_names_the_choices(
+    environment: Environment, installation: Path
+) -> None:
+    for minor in ("9.10", "9.8"):
+        add_build(native_folder(installation, minor), minor, b"")
+    output = run(environment, installation, USE_BACKEND).stdout
+    version = torch_version(environment)
+    assert f"is for torch 9.8, 9.10, and this is torch {version}: install one of these" in output
+
+
 def test_native_code_of_another_python(environment: Environment, installation: Path) -> None:
     version = torch_version(environment)
     folder = native_folder(installation, version)

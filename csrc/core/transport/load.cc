@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -61,6 +62,16 @@ bool is_loaded(const Library& library) {
 
 bool is_built(const Library& library, const std::string& folder) {
   return access((folder + "/" + library.file).c_str(), F_OK) == 0;
+}
+
+// Where the modules lie: beside this code or, in a wheel for several torches, in the folder above.
+std::string module_folder() {
+  const std::string own = own_folder(), above = own + "/..";
+  auto has_one = [](const std::string& folder) {
+    return std::ranges::any_of(libraries(),
+                               [&](const Library& library) { return is_built(library, folder); });
+  };
+  return !has_one(own) && has_one(above) ? above : own;
 }
 
 Status unsupported(const std::string& reason) {
@@ -122,7 +133,7 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
                                                   const Deadline& deadline) {
   static std::mutex mutex;
   static const TransportModule* module = nullptr;
-  const std::string folder = own_folder();
+  const std::string folder = module_folder();
   {
     std::lock_guard lock(mutex);
     if (module == nullptr) {

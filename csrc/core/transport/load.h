@@ -8,9 +8,9 @@
 
 namespace dscomm {
 
-// A TransportFactory: loads a module that lies beside the code that calls this, once, and lets it
-// make the transport. kUnsupported when there is none or what it needs is missing, with what to
-// install.
+// A TransportFactory: loads a module that lies beside the code that calls this, or in the folder
+// above, once, and lets it make the transport. kUnsupported when there is none or what it needs is
+// missing, with what to install.
 Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& request,
                                                   std::shared_ptr<Store> store,
                                                   const Deadline& deadline);
