@@ -21,18 +21,23 @@ endif
 environment := $(if $(filter debian,$(TORCH)),.venv-debian,.venv)
 python := $(environment)/bin/python
 
-.PHONY: help setup demo check test drill bench bench-hosts bench-end-to-end lint format clean
+.PHONY: help setup demo check test drill bench bench-hosts bench-end-to-end wheels test-wheel \
+  docs release lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup    packages, $(environment) and the editable install"
-	@echo "make demo     train on digits under torchrun, beside gloo (RANKS=2 ARGS=...)"
+	@echo "make demo     train on digits under torchrun, time it beside gloo (RANKS=2 ARGS=...)"
 	@echo "make check    the quick loop: build, core tests, each collective on two ranks"
 	@echo "make test     everything, on torch 2.13 and then on Debian's torch"
 	@echo "make drill    the long form: all kill counts, mutations, soak"
 	@echo "make bench    all-reduces and messages on this host, beside gloo, MPIs and others (ARGS=...)"
 	@echo "make bench-hosts  collectives between hosts, beside gloo and three MPIs (ARGS=...)"
 	@echo "make bench-end-to-end  decodes, training steps, checkpoints, beside gloo (ARGS=...)"
+	@echo "make wheels   a wheel for this Python and several torches, in dist/ (ARGS=...)"
+	@echo "make test-wheel   installs the wheel of dist/ in an empty environment, and uses it"
+	@echo "make docs     the pages as a site with an API reference, in build/docs/site"
+	@echo "make release  tags the version that CHANGELOG.md begins with"
 	@echo "make lint     formatting and lint (make format: apply the formatting)"
 	@echo "make clean    remove what was built; the environments stay"
 	@echo "TORCH=debian  with any of them: Debian's torch 1.13.1 instead of 2.13"
@@ -70,6 +75,20 @@ bench-end-to-end: setup
 	PYTHON=$(python) tests/clients/setup || status=$$?; \
 	if [ $$status -eq 77 ]; then python=$(python); elif [ $$status -ne 0 ]; then exit $$status; fi; \
 	$$python benchmarks/end_to_end $(ARGS)
+
+# For every torch whose headers can be fetched; ARGS="--torches 2.13" and the like change that.
+wheels: setup
+	@$(python) tools/wheels $(ARGS)
+
+test-wheel: setup
+	@WHEEL=$$(ls -t dist/*.whl | head -n 1) $(python) -m pytest -q -m drill \
+	  tests/packaging/test_wheel.py $(ARGS)
+
+docs:
+	@tools/docs
+
+release:
+	@tools/release
 
 lint:
 	@tools/lint
