@@ -29,9 +29,9 @@ endwhile()
 # All that setup.py installs.
 add_custom_target(python_package)
 
-# add_extension(TARGET VERSION ROOT CXX11_ABI FOLDER): _C against the torch in ROOT, in packageFOLDER,
-# where FOLDER is empty or begins with a slash.
-# VERSION is the torch that it is for: one, as 2.13.0+cpu, or all of 2.13.
+# add_extension(TARGET VERSION ROOT CXX11_ABI FOLDER): _C against the torch in ROOT. VERSION is the
+# torch that it serves: 2.13.0+cpu alone, or every 2.13. FOLDER is empty, or /torch_2_13 for one of
+# several torches, which keeps their files apart below package and the build directory.
 function(add_extension target version root cxx11_abi folder)
   message(STATUS "torch ${version}: ${root}")
   set(torch_include ${root}/include)

@@ -136,7 +136,7 @@ def load_extension() -> ModuleType:
             built_against = _torch_of_build(native_folder(version))
     except OSError as error:
         raise RuntimeError(f"the native code of deepspeed_comm cannot be read: {error}") from error
-    if built_against not in (version, _minor(version)):
+    if not _fits(built_against, version):
         builds = [built_against] if built_against else _torches_of_all_builds()
         raise RuntimeError(_no_build(version, builds))
     try:
@@ -227,6 +227,11 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+def _fits(built_against: str | None, version: str) -> bool:
+    """Whether a build serves this torch: one for it alone, or for all of its minor version."""
+    return built_against in (version, _minor(version))
+
+
 def _no_build(version: str, builds: list[str]) -> str:
     """Why there is no native code for this torch, and what to do."""
     if builds and all(build == _minor(build) for build in builds):  # a wheel
@@ -256,7 +261,7 @@ def _use_installed_build(version: str) -> None:
         folder = _folder_in(native, version)
         if os.path.realpath(package) == os.path.realpath(_PACKAGE):
             continue
-        if _torch_of_build(folder) not in (version, _minor(version)):
+        if not _fits(_torch_of_build(folder), version):
             continue
         if _python_files(package) != _python_files(_PACKAGE):
             raise RuntimeError(

@@ -313,8 +313,7 @@ def log_summary(
                                     total_straggler_ms, avg_comm_lat_ms, avg_straggler_ms, ...}}},
          "metadata": {world_size, rank, timestamp}}
 
-    compact: a table 100 columns wide, with the percentiles beside the averages, instead of
-        DeepSpeed's, which is 180.
+    compact: a table that is 100 characters wide, instead of DeepSpeed's of 180.
 
     A collective over all ranks.
     """

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import report
 from workload import DSCOMM, GLOO, RATES
 
 from deepspeed_comm import _figures
@@ -42,16 +43,12 @@ def draw(content: dict[str, Any], path: Path) -> None:
         for place, row in enumerate(pair):
             colour = _figures.colour_of(row["contender"], [])
             bar = axes.bar([place], [row["median"]], color=colour, label=row["contender"])
-            axes.bar_label(bar, [_three_digits(row["median"])], padding=2)
+            axes.bar_label(bar, [report.figure(row["median"])], padding=2)
         axes.set_xticks([])
         axes.margins(y=0.15)
         axes.spines[["top", "right"]].set_visible(False)
     _figures.set_legend(strip, list(panels))
     figure.savefig(path, dpi=110)
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 if __name__ == "__main__":
