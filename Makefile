@@ -81,8 +81,7 @@ wheels: setup
 	@$(python) tools/wheels $(ARGS)
 
 test-wheel: setup
-	@WHEEL=$$(ls -t dist/*.whl | head -n 1) $(python) -m pytest -q -m drill \
-	  tests/packaging/test_wheel.py $(ARGS)
+	@WHEEL=$$(ls -t dist/*.whl | head -n 1) $(python) -m pytest -q tests/packaging/test_wheel.py $(ARGS)
 
 docs:
 	@tools/docs

@@ -39,7 +39,9 @@ function(add_extension target version root cxx11_abi folder)
     message(FATAL_ERROR "torch's headers were not found in ${torch_include}; "
       "on Debian they come with: apt-get install libtorch-dev pybind11-dev")
   endif()
-  set(links ${CMAKE_BINARY_DIR}${folder})
+  # The same for a build of this torch alone and for a wheel, which so share the compiler cache.
+  string(REGEX REPLACE "^([0-9]+)\\.([0-9]+).*" "torch_\\1_\\2" links ${version})
+  set(links ${CMAKE_BINARY_DIR}/${links})
   file(MAKE_DIRECTORY ${links})
 
   # Types are shared between extension modules only where both were built with the same pybind11.
@@ -89,6 +91,7 @@ function(add_extension target version root cxx11_abi folder)
   # loaded its libraries by then.
   set_target_properties(${target} PROPERTIES
     OUTPUT_NAME _C
+    DEFINE_SYMBOL "" # it would have the target's name, and differ in the compiler cache
     INLINES_ACROSS_FILES ON
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../../torch/lib"
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package${folder})
