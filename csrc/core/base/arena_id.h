@@ -1,4 +1,4 @@
-// ArenaId: names the arena of a process, and thereby the process itself, on every host.
+// ArenaId: identifies the arena of a process, and so the process itself, across all hosts.
 #pragma once
 
 #include <compare>
@@ -6,7 +6,7 @@
 
 namespace dscomm {
 
-// 128 random bits; they travel through the store and are read back from memory.
+// 128 random bits. Ranks exchange them through the store and compare them with those in the arena.
 struct ArenaId {
   uint64_t high = 0, low = 0;
   bool operator==(const ArenaId&) const = default;

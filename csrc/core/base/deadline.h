@@ -1,4 +1,4 @@
-// Time: one monotonic clock, and the moment at which a wait gives up.
+// Time: one monotonic clock, and deadlines of waits.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +28,9 @@ inline int64_t wall_clock_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// A deadline starts with the first question, so that a call that never waits reads no clock. Copies
-// that are made before it start with their own. Time in which the process did not run (see
-// LostTime) is not charged.
+// A deadline starts at its first query, so that a call that never waits reads no clock. A copy that
+// is made before then starts at its own first query. Time in which the process did not run (see
+// LostTime) does not count.
 class Deadline {
  public:
   static Deadline after(std::chrono::milliseconds timeout) {
@@ -44,26 +44,26 @@ class Deadline {
     seen_.ns = now;
     return remaining_at(now);
   }
-  // Of the whole.
+  // The whole timeout.
   int64_t timeout_ms() const { return timeout_ns_ / 1'000'000; }
   std::string timeout_text() const { return duration_text(timeout_ms()); }
-  // The same, ending so much later. Starts it.
+  // A copy that ends this much later. Starts the clock.
   Deadline later(int64_t ns) const {
     remaining_ns();
     Deadline copy = *this;
     copy.later_ns_ += ns;
     return copy;
   }
-  // Whether the end has passed that this one is later than. Starts it.
+  // Whether the original deadline, without later(), has passed. Starts the clock.
   bool is_overtime() const { return remaining_ns() <= later_ns_; }
 
-  // For whoever waits in slices, after each: it slept or yielded since `began_ns` and had asked for
-  // `asked_ns` at most. What it lasted longer may be time that the process lost.
+  // Call after each slice of a wait. The thread has slept or yielded since `began_ns`, and had
+  // asked for at most `asked_ns`. The excess may be time in which the process did not run.
   void note_slice(int64_t began_ns, int64_t asked_ns) const {
     seen_.ns = monotonic_ns();
     lost_->note(began_ns + asked_ns, seen_.ns);
   }
-  // Sleeps for so long, as a slice.
+  // Sleeps for this long, as one slice.
   void nap(int64_t ns) const {
     const int64_t began_ns = monotonic_ns();
     const timespec time{static_cast<time_t>(ns / 1'000'000'000),
@@ -72,15 +72,16 @@ class Deadline {
     note_slice(began_ns, ns);
   }
   void nap(std::chrono::nanoseconds time) const { nap(time.count()); }
-  // For a wait of a call that spins or computes between its waits: half a second or more since the
-  // last look or slice is not charged, whether this thread computed or did not run (no slice of
-  // sleep would have noted it).
+  // Call at the start of a wait, in a call that spins or computes between its waits. If half a
+  // second or more has passed since the last query or slice, this time does not count, because no
+  // slice of sleep could have shown whether the process ran.
   void leave_out_time_since_last_look() const {
     if (start_ns_ == 0 || seen_.ns == 0) return;
     const int64_t now = monotonic_ns();
     const int64_t unseen_ns = now - seen_.ns - lost_->since(seen_.ns);
     if (unseen_ns < LostTime::kLeastNs) return;
-    // A new start, so that a slice of another thread that notes the same stop does not count twice.
+    // A new start, so that the same stop does not count twice if another thread's slice notes it
+    // too.
     charged_ns_ = timeout_ns_ + later_ns_ - remaining_at(now) - unseen_ns;
     start_ns_ = seen_.ns = now;
   }
@@ -97,8 +98,8 @@ class Deadline {
   int64_t later_ns_ = 0;
   mutable int64_t start_ns_ = 0;
   mutable int64_t charged_ns_ = 0;  // before start_ns_
-  // The last look, or the end of the last slice; 0: none yet. A copy has none: the thread may have
-  // waited with another copy since, in another part of the call.
+  // Time of the last query, or the end of the last slice; 0: none yet. A copy starts at 0, because
+  // the thread may have waited with another copy since then.
   struct Seen {
     Seen() = default;
     Seen(const Seen&) {}
@@ -109,15 +110,15 @@ class Deadline {
     int64_t ns = 0;
   };
   mutable Seen seen_;
-  // A library that is loaded later has a LostTime of its own; the Deadlines that it is given bring
-  // that of their maker.
+  // A module that is loaded later has a separate LostTime. Deadlines keep that of the library that
+  // made them.
   LostTime* lost_;
 };
 
-// How much longer a wait that looks again and again goes on. A deadline that passed before the wait
-// began, or half a second before the last look, passed while this rank computed or copied, or was
-// stopped where no slice of sleep noted it. The others may have been stopped with it, and go on
-// some time after it: they get a second.
+// How much longer a polling wait continues. If the deadline has passed before the wait begins, or
+// more than half a second before the last query, then it passed while this rank computed or copied,
+// or was stopped without a slice to show it. The other ranks may have been stopped too, and may
+// continue a little later: they get one more second.
 class TimeLeft {
  public:
   explicit TimeLeft(const Deadline& deadline)
@@ -140,9 +141,9 @@ class TimeLeft {
   int64_t least_end_ns_;  // 0: none
 };
 
-// Whether a deadline is in overtime (see Deadline::is_overtime()), for a wait that asks again and
-// again. If it was so before the first question, nobody saw it begin, as after a stop of all ranks:
-// then the others get a second, too.
+// Whether a deadline is in overtime (see Deadline::is_overtime()), for a polling wait. If it was in
+// overtime before the first query, all ranks may have been stopped. Then the others get one more
+// second here, too.
 class Overtime {
  public:
   bool counts(const Deadline& deadline) {
@@ -153,7 +154,7 @@ class Overtime {
   }
 
  private:
-  int64_t counts_from_ns_ = 0;  // 0: not asked yet
+  int64_t counts_from_ns_ = 0;  // 0: no query yet
 };
 
 }  // namespace dscomm

@@ -1,4 +1,4 @@
-// A fence, but under ThreadSanitizer, which knows none.
+// A memory fence. Omitted under ThreadSanitizer, which does not support fences.
 #pragma once
 
 #include <atomic>

@@ -13,14 +13,14 @@
 
 namespace dscomm {
 
-// The address of the half that changes with every store of a growing word.
+// The address of the half that changes whenever the word grows.
 inline const uint32_t* futex_half(const std::atomic<uint64_t>& word) {
   return reinterpret_cast<const uint32_t*>(&word) +
          (std::endian::native == std::endian::big ? 1 : 0);
 }
 
 // Sleeps while the low half of `word` equals that of `seen`, at most timeout_ns (0: until woken).
-// Returns for any reason; the caller looks again.
+// It may return early; the caller must check the word again.
 inline void futex_sleep(const std::atomic<uint64_t>& word, uint64_t seen, int64_t timeout_ns) {
   timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
   syscall(SYS_futex, futex_half(word), FUTEX_WAIT, static_cast<uint32_t>(seen),

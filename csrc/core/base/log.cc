@@ -10,7 +10,7 @@
 namespace dscomm {
 namespace {
 
-// Relaxed: each is a lone word that orders nothing.
+// Relaxed: independent words that order nothing.
 std::atomic<int> log_level{static_cast<int>(LogLevel::kWarn)};
 std::atomic<int> log_rank{-1};
 
@@ -44,7 +44,7 @@ void log_line(LogLevel level, const char* format, ...) {
   va_end(arguments);
   length = std::min(length, static_cast<int>(sizeof line) - 2);
   line[length++] = '\n';
-  // Nobody can be told that standard error is closed.
+  // If standard error is closed, there is no place to report it.
   [[maybe_unused]] ssize_t written = ::write(STDERR_FILENO, line, static_cast<size_t>(length));
 }
 

@@ -1,5 +1,5 @@
-// One line is one write to standard error, prefixed with the rank, at or above the level of
-// DSCOMM_DEBUG.
+// The log: each message is one write to standard error, with the rank as prefix, if its level is at
+// or above DSCOMM_DEBUG.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace dscomm {
 
 enum class LogLevel { kError = 0, kWarn = 1, kInfo = 2, kDebug = 3 };
 
-// Process-wide: ranks that are threads of one test process share it.
+// Process-wide: ranks that are threads of one process share these.
 void set_log_level(const std::string& name);  // "error", "warn", "info", "debug"
 void set_log_rank(int rank);                  // -1: not known yet
 bool log_enabled(LogLevel level);

@@ -1,4 +1,4 @@
-// Look: what a wait asks again and again.
+// Look: the callback by which a wait checks whether to give up.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 
 namespace dscomm {
 
-// Asked every few milliseconds while something is waited for: a reason to give up, or OK.
+// Called every few milliseconds during a wait. Returns a reason to give up, or OK.
 using Look = std::function<Status()>;
 
 }  // namespace dscomm

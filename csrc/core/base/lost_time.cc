@@ -5,11 +5,12 @@
 namespace dscomm {
 
 LostTime& LostTime::of_process() {
-  static LostTime* const lost = new LostTime;  // for ever: threads may wait until the process ends
+  static LostTime* const lost = new LostTime;  // never freed: threads may wait until the process
+                                               // ends
   return *lost;
 }
 
-// Several threads see one stop, each from the slice that it was in.
+// Several threads note the same stop, each from its own slice: intervals are merged.
 void LostTime::add(int64_t begin_ns, int64_t end_ns) {
   std::lock_guard lock(mutex_);
   Interval& newest = intervals_.front();

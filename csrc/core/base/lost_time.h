@@ -1,10 +1,10 @@
-// LostTime: when this process did not run, though it was not waiting for anything: all of it was
-// stopped (SIGSTOP), frozen with its cgroup, or paused with its machine.
+// LostTime: intervals in which this process could not run, because it was stopped (SIGSTOP), frozen
+// with its cgroup, or paused with its virtual machine.
 //
-// No signal tells a process that it went on, but a sleep that lasted much longer than it was asked
-// to does. Every wait that sleeps in slices notes how long they took; deadlines leave such time
-// out. So a job that is stopped as a whole goes on where it was. A rank that is stopped alone is
-// missed by the others, which run.
+// A process gets no signal when it continues, but its sleep has lasted much longer than requested.
+// So each wait that sleeps in slices notes how long they took, and deadlines leave the excess out.
+// A job that is stopped as a whole therefore continues where it was. If one rank alone is stopped,
+// the others still run into their deadlines.
 #pragma once
 
 #include <array>
@@ -19,16 +19,15 @@ class LostTime {
  public:
   static LostTime& of_process();
 
-  // A wait that was to be over at `expected_ns` was over at `ended_ns`, on CLOCK_MONOTONIC. Less
-  // than half a second longer is a busy machine.
+  // A sleep that should have ended at `expected_ns` ended at `ended_ns`, on CLOCK_MONOTONIC. A
+  // delay of less than half a second is attributed to a busy machine.
   void note(int64_t expected_ns, int64_t ended_ns) {
     if (ended_ns - expected_ns >= kLeastNs) add(expected_ns, ended_ns);
   }
 
-  // How much was lost since then.
+  // Time lost since then.
   int64_t since(int64_t start_ns) const {
-    // Relaxed: a thread finds what it has noted itself; what another one notes at the same time
-    // counts a slice later.
+    // Relaxed: a thread sees its own notes; those of another thread count one slice later.
     return last_end_ns_.load(std::memory_order_relaxed) <= start_ns ? 0 : sum_since(start_ns);
   }
 
@@ -43,7 +42,7 @@ class LostTime {
   int64_t sum_since(int64_t start_ns) const;
 
   mutable std::mutex mutex_;
-  std::array<Interval, 16> intervals_;  // the last ones, which do not overlap, the newest first
+  std::array<Interval, 16> intervals_;  // the last ones, newest first, disjoint
   std::atomic<int64_t> last_end_ns_{0};
 };
 

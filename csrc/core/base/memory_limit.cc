@@ -11,8 +11,8 @@
 namespace dscomm {
 namespace {
 
-// The number behind `key` in a file of "key value" lines, or the whole file's number when key is
-// empty; nothing for "max" or a missing file.
+// The number after `key` in a file of "key value" lines; if key is empty, the only number in the
+// file. Nothing for "max" or a missing file.
 std::optional<int64_t> read_number(const std::string& path, const std::string& key = "") {
   std::ifstream file(path);
   std::string line;
@@ -33,7 +33,7 @@ std::optional<int64_t> read_number(const std::string& path, const std::string& k
   return std::nullopt;
 }
 
-// Version 1 writes the largest number of whole pages where there is no limit.
+// Without a limit, cgroup v1 reports the largest number of whole pages.
 constexpr int64_t kNoLimit = int64_t{1} << 62;
 
 // Walks from this process's cgroup to the root; `root` is the controller's mount point.
@@ -57,8 +57,8 @@ void walk(std::vector<MemoryLimit>* limits, const std::string& root, std::string
   limits->insert(limits->end(), found.rbegin(), found.rend());
 }
 
-// All processes of a machine can open its time namespace, those in containers too, as it is hardly
-// ever unshared. Linux 5.6; before that, the user namespace.
+// All processes of a machine can open its time namespace, including those in containers, because
+// containers hardly ever unshare it. Needs Linux 5.6; before, the user namespace is used.
 std::string machine_path(const std::string& proc) {
   const std::string time = proc + "/self/ns/time";
   return access(time.c_str(), R_OK) == 0 ? time : proc + "/self/ns/user";

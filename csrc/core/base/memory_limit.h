@@ -1,8 +1,8 @@
-// How much memory this process can still take before the kernel would kill somebody for it.
+// How much memory this process can still take before the kernel's out-of-memory killer acts.
 //
-// Allocating past the limit of a machine or cgroup brings the out-of-memory killer, not an error,
-// so the limits are read first. What is read is a promise about what is visible, no more. Others
-// may take memory at the same time: MemoryReservation is for taking it.
+// Allocation beyond the limit of a machine or cgroup is not an error: the kernel kills a process.
+// So the limits are read first. They are a snapshot, and other processes may take memory at the
+// same time: use MemoryReservation to take memory.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,13 @@ struct MemoryLimit {
   std::string path;    // a file or folder that every process under this limit can open
 };
 
-// MemAvailable, and for every visible cgroup above this process that has a limit, that limit less
-// its use (page cache that can be dropped is not counted as use). From the machine down to the
-// process's own cgroup. `proc` and `cgroup` are the mount points, other than the real ones in
-// tests.
+// MemAvailable; and for each visible cgroup of this process that has a limit, the limit minus the
+// usage (without page cache that can be dropped). Ordered from the machine down to the process's
+// own cgroup. `proc` and `cgroup` are the mount points; tests pass others.
 std::vector<MemoryLimit> memory_limits(const std::string& proc = "/proc",
                                        const std::string& cgroup = "/sys/fs/cgroup");
 
-// The smallest of them.
+// The smallest limit.
 MemoryLimit memory_limit(const std::string& proc = "/proc",
                          const std::string& cgroup = "/sys/fs/cgroup");
 

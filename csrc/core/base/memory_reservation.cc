@@ -17,7 +17,7 @@
 #include "core/base/log.h"
 #include "core/base/round_up.h"
 
-// Linux 3.15; glibc declares them for _GNU_SOURCE alone.
+// Linux 3.15; glibc declares them only for _GNU_SOURCE.
 #ifndef F_OFD_GETLK
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
@@ -27,15 +27,15 @@ namespace dscomm {
 namespace {
 
 constexpr size_t kPageBytes = 4096;  // the unit of the ledger
-// Each announcement starts at a random multiple of the most that is taken at once, so that those of
-// two processes do not overlap.
+// Each announcement starts at a random multiple of the largest size, so that those of two processes
+// do not overlap.
 constexpr int64_t kMostPages = int64_t{1} << 28;  // 1 TiB
 constexpr int64_t kStarts = int64_t{1} << 34;
 constexpr int64_t kLedgerEnd = kStarts * kMostPages;
 
 constexpr int64_t kSpareBytes = 16 << 20;
-// Page tables are 1/512 of the memory in each process that maps it, and are charged when they are
-// made. So this is enough for eight.
+// In each process that maps the memory, page tables take 1/512 of its size, charged when they are
+// created. So this is enough for eight processes.
 constexpr size_t kSpareShare = 64;
 
 constexpr auto kPause = std::chrono::milliseconds(1);
@@ -60,7 +60,7 @@ struct flock record(short type, int64_t begin, int64_t end) {
 }
 
 // What other descriptors have announced in the ledger, in pages. More records than kMostRecords, or
-// more pages than any machine has, are nobody's who takes memory: the rest of them is not counted.
+// more pages than any machine has, cannot be real announcements: the rest is not counted.
 int64_t announced_pages(int ledger) {
   constexpr int kMostRecords = 10000;
   std::vector<std::pair<int64_t, int64_t>> ranges{{0, kLedgerEnd}};
@@ -80,7 +80,8 @@ int64_t announced_pages(int ledger) {
   return pages;
 }
 
-// What this process has stopped waiting for, by path: it does not wait for the same again so soon.
+// Announcements for which this process has stopped waiting, by path, so that it does not wait for
+// the same ones again soon.
 class Distrust {
  public:
   void lock_is_stuck(const std::string& path) { note(path).lock_until_ns = until(); }
@@ -106,7 +107,7 @@ class Distrust {
     return notes_[path];
   }
   std::mutex mutex_;
-  std::map<std::string, Note> notes_;  // nodes stay where they are
+  std::map<std::string, Note> notes_;  // nodes have stable addresses
 };
 
 Distrust& distrust() {
@@ -114,7 +115,7 @@ Distrust& distrust() {
   return *never_destroyed;
 }
 
-// Holds the flocks of all paths, while one process announces.
+// Holds the flocks of all paths while this process announces.
 class Order {
  public:
   void enter(int ledger, const std::string& path) {
@@ -137,7 +138,7 @@ class Order {
 };
 
 void tell_once(const std::string& path, int error) {
-  // Relaxed: whoever sets it first tells; it guards nothing.
+  // Relaxed: the thread that sets it first logs; it guards no data.
   static std::atomic<bool> told{false};
   if (!told.exchange(true, std::memory_order_relaxed))
     log_line(LogLevel::kInfo,
@@ -207,7 +208,7 @@ MemoryReservation::Refusal MemoryReservation::try_once(const std::string& proc,
   }
   for (size_t k = 0; k < paths.size(); ++k)
     if (entries_[k].ledger.valid()) announce(&entries_[k], paths[k].path);
-  // Before the limits: what is charged meanwhile then counts twice rather than never.
+  // Before the limits are read: pages charged in between then count twice, not zero times.
   std::map<std::string, int64_t> announced;
   for (size_t k = 0; k < paths.size(); ++k)
     if (entries_[k].ledger.valid())
@@ -223,7 +224,7 @@ MemoryReservation::Refusal MemoryReservation::try_once(const std::string& proc,
     refused = left < 0 ? Refusal::kLimit : Refusal::kOthers;
     if (left < 0) break;
   }
-  // Before the order ends, so that the next process does not count what was refused.
+  // Before the flocks are released, so that the next process does not count a refused announcement.
   if (refused != Refusal::kNone) withdraw();
   return refused;
 }

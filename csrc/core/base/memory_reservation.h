@@ -1,23 +1,23 @@
-// MemoryReservation: memory that this process is about to take, reserved under the limits of the
-// machine and of its cgroups, so that no other process counts on it.
+// MemoryReservation: reserves memory under the limits of the machine and of the cgroups before this
+// process takes it, so that no other process plans with the same memory.
 //
-// A process that reads a limit and then allocates is killed if others do the same at the same time,
-// because all take what each has read. So a process announces memory before it reads the limits. It
-// may take what a limit leaves, less what others have announced. The ledger of announcements is the
-// kernel's table of record locks: under each limit, all processes can open one file or folder
-// (MemoryLimit::path), and a process that takes n pages holds a read lock on n bytes of it, which
-// it shortens as pages are charged. Nothing is written, and the kernel removes the locks of a
-// process that dies.
+// If several processes read a limit at the same time and then allocate, they exceed it together and
+// are killed. So a process announces its memory before it reads the limits. It may take what a
+// limit leaves, minus what others have announced. Announcements are record locks of the kernel. For
+// each limit, all processes can open one file or folder (MemoryLimit::path). A process that takes n
+// pages holds a read lock on n bytes of this file, and shortens it as pages are charged. Nothing is
+// written, and the kernel removes the locks of a dead process.
 //
-// An flock on the same path orders those who announce, so that the first get the memory. Nothing
-// depends on it: without it, two may see each other and both be refused.
+// An flock on the same path serialises announcements, so that the first process gets the memory.
+// Correctness does not depend on it: without it, two processes may see each other and both be
+// refused.
 //
-// No other process can hold this one up for long. The order is waited for kLongestTurn at most: its
-// holder may be any process of the machine, of less weight or stopped, while the peers of this one
-// wait for it, and none of them notices that a rank has died. If announcements leave too little,
-// this process waits while they change, kLongestWait at most. Announcements that have not changed
-// for kStaleAfter (a stopped process, or a hostile one) are ignored, and that is logged. Where a
-// path cannot be locked, limits are read and nothing is reserved; that is logged too.
+// Other processes cannot delay this one for long. It waits for the flock for kLongestTurn at most,
+// because the holder may be any process of the machine, even a stopped one, while the peers of this
+// rank wait for it. If announcements leave too little memory, this process waits while they change,
+// for kLongestWait at most. Announcements that have not changed for kStaleAfter (of a stopped or
+// hostile process) are ignored, with a log message. If a path cannot be locked, the limits are read
+// and nothing is reserved, also with a log message.
 #pragma once
 
 #include <chrono>
@@ -34,27 +34,27 @@ namespace dscomm {
 
 class MemoryReservation {
  public:
-  static constexpr std::chrono::milliseconds kLongestTurn{50};  // some hundred turns
+  static constexpr std::chrono::milliseconds kLongestTurn{50};  // about a hundred turns
   static constexpr std::chrono::milliseconds kStaleAfter{1000};
   static constexpr std::chrono::milliseconds kLongestWait{10000};
 
-  // What is left to the rest of the machine when `bytes` are taken, and to page tables.
+  // What must stay free for page tables and for other processes when `bytes` are taken.
   static int64_t spare_bytes(size_t bytes);
 
-  // Reserves `bytes`. kResource with both numbers where the limits do not hold them and
+  // Reserves `bytes`. kResource, with both numbers, if the limits do not allow these and
   // spare_bytes().
   static Result<MemoryReservation> make(size_t bytes, const std::string& proc = "/proc",
                                         const std::string& cgroup = "/sys/fs/cgroup");
   MemoryReservation(MemoryReservation&&) = default;
-  ~MemoryReservation();  // gives back what was not taken
+  ~MemoryReservation();  // returns what was not taken
 
-  // So many more bytes have been charged to this process. Whole pages, but for the last time.
+  // This many more bytes have been charged to this process. Whole pages, except for the last call.
   void taken(size_t bytes);
 
  private:
   struct Entry {
     UniqueFd ledger;
-    int64_t begin = 0, end = 0;  // what is locked of it
+    int64_t begin = 0, end = 0;  // the locked range
   };
   enum class Refusal { kNone, kLimit, kOthers };
   struct Others {
@@ -72,7 +72,7 @@ class MemoryReservation {
   void withdraw();
 
   size_t bytes_ = 0;
-  std::vector<Entry> entries_;  // by limit: no descriptor where its path cannot be locked
+  std::vector<Entry> entries_;  // one for each limit; no descriptor if its path cannot be locked
 };
 
 }  // namespace dscomm

@@ -15,10 +15,11 @@ struct FrameHeader {
   uint32_t kind;
   uint64_t bytes;
 };
-constexpr uint32_t kFrameMagic = 0x67736d31;  // "1msg": the number of the format comes first
+constexpr uint32_t kFrameMagic = 0x67736d31;  // "1msg": the first digit is the version of the
+                                              // format
 
 // The largest message carries the addresses of all ranks: some hundred bytes each with TCP, some
-// kilobytes with what fast networks need.
+// kilobytes each with fast networks.
 constexpr uint64_t kLargestFrameBytes = uint64_t{1} << 30;
 
 }  // namespace
@@ -36,12 +37,12 @@ void FrameSocket::send_frame(uint32_t kind, std::string_view text) {
   FrameHeader header{kFrameMagic, kind, text.size()};
   outgoing_.append(reinterpret_cast<const char*>(&header), sizeof header);
   outgoing_.append(text);
-  (void)flush();  // that the other end has gone shows in exchange()
+  (void)flush();  // exchange() reports if the other end is gone
 }
 
 bool FrameSocket::exchange() {
   if (!open()) return false;
-  // What the other end said before it went may still be unread.
+  // Messages that the other end sent before it closed may still be unread.
   bool flushed = flush();
   return receive() && flushed;
 }

@@ -1,8 +1,7 @@
-// MessageSocket: messages between two processes of a host, over a Unix socket, without ever
-// blocking.
+// MessageSocket: non-blocking messages between two processes of a host, over a Unix socket.
 //
-// Both ends are of one build and on one machine, so numbers travel as they lie in memory. Sizes are
-// checked all the same.
+// Both ends run the same build on the same machine, so numbers keep their layout in memory. Sizes
+// are checked nevertheless.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,7 @@
 
 namespace dscomm {
 
-// One thread.
+// Used by one thread.
 class FrameSocket {
  public:
   FrameSocket() = default;
@@ -23,12 +22,12 @@ class FrameSocket {
 
   bool open() const { return socket_.valid(); }
   int fd() const { return socket_.get(); }
-  // What poll() shall look for.
+  // The events for poll().
   short events() const;
 
-  // Sends the rest and takes in what has come. False when the other end has gone, or what came is
-  // no message; what came before it is still there. All of it must be asked for with next() before
-  // poll() is called again: what has been taken in does not wake anybody.
+  // Sends what is queued and receives what has arrived. False if the other end is gone or has sent
+  // a malformed message; earlier messages are still available. Call next() until it returns none
+  // before the next poll(): poll() does not report messages that have been received already.
   bool exchange();
   void close() { socket_.reset(); }
 
@@ -45,7 +44,7 @@ class FrameSocket {
   size_t sent_ = 0;  // of outgoing_
 };
 
-// `Kind` is an enumeration of uint32_t. A kind that is not in it may come.
+// `Kind` is an enumeration of uint32_t. A received kind may be out of range.
 template <typename Kind>
 class MessageSocket : public FrameSocket {
  public:
@@ -55,7 +54,7 @@ class MessageSocket : public FrameSocket {
     std::string text;
   };
 
-  // Sends what the socket lets through now, and keeps the rest.
+  // Sends what the socket accepts now, and keeps the rest.
   void send(Kind kind, std::string_view text) { send_frame(static_cast<uint32_t>(kind), text); }
   std::optional<Message> next() {
     std::optional<std::pair<uint32_t, std::string>> frame = next_frame();

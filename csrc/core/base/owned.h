@@ -1,4 +1,4 @@
-// Owners of what the kernel hands out: a file descriptor, a mapping.
+// RAII owners of kernel resources: a file descriptor, a mapping.
 #pragma once
 
 #include <sys/mman.h>
@@ -55,7 +55,8 @@ class Mapping {
   void reset() {
     if (address_ != nullptr) ::munmap(std::exchange(address_, nullptr), bytes_);
   }
-  // Lets go without unmapping: in a forked child, where the range is not mapped, or is to stay.
+  // Releases it without unmapping, for a forked child in which the range is not mapped, or must
+  // stay mapped.
   void forget() {
     address_ = nullptr;
     bytes_ = 0;

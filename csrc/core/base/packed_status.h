@@ -1,4 +1,4 @@
-// A Status between processes.
+// Encodes a Status for another process.
 #pragma once
 
 #include "core/base/packer.h"

@@ -2,7 +2,7 @@
 
 namespace dscomm {
 
-// Seven bits a byte, the lowest first; the eighth says whether others follow.
+// Seven bits a byte, the lowest first; the eighth bit says whether more bytes follow.
 Packer& Packer::number(uint64_t value) {
   for (; value >= 0x80; value >>= 7) bytes_.push_back(static_cast<char>(value | 0x80));
   bytes_.push_back(static_cast<char>(value));
@@ -46,7 +46,7 @@ std::string Unpacker::text() { return std::string(take(number())); }
 
 uint64_t Unpacker::count() {
   uint64_t entries = number();
-  good_ = good_ && entries <= rest_.size();  // an entry is a byte at least
+  good_ = good_ && entries <= rest_.size();  // an entry has at least one byte
   return good_ ? entries : 0;
 }
 

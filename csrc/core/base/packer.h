@@ -1,5 +1,5 @@
-// Packer and Unpacker: numbers and texts, one after the other, for what ranks tell each other once:
-// never parsed, and checked by length. Small numbers take a byte.
+// Packer and Unpacker: encode numbers and texts, one after another, for values that ranks exchange
+// once. Lengths are checked. Small numbers take one byte.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,16 @@ class Packer {
   std::string bytes_;
 };
 
-// What is not there reads as 0 or "".
+// Missing fields read as 0 or "".
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : rest_(bytes) {}
   uint64_t number();
   std::string text();
   std::vector<std::string> texts();
-  // How many entries follow: never more than there can be.
+  // The number of entries that follow, checked against the remaining bytes.
   uint64_t count();
-  // Whether everything was there, and nothing is left.
+  // Whether no field was missing and nothing is left.
   bool whole() const { return good_ && rest_.empty(); }
 
  private:

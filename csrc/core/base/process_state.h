@@ -1,4 +1,4 @@
-// What the kernel says a process is doing.
+// The state of a process, as the kernel reports it.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace dscomm {
 
-// The letter of its state; 0: unknown. `pid` is of this process's own pid namespace.
+// The letter of its state; 0: unknown. `pid` is a number in this process's pid namespace.
 char process_state(int64_t pid);
 // "stopped (state T)".
 std::string process_state_text(char letter);

@@ -32,12 +32,12 @@ Status read_number(const char* name, int64_t smallest, int64_t largest, int64_t*
   return {};
 }
 
-// A text whose allowed values are listed ("a|b|c") must be one of them; other texts are free.
+// If allowed values are listed ("a|b|c"), the text must be one of them; else any text is allowed.
 Status read_text(const char* name, const std::string& allowed, std::string* field) {
   const std::string text = environment(name);
   if (text.empty()) return {};
   if (allowed.find('|') != std::string::npos) {
-    // Two of them with a bar between are found in the list as well, and are none of it.
+    // Two values with a bar between them would also be found in the list.
     if (text.find('|') != std::string::npos ||
         ("|" + allowed + "|").find("|" + text + "|") == std::string::npos)
       return make_status(Code::kInvalidArgument, "%s=%s: expected one of %s", name, text.c_str(),

@@ -1,9 +1,9 @@
-// The one table of DSCOMM_* settings.
+// The table of all DSCOMM_* settings.
 //
 // Each row is (field, environment name, type, default, smallest, largest, unit, meaning). The
 // environment is read once, when the process first makes a Context. A value that does not parse or
-// is out of range, and a DSCOMM_* name that is not in the table, are errors that say what is
-// allowed. docs/settings.md is generated from this table.
+// is out of range, and a DSCOMM_* name that is not in the table, are errors that name the allowed
+// values. docs/settings.md is generated from this table.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,7 @@
 
 #include "core/base/status.h"
 
-// Numbers were set by measurement on 2 cores of a Zen 4 virtual machine unless the row says
-// otherwise.
+// Unless the row says otherwise, defaults were measured on 2 cores of a Zen 4 virtual machine.
 #define DSCOMM_SETTINGS(NUMBER, TEXT)                                                              \
   NUMBER(                                                                                          \
       staging_bytes, "DSCOMM_STAGING_BYTES", 2621440, 16384, 1073741824, "bytes",                  \
@@ -98,7 +97,7 @@ struct PortRange {
 
   bool is_any() const { return last == 0; }
 };
-// "20000-20999"; empty is any. Nothing where it is neither.
+// "20000-20999"; empty is any. Nothing if it is neither.
 std::optional<PortRange> parse_ports(const std::string& text);
 
 struct Settings {
@@ -109,22 +108,22 @@ struct Settings {
 #undef DSCOMM_FIELD_NUMBER
 #undef DSCOMM_FIELD_TEXT
 
-  // The defaults with what the environment says; kInvalidArgument names the variable otherwise.
+  // The defaults, overridden by the environment. kInvalidArgument names a wrong variable.
   static Result<Settings> from_environment();
 };
 
-// Whether torchrun started this process, which then may be one of several that are the same rank,
-// one after the other.
+// Whether torchrun started this process. Then several processes may have the same rank, one after
+// another.
 bool started_by_torchrun();
 // The variables that torchrun sets for a worker. The ranks of a host are consecutive.
 struct TorchrunWorker {
-  int rank = -1, world_size = -1, local_rank = -1, local_world_size = -1;  // -1: it says nothing
-  std::string attempt;  // names the job on this host and the restart
+  int rank = -1, world_size = -1, local_rank = -1, local_world_size = -1;  // -1: not set
+  std::string attempt;  // identifies the job on this host, and the restart
 };
-// Of this process; nothing if torchrun did not start it. Processes started by a worker inherit its
-// variables.
+// Those of this process; nothing if torchrun did not start it. Processes that a worker starts
+// inherit its variables.
 std::optional<TorchrunWorker> torchrun_worker();
-// Whether the launcher keeps the job's store, and not the job's rank 0.
+// Whether the launcher, and not rank 0, hosts the job's store.
 bool launcher_keeps_store();
 
 // One row of the table as text, for docs and the doctor.

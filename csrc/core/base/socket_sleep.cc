@@ -13,11 +13,11 @@
 namespace dscomm {
 namespace {
 
-// A shorter sleep has ended at once.
+// A shorter sleep counts as ended at once.
 constexpr int64_t kAtOnceNs = 20'000;
 constexpr int kMostEndsAtOnce = 1000;
 
-// 0 where it is no socket.
+// 0 if it is not a socket.
 uint64_t cookie_of(int socket) {
   uint64_t cookie = 0;
   socklen_t length = sizeof cookie;
@@ -55,7 +55,7 @@ bool SocketSleep::follow() {
   has_failed_ = !data_.valid() || !room_.valid();
   if (has_failed_) return false;
   std::lock_guard lock(list_.mutex_);
-  // The library may have closed sockets, and other files may have their descriptors now.
+  // The library may have closed sockets, and their descriptors may belong to other files now.
   const auto is_closed = [](const auto& entry) { return cookie_of(entry.socket) != entry.cookie; };
   std::erase_if(list_.entries_, is_closed);
   for (const auto& entry : list_.entries_) {
@@ -86,7 +86,7 @@ bool SocketSleep::sleep(int64_t most_ns, int other) {
   ends_at_once_ = is_at_once ? ends_at_once_ + 1 : std::max(ends_at_once_ - 10, 0);
   if (ready <= 0) return true;
   if (watched[1].revents != 0) {
-    // Takes the reports, so that the next sleep waits for new ones.
+    // Consumes the events, so that the next sleep waits for new ones.
     std::array<epoll_event, 64> events;
     epoll_wait(room_.get(), events.data(), static_cast<int>(events.size()), 0);
   }

@@ -1,8 +1,8 @@
-// Status and Result<T>: how the core reports what went wrong.
+// Status and Result<T>: how the core reports errors.
 //
-// The core throws nothing. A function that can fail returns Status, or Result<T> where there is a
-// value; both are [[nodiscard]]. An OK status is one null pointer, so success costs nothing. The
-// glue turns a status into an exception once, at the edge.
+// The core throws no exceptions. A function that can fail returns Status, or Result<T> if it has a
+// value; both are [[nodiscard]]. An OK status is one null pointer, so success is free. The glue
+// turns a status into an exception, in one place.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ namespace dscomm {
 enum class Code {
   kOk,
   kInvalidArgument,  // the caller's mistake, seen on this rank alone
-  kUnsupported,      // a legal request that dscomm does not carry
-  kMismatch,         // ranks called different things
+  kUnsupported,      // a valid request that dscomm does not support
+  kMismatch,         // ranks made different calls
   kPeerDied,         // a process ended without leaving the group
   kPeerLeft,         // a rank left the group before it published what is waited for
   kTimeout,          // the deadline passed
@@ -50,7 +50,7 @@ class [[nodiscard]] Status {
 // Builds a message from printf arguments.
 Status make_status(Code code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// kResource, with what errno says: "fallocate of shared memory failed: Cannot allocate memory".
+// kResource, with the text of errno: "fallocate of shared memory failed: Cannot allocate memory".
 Status system_error(const char* what);
 
 template <typename T>
@@ -70,7 +70,7 @@ class [[nodiscard]] Result {
   std::optional<T> value_;
 };
 
-// An invariant that stays checked in release builds: prints and aborts the process.
+// Checks an invariant, also in release builds. If it fails, prints it and aborts the process.
 #define DSCOMM_CHECK(condition, what)                                               \
   do {                                                                              \
     if (!(condition)) ::dscomm::check_failed(#condition, what, __FILE__, __LINE__); \

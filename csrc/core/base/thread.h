@@ -1,4 +1,4 @@
-// Starts the threads of the library, which take no signals: those are the program's own business.
+// Starts the threads of the library. They block all signals, because signals belong to the program.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,8 @@
 
 namespace dscomm {
 
-// kResource when the system gives no thread (ulimit -u, ulimit -v, a cgroup's pids.max); `what`
-// says which one for the message.
+// kResource if the system refuses a thread (ulimit -u, ulimit -v, a cgroup's pids.max); `what`
+// names the thread in the message.
 Result<std::thread> start_thread(const char* what, std::function<void()> body);
 
 }  // namespace dscomm
