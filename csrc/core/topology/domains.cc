@@ -1,4 +1,4 @@
-// From where ranks are bound to the domains in which they reduce first.
+// Computes domains from where ranks are bound: the ranks of a domain reduce first.
 
 #include <algorithm>
 #include <map>
@@ -16,7 +16,7 @@ struct Level {
 constexpr Level kNuma{"NUMA node", &Place::numa};
 constexpr Level kL3{"L3", &Place::l3};
 
-// Why the ranks cannot or should not be split at this level is in `reason`; `ranks` is then empty.
+// If the ranks cannot or should not be split at this level, `ranks` is empty and `reason` says why.
 Domains split(std::span<const Place> places, Level level, size_t least_with_two_ranks) {
   std::map<int, std::vector<int>> by_index;
   for (size_t rank = 0; rank < places.size(); ++rank) {
@@ -31,7 +31,8 @@ Domains split(std::span<const Place> places, Level level, size_t least_with_two_
 
   Domains domains;
   for (auto& [index, ranks] : by_index) domains.ranks.push_back(std::move(ranks));
-  std::sort(domains.ranks.begin(), domains.ranks.end());  // disjoint, so by their lowest rank
+  std::sort(domains.ranks.begin(), domains.ranks.end());  // disjoint, so ordered by their lowest
+                                                          // rank
 
   auto has_two = [](const std::vector<int>& ranks) { return ranks.size() >= 2; };
   auto with_two =
@@ -58,7 +59,7 @@ Domains make_domains(std::span<const Place> places, std::string_view hierarchy) 
     return one_domain(places.size(), "DSCOMM_HIERARCHY is " + std::string(hierarchy));
 
   if (hierarchy == "numa" || hierarchy == "l3") {
-    // Asked for, so one domain with two ranks is enough for an inner level to exist.
+    // Requested explicitly, so one domain with two ranks is enough for an inner level.
     Domains domains = split(places, hierarchy == "numa" ? kNuma : kL3, 1);
     if (!domains.ranks.empty()) return domains;
     return one_domain(places.size(),
@@ -66,8 +67,8 @@ Domains make_domains(std::span<const Place> places, std::string_view hierarchy) 
   }
 
   DSCOMM_CHECK(hierarchy == "auto", "the settings allow no other hierarchy");
-  // With one domain of several ranks and others of one, little is saved: the lone ranks exchange
-  // everything anyway.
+  // With one domain of several ranks and others of one rank, a hierarchy saves little: the single
+  // ranks exchange all data anyway.
   Domains by_numa = split(places, kNuma, 2);
   if (!by_numa.ranks.empty()) return by_numa;
   Domains by_l3 = split(places, kL3, 2);

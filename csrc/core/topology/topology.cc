@@ -19,7 +19,7 @@ struct BitmapDeleter {
 };
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, BitmapDeleter>;
 
-// Empty where the list does not parse.
+// Empty if the list does not parse.
 Bitmap parse_cpu_list(const std::string& cpu_list) {
   Bitmap bitmap(hwloc_bitmap_alloc());
   if (cpu_list.empty()) return bitmap;
@@ -32,7 +32,7 @@ bool is_path(const std::string& description) {
   return description.find('/') != std::string::npos || description.ends_with(".xml");
 }
 
-// Only what place_of() and the counts need is kept.
+// Keeps only what place_of() and the counts need.
 bool filter_types(hwloc_topology_t topology) {
   if (hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE) != 0) return false;
   for (hwloc_obj_type_t type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_L3CACHE, HWLOC_OBJ_CORE})
@@ -41,9 +41,9 @@ bool filter_types(hwloc_topology_t topology) {
   return true;
 }
 
-// The objects of the type that divide the cpus among them. Memory without cpus of its own is left
-// out: hwloc gives a node the cpus of the object that it hangs on, which are those of several nodes
-// (far memory) or of one that comes first (fast memory beside the ordinary).
+// The objects of this type that partition the cpus. Memory without separate cpus is left out: hwloc
+// gives such a node the cpus of its parent object, which are those of several nodes (far memory),
+// or of an earlier node (fast memory beside ordinary memory).
 std::vector<hwloc_obj_t> objects_of(hwloc_topology_t topology, hwloc_obj_type_t type) {
   std::vector<hwloc_obj_t> all, chosen;
   for (hwloc_obj_t object = hwloc_get_next_obj_by_type(topology, type, nullptr); object != nullptr;
@@ -60,7 +60,7 @@ std::vector<hwloc_obj_t> objects_of(hwloc_topology_t topology, hwloc_obj_type_t 
   return chosen;
 }
 
-// The object of the type whose cpus include all of `cpus`, or -1.
+// The object of this type whose cpus include all of `cpus`, or -1.
 int index_including(hwloc_topology_t topology, hwloc_obj_type_t type, hwloc_const_bitmap_t cpus) {
   for (hwloc_obj_t object : objects_of(topology, type))
     if (hwloc_bitmap_isincluded(cpus, object->cpuset))
@@ -72,8 +72,8 @@ int count_of(hwloc_topology_t topology, hwloc_obj_type_t type) {
   return static_cast<int>(objects_of(topology, type).size());
 }
 
-// Whether the memory policy of this thread says which nodes its memory comes from, rather than that
-// it is spread or follows the thread.
+// Whether the memory policy of this thread names nodes, rather than interleaving or following the
+// thread.
 bool names_nodes() {
   constexpr int kPreferred = 1, kBind = 2, kPreferredMany = 5, kModes = 0xff;  // linux/mempolicy.h
   int mode = 0;
@@ -92,7 +92,7 @@ Result<std::unique_ptr<Topology>> Topology::load(const std::string& description)
   hwloc_topology_t topology;
   if (hwloc_topology_init(&topology) != 0)
     return make_status(Code::kResource, "hwloc could not start");
-  // Owns `topology` from here on, whatever the outcome.
+  // Owns `topology` from here on, also on failure.
   std::unique_ptr<Topology> loaded(new Topology(topology));
 
   int rc = 0;
@@ -142,7 +142,7 @@ void Topology::place_memory(void* data, size_t bytes) const {
       node < 0 ? nullptr
                : hwloc_get_obj_by_type(topology_, HWLOC_OBJ_NUMANODE, static_cast<unsigned>(node));
   if (object == nullptr || names_nodes()) return;
-  // Without HWLOC_MEMBIND_STRICT the node is preferred: a full one must not kill anybody.
+  // Without HWLOC_MEMBIND_STRICT the node is only preferred, so a full node does not end a process.
   if (hwloc_set_area_membind(topology_, data, bytes, object->nodeset, HWLOC_MEMBIND_BIND,
                              HWLOC_MEMBIND_BYNODESET) != 0)
     log_line(LogLevel::kInfo, "shared memory was not bound to NUMA node %d: %s", node,
@@ -161,7 +161,7 @@ int usable_cores(std::span<const std::string> cpu_lists, double quota) {
     Bitmap cpus = parse_cpu_list(cpu_list);
     hwloc_bitmap_or(all.get(), all.get(), cpus.get());
   }
-  // -1 from hwloc is an infinite set ("0-"), which no process has.
+  // hwloc returns -1 for an infinite set ("0-"), which no process has.
   double cores = std::max(hwloc_bitmap_weight(all.get()), 1);
   return static_cast<int>(std::max(std::min(cores, std::ceil(quota)), 1.0));
 }

@@ -1,9 +1,9 @@
-// Topology: packages, NUMA nodes, L3 caches and cores, as hwloc sees this host or as a file or
-// hwloc's synthetic description declares another one; and the domains that follow from where ranks
-// are bound.
+// Topology: packages, NUMA nodes, L3 caches and cores. hwloc reports those of this host; a file, or
+// hwloc's synthetic description, declares those of another machine. And the domains, which follow
+// from where ranks are bound.
 //
-// What is declared here is believed and never measured: ranks compose their Teams by it, so that
-// the order of their arithmetic is a property of the placement and not of a timing.
+// The topology is declared, never measured. It determines the hierarchy of Teams, so the order of
+// arithmetic depends on the placement of ranks alone, and not on timing.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ struct hwloc_topology;
 
 namespace dscomm {
 
-// Where a rank is bound: the logical index of the one NUMA node and of the one L3 that hold all its
-// cpus, or -1 when it spans several or there is none.
+// Where a rank is bound: the logical indices of the NUMA node and of the L3 that contain all its
+// cpus; -1 if it spans several or there is none.
 struct Place {
   int numa = -1;
   int l3 = -1;
@@ -30,10 +30,10 @@ struct Place {
 class Topology {
  public:
   // `description` is the value of DSCOMM_TOPOLOGY: empty (this host), a path to hwloc XML (it
-  // contains a slash or ends in .xml), or hwloc's synthetic description, such as
-  // "pack:2 [numa] l3:4 core:8 pu:2". kInvalidArgument says what was wrong with it.
+  // contains a slash or ends in .xml), or hwloc's synthetic description, such as "pack:2 [numa]
+  // l3:4 core:8 pu:2". kInvalidArgument says what is wrong with it.
   //
-  // Takes milliseconds: I/O devices and the small caches are not looked for.
+  // Takes milliseconds, because I/O devices and small caches are not examined.
   static Result<std::unique_ptr<Topology>> load(const std::string& description);
   ~Topology();
 
@@ -41,26 +41,26 @@ class Topology {
   Topology& operator=(const Topology&) = delete;
 
   int package_count() const { return package_count_; }
-  int numa_count() const { return numa_count_; }  // nodes with cpus of their own
+  int numa_count() const { return numa_count_; }  // nodes with separate cpus
   int l3_count() const { return l3_count_; }
   int core_count() const { return core_count_; }
 
-  // The cpus that this process may run on, as the kernel writes lists: "0-3,8". Always this host's,
-  // whatever topology is believed.
+  // The cpus that this process may run on, as the kernel writes lists: "0-3,8". Always those of
+  // this host, even if another topology is declared.
   const std::string& cpu_list() const { return cpu_list_; }
 
-  // How many threads of this process can run at once: usable_cores() of its own cpus and quota.
+  // How many threads of this process can run at once: usable_cores() of its cpus and quota.
   int usable_cores() const { return usable_cores_; }
 
-  // Where this process is bound, and where a process with these cpus would be. A list that does not
-  // parse, or is empty, is bound to nothing.
+  // Where this process is bound, and where a process with these cpus would be. An empty or
+  // malformed list counts as unbound.
   Place place() const { return place_of(cpu_list_); }
   Place place_of(const std::string& cpu_list) const;
 
   // Asks the kernel to take the memory of this mapping from the NUMA node to which this process is
-  // bound, and from others where that is full, whichever thread touches it first. Before any of it
-  // is allocated. Left as it is where the process is bound to no single node, where its own memory
-  // policy names nodes (numactl --membind, --preferred), or where another topology is believed.
+  // bound, and from others if that node is full, whichever thread touches it first. Call it before
+  // any of the memory is allocated. Does nothing if the process is bound to no single node, if its
+  // memory policy names nodes (numactl --membind, --preferred), or if another topology is declared.
   void place_memory(void* data, size_t bytes) const;
 
   // "1 package, 1 NUMA node, 1 L3, 2 cores; 2 usable"
@@ -79,27 +79,27 @@ class Topology {
 };
 
 // How many threads of processes with these cpu lists can run at once: the cpus in any of the lists,
-// but no more than the quota (in cpus, rounded up; infinite when there is none), and at least 1.
-// Hardware threads count as cores, as they do for the kernel's quota. Where ranks are bound to a
-// core each, pass the lists of all of them: one rank's list says nothing about the others' cores.
+// limited by the quota (in cpus, rounded up; infinite if there is none), and at least 1. Hardware
+// threads count as cores, as in the kernel's quota. If each rank is bound to one core, pass the
+// lists of all ranks: the list of one rank does not contain the cores of the others.
 int usable_cores(std::span<const std::string> cpu_lists, double quota);
 
 // The cpus that any thread of this process may run on, as a list. All threads count because OpenMP
 // runtimes bind the main thread to one core of many.
 std::string process_cpu_list();
 
-// The smallest cpu quota of the cgroups, v1 or v2, that this process is in, in cpus; infinite when
-// there is none or none is visible. `file_root` is put before every path that is read (for tests).
+// The smallest cpu quota of the cgroups, v1 or v2, that this process is in, in cpus; infinite if
+// there is none or none is visible. `file_root` is a prefix of each path that is read (for tests).
 double cgroup_cpu_quota(const std::string& file_root = "");
 
-// The ranks of one host, in the order in which they compose.
+// The ranks of one host, divided into domains.
 struct Domains {
   std::vector<std::vector<int>> ranks;  // each ascending; ordered by their lowest rank
   std::string reason;                   // why, for the log
 };
 
-// Splits the ranks 0..n-1 of one host by where they are bound. A pure function of what every rank
-// has published, so that all derive the same domains.
+// Splits the ranks 0..n-1 of one host by where they are bound. A pure function of values that all
+// ranks have published, so all ranks compute the same domains.
 //
 //   "flat"        one domain
 //   "numa", "l3"  one domain for each NUMA node or L3 that ranks are bound to, where there are at
@@ -107,7 +107,7 @@ struct Domains {
 //   "auto"        by NUMA node if at least two domains have at least two ranks each, else by L3 on
 //                 the same condition, else one domain
 //
-// A rank that is bound to none leaves one domain: where its data lies is not known.
+// If a rank is bound to none, the result is one domain, because the place of its data is unknown.
 Domains make_domains(std::span<const Place> places, std::string_view hierarchy);
 
 }  // namespace dscomm

@@ -1,4 +1,4 @@
-// What the kernel lets this process use: its cpus, and its cgroups' cpu quota.
+// The cpus and the cgroup cpu quota that the kernel grants this process.
 
 #include <dirent.h>
 #include <hwloc.h>
@@ -24,7 +24,7 @@ template <typename F>
 void for_each_thread(F f) {
   DIR* directory = opendir("/proc/self/task");
   if (directory == nullptr) {
-    f(0);  // /proc is not mounted: the calling thread stands for all
+    f(0);  // /proc is not mounted: use the calling thread alone
     return;
   }
   while (const dirent* entry = readdir(directory))
@@ -32,9 +32,9 @@ void for_each_thread(F f) {
   closedir(directory);
 }
 
-// Adds the thread's cpus. A thread that has just ended adds none.
+// Adds the thread's cpus. A thread that has just ended has none.
 void add_cpus_of(pid_t tid, hwloc_bitmap_t cpus) {
-  // The kernel refuses a mask smaller than its own, whose size it does not tell.
+  // The kernel rejects a mask smaller than its own, and does not report its size.
   for (int cpu_count = 1024; cpu_count <= 1 << 20; cpu_count *= 2) {
     size_t mask_bytes = CPU_ALLOC_SIZE(cpu_count);
     cpu_set_t* mask = CPU_ALLOC(cpu_count);
@@ -61,7 +61,7 @@ bool has_item(const std::string& comma_separated, const std::string& item) {
   return false;
 }
 
-// "max 100000" or "150000 100000"; -1 (v1) and "max" (v2) are no quota.
+// "max 100000" or "150000 100000"; -1 (v1) and "max" (v2) mean no quota.
 double quota_of(const std::string& quota, const std::string& period) {
   double quota_us = std::strtod(quota.c_str(), nullptr);
   double period_us = std::strtod(period.c_str(), nullptr);
@@ -79,11 +79,12 @@ double quota_of_directory(const std::string& directory, bool is_v2) {
   return quota_of(quota, period);
 }
 
-// The least quota of the cgroup at `path` (as /proc/self/cgroup names it) and of all above it, as
-// far up as this mount shows.
+// The smallest quota of the cgroup at `path` (from /proc/self/cgroup) and of its ancestors, as far
+// as this mount shows them.
 double least_quota_above(const std::string& file_root, const std::string& mount_point,
                          const std::string& mount_root, std::string path, bool is_v2) {
-  // In a container the mount may show only a part of the hierarchy, whose root begins the path.
+  // In a container, the mount may show only a part of the hierarchy. Its root is then a prefix of
+  // the path.
   if (mount_root != "/") {
     bool inside = (path + "/").starts_with(mount_root + "/");
     path = inside ? path.substr(mount_root.size()) : "";

@@ -39,7 +39,7 @@ constexpr Row kRows[] = {
 static_assert(sizeof(kRows) / sizeof(kRows[0]) == kDTypeCount);
 static_assert(static_cast<int>(DType::kFloat8E8M0FNU) == kDTypeCount - 1);
 
-// A peer may send any value: one that is out of range has no name here, no bytes and no kind.
+// A peer may send any value. A value out of range has no name, no bytes and no kind.
 Row row_of(DType dtype) {
   auto value = static_cast<uint8_t>(dtype);
   return value < kDTypeCount ? kRows[value] : Row{nullptr, 0, Kind::kUnknown};

@@ -1,5 +1,5 @@
-// The element types that dscomm carries. The values are part of what ranks tell each other (the
-// fingerprint of a call), so they are fixed: append, never renumber.
+// The element types that dscomm supports. Ranks exchange the values (in the fingerprint of a call),
+// so they are fixed: append, never renumber.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,8 @@ inline constexpr int kDTypeCount = 20;
 
 // Bytes of one element; 0 for a value from a peer that is out of range.
 size_t dtype_bytes(DType dtype);
-// As PyTorch spells it without the prefix: "float32", "bfloat16"; "unknown(77)" for a value from a
-// peer that is out of range.
+// PyTorch's name without the prefix: "float32", "bfloat16"; "unknown(77)" for a value from a peer
+// that is out of range.
 const char* dtype_name(DType dtype);
 bool is_floating(DType dtype);  // fp16, bf16, fp32, fp64
 bool is_integral(DType dtype);  // (u)int8 to (u)int64; bool is not

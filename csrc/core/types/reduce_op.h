@@ -1,8 +1,8 @@
-// The reduction operators, and which of them has a meaning for which dtype.
+// The reduction operators, and the dtypes that each supports.
 //
 // - SUM, PRODUCT: all but float8; of bool: or, and.
 // - MIN, MAX: all but complex and float8; of bool: and, or. A NaN in any source gives NaN.
-// - AVG: floating and complex: the sum, divided by the divisor. Of integers refused.
+// - AVG: floating and complex: the sum, divided by the divisor.
 // - BAND, BOR, BXOR: integers and bool.
 // - PREMUL_SUM: floating and complex: every source is multiplied by the factor, then summed.
 #pragma once
@@ -30,14 +30,14 @@ inline constexpr int kReduceOpCount = 9;
 
 const char* reduce_op_name(ReduceOp op);  // "SUM", "PREMUL_SUM"
 
-// What to reduce with: everything about a reduction but the data.
+// The parameters of a reduction: all but the data.
 struct Reduction {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   double factor = 1.0;  // PREMUL_SUM only
 };
 
-// OK, or kUnsupported with a sentence that names the op, the dtype and what is allowed.
+// OK, or kUnsupported with a message that names the operator, the dtype and the allowed ones.
 Status check_reduction(const Reduction& reduction);
 
 }  // namespace dscomm

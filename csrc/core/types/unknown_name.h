@@ -6,7 +6,7 @@
 
 namespace dscomm {
 
-// "unknown(77)", with static storage, so that a name can be a plain C string whatever the value.
+// "unknown(77)", with static storage, so that the name is a plain C string for any value.
 inline const char* unknown_name(uint8_t value) {
   using Name = std::array<char, sizeof("unknown(255)")>;
   static constexpr std::array<Name, 256> kNames = [] {
