@@ -1,5 +1,5 @@
-// What every Team checks of its arguments before it publishes anything. All give kInvalidArgument,
-// with the collective, what was got and what is allowed. And how calls are cut into chunks.
+// Argument checks of all Teams, made before anything is published. Each returns kInvalidArgument
+// and names the collective, the value and the allowed values. Also: how calls are cut into chunks.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace dscomm {
 
-// How many of `count` elements are in the chunk that begins at `begin`.
+// The number of elements in the chunk that begins at `begin`, of `count` elements in all.
 inline size_t in_chunk(size_t count, size_t begin, size_t chunk) {
   return count > begin ? std::min(chunk, count - begin) : 0;
 }
@@ -18,12 +18,12 @@ inline size_t in_chunk(size_t count, size_t begin, size_t chunk) {
 // 0 <= root < size.
 Status check_root(const char* collective, int root, int size);
 
-// A list of buffers and its list of counts have `expected` entries each: one for every rank, or
-// none where only the root passes lists.
+// A list of buffers and its list of counts have `expected` entries each: one for each rank, or none
+// on ranks other than the root.
 Status check_lists(const char* collective, size_t buffer_count, size_t count_count,
                    size_t expected);
 
-// The same for lists with an entry for every rank; and this rank's entry is `own_count` elements.
+// The same for lists with one entry for each rank. This rank's entry must be `own_count`.
 Status check_lists(const char* collective, size_t buffer_count, std::span<const size_t> counts,
                    size_t own_count, int rank, int size);
 

@@ -1,4 +1,4 @@
-// Which collective a call is, as ranks tell each other and as people read it.
+// The collectives: their numbers, which ranks exchange, and their names.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ constexpr const char* collective_name(Collective kind) {
   return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
-// Whether a rank needs what every other rank puts in, so that the call fails without any one.
+// Whether a rank needs data from all other ranks, so that its call fails if any one is missing.
 constexpr bool reads_everyone(Collective kind, bool is_root) {
   switch (kind) {
     case Collective::kBroadcast:

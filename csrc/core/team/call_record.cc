@@ -5,7 +5,7 @@
 namespace dscomm {
 namespace {
 
-// The finaliser of MurmurHash3: every bit of the input moves every bit of the output.
+// The finaliser of MurmurHash3: each input bit affects each output bit.
 uint64_t mix(uint64_t h) {
   h ^= h >> 33;
   h *= 0xff51afd7ed558ccdull;
@@ -48,7 +48,7 @@ CallRecord make_record(Collective kind, const Reduction& reduction, size_t count
                        const CallOptions& options, int root) {
   CallRecord call = make_record(kind, reduction.dtype, count, options, root);
   call.op = static_cast<uint8_t>(reduction.op);
-  // The other ops do not read it, so ranks need not agree on it.
+  // Other operators ignore it, so ranks need not agree on it.
   if (reduction.op == ReduceOp::kPremulSum) call.factor = reduction.factor;
   return call;
 }
@@ -65,8 +65,8 @@ uint64_t hash_call(uint64_t before, const CallRecord& call) {
   const uint64_t kinds = uint64_t{call.kind} | uint64_t{call.dtype} << 8 | uint64_t{call.op} << 16 |
                          uint64_t{static_cast<uint32_t>(call.root)} << 32;
   const uint64_t parts = uint64_t{call.part} | uint64_t{call.part_count} << 32;
-  // Products that do not wait for each other: this is in the way of every call. An odd factor keeps
-  // every difference of one word, and those of several cancel once in 2^64.
+  // Independent products, because this is on the path of each call. An odd factor preserves a
+  // difference in one word; differences in several words cancel with probability 2^-64.
   const uint64_t sum = kinds * 0x9e3779b97f4a7c15ull + call.count * 0xc2b2ae3d27d4eb4full +
                        std::bit_cast<uint64_t>(call.factor) * 0x165667b19e3779f9ull +
                        parts * 0xd6e8feb86659fd93ull + call.digest * 0xa0761d6478bd642full +

@@ -1,5 +1,5 @@
-// Departure: how a rank is gone that has not died, as the errors of collectives and messages say
-// it. It left its group, or its process ended in order and noted how; see Team::note_end().
+// Departure: how a rank that has not died is gone, for errors of collectives and messages. It left
+// its group, or its process ended and noted how; see Team::note_end().
 #pragma once
 
 #include <optional>
@@ -8,14 +8,15 @@
 namespace dscomm {
 
 struct Departure {
-  // The type of the unhandled exception that ended the process; empty where it ended without one,
-  // and nothing where the rank left before.
+  // The type of the unhandled exception that ended the process; empty if it ended without one;
+  // nothing if the rank had left before.
   std::optional<std::string> exception;
 
   // "left the group", "ended without destroy_process_group()", "was ended by an unhandled
   // ValueError".
   std::string how() const;
-  // What to look at; `rule` is what the ranks should have done where it was no exception.
+  // What the user should check. If there was no exception, `rule` is the rule that the ranks have
+  // broken.
   std::string advice(const std::string& rule = "every rank must make the same calls") const;
 };
 

@@ -1,4 +1,4 @@
-// FirstCause: what ended a Team, kept once and for good. Any thread may set it, read it, or both.
+// FirstCause: the first error that ended a Team. It is set once. Any thread may set and read it.
 #pragma once
 
 #include <atomic>
@@ -11,22 +11,21 @@
 
 namespace dscomm {
 
-// How long who sees that a member died, or another consequence of a failure, waits for what is
-// still on its way: what the member sent before, or the cause as a rank that knows it better tells
-// it.
+// How long a rank that sees a death, or another consequence of a failure, waits for data or causes
+// in flight: data that the dead member sent earlier, or the cause from a rank with direct evidence.
 inline constexpr int64_t kCauseGraceNs = 200'000'000;
 
-// How long members that an abort has left nothing to wait for may need to make the call that they
-// share, on an overloaded machine.
+// How long members may need, on an overloaded machine, to make a call that an abort does not
+// affect.
 inline constexpr int64_t kLateCallNs = 5'000'000'000;
 
-// Asks, between the slices of one wait, whether an abort ends it. An abort of a member that had
-// finished the call first (see Team::look()) ends it only after a while: the members that are still
-// in the call, or about to make it, need nothing of the one that aborted. One that gives up before
-// it has finished the call says so by an abort of its own.
+// Decides, between the slices of one wait, whether an abort ends the wait. If the member that
+// aborted had finished the call (see Team::look()), the abort ends it only after kLateCallNs: the
+// members that are still in the call, or about to make it, need nothing from that member. A member
+// that gives up before it has finished the call aborts itself.
 class AbortWatch {
  public:
-  // look(call) as Team::look().
+  // look(call) is Team::look().
   template <typename Look>
   Status ask(uint64_t call, const Look& look) {
     DSCOMM_RETURN_IF_ERROR(look(call));
@@ -38,12 +37,12 @@ class AbortWatch {
   }
 
  private:
-  int64_t seen_ns_ = 0;  // when an abort after the call was first seen; 0: none
+  int64_t seen_ns_ = 0;  // when an abort after the call was first seen; 0: none yet
 };
 
 class FirstCause {
  public:
-  // Keeps the cause unless there is one already; returns the one that is kept.
+  // Keeps the cause if it is the first; returns the first one.
   Status keep(const Status& cause) {
     std::lock_guard lock(mutex_);
     if (cause_.ok()) cause_ = cause;
@@ -52,7 +51,7 @@ class FirstCause {
     return cause_;
   }
 
-  // OK while there is none; costs one load then.
+  // OK if there is none; this costs one load.
   Status get() const {
     if (!is_set_.load(std::memory_order_acquire)) return {};
     std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
-// SelfTeam: the Team of one rank. Every collective is a copy, and nothing when it is in place; a
-// reduction has one source. Nothing waits, so no deadline is looked at.
+// SelfTeam: the Team of one rank. Each collective is a copy, or nothing if it is in place; a
+// reduction has one source. Nothing waits, so deadlines are ignored.
 #pragma once
 
 #include "core/team/first_cause.h"

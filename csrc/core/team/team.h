@@ -1,15 +1,16 @@
-// Team: a set of ranks that can do collectives. Teams compose.
+// Team: a set of ranks that can do collectives. A Team may be made of others: it is their parent
+// team, and its calls are made of their calls, its sub-calls.
 //
-// A Team runs one collective at a time: the engine (or the Team that composes this one) calls it in
-// the group's order and never from two threads at once; abort() alone may come from any thread.
-// Every call blocks until this rank's part is done, the deadline passes, or a member is known to
-// have died, left, aborted or called something else; the status then names the rank at fault. After
-// any status that is not OK (but kInvalidArgument and kUnsupported, which are found before anything
-// is published) the Team is dead: every later call returns the first cause.
+// A Team runs one collective at a time. The engine, or the parent team, calls it in the group's
+// order and never from two threads at once; only abort() may be called from any thread. Each call
+// blocks until this rank's part is done, the deadline passes, or a member is known to have died,
+// left, aborted or made another call. The status then names the rank at fault. After an error, the
+// Team is dead, and each later call returns the first cause. The exceptions are kInvalidArgument
+// and kUnsupported, which are detected before anything is published.
 //
-// Buffers are plain contiguous memory. Counts are elements, *_bytes are bytes; both are 64-bit and
-// may be zero. In-place is expressed by equal pointers. Nothing is written into a caller's buffer
-// after the call has returned.
+// Buffers are contiguous memory. Counts are elements, *_bytes are bytes; both have 64 bits and may
+// be zero. Equal pointers mean in place. Nothing is written to the caller's buffers after the call
+// has returned.
 #pragma once
 
 #include <cstddef>
@@ -29,55 +30,53 @@ namespace dscomm {
 struct CallRecord;
 class Team;
 
-// A call whose values are still being made while it is in progress, and whose results are used as
-// soon as they are there: a Team that composes another one overlaps its own work with the other's.
-// Both functions run on the calling thread, inside the call; when one fails, the call fails with
-// that status.
+// For a sub-call whose input is produced, and whose results are consumed, while it is in progress:
+// so a parent team overlaps its own work with that of the sub-call. Both functions run on the
+// calling thread, inside the call. If one fails, the call fails with that status.
 struct Chunks {
-  size_t count = 0;  // elements of a chunk, of every block of the call; the last one may be shorter
-  // Not 0: where a reduction reads, value i of each block lies at i modulo `ring`, which is two
-  // chunks; and `out_ring` says the same of where it writes. `count` is a power of two then, or
-  // four times a multiple of the elements of Team::piece_bytes().
+  size_t count = 0;  // elements of a chunk of each block of the call; the last one may be shorter
+  // Not 0: a reduction reads value i of each block at i modulo `ring`, which is two chunks;
+  // `out_ring` is the same for results. Then `count` is a power of two, or a multiple of four times
+  // the elements of Team::piece_bytes().
   size_t ring = 0, out_ring = 0;
-  // Called before values are read, with ends that grow: those before `end` (which may lie behind
-  // the last) must be there. The first chunk is there from the beginning. At most two chunks are in
-  // progress: one of chunk k + 2 is asked for once those of chunk k are read no more, and take()
-  // has been told of it. Empty where all values are there.
+  // Called before values are read, with a growing `end`: must produce all values before it. (It may
+  // lie behind the last value.) The first chunk exists from the beginning. At most two chunks are
+  // in progress: chunk k + 2 is requested after chunk k has been read and passed to take(). Empty
+  // if all values exist.
   std::function<Status(size_t end)> make;
-  // Called once all results before `end` are there and the values before it are read no more. Where
-  // a call is short this may be left out; the results are there when it returns. May be empty.
+  // Called when all results before `end` exist and the values before it will not be read again. May
+  // be omitted in a short call, whose results exist when it returns. May be empty.
   std::function<Status(size_t end)> take;
 };
 
-// What every collective is told besides its buffers.
+// The parameters of a collective besides its buffers.
 struct CallOptions {
   Deadline deadline;
-  // Position in a coalesced list; ranks whose lists differ in length are told so.
+  // Position in a coalesced list. Lists of different lengths are a mismatch.
   uint32_t part = 0;
   uint32_t part_count = 1;
-  // Set by a Team that composes this one: its own call, of which this call is a piece. It is part
-  // of what members must agree on, because pieces may look alike though the calls they belong to
-  // differ, and what errors show.
+  // Set by the parent team: its call, of which this one is a sub-call. Members must agree on it,
+  // because sub-calls of different calls may be identical. Errors show it.
   const CallRecord* whole = nullptr;
-  // With it: a hash of the calls before `whole`, which members must also agree on. A rank that
-  // needs no data from others may have finished a call in which they differ.
+  // With `whole`: a hash of the calls before it, on which members must also agree. A rank that
+  // needs no data from others may have finished an earlier call in which they differ.
   uint64_t history = 0;
-  // And itself: what ends it ends this call, whose waits ask look() now and then. Who waits in one
-  // of its Teams may hear of a fault only through another one.
+  // The outermost parent team. An error that ends it ends this call: waits call its look() now and
+  // then, because a rank that waits in one child Team may learn of a fault only through another.
   Team* composer = nullptr;
-  // For a Team that takes_chunks(): of an all_reduce, a reduce, a reduce_scatter, an all_gather or
-  // a broadcast. The same count on all ranks.
+  // Only for a Team that takes_chunks(), in an all_reduce, reduce, reduce_scatter, all_gather or
+  // broadcast. The same count on all ranks.
   const Chunks* chunks = nullptr;
   // For a gather, a scatter or an all_to_all: the domain of each rank, or null. Ranks of one domain
-  // exchange no elements in this call. Other Teams compare the call inside the domains, so this
-  // Team may compare only ranks that exchange elements, and wait only for these.
+  // exchange no elements in this call. Other Teams compare the call inside domains, so this Team
+  // may restrict its comparisons and waits to ranks that exchange elements.
   const std::vector<int>* domains = nullptr;
   // For a Team that takes_chunks(), with `domains`; may be null. Called once, on the calling
-  // thread, after this rank has begun to send and before it waits, unless the call has failed by
-  // then. When it fails, the call fails with that status.
+  // thread, after this rank has begun to send and before it waits, unless the call has failed. If
+  // it fails, the call fails with that status.
   const std::function<Status()>* meanwhile = nullptr;
-  // Not 0: an all_reduce that will be made again, with as many values of the same kind; a Team may
-  // keep what it prepares for it. Part of what members must agree on.
+  // Not 0: an all_reduce that will be repeated with the same count and dtype, so a Team may keep
+  // what it prepares. Members must agree on it.
   uint64_t plan = 0;
 };
 
@@ -87,24 +86,24 @@ class Team {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // One line for people: "shm, 4 ranks", "hierarchical: 2 x shm(4)".
+  // For logs: "shared memory, 4 ranks", "hierarchical, 4 ranks in domains of 2+2: inside (shared
+  // memory, 2 ranks), across (mpi, 2 ranks)".
   virtual std::string describe() const = 0;
 
   // out[i] = reduction over the ranks of in[i], the same bits on every rank. in may equal out.
   virtual Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
                             const CallOptions& options) = 0;
 
-  // Every rank's buffer becomes the root's. count and dtype must agree on all ranks.
+  // Copies the root's buffer to all ranks. count and dtype must agree on all ranks.
   virtual Status broadcast(void* buffer, size_t count, DType dtype, int root,
                            const CallOptions& options) = 0;
 
-  // As all_reduce, but only the root's out is written (others may pass null, and their in is kept).
+  // As all_reduce, but writes only the root's out. Others may pass null; their in is not changed.
   virtual Status reduce(const void* in, void* out, size_t count, const Reduction& reduction,
                         int root, const CallOptions& options) = 0;
 
-  // outs[k] (out_counts[k] elements) becomes rank k's in. Counts may differ from rank to rank, but
-  // a rank's count must be what the others expect of it (else kMismatch).
-  // in may equal outs[rank()].
+  // outs[k] (out_counts[k] elements) becomes rank k's in. Counts may differ between ranks, but each
+  // rank's count must be what the others expect (else kMismatch). in may equal outs[rank()].
   virtual Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
                             std::span<const size_t> out_counts, const CallOptions& options) = 0;
 
@@ -114,14 +113,14 @@ class Team {
                                 void* out, const Reduction& reduction,
                                 const CallOptions& options) = 0;
 
-  // The root's outs[k] becomes rank k's in. outs and out_counts are empty elsewhere. in may equal
-  // outs[root] on the root.
+  // The root's outs[k] becomes rank k's in. outs and out_counts are empty on other ranks. in may
+  // equal outs[root] on the root.
   virtual Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
                         std::span<const size_t> out_counts, int root,
                         const CallOptions& options) = 0;
 
-  // Rank k's out becomes the root's ins[k]. ins and in_counts are empty elsewhere. out may equal
-  // ins[root] on the root.
+  // Rank k's out becomes the root's ins[k]. ins and in_counts are empty on other ranks. out may
+  // equal ins[root] on the root.
   virtual Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
                          void* out, size_t count, DType dtype, int root,
                          const CallOptions& options) = 0;
@@ -132,52 +131,51 @@ class Team {
                             std::span<void* const> outs, std::span<const size_t> out_counts,
                             DType dtype, const CallOptions& options) = 0;
 
-  // Returns when every member has called it.
+  // Returns when all members have called it.
   virtual Status barrier(const CallOptions& options) = 0;
 
-  // Ends the Team for every member with this cause. Any thread; does not block.
+  // Ends the Team for all members with this cause. Any thread. Does not block.
   virtual void abort(const Status& cause) = 0;
 
-  // What ended the Team, or OK while it lives. Takes over a member's abort, and then always says
-  // the same; death is not looked for. Any thread. Cheap.
+  // The cause that ended the Team, or OK. Adopts a member's abort; from then on, returns the same
+  // cause. Does not check for deaths. Any thread. Inexpensive.
   virtual Status failure() = 0;
 
-  // Says that the process of this rank is about to end without having left, for an unhandled
-  // exception of that type or, where it is empty, for none that is known. Later calls still work,
-  // until the process is gone. Any thread.
+  // Publishes that this rank's process is about to end without having left: because of an unhandled
+  // exception of this type, or, if empty, for an unknown reason. Calls still work until the process
+  // is gone. Any thread.
   virtual void note_end(const std::string& exception) { (void)exception; }
 
-  // Says that this rank makes no more calls, and compares, without waiting, its calls with what the
-  // other members left behind: kMismatch if some member's differ, which nobody has been told yet.
-  // The last call, on the thread that makes the calls; the destructor leaves as well.
+  // Publishes that this rank makes no more calls. Compares its calls, without waiting, with those
+  // that other members have published: kMismatch if they differ and no rank has reported it yet.
+  // The last call, on the thread of the calls. The destructor leaves, too.
   virtual Status leave() { return {}; }
 
-  // The rest is for a Team that this one composes or is composed of, on the thread that calls it.
+  // The rest is for parent teams and their Teams, on the thread of the calls.
 
-  // Of the outermost Team, from the thread of the call in progress: asks the other members, without
-  // waiting, whether their last calls, this one included, differ from this rank's, which ends the
-  // Team; see FailureDetector::compare_calls(). Does nothing if the Team cannot.
+  // For the outermost Team, on the thread of the call in progress: makes the other members compare
+  // their last calls, including this one, with this rank's. A difference ends the Team; see
+  // FailureDetector::compare_calls(). Does not wait. Does nothing if the Team cannot do it.
   virtual void compare_calls(bool always) { (void)always; }
-  // Whether CallOptions::chunks and CallOptions::meanwhile are heeded.
+  // Whether the Team supports CallOptions::chunks and CallOptions::meanwhile.
   virtual bool takes_chunks() const { return false; }
-  // Length of the messages that carry long data; 0: any.
+  // Length of the messages in which long data travels; 0: any.
   virtual size_t piece_bytes() const { return 0; }
-  // The shortest chunk, or call, with which an all_reduce reaches about its full speed.
+  // The shortest chunk, or call, at which an all_reduce reaches about its full speed.
   virtual size_t least_chunk_bytes() const { return 0; }
-  // kPeerDied when a member is known to have died without leaving; ends nothing.
+  // kPeerDied if a member is known to have died without leaving. Does not end the Team.
   virtual Status death() { return {}; }
-  // What has ended the Team, for a call of this number (CallRecord::number()) that is in progress.
-  // An abort of a member that had finished that call before is left aside, as the member has
-  // published all that the call needs of it; kAnyCall leaves nothing aside. Takes nothing over. Any
-  // thread.
+  // The cause that ended the Team, for the call of this number (CallRecord::number()) in progress.
+  // Ignores the abort of a member that had finished that call before, because it has published all
+  // that the call needs. kAnyCall ignores nothing. Adopts no abort. Any thread.
   virtual Status look(uint64_t call) {
     (void)call;
     return failure();
   }
-  // Of the outermost Team that this one is a part of: its calls are counted in abort records.
-  // Before the first call; it lives as long as this one.
+  // Sets the outermost parent team, whose calls are counted in abort records. Call it before the
+  // first call. The parent outlives this Team.
   virtual void set_composer(const Team* composer) { (void)composer; }
-  // How many calls are finished on this rank, for that. Any thread.
+  // How many calls this rank has finished, for abort records. Any thread.
   virtual uint64_t finished_calls() const { return 0; }
 };
 

@@ -1,5 +1,5 @@
-// Float16 and bfloat16 to float32 and back, for sums that are to be rounded once at the end though
-// several Teams, or several hops, add to them.
+// Float16 and bfloat16 to float32 and back, for sums to which several Teams, or several hops,
+// contribute, and which are rounded once, at the end.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace dscomm {
 
-// `halves` need not be aligned, the floats must be. The two do not overlap, but narrow()'s may
-// begin at the same place. dtype is that of the halves.
+// `halves` may be unaligned; the floats must be aligned. The two must not overlap, except that
+// those of narrow() may begin at the same address. dtype is that of the halves.
 void widen(float* floats, const std::byte* halves, size_t count, DType dtype);
 void narrow(std::byte* halves, const float* floats, size_t count, DType dtype);
 
