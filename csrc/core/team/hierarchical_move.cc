@@ -1,4 +1,4 @@
-// The collectives of HierarchicalTeam that move data and the barrier.
+// The collectives of HierarchicalTeam that move data, and the barrier.
 
 #include <algorithm>
 #include <cstring>
@@ -17,8 +17,8 @@ void copy(void* out, const void* in, size_t bytes) {
 
 }  // namespace
 
-// In the root's domain to the leader of slice 0, across, and inside the other domains. A root that
-// leads slice 0 itself sends across first, so that the far domains do not wait for its own.
+// In the root's domain to the leader of slice 0, then across, then inside the other domains. A root
+// that leads slice 0 sends across first, so that the other domains do not wait for its own.
 Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
                                        const CallOptions& piece) {
   const int root_domain = domain_of(root);
@@ -42,7 +42,7 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
   return {};
 }
 
-// The same in one outer call, while whose chunks travel others are spread inside.
+// The same in one outer call: while some chunks travel, others are distributed inside.
 Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t count, DType dtype,
                                                   int root, size_t chunk,
                                                   const CallOptions& piece) {
@@ -82,10 +82,10 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
   return {};
 }
 
-// Own domains first; then every rank carries its block across in the slice of its number; then
-// leaders spread what came from the other domains. Small blocks are packed, so that the last step
-// is one inner call; large ones are spread from where they belong, which saves two copies of
-// everything.
+// First inside each domain. Then each rank carries its block across, in the slice of its local
+// rank. Then leaders distribute the blocks of the other domains. Small blocks are packed, so that
+// the last step is one inner call. Large blocks are distributed from their place in `outs`, which
+// saves two copies.
 Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<void* const> outs,
                                         std::span<const size_t> counts, const CallOptions& piece) {
   std::vector<void*> inner_outs;
@@ -108,7 +108,8 @@ Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<v
 }
 
 // Each outer call carries the blocks of `least_domain_` ranks of each domain. The received part of
-// each block is spread while the rest travels. Every rank already has all blocks of its own domain.
+// each block is distributed while the rest travels. Each rank already has all blocks of its own
+// domain.
 Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> outs,
                                            std::span<const size_t> counts, size_t chunk,
                                            const CallOptions& piece) {
@@ -156,8 +157,8 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> o
   return {};
 }
 
-// All-gathers, in every slice that this rank leads, the blocks of the slice's destinations into
-// `blocks` (by rank), where this rank's own already is.
+// All-gathers, in each slice that this rank leads, the blocks of the slice's destinations into
+// `blocks` (by rank). This rank's own block is already there.
 Status HierarchicalTeam::cross(DType dtype, std::span<void* const> blocks,
                                std::span<const size_t> counts, const CallOptions& piece) {
   std::vector<void*> outs(domains_.size());
@@ -209,7 +210,7 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
   return {};
 }
 
-// Spreads inside what leaders have of the other domains' blocks, from where it belongs.
+// Distributes inside the blocks of other domains that leaders have, from their places in `outs`.
 Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> outs,
                                          std::span<const size_t> counts, const CallOptions& piece) {
   for (int domain = 0; domain < domain_count(); ++domain) {
@@ -221,8 +222,8 @@ Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> out
   return {};
 }
 
-// Of the blocks of `width` ranks of another domain, the first `width` ranks here have one each.
-// Spreads `chunk` elements of each, from `begin` on.
+// The first `width` ranks of this domain each have one block of another domain. Distributes `chunk`
+// elements of each block, from `begin` on.
 Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
                                        std::span<const size_t> counts, int domain, int first,
                                        int width, size_t begin, size_t chunk,
@@ -242,9 +243,9 @@ Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
                             round_counts, piece);
 }
 
-// Blocks between ranks of one domain go inside, those between ranks of different domains directly
-// from one to the other. While the first of these travel, the call inside is made and, without
-// HierarchyOptions::compare_calls, the domains agree.
+// Blocks between ranks of one domain use the inner Team, blocks between domains the direct Team.
+// While the first direct messages travel, the inner call is made, and, without
+// HierarchyOptions::compare_calls, the domains agree on the call.
 std::vector<size_t> HierarchicalTeam::inside(std::span<const size_t> counts) const {
   std::vector<size_t> chosen;
   for (int rank : members())
@@ -282,7 +283,7 @@ Status HierarchicalTeam::exchange_blocks(const CallOptions& piece, const CallInn
   return call_direct(options);
 }
 
-// Inside a domain whose blocks all go elsewhere.
+// The agreement inside a domain whose blocks all go to other domains.
 Status HierarchicalTeam::agree_inside(const CallOptions& piece) {
   return options_.compare_calls ? Status() : inner_->barrier(piece);
 }

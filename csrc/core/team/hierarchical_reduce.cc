@@ -1,4 +1,4 @@
-// The reductions of HierarchicalTeam: reduce inside, reduce across, deliver inside.
+// The reductions of HierarchicalTeam: reduce inside domains, reduce across them, distribute inside.
 
 #include <algorithm>
 #include <bit>
@@ -11,13 +11,13 @@
 
 namespace dscomm {
 
-// One reduction as two levels: what each of them does, and in which type.
+// One reduction as two levels: the operator and the dtype of each.
 struct HierarchicalTeam::Levels {
   Levels(const Reduction& whole_reduction, bool halves_as_float32) : whole(whole_reduction) {
     bool is_half = whole.dtype == DType::kFloat16 || whole.dtype == DType::kBFloat16;
-    // MIN and MAX choose one of their sources, so there is nothing to round.
+    // MIN and MAX select one of their sources, so they round nothing.
     bool is_choice = whole.op == ReduceOp::kMin || whole.op == ReduceOp::kMax;
-    // Their sums may be out of the range of halves, though what comes of them is not.
+    // Their sums may exceed the range of halves, even if the results do not.
     bool is_scaled = whole.op == ReduceOp::kAvg || whole.op == ReduceOp::kPremulSum;
     is_widened = is_half && !is_choice && (halves_as_float32 || is_scaled);
     inner = whole;
@@ -34,9 +34,8 @@ struct HierarchicalTeam::Levels {
   bool is_widened;  // sums are float32, results are not
 };
 
-// The shares of the slices in a chunk. They begin at multiples of 64 bytes (of elements in place),
-// so that leaders do not write the same cache line; a chunk of a few lines is carried by a few
-// leaders.
+// The slices of a chunk. They begin at multiples of 64 bytes (of the elements in place), so that
+// leaders do not write to the same cache line. A chunk of a few cache lines has few slices.
 class HierarchicalTeam::Slicing {
  public:
   Slicing(size_t count, int slice_count, size_t element_bytes)
@@ -50,7 +49,7 @@ class HierarchicalTeam::Slicing {
     return slice < slice_count_ ? begin(slice + 1) - begin(slice) : 0;
   }
   size_t total() const { return count_; }
-  // Slice 0 takes part even when it is empty, see "Agreement"; the others need not.
+  // Slice 0 takes part even if it is empty, see "Agreement"; the others need not.
   bool takes_part(int slice) const { return slice == 0 || count(slice) > 0; }
 
  private:
@@ -59,7 +58,8 @@ class HierarchicalTeam::Slicing {
   int slice_count_;
 };
 
-// From complete sums to results: AVG's division, and the one rounding. `results` may be `sums`.
+// Turns complete sums into results: the division of AVG, and the only rounding. `results` may be
+// `sums`.
 void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
                               const Levels& levels) const {
   if (count == 0) return;
@@ -75,9 +75,9 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
     narrow(results, reinterpret_cast<const float*>(sums), count, levels.whole.dtype);
 }
 
-// Reduces `values` over the domain, and the slices that this rank leads across, to the root's
-// domain or, with root_domain -1, to all. The results of these slices go to their places in
-// `results`, the sums to `sums`, which may be `values` or `results`. One inner call for every
+// Reduces `values` over the domain, and then the slices that this rank leads across domains: to the
+// root's domain or, with root_domain -1, to all. The results of these slices go to their places in
+// `results`, the sums to `sums`, which may be `values` or `results`. One inner call for each
 // local_count() slices.
 Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums, std::byte* results,
                                        const Slicing& slicing, const Levels& levels,
@@ -112,22 +112,22 @@ Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums,
   return {};
 }
 
-// An outer Team cuts a chunk into a few pieces.
+// An outer Team cuts a chunk into a few messages.
 constexpr size_t kLeastChunk = 16;
-// Of a reduce_scatter's blocks a chunk has a part each; with more of them pieces would be messages
-// of less than 4 KiB, by which more is lost than overlap gains.
+// A chunk contains a part of each block of a reduce_scatter. With more blocks, messages would be
+// shorter than 4 KiB, which costs more than overlap gains.
 constexpr size_t kMostOverlappedBlocks = 64;
 constexpr size_t kMostStaging = 16;  // times staging_bytes
 
-// Where only some ranks of the larger domains carry data across, and where values are copied to
-// rings, more chunks must make up for that. (2 hosts, 4 ranks on 2 cores, wire as it is, time in
-// turn divided by time overlapped: 2 + 2 ranks, 16 MiB: reduce 1.01, all-reduce of
-// halves with AVG 1.04; 1 MiB: 0.90, 0.93. 1 + 3 ranks, 16 MiB: all-reduce 1.22, broadcast 1.30,
-// all-gather 1.14, reduce 0.91; 1 MiB: 0.87, 0.76, 0.97, 0.76.)
+// If only some ranks of the larger domains carry data across, or values are copied to rings, more
+// chunks must compensate. (2 hosts, 4 ranks on 2 cores, unthrottled network, time without overlap
+// divided by time with overlap: 2 + 2 ranks, 16 MiB: reduce 1.01, all-reduce of halves with AVG
+// 1.04; 1 MiB: 0.90, 0.93. 1 + 3 ranks, 16 MiB: all-reduce 1.22, broadcast 1.30, all-gather 1.14,
+// reduce 0.91; 1 MiB: 0.87, 0.76, 0.97, 0.76.)
 constexpr size_t kLeastChunksOfRings = 8, kLeastChunksOfUneven = 16;
 
-// Small enough that little is left without overlap at both ends, large enough for the outer Team's
-// own pieces.
+// Small enough that little is not overlapped at the two ends, large enough for the messages of the
+// outer Team.
 size_t HierarchicalTeam::overlapped_chunk(size_t count, size_t element_bytes, size_t least_bytes,
                                           size_t least_chunks) const {
   const size_t bytes = count * element_bytes;
@@ -145,7 +145,7 @@ size_t HierarchicalTeam::overlapped_chunk(const Slicing& slicing, const Levels& 
   const size_t chunk = overlapped_chunk(slicing.count(0), levels.sum_bytes(), least_bytes,
                                         is_in_place ? 2 : kLeastChunksOfRings);
   if (is_in_place || chunk == 0) return chunk;
-  // If it can, a ring stays in the cache.
+  // If possible, a ring stays in the cache.
   const size_t most_bytes = std::max(options_.staging_bytes / 4, least_bytes);
   const size_t of_ring =
       ring_chunk(std::min(chunk, most_bytes / levels.sum_bytes()), levels.sum_bytes(), least_bytes);
@@ -163,7 +163,7 @@ size_t HierarchicalTeam::ring_chunk(size_t chunk, size_t element_bytes, size_t l
 }
 
 // An all_reduce, or with root >= 0 a reduce: one outer call for each slice, overlapped with the
-// inner calls. An all_reduce without widened values sums in `out`; the others sum in a ring of two
+// inner calls. An all_reduce without widening sums in `out`; all others sum in a ring of two
 // chunks.
 Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte* out,
                                                   const Slicing& slicing, const Levels& levels,
@@ -174,7 +174,7 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
   const bool gets_results = !has_root || domain_of(root) == domain_;
   const bool writes_results = !has_root || rank_ == root;
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
-  const size_t in_all = (slicing.count(0) + chunk - 1) / chunk;  // slice 0 is longest
+  const size_t in_all = (slicing.count(0) + chunk - 1) / chunk;  // slice 0 is the longest
   const int me = index_;
   std::byte *wide = nullptr, *ring = nullptr;
   if (levels.is_widened) {
@@ -187,7 +187,7 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
   std::vector<const void*> ins(members().size());
   std::vector<void*> outs(members().size());
   std::vector<size_t> counts(members().size());
-  // Where chunk k of each slice is.
+  // The place of chunk k of each slice.
   const auto locate = [&](size_t k) {
     for (size_t local = 0; local < counts.size(); ++local) {
       const int slice = static_cast<int>(local);
@@ -218,7 +218,7 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
   const auto spread_inside = [&](size_t k) -> Status {
     if (!gets_results) return {};
     locate(k);
-    // The root gathers results from the rings; without a root they are in `out`.
+    // The root gathers results from the rings. Without a root they are in `out`.
     auto* mine = has_root ? sums_of(k) : static_cast<std::byte*>(outs[me]);
     settle(sums_of(k), mine, counts[me], levels);
     if (!has_root)
@@ -263,8 +263,8 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
   return {};
 }
 
-// By chunks: reduce-scatter inside, all-reduce every slice across, all-gather inside. Where nothing
-// is widened, all of it happens in `out`.
+// For each chunk: reduce-scatter inside, all-reduce of each slice across, all-gather inside.
+// Without widening, all of it happens in `out`.
 Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                                         const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
@@ -307,7 +307,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
   return {};
 }
 
-// As all_reduce, but across to the root's domain alone, and there to the root.
+// As all_reduce, but across only to the root's domain, and there to the root.
 Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
                                     const Reduction& reduction, int root,
                                     const CallOptions& piece) {
@@ -328,8 +328,8 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
   do {
     const size_t chunk_count = std::min(chunk, count - begin);
     const Slicing slicing(chunk_count, slice_count_, element_bytes);
-    // The root works in its out, the others in staging, where results of another type than the sums
-    // have a buffer of their own.
+    // The root works in its out, the others in staging. Results of another type than the sums have
+    // a separate buffer there.
     std::byte* results = is_root ? out + begin * element_bytes : nullptr;
     std::byte* sums = results;
     if (!is_root || levels.is_widened) {
@@ -361,16 +361,17 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
   return {};
 }
 
-// The block for a rank travels in the slice of its local number, whose leader in its domain is the
-// rank itself. By chunks of every block: packed by leader, reduce-scattered inside so that each
-// leader has its domain's sums for its slices' destinations, then reduce-scattered across.
+// The block for a rank travels in the slice of its local rank, whose leader in its domain is this
+// rank. For each chunk of all blocks: pack by leader; reduce-scatter inside, so that each leader
+// has its domain's sums for the destinations of its slices; reduce-scatter across.
 Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
                                             std::span<const size_t> counts, std::byte* out,
                                             const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t most = *std::max_element(counts.begin(), counts.end());
-  // Among many domains blocks would be cut too small; staging grows with the ranks, to a bound.
+  // Among many domains, chunks of blocks would be too short. So staging grows with the number of
+  // ranks, up to a limit.
   const size_t chunk_bytes =
       std::clamp(led_.front().team->least_chunk_bytes() * static_cast<size_t>(slice_count_),
                  options_.staging_bytes, kMostStaging * options_.staging_bytes);
@@ -425,7 +426,7 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
         slice_elements += across_counts[domain];
       }
       if (slice.index > 0 && slice_elements == 0) continue;
-      // This rank's block is in the slice of its number; from the others it gets nothing.
+      // This rank's block is in the slice of its local rank; the other slices have nothing for it.
       std::byte* sums = slice.index == index_ ? place[rank_] : nullptr;
       DSCOMM_RETURN_IF_ERROR(
           slice.team->reduce_scatter(across, across_counts, sums, levels.outer, later(piece, 1)));
@@ -437,9 +438,9 @@ Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
   return {};
 }
 
-// One outer call; chunks are packed and reduced inside while it goes on. A domain's sums lie in
-// rings, one for the block of each domain's rank of this slice; results go straight to `out`.
-// Widened results go through one more ring.
+// One outer call; meanwhile, chunks are packed and reduced inside. The sums of a domain are in
+// rings, one for the block of each domain's rank of this slice. Results go directly to `out`;
+// widened results go through one more ring.
 Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* const> ins,
                                                        std::span<const size_t> counts,
                                                        std::byte* out, size_t chunk,

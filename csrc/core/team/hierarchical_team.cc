@@ -1,4 +1,4 @@
-// Construction, the frame of every call, and failure. The algorithms are in hierarchical_reduce.cc
+// Construction, the frame of each call, and failures. The algorithms are in hierarchical_reduce.cc
 // and hierarchical_move.cc.
 
 #include "core/team/hierarchical_team.h"
@@ -166,8 +166,8 @@ Status HierarchicalTeam::end(const Status& status) {
   return cause_.get();
 }
 
-// The piece of a call shows a difference, but the first difference may be in an earlier call, which
-// this rank finished without the others. The ranks at fault have a moment to report it.
+// A sub-call has shown a difference. But the first difference may be in an earlier call, which this
+// rank finished without the others. The ranks at fault get a moment to report it.
 Status HierarchicalTeam::first_difference(const Status& found) {
   if (!found.message().starts_with(kDifferentCalls) || !options_.compare_calls ||
       !cause_.get().ok())
@@ -216,12 +216,12 @@ Status HierarchicalTeam::look(uint64_t call) {
 Status HierarchicalTeam::leave() {
   if (has_left_) return {};
   has_left_ = true;
-  // Aborts what has ended, so that its Teams have nothing more to tell.
+  // If the Team has failed, this aborts its child Teams, so that they report nothing more.
   Status ended = failure();
   Status first;
   for (Team* team : teams_) {
     Status found = team->leave();
-    // Whoever is still in the others learns it there.
+    // Members that are still in the other Teams get it there.
     if (first.ok() && !found.ok()) abort(first = found);
   }
   return ended.ok() ? first : Status();
@@ -233,22 +233,22 @@ CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOption
   if (options_.note_call)
     options_.note_call(whole_,
                        reads_everyone(static_cast<Collective>(call.kind), call.root == rank_));
-  options.deadline.expired();  // starts the clock that all pieces share
+  options.deadline.expired();  // starts the clock that all sub-calls share
   CallOptions piece = options;
   piece.whole = &whole_;
   if (options.whole == nullptr) {
     piece.history = history_;
     history_ = hash_call(history_, whole_);
   }
-  piece.domains = nullptr;  // of the Team that composes this one
+  piece.domains = nullptr;  // of the parent team
   piece.meanwhile = nullptr;
-  if (piece.composer == nullptr) piece.composer = this;  // the outermost, which asks all below
+  if (piece.composer == nullptr) piece.composer = this;  // the outermost one, which checks all
   return piece;
 }
 
 CallOptions HierarchicalTeam::later(const CallOptions& piece, int steps) {
-  // More than it takes to tell the others, and than ranks of a loaded machine begin a call after
-  // one another; and little beside the timeout.
+  // Longer than a failure notice takes, and longer than the time between ranks that begin a call on
+  // a loaded machine; short compared with the timeout.
   const int64_t step_ns = std::min<int64_t>(250, piece.deadline.timeout_ms() / 12) * 1'000'000;
   CallOptions next = piece;
   next.deadline = piece.deadline.later(steps * step_ns);
