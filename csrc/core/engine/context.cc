@@ -17,11 +17,11 @@
 namespace dscomm {
 namespace {
 
-// How often this process is a child's child. A Context of an earlier count belongs to an ancestor.
-// Relaxed: written in the only thread of a fresh child.
+// Number of forks between the first process and this one. A Context with a smaller number belongs
+// to an ancestor. Relaxed: written by the only thread of a new child.
 std::atomic<int> fork_count{0};
 
-// For messages that were sent and are not through when the process ends.
+// For messages that are still in flight when the process ends.
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 
 std::mutex process_mutex;
@@ -98,9 +98,9 @@ Result<std::shared_ptr<Context>> Context::process() {
   return context;
 }
 
-// The child has neither the parent's threads nor its arenas (they are not mapped). It leaves the
-// parent's Context alone, but for the descriptors, which would keep the parent's memory and sockets
-// alive after its death.
+// The child has neither the parent's threads nor its arenas, which are not mapped. It does not
+// touch the parent's Context, except for closing the descriptors, which would keep the parent's
+// memory and sockets alive after its death.
 void Context::after_fork_in_child() {
   fork_count.fetch_add(1, std::memory_order_relaxed);
   if (process_context != nullptr) {
@@ -166,7 +166,7 @@ void Context::note_formed(uintptr_t world, const std::string& name, uint64_t num
 Status Context::gone(uintptr_t world, const std::vector<int>& global_ranks) const {
   std::shared_ptr<Group> first = first_group(world);
   if (first == nullptr) return {};
-  // Others may have left because of a death.
+  // Other ranks may have left because of a death, so deaths are checked first.
   Status left;
   for (int rank : global_ranks) {
     Status gone = first->gone(rank);
@@ -179,8 +179,8 @@ Status Context::gone(uintptr_t world, const std::vector<int>& global_ranks) cons
 Result<std::shared_ptr<Transport>> Context::transport(const TransportRequest& request,
                                                       std::shared_ptr<Store> store,
                                                       const Deadline& deadline) {
-  // Held while it is brought up: another group that spans hosts waits for it, for no longer than
-  // the deadline, and then finds that it was not asked to take part.
+  // Held during bring-up: another group that spans hosts waits for it, until the deadline at most,
+  // and then finds that it is not a member.
   std::lock_guard lock(transport_mutex_);
   if (transport_id_ == request.id) return transport_;
   if (transport_id_ != 0)

@@ -1,6 +1,6 @@
-// Context: what a process has once, shared by its groups: settings, its arena, the peers whose
-// arenas it maps, point-to-point, and the worker threads. No statics but the process's own Context,
-// so that tests can run ranks as threads with one Context each.
+// Context: the state of a process that its groups share: settings, its arena, the peers whose
+// arenas it maps, point-to-point, and worker threads. The only static is the process's Context, so
+// tests can run ranks as threads with one Context each.
 #pragma once
 
 #include <atomic>
@@ -28,12 +28,14 @@ class WorkerPool;
 
 class Context {
  public:
-  // The process's Context, made at the first call (which starts its service thread) and kept to the
-  // end. A forked child makes one of its own; what the parent's groups left in it refuses to work.
+  // The process's Context. The first call creates it and starts its service thread; it lives until
+  // the process ends. A forked child creates a new one, and the parent's groups refuse to work in
+  // it.
   static Result<std::shared_ptr<Context>> process();
 
-  // A Context of its own, for tests whose ranks are threads; `directory` says how arenas meet,
-  // `make_transport` how hosts do, and on which host this one pretends to be ("": the real one).
+  // A separate Context, for tests whose ranks are threads. `directory` attaches arenas,
+  // `make_transport` connects hosts, and `host` is the host that this rank pretends to be on ("":
+  // the real one).
   static Result<std::shared_ptr<Context>> create(const Settings& settings,
                                                  std::unique_ptr<Directory> directory,
                                                  TransportFactory make_transport = load_transport,
@@ -42,9 +44,9 @@ class Context {
 
   const Settings& settings() const { return settings_; }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
-  // Null where there is none: DSCOMM_POOL_BYTES=0, or a limit of this process.
+  // Null if there is none, because of DSCOMM_POOL_BYTES=0 or a limit of this process.
   const std::shared_ptr<TensorPool>& pool() const { return pool_; }
-  // That of the process's Context; null as well before there is one. Any thread.
+  // The pool of the process's Context; also null before there is a Context. Any thread.
   static std::shared_ptr<TensorPool> process_pool();
   const Topology& topology() const { return *topology_; }
   FormationParty party() const;
@@ -52,35 +54,35 @@ class Context {
   PointToPoint& point_to_point() { return *point_to_point_; }
   FlightRecord& flight_record() { return *flight_record_; }
 
-  // What carries groups between hosts: made at the first call, which is collective over the
-  // members of the request. Later requests get the same, whose id they must have.
+  // The transport between hosts. The first call creates it, collectively over the members of the
+  // request. Later requests must have its id, and get the same transport.
   Result<std::shared_ptr<Transport>> transport(const TransportRequest& request,
                                                std::shared_ptr<Store> store,
                                                const Deadline& deadline);
 
-  // The default group of a world, or the first one where there is none, knows the lives of the
-  // processes that later groups are made of.
+  // The default group of a world, or else its first group, knows which of the processes of later
+  // groups are alive.
   void add_group(uintptr_t world, bool is_default, std::weak_ptr<Group> group);
-  // Which of these global ranks, by their positions, are on this host, as far as that is known.
+  // Which of these global ranks, by position in the list, are on this host, if known.
   LocalRanks local_ranks(uintptr_t world, const std::vector<int>& global_ranks,
                          const std::string& name) const;
   // See Group::formed_without_this().
   Status formed_without_this(uintptr_t world, const std::vector<int>& global_ranks,
                              uint64_t number) const;
-  // With number 0: the others have formed it, and this process has not.
+  // Number 0: the others have formed it without this process.
   void note_formed(uintptr_t world, const std::string& name, uint64_t number);
-  // Of the first of these global ranks whose process has ended, as far as that is known; else OK.
+  // The departure or death of the first of these global ranks whose process is known to have ended;
+  // else OK.
   Status gone(uintptr_t world, const std::vector<int>& global_ranks) const;
 
   // A group has failed, or an unhandled exception ends the process. Any thread.
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }  // orders nothing
 
-  // When the process ends in order: takes leave of the other hosts. Groups that span hosts do not
-  // work afterwards.
+  // When the process ends normally: tells the other hosts. Groups that span hosts do not work
+  // afterwards.
   static void end_transport();
 
-  // OK in the process that made this Context; in a child forked from it kUnsupported with a
-  // sentence.
+  // OK in the process that created this Context; kUnsupported in a forked child.
   Status check_process() const;
 
  private:
@@ -101,7 +103,7 @@ class Context {
   std::vector<std::string> networks_;
   TransportFactory make_transport_;
   mutable std::mutex transport_mutex_;
-  uint64_t transport_id_ = 0;  // 0: there is none
+  uint64_t transport_id_ = 0;  // 0: none
   std::shared_ptr<Transport> transport_;
   mutable std::mutex worlds_mutex_;
   std::map<uintptr_t, std::weak_ptr<Group>> worlds_;

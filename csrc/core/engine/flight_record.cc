@@ -22,21 +22,21 @@
 namespace dscomm {
 namespace {
 
-// Of the layout that torch 2.13 writes and reads.
+// Version of the layout that torch 2.13 writes and reads.
 constexpr const char* kVersion = "2.10";
-// Of a file; the newest ones. Some 5 MB.
+// Most operations in a file, the newest ones: about 5 MB.
 constexpr size_t kMostOperations = 10'000;
 constexpr int64_t kLeastIntervalNs = 100'000'000;
 
-// Written by the handler of the signal; -1: nobody listens. Relaxed: set before the handler is, and
-// in the only thread of a forked child.
+// Descriptor to which the signal handler writes; -1: none. Relaxed: set before the handler is
+// installed, and in the only thread of a forked child.
 std::atomic<int> wake_fd{-1};
 
 void on_signal(int) {
   const int saved = errno;
   const uint64_t one = 1;
   const int fd = wake_fd.load(std::memory_order_relaxed);
-  // A full counter means that the thread is yet to look.
+  // A full counter means that the thread has not read it yet.
   if (fd >= 0) [[maybe_unused]]
     ssize_t written = ::write(fd, &one, sizeof one);
   errno = saved;
@@ -65,12 +65,12 @@ std::string json_text(std::string_view text) {
   return out + '"';
 }
 
-// What torch's analyser calls an operation, and how many elements go in and come out for each that
-// the recorder has counted.
+// The name of an operation in torch's analyser, and the ratio of its input and output elements to
+// those that the recorder counts.
 struct Kind {
   const char* name;
-  bool gathers = false;   // comes out once for each rank
-  bool scatters = false;  // and the other way round
+  bool gathers = false;   // has ranks times as many outputs as inputs
+  bool scatters = false;  // has ranks times as many inputs as outputs
 };
 
 Kind kind_of(std::string_view title) {
@@ -111,7 +111,7 @@ std::string own_facts(const RecordedOperation& operation) {
 
 std::string time_or_null(int64_t at_ns) { return at_ns == 0 ? "null" : std::to_string(at_ns); }
 
-// An operation as torch's flight recorder has it.
+// An operation in the format of torch's flight recorder.
 std::string entry_text(const GroupRecord& group, const RecordedOperation& operation,
                        size_t group_index, size_t record_id) {
   const OperationInfo& info = operation.info;
@@ -120,7 +120,7 @@ std::string entry_text(const GroupRecord& group, const RecordedOperation& operat
   const int64_t out = kind.gathers    ? info.count * size
                       : kind.scatters ? info.count / size
                                       : info.count;
-  // The others know no failure: what failed has not been completed.
+  // Torch's format has no failed state: a failed operation is one that has not completed.
   const bool is_done = operation.state == OperationState::kCompleted;
   const bool has_begun = operation.state != OperationState::kQueued;
   const char* state = is_done ? "completed" : has_begun ? "started" : "scheduled";
@@ -162,7 +162,7 @@ std::string ranks_text(const GroupRecord& group) {
   return "[" + text + "]";
 }
 
-// Of the last collectives: queued, begun, completed.
+// The last collectives that were queued, started and completed.
 std::string progress_text(const GroupRecord& group) {
   uint64_t begun = 0, completed = 0;
   for (const RecordedOperation& operation : group.operations) {
@@ -280,7 +280,7 @@ void FlightRecord::write(const std::string& reason) {
   std::lock_guard lock(mutex_);
   for (const auto& known : groups_)
     if (auto group = known.lock()) groups.push_back(std::move(group));
-  // Ranks that are threads of one process have a file each.
+  // Ranks that are threads of one process have one file each.
   std::map<int, std::vector<GroupRecord>> by_rank;
   for (const auto& group : groups) {
     GroupRecord record;
@@ -310,7 +310,7 @@ Status FlightRecord::write_on_signal(FlightRecord* record) {
   if (wake < 0) return system_error("eventfd");
   Result<std::thread> thread = start_thread("the flight record", [record, wake] {
     uint64_t times = 0;
-    // Ends with the process: the handler of the signal writes.
+    // Ends with the process; the signal handler wakes it.
     while (::read(wake, &times, sizeof times) == sizeof times || errno == EINTR)
       record->write("SIGUSR2");
   });

@@ -1,10 +1,10 @@
-// FlightRecord: the flight recorders of a process's groups as a file, written when a group fails or
-// a signal asks for it.
+// FlightRecord: writes the flight recorders of a process's groups to a file, when a group fails or
+// on a signal.
 //
 // One JSON file for each rank, "flight_record_<global rank>.json", in the layout of torch's own
 // flight recorder, so that torch's analyser can compare the ranks
-// (deepspeed_comm/flight_record.py). It is written as a whole or not at all, and replaces the
-// rank's earlier one. Its size is bounded.
+// (deepspeed_comm/flight_record.py). The file is written atomically, and replaces the rank's
+// earlier one. Its size is bounded.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace dscomm {
 
-// What one group tells.
+// The record of one group.
 struct GroupRecord {
   std::string name;
   int rank = 0;
@@ -32,30 +32,30 @@ struct GroupRecord {
 class RecordedGroup {
  public:
   virtual ~RecordedGroup() = default;
-  // Any thread. False for a group that has been closed, and had not failed.
+  // Any thread. False for a group that has been closed without a failure.
   virtual bool tell(GroupRecord* record) const = 0;
 };
 
 class FlightRecord {
  public:
-  // Writes into `directory`, which is made if it is missing; nowhere where that is empty.
+  // Writes into `directory`, which is created if it is missing. Writes nothing if it is empty.
   explicit FlightRecord(std::string directory) : directory_(std::move(directory)) {}
 
   bool enabled() const { return !directory_.empty(); }
 
-  // A group to be written; one that is gone by then is left out.
+  // Adds a group. It is left out of files that are written after its end.
   void add(std::weak_ptr<const RecordedGroup> group);
 
-  // Writes what all groups tell. A file that cannot be written is a warning in the log, and so is
-  // where it lies. When many groups fail, only the first of each tenth of a second is written.
+  // Writes the records of all groups. The log gets a warning with the path of the file, or with the
+  // reason if it cannot be written. If many groups fail, writes at most one file each tenth of a
+  // second.
   void write_after_failure(const std::string& reason);
   void write(const std::string& reason);
 
-  // Has SIGUSR2 write the record from now on, on a thread of its own; for the record of the
-  // process, which lives to its end. Where the program has a handler for it, that stays, and the
-  // log says so.
+  // From now on, SIGUSR2 writes the record, on a separate thread. The record must live until the
+  // process ends. If the program has a handler for the signal, it is kept, with a log message.
   static Status write_on_signal(FlightRecord* record);
-  // In a forked child: the signal is the child's own again.
+  // In a forked child: restores the default action of the signal.
   static void after_fork_in_child();
 
  private:

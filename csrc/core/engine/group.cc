@@ -41,7 +41,7 @@ OperationInfo message_info(const char* title, DType dtype, size_t count, int pee
 
 }  // namespace
 
-// An operation of the queue. A thread that waits for it may run the queue up to it.
+// An operation in the queue. A thread that waits for it may run the queue up to it.
 class Group::Queued final : public Operation {
  public:
   Queued(std::shared_ptr<Group> group, Body body, std::chrono::milliseconds timeout,
@@ -52,13 +52,13 @@ class Group::Queued final : public Operation {
     group_->recorder_.running(ticket_);
     Status status = group_->execute(body_, timeout_);
     group_->recorder_.finished(ticket_, status.ok());
-    body_ = nullptr;  // lets go of the tensors, before anyone hears that the operation is done
+    body_ = nullptr;  // releases the tensors before other threads see that the operation is done
     return status;
   }
 
  protected:
   void help(std::chrono::milliseconds limit) override {
-    // A wait with a limit of its own must not get stuck in the operation: a worker runs it.
+    // A wait with a limit must not block in the operation, so a worker runs it.
     if (limit.count() == 0) group_->drain(this);
   }
 
@@ -103,7 +103,7 @@ Status Group::form(std::shared_ptr<Store> store) {
     team_ = std::make_unique<SelfTeam>();
     return {};
   }
-  // Before the others can know of it: they may send as soon as they have formed the group.
+  // Before the other ranks can know the port: they may send as soon as they have formed the group.
   message_port_ = context_->point_to_point().open_port();
   FormationRequest request = formation_request(options_);
   request.message_port = message_port_;
@@ -124,7 +124,7 @@ Status Group::form(std::shared_ptr<Store> store) {
       build_teams(context_->party(), *store, request, find_transport, options_.timeout);
   if (!made.ok()) {
     close_message_port();
-    // If the others have formed it, their count of this name is one higher from now on.
+    // If the others have formed it, their count for this name is now one higher.
     if (!request.formed().ok()) context_->note_formed(options_.world, options_.name, 0);
     return made.status();
   }
@@ -150,7 +150,7 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->ports = formation.message_ports;
   known->pool = in_place.pool;
   known->wait = formation.wait_policy;
-  // By member: its rank in lines_, or -1, and in the transport.
+  // By member: its rank in lines_, or -1; and its rank in the transport.
   std::vector<int> here, there, in_transport;
   std::vector<std::string> names;
   int here_count = 0;
@@ -177,8 +177,8 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->failure = [team = team_.get(), flat = flat_.get(), transport = transport_, in_transport] {
     DSCOMM_RETURN_IF_ERROR(team->failure());
     if (flat != nullptr) DSCOMM_RETURN_IF_ERROR(flat->failure());
-    // A member that waits for a dead one ends the group for all. A rank that is cut off does not
-    // hear of that.
+    // A member that waits for a dead rank ends the group for all. A rank that is cut off does not
+    // receive this.
     if (transport == nullptr || transport->detector().count() == 0) return Status();
     return transport->detector().cut_off(in_transport);
   };
@@ -194,7 +194,8 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->departure = [lines = lines_, transport = transport_, here, there](int member) {
     const auto k = static_cast<size_t>(member);
     if (here[k] < 0) return transport->detector().departure(there[k]);
-    return lines != nullptr ? lines->departure(here[k]) : Departure();  // none where it is alone
+    return lines != nullptr ? lines->departure(here[k]) : Departure();  // none if it is the only
+                                                                        // rank
   };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
   point_to_point_ = std::move(known);
@@ -206,7 +207,7 @@ Group::~Group() {
     shutdown_with_warning();
     return;
   }
-  // A forked child: the memory is not mapped here.
+  // In a forked child the memory is not mapped.
   static_cast<void>(team_.release());
   static_cast<void>(flat_.release());
 }
@@ -220,7 +221,7 @@ void Group::set_timeout(std::chrono::milliseconds timeout) {
   if (transport_ && context_->check_process().ok()) transport_->outlast(timeout);
 }
 
-// Of a call that was given `timeout`; 0: the group's.
+// The timeout of a call; 0: the group's.
 std::chrono::milliseconds Group::limit_of(std::chrono::milliseconds timeout) const {
   if (timeout.count() <= 0) return this->timeout();
   if (transport_ && timeout > this->timeout()) transport_->outlast(timeout);
@@ -236,7 +237,7 @@ uint64_t Group::sequence() const {
   return state_.load(std::memory_order_relaxed) / kOneCall;  // orders nothing
 }
 
-// Why a call cannot start at all; under mutex_.
+// Why a call cannot start, or OK; under mutex_.
 Status Group::refuse_locked() const {
   DSCOMM_RETURN_IF_ERROR(context_->check_process());
   if (has_state(kClosed))
@@ -256,7 +257,7 @@ Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
   return status;
 }
 
-// Once, for what ended the group; what its user ended is no failure.
+// Once, for the error that ended the group; an abort by the user is not a failure.
 void Group::record_failure(const Status& status) {
   if (status.code() == Code::kInvalidArgument || status.code() == Code::kUnsupported ||
       status.code() == Code::kAborted)
@@ -283,10 +284,10 @@ bool Group::tell(GroupRecord* record) const {
 
 Status Group::execute_body(const Body& body, std::chrono::milliseconds timeout) {
   CallOptions options{Deadline::after(limit_of(timeout))};
-  // The body is the glue's: what it throws must not cross a thread.
+  // The body belongs to the glue: its exceptions must not cross a thread.
   try {
     Status status = body(*team_, options);
-    // Messages live by the lines of flat_, and end with the group.
+    // Messages use the mailboxes of flat_, and end with the group.
     if (flat_ && !status.ok())
       if (Status cause = team_->failure(); !cause.ok()) flat_->abort(cause);
     return status;
@@ -310,7 +311,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
       return status;
     }
     running = state + kOneCall + kRunning;
-    // Acquires what the thread that ran the Team before has released, below or in
+    // Acquires the stores of the thread that ran the Team before, released below or in
     // end_running_locked().
   } while (!state_.compare_exchange_weak(state, running, std::memory_order_acquire,
                                          std::memory_order_relaxed));
@@ -320,11 +321,11 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
     note_told();
   recorder_.finished(ticket, status.ok());
   state = running;
-  // Released to whoever begins to run the Team next, and to shutdown(), which destroys it.
+  // Releases to the next thread that runs the Team, and to shutdown(), which destroys it.
   if (state_.compare_exchange_strong(state, running - kRunning, std::memory_order_release,
                                      std::memory_order_relaxed))
     return status;
-  // Meanwhile somebody has queued a call, or waits for this one's end.
+  // Meanwhile another thread has queued a call, or waits for this one to end.
   Status scheduled;
   {
     std::lock_guard lock(mutex_);
@@ -336,7 +337,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   return status;
 }
 
-// Under mutex_, by who has begun to run the Team.
+// Under mutex_, by the thread that has begun to run the Team.
 void Group::end_running_locked() {
   if ((state_.fetch_and(~uint64_t{kRunning}) & (kClosed | kWatched)) != 0) idle_.notify_all();
 }
@@ -357,13 +358,13 @@ OperationPtr Group::start(const OperationInfo& info, Body body, std::chrono::mil
     if (!exiting) scheduled = schedule_locked();
     if (!scheduled.ok()) end_locked(scheduled);
   }
-  // Fails them all, where the group has ended.
+  // Fails all of them if the group has ended.
   if (!scheduled.ok() || exiting) drain(nullptr);
   return operation;
 }
 
-// Asks for a worker when there is something to run and nobody runs it; under mutex_. kResource when
-// no thread can be had: the caller, who may be a worker and can go on himself, decides.
+// Requests a worker if the queue is not empty and no thread runs it; under mutex_. kResource if the
+// system refuses a thread: the caller decides, because it may be a worker that can continue itself.
 Status Group::schedule_locked() {
   if (queue_.empty() || has_state(kRunning) || scheduled_) return {};
   Status submitted =
@@ -374,7 +375,7 @@ Status Group::schedule_locked() {
                                       options_.name + "': " + submitted.message());
 }
 
-// Runs the queue until `until` is done (null: until it is empty), or somebody else runs it.
+// Runs the queue until `until` is done (null: until it is empty), or another thread runs it.
 void Group::drain(const Operation* until, bool was_scheduled) {
   std::unique_lock lock(mutex_);
   if (was_scheduled) scheduled_ = false;
@@ -386,12 +387,12 @@ void Group::drain(const Operation* until, bool was_scheduled) {
     Status status = operation->execute();
     lock.lock();
     if (!status.ok() && unheard_.ok()) unheard_ = status;
-    // Done before the next call can start or shutdown() return; called back when the queue is free
-    // of it, since its callbacks may start the next call.
+    // Completed before the next call can start or shutdown() can return. Callbacks run after it has
+    // left the queue, because they may start the next call.
     std::vector<Operation::Callback> callbacks = operation->complete(status);
     end_running_locked();
-    // A worker runs what is left while the callbacks do; where none can be had, who runs the queue
-    // to its end does it after them.
+    // A worker runs the rest of the queue during the callbacks. Without a worker, this thread runs
+    // it after them.
     if (Status scheduled = schedule_locked(); !scheduled.ok() && until != nullptr) {
       end_locked(scheduled);
       until = nullptr;
@@ -420,8 +421,8 @@ OperationPtr Group::receive(void* data, size_t count, DType dtype, int src, int 
   });
 }
 
-// Nobody takes the Teams away meanwhile: point-to-point asks them with its mutex held, under which
-// shutdown() closes the port before it destroys them.
+// The Teams exist during this call: point-to-point calls it with its mutex held, and shutdown()
+// closes the port under that mutex before it destroys them.
 Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst, int tag,
                             std::chrono::milliseconds timeout) {
   if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr)
@@ -483,11 +484,11 @@ bool Group::idle_within(std::chrono::milliseconds limit) {
 Status Group::gone(int global_rank) const {
   const std::vector<int>& ranks = options_.global_ranks;
   const auto k =
-      ranks.empty()  // torch says none of the default group
+      ranks.empty()  // torch passes none for the default group
           ? static_cast<size_t>(global_rank)
           : static_cast<size_t>(std::find(ranks.begin(), ranks.end(), global_rank) - ranks.begin());
   if (!context_->check_process().ok() || k >= peers_.size()) return {};
-  std::lock_guard lock(mutex_);  // so that the Team stays
+  std::lock_guard lock(mutex_);  // keeps the Team alive
   if (team_ == nullptr) return {};
   if (peers_[k] == nullptr) return transport_->detector().gone(transport_ranks_[k]);
   if (peers_[k]->alive()) return {};
@@ -504,7 +505,7 @@ LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::s
   if (!options_.global_ranks.empty() || point_to_point_ == nullptr) return {};
   LocalRanks local;
   {
-    // All members have formed groups of this name equally often, so the count tells them apart.
+    // All members have formed groups of this name equally often, so the count distinguishes them.
     std::lock_guard lock(mutex_);
     auto formed = formations_.find(std::hash<std::string>()(name));
     local.group = std::to_string(point_to_point_->id) + "/" + name + "/" +
@@ -553,7 +554,7 @@ Status Group::failure_of_next_call() const {
   {
     DSCOMM_RETURN_IF_ERROR(context_->check_process());
     std::lock_guard lock(mutex_);
-    // What is queued may let further calls pass, which find out when it is their turn.
+    // Calls behind those in the queue may still be accepted; they fail when they run.
     if (team_ == nullptr || team_->look(team_->finished_calls() + 1).ok()) return {};
   }
   return failure();
@@ -592,14 +593,14 @@ Status Group::shutdown() {
   if (!context_->check_process().ok()) return {};
   std::unique_lock lock(mutex_);
   state_.fetch_or(kClosed);
-  // Ends: what is queued runs under its deadlines.
+  // Ends: queued calls have deadlines.
   idle_.wait(lock, [this] { return queue_.empty() && !has_state(kRunning); });
   if (team_ == nullptr) return {};
   std::unique_ptr<Team> team = std::move(team_);
   std::unique_ptr<ShmTeam> flat = std::move(flat_);
   const Status unheard = was_told_.load(std::memory_order_relaxed) ? Status() : unheard_;
   lock.unlock();
-  // Before the Teams go, which its closures ask.
+  // Before the Teams are destroyed, because its closures use them.
   close_message_port();
   Status left = team->leave();
   if (flat != nullptr) {
@@ -607,7 +608,7 @@ Status Group::shutdown() {
     if (Status of_flat = flat->leave(); left.ok()) left = of_flat;
   }
   DSCOMM_RETURN_IF_ERROR(left);
-  // The ranks have not made the same calls, which no wait for another call will tell.
+  // The ranks have not made the same calls, and no later wait will report it.
   const bool is_of_calls = unheard.code() == Code::kMismatch || unheard.code() == Code::kPeerLeft;
   return is_of_calls ? unheard : Status();
 }

@@ -14,9 +14,9 @@
 namespace dscomm {
 namespace {
 
-// Every call asks twice what time it is, which takes 22 ns of clock_gettime(), or 9 ns of the
-// processor's time stamp counter (Zen 4). That counts time where the kernel itself keeps time by
-// it: at one rate, and alike on all cores.
+// Each call reads the time twice. This takes 22 ns with clock_gettime(), or 9 ns with the
+// processor's time stamp counter (Zen 4). The counter is used if the kernel uses it as its clock
+// source: then it has a constant rate and is synchronised on all cores.
 #if defined(__x86_64__)
 bool counter_counts_time() {
   static const bool does = [] {
@@ -42,7 +42,7 @@ const char* operation_state_name(OperationState state) {
   return value < std::size(kNames) ? kNames[value] : "unknown";
 }
 
-// The thread may be taken off its core between two clocks: of some tries, the shortest.
+// The thread may be preempted between two clocks, so the shortest of several tries is used.
 Recorder::Moment Recorder::read_clocks() {
   Moment best{};
   int64_t shortest = INT64_MAX;
@@ -64,7 +64,7 @@ uint64_t Recorder::write(const OperationInfo& info, uint64_t sequence, Operation
   Entry& entry = ring_[ticket % ring_.size()];
   constexpr auto release = std::memory_order_release;            // all of these: see Entry
   uint64_t stamp = entry.stamp.load(std::memory_order_relaxed);  // the exchange orders
-  // Acquire: what was written under the older stamp comes before what is written now.
+  // Acquire: writes under the older stamp come before the writes below.
   do {
     if (stamp == kBeingWritten || ticket_of(stamp) > ticket) return 0;
   } while (!entry.stamp.compare_exchange_weak(stamp, kBeingWritten, std::memory_order_acquire,
@@ -72,7 +72,7 @@ uint64_t Recorder::write(const OperationInfo& info, uint64_t sequence, Operation
   entry.title.store(info.title, release);
   entry.count.store(info.count, release);
   entry.queued.store(now, release);
-  entry.started.store(now, release);  // of use if it runs
+  entry.started.store(now, release);  // valid if it runs
   entry.peer.store(info.peer, release);
   entry.tag.store(info.tag, release);
   entry.dtype.store(info.dtype, release);
@@ -84,8 +84,8 @@ uint64_t Recorder::write(const OperationInfo& info, uint64_t sequence, Operation
   return ticket;
 }
 
-// Nothing where the entry has been overwritten. If that happens meanwhile, a later operation may
-// show this one's time.
+// Does nothing if the entry has been overwritten. If it is overwritten meanwhile, a later operation
+// may show this one's time.
 void Recorder::change(uint64_t ticket, OperationState from, OperationState to,
                       std::atomic<int64_t> Entry::* time) {
   if (ticket == 0) return;
@@ -93,7 +93,7 @@ void Recorder::change(uint64_t ticket, OperationState from, OperationState to,
   uint64_t stamp = stamp_of(ticket, from);
   if (entry.stamp.load(std::memory_order_relaxed) != stamp) return;  // orders nothing
   (entry.*time).store(ticks(), std::memory_order_release);           // pairs with read()
-  // Release: who sees the state, in read(), sees the time.
+  // Release: a thread that sees the state, in read(), sees the time.
   entry.stamp.compare_exchange_strong(stamp, stamp_of(ticket, to), std::memory_order_release,
                                       std::memory_order_relaxed);
 }
@@ -115,7 +115,7 @@ void Recorder::finished(uint64_t ticket, bool ok) {
          ok ? OperationState::kCompleted : OperationState::kFailed, &Entry::finished);
 }
 
-// A record that was never written when there is none any more, or not yet.
+// Returns an empty record (kNeverWritten) if the entry is not there yet, or no more.
 Recorder::Record Recorder::read(uint64_t ticket) const {
   const Entry& entry = ring_[ticket % ring_.size()];
   constexpr auto acquire = std::memory_order_acquire;  // all of these: see Entry
@@ -145,12 +145,12 @@ std::vector<RecordedOperation> Recorder::operations(uint64_t last_sequence) cons
   const Moment now = read_clocks();
   const double tick_ns = static_cast<double>(now.monotonic_ns - made_.monotonic_ns) /
                          static_cast<double>(std::max<int64_t>(now.ticks - made_.ticks, 1));
-  // By the wall clock of now, even if it was set meanwhile.
+  // Converted with the current wall clock, even if it was set meanwhile.
   auto epoch_ns = [&](int64_t at) -> int64_t {
     if (at == 0) return 0;
     return now.wall_clock_ns - static_cast<int64_t>(static_cast<double>(now.ticks - at) * tick_ns);
   };
-  // The newest first: a busy group overwrites the others.
+  // Newest first, because a busy group overwrites the oldest ones.
   const uint64_t last = last_ticket_.load(std::memory_order_relaxed);  // orders nothing
   const uint64_t first = last > ring_.size() ? last - ring_.size() + 1 : 1;
   std::vector<Record> records;
@@ -162,7 +162,7 @@ std::vector<RecordedOperation> Recorder::operations(uint64_t last_sequence) cons
   std::transform(records.rbegin(), records.rend(), operations.begin(), [&](const Record& record) {
     RecordedOperation operation;
     operation.id = ticket_of(record.stamp);
-    // Its upper half is that of the last one, or one less.
+    // Its upper half is that of the last sequence, or one less.
     const uint64_t behind = static_cast<uint32_t>(last_sequence) - record.sequence;
     operation.sequence = last_sequence - (behind & UINT32_MAX);
     operation.info = record.info;

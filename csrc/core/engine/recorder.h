@@ -1,5 +1,5 @@
-// The flight recorder: the last operations of a group, always on, read after something went wrong.
-// In the way of every call, so it takes no lock.
+// The flight recorder: keeps the last operations of a group, for analysis after a failure. It is
+// always on and on the path of each call, so it takes no lock.
 #pragma once
 
 #include <atomic>
@@ -12,14 +12,14 @@
 
 namespace dscomm {
 
-// What an operation is, for people. title must outlive the recorder (a literal).
+// Describes an operation in records. title must outlive the recorder (a literal).
 struct OperationInfo {
   const char* title = "";  // "all_reduce", "send"
   DType dtype = DType::kUInt8;
-  bool has_op = false;  // whether op means something
+  bool has_op = false;  // whether op is valid
   ReduceOp op = ReduceOp::kSum;
-  int64_t count = 0;  // elements this rank puts in
-  int peer = -1;      // root, destination or source; -1 where there is none
+  int64_t count = 0;  // elements of this rank's input
+  int peer = -1;      // root, destination or source; -1: none
   int tag = 0;
   bool asynchronous = false;
 };
@@ -28,11 +28,10 @@ enum class OperationState : uint8_t { kQueued, kRunning, kCompleted, kFailed };
 
 const char* operation_state_name(OperationState state);
 
-// An operation as the recorder tells it. Times are ns since the epoch, 0 where they are still to
-// come.
+// An operation read from the recorder. Times are ns since the epoch; 0: not yet.
 struct RecordedOperation {
   uint64_t id = 0;        // from 1, among all operations of the recorder
-  uint64_t sequence = 0;  // as it was given
+  uint64_t sequence = 0;  // as passed in
   OperationInfo info;
   OperationState state = OperationState::kQueued;
   int64_t queued_ns = 0, started_ns = 0, finished_ns = 0;
@@ -42,17 +41,17 @@ class Recorder {
  public:
   explicit Recorder(size_t entries) : ring_(entries), made_(read_clocks()) {}
 
-  // Returns the entry's ticket. Any thread. An operation whose entry is being written for another
-  // one, as many operations apart as there are entries, is not kept. `sequence` is the number of a
-  // collective among those of its group.
+  // Returns the ticket of the entry. Any thread. The operation is not kept if its entry is being
+  // written for another operation (a whole ring apart). `sequence` is the number of a collective in
+  // its group.
   uint64_t queued(const OperationInfo& info, uint64_t sequence = 0);
-  // Queued and running at once.
+  // The same for an operation that starts at once.
   uint64_t started(const OperationInfo& info, uint64_t sequence = 0);
   void running(uint64_t ticket);
   void finished(uint64_t ticket, bool ok);
 
-  // Oldest first. Any thread; an entry that is being overwritten is left out. `last_sequence` is
-  // the highest one that was given so far, or a little more.
+  // Oldest first. Any thread. Entries that are being overwritten are left out. `last_sequence` is
+  // the highest sequence passed so far, or slightly more.
   std::vector<RecordedOperation> operations(uint64_t last_sequence = 0) const;
 
   // The same as a JSON array: id, title, dtype, op, count, peer, tag, async, state and the times
@@ -60,8 +59,8 @@ class Recorder {
   std::string json() const;
 
  private:
-  // A ticket and a state, so that a state is changed only of the operation it is meant for; or that
-  // the entry is being written. Tickets are from 1, and 0 is that of who keeps nothing.
+  // A stamp is a ticket and a state, so that a state change affects only its own operation; or
+  // kBeingWritten. Tickets start at 1; 0 means that the operation is not kept.
   static constexpr uint64_t kBeingWritten = 0, kNeverWritten = 1;
   static constexpr uint64_t stamp_of(uint64_t ticket, OperationState state) {
     return ticket << 2 | static_cast<uint64_t>(state);
@@ -71,9 +70,9 @@ class Recorder {
     return static_cast<OperationState>(stamp & 3);
   }
 
-  // Written by the thread that has exchanged the stamp for kBeingWritten, until it stores another
-  // one: releases, which pair with the acquires of read(). Who reads anything newer than the stamp
-  // that it read first sees that the stamp has changed. Only times are written later as well, see
+  // Written by the thread that has exchanged the stamp for kBeingWritten, until it stores a new
+  // stamp. Its release stores pair with the acquires in read(): a thread that reads a field newer
+  // than its stamp sees then that the stamp has changed. Only times are also written later, see
   // change().
   struct alignas(64) Entry {
     std::atomic<uint64_t> stamp{kNeverWritten};
@@ -84,10 +83,10 @@ class Recorder {
     std::atomic<DType> dtype{};
     std::atomic<ReduceOp> op{};
     std::atomic<bool> has_op{false}, asynchronous{false};
-    std::atomic<uint32_t> sequence{0};  // its lower half, so that an entry is a cache line
+    std::atomic<uint32_t> sequence{0};  // lower half only, so that an entry is one cache line
   };
   static_assert(sizeof(Entry) == 64);
-  // What an entry says.
+  // A copy of an entry.
   struct Record {
     uint64_t stamp = kNeverWritten;
     OperationInfo info;

@@ -23,7 +23,7 @@ Status WorkerPool::submit(std::function<void()> task) {
     return {};
   }
   DSCOMM_ASSIGN_OR_RETURN(std::thread worker, start_thread("a queue of calls", [this] { work(); }));
-  // It cannot have looked at the pool yet: that takes the lock.
+  // The new thread cannot have used the pool yet, because it needs the lock.
   worker.detach();
   ++threads_;
   tasks_.push_back(std::move(task));
@@ -51,11 +51,11 @@ void WorkerPool::work() {
     tasks_.pop_front();
     lock.unlock();
     task();
-    task = nullptr;  // what it captured goes before the lock is taken
+    task = nullptr;  // destroys its captures before the lock is taken
     lock.lock();
   }
   --threads_;
-  // Under the lock: the destructor may end the pool as soon as it sees no thread.
+  // Under the lock: the destructor may destroy the pool as soon as it sees no thread.
   ended_.notify_all();
 }
 

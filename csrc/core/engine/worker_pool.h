@@ -1,9 +1,8 @@
 // WorkerPool: threads that run the queues of busy groups.
 //
-// A task may block for as long as its group's deadline allows, and what it waits for may be in
-// another task on another rank; so every submitted task gets a thread at once: an idle one or a new
-// one. The pool grows with the number of busy groups and shrinks when threads have been idle for a
-// while.
+// A task may block until its group's deadline, and it may wait for another task on another rank. So
+// each task gets a thread at once: an idle one or a new one. The pool grows with the number of busy
+// groups, and shrinks when threads have been idle for a while.
 #pragma once
 
 #include <chrono>
@@ -19,9 +18,9 @@ namespace dscomm {
 class WorkerPool {
  public:
   explicit WorkerPool(std::chrono::milliseconds idle_time) : idle_time_(idle_time) {}
-  ~WorkerPool();  // waits for the tasks that run; those not started are dropped
+  ~WorkerPool();  // waits for running tasks; drops those that have not started
 
-  // kResource when the task would need a thread that the system does not give; it is then dropped.
+  // kResource if the system refuses a thread; the task is then dropped.
   Status submit(std::function<void()> task);
   // Threads alive now, for tests.
   size_t thread_count() const;
