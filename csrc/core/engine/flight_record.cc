@@ -69,8 +69,8 @@ std::string json_text(std::string_view text) {
 // those that the recorder counts.
 struct Kind {
   const char* name;
-  bool gathers = false;   // has ranks times as many outputs as inputs
-  bool scatters = false;  // has ranks times as many inputs as outputs
+  bool gathers = false;   // output elements = input elements times ranks
+  bool scatters = false;  // input elements = output elements times ranks
 };
 
 Kind kind_of(std::string_view title) {

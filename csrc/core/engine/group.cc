@@ -194,8 +194,7 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->departure = [lines = lines_, transport = transport_, here, there](int member) {
     const auto k = static_cast<size_t>(member);
     if (here[k] < 0) return transport->detector().departure(there[k]);
-    return lines != nullptr ? lines->departure(here[k]) : Departure();  // none if it is the only
-                                                                        // rank
+    return lines != nullptr ? lines->departure(here[k]) : Departure();  // none if alone
   };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
   point_to_point_ = std::move(known);

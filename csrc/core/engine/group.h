@@ -195,8 +195,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   std::unique_ptr<ShmTeam> flat_;
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank in the group; null on other hosts
   std::vector<int> hosts_;                    // host numbers by rank in the group: see Formation
-  std::map<uint64_t, uint64_t> formations_;   // how often a group of this name was formed, by hash
-                                              // of the name
+  std::map<uint64_t, uint64_t> formations_;   // by hash of a name: how often formed
   std::vector<int> transport_ranks_;          // by rank in the group; -1 on this host
   std::shared_ptr<Transport> transport_;      // null if all members are on one host
   std::shared_ptr<PointToPointGroup> point_to_point_;

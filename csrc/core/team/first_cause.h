@@ -21,8 +21,9 @@ inline constexpr int64_t kLateCallNs = 5'000'000'000;
 
 // Decides, between the slices of one wait, whether an abort ends the wait. If the member that
 // aborted had finished the call (see Team::look()), the abort ends it only after kLateCallNs: the
-// members that are still in the call, or about to make it, need nothing from that member. A member
-// that gives up before it has finished the call aborts itself.
+// members that are still in the call, or about to make it, need nothing from that member. Another
+// member that gives up before it has finished the call publishes an abort that ends the wait at
+// once.
 class AbortWatch {
  public:
   // look(call) is Team::look().
