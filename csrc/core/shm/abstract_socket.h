@@ -1,5 +1,5 @@
-// Abstract Unix sockets, which processes of one host find each other by. Their names are in no file
-// system, so nothing can be left behind, and two hosts (network namespaces) never meet.
+// Abstract Unix sockets, through which the processes of a host find each other. Their names are in
+// no file system, so nothing is left behind. Two network namespaces cannot connect.
 #pragma once
 
 #include <sys/socket.h>
@@ -9,7 +9,7 @@
 
 namespace dscomm {
 
-// The name is a zero byte, then "dscomm-" and the 32 hexadecimal digits of a token.
+// The name is a zero byte, then "dscomm-" and the token as 32 hexadecimal digits.
 struct AbstractAddress {
   explicit AbstractAddress(const ArenaId& token);
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }

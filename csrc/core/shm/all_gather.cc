@@ -1,6 +1,5 @@
-// All-gather through memory: everyone stages rounds of its own data and copies the others' out,
-// each starting with its successor so that readers spread over the sources. Counts may differ by
-// rank.
+// All-gather through memory: each rank stages its data in rounds and copies the others' rounds out,
+// starting with its successor so that readers spread over the sources. Counts may differ by rank.
 #include <cstring>
 
 #include "core/shm/shm_team.h"

@@ -1,19 +1,19 @@
 // All-reduce through memory, by size:
 //
-//   tiny      what fits into the slot beside the sequence travels with it: one hand-over;
-//   one shot  everyone stages everything, everyone reads all the others and reduces;
-//   chunked   reduce-scatter and all-gather, chunk by chunk: each rank reduces its slice of the
-//             chunk from all ranks' staging, publishes the result, and gathers the others' slices
-//             of the chunk before, while the next chunk has already been staged.
+//   tiny      the data travels in the slot, beside the sequence number: one hand-over;
+//   one shot  each rank stages all its data, reads all the others' and reduces;
+//   chunked   reduce-scatter and all-gather, chunk by chunk: each rank reduces its slice of a chunk
+//             from all ranks' staging, publishes the result, and gathers the others' slices of the
+//             previous chunk, while the next chunk has already been staged.
 //
-// The size decides alone, so all ranks choose alike. No closing barrier where data is staged: a
-// buffer is reused when its readers have said that they are done.
+// The form depends on the size alone, so all ranks choose the same. Staged data needs no closing
+// barrier: a buffer is reused once its readers have acknowledged it.
 //
-// In the chunked form a rank may have the others read its tensor where it is, whatever they do with
-// theirs: they read its input there, and, where input and output are one, its results as well. Its
-// slice of rank k is read by rank k alone, and is overwritten, with rank k's result, only after
-// rank k has posted that. So nobody reads its input any more when it has gathered; what the others
-// gather from it they must have acknowledged before it returns.
+// In the chunked form a rank may let the others read its tensor in place, whatever they do with
+// theirs: they read its input there and, if in == out, its results. Only rank k reads slice k of
+// the input. The tensor's owner overwrites slice k with rank k's result, after rank k has posted
+// that result. So once the owner has gathered, nobody reads its input any more. Before it returns,
+// the others must have acknowledged that they have gathered its results.
 
 #include "core/reduce/reduce.h"
 #include "core/shm/shm_team.h"
@@ -21,7 +21,7 @@
 namespace dscomm {
 namespace {
 
-// The slice of rank k of `count` elements, cut at cache lines so that no two ranks write one.
+// Rank k's slice of `count` elements, cut at cache lines so that ranks write to different ones.
 struct Slice {
   size_t begin, length;
 };
@@ -33,20 +33,19 @@ Slice slice_of(size_t count, int ranks, int k, size_t element_bytes) {
   return {begin, std::min(count, begin + per_rank) - begin};
 }
 
-// Rounds of the chunked form, in the order in which they are staged and in which they are read:
-// input 0, input 1, result 0, input 2, result 1, ... Each is posted, and acknowledged, as phase
-// round + 1.
+// Rounds of the chunked form, in the order in which ranks stage and read them: input 0, input 1,
+// result 0, input 2, result 1, ... Round r is posted and acknowledged as phase r + 1.
 constexpr uint32_t input_round(uint32_t chunk) { return chunk == 0 ? 0 : 2 * chunk - 1; }
 constexpr uint32_t result_round(uint32_t chunk, uint32_t chunks) {
   return std::min(2 * chunk + 2, 2 * chunks - 1);
 }
 
-// Four chunks overlap well; smaller ones than this cost more in hand-overs than they gain.
+// Four chunks overlap well; chunks of less than 256 KiB lose more in hand-overs than they gain.
 constexpr size_t kWantedChunks = 4;
 constexpr size_t kLeastChunkBytes = 256 << 10;
 
-// How many elements of a tensor go through the staging at a time, in whole lines: alike for all
-// chunks but the last, and at most `most_bytes`, which is a multiple of a page.
+// Elements of a chunk, in whole cache lines: the same for all chunks but the last, and at most
+// `most_bytes`, which is a multiple of a page.
 size_t elements_of_chunk(size_t count, size_t element_bytes, size_t most_bytes) {
   const size_t bytes = count * element_bytes;
   const size_t wanted_bytes = std::max(bytes / kWantedChunks, kLeastChunkBytes);
@@ -55,10 +54,10 @@ size_t elements_of_chunk(size_t count, size_t element_bytes, size_t most_bytes) 
   return ((count + chunks - 1) / chunks + line - 1) / line * line;
 }
 
-// What is reduced in one go and copied on while it is in the first cache.
+// Bytes that are reduced at a time, then copied on while they are in the L1 cache.
 constexpr size_t kBlockBytes = 8192;
 
-// Of a tensor this large no cache holds enough for whoever uses it next.
+// Tensors of this size exceed the last-level cache.
 constexpr size_t kPastCachesBytes = 16 << 20;
 
 }  // namespace
@@ -111,7 +110,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
   const size_t block_count = kBlockBytes / element_bytes;
   const auto* input = static_cast<const std::byte*>(in);
   auto* output = static_cast<std::byte*>(out);
-  // A result is read where it is only if the input was: c10d knows no other call.
+  // Results are read in place only if the input is, because c10d's all-reduce has in == out.
   const size_t bytes = count * element_bytes;
   const std::optional<uint64_t> place = find_in_pool(in, bytes);
   const bool input_in_place = place.has_value(), result_in_place = input_in_place && in == out;
@@ -121,8 +120,8 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, chunk_count * element_bytes, 2 * chunks));
   if (input_in_place)
     stage_->open_tensor(bytes, *place, result_in_place ? kInput | kResult : kInput);
-  // Where a slice is gathered to, its rank has just read the input: ordinary stores would fetch
-  // each line back from its cache.
+  // Rank k has just read the memory into which its slice is gathered: ordinary stores would first
+  // fetch each cache line back from its cache.
   const Stores gather_stores =
       result_in_place && bytes >= kPastCachesBytes ? Stores::kStreaming : Stores::kOrdinary;
 
@@ -134,7 +133,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(input_round(chunk)));
     size_t begin = size_t{chunk} * chunk_count;
     size_t length = round_bytes(count, chunk_count, chunk);
-    // All but the own slice, which is reduced from where it is.
+    // All but this rank's slice, which reduce_slice() reads from the tensor.
     Slice own = slice_of(length, size(), rank(), element_bytes);
     const std::byte* from = input + begin * element_bytes;
     copy(buffer, from, own.begin * element_bytes, stores());
@@ -187,8 +186,8 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     return {};
   };
 
-  // A chunk's results are gathered while the next one is under way, so that nobody waits for what
-  // the others are just about to post.
+  // Gather a chunk's results while the next chunk is in flight, so that no rank waits for results
+  // that the others are about to post.
   DSCOMM_RETURN_IF_ERROR(stage_chunk(0));
   for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
     if (chunk + 1 < chunks) DSCOMM_RETURN_IF_ERROR(stage_chunk(chunk + 1));
@@ -196,7 +195,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
     if (chunk > 0) DSCOMM_RETURN_IF_ERROR(gather_slices(chunk - 1));
   }
   DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
-  finish_copies();  // of what was gathered: the caller may hand it to another thread
+  finish_copies();  // of the gathered slices: the caller may hand them to another thread
   return finish(result_in_place, result_round(chunks - 1, chunks) + 1);
 }
 

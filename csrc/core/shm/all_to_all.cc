@@ -1,7 +1,7 @@
-// All-to-all through memory: a round stages a piece of the block for every other rank; each rank
-// copies the pieces that are its own out of everyone's staging, starting with its successor. Counts
-// may be any that fit: each rank's table says what it sends to whom, and a reader compares before
-// it copies.
+// All-to-all through memory: in each round a rank stages a piece of its block for every other rank,
+// and copies its own pieces out of the others' staging, starting with its successor. Blocks may
+// differ in size: a rank's table has the count that it sends to each rank, and a reader checks its
+// count before it copies.
 #include <cstring>
 #include <numeric>
 
@@ -26,7 +26,7 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   const uint32_t rounds =
       std::max(own.rounds, rounds_of(std::ranges::max(out_counts) * element_bytes, piece));
   if (out_counts[me] > 0) std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
-  // Where each rank's block for this one begins in its tensor: as its table says.
+  // Where in rank k's tensor the block for this rank begins, in bytes, by rank k's table.
   std::vector<size_t> begins(outs.size(), 0);
 
   for (uint32_t round = 0; round < rounds; ++round) {

@@ -15,15 +15,15 @@
 namespace dscomm {
 namespace {
 
-// Lines come in pages; asking the kernel for each would cost a call a group.
+// Mailboxes are pages; growing by one page would cost a system call for each group.
 constexpr size_t kArenaStepBytes = 256 * 1024;
-// Lent memory leaves this part of the arena to what stays: lines, channels, kept staging.
+// Lent memory leaves an eighth of the arena to lasting memory: mailboxes, channels, kept staging.
 constexpr size_t kLastingShare = 8;
-// Each call that gives memory back asks about so many that wait: more than one, so that they become
-// fewer, and not all, of which there may be thousands.
+// Pending releases that release_when() checks: more than one, so that the list shrinks; not all,
+// because it may hold thousands.
 constexpr size_t kAskedAtOnce = 4;
 
-// What this process has mapped; 0 where /proc does not tell.
+// Address space that this process has mapped; 0 if /proc cannot be read.
 size_t mapped_bytes() {
   std::ifstream file("/proc/self/statm");
   size_t pages = 0;
@@ -36,7 +36,7 @@ size_t mapped_bytes() {
 Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology* topology) {
   arena_bytes = std::min(arena_bytes, file_size_limit());
   rlimit limit;
-  // Address space is needed for every peer's arena too, and for threads.
+  // The peers' arenas and the threads need address space, too.
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
     arena_bytes = std::min(
         arena_bytes, (limit.rlim_cur - std::min<size_t>(limit.rlim_cur, mapped_bytes())) / 16);
@@ -177,7 +177,7 @@ void Arena::release_when(std::function<bool()> is_free,
   sweep_locked(kAskedAtOnce);
 }
 
-// Asks about so many of those that wait, in turn.
+// Checks up to `most` pending releases, in turn.
 void Arena::sweep_locked(size_t most) {
   for (size_t asked = std::min(most, pending_.size()); asked > 0; --asked) {
     if (next_pending_ >= pending_.size()) next_pending_ = 0;
@@ -205,7 +205,7 @@ void Arena::begin_life() {
 
 void Arena::end_life() {
   pthread_mutex_unlock(&header().life);
-  std::vector<Pending> dropped;  // with the lock free: a peer that goes may take its arena along
+  std::vector<Pending> dropped;  // destroyed after unlocking: may hold the last reference to this
   std::lock_guard lock(mutex_);
   ended_ = true;
   dropped.swap(pending_);

@@ -1,8 +1,8 @@
 // Arena: the memory of one rank that its peers read.
 //
-// Sealed, so that peers cannot write it. Memory is taken from the kernel as it is handed out, and
-// is reused but never given back while the process lives. A page that once held lines holds lines
-// for ever: members of a group that is gone may still look at its words.
+// Sealed, so that peers cannot write it. The arena takes memory from the kernel when it first hands
+// it out, and reuses it, but never returns it while the process lives. A page that was once a
+// mailbox (GroupLines) stays one, because members of an ended group may still read its words.
 #pragma once
 
 #include <functional>
@@ -24,8 +24,8 @@ class Topology;
 
 class Arena {
  public:
-  // arena_bytes is address space; RLIMIT_AS and RLIMIT_FSIZE may make it smaller. With a topology,
-  // its memory is asked of the NUMA node to which this process is bound, where there is one.
+  // arena_bytes is address space; RLIMIT_AS and RLIMIT_FSIZE may reduce it. With a topology, the
+  // memory is placed on the NUMA node that this process is bound to, if any.
   static Result<std::shared_ptr<Arena>> create(size_t arena_bytes,
                                                const Topology* topology = nullptr);
   ~Arena();
@@ -36,42 +36,41 @@ class Arena {
   size_t size() const { return space_.memory().size(); }
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(space_.memory().data()); }
 
-  // Bytes (rounded up to pages) of zeroed or reused memory, as an offset. kResource when the arena
-  // is full or a limit cannot hold it. Any thread.
+  // The offset of `bytes` bytes (rounded up to pages), zeroed or reused. kResource if the arena is
+  // full or a limit forbids more memory. Any thread.
   Result<uint64_t> allocate(size_t bytes);
-  // The same for the lines of a group, which keep their page.
+  // The same for a group's mailbox.
   Result<uint64_t> allocate_lines();
-  // The same for what comes back through release_when(), with `is_lent`, as soon as the call that
-  // takes it and its readers are done. A part of the arena is kept from it, for what stays. Whoever
-  // was refused may wait for a turn: until then nobody without one gets any.
+  // The same for memory that a call borrows and returns through release_when() as soon as it and
+  // its readers are done. An eighth of the arena is never lent. A caller that was refused may queue
+  // with a Turn: while Turns exist, only the oldest one gets memory.
   class Turn;
   struct Borrower {
     uint64_t group_id = 0;
     uint64_t sequence = 0;  // of the call
   };
   Result<uint64_t> lend(size_t bytes, const Borrower& borrower, const Turn* turn = nullptr);
-  // Whether a later lend() may succeed: memory is lent, or waits until its readers are done, or
-  // another turn comes first. Not what the call of a rank that waits for a turn, or a later call of
-  // its group, has on another rank of this process: it comes back when that rank has made the call.
+  // Whether a later lend() may succeed: memory is lent, or waits for its readers, or an older Turn
+  // exists. Ignores memory that another rank of this process has for the same or a later call of a
+  // group with a Turn: it comes back only after the rank with the Turn has made that call.
   bool expects_memory(const Turn& turn) const;
 
-  // Gives memory back for reuse. No peer may read it any more.
+  // Returns memory that no peer reads any more. Any thread.
   void release(uint64_t offset, size_t bytes);
-  // Memory that peers may still read: `is_free` is asked now and then and the memory is released
-  // once it says yes. With the call whose readers are to be done, where it is that of one.
+  // Returns memory that peers may still read: releases it once is_free(), polled now and then under
+  // the arena's lock, is true. `borrower` is the call that borrowed it, if it was lent. Any thread.
   void release_when(std::function<bool()> is_free, std::vector<std::pair<uint64_t, size_t>> pieces,
                     std::optional<Borrower> borrower = {});
 
-  // Holds the life mutex on the calling thread; a thread that calls it must live as long as the
-  // process (or call end_life before it ends).
+  // Locks the life mutex. The calling thread must live as long as the process, or call end_life().
   void begin_life();
-  // Also drops what waits to be released: its questions hold peers, which may hold this arena.
+  // Unlocks it, and drops pending releases: their predicates hold Peers, which may hold this arena.
   void end_life();
 
-  // In a forked child: closes what it inherited. Nothing else works on this object there.
+  // In a forked child: closes the inherited descriptor. No other call works there.
   void close_descriptors() { space_.memory().close_descriptor(); }
 
-  // Bytes taken from the kernel so far, and those of them that are handed out.
+  // Bytes taken from the kernel, and bytes of these that are handed out.
   size_t resident_bytes() const;
   size_t used_bytes() const;
 
@@ -90,20 +89,20 @@ class Arena {
 
   BlockSpace space_;
   mutable std::mutex mutex_;
-  size_t used_ = 0;                     // bytes handed out, those that wait in pending_ included
-  std::map<uint64_t, Borrower> lent_;   // what lend() gave and did not come back, by offset
-  std::unordered_set<uint64_t> lines_;  // every page that ever held lines
-  std::vector<uint64_t> vacant_lines_;  // those of them that hold none
-  std::map<uint64_t, Borrower> turns_;  // those that wait for lent memory, oldest first
+  size_t used_ = 0;                     // bytes handed out, including those in pending_
+  std::map<uint64_t, Borrower> lent_;   // by offset: lent and not yet returned
+  std::unordered_set<uint64_t> lines_;  // every page that was ever a mailbox
+  std::vector<uint64_t> vacant_lines_;  // those of lines_ that are free
+  std::map<uint64_t, Borrower> turns_;  // waiting for lent memory, oldest first
   uint64_t next_turn_ = 1;
   std::vector<Pending> pending_;
-  size_t next_pending_ = 0;  // which of them is asked next
-  bool ended_ = false;       // its life has: nothing is released any more
+  size_t next_pending_ = 0;  // index that the next sweep begins at
+  bool ended_ = false;       // after end_life(): nothing is released any more
 };
 
-// A place in the line of those who wait for lent memory, from its making to its end. Memory goes to
-// the oldest: ranks that make the same calls in the same order then hold memory for the same ones,
-// and do not each hold what the other's calls need.
+// A place in the queue for lent memory, from construction to destruction. The oldest Turn is served
+// first: ranks that make the same calls in the same order then hold memory for the same calls, and
+// do not each hold what the other needs.
 class Arena::Turn {
  public:
   Turn(Arena& arena, const Borrower& borrower);

@@ -1,5 +1,5 @@
-// Barrier: everyone posts and waits for everyone. Flat: P loads are cheaper than a second hand-over
-// up to the rank counts of one host.
+// Barrier: each rank posts and waits for all others. Flat, because with the ranks of one host P
+// loads are cheaper than a second hand-over.
 #include "core/shm/shm_team.h"
 
 namespace dscomm {

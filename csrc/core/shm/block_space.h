@@ -1,8 +1,7 @@
-// BlockSpace: the blocks of a SealedMemory: which are free, and how it grows.
+// BlockSpace: allocates blocks of a SealedMemory.
 //
-// The smallest free block that fits is taken, and cut where it is larger; what is freed is joined
-// with its free neighbours. Memory is taken from the kernel as the space grows, after it has been
-// reserved under the limits of the machine. Not for several threads at once: its owner has a lock.
+// Takes the smallest free block that fits and splits it; merges freed blocks with free neighbours.
+// Grows by reserving memory under the machine's limits and then taking it. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +18,20 @@ namespace dscomm {
 class BlockSpace {
  public:
   BlockSpace() = default;
-  // Grows by multiples of grow_bytes, because each time costs calls of the kernel.
+  // Grows in multiples of grow_bytes, because each growth costs system calls.
   BlockSpace(SealedMemory memory, size_t grow_bytes);
 
   SealedMemory& memory() { return memory_; }
   const SealedMemory& memory() const { return memory_; }
   size_t backed_bytes() const { return backed_; }
 
-  // All sizes are whole pages.
+  // The offset of a block, or nothing if no free block fits: then grow(). Sizes are whole pages.
   std::optional<uint64_t> take(size_t bytes);
   void give(uint64_t offset, size_t bytes);
-  // Whether the address space holds a free block of `bytes`, once grown.
+  // Whether grow(bytes) finds enough address space.
   bool has_room(size_t bytes) const { return missing(bytes) <= memory_.size() - backed_; }
-  // So that take(bytes) finds a block: as much as is missing behind a free block at the end. Where
-  // has_room(). kResource where a limit forbids.
+  // Takes as much memory from the kernel as take(bytes) needs beyond a free block at the end.
+  // Requires has_room(bytes). kResource if a limit forbids it.
   Status grow(size_t bytes);
 
  private:
@@ -42,8 +41,8 @@ class BlockSpace {
   SealedMemory memory_;
   size_t grow_bytes_ = 0;
   uint64_t backed_ = 0;                            // bytes that fallocate has backed
-  std::map<uint64_t, size_t> free_;                // offset: bytes; no two of them touch
-  std::set<std::pair<size_t, uint64_t>> by_size_;  // the same, as (bytes, offset)
+  std::map<uint64_t, size_t> free_;                // offset: bytes; never adjacent
+  std::set<std::pair<size_t, uint64_t>> by_size_;  // the same blocks as (bytes, offset)
 };
 
 }  // namespace dscomm

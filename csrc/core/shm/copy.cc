@@ -1,4 +1,4 @@
-// copy(), compiled for every instruction set as the kernels of core/reduce are.
+// copy(), compiled for every instruction set, like the kernels of core/reduce.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 
 #undef HWY_TARGET_INCLUDE
@@ -19,8 +19,8 @@ namespace dscomm {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Whole lines, as half a line would be read back first. `to` is aligned to a line and bytes is a
-// multiple of one.
+// Streams whole cache lines, because a partial line would be read back first. `to` is aligned to 64
+// bytes and `bytes` is a multiple of 64.
 void stream_lines(uint8_t* to, const uint8_t* from, size_t bytes) {
   const hn::CappedTag<uint8_t, 64> d;
   const size_t lanes = hn::Lanes(d);

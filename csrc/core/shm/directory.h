@@ -1,4 +1,4 @@
-// Directory: how arenas of one host meet.
+// Directory: how the processes of a host find and map each other's arenas.
 #pragma once
 
 #include <map>
@@ -15,24 +15,23 @@ class Directory {
  public:
   virtual ~Directory() = default;
 
-  // Makes this rank's arena and its pool, which may be null, available to others, and keeps the
-  // arena's life mutex until the end. The doorbell (see Doorbell) becomes part of the address.
+  // Makes this rank's arena and pool (may be null) available to peers, and holds the arena's life
+  // mutex until destroyed. `doorbell` (see Doorbell) becomes part of the address. Called once.
   virtual Result<PeerAddress> publish(std::shared_ptr<Arena> arena,
                                       std::shared_ptr<TensorPool> pool,
                                       const ArenaId& doorbell) = 0;
 
-  // The arena behind an address, mapped and proved: its id was read back from memory. A null Peer
-  // (not an error) when the address cannot be reached or its memory cannot be shared, with why.
+  // Maps the arena behind an address, and proves that it is the right one by reading its id from
+  // memory. Otherwise `peer` is null, and `why_not` and `code` say why. Blocks. Any thread.
   struct Attached {
     std::shared_ptr<Peer> peer;
     std::string why_not;
-    // kPeerDied: it was reached, and ended before it answered. kTimeout: it did not answer.
-    // kResource: a limit of this process.
+    // kPeerDied: the process has ended. kTimeout: no answer. kResource: a limit of this process.
     Code code = Code::kUnsupported;
   };
   virtual Attached attach(const PeerAddress& address, const Deadline& deadline) = 0;
 
-  // In a forked child: closes what it inherited. Nothing else works on this object there.
+  // In a forked child: closes inherited descriptors. No other call works there.
   virtual void close_descriptors() {}
 };
 

@@ -5,12 +5,12 @@
 namespace dscomm {
 namespace {
 
-// On Zen 4: some 30 ns from a core with the same L3, 100 to 220 ns from another die. Between
-// sockets of other processors it is 100 ns and more.
+// On Zen 4, a load from a core with the same L3 takes some 30 ns, from another die 100 to 220 ns;
+// between sockets of other processors, 100 ns and more.
 constexpr int64_t kFarNs = 75;
 
-// From the core's own caches a load takes some 5 ns at most, as little as the clock can tell apart,
-// so the mean of several loads is looked at; of the next core's it is 15 ns and more.
+// A load from the core's own caches takes at most some 5 ns, from the next core's 15 ns and more.
+// The clock hardly resolves that, so the mean of several loads decides.
 constexpr double kSameCoreNs = 9;
 constexpr int kLoads = 16;
 
@@ -33,7 +33,7 @@ void Distance::add(int member, int64_t load_ns) {
     m.far = far;
     ++(far ? far_ : near_);
   }
-  if (m.far) m.loads = 0;  // what is near next need not be what was
+  if (m.far) m.loads = 0;  // when it is near again, it may be on another core
   m.same = m.known && !m.far && m.loads == kLoads && m.mean_ns < kSameCoreNs;
   if (m.same) ++same_;
 }

@@ -1,11 +1,10 @@
-// Distance: whether this rank's core shares a cache with those of the ranks that read its data, the
-// last one or even the first ones.
+// Distance: whether this rank's core shares a cache with the readers of its data: the last-level
+// cache (cache-near; else cache-far), or even the core's own caches.
 //
-// What is measured is how long a load takes that has to come out of another core's cache: each rank
-// writes a latency probe now and then, and times a load of one other's. Topology cannot tell:
-// virtual machines show one cache where there are several, and move between them while they run.
-// Each rank decides for itself, as the answer changes only how and where it writes what the others
-// read.
+// Each rank writes a latency probe now and then, and times the load of another rank's, which comes
+// out of that rank's cache. The topology cannot tell: virtual machines report one cache where there
+// are several, and move between them. Ranks may differ in the result, because it changes only how
+// and where a rank writes its own data.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +15,13 @@
 
 namespace dscomm {
 
-// A load of a word of 64 bits, timed by the clock that ranks of a host share, without what reading
-// the clock takes.
+// A timed load of a 64-bit word, in ns of CLOCK_MONOTONIC. took_ns excludes reading the clock.
 struct TimedLoad {
   int64_t value, began_ns, took_ns;
 };
 
-// Lets no later load begin before earlier instructions are done: a processor that guesses that a
-// wait is over would fetch the word before it reads the clock, and far would look near.
+// Delays later loads until earlier instructions are done. Otherwise a processor that speculates
+// that a wait is over could load the word before reading the clock, and far would look near.
 inline void finish_instructions() {
 #if defined(__x86_64__)
   __builtin_ia32_lfence();
@@ -46,27 +44,27 @@ class Distance {
  public:
   explicit Distance(int members) : members_(static_cast<size_t>(members)) {}
 
-  // One load of `member`'s latency probe took so long, without what reading the clock takes. Two in
-  // a row are believed, since what interrupts a load only makes it slower.
+  // Adds a sample: how long a load of `member`'s latency probe took. Two samples in a row must
+  // agree before they count, because an interruption makes a load slower.
   void add(int member, int64_t load_ns);
 
-  // Whether most members that are known are far away.
+  // Whether most members with a known distance are cache-far.
   bool is_far() const { return far_ > near_; }
-  // Whether there are known members and all run on this core, as its other hardware threads, or
-  // take turns on it: what either writes is in the other's caches.
+  // Whether distances are known and all these members run on this core, as hardware threads or in
+  // turn, so that they share its first-level caches.
   bool is_same_core() const { return same_ > 0 && same_ == far_ + near_; }
 
  private:
   struct Member {
     bool known = false, far = false, same = false;
-    bool last = false;  // what the last load said
+    bool last = false;  // whether the last sample was far
     bool has_last = false;
-    double mean_ns = 0;  // of its near loads, the last ones above all
-    int loads = 0;       // near ones, up to kLoads
+    double mean_ns = 0;  // moving average of its near samples
+    int loads = 0;       // near samples, up to kLoads
   };
   std::vector<Member> members_;
-  int far_ = 0, near_ = 0;  // how many of them are
-  int same_ = 0;            // of the near ones
+  int far_ = 0, near_ = 0;  // numbers of members
+  int same_ = 0;            // of near_
 };
 
 }  // namespace dscomm

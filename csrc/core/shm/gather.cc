@@ -1,4 +1,4 @@
-// Gather through memory: everyone but the root stages rounds, the root copies them out.
+// Gather through memory: the ranks other than the root stage rounds, the root copies them out.
 #include <cstring>
 
 #include "core/shm/shm_team.h"

@@ -1,13 +1,13 @@
-// Which host a process is on. It only says whom to try: that two ranks share memory is proved by
-// attaching.
+// Identifies the host of a process. Only a hint about which processes to attach to: attaching
+// proves that they share memory.
 #pragma once
 
 #include <string>
 
 namespace dscomm {
 
-// Equal in two processes where an abstract Unix socket of one can be reached by the other: the
-// kernel's boot id and the network namespace. At most 95 characters.
+// The kernel's boot id and the network namespace: equal for two processes that can reach each
+// other's abstract Unix sockets. At most 95 characters.
 std::string host_identity();
 
 }  // namespace dscomm

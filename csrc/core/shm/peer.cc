@@ -13,8 +13,7 @@
 namespace dscomm {
 namespace {
 
-// The pid in our own namespace of the process behind a pidfd; 0 when it cannot be seen from here,
-// -1 when it has ended.
+// The pid of a pidfd's process in this PID namespace; 0: not visible here, -1: it has ended.
 int pid_of(int pidfd) {
   std::ifstream info("/proc/self/fdinfo/" + std::to_string(pidfd));
   std::string key;
@@ -51,19 +50,19 @@ Peer::Peer(const PeerAddress& address, std::shared_ptr<Arena> arena,
 Peer::~Peer() = default;
 
 bool Peer::alive(bool thoroughly) const {
-  // glibc's robust mutex keeps the futex word first; the kernel writes FUTEX_OWNER_DIED into it.
-  // Acquire pairs with the kernel's store at exit: what the owner published before is seen after.
+  // The futex word is the first word of glibc's mutex. Acquire pairs with the kernel's store at
+  // exit: what the owner published before is visible after.
   auto* word = reinterpret_cast<const uint32_t*>(&header().life);
   uint32_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
   if ((value & FUTEX_OWNER_DIED) != 0 || (value & FUTEX_TID_MASK) == 0) return false;
   if (thoroughly && pidfd_.valid()) {
     pollfd entry{pidfd_.get(), POLLIN, 0};
-    return ::poll(&entry, 1, 0) <= 0;  // a signal may interrupt it
+    return ::poll(&entry, 1, 0) <= 0;  // EINTR counts as alive
   }
   return true;
 }
 
-// The letter by which the kernel names the state of its process; 0: not known.
+// The kernel's letter for the state of the process; 0: unknown.
 char Peer::state() const {
   int pid = pidfd_.valid() ? pid_of(pidfd_.get()) : 0;
   if (pid < 0) return 'Z';

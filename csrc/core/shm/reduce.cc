@@ -1,4 +1,4 @@
-// Reduce through memory: everyone but the root stages rounds, the root reduces them in rank order.
+// Reduce through memory: the other ranks stage rounds, the root reduces them in rank order.
 #include "core/reduce/reduce.h"
 
 #include "core/shm/shm_team.h"

@@ -1,5 +1,5 @@
-// Reduce-scatter through memory: a round stages a piece of every other rank's block; each rank
-// reduces its own pieces from all ranks' staging, straight into its output.
+// Reduce-scatter through memory: in each round a rank stages a piece of every other rank's block,
+// and reduces its own pieces from all ranks' staging directly into its output.
 #include <numeric>
 
 #include "core/reduce/reduce.h"

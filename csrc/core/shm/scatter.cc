@@ -1,5 +1,5 @@
-// Scatter through memory: a round stages a piece of every other rank's block on the root; each rank
-// copies its own pieces out. The root's table says how many elements each rank is to get.
+// Scatter through memory: in each round the root stages a piece of every other rank's block; each
+// rank copies its pieces out. The root's table has the number of elements for each rank.
 #include <cstring>
 #include <numeric>
 

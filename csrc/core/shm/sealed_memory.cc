@@ -22,7 +22,7 @@
 namespace dscomm {
 namespace {
 
-// MFD_NOEXEC_SEAL is required by some hosts and unknown to older kernels.
+// Some hosts require MFD_NOEXEC_SEAL; older kernels do not know it.
 int make_memfd(const char* name) {
   int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -47,10 +47,9 @@ Result<SealedMemory> SealedMemory::reserve(const char* name, size_t bytes) {
   void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd(), 0);
   if (address == MAP_FAILED) return system_error("mmap of shared memory");
   memory.mapping_ = Mapping(address, bytes);
-  // A core dump must not hold every peer's.
+  // Keep shared memory out of core dumps.
   madvise(address, bytes, MADV_DONTDUMP);
-  // Kernels before 5.1 do not know F_SEAL_FUTURE_WRITE: there peers are trusted not to map it
-  // writable.
+  // Kernels before 5.1 lack F_SEAL_FUTURE_WRITE: there, peers are trusted not to map it writable.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   if (fcntl(memory.fd(), F_ADD_SEALS, kSeals | F_SEAL_FUTURE_WRITE) != 0 &&
       fcntl(memory.fd(), F_ADD_SEALS, kSeals) != 0)
@@ -59,8 +58,8 @@ Result<SealedMemory> SealedMemory::reserve(const char* name, size_t bytes) {
 }
 
 Status SealedMemory::back(uint64_t begin, uint64_t end, MemoryReservation* reservation) {
-  // In steps: a signal undoes the call that it interrupts, and what has been charged is no longer
-  // reserved.
+  // In steps: a signal undoes only the step that it interrupts, and each step that succeeds leaves
+  // the reservation.
   while (begin < end) {
     const uint64_t step = std::min<uint64_t>(end - begin, kBackingStep);
     if (fallocate(fd(), 0, static_cast<off_t>(begin), static_cast<off_t>(step)) == 0) {
@@ -75,14 +74,14 @@ Status SealedMemory::back(uint64_t begin, uint64_t end, MemoryReservation* reser
 
 void SealedMemory::map_now(uint64_t begin, uint64_t end) {
 #ifdef MADV_POPULATE_WRITE
-  madvise(data() + begin, end - begin, MADV_POPULATE_WRITE);  // Linux 5.14; else at the first touch
+  madvise(data() + begin, end - begin, MADV_POPULATE_WRITE);  // Linux 5.14
 #else
   static_cast<void>(begin), static_cast<void>(end);
 #endif
 }
 
-// A private mapping in place of the shared one. Where it cannot be made, nothing is kept: the child
-// faults rather than writes into memory that its parent's peers read.
+// Replaces the shared mapping by a private one. If that fails, unmaps all: the child then faults
+// instead of writing into memory that its parent's peers read.
 void SealedMemory::keep_in_child(size_t bytes) {
   if (bytes > 0 && mmap(data(), bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd(), 0) == MAP_FAILED)

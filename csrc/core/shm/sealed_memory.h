@@ -1,9 +1,8 @@
-// SealedMemory: memory of this process that its peers may read and nobody else may write.
+// SealedMemory: memory that this process writes and its peers can only read.
 //
-// A memfd without a name, mapped writable once and then sealed against shrinking and against any
-// further writable mapping. Reserving it takes address space alone. Memory is taken from the kernel
-// by back(), never on a page fault, so that shortage is an error and not a SIGBUS; once sealed it
-// cannot be given back while the process lives.
+// A memfd, mapped writable once and then sealed against shrinking and further writable mappings.
+// reserve() takes only address space. back() takes memory from the kernel; page faults never do, so
+// a shortage is an error, not a SIGBUS. The kernel takes nothing back while the process lives.
 #pragma once
 
 #include <cstdint>
@@ -18,25 +17,24 @@ class MemoryReservation;
 class SealedMemory {
  public:
   SealedMemory() = default;
-  // `name` shows in /proc; `bytes`, whole pages, must lie within file_size_limit().
+  // `name` shows in /proc; `bytes` are whole pages, at most file_size_limit().
   static Result<SealedMemory> reserve(const char* name, size_t bytes);
 
   int fd() const { return fd_.get(); }
   std::byte* data() const { return mapping_.data(); }
   size_t size() const { return mapping_.size(); }
 
-  // Takes memory for [begin, end), which the caller has reserved. kResource where the kernel
-  // refuses all the same.
+  // Takes memory for [begin, end), which the caller has reserved, from the kernel. kResource if the
+  // kernel still refuses.
   Status back(uint64_t begin, uint64_t end, MemoryReservation* reservation);
 
-  // Maps what is backed before it is first used, as far as the kernel knows how: a page that is
-  // mapped at its first touch costs the call that touches it about a microsecond.
+  // Maps backed pages now, if the kernel can, because a page fault at the first touch costs a call
+  // about a microsecond.
   void map_now(uint64_t begin, uint64_t end);
 
   void close_descriptor() { fd_.reset(); }
-  // In a forked child that inherited the mapping: its first `bytes` stay where they are, readable,
-  // and what the child writes there is its own; the rest, the descriptor and this object's part in
-  // it go.
+  // In a forked child: keeps the first `bytes` readable at the same address, with private writes;
+  // unmaps the rest and closes the descriptor.
   void keep_in_child(size_t bytes);
 
  private:
@@ -44,11 +42,11 @@ class SealedMemory {
   Mapping mapping_;
 };
 
-// The largest file that this process may make: past RLIMIT_FSIZE it would get a signal.
+// The largest file that this process may make; exceeding RLIMIT_FSIZE would raise a signal.
 size_t file_size_limit();
 
-// The first `bytes` of another process's SealedMemory, for reading. kUnsupported where it could
-// shrink or is too small, kResource where a limit of this process forbids.
+// Maps the first `bytes` of another process's SealedMemory for reading. kUnsupported if it could
+// shrink or is too small, kResource if mmap fails.
 Result<Mapping> map_for_reading(int fd, size_t bytes);
 
 }  // namespace dscomm

@@ -5,8 +5,8 @@
 namespace dscomm {
 namespace {
 
-// From where on reading in place pays. Below it, what is staged stays in caches, whereas every line
-// that a peer has read in place has to be fetched back when its owner next writes it.
+// The smallest tensors that are read in place. Below, staged data stays in caches, whereas each
+// cache line that a peer has read in place must be fetched back when its owner next writes it.
 constexpr size_t kLeastNearBytes = 2 << 20;
 constexpr size_t kLeastFarBytes = 16 << 20;
 
@@ -26,7 +26,7 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
 }
 
 ShmTeam::~ShmTeam() {
-  // Leaves first: from release_when() on the lines may be another group's.
+  // Leave before release_when(), which may give the mailbox to another group.
   std::function<bool()> unread = lines_->unread_later();
   stage_.reset();
   lines_.reset();
@@ -43,7 +43,7 @@ std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) co
   const size_t least = in_place_.least_bytes >= 0 ? static_cast<size_t>(in_place_.least_bytes)
                                                   : (is_far ? kLeastFarBytes : kLeastNearBytes);
   if (bytes < least) return {};
-  // A call of too many rounds is refused where it is staged.
+  // Too many rounds: Stage::fill() refuses the call.
   if (bytes / tuning_.chunk_bytes * static_cast<size_t>(size()) >= kLastPhase / 4) return {};
   return in_place_.pool->find(data, bytes);
 }
@@ -136,7 +136,7 @@ Status ShmTeam::finish(bool in_place, uint32_t rounds, int reader) {
 }
 
 Status ShmTeam::finish(const Blocks& blocks) {
-  // A reader acknowledges the rounds of its own block only.
+  // A reader acknowledges only the rounds of its own block.
   for (int k = 0; k < size() && blocks.in_place; ++k)
     DSCOMM_RETURN_IF_ERROR(lines_->wait_read(
         rounds_of(blocks.counts[k] * blocks.element_bytes, blocks.piece_bytes), k));

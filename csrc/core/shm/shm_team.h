@@ -1,11 +1,11 @@
-// ShmTeam: collectives through memory, for ranks of one host. One file per collective.
+// ShmTeam: collectives through shared memory, for the ranks of one host. One file per collective.
 //
-// Every algorithm here is straight-line code over Lines (who is where) and Stage (the bytes). The
-// phases of a call that moves data in rounds: a rank posts r + 1 when its round r can be read, and
-// acknowledges r + 1 when it has read round r of everyone it reads. A rank with nothing to publish
-// posts phase 1.
+// Each algorithm is straight-line code over Lines (how far each rank is) and Stage (the data). If a
+// call moves data in rounds, a rank posts phase r + 1 when its round r can be read, and
+// acknowledges r + 1 when it has read round r of every rank that it reads from. A rank with nothing
+// to publish posts phase 1.
 //
-// Reductions run in rank order on every rank, so all get the same bits.
+// Reductions run in rank order on every rank, so the results are bit-identical.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +22,17 @@
 
 namespace dscomm {
 
-// What all ranks of a group share, decided by its rank 0.
+// Parameters that are the same on all ranks of a group; rank 0 decides.
 struct ShmTuning {
   uint64_t chunk_bytes = 0;     // of a round; whole pages
-  uint64_t one_shot_bytes = 0;  // most that a rank reads of the others in a one-shot all-reduce
+  uint64_t one_shot_bytes = 0;  // most that a rank reads from the others in a one-shot all-reduce
   uint64_t staging_bytes = 0;   // at least kLeastBuffers chunks
 };
 
-// What one rank decides for itself: which of its tensors the others read where they are.
+// Which tensors of this rank the others read in place. Ranks may differ.
 struct InPlace {
-  std::shared_ptr<TensorPool> pool;  // those that lie in it; null: none
-  int64_t least_bytes = -1;          // and are so large; -1 decides by what is measured
+  std::shared_ptr<TensorPool> pool;  // only tensors in this pool; null: none
+  int64_t least_bytes = -1;  // only tensors of at least this size; -1: by the measured distance
 };
 
 class ShmTeam final : public Team {
@@ -84,20 +84,20 @@ class ShmTeam final : public Team {
   Status all_reduce_one_shot(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_chunked(const void* in, void* out, size_t count, const Reduction& reduction);
 
-  // How this rank writes what the others read.
+  // How this rank writes data that the others read.
   Stores stores() const {
     return lines_->distance().is_far() ? Stores::kStreaming : Stores::kOrdinary;
   }
 
-  // post(), after data was copied into staging.
+  // Posts, after data was copied into staging.
   void post_staged(uint32_t phase) {
     finish_copies();
     lines_->post(phase);
     if (phase == 1) stage_->own_next_piece();
   }
 
-  // The offset of this data in the pool, if the others shall read it in place. The call must then
-  // end with finish(), because its caller may write or free the tensor.
+  // The pool offset of this data if the others shall read it in place. The call must then end with
+  // finish(), because its caller may write or free the tensor.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
   // The same for contiguous blocks, one for each rank.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
@@ -116,7 +116,7 @@ class ShmTeam final : public Team {
   // Publishes all rounds and ends the call, on a rank that reads nothing.
   Status publish(const void* data, size_t bytes, int reader = -1);
 
-  // Blocks that this rank publishes in rounds, one block for each rank, a piece of each a round.
+  // One block per rank, which this rank publishes in rounds of one piece of each block.
   struct Blocks {
     std::span<const void* const> data;
     std::span<const size_t> counts;
@@ -130,25 +130,24 @@ class ShmTeam final : public Team {
   size_t piece_bytes(size_t element_bytes) const {
     return tuning_.chunk_bytes / (element_bytes * sources_.size()) * element_bytes;
   }
-  // `has_table`: also publishes the counts, because the readers do not know them.
+  // `has_table`: also publishes the counts, for readers that do not know them.
   Result<Blocks> open_blocks(std::span<const void* const> data, std::span<const size_t> counts,
                              size_t element_bytes, size_t bytes, bool has_table);
   Status stage_round(const Blocks& blocks, uint32_t round);
 
-  // Ends the call, after the readers of this rank's tensor have finished.
+  // Ends the call; if the tensor is read in place, only after its readers have acknowledged.
   Status finish(bool in_place, uint32_t rounds, int reader = -1);
-  Status finish(const Blocks& blocks);  // opened with a table
+  Status finish(const Blocks& blocks);  // if opened with a table
 
-  // Waits for a round of a member's data and copies it to its place in `out`. kMismatch if the data
-  // is not `bytes` long. Does nothing if the data has fewer rounds.
+  // Waits for a round of a member's data and copies it to its position in `out`. kMismatch if the
+  // data is not `bytes` long. Does nothing if the data has fewer rounds.
   Status receive_round(int member, uint32_t round, size_t bytes, void* out);
-  // Copies a round of a block that begins at byte `block_begin` of the member's tensor. The member
-  // has posted the round.
+  // Copies a round that the member has posted, of the block at byte `block_begin` of its tensor.
   Status receive_piece(int member, uint32_t round, size_t block_begin, size_t block_bytes,
                        size_t piece, void* out);
 
-  // Sets sources_ for a round: `own` for this rank; for each other member, after it has posted the
-  // round, the address that read(member) returns.
+  // Sets sources_ for a round: `own` for this rank; read(member) for each other member, once it has
+  // posted the round.
   template <typename Read>
   Status find_sources(const void* own, uint32_t round, const Read& read) {
     for (int k = 0; k < size(); ++k) {
@@ -169,11 +168,10 @@ class ShmTeam final : public Team {
   std::unique_ptr<Lines> lines_;
   std::unique_ptr<Stage> stage_;
   std::vector<const void*>
-      sources_;  // one per rank, for reductions; here to save an allocation a call
+      sources_;  // one per rank, for reductions; a member to avoid an allocation per call
 };
 
-// Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, so that everybody
-// posts.
+// Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, as every rank posts.
 inline uint32_t rounds_of(size_t bytes, size_t buffer_bytes) {
   return static_cast<uint32_t>(bytes == 0 ? 1 : (bytes + buffer_bytes - 1) / buffer_bytes);
 }

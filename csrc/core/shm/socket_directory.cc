@@ -33,25 +33,25 @@ struct Reply {
   uint32_t has_pidfd;
   uint32_t reserved;
 };
-// In this order: the arena, the pidfd, the pool.
+// Sent in this order: the arena, the pidfd, the pool.
 constexpr int kMostDescriptors = 3;
 
 Directory::Attached too_late() {
   return {nullptr, "timed out before it handed over its memory", Code::kTimeout};
 }
 
-// How long the service waits for the request of one that has connected: the others wait meanwhile.
+// How long the service waits for the request of a connected peer, while other peers wait.
 constexpr std::chrono::milliseconds kAnswerLimit{1000};
 
-// Of a sleep here, so that time in which this process is stopped shows.
+// The longest sleep here, so that time in which this process is stopped is noticed.
 constexpr int64_t kDirectorySliceNs = 100'000'000;
 
-// Of what is left of a deadline, how long the next sleep is to last.
+// How long the next sleep lasts.
 int64_t slice_of(TimeLeft& time_left) {
   return std::clamp<int64_t>(time_left.ns(), 1'000'000, kDirectorySliceNs);
 }
 
-// Waits until the descriptor is readable, in slices of the deadline; for one at least.
+// Waits in slices until the descriptor is readable or the deadline passes; at least one slice.
 bool wait_readable(int fd, const Deadline& deadline, TimeLeft& time_left) {
   do {
     const int64_t slice_ns = slice_of(time_left), began_ns = monotonic_ns();
@@ -80,8 +80,8 @@ bool send_with_descriptors(int socket, const Reply& reply, const int* descriptor
   return sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof reply);
 }
 
-// Fills up to kMostDescriptors; returns how many came (fewer than were sent where this process may
-// open no more), or -1 when the other end has gone.
+// Receives up to kMostDescriptors descriptors and returns their number (fewer than sent if this
+// process may open no more), or -1 if the other end closed.
 int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
   iovec data{reply, sizeof *reply};
   alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))] = {};
@@ -105,8 +105,7 @@ int receive_with_descriptors(int socket, Reply* reply, UniqueFd* descriptors) {
   return received;
 }
 
-// One try. why_not is empty where it may have succeeded: *received then says how many descriptors
-// came, or is -1 when the other side hung up.
+// One attempt. If why_not is empty, *received is the number of descriptors, or -1 on a hang-up.
 Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, TimeLeft& time_left,
                         Reply* reply, UniqueFd* descriptors, int* received) {
   UniqueFd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -115,7 +114,7 @@ Directory::Attached ask(const PeerAddress& address, const Deadline& deadline, Ti
             Code::kResource};
   const AbstractAddress name(address.socket);
   while (true) {
-    // The backlog of a stopped process fills up, and then connect() blocks.
+    // connect() blocks while the backlog of a stopped process is full, so it gets a time limit.
     const int64_t slice_ns = slice_of(time_left), began_ns = monotonic_ns();
     timeval slice{0, static_cast<suseconds_t>(slice_ns / 1000)};
     setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof slice);
@@ -182,7 +181,7 @@ Result<PeerAddress> SocketDirectory::publish(std::shared_ptr<Arena> arena,
   if (!service.ok()) return service.status();
   service_ = std::move(service).value();
   {
-    // Ends: the thread's first act is to lock a mutex that nobody else has seen.
+    // Ends: the thread first locks a mutex that no other thread has seen.
     std::unique_lock lock(born_mutex);
     born_condition.wait(lock, [&] { return born; });
   }
@@ -205,11 +204,11 @@ void SocketDirectory::close_descriptors() {
 void SocketDirectory::serve() {
   while (true) {
     pollfd entries[2] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
-    if (::poll(entries, 2, -1) < 0) continue;  // ends: the process ends it, or the destructor
+    if (::poll(entries, 2, -1) < 0) continue;  // ends: by the destructor or with the process
     if (entries[1].revents != 0) return;
     int connection = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
     if (connection < 0) {
-      // Out of descriptors: the caller stays in the backlog; do not spin until there is one.
+      // Out of descriptors: the peer stays in the backlog. Sleep instead of spinning.
       pollfd stopped{stop_.get(), POLLIN, 0};
       if (errno != EAGAIN) ::poll(&stopped, 1, 10);
       continue;
@@ -220,7 +219,7 @@ void SocketDirectory::serve() {
 }
 
 void SocketDirectory::answer(int connection) {
-  // Another user, or somebody who does not know the arena's id, gets nothing.
+  // A peer of another user, or without the arena's id, gets nothing.
   Request request{};
   const Deadline deadline = Deadline::after(kAnswerLimit);
   TimeLeft time_left(deadline);
@@ -247,13 +246,13 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
     std::lock_guard lock(mutex_);
     if (std::shared_ptr<Peer> peer = peers_[address.arena].lock()) return {std::move(peer), ""};
   }
-  // With the mutex free: another group's formation must not wait for this one's peers.
+  // Without the mutex, so that other groups can form while this one waits for its peers.
   Attached attached = fetch(address, deadline);
   if (attached.peer == nullptr) return attached;
   std::lock_guard lock(mutex_);
   std::erase_if(peers_, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<Peer>& known = peers_[address.arena];
-  // Of two threads that fetched it, the second takes the first one's.
+  // If two threads have fetched it, the second uses the first one's Peer.
   if (std::shared_ptr<Peer> peer = known.lock()) return {std::move(peer), ""};
   known = attached.peer;
   return attached;
@@ -262,8 +261,8 @@ Directory::Attached SocketDirectory::attach(const PeerAddress& address, const De
 Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Deadline& deadline) {
   Reply reply{};
   UniqueFd descriptors[kMostDescriptors];
-  // A process that runs answers, since the request names the arena that it published itself; but it
-  // hangs up on who is slow to ask. One that ended refuses the next connection.
+  // A live process answers, because the request has the arena id that it published; but it hangs up
+  // on slow requests, so try again. A process that has ended refuses the next connection.
   TimeLeft time_left(deadline);
   int received = -1;
   while (received < 0) {
@@ -281,12 +280,12 @@ Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Dea
   if (!mapped.ok()) return {nullptr, mapped.status().message(), mapped.status().code()};
   Mapping mapping = std::move(mapped).value();
   auto* header = reinterpret_cast<const ArenaHeader*>(mapping.data());
-  // The proof of locality: the id that came through the store stands in the mapped memory.
+  // Proof of locality: the mapped memory contains the id that came through the store.
   if (header->magic != kArenaMagic || header->id != address.arena ||
       header->arena_bytes != reply.arena_bytes)
     return {nullptr, "the memory it handed over is not the arena it published"};
   UniqueFd pidfd = reply.has_pidfd != 0 ? std::move(descriptors[1]) : UniqueFd();
-  // Whose pool cannot be read is a peer all the same, whose tensors are staged.
+  // A peer whose pool cannot be mapped is still usable: its tensors are staged.
   Peer::PoolView pool;
   if (reply.pool_bytes > 0) {
     Result<Mapping> view =

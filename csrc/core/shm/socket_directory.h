@@ -1,13 +1,12 @@
-// Arenas of different processes meet over abstract Unix sockets.
+// SocketDirectory: processes hand each other their arenas over abstract Unix sockets.
 //
-// A process listens on a socket whose name is 128 random bits. A peer that learned the name through
-// the store connects, shows the arena's id, and gets descriptors: the arena's memfd, a pidfd of its
-// owner (its own, because a peer in another PID namespace could not make one), and the memfd of its
-// pool of tensors. The first it must have, the others help. Both sides
-// check that the other runs as the same user. Nothing has a name in a file system, so nothing can
-// be left behind, guessed or collide, and two hosts (network namespaces) never meet.
+// A process listens on a socket whose name is 128 random bits. A peer that read the name in the
+// store connects, sends the arena's id, and receives descriptors: the arena's memfd; a pidfd of the
+// owner (from the owner, because a peer in another PID namespace could not open one); and the memfd
+// of the tensor pool. Only the first is required. Both sides check that the other runs as the same
+// user. Processes in different network namespaces never meet.
 //
-// One service thread per process answers and holds the arena's life mutex.
+// One service thread per process answers, and holds the arena's life mutex.
 #pragma once
 
 #include <thread>
@@ -32,7 +31,7 @@ class SocketDirectory : public Directory {
   static Attached fetch(const PeerAddress& address, const Deadline& deadline);
 
   std::shared_ptr<Arena> arena_;
-  std::shared_ptr<TensorPool> pool_;  // null: there is none
+  std::shared_ptr<TensorPool> pool_;  // may be null
   PeerAddress address_;
   UniqueFd listener_, stop_, own_pidfd_;
   std::thread service_;
@@ -41,7 +40,7 @@ class SocketDirectory : public Directory {
   std::map<ArenaId, std::weak_ptr<Peer>> peers_;  // shared by all groups of the process
 };
 
-// What a process says of itself, but for its sockets.
+// The address of this process, without its sockets.
 PeerAddress describe_this_process(const Arena& arena);
 
 }  // namespace dscomm

@@ -8,25 +8,25 @@
 namespace dscomm {
 namespace {
 
-// Groups keep their slabs between calls while less than this of the arena is handed out, and less
-// than a quarter of it.
+// Groups keep their slabs between calls while less than this, and less than a quarter of the arena,
+// is handed out.
 constexpr size_t kKeptBytes = 128 << 20;
 
 size_t kept_bytes(const Arena& arena) { return std::min(kKeptBytes, arena.size() / 4); }
 
 // Pieces of up to half a page take turns in the ring's first pages, one in each: a reader's core
-// fetches ahead within a page, and would take the lines of the next call from their writer.
+// prefetches within a page, and would steal the lines of the next call from their writer.
 constexpr size_t kSmallPieceBytes = kPageBytes / 2;
 constexpr size_t kSmallRingBytes = 4 * kPageBytes;
 
-// Where readers run on the writer's core, what they have read is in its cache: pieces of up to half
-// of this stay there. (32 KiB, two threads of a core: 2.6 us, and 3.8 to 5.7 through all of a
+// If the readers run on the writer's core, its caches hold what they have read: pieces of up to
+// half of this stay there. (32 KiB, two threads of a core: 2.6 us; 3.8 to 5.7 through a whole
 // ring.)
 constexpr size_t kSameCoreRingBytes = 256 << 10;
 
-// What is worth owning ahead. (4 KiB near 0.60 us without and 0.50 with it, 8 KiB alike, 32 KiB 2.2
-// and 2.4; 512 bytes far 0.84 and 0.60, 2 KiB 1.00 and 1.10.) Nothing where readers run on the
-// writer's core: it has the lines.
+// The longest pieces worth prefetching for ownership. (Cache-near, without and with: 4 KiB 0.60 and
+// 0.50 us, 8 KiB the same, 32 KiB 2.2 and 2.4. Cache-far: 512 bytes 0.84 and 0.60 us, 2 KiB 1.00
+// and 1.10.) None if the readers run on the writer's core, which has the lines.
 constexpr size_t kOwnedNearBytes = 4096;
 constexpr size_t kOwnedFarBytes = kShortCopyBytes;
 
@@ -53,7 +53,7 @@ Status Stage::take_slab(size_t needed_bytes) {
   }
   if (is_borrowed_) DSCOMM_RETURN_IF_ERROR(borrow_slab(needed_bytes));
   data_ = arena_->data() + slab_offset_;
-  // Nobody in this group has read it.
+  // No rank has read this slab.
   earlier_.fill({});
   next_ = next_small_ = 0;
   table_free_after_ = 0;
@@ -64,8 +64,8 @@ Status Stage::borrow_slab(size_t needed_bytes) {
   slab_ring_bytes_ = needed_bytes;
   Result<uint64_t> offset = arena_->lend(slab_bytes(), this_call());
   if (!offset.ok()) {
-    // Those who read what others of this process have staged bring memory back. Where nothing is on
-    // its way, waiting does not help.
+    // Memory comes back when other ranks have read what this process has staged. If none is due,
+    // waiting does not help.
     const Arena::Turn turn(*arena_, this_call());
     const std::string refused = offset.status().message();
     const auto is_over = [&] {
@@ -180,9 +180,9 @@ Result<const std::byte*> Stage::read(int member, uint32_t round, size_t in_buffe
   const Peer& peer = lines_.peer(member);
   const std::byte* data = nullptr;
   const bool is_in_place = (place.in_place & part) != 0;
-  // Of no bytes as well: others may pass on what they make of this tensor.
+  // Also for 0 bytes: others may pass on results computed from this tensor.
   if (is_in_place) lines_.reads_in_place(member);
-  if (bytes == 0) return peer.at(0, 0);  // may be past the end of what it has
+  if (bytes == 0) return peer.at(0, 0);  // the offset may lie past the end of its data
   if (is_in_place) {
     data = peer.at_in_pool(place.tensor_offset + in_tensor, bytes);
   } else if (in_buffer <= place.buffer_bytes && bytes <= place.buffer_bytes - in_buffer) {

@@ -14,7 +14,7 @@ namespace {
 
 // A pool smaller than this is not worth its mappings.
 constexpr size_t kSmallestPool = 1 << 20;
-// Growing costs a call of the kernel and a look at the limits.
+// Growing costs a system call and a check of the limits.
 constexpr size_t kGrowBytes = 2 << 20;
 size_t machine_bytes() {
   return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));

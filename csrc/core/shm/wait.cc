@@ -9,19 +9,17 @@
 namespace dscomm {
 namespace {
 
-// One pause is some 50 ns on Zen 4 and on Intel since Skylake. With a core for every rank five
-// microseconds of it are cheaper than the first yield; without, every pause delays the rank that is
-// waited for (8 bytes, 4 ranks on 2 cores: 20 pauses 4.7 us, 200 pauses 13.6 us, 2000 pauses 101
-// us).
+// A pause takes some 50 ns on Zen 4 and on Intel since Skylake. With a core for every rank, 5 us of
+// pauses are cheaper than the first yield. With fewer cores, pauses delay the rank that is waited
+// for (8 bytes, 4 ranks on 2 cores: 20 pauses 4.7 us, 200 pauses 13.6 us, 2000 pauses 101 us).
 constexpr int kSpinWithCores = 100;
 constexpr int kSpinWithoutCores = 20;
 constexpr int64_t kFirstSliceNs = 1'000'000;
 
-// A yield that lasts this long went to a process that computes, which would get its whole slice
-// each time, whereas who sleeps is let in as soon as it is woken. So this thread then sleeps
-// without yielding for a while, and for twice as long each time that its next yield is as long. (A
-// DDP step of two ranks beside one busy process: 760 ms with yields, 390 without; gloo, which
-// sleeps, 310.)
+// A yield of this length gave the core to a busy process, which would get its whole time slice at
+// each yield, whereas a sleeper runs as soon as it is woken. So the thread then sleeps without
+// yielding for a while, twice as long after each further long yield. (A DDP step of two ranks
+// beside one busy process: 760 ms with yields, 390 without; gloo, which sleeps, 310.)
 constexpr int64_t kLongYieldNs = 500'000;
 constexpr int64_t kShortestPauseNs = 5'000'000, kLongestPauseNs = 320'000'000;
 thread_local int64_t yields_again_ns = 0, without_yields_ns = 0;
@@ -66,13 +64,13 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
   TimeLeft time_left(deadline);
   int64_t asked = 0;
   while (true) {
-    // From one turn to the next, whatever the process was doing when its time was lost.
+    // From one iteration to the next, so that time lost anywhere in the loop is noticed.
     if (policy.slice_ns > 0) deadline.note_slice(now, asked);
     DSCOMM_RETURN_IF_ERROR(watch.look());
     now = monotonic_ns();
     const int64_t left = time_left.ns();
-    // Dekker: this side adds itself and then loads the word, the owner exchanges the word and then
-    // loads the counter. Both orders are seq_cst, so the word is seen here or the sleeper there.
+    // Dekker pair, all seq_cst: this thread increments the counter and then loads the word, the
+    // owner exchanges the word and then loads the counter, so at least one of them sees the other.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     uint64_t seen = word.load(std::memory_order_seq_cst);
     asked = policy.slice_ns == 0 ? 0 : std::min(slice, std::max<int64_t>(left, 0));
