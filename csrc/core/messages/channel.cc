@@ -12,33 +12,32 @@ namespace dscomm {
 namespace {
 
 // A long message is cut into kCellsOfMessage pieces, so that the receiver copies one out while the
-// sender fills the next. The other two limit the length of a piece.
+// sender fills the next. The other two constants limit the length of a piece.
 constexpr size_t kCellsOfMessage = 8;
 constexpr size_t kLeastPieceBytes = 8192;
 constexpr size_t kMostPieceBytes = 32768;
 
-// A process has at most kFullPieceRings piece rings of the full length. Later channels, and
-// channels for which memory is short, have kShortPieceRing: full rings for hundreds of peers would
-// be gigabytes.
+// A process has at most kFullPieceRings piece rings of full length: full rings for hundreds of
+// peers would take gigabytes. Later channels, or those short of memory, get kShortPieceRing.
 constexpr int kFullPieceRings = 8;
 constexpr size_t kShortPieceRing = 256 << 10;
 
-// Rings are kept, so they leave the arena to what has no other way: a full one half of it, a short
-// one a quarter.
+// Whether the arena has room for a ring. Rings are kept, so a full one must leave half of the arena
+// to other uses, a short one a quarter.
 bool leaves_room(const Arena& arena, size_t ring_bytes) {
   const size_t rest = ring_bytes > kShortPieceRing ? arena.size() / 2 : arena.size() / 4;
   return arena.used_bytes() + ring_bytes + rest <= arena.size();
 }
 
-// After a message of at most kPrefetchedMessageBytes the memory of the next message is prefetched
-// for ownership; in the piece ring at most kPrefetchedPieceBytes, the size of a first-level cache.
+// After a message of at most kPrefetchedMessageBytes, the memory of the next message is prefetched
+// for ownership; in the piece ring at most kPrefetchedPieceBytes, the size of an L1 cache.
 constexpr size_t kPrefetchedMessageBytes = 64 << 10;
 constexpr size_t kPrefetchedPieceBytes = 32 << 10;
 
-// A count stored longer ago may have left the peer's cache.
+// A count stored longer ago may have left the peer's cache, so its load does not show the distance.
 constexpr int64_t kFreshCellNs = 100'000;
 
-// A directory of more blocks than this is a corrupt one: it would hold lines for 10^6 processes.
+// A directory of more blocks is corrupt: it would have entries for 10^6 processes.
 constexpr int kMostBlocks = 65536;
 
 const ChannelBlock* block_at(const Peer& peer, uint64_t offset) {
@@ -50,7 +49,7 @@ const ChannelBlock* block_at(const Peer& peer, uint64_t offset) {
 Status ChannelDirectory::add_block() {
   DSCOMM_ASSIGN_OR_RETURN(uint64_t offset, arena_->allocate(kChannelBlockBytes));
   auto* block = reinterpret_cast<ChannelBlock*>(arena_->data() + offset);
-  // Relaxed: nobody knows the block until its offset is stored below.
+  // Relaxed: no peer knows the block until its offset is stored below.
   block->next.store(0, std::memory_order_relaxed);
   for (size_t k = kChannelsPerBlock; k-- > 0;) {
     block->lines[k].peer_low.store(0, std::memory_order_relaxed);
@@ -67,7 +66,7 @@ Result<ChannelLines*> ChannelDirectory::take(const ArenaId& peer) {
   if (vacant_.empty()) DSCOMM_RETURN_IF_ERROR(add_block());
   ChannelLines* lines = vacant_.back();
   vacant_.pop_back();
-  // Relaxed: ordered before peer_low, by which the peer recognises its lines.
+  // Relaxed: ordered by the release store of peer_low, by which the peer recognises its entry.
   lines->cells_offset.store(0, std::memory_order_relaxed);
   lines->buffers_offset = 0;
   lines->pieces_offset = 0;
@@ -82,7 +81,7 @@ Result<ChannelLines*> ChannelDirectory::take(const ArenaId& peer) {
 }
 
 void ChannelDirectory::vacate(ChannelLines* lines) {
-  // Relaxed: whom it named is dead, so nobody looks for it.
+  // Relaxed: the peer is dead, so it does not look for its entry.
   lines->peer_low.store(0, std::memory_order_relaxed);
   vacant_.push_back(lines);
 }
@@ -140,7 +139,7 @@ Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
       return status;
     }
     cells_ = reinterpret_cast<Cell*>(arena_->data() + offset);
-    // Relaxed: ordered before the offset, without which nobody finds them.
+    // Relaxed: ordered by the store of the offset, without which no peer finds the cells.
     for (uint32_t k = 0; k < kRingCells; ++k) cells_[k].number.store(0, std::memory_order_relaxed);
     // seq_cst: pairs with find_their_cells(); see ChannelLines::cells_offset.
     own_->cells_offset.store(offset, std::memory_order_seq_cst);
@@ -172,7 +171,7 @@ size_t Channel::cell_bytes(uint64_t message_bytes) const {
 
 bool Channel::find_theirs() {
   if (theirs_ != nullptr) return true;
-  // The load half of the Dekker pair of a channel that has just been made; see channel_changes.
+  // Load half of the Dekker pair of a new channel; see ArenaHeader::channel_changes.
   uint64_t changes = peer_->header().channel_changes.load(std::memory_order_seq_cst);
   if (changes == scanned_changes_) return false;
   theirs_ = find_channel_lines(*peer_, arena_->id());
@@ -181,14 +180,14 @@ bool Channel::find_theirs() {
 }
 
 bool Channel::peer_sleeps() const {
-  // The load half of the Dekker pair with PointToPoint::sleep_once().
+  // Load half of the Dekker pair with PointToPoint::sleep_once().
   return peer_->header().doorbell_sleepers.load(std::memory_order_seq_cst) != 0;
 }
 
 void Channel::load_consumed() {
   if (!find_theirs()) return;
-  // seq_cst: acquires the peer's reads of the cells, and is the load half of the Dekker pair with
-  // its consume(). A count that it cannot have reached is not believed.
+  // seq_cst: acquires the peer's reads of the cells; load half of the Dekker pair with its
+  // consume(). A count that the peer cannot have reached is ignored.
   const auto load = [this] { return theirs_->consumed.load(std::memory_order_seq_cst); };
   const TimedLoad timed =
       measures_ ? time_load(load) : TimedLoad{static_cast<int64_t>(load()), 0, 0};
@@ -223,10 +222,9 @@ void Channel::fill(std::byte* cell, const std::byte* data, size_t bytes) {
   }
 }
 
-// An exchange waits until all that was copied has reached this core's cache. So only the last cell
-// of a run is published by one, before the sender does something else; a fence makes what it orders
-// hold for the cells before it. A peer that sleeps at the first cell is woken early, so that it
-// copies while the rest is filled.
+// A seq_cst exchange waits until everything that was copied has reached this core's cache. So a run
+// of cells has one exchange, for its last cell; the fence after it orders the earlier cells, too. A
+// peer that sleeps at the first cell is woken early, to copy while the rest is filled.
 bool Channel::publish(const CellHeader& header, bool more) {
   Cell& cell = cells_[published_ % kRingCells];
   cell.header = header;
@@ -245,8 +243,8 @@ bool Channel::publish(const CellHeader& header, bool more) {
   return peer_sleeps();
 }
 
-// Messages come in runs, so the memory of a next one of this length is prefetched for ownership.
-// The peer has given that cell back and reads only its number.
+// Messages come in runs, so this prefetches for ownership the memory of a next message of this
+// length. The peer has given that cell back and reads only its number.
 void Channel::end_message(uint64_t message_bytes) {
   if (message_bytes > kPrefetchedMessageBytes || is_full()) return;
   if (message_bytes > kPageBytes) {
@@ -270,7 +268,7 @@ void Channel::end_message(uint64_t message_bytes) {
   for (size_t i = 0; i < message_bytes; i += kLineBytes / 2) own_ahead(buffer + i);
 }
 
-// Whether the peer has made a ring that comes here; it may lie outside its memory.
+// Whether the peer has made a ring to this process. Sets their_cells_lost_ if it is out of bounds.
 bool Channel::find_their_cells() {
   if (their_cells_ != nullptr || their_cells_lost_) return true;
   if (!find_theirs()) return false;
@@ -296,9 +294,9 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   constexpr const char* kOutside = " lies outside its memory";
   if (their_cells_lost_) return wrong(kOutside);
   const Cell& cell = their_cells_[consumed_ % kRingCells];
-  // seq_cst: acquires the cell, and is the load half of the Dekker pair with the peer's publish().
+  // seq_cst: acquires the cell; load half of the Dekker pair with the peer's publish().
   const uint64_t number = cell.number.load(std::memory_order_seq_cst);
-  if (number <= consumed_) return std::optional<ArrivedCell>();  // of the round before, or none
+  if (number <= consumed_) return std::optional<ArrivedCell>();  // of the previous round, or 0
   if (number != consumed_ + 1) return wrong(" counts cells that it cannot have filled");
   DSCOMM_RETURN_IF_ERROR(make_lines());  // for consume()
   ArrivedCell arrived{cell.header, cell.data};
@@ -327,14 +325,13 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   return std::optional<ArrivedCell>(arrived);
 }
 
-// A sender that waits for room has filled a whole ring, of which this stores one half or the other
-// in any case.
+// Stores the count every half ring: a sender that waits for room has filled a whole ring.
 bool Channel::consume(bool at_once) {
   if (current_piece_ > 0) their_pieces_.pass(std::exchange(current_piece_, 0));
   if (++consumed_ % (kRingCells / 2) != 0 && !at_once) return false;
   if (tells_the_time_) own_->consumed_ns.store(monotonic_ns(), std::memory_order_relaxed);
-  // seq_cst: releases the reads of the cells to the peer's load_consumed(), and is the store half
-  // of the Dekker pair with its doorbell_sleepers.
+  // seq_cst: releases the reads of the cells to the peer's load_consumed(); store half of the
+  // Dekker pair with its doorbell_sleepers.
   own_->consumed.exchange(consumed_, std::memory_order_seq_cst);
   return peer_sleeps();
 }

@@ -1,17 +1,16 @@
-// Channel: the two rings of cells between this process and another one, or this process itself.
+// Channel: the two rings of cells, one per direction, between this process and another (or itself).
 //
-// A ring has one writer and one reader. The writer fills a cell and then numbers it; the reader,
-// which looks at the number of the cell that comes next, copies it out and counts it in `consumed`,
-// half a ring at a time. Each process writes only its own arena: the ring lies in the sender's,
-// `consumed` in the receiver's. The two find each other's lines in the channel directories of their
-// arenas, by arena id; a side that has made no lines has sent and consumed nothing.
+// A ring has one writer and one reader. The writer fills a cell and then numbers it. The reader
+// polls the number of the next cell, copies the cell out and counts it in `consumed`, half a ring
+// at a time. Each process writes only its own arena: the ring lies in the sender's, `consumed` in
+// the receiver's. They find each other's entries (ChannelLines) in the channel directories of their
+// arenas, by arena id. A side without an entry has sent and consumed nothing.
 //
-// Data of a few bytes lies in the cell, beside its number; up to a page of it in the cell's buffer;
-// and what is longer in the ring of pieces. Both are made when a message first needs them.
+// A few bytes of data lie in the cell, beside its number; up to a page in the cell's buffer; more
+// in the piece ring. Buffers and piece ring are made when a message first needs them.
 //
-// Nothing here blocks, and one thread at a time calls in (PointToPoint's mutex). What a peer wrote
-// is checked before it is used: here that it lies in the peer's memory, by the caller what it
-// means.
+// Nothing here blocks. One thread at a time calls in, under PointToPoint's mutex. A Channel checks
+// that what a peer refers to lies in that peer's memory; callers check its meaning.
 #pragma once
 
 #include <memory>
@@ -27,19 +26,19 @@
 
 namespace dscomm {
 
-// The channel directory of the own arena.
+// The channel directory of this process's arena.
 class ChannelDirectory {
  public:
   explicit ChannelDirectory(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
 
-  // Lines for a peer, reset and visible to it. kResource when the arena is full.
+  // An entry for a peer, reset and visible to it. kResource if the arena is full.
   Result<ChannelLines*> take(const ArenaId& peer);
-  // Gives back the lines of a peer that is dead.
+  // Frees the entry of a dead peer.
   void vacate(ChannelLines* lines);
-  // A ring of pieces of at most channel_bytes; none (no data) where that holds no pieces. kResource
-  // when there is no memory for the least.
+  // A piece ring of at most channel_bytes. Its data is null if that is too short, or would leave
+  // too little of the arena to others. kResource if the kernel gives no memory.
   Result<PieceRing> take_pieces(size_t channel_bytes);
-  // Of a peer that is dead.
+  // Frees the piece ring to a dead peer.
   void give_back(const PieceRing& ring);
 
  private:
@@ -51,8 +50,7 @@ class ChannelDirectory {
   int full_rings_ = 0;
 };
 
-// The lines of a peer for `own_id`, in the peer's directory; null when it has made none, or when
-// its directory makes no sense.
+// The entry for `own_id` in the peer's directory; null if it has none, or its directory is corrupt.
 const ChannelLines* find_channel_lines(const Peer& peer, const ArenaId& own_id);
 
 class Channel final : public CellChannel {
@@ -77,12 +75,12 @@ class Channel final : public CellChannel {
   }
   uint64_t published() const override { return published_; }
   uint64_t given_back() override {
-    measures_ = true;  // for what the peer reads in place
+    measures_ = true;  // the distance decides what the peer may read in place
     load_consumed();
     return known_consumed_;
   }
   bool is_far() const override { return distance_.is_far(); }
-  bool in_flight() override { return false; }  // what is in memory is there
+  bool in_flight() override { return false; }  // a published cell has arrived
   void drop() override;
 
  private:
@@ -99,28 +97,28 @@ class Channel final : public CellChannel {
   std::shared_ptr<Peer> peer_;
   ChannelLines* own_ = nullptr;
   const ChannelLines* theirs_ = nullptr;
-  uint64_t scanned_changes_ = 0;  // of the peer's directory when it was last searched in vain
+  uint64_t scanned_changes_ = 0;  // the peer's channel_changes at the last search, which failed
 
   Cell* cells_ = nullptr;  // of the outbound ring
   std::byte* buffers_ = nullptr;
   PieceRing pieces_;
   bool has_asked_for_pieces_ = false;
   uint64_t published_ = 0;
-  bool is_in_run_ = false;       // the last cell was published to be followed by the next at once
-  uint64_t known_consumed_ = 0;  // by the peer: a lower bound
-  Distance distance_{1};         // of the peer's core, as loads of its `consumed` tell
-  bool measures_ = false;        // for data that is longer than what the answer costs
-  bool tells_the_time_ = false;  // the peer measures
+  bool is_in_run_ = false;       // the last cell was published with `more`
+  uint64_t known_consumed_ = 0;  // lower bound of what the peer has consumed
+  Distance distance_{1};         // of the peer's core, by loads of its `consumed`
+  bool measures_ = false;        // whether these loads are timed; pays for long data only
+  bool tells_the_time_ = false;  // whether consumed_ns is stored, because the peer measures
 
   const Cell* their_cells_ = nullptr;
   bool their_cells_lost_ = false;  // they lie outside the peer's memory
   const std::byte* their_buffers_ = nullptr;
   PieceRing their_pieces_;
-  size_t current_piece_ = 0;  // of the cell that next_cell() returned last; 0: it holds none
+  size_t current_piece_ = 0;  // bytes in the piece ring of the cell from next_cell()
   uint64_t consumed_ = 0;
 };
 
-// A process of this host, or this very process.
+// A process of this host, or this process itself.
 class PeerEndpoint final : public Endpoint {
  public:
   explicit PeerEndpoint(std::shared_ptr<Peer> peer) : peer_(std::move(peer)) {}

@@ -13,7 +13,7 @@
 namespace dscomm {
 namespace {
 
-// A socket holds some ten datagrams (net.unix.max_dgram_qlen); more is never worth taking at once.
+// Most datagrams that clear() takes; a socket holds some ten (net.unix.max_dgram_qlen).
 constexpr int kMostTaken = 64;
 
 }  // namespace
@@ -37,9 +37,8 @@ void Doorbell::ring(const ArenaId& token) const {
                   name.bytes) == sizeof byte;
   };
   if (send_from(socket_.get()) || (errno != EAGAIN && errno != ENOBUFS)) return;
-  // Either that socket is full, or this one has too much under way: bytes count until the kernel
-  // frees them, which it may put off (Linux 6.18) until well after they were received. A new socket
-  // has nothing under way.
+  // Either that socket is full, or this one has too many bytes in flight, which the kernel may free
+  // well after they were received (Linux 6.18). A new socket has none.
   UniqueFd fresh(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fresh.valid()) send_from(fresh.get());
 }

@@ -1,9 +1,9 @@
-// Doorbell: one abstract datagram socket per process, which wakes whoever waits for several peers.
+// Doorbell: a process's abstract datagram socket, which wakes a thread that waits for any peer.
 //
-// A futex waits on one word; point-to-point waits for messages from any peer and for room in any
-// ring. It sleeps here instead, and a peer that sees ArenaHeader::doorbell_sleepers sends one byte.
-// A byte carries no meaning: who wakes looks at every channel. A full socket is as good as one
-// byte, and a stranger who guesses the 128-bit name can cause nothing but an early look.
+// A futex waits on one word, but point-to-point waits for messages from any peer and for room in
+// any ring. It sleeps here instead, and a peer that sees ArenaHeader::doorbell_sleepers sends one
+// byte. The byte means nothing: the woken thread checks every channel. So a full socket is as good
+// as one byte, and a stranger who guesses the 128-bit name causes only an early check.
 #pragma once
 
 #include <cstdint>
@@ -17,26 +17,26 @@ namespace dscomm {
 
 class Doorbell {
  public:
-  // Binds the socket and says how it is named. A peer may ring from now on, so publish the token
-  // (PeerAddress::doorbell) only afterwards.
+  // Binds the socket and returns its random name in *token. Peers may ring once they know the token
+  // (PeerAddress::doorbell), so publish it only afterwards.
   static Result<std::unique_ptr<Doorbell>> create(ArenaId* token);
 
   const ArenaId& token() const { return token_; }
 
-  // Sends a byte to the doorbell of that name. Never blocks; any thread. Failures are not errors:
-  // full means that it will wake anyway, gone means that there is nobody to wake.
+  // Sends a byte to the doorbell `token`. Never blocks; any thread. Ignores failures: a full socket
+  // wakes its owner anyway, and a missing one has no owner.
   void ring(const ArenaId& token) const;
 
   // Readable after a ring.
   int descriptor() const { return socket_.get(); }
-  // Sleeps until somebody rings, or timeout_ns have passed (negative: no limit), or for no reason.
+  // Sleeps until a ring, or for timeout_ns (negative: no limit); may return early.
   void sleep(int64_t timeout_ns) const;
 
-  // Takes the bytes that have come, so that the next sleep waits for a new one. Call it before
-  // looking at the channels: what is published later rings again.
+  // Discards the bytes that have come, so that the next sleep waits for a new one. Call it before
+  // checking the channels: what is published later rings again.
   void clear() const;
 
-  // In a forked child: closes what it inherited. Nothing else works on this object there.
+  // In a forked child: closes the inherited socket. No other call works there.
   void close_descriptors() { socket_.reset(); }
 
  private:

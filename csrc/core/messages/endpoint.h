@@ -1,5 +1,5 @@
-// Endpoint: another process as point-to-point sees it, whatever lies between; and CellChannel: the
-// cells that go to it and come from it, in order.
+// Endpoint: another process as point-to-point sees it, on this host or another. CellChannel: the
+// cells to and from that process, in order.
 #pragma once
 
 #include <atomic>
@@ -19,71 +19,69 @@ class Arena;
 class ChannelDirectory;
 class SocketList;
 
-// A cell that has arrived: a copy of its header, which the peer can no longer change, and its
-// bytes.
+// A cell that has arrived: a copy of its header, which the peer can no longer change, and its data.
 struct ArrivedCell {
   CellHeader header;
   const std::byte* data;
 };
 
-// Where the next cell will show: the word has this value once it is there.
+// Where the next cell appears: the word has this value once the cell has come.
 struct CellFlag {
   const std::atomic<uint64_t>* word = nullptr;
   uint64_t value = 0;
 };
 
-// Nothing here blocks, and one thread at a time calls in (PointToPoint's mutex).
+// Nothing here blocks. One thread at a time calls in, under PointToPoint's mutex.
 class CellChannel {
  public:
   virtual ~CellChannel() = default;
 
-  // Makes what cells of such a message need, unless it is there; of the buffers, about
-  // channel_bytes. kResource when there is no memory for it.
+  // Allocates what the cells of such a message need, if it is missing: about channel_bytes for
+  // buffers. kResource if memory is short.
   virtual Status open(size_t channel_bytes, uint64_t message_bytes) = 0;
-  // How much of a message goes into one cell of it, the last one left out; open() was called.
+  // Bytes of such a message in each cell but the last. Requires open().
   virtual size_t cell_bytes(uint64_t message_bytes) const = 0;
-  // Whether the peer reads the cells where they are filled, so that one is with it as soon as it is
-  // handed over.
+  // Whether the peer reads cells in the sender's memory, so that a published cell has arrived.
   virtual bool is_direct() const { return false; }
-  // Where the bytes of the next cell go; null while the ring is full.
+  // Where to put the data of the next cell; null while the ring is full.
   virtual std::byte* vacant_cell(size_t bytes) = 0;
-  // Whether the peer's core shares no cache with this one, as far as was measured.
+  // Whether the peer's core is cache-far, as far as was measured.
   virtual bool is_far() const { return false; }
-  // Copies to it.
+  // Copies data into a vacant cell.
   virtual void fill(std::byte* cell, const std::byte* data, size_t bytes) {
     if (bytes > 0) std::memcpy(cell, data, bytes);
   }
-  // Hands that cell over; `more` where the caller goes on with the next one at once, if it is
-  // vacant. True when the peer sleeps and its doorbell is to be rung.
+  // Hands that cell to the peer. `more`: the caller fills the next one at once, if it is vacant.
+  // Returns whether the peer sleeps, so that the caller must ring its doorbell.
   virtual bool publish(const CellHeader& header, bool more) = 0;
-  // The message that was handed over is complete; the next one may be as long.
+  // After the last cell of a message: prepares for a next message of this length.
   virtual void end_message(uint64_t message_bytes) { (void)message_bytes; }
 
-  // The oldest cell that has arrived, if any. An error when what the peer says makes no sense, or
-  // there is no memory for this side's part.
+  // The oldest cell that has arrived, if any. An error if the peer wrote invalid data, or if there
+  // is no memory for this side's part.
   virtual Result<std::optional<ArrivedCell>> next_cell() = 0;
-  // Where next_cell() looks, for whoever waits for it alone. No word where that is not known.
+  // The word that next_cell() polls, for a thread that waits only for it; null if unknown.
   virtual CellFlag next_flag() { return {}; }
-  // Gives that cell back to the peer; `at_once` where the peer waits for it. True when the peer
-  // sleeps and its doorbell is to be rung.
+  // Gives that cell back to the peer; `at_once` if the peer waits for it. Returns whether the peer
+  // sleeps, so that the caller must ring its doorbell.
   virtual bool consume(bool at_once) = 0;
-  // The bytes of a message that lies in the peer's tensor pool; null where they do not lie in it,
-  // or it cannot be read from here.
+  // The data of a message in the peer's tensor pool; null if it is out of bounds, or this process
+  // cannot read the pool.
   virtual const std::byte* in_place(uint64_t offset, uint64_t bytes) const {
     (void)offset, (void)bytes;
     return nullptr;
   }
-  // How many cells were published, and how many of them the peer has given back as far as it said.
+  // Cells that were published, and how many of them the peer has given back, as far as is known.
   virtual uint64_t published() const { return 0; }
   virtual uint64_t given_back() { return 0; }
 
   // Why no cell gets through any more, in either direction; OK while they do.
   virtual Status failure() const { return {}; }
 
-  // Whether a cell that was handed over still needs this process to get through.
+  // Whether a published cell still needs this process to get through.
   virtual bool in_flight() = 0;
 
-  // After the peer's death: returns the memory of the channel.
+  // After the peer's death: frees the channel's memory.
   virtual void drop() = 0;
 };
 
@@ -95,14 +93,13 @@ class Endpoint {
   // Whether the process still runs, as far as is known. `thoroughly` may cost a system call.
   virtual bool alive(bool thoroughly = false) const = 0;
   virtual std::string describe() const = 0;    // "pid 123 on host a"
-  virtual std::string state_text() const = 0;  // what it is doing, as far as can be seen
+  virtual std::string state_text() const = 0;  // the state of the process, as far as visible
 
-  // The token of its doorbell; null if it has none, so that any rank which waits for it must poll.
+  // The token of its doorbell; null if it has none, so that threads that wait for it must poll.
   virtual const ArenaId* doorbell() const = 0;
-  // Of a peer without one: the sockets that its cells come by, which are the same for all such
-  // peers; null where they are not known.
+  // If it has no doorbell: the sockets that its cells come by, shared by all such peers, or null.
   virtual SocketList* sockets() const { return nullptr; }
-  // Whether a thread of it sleeps on its doorbell now.
+  // Whether one of its threads sleeps on its doorbell now.
   virtual bool sleeps() const = 0;
 
   virtual std::unique_ptr<CellChannel> make_channel(const std::shared_ptr<Arena>& arena,

@@ -1,8 +1,8 @@
-// What the channels between processes keep in the arenas, byte for byte.
+// The memory layout of the channels in the arenas: a contract between processes.
 //
-// As core/shm/layout.h: only the owner of an arena writes it, and everything that two processes
-// touch is either an atomic that names its partner, or plain memory that is written before such an
-// atomic is stored and read after it is loaded.
+// As in core/shm/layout.h, only the owner of an arena writes it, and data that two processes touch
+// is either an atomic, whose comment names the access that it pairs with, or plain memory that is
+// written before such an atomic is stored and read after it is loaded.
 #pragma once
 
 #include <atomic>
@@ -14,50 +14,48 @@
 
 namespace dscomm {
 
-// One ring of cells for each ordered pair of processes, in the sender's arena.
+// Each ordered pair of processes has one ring of cells, in the sender's arena.
 inline constexpr uint32_t kRingCells = 16;
 
-// What a cell has room for beside its header: a cell is two cache lines, which a reader fetches at
-// once. Up to a page lies in the cell's buffer, and more than that in the ring of pieces.
+// Data bytes of a cell, which is two cache lines that a reader fetches together. Longer data lies
+// in the cell's buffer (up to a page) or in the piece ring.
 inline constexpr size_t kCellDataBytes = kLineBytes - sizeof(uint64_t) - sizeof(CellHeader);
 
 struct alignas(kLineBytes) Cell {
-  // How many cells the owner had filled with this one; the receiver waits for the number that comes
-  // next. seq_cst exchange by the owner, after the header and the data, or a release store where
-  // the next cell follows at once; seq_cst loads by the receiver. Dekker pair with the receiver's
-  // ArenaHeader::doorbell_sleepers, to which a fence after the last cell of a run adds those
-  // before.
+  // How many cells the owner has filled, this one included; the receiver waits for the next number.
+  // seq_cst exchange by the owner, after header and data, or release store if the next cell follows
+  // at once; seq_cst loads by the receiver. Dekker pair with the receiver's
+  // ArenaHeader::doorbell_sleepers; a fence after the last cell of a run covers the earlier ones.
   std::atomic<uint64_t> number;
-  // Plain: written before the number and read after it. Bytes of a cell that the receiver has given
-  // back may be overwritten earlier, to prefetch the lines for ownership.
+  // Plain: written before the number and read after it. The owner may overwrite bytes of a cell
+  // that the receiver has given back even earlier, to prefetch the cache lines for ownership.
   CellHeader header;
   std::byte data[kCellDataBytes];
 };
 static_assert(sizeof(Cell) == kLineBytes);
 
-// What a process says to one other process: where its ring towards that one lies, and how far it
-// has read the ring that comes from there.
+// An entry of the channel directory, which a process makes for one peer: where its ring to the peer
+// lies, and how far it has read the peer's ring.
 struct alignas(kLineBytes) ChannelLines {
-  // Whom the lines are for; low 0: nobody. low is stored last, with release, and pairs with the
-  // acquire load of a peer that looks for its own id: who finds itself sees the lines reset. Ids
-  // are never used again, so an entry cannot be mistaken for an earlier one.
+  // The peer's arena id; low 0: vacant. Release store of low, after all else; acquire loads by the
+  // peer, which then sees a reset entry. Ids are never reused, so an entry is never an earlier one.
   std::atomic<uint64_t> peer_high;
   std::atomic<uint64_t> peer_low;
-  // The ring: kRingCells of Cell; 0: there is none yet. seq_cst store by the owner once the numbers
-  // of the cells are reset, before the first cell is filled; seq_cst loads by the peer, so that the
-  // Dekker pair of Cell::number covers a ring that has just been made.
+  // The offset of the ring, kRingCells of Cell; 0: none yet. seq_cst store by the owner after it
+  // has reset the numbers of the cells and before it fills the first; seq_cst loads by the peer, so
+  // that the Dekker pair of Cell::number covers a new ring.
   std::atomic<uint64_t> cells_offset;
-  // One buffer of a page for each cell, and the ring of pieces. Plain: written before the number of
-  // the first cell that uses them, and read after it.
+  // One page of buffer for each cell, and the piece ring. Plain: written before the number of the
+  // first cell that uses them, and read after it.
   uint64_t buffers_offset;
   uint64_t pieces_offset;
   uint64_t pieces_bytes;
-  // How many cells of the peer's ring the owner has given back, stored when it has read half a ring
-  // more. seq_cst exchange by the owner; seq_cst loads by the peer. Dekker pair with the peer's
-  // ArenaHeader::doorbell_sleepers.
+  // How many cells of the peer's ring the owner has given back; stored every half ring, or at once
+  // if the peer waits for it. seq_cst exchange by the owner; seq_cst loads by the peer. Dekker pair
+  // with the peer's ArenaHeader::doorbell_sleepers.
   alignas(kLineBytes) std::atomic<uint64_t> consumed;
-  // When it was stored, by the clock that ranks of a host share; 0: not known. Relaxed on both
-  // sides: stored right before `consumed`, and only what is measured depends on it.
+  // When `consumed` was stored, by CLOCK_MONOTONIC; 0: unknown. Relaxed on both sides: stored right
+  // before `consumed`, and used only to measure the distance.
   std::atomic<int64_t> consumed_ns;
 };
 
@@ -77,7 +75,7 @@ struct PieceRing {
   static size_t longest(size_t ring_bytes) {
     return ring_bytes / (kRingCells + 1) / kPageBytes * kPageBytes;
   }
-  // Where the next piece goes, or lies.
+  // The position of the next piece.
   size_t place(size_t piece) const { return next + piece <= bytes ? next : 0; }
   void pass(size_t piece) {
     next = place(piece) + (piece + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -85,14 +83,13 @@ struct PieceRing {
 };
 
 // The channel directory is a chain of blocks that only grows. A block is larger than a page so that
-// the arena never makes one of pages that were a group's lines, at which former members may still
-// look.
+// the arena never makes one from a mailbox (GroupLines), which former members may still read.
 inline constexpr size_t kChannelBlockBytes = 2 * kPageBytes;
 inline constexpr size_t kChannelsPerBlock =
     (kChannelBlockBytes - kLineBytes) / sizeof(ChannelLines);
 struct ChannelBlock {
   std::atomic<uint64_t>
-      next;  // offset; 0: the last. Release store, acquire loads by scanning peers
+      next;  // offset; 0: the last. Release store by the owner, acquire loads by peers
   ChannelLines lines[kChannelsPerBlock];
 };
 static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);

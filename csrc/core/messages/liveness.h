@@ -1,7 +1,7 @@
 // Liveness: which members of a group are gone, and what that means for a send or a receive.
 //
-// What a member published before it went counts: a receive goes on while a message of it may still
-// lie in the channel. So does one from any source while any other member can still send.
+// What a member published before it went still counts: a receive goes on while the channel may hold
+// a message of that member, and a receive from any source while another member can still send.
 #pragma once
 
 #include <optional>
@@ -13,17 +13,16 @@
 
 namespace dscomm {
 
-// A member as one look found it.
+// The state of a member at one check.
 struct MemberLife {
   bool died = false;    // without leaving the group
   bool left = false;    // in order
-  bool unread = false;  // cells of its process may wait to be read
+  bool unread = false;  // the channel from its process may hold unread cells
   bool gone() const { return died || left; }
 };
 
-// Whether it lives is asked first: a member leaves before its process ends, so that "has left" is
-// final once the process has been seen dead. In the other order, one that does both in between
-// would seem to have died.
+// Calls alive() first: a member leaves before its process ends, so has_left() is final once the
+// process is dead. In the other order, a member that does both in between would seem to have died.
 template <typename Alive, typename HasLeft>
 MemberLife look_at_member(const Alive& alive, const HasLeft& has_left) {
   const bool lives = alive();
@@ -34,12 +33,12 @@ MemberLife look_at_member(const Alive& alive, const HasLeft& has_left) {
 // "rank 1 died or exited without leaving the group; look for ..."
 std::string death_text(const std::string& member);
 
-// Why a send to a member that is gone, or a receive from it, is never done.
+// Why a send to or a receive from a member that is gone can never complete.
 Status describe_gone(bool sending, bool died, const std::string& what, const std::string& member,
                      const Departure& departure);
 
-// Of the members that are gone, for the text of a receive from any source: "; rank 1 died, rank 2
-// left the group before"; empty where none is. `departure` says how one left.
+// Lists the members that are gone, for errors of a receive from any source: "; rank 1 died, rank 2
+// left the group before"; empty if there are none. departure(member) says how it left.
 template <typename Name, typename Depart>
 std::string gone_text(int self, std::span<const MemberLife> members, const Name& name,
                       const Depart& departure) {
@@ -54,9 +53,9 @@ std::string gone_text(int self, std::span<const MemberLife> members, const Name&
   return text.empty() ? text : text + " before";
 }
 
-// Why a send to `peer`, or a receive from it (-1: from any), can never be done by a group of which
-// these are the members and `self` this one; nothing while it can. `what` begins the text, `name`
-// names a member, and `departure` says how one left.
+// Why a send to `peer`, or a receive from it (-1: from any), can never complete; nothing while it
+// can. `members` are the group's, `self` is this rank's index, `what` begins the text; name(member)
+// and departure(member) describe a member.
 template <typename Name, typename Depart>
 std::optional<Status> hopeless(bool sending, int peer, int self,
                                std::span<const MemberLife> members, const std::string& what,

@@ -1,22 +1,22 @@
-// PointToPoint: whether waiting still makes sense. Asked between slices of sleep.
+// PointToPoint: checks between slices of sleep whether waiting still makes sense ("looks").
 #include "core/messages/state.h"
 #include "core/team/first_cause.h"
 
 namespace dscomm {
 namespace {
 
-// A look asks every member of every group with something pending; as often as the first slice of a
-// futex wait.
+// A look checks every member of every group with pending operations; the interval is that of the
+// first slice of a futex wait.
 constexpr int64_t kLookNs = 1'000'000;
 // A thorough look costs a system call for each member.
 constexpr int64_t kThoroughLookNs = 100'000'000;
 
-// Looks that come so much later than they are due show that this process did not run.
+// A look that is this late shows that the process did not run.
 constexpr int64_t kLostTimeNs = 1'000'000'000;
 
 }  // namespace
 
-// Asks, not more often than it pays.
+// Looks, if the last look is old enough or a deadline has passed.
 void PointToPoint::look_when_due(Outcome* outcome) {
   int64_t now = monotonic_ns();
   if (now < last_look_ns_ + kLookNs && now < next_deadline_ns_) return;
@@ -32,11 +32,10 @@ void PointToPoint::look_when_due(Outcome* outcome) {
   }
 }
 
-// Time in which this process did not run (it was stopped, or the machine was suspended) is added to
-// the deadlines of what is pending. Where something is pending there is a look after each slice of
-// sleep.
+// Adds time in which this process did not run (stopped, or the machine suspended) to the deadlines
+// of pending operations. While operations are pending, a look follows each slice of sleep.
 void PointToPoint::credit_lost_time(int64_t now) {
-  if (slice_ns_ == 0) return;  // looks come when they come
+  if (slice_ns_ == 0) return;  // then looks are irregular
   const int64_t lost_ns = now - (last_look_ns_ + slice_ns_);
   if (lost_ns < kLostTimeNs) return;
   for (auto& [number, port] : ports_)
@@ -60,10 +59,10 @@ Status PointToPoint::look_at(Port& port, int64_t now, bool thoroughly, Outcome* 
   for (const TransferPtr& transfer : port.pending) late |= transfer->end_ns <= now;
   const bool suspicious = !port.suspicion.ok() && now - port.suspected_ns >= kCauseGraceNs;
   if (!failure.ok() || some_gone || late || suspicious) {
-    // What was published before counts: those were acquire loads.
+    // Receive what was published before: alive() and has_left() were acquire loads.
     progress(outcome);
     if (!port.failure.ok() || port.pending.empty()) return {};
-    // And somebody may have said why it went.
+    // A member may have recorded why it went.
     DSCOMM_RETURN_IF_ERROR(group.failure());
     for (int member = 0; member < size; ++member)
       if (member != group.rank) members[member].unread = port.connections[member]->unread;
@@ -77,12 +76,12 @@ Status PointToPoint::look_at(Port& port, int64_t now, bool thoroughly, Outcome* 
   return {};
 }
 
-// Whether something is pending that a member will never do any more.
+// Fails if a pending operation needs something that a member will never do.
 Status PointToPoint::look_for_hopeless(Port& port, const std::vector<MemberLife>& members) const {
   const PointToPointGroup& group = *port.group;
   for (const TransferPtr& transfer : port.pending) {
     const std::string what = transfer->describe() + ": ";
-    if (!port.suspicion.ok())  // for which any death is a reason
+    if (!port.suspicion.ok())  // then any death is the cause
       for (size_t member = 0; member < members.size(); ++member)
         if (members[member].died)
           return Status(Code::kPeerDied,

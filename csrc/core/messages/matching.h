@@ -1,10 +1,10 @@
-// Matching: the posted receives and the held messages of one rank in one group.
+// Matching: the posted receives and the held (unexpected) messages of one rank in one group.
 //
-// A receive names a tag, and a source or any (-1); a message has both. Receives are matched in the
-// order in which they were posted, messages in the order in which they arrived. No receive and
-// message that are both here match: whoever adds one asks for its match first.
+// A receive names a tag and a source (-1: any); a message has both. Receives match in the order of
+// posting, messages in the order of arrival. No receive and message stored here match each other,
+// because callers look for a match before they add either.
 //
-// Plain data under the caller's lock. Receive and Message are pointers: receive->peer and
+// Plain data, guarded by the caller's lock. Receive and Message are pointers with receive->peer,
 // receive->tag, message->source and message->tag.
 #pragma once
 
@@ -18,7 +18,7 @@ class Matching {
  public:
   bool empty() const { return tags_.empty(); }
 
-  // The first message that the receive takes; null if there is none.
+  // The first held message that the receive matches, or null.
   Message find_message(const Receive& receive) const {
     const auto at = tags_.find(receive->tag);
     if (at == tags_.end()) return nullptr;
@@ -26,7 +26,7 @@ class Matching {
       if (takes(receive, message->source)) return message;
     return nullptr;
   }
-  // The first receive that takes a message; null if there is none.
+  // The first posted receive that matches such a message, or null.
   Receive find_receive(int source, int tag) const {
     const auto at = tags_.find(tag);
     if (at == tags_.end()) return nullptr;
@@ -38,7 +38,7 @@ class Matching {
   void post(const Receive& receive) { tags_[receive->tag].posted.push_back(receive); }
   void hold(const Message& message) { tags_[message->tag].held.push_back(message); }
 
-  // Forgets it, if it is here.
+  // Removes it, if it is stored here.
   void erase_receive(const Receive& receive) {
     erase(receive->tag, [&](OfTag& of) { std::erase(of.posted, receive); });
   }

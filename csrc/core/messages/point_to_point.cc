@@ -7,8 +7,8 @@
 namespace dscomm {
 namespace {
 
-// How long a receiver waits for the next cell of a message with the mutex held: some 2 us, as long
-// as a sender takes for a cell.
+// How long a receiver polls, with the mutex held, for the next cell of a message: some 2 us, the
+// time in which a sender fills a cell.
 constexpr int kPausesForCell = 40;
 
 Status check_arguments(const PointToPointGroup& group, const char* what, const void* data,
@@ -122,8 +122,8 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
     }
     if (!outcome.empty()) deliver(std::move(outcome));
     if (received != AtOnce::kNotYet) break;
-    // With the mutex free: the word lies in memory that the group's endpoint keeps mapped. Relaxed:
-    // who takes the cell loads it again.
+    // Without the mutex: the group's endpoint keeps the word's memory mapped. Relaxed: next_cell()
+    // loads the word again.
     while (flag.word->load(std::memory_order_relaxed) != flag.value &&
            ++pauses <= group->wait.spin_pauses)
       pause_core();
@@ -137,8 +137,8 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
   return status;
 }
 
-// As many cells as there is room for, where no message is before this one and nothing is in its
-// way.
+// Publishes as many cells as there is room for, if no earlier message waits in the channel. kNo:
+// none was published. `rest` sends the others.
 PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const void* data,
                                                 size_t count, DType dtype, int dst, int tag,
                                                 std::chrono::milliseconds timeout,
@@ -192,8 +192,8 @@ PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const voi
   return AtOnce::kDone;
 }
 
-// The message that comes next from there, where no other can be meant. Not yet: it has not come,
-// and `flag` is where it will show.
+// Receives the next message of the channel if only this receive can match it. kNotYet: it has not
+// come; it will appear at `flag`.
 PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* data, size_t count,
                                                    DType dtype, int src, int tag,
                                                    std::chrono::milliseconds timeout,
@@ -213,8 +213,8 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
   do {
     *flag = channel.next_flag();
     if (flag->word == nullptr) break;
-    // The sender of a message that has begun is at work on its next cell. Relaxed: next_cell()
-    // loads the word again.
+    // Once a message has begun, its sender is filling the next cell. Relaxed: next_cell() loads the
+    // word again.
     for (int pauses = 0; arrived > 0 && pauses < kPausesForCell; ++pauses) {
       if (flag->word->load(std::memory_order_relaxed) == flag->value) break;
       pause_core();
@@ -227,7 +227,7 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
     if (!next.ok() || !next.value().has_value()) break;
     const ArrivedCell& cell = *next.value();
     const CellHeader& header = cell.header;
-    // What is in any way odd is left to progress().
+    // progress() handles every unusual cell.
     if (header.sequence != connection.received_messages + 1 || header.port != own ||
         header.group != group->id || header.flags != (arrived == 0 ? kFirstCell : 0) ||
         header.source != src || header.tag != tag || header.dtype != static_cast<uint8_t>(dtype) ||
@@ -259,7 +259,7 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
   return AtOnce::kDone;
 }
 
-// What has begun without an operation goes on as one.
+// Continues as an operation what began without one.
 void PointToPoint::go_on(Port& port, const TransferPtr& transfer, Outcome* outcome) {
   port.pending.insert(transfer);
   ++pending_count_;
@@ -289,7 +289,7 @@ void PointToPoint::close_port(uint32_t number) {
       if (status.ok() && port.group != nullptr) {
         const PointToPointGroup& group = *port.group;
         status = group.failure();
-        // A peer may be reading the memory of a send: it must hear of it before the caller goes on.
+        // A peer may be reading the memory of a send: end the group before the caller goes on.
         for (const auto& [id, connection] : connections_)
           for (const auto& [cell, transfer] : connection->read_in_place)
             if (transfer->port == number)
@@ -302,7 +302,7 @@ void PointToPoint::close_port(uint32_t number) {
       ports_.erase(found);
     }
     drop_dead_channels();
-    // The peers of half-sent messages hear that no more will come, from the worker if not now.
+    // Tell peers of half-sent messages that no more will come; the worker does if a ring is full.
     progress(&outcome);
     if (has_work() && helpers_ == 0) unpark_worker();
   }
@@ -324,7 +324,7 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
       ++pending_count_;
       Status status = start(*port, transfer, &outcome);
       if (status.ok() && !transfer->settled) status = attend(transfer);
-      // Sent, but not through: nobody will wait for it, so the worker sees to it.
+      // Sent, but not through: no thread waits for it any more, so the worker must.
       if (transfer->settled && in_flight_) status = start_worker(*transfer->group);
       if (!transfer->settled && !status.ok()) fail_group(*port, status, &outcome);
     }
@@ -333,9 +333,9 @@ OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
   return transfer;
 }
 
-// Finishes what was settled, on a thread that holds no lock.
+// Completes settled operations. The caller holds no lock.
 void PointToPoint::deliver(Outcome outcome) {
-  // All are done before any calls back: a callback may wait for another one of them.
+  // All are completed before the first callback, which may wait for another one of them.
   std::vector<std::vector<Operation::Callback>> callbacks;
   for (Settled& settled : outcome) {
     settled.transfer->keep.reset();
@@ -365,7 +365,7 @@ void PointToPoint::use(Port& port) {
   }
 }
 
-// An error ends the group.
+// The caller ends the group if this fails.
 Status PointToPoint::start(Port& port, const TransferPtr& transfer, Outcome* outcome) {
   if (!port.failure.ok()) {
     settle(transfer, port.failure, outcome);
@@ -386,13 +386,13 @@ Status PointToPoint::start(Port& port, const TransferPtr& transfer, Outcome* out
     DSCOMM_RETURN_IF_ERROR(start_receive(port, transfer, outcome));
   }
   progress(outcome, transfer.get());
-  // What a member sent before the group failed is received all the same.
+  // Receive what a member sent before the group failed.
   return transfer->settled ? Status() : port.group->failure();
 }
 
 Status PointToPoint::start_send(Port& port, const TransferPtr& transfer) {
   const PointToPointGroup& group = *transfer->group;
-  // The ring would take the message of a peer that will never read it.
+  // Check first, because the ring would accept a message that a dead peer never reads.
   const Endpoint& peer = *group.peers[transfer->peer];
   const MemberLife life =
       look_at_member([&] { return peer.alive(); }, [&] { return group.has_left(transfer->peer); });
@@ -421,19 +421,19 @@ Status PointToPoint::start_receive(Port& port, const TransferPtr& transfer, Outc
   if (message->arrived > 0)
     std::memcpy(transfer->destination, message->heap.get(), message->arrived);
   refund(message.get());
-  // What is still to come goes straight to its place.
+  // The rest of the message goes directly to its destination.
   message->receive = transfer;
   if (message->arrived == message->bytes) settle(transfer, {}, outcome);
   return {};
 }
 
-// Sees to it that an operation which could not be done at once gets done or fails in time.
+// Makes sure that a pending operation completes or fails in time.
 Status PointToPoint::attend(const TransferPtr& transfer) {
   const int64_t now = monotonic_ns();
-  if (pending_count_ == 1) last_look_ns_ = std::max(last_look_ns_, now - 1);  // none was due before
+  if (pending_count_ == 1) last_look_ns_ = std::max(last_look_ns_, now - 1);  // none was due yet
   transfer->end_ns = now + transfer->timeout_ms * 1'000'000;
   next_deadline_ns_ = std::min(next_deadline_ns_, transfer->end_ns);
-  // Without slices the sleeper would not learn of an earlier deadline.
+  // Without slices, a sleeping thread would not notice an earlier deadline.
   if (asleep_ && slice_ns_ == 0) doorbell_->ring(doorbell_->token());
   return start_worker(*transfer->group);
 }
@@ -446,13 +446,12 @@ void PointToPoint::settle(TransferPtr transfer, const Status& status, Outcome* o
   bool waited_for = transfer->waiting_threads > 0;
   outcome->push_back({std::move(transfer), status});
   if (!waited_for) return;
-  // The thread that waits for it may be another one than this, and asleep: a peer would have rung,
-  // but not who forgets or fails a group.
+  // The waiting thread may be another one, and asleep: no peer has rung the doorbell for this.
   changed_.notify_all();
   if (asleep_) doorbell_->ring(doorbell_->token());
 }
 
-// Ends a group for all its members, with the first cause that is known.
+// Ends a group for all its members, with its first known cause.
 void PointToPoint::fail_group(Port& port, const Status& cause, Outcome* outcome) {
   if (!port.failure.ok()) return;
   Status first = port.group->failure();
@@ -460,12 +459,12 @@ void PointToPoint::fail_group(Port& port, const Status& cause, Outcome* outcome)
   port.group->abort(first);
   port.failure = first;
   end_port(port, first, outcome);
-  // Members that sleep on their doorbell need not wait for the end of a slice.
+  // Wake members that sleep on their doorbell before their slice ends.
   for (const std::shared_ptr<Endpoint>& peer : port.group->peers)
     if (peer->sleeps()) ring(*peer);
 }
 
-// Nothing of the port is pending or kept afterwards, and nothing is written to its users' memory.
+// Afterwards nothing of the port is pending or held, and its callers' memory is left alone.
 void PointToPoint::end_port(Port& port, const Status& status, Outcome* outcome) {
   while (!port.pending.empty()) settle(*port.pending.begin(), status, outcome);
   port.matching.for_each_message([&](const MessagePtr& message) {
@@ -492,9 +491,8 @@ void PointToPoint::end_port(Port& port, const Status& status, Outcome* outcome) 
   }
 }
 
-// A channel to a dead process lasts as long as a group names it, used or not: what the process sent
-// before it died may still lie in it, and a second one would read from the start. A group that is
-// still forming may name any process.
+// Keeps the channel to a dead process while any group names it: unread messages may lie in it, and
+// a second channel would read from the start. A group that is still forming may name any process.
 void PointToPoint::drop_dead_channels() {
   for (const auto& [number, port] : ports_)
     if (port->group == nullptr) return;

@@ -1,4 +1,4 @@
-// PointToPoint: messages into cells, and cells into messages. Nothing here blocks.
+// PointToPoint: moves messages into cells, and cells into messages. Nothing here blocks.
 #include <atomic>
 #include <new>
 
@@ -8,16 +8,16 @@
 namespace dscomm {
 namespace {
 
-// How many cells one connection may move before the others get their turn: two ringfuls, so that a
-// pass empties a ring even when its sender refills it meanwhile.
+// How many cells one connection may move before the others get their turn: two rings, so that a
+// pass empties a ring even if its sender refills it meanwhile.
 constexpr int kMostCellsInTurn = 2 * kRingCells;
 
-// How often a thread that waits for one peer asks others without a doorbell whose messages have not
-// begun. A question is two system calls (8 B there and back inside a host, 2 ranks on each of 2
-// hosts, 2 cores: 50 us when asked all the time, 20 to 35 us now).
+// How often a thread that waits for one peer polls the other peers without a doorbell, if no
+// message to or from them has begun. A poll is two system calls (8 B round trip inside a host, 2
+// ranks on each of 2 hosts, 2 cores: 50 us if polled all the time, 20 to 35 us now).
 constexpr int64_t kAskOthersEveryNs = 100'000;
 
-// What a held message costs beside its data, so that empty ones are bounded too.
+// What a held message is charged besides its data, so that empty messages are bounded, too.
 constexpr uint64_t kMessageOverheadBytes = 256;
 
 // How much of a message that is read in place one pass copies, so that others get their turn.
@@ -29,7 +29,7 @@ constexpr uint64_t kReadInPass = 4 << 20;
 constexpr uint64_t kLeastInPlaceBytes = 64 << 10;
 constexpr uint64_t kMostInPlaceNearBytes = 8 << 20, kMostInPlaceFarBytes = 2 << 20;
 
-// Whether a message that came from a process is from the rank that it names.
+// Whether a message from process `from` is from the rank that it names.
 Status check_source(const PointToPointGroup& group, const ArenaId& from, int source) {
   if (source >= 0 && source < static_cast<int>(group.peers.size()) &&
       group.peers[source]->id() == from)
@@ -45,7 +45,7 @@ Status PointToPoint::nonsense(const Connection& connection, const char* what) {
   return Status(Code::kInternal, "a cell from " + connection.peer->describe() + " " + what);
 }
 
-// Moves what can be moved now.
+// Moves all cells that can be moved now. Returns whether there were any.
 bool PointToPoint::progress(Outcome* outcome, const Transfer* awaited) {
   bool moved = false;
   in_flight_ = false;
@@ -92,7 +92,7 @@ bool PointToPoint::progress_in(Connection& connection, Outcome* outcome) {
   }
 }
 
-// Copies a cell to where it belongs.
+// Copies a cell to its destination.
 PointToPoint::CellFate PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell,
                                                Outcome* outcome) {
   const CellHeader& header = cell.header;
@@ -143,8 +143,8 @@ PointToPoint::CellFate PointToPoint::take_cell(Connection& connection, const Arr
   return CellFate::kTaken;
 }
 
-// Copies more of a message from where it lies. Whoever gives such a send up ends the group before
-// it lets go of the memory, so that what was read is right where the group has not failed since.
+// Copies the next part of a message from the sender's pool. A sender that gives up such a send ends
+// the group before it releases the memory, so the copy is valid if the group has not failed since.
 PointToPoint::CellFate PointToPoint::read_in_place(Connection& connection, Outcome* outcome) {
   MessagePtr message = connection.incoming;
   if (!message->discarded) {
@@ -158,7 +158,7 @@ PointToPoint::CellFate PointToPoint::read_in_place(Connection& connection, Outco
   ++connection.received_messages;
   message->in_place = nullptr;
   if (message->discarded) return CellFate::kTaken;
-  // The copy comes before the look.
+  // Orders the copy before the check of the failure.
   fence(std::memory_order_acquire);
   Port* port = find_port(message->port);
   if (Status failure = port->group->failure(); !failure.ok())
@@ -168,7 +168,7 @@ PointToPoint::CellFate PointToPoint::read_in_place(Connection& connection, Outco
   return CellFate::kTaken;
 }
 
-// Finds the receive of a message, or a place to keep it. Null when there is no room for it now.
+// Finds the receive of a message, or memory to hold it. Null if there is no room now.
 PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
                                                      const CellHeader& header, Outcome* outcome) {
   auto message = std::make_shared<Message>();
@@ -202,7 +202,7 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
       return message;
     }
   }
-  // Whether a message is still to be had in place is told by its group, which has yet to form.
+  // Only the group, which has yet to form, can tell whether data read in place is still valid.
   if ((header.flags & kInPlace) != 0 && port->group == nullptr) return nullptr;
   return hold_message(*port, std::move(message), outcome);
 }
@@ -215,7 +215,7 @@ bool PointToPoint::has_room(uint64_t bytes) const {
 PointToPoint::MessagePtr PointToPoint::hold_message(Port& port, MessagePtr message,
                                                     Outcome* outcome) {
   if (!has_room(message->bytes)) {
-    // What groups hold that have failed elsewhere is only kept for receives that may come.
+    // Drop what is held for groups that have failed elsewhere and have no pending operations.
     for (auto& [number, other] : ports_) {
       if (other->group == nullptr || other->matching.empty() || !other->failure.ok()) continue;
       if (Status failure = other->group->failure(); !failure.ok() && other->pending.empty())
@@ -228,14 +228,14 @@ PointToPoint::MessagePtr PointToPoint::hold_message(Port& port, MessagePtr messa
     if (!has_room(message->bytes)) return nullptr;
   }
   message->heap.reset(new (std::nothrow) std::byte[std::max<uint64_t>(message->bytes, 1)]);
-  if (message->heap == nullptr) return nullptr;  // as if the limit were that low
+  if (message->heap == nullptr) return nullptr;  // like an exhausted limit
   message->charge = message->bytes + kMessageOverheadBytes;
   unexpected_used_ += message->charge;
   port.matching.hold(message);
   return message;
 }
 
-// The sender has given up a message in the middle.
+// The sender has given up a message half-way.
 void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
   if (message->discarded) return;
   message->discarded = true;
@@ -246,7 +246,7 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
     if (Status cause = port->group->failure(); !cause.ok()) {
       fail_group(*port, cause, outcome);
     } else {
-      // Why it did is on its way, or not: it may come through a process that has died meanwhile.
+      // The cause may be on its way, or lost with a process that has died meanwhile.
       port->suspect(Status(Code::kAborted, receive->describe() + ": " +
                                                receive->group->name_member(message->source) +
                                                " gave up its send half-way"));
@@ -256,11 +256,11 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
   port->matching.erase_message(message);
 }
 
-// Nothing more is read from there; the groups that talk to it end, with the reason why it broke
-// where that is heard of soon. Returns false, for nothing was taken.
+// Stops reading from this peer. The groups that use the connection end, with the root cause if that
+// arrives soon. Returns false: nothing was taken.
 bool PointToPoint::break_connection(Connection& connection, const Status& cause) {
   connection.broken = cause;
-  if (connection.abandoning) --abandoning_count_;  // it can be told no more
+  if (connection.abandoning) --abandoning_count_;  // the peer cannot be told any more
   connection.abandoning = false;
   for (auto& [number, port] : ports_)
     if (port->failure.ok() && !port->connections.empty() && port->names(connection.peer->id()))
@@ -268,7 +268,7 @@ bool PointToPoint::break_connection(Connection& connection, const Status& cause)
   return false;
 }
 
-// Sends that the peer has read in place are done.
+// Completes the sends that the peer has read in place.
 bool PointToPoint::settle_read_in_place(Connection& connection, Outcome* outcome) {
   bool some = false;
   while (!connection.read_in_place.empty() &&
@@ -295,7 +295,7 @@ bool PointToPoint::can_read_in_place(const PointToPointGroup& group, const Conne
 }
 
 bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
-  // What is pending waits for the reason why.
+  // Pending operations wait for the root cause.
   if (!connection.broken.ok()) return false;
   const bool settled = settle_read_in_place(connection, outcome);
   int filled = 0;

@@ -1,4 +1,4 @@
-// What PointToPoint keeps: its operations, messages, ports and connections. Guarded by its mutex.
+// The state of PointToPoint: operations, messages, ports and connections. Guarded by its mutex.
 #pragma once
 
 #include <algorithm>
@@ -70,11 +70,11 @@ class PointToPoint::Transfer final : public Operation {
 
   std::shared_ptr<void> keep;
   int64_t end_ns = INT64_MAX;
-  uint64_t sent_bytes = 0;  // of a send: in cells
-  int came_from = -1;       // of a receive: the rank
+  uint64_t sent_bytes = 0;  // of a send: bytes in cells
+  int came_from = -1;       // of a receive: the source rank
   int waiting_threads = 0;
   std::optional<uint64_t> pool_offset;  // of a send that the peer reads in place
-  bool settled = false;                 // its end is decided; finish() follows with the mutex free
+  bool settled = false;  // the result is decided; complete() follows without the mutex
 
   uint32_t destination_port() const { return group->ports[peer]; }
   std::string describe() const {
@@ -89,7 +89,7 @@ class PointToPoint::Transfer final : public Operation {
   PointToPoint* const engine_;
 };
 
-// A message on its way in.
+// An incoming message.
 struct PointToPoint::Message {
   ArenaId from;
   uint32_t port = 0;
@@ -98,10 +98,10 @@ struct PointToPoint::Message {
   DType dtype = DType::kUInt8;
   uint64_t bytes = 0;
   uint64_t arrived = 0;
-  TransferPtr receive;                  // where it goes, once a receive has matched
-  std::unique_ptr<std::byte[]> heap;    // where it goes until then
-  uint64_t charge = 0;                  // of unexpected_used_
-  const std::byte* in_place = nullptr;  // where it lies in the sender's pool
+  TransferPtr receive;                  // its destination, once matched
+  std::unique_ptr<std::byte[]> heap;    // its destination until then
+  uint64_t charge = 0;                  // bytes counted in unexpected_used_
+  const std::byte* in_place = nullptr;  // its data in the sender's pool
   bool discarded = false;
 
   uint64_t count() const { return bytes / std::max<size_t>(dtype_bytes(dtype), 1); }
@@ -113,13 +113,13 @@ struct PointToPoint::Port {
 
   const uint32_t number;
   GroupPtr group;  // null until the group has formed
-  // By member, null for this rank; empty until this rank first sends or receives. Members of one
-  // process share one.
+  // By rank; null for this rank. Empty until this rank first sends or receives. Members of the same
+  // process share a connection.
   std::vector<Connection*> connections;
-  Status failure;  // what ended it; every later operation fails with the same
+  Status failure;  // the cause, with which every later operation fails
   Matching<TransferPtr, MessagePtr> matching;
   std::unordered_set<TransferPtr> pending;
-  Status suspicion;  // ends the group unless its cause is heard of soon
+  Status suspicion;  // ends the group unless the root cause arrives soon
   int64_t suspected_ns = 0;
 
   void suspect(const Status& consequence) {
@@ -133,7 +133,7 @@ struct PointToPoint::Port {
   }
 };
 
-// Everything between this process and another one, or itself, whatever the group.
+// Everything between this process and one other process (or itself), for all groups.
 struct PointToPoint::Connection {
   Connection(const std::shared_ptr<Arena>& arena, ChannelDirectory& directory,
              std::shared_ptr<Endpoint> endpoint)
@@ -144,24 +144,23 @@ struct PointToPoint::Connection {
   const std::shared_ptr<Endpoint> peer;
   const bool is_polled;
   const std::unique_ptr<CellChannel> channel;
-  Status broken;  // why nothing that comes from there can be believed, or read
+  Status broken;  // why the connection cannot be used any more
 
   std::deque<TransferPtr> outgoing;
   uint64_t sent_messages = 0;
-  bool begun = false;       // the first of outgoing has a cell out
-  bool abandoning = false;  // the message that had begun was given up; a cell has to say so
+  bool begun = false;       // the first of `outgoing` has published a cell
+  bool abandoning = false;  // that message was given up; a cell must tell the peer
   uint64_t abandoned_group = 0;
   uint32_t abandoned_port = 0;
 
-  // Sends that the peer reads in place, each with the count of cells that it has to give back.
+  // Sends that the peer reads in place, each with the number of cells that must be given back.
   std::deque<std::pair<uint64_t, TransferPtr>> read_in_place;
 
-  // When it was last asked for cells, or 0 if some moved then; and whether its channel was in
-  // flight.
+  // When it was last polled for cells, or 0 if some moved then; and the channel's in_flight() then.
   int64_t asked_ns = 0;
   bool in_flight = false;
 
-  MessagePtr incoming;  // begun and not complete
+  MessagePtr incoming;  // incomplete; or null
   uint64_t received_messages = 0;
   bool unread = false;  // the last pass left cells in the ring
 };

@@ -1,4 +1,4 @@
-// PointToPoint: the threads that wait for operations, and the worker for what nobody waits for.
+// PointToPoint: the threads that wait for operations, and the worker for all other operations.
 #include <sched.h>
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 namespace dscomm {
 namespace {
 
-// The longest sleep beside a peer without a doorbell: short compared with a hop between hosts. If
+// How long a sleep may last if a peer has no doorbell: short compared with a hop between hosts. If
 // the peer's sockets are known, their data ends the sleep. But another thread may take that data,
 // so the limit grows slowly, by a sixteenth with each sleep until cells move.
 constexpr int64_t kPolledSliceNs = 50'000, kLongestPolledSliceNs = 1'000'000;
 
-// The worker looks this often whether somebody waits himself; it takes over when nobody did for one
-// tick, and parks after this many in which it had nothing to do.
+// The worker checks at this interval whether threads make progress themselves. It takes over after
+// a tick without such a thread, and parks after kTicksBeforeParking ticks without work.
 constexpr std::chrono::milliseconds kWorkerTick{1};
 constexpr int kTicksBeforeParking = 10;
 
@@ -103,7 +103,8 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
   if (--helpers_ == 0 && has_work()) unpark_worker();
 }
 
-// With the mutex free. What calls back may take its time: meanwhile this thread helps nobody.
+// Delivers without the mutex. A callback may take long; meanwhile this thread does not count as a
+// helper.
 void PointToPoint::deliver_as_helper(std::unique_lock<std::mutex>& lock, Outcome outcome) {
   if (outcome.empty()) return;
   if (--helpers_ == 0 && has_work()) unpark_worker();
@@ -124,7 +125,7 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
     return end == INT64_MAX ? int64_t{-1} : std::max<int64_t>(end - now, 0);
   };
   if (polling_) {
-    // Ends: the other thread notifies after its progress, and settle() for what this one waits for.
+    // Ends: the other thread notifies after its progress, and settle() for this thread's operation.
     const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
     if (most_ns < 0) {
       changed_.wait(lock);
@@ -135,9 +136,9 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
   } else {
     polling_ = true;
     std::atomic<uint32_t>& sleepers = arena_->header().doorbell_sleepers;
-    // Dekker: this side adds itself and then looks at the channels (Cell::number, consumed), a peer
-    // publishes or consumes and then loads the counter. All are seq_cst, so the cell is seen here
-    // or the sleeper there.
+    // Dekker pair, all seq_cst: this thread increments the counter and then checks the channels
+    // (Cell::number, consumed); a peer publishes or consumes and then loads the counter. So this
+    // thread sees the cell, or the peer sees the sleeper.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     if (!progress_before_sleep(&outcome) && !stopping_) {
       const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
@@ -163,7 +164,7 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
   return outcome;
 }
 
-// Whether something was done.
+// Whether anything moved or completed.
 bool PointToPoint::progress_before_sleep(Outcome* outcome) {
   for (int polls = 1;; ++polls) {
     if (progress(outcome) || !outcome->empty()) return true;
@@ -177,9 +178,8 @@ int64_t PointToPoint::next_polled_slice() const {
                     kLongestPolledSliceNs);
 }
 
-// The worker: attends to what is pending while no thread waits for anything. A thread that calls
-// and waits at once is better served by itself, so the worker takes over only after a tick without
-// one.
+// The worker: makes progress while no thread waits for an operation. A thread that waits serves
+// itself faster, so the worker takes over only after a tick without one.
 void PointToPoint::work() {
   std::unique_lock lock(mutex_);
   uint64_t seen_visits = helper_visits_;
@@ -200,7 +200,7 @@ void PointToPoint::work() {
       worker_wake_.wait_for(lock, kWorkerTick, [this] { return stopping_; });
       continue;
     }
-    // Ends: the next operation that is left pending, or the last helper that leaves some behind.
+    // Ends: the next pending operation, or the last helper that leaves work behind.
     worker_parked_ = true;
     worker_wake_.wait(lock, [this] { return stopping_ || !worker_parked_; });
     idle_ticks = 0;
