@@ -11,7 +11,7 @@
 namespace dscomm {
 namespace {
 
-constexpr uint32_t kMagic = 0x64667333;  // "3sfd": the number of the format comes first
+constexpr uint32_t kMagic = 0x64667333;  // "3sfd": the digit is the version of the format
 
 struct Header {
   uint32_t magic;
@@ -23,10 +23,10 @@ struct Header {
 };
 static_assert(sizeof(Header) == 24);
 
-// What receive() holds for next(), at most.
+// The most that receive() buffers for next().
 constexpr size_t kIncomingBytes = 65536;
 
-// The first half of the silence passes before the kernel probes, and the other half between probes.
+// The kernel starts to probe after half of the silence, and spreads the probes over the other half.
 constexpr int64_t kProbes = 8;
 constexpr int64_t kLongestProbeS = 32767;  // Linux: MAX_TCP_KEEPIDLE, MAX_TCP_KEEPINTVL
 
@@ -51,7 +51,7 @@ Parsed parse(std::string_view bytes, Message* message, size_t* used) {
   return Parsed::kWhole;
 }
 
-// Options that only make things better: a socket without them works.
+// Sets an option that is not essential.
 void set_option(int socket, int level, int option, int value) {
   (void)setsockopt(socket, level, option, &value, sizeof value);
 }
@@ -94,7 +94,7 @@ void Connection::outlast(std::chrono::milliseconds silence) {
   const int64_t between_probes_s = (ms / 1000 - probe_after_s + kProbes - 1) / kProbes;
   set_option(fd(), IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(probe_after_s));
   set_option(fd(), IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(between_probes_s));
-  // For data on its way; it replaces the number of probes as well.
+  // For unacknowledged data; it overrides the number of probes.
   set_option(fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(ms));
 }
 
@@ -104,15 +104,15 @@ void Connection::flush() {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (sent < 0) {
-      // What the other end said before it went may still be unread: only reading ends the
-      // connection. The kernel tells an error once, so it is kept for then.
+      // Messages from before the other end closed may be unread, so only receive() ends the
+      // connection. The kernel reports an error once, so it is kept for then.
       if (error_ == 0 && errno != EPIPE) error_ = errno;
       sent_ = outgoing_.size();
       break;
     }
     sent_ += static_cast<size_t>(sent);
   }
-  // What has been sent is dropped when that costs little.
+  // Drop sent data when that is cheap.
   if (sent_ * 2 < outgoing_.size()) return;
   outgoing_.erase(0, sent_);
   sent_ = 0;

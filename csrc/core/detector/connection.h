@@ -1,8 +1,8 @@
-// What the processes of a transport, and the leaders of a group that forms, say to each other
-// beside the data, and the TCP connection that carries it without ever blocking.
+// The messages that the members of a transport, and the leaders of a forming group, send each other
+// besides data; and Connection, a TCP connection for them that never blocks.
 //
 // A message is a header of fixed size and a text of at most 2 KiB. What arrives is checked before
-// it is used: whoever finds the port can connect to it.
+// it is used, because anybody who finds the port can connect.
 #pragma once
 
 #include <chrono>
@@ -18,32 +18,32 @@ namespace dscomm {
 
 inline constexpr size_t kMessageTextBytes = 2048;
 
-// Values travel between processes: append.
+// Values travel between processes: only append.
 enum class MessageKind : uint16_t {
-  // While the members connect; the id is the transport's, or a TableRelay's.
-  kInvitation = 1,  // in the store: the text is the member's token and addresses
-  kHello,           // to whom one connects: who it is; the text is the token
-  kWelcome,         // the answer: the token was right, and this connection is the one
-  kMissing,         // to those it is connected to: the text is whom `rank` waits for, or empty
-  kReady,           // to whom one has connected: so have all that connect to this one
+  // While the members connect; `id` is the transport's, or a TableRelay's:
+  kInvitation = 1,  // in the store: the text has the member's token and addresses
+  kHello,           // first on a connection: the sender's rank; the text is the token
+  kWelcome,         // the answer: the token was right, and this connection is used
+  kMissing,         // to connected members: the text names whom `rank` waits for, or is empty
+  kReady,           // to those it connected to: the sender, and all that connect to it, are ready
   kStart,           // to all, from the first member: all are connected
   kFail,            // to all, before kStart: all give up, for this cause
-  // Then.
-  kEnd,      // to all: `rank` has ended the Team `id`, for this cause, in such a call
+  // Between connected members:
+  kEnd,      // to all: `rank` has ended the Team `id`; the text has the call and the cause
   kGone,     // to all: `rank` has died or left
-  kGoodbye,  // to those it is connected to: the sender ends in order, and nothing follows
-  kOutlast,  // to those it is connected to: `id` is the silence that both ends outlast, in ms
-  kAsk,      // to all: has the receiver come to this position of a Team? `id` is the question
-  kAnswer,   // to the rank that asked, by the way the question came: `rank` has, or has not
-  // While a group forms.
+  kGoodbye,  // to linked members: the sender ends in order, and nothing follows
+  kOutlast,  // to linked members: `id` is the silence that both ends tolerate, in ms
+  kAsk,      // to all: has the receiver reached a position of a Team? `id`: the question
+  kAnswer,   // back along the path of the question: `rank` has reached it, or not
+  // While a group forms:
   kTable,  // a part of the member table of the meeting `id`; `rank` more parts follow
-  // Again of members that are connected.
-  kCompare,  // to all: `rank` has made these calls; a rank that has made others ends the Team
+  // Between connected members, too:
+  kCompare,  // to all: calls of `rank`; a rank that made different ones ends the Team
 };
 
 struct Message {
   MessageKind kind = MessageKind::kFail;
-  int rank = -1;          // whom it is about
+  int rank = -1;          // that it is about
   uint64_t id = 0;        // see MessageKind and about_departure()
   Code code = Code::kOk;  // with the text: a cause
   std::string text;
@@ -51,8 +51,8 @@ struct Message {
   static Message about(MessageKind kind, int rank, uint64_t id, const Status& cause = {}) {
     return {kind, rank, id, cause.code(), cause.message()};
   }
-  // kGoodbye, or the kGone of one that said it: the id says whether the process noted its end, and
-  // the text is the exception that it noted.
+  // kGoodbye, or the kGone for a member that said goodbye. `id` is 1 if the process noted its end
+  // (see Team::note_end()); then the text is the type of the exception.
   static Message about_departure(MessageKind kind, int rank, const Departure& departure) {
     return {kind, rank, departure.exception ? uint64_t{1} : 0, Code::kPeerLeft,
             departure.exception.value_or("")};
@@ -61,57 +61,57 @@ struct Message {
   Status status() const { return code == Code::kOk ? Status() : Status(code, text); }
 };
 
-// A cut of the network is noticed by whoever waits, at its deadline. So this only bounds how long a
-// dead connection stays.
+// How long connections tolerate silence at least. This only bounds how long a dead connection
+// stays: ranks that wait notice a cut of the network at their deadlines.
 inline constexpr std::chrono::minutes kLeastSilence{4};
 
-// The text is cut to what a message can carry, between characters of UTF-8.
+// Cuts the text to what a message can carry, between UTF-8 characters.
 std::string bounded_text(const std::string& text, size_t bytes = kMessageTextBytes);
 std::string encode(const Message& message);
-// False unless `bytes` are one message, whole.
+// False unless `bytes` are exactly one message.
 bool decode(std::string_view bytes, Message* message);
 
 class Connection {
  public:
   Connection() = default;
-  // Takes a connected, or connecting, non-blocking TCP socket.
+  // Takes a connected or connecting, non-blocking TCP socket.
   explicit Connection(UniqueFd socket);
 
   bool open() const { return socket_.valid(); }
   int fd() const { return socket_.get(); }
 
   void queue(const Message& message) { outgoing_ += encode(message); }
-  // An encoded message.
+  // Queues an encoded message.
   void queue(std::string_view bytes) { outgoing_ += bytes; }
   bool has_queued() const { return sent_ < outgoing_.size(); }
-  // Sends what the socket takes now. An error shows in receive().
+  // Sends what the socket accepts now. receive() reports errors.
   void flush();
 
-  // Takes in what has come, at most some 64 KiB; the kernel keeps the rest.
+  // Reads what has come, at most some 64 KiB; the kernel keeps the rest.
   void receive();
-  // The next whole message. False when there is none, or what came is no message.
+  // Takes the next whole message. False if there is none, or if the data is no message.
   bool next(Message* message);
-  // Whether nothing more will come. What has come is still there.
+  // Whether nothing more will come. next() still returns what has come.
   bool ended() const { return ended_; }
-  // Why it ended: 0 when the other end closed it, EPROTO when what came is no message, or an errno.
+  // Why it ended: 0 if the other end closed it, EPROTO if it sent no message, else an errno.
   int error() const { return error_; }
 
-  // Nothing more will be sent: the other end sees the end once it has read the rest.
+  // Stops sending: the other end sees the end after it has read the rest.
   void finish();
-  // From now on the kernel takes the other end for lost only after this long without an answer. It
-  // starts with kLeastSilence; a shorter silence than before changes nothing.
+  // The kernel takes the other end for lost after this long without an answer; initially
+  // kLeastSilence. A shorter silence than before changes nothing.
   void outlast(std::chrono::milliseconds silence);
 
-  // Ends the connection, also for whoever has inherited its descriptor.
+  // Closes the connection, even if another process has inherited its descriptor.
   void hang_up();
-  // In a forked child: the connection stays the parent's.
+  // In a forked child: closes the descriptor; the connection stays the parent's.
   void close_descriptors() { socket_.reset(); }
 
  private:
   UniqueFd socket_;
   std::string incoming_, outgoing_;
   size_t sent_ = 0;                       // of outgoing_
-  std::chrono::milliseconds silence_{0};  // that it outlasts
+  std::chrono::milliseconds silence_{0};  // that it tolerates
   bool ended_ = false, finished_ = false;
   int error_ = 0;
 };

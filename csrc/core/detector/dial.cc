@@ -15,11 +15,11 @@
 namespace dscomm {
 namespace {
 
-// An address that drops what it does not let through answers nothing: the next one is tried beside
-// it (RFC 8305 recommends 250 ms).
+// A firewall may drop packets without an answer, so the next address is tried in parallel after
+// this time (RFC 8305 recommends 250 ms).
 constexpr int64_t kNextAddressNs = 250 * kMs;
-// Between rounds over all addresses. A member listens before it publishes, so what is refused in
-// every round of two seconds stays refused.
+// Between rounds over all addresses. A member listens before it publishes its addresses, so an
+// address that refuses for two seconds will never accept.
 constexpr int64_t kPauseNs = 200 * kMs;
 
 std::string error_text(int error) {
@@ -75,7 +75,7 @@ Status Dial::begin() {
     const bool is_connecting =
         std::any_of(attempts_.begin(), attempts_.end(),
                     [](const Attempt& attempt) { return !attempt.connected; });
-    // An address that is connected may never answer, so the others are tried again beside it.
+    // A connected address may never answer, so the others are tried again in parallel.
     if (is_connecting || attempts_.size() == endpoints_.size()) return {};
     DSCOMM_RETURN_IF_ERROR(end_round());
     next_ = 0;
@@ -96,7 +96,7 @@ void Dial::add_to(std::vector<pollfd>* entries) const {
 }
 
 bool Dial::take(std::span<const pollfd> entries) {
-  // From behind, so that attempts can be taken out.
+  // Backwards, because attempts are erased.
   for (size_t i = attempts_.size(); i-- > 0;) {
     if (entries[i].revents == 0 || !is_over(attempts_[i])) continue;
     if (made_.open()) {
@@ -123,7 +123,7 @@ bool Dial::is_tried(size_t endpoint) const {
                      [&](const Attempt& attempt) { return attempt.endpoint == endpoint; });
 }
 
-// False when the address can be seen not to work.
+// False if the address certainly does not work.
 Result<bool> Dial::begin_attempt(size_t index) {
   Endpoint& endpoint = endpoints_[index];
   endpoint.outcome = "no answer";
@@ -143,8 +143,7 @@ Result<bool> Dial::begin_attempt(size_t index) {
   return true;
 }
 
-// Takes an attempt as far as it goes now. It is over when it has failed, and when it has become
-// made_.
+// Advances an attempt. It is over once it has failed, or has become made_.
 bool Dial::is_over(Attempt& attempt) {
   Endpoint& endpoint = endpoints_[attempt.endpoint];
   if (!attempt.connected) {
@@ -183,7 +182,7 @@ bool Dial::is_over(Attempt& attempt) {
   return true;
 }
 
-// All addresses have been tried.
+// After all addresses have been tried.
 Status Dial::end_round() {
   const bool refused = std::all_of(endpoints_.begin(), endpoints_.end(),
                                    [](const Endpoint& endpoint) { return endpoint.refused; });

@@ -1,5 +1,4 @@
-// Dial: one attempt to become connected to another member, at whichever of the addresses that it
-// has published answers first. Never blocks.
+// Dial: connects to another member, at whichever of its addresses answers first. Never blocks.
 #pragma once
 
 #include <poll.h>
@@ -18,21 +17,21 @@ namespace dscomm {
 
 class Dial {
  public:
-  // To `rank`, which listens at what it says in the invitation. `request` outlives it. Gives
-  // up after so many rounds in a row in which all addresses refused.
+  // To `rank`, whose addresses read() takes from its invitation. `request` must outlive the Dial.
+  // Gives up after `refusals` rounds in a row in which all addresses refused.
   Dial(const TransportRequest& request, int rank, int refusals = 10)
       : request_(request), rank_(rank), refusals_(refusals) {}
   Status read(const std::string& invitation);
 
-  // One turn: begins what is due. Not OK: there is no way.
+  // Begins the attempts that are due. Returns an error if no address works.
   Status begin();
-  // What to wait for, and when the next turn is due even so.
+  // The descriptors to poll, and when begin() is due next.
   void add_to(std::vector<pollfd>* entries) const;
   int64_t next_turn_ns() const;
-  // Takes what has happened; `entries` are those that add_to() added. Whether it is connected.
+  // Handles the results of poll() for add_to()'s entries. Returns whether connection() is ready.
   bool take(std::span<const pollfd> entries);
   Connection connection() { return std::move(made_); }
-  // Says something where it is connected, answered or not, and closes all.
+  // Sends a last message over all established connections, and closes all.
   void hang_up(const Message& last_word);
 
   // "rank 1 (...) <how> to rank 0 (...) at 10.0.0.1:4444 (Connection refused); ..."
@@ -62,10 +61,10 @@ class Dial {
   const TransportRequest& request_;
   const int rank_, refusals_;
   std::string token_;
-  std::vector<Endpoint> endpoints_;  // the most promising first
+  std::vector<Endpoint> endpoints_;  // the best first
   std::vector<Attempt> attempts_;
-  size_t next_ = 0;            // of the endpoints, in this round
-  int64_t start_next_ns_ = 0;  // when it is tried
+  size_t next_ = 0;            // index of the endpoint to try next in this round
+  int64_t start_next_ns_ = 0;  // when to try it
   int refused_rounds_ = 0;
   Connection made_;
 };

@@ -10,18 +10,18 @@
 namespace dscomm {
 namespace {
 
-// Of others: that answers may still come back for, or that may come again by another way, for which
-// a fraction of a second is enough.
+// Ids of others' questions and comparisons that are kept. Answers, and copies on other paths, take
+// a fraction of a second.
 constexpr size_t kQuestions = 4096;
 
-// Calls of a Team that are kept for comparison: a rank may be as far ahead of one that waits.
-// Mostly it is less, as no rank sends another one more than eight messages that are not taken.
+// Calls of a Team that are kept for comparison: a rank may be this far ahead of one that waits.
+// Usually it is less: a rank sends another at most eight messages that are not received yet.
 constexpr size_t kCallsKept = 128;
-// Of them, in a question.
+// How many of them a question contains.
 constexpr size_t kCallsAsked = 16;
 static_assert(kCallsAsked * sizeof(CallRecord) + 512 <= kMessageTextBytes);
-// Teams whose calls are kept after they have ended here, and Teams that are asked about before this
-// member has made a call of them.
+// Teams whose calls are kept after they ended here, and Teams that others asked about before this
+// member made a call in them.
 constexpr size_t kTeamsKept = 64, kTeamsAsked = 4096;
 
 Status describe_leave(const std::string& name, const Departure& departure) {
@@ -73,7 +73,7 @@ Status Flooding::ended(uint64_t team_id, uint64_t call) const {
 
 bool Flooding::end(uint64_t team_id, const Status& cause, uint64_t unfinished_call) {
   Message message = Message::about(MessageKind::kEnd, rank_, team_id, cause);
-  // As it travels, so that all have the same text.
+  // The text as it travels, so that all ranks have the same.
   const size_t heading_bytes =
       Packer().number(unfinished_call).number(kMessageTextBytes).take().size();
   message.text = Packer()
@@ -145,7 +145,7 @@ bool Flooding::take(int from, const Message& message) {
   switch (message.kind) {
     case MessageKind::kMissing:
     case MessageKind::kReady:
-    case MessageKind::kStart:  // said to all before this member had started, or after
+    case MessageKind::kStart:  // may come before or after this member has started
       return true;
     case MessageKind::kFail:
       lose(from, Status(Code::kPeerDied,
@@ -175,7 +175,7 @@ bool Flooding::take_gone(int from, const Message& message) {
   if (message.rank < 0 || message.rank >= static_cast<int>(members_.size()) ||
       message.code == Code::kOk)
     return false;
-  if (message.rank == rank_) return true;  // somebody cannot reach this one
+  if (message.rank == rank_) return true;  // another member cannot reach this one
   const bool is_new =
       message.code == Code::kPeerLeft
           ? note_gone(message.rank,
@@ -194,7 +194,7 @@ void Flooding::lose(int link, const Status& status, const Departure& departure) 
                     : Message::about(MessageKind::kGone, link, 0, status));
 }
 
-// The first thing that is heard stays. True when this was it.
+// Keeps the first status. Returns whether this is it.
 bool Flooding::note_gone(int rank, const Status& status, const Departure& departure) {
   if (!gone_.try_emplace(rank, Gone{status, departure}).second) return false;
   if (first_death_.ok() && status.code() == Code::kPeerDied) first_death_ = status;
@@ -209,7 +209,7 @@ bool Flooding::take_end(int from, const Message& message) {
   if (message.code == Code::kOk || !unpacker.whole()) return false;
   auto [end, is_new] =
       ended_.try_emplace(message.id, End{Status(message.code, text), unfinished_call});
-  // The first cause stays; but of two ranks that end a Team, one may have finished less.
+  // The first cause stays, but the lowest unfinished call of all ranks that ended the Team counts.
   if (!is_new && unfinished_call >= end->second.unfinished_call) return true;
   end->second.unfinished_call = unfinished_call;
   ++count_;
@@ -229,7 +229,7 @@ bool Flooding::take_question(int from, const Message& message) {
   }
   pass_on(from, message);
   auto found = positions_.find(team_id);
-  // A member asks only after all have made the Team, so an unknown Team has finished here.
+  // A member asks only after all have made the Team, so a Team that is unknown here has ended here.
   const bool has_reached = found == positions_.end() || found->second >= position;
   Message answer = Message::about(MessageKind::kAnswer, rank_, message.id);
   answer.text = Packer().number(has_reached ? 1 : 0).take();
@@ -270,8 +270,7 @@ bool Flooding::take_comparison(int from, const Message& message) {
   return true;
 }
 
-// Ends the Team if a call differs. The first one is told of: those after it may differ for that
-// reason.
+// Ends the Team if a call differs. Reports the first difference, which may cause the later ones.
 bool Flooding::compare(uint64_t team_id, const Calls& calls, const Question& question) {
   for (const CallRecord& theirs : question.calls)
     for (const CallRecord& mine : calls.last) {

@@ -1,9 +1,8 @@
-// Flooding: how one member passes on what it notices and hears. What is new goes to all that it is
-// linked to but the one it came from, and what is known goes no further, so everything crosses each
-// link once or twice. A question goes the same way; each answer goes back by the way the question
-// came first.
+// Flooding: how a member spreads what it notices and hears. It passes news to all linked members
+// but the sender and drops what it knows, so a message crosses each link once or twice. Questions
+// spread the same way; each answer returns along the path on which the question came first.
 //
-// No sockets, threads or locks: TreeDetector has them, and simulations go without.
+// No sockets, threads or locks: TreeDetector has them, and simulations do without.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +23,7 @@ namespace dscomm {
 
 class Flooding {
  public:
-  // `members` outlives it. `links` are those that this one, `rank`, is connected to.
+  // `members` must outlive it. `links` are the ranks that this member, `rank`, is connected to.
   Flooding(int rank, const std::vector<TransportMember>& members, const std::vector<int>& links);
 
   // What is known; see FailureDetector.
@@ -33,28 +32,28 @@ class Flooding {
   Status ended(uint64_t team_id, uint64_t call = kAnyCall) const;
   uint64_t count() const { return count_; }
   const Status& first_death() const { return first_death_; }  // OK: none
-  // Nobody tells this member anything any more, though others live.
+  // Whether all connections of this member are lost, though other members live.
   bool is_cut_off() const { return links_.empty() && gone_.size() + 1 < members_.size(); }
 
-  // What this process does. end() returns whether that was new.
+  // Events of this process. end() returns whether it was news.
   bool end(uint64_t team_id, const Status& cause, uint64_t unfinished_call = 0);
   void note_position(uint64_t team_id, uint64_t position) { positions_[team_id] = position; }
   void forget(uint64_t team_id);
   uint64_t ask(uint64_t team_id, uint64_t position);
   const std::vector<Progress>& answers(uint64_t question) const { return open_.at(question); }
   void close_question(uint64_t question) { open_.erase(question); }
-  // Returns whether the call differs from one that another member asked about: the Team has ended.
+  // Whether the call differs from one that another member asked about, and has ended the Team.
   bool note_call(uint64_t team_id, const CallRecord& call, const Caller& caller);
   void compare_calls(uint64_t team_id, bool always);
-  // To all that it is linked to, and no further.
+  // Sends to all linked members, which do not pass it on.
   void tell_links(const Message& message);
 
-  // What came from a member that it is linked to. False when it cannot be meant.
+  // Handles a message from a linked member. False if it is invalid.
   bool take(int from, const Message& message);
-  // The connection to it has ended: what became of it.
+  // The connection to `link` has ended, for this reason.
   void lose(int link, const Status& status, const Departure& departure = {});
 
-  // Encoded messages that are to be sent, and to whom.
+  // Encoded messages to send, with their destinations.
   std::vector<std::pair<int, std::string>> take_outbox() { return std::exchange(outbox_, {}); }
 
  private:
@@ -69,21 +68,21 @@ class Flooding {
 
   const int rank_;
   const std::vector<TransportMember>& members_;
-  std::vector<int> links_;  // that are open
+  std::vector<int> links_;  // members that are still connected
   struct Gone {
     Status status;
     Departure departure;
   };
   std::map<int, Gone> gone_;  // by rank
   Status first_death_;
-  uint64_t count_ = 0;  // of the entries of gone_ and ended_
+  uint64_t count_ = 0;  // changes of gone_ and ended_
   struct End {
     Status cause;
-    uint64_t unfinished_call = 0;  // the first, on any rank that ended it
+    uint64_t unfinished_call = 0;  // the lowest on any rank that ended it
   };
   std::map<uint64_t, End> ended_;           // by Team
   std::map<uint64_t, uint64_t> positions_;  // by Team, of this process
-  // The last calls of another member, the newest at the end.
+  // The last calls of another member, the newest last.
   struct Question {
     int rank = -1;
     std::string name;
@@ -91,23 +90,23 @@ class Flooding {
   };
   struct Calls {
     Caller caller;
-    std::deque<CallRecord> last;  // the newest at the end
-    Question ahead;               // of a member that is further; none: it has no calls
+    std::deque<CallRecord> last;  // the newest last
+    Question ahead;               // of the member that is furthest ahead; without calls: none
     bool is_asked = false;        // another member has asked about the newest call
   };
   bool compare(uint64_t team_id, const Calls& calls, const Question& question);
   std::map<uint64_t, Calls> calls_;                   // by Team, of this process
   std::deque<std::pair<uint64_t, Calls>> forgotten_;  // the oldest first
-  std::set<uint64_t> compared_;                       // comparisons that have come
+  std::set<uint64_t> compared_;                       // ids of comparisons that have come
   std::deque<uint64_t> comparisons_;                  // the same, the oldest first
-  std::map<uint64_t, std::vector<Progress>> open_;    // questions of this process
-  uint64_t asked_ = 0;                                // questions of this process so far
-  std::map<uint64_t, int> way_back_;                  // from questions of others
-  std::deque<uint64_t> heard_;                        // in way_back_, the oldest first
+  std::map<uint64_t, std::vector<Progress>> open_;    // open questions of this process
+  uint64_t asked_ = 0;                                // number of questions of this process so far
+  std::map<uint64_t, int> way_back_;  // the link on which a question of another member came
+  std::deque<uint64_t> heard_;        // the keys of way_back_, the oldest first
   std::vector<std::pair<int, std::string>> outbox_;
 };
 
-// What the loss of a connection, without a goodbye, says of the process at its other end.
+// The status of a process whose connection was lost without a goodbye.
 Status describe_loss(const std::string& name, int error);
 
 }  // namespace dscomm

@@ -7,10 +7,10 @@ namespace dscomm {
 namespace {
 
 constexpr int kPairsBelow = 6;
-// Of the members of a host that a member of the host beside it is linked to.
+// How many members of a neighbouring host one member is linked to, at most.
 constexpr size_t kOfHostBeside = 8;
 
-// To whom the one in position `p` is linked, of those before it.
+// The positions before `p` that `p` is linked to.
 std::set<int> positions_before(int p) {
   std::set<int> before;
   if (p == 0) return before;
@@ -24,7 +24,7 @@ std::set<int> positions_before(int p) {
   return before;
 }
 
-using Hosts = std::vector<std::vector<int>>;  // their members, by position
+using Hosts = std::vector<std::vector<int>>;  // ranks, by host and position
 
 std::set<int> linked_before(const Hosts& hosts, int host, int position) {
   std::set<int> ranks;

@@ -16,12 +16,12 @@
 namespace dscomm {
 namespace {
 
-// Whoever connects shows the token at once. This many more than members may be waiting to.
+// How long a connection may stay unidentified, and how many more than members may do so.
 constexpr int64_t kHelloNs = 10'000'000'000;
 constexpr size_t kStrangers = 64;
-// Between two looks at the members, at most.
+// The most connections that are accepted before the members are polled again.
 constexpr int kAcceptedAtOnce = 256;
-// Of the longest endpoint, " [address]:port" of IPv6, and the blank after the token.
+// The longest endpoint, " [address]:port" of IPv6, and the blank after the token.
 constexpr size_t kEndpointBytes = 1 + 1 + 39 + 1 + 1 + 5 + 1;
 
 }  // namespace
@@ -54,7 +54,7 @@ Message Listener::invitation() const {
 }
 
 Status Listener::listen_at(const std::string& address) {
-  // All of them must fit in one message.
+  // All endpoints must fit into one message.
   if (endpoints_.size() + token_.size() + kEndpointBytes > kMessageTextBytes) return {};
   auto failed = [&](const char* what) {
     return Status(Code::kResource, own_name() + " cannot listen at " + address + ": " + what +
@@ -68,8 +68,9 @@ Status Listener::listen_at(const std::string& address) {
     listener =
         UniqueFd(socket(name->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!listener.valid()) return failed("no socket (ulimit -n?)");
-    // Connections of a job that has just ended stay on the port for a minute. With this option two
-    // ranks may bind the same port; then the second one finds it taken when it listens.
+    // Connections of a job that has just ended keep the port busy for a minute. With this option
+    // two ranks may bind the same port; the second one then fails to listen, and tries the next
+    // port.
     const int on = 1;
     (void)setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(listener.get(), name->get(), name->size) == 0 &&
@@ -113,16 +114,16 @@ Status Listener::accept_from(int listener) {
         return Status(Code::kResource,
                       own_name() + " cannot take the connections of " + std::to_string(expected_) +
                           " others: " + std::strerror(errno) + "; raise its limit (ulimit -n)");
-      return {};  // nobody waits any more, or whoever did has gone
+      return {};  // no connection is waiting
     }
-    // A member that is turned away comes again.
+    // A member whose connection is dropped tries again.
     if (arrivals_.size() >= expected_ + kStrangers) arrivals_.erase(arrivals_.begin());
     arrivals_.push_back({Connection(std::move(socket)), monotonic_ns()});
   }
   return {};
 }
 
-// Whether who connected has said enough to be taken from the arrivals.
+// Whether the peer has said enough to be removed from the arrivals.
 bool Listener::is_settled(Connection* connection, const Admit& admit) {
   Message hello;
   if (!connection->next(&hello)) return false;

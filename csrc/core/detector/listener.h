@@ -1,5 +1,5 @@
-// Listener: where other members connect to this one, for as long as it expects some. Who connects
-// shows the token and its rank at once, or is turned away. Never blocks.
+// Listener: accepts connections of other members while it expects some. A peer must first send the
+// token and its rank, or it is rejected. Never blocks.
 #pragma once
 
 #include <poll.h>
@@ -19,26 +19,26 @@ namespace dscomm {
 
 class Listener {
  public:
-  // `request` outlives it. It expects connections of so many members.
+  // `request` must outlive it. Expects connections of `expected` members.
   Listener(const TransportRequest& request, size_t expected)
       : request_(request), expected_(expected) {}
 
-  // At all addresses of this member, and no other: where a user has chosen among them, the rest
-  // stay closed. kUnsupported where it has none.
+  // Listens at all addresses of this member, and at no other: if a user has chosen some, the rest
+  // stay closed. kUnsupported if it has none.
   Status open();
   bool is_open() const { return !listeners_.empty(); }
-  // For those who are to connect.
+  // What other members need in order to connect.
   Message invitation() const;
   const std::string& endpoints() const { return endpoints_; }  // "10.0.0.1:4444 10.1.0.1:5555"
 
   void add_to(std::vector<pollfd>* entries) const;
-  // What has happened; `entries` are those that add_to() added. `admit` is called for each member
-  // that has shown who it is, and has the connection unless it does not want it.
+  // Handles the results of poll() for add_to()'s entries. Calls `admit` for each member that has
+  // identified itself; `admit` takes the connection, or leaves it to be closed.
   using Admit = std::function<void(int rank, Connection&& connection)>;
   Status take(std::span<const pollfd> entries, const Admit& admit);
 
  private:
-  // A connection that has not shown who it is.
+  // A connection whose peer has not identified itself.
   struct Arrival {
     Connection connection;
     int64_t since_ns = 0;

@@ -22,18 +22,18 @@
 namespace dscomm {
 namespace {
 
-// Between two looks whether somebody has given up.
+// How often a member checks whether another one has given up.
 constexpr int64_t kLookForFailureEveryNs = 200 * kMs;
-// Between two looks for an invitation: at first, and at most.
+// How often it looks for an invitation: at first, and at last.
 constexpr int64_t kFirstInvitationPauseNs = kMs, kLongestInvitationPauseNs = 50 * kMs;
-// A member with all of its connections waits this much beyond its deadline: a member that lacks one
-// knows the reason. The first member, which hears from all whom they wait for, waits half of it.
+// A member with all of its connections waits this much beyond its deadline, because a member that
+// lacks one knows the reason. The first member, which hears whom all wait for, waits half of it.
 constexpr int64_t kVerdictNs = 500 * kMs;
-// Between two messages about missing members.
+// How often a member reports missing members.
 constexpr int64_t kTellEveryNs = 500 * kMs;
-// Hosts are numbered as their members appear, so this is the first of the first host.
+// Hosts are numbered in the order of their members, so rank 0 is the first of the first host.
 constexpr int kFirst = 0;
-// Names in one message, at most.
+// The most names in one message.
 constexpr size_t kNames = 8;
 
 std::string invitation_name(int rank) { return "invitation/" + std::to_string(rank); }
@@ -57,7 +57,7 @@ class Rendezvous {
     Status status = invite();
     while (status.ok() && !is_started_) status = turn();
     if (!status.ok()) return give_up(status);
-    // Before anything else is said on any connection: who reads it has started as well.
+    // The first message on every connection, so that the receiver has started when it reads others.
     tell_all(Message::about(MessageKind::kStart, request_.rank, request_.id));
     std::vector<Link> links;
     for (auto& [rank, peer] : peers_) links.push_back({rank, std::move(peer.connection)});
@@ -67,7 +67,7 @@ class Rendezvous {
  private:
   struct Peer {
     bool is_up = false;          // this member connects to it
-    bool is_ready = false;       // and all that connect to it, so it says
+    bool is_ready = false;       // it has said that it is ready
     std::unique_ptr<Dial> dial;  // while it is not connected
     Connection connection;
   };
@@ -111,8 +111,8 @@ class Rendezvous {
   bool has_said_ready_ = false, is_started_ = false, is_over_ = false;
   bool is_told_ = false;  // the cause of the failure came over a connection
   int64_t pause_ns_ = kFirstInvitationPauseNs, read_again_ns_ = 0;
-  std::map<int, std::string> missing_;  // for whom those that are connected wait, as they say
-  std::optional<std::pair<std::string, std::string>> told_;  // what it said last: up, down
+  std::map<int, std::string> missing_;  // whom connected members wait for, by their reports
+  std::optional<std::pair<std::string, std::string>> told_;  // its last report: to `up`, to `down`
   int64_t next_telling_ns_ = 0;
 };
 
@@ -135,13 +135,13 @@ Status Rendezvous::turn() {
   return is_started_ ? Status() : wait();
 }
 
-// Whether there still is a reason to wait.
+// Whether waiting still makes sense.
 Status Rendezvous::look() {
   const bool was_over = is_over_;  // before the last turn, which found nothing new
   is_over_ = left_ns() <= 0;
-  // With all connections up, failures come over them, and the store is spared.
+  // With all connections up, failures come over them; that spares the store.
   Status failure = is_linked() ? Status() : exchange_.look();
-  // Where the others have given up waiting, it was for this one: what it tried says more.
+  // If the others have timed out, they waited for this member: what it tried says more.
   if (failure.code() == Code::kTimeout)
     for (const auto& [rank, peer] : peers_)
       if (peer.dial)
@@ -189,7 +189,7 @@ Status Rendezvous::wait() {
     return entry.second.is_up && !entry.second.dial && !entry.second.connection.open();
   });
   if (awaits_invitation) turn_ns = std::min(turn_ns, read_again_ns_);
-  std::map<int, std::pair<size_t, size_t>> dials;  // which of the entries
+  std::map<int, std::pair<size_t, size_t>> dials;  // first entry and number of entries
   for (auto& [rank, peer] : peers_) {
     if (peer.dial) {
       const size_t first = entries.size();
@@ -232,7 +232,7 @@ Status Rendezvous::wait() {
   const Status status =
       listener_.take(all.subspan(first_of_listener), [this](int rank, Connection&& connection) {
         auto peer = peers_.find(rank);
-        // A member tries several addresses: the first that gets through counts.
+        // A member tries several addresses: the first connection counts.
         if (peer == peers_.end() || peer->second.is_up || peer->second.connection.open()) return;
         peer->second.connection = std::move(connection);
         peer->second.connection.queue(Message::about(MessageKind::kWelcome, rank, request_.id));
@@ -286,7 +286,7 @@ Status Rendezvous::timed_out() {
                           (who.empty() ? name(kFirst) + ", to say that all are connected" : who)));
 }
 
-// Whom this member waits for; empty where it waits for the first member to let all start.
+// Whom this member waits for; empty if it waits for the first member to start all.
 std::string Rendezvous::awaited() const {
   if (std::string own = missing(); !own.empty()) return own;
   for (const auto& [rank, text] : missing_)
@@ -299,7 +299,7 @@ std::string Rendezvous::awaited() const {
   return "";
 }
 
-// Whom this member waits for, and for what.
+// Whom this member waits for by itself, and for what.
 std::string Rendezvous::missing() const {
   std::string not_here, silent;
   size_t count = 0;
@@ -317,13 +317,13 @@ std::string Rendezvous::missing() const {
   return text + "; see whether they run, and let TCP through between the hosts";
 }
 
-// Those that are connected may have to give up before this member does, and then name them. What
-// others say is passed on towards the first member alone, as it would go round the links for ever.
+// Connected members may have to give up before this one does, and then must name the missing ones.
+// Reports of others are passed on only towards the first member, or they would circulate for ever.
 void Rendezvous::tell_who_is_missing() {
   if (monotonic_ns() < next_telling_ns_) return;
   const bool is_first = next_telling_ns_ == 0;
   next_telling_ns_ = monotonic_ns() + kTellEveryNs;
-  if (is_first) return;  // hardly anybody has come yet
+  if (is_first) return;  // too early: hardly any member is connected
   Message message = Message::about(MessageKind::kMissing, request_.rank, request_.id);
   const std::string up = awaited(), down = missing();
   if (told_ == std::pair(up, down)) return;
@@ -344,10 +344,10 @@ void Rendezvous::say(Peer& peer, const Message& message) {
   peer.connection.flush();
 }
 
-// Over the connections to those that are there, over the store to the others. Which cause came
-// first is settled in the store; but a deadline passes for many at a time, and then rank 0's word
-// is waited for, for which those that are connected need not wait. A member with all of its
-// connections is late because of others. It does not ask the store, which may be lost.
+// Tells connected members over their connections and the others through the store, which decides
+// which cause was first. A deadline passes for many members at once; exchange_.fail() then waits
+// for rank 0, so the connected members are told before. A member with all of its connections is
+// late because of others, so it does not ask the store, which may be lost.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = is_told_ || exchange_.is_told();

@@ -1,13 +1,13 @@
-// How the members of a transport come to be connected (see links.h).
+// How the members of a transport connect to each other (see links.h).
 //
-// Every member listens, for those that connect to it, at its addresses and publishes them in the
-// store with a random token. Who connects tries them side by side, and shows the token and its
-// rank. A member whose own connections are there, and to which all of those that connect to it have
-// said the same, says so to whom it has connected; the first member of the first host then lets all
-// start. Nobody listens any longer.
+// Each member listens for those that connect to it, and publishes its addresses with a random token
+// in the store. The others try the addresses in parallel, and send the token and their rank. A
+// member whose connections are complete, and whose connecting members have all said that they are
+// ready, tells those that it connects to that it is ready. So readiness reaches the first member of
+// the first host, which starts all. Then all stop listening.
 //
-// Whoever cannot go on says why, over its connections and in the store, so that all raise the first
-// cause, soon. A stranger that finds the port has no token, and holds nobody up.
+// A member that cannot go on reports the cause over its connections and in the store, so that all
+// soon raise the first cause. A stranger that finds the port has no token, and delays nobody.
 #pragma once
 
 #include <vector>
@@ -26,13 +26,13 @@ struct Link {
   Connection connection;
 };
 
-// Collective over the members, all of which return soon after the deadline at the latest. What came
-// after kStart is still to be read from the connections. What failed has removed its invitation.
+// Collective over the members, which all return soon after the deadline at the latest. Messages
+// after kStart are still unread in the connections. On failure, the invitation is removed.
 Result<std::vector<Link>> connect_members(const TransportRequest& request, Store& store,
                                           const Deadline& deadline);
 
-// By each member, after that: removes what it has published. May wait for the store, so the
-// connections are to be served meanwhile.
+// By each member, after that: removes its invitation. May wait for the store, so another thread
+// must serve the connections meanwhile.
 void remove_invitation(const TransportRequest& request, Store& store, const Deadline& deadline);
 
 }  // namespace dscomm

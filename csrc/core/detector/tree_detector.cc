@@ -18,11 +18,11 @@
 namespace dscomm {
 namespace {
 
-// For the goodbye to get through where the other end is busy, or stopped.
+// How long the goodbye may take if the other end is busy or stopped.
 constexpr std::chrono::milliseconds kLeaveLimit{1000};
-// Of a sleep meanwhile, so that time in which the process is stopped shows.
+// The longest sleep meanwhile, so that time in which the process is stopped is noticed.
 constexpr int kLeaveSliceMs = 100;
-// A rank that waits is to give up at its timeout, before the kernel gives up the connection.
+// A rank that waits must give up at its timeout before the kernel gives up the connection.
 constexpr std::chrono::minutes kBeyondTimeout{1};
 
 std::vector<int> all_links(const TransportRequest& request) {
@@ -43,7 +43,7 @@ Result<std::unique_ptr<TreeDetector>> TreeDetector::connect(const TransportReque
                                                             Store& store,
                                                             const Deadline& deadline) {
   std::unique_ptr<TreeDetector> detector(new TreeDetector(request));
-  // The thread first: once the others count on this process, nothing is left that can fail.
+  // Start the thread first: once the others count on this process, nothing may fail any more.
   Status begun = detector->begin();
   if (!begun.ok()) {
     begun =
@@ -78,7 +78,7 @@ void TreeDetector::start(std::vector<Link> links) {
 
 void TreeDetector::wake() {
   uint64_t one = 1;
-  // Fails only when it has been written 2^64 times: then the thread is awake.
+  // Fails only after 2^64 writes: then the thread is awake.
   [[maybe_unused]] ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
@@ -203,7 +203,7 @@ void TreeDetector::outlast(std::chrono::milliseconds timeout) {
   wake();
 }
 
-// A member that is told a longer silence tells its links too, so all end up with the longest.
+// Asks the thread to tell the links, so all members end up with the longest silence.
 void TreeDetector::take_silence(std::chrono::milliseconds silence) {
   std::lock_guard lock(mutex_);
   if (silence <= silence_) return;
@@ -224,23 +224,23 @@ void TreeDetector::on_death(std::function<void(const Status&)> body) {
   body(death);
 }
 
-// Under mutex_, after whatever may have changed what is known.
+// Call with mutex_ held, after anything that may have changed what flooding_ knows.
 void TreeDetector::publish() {
   if (cut_off_ns_ == 0 && flooding_.is_cut_off()) cut_off_ns_ = monotonic_ns();
-  // One thread at a time. Release pairs with the acquire in count().
+  // Under mutex_, so one thread at a time. Release pairs with the acquire in count().
   count_.store(flooding_.count(), std::memory_order_release);
 }
 
-// The thread.
+// The body of the thread.
 void TreeDetector::serve() {
   if (!await_start()) return;
   {
     std::lock_guard lock(links_mutex_);
-    for (Link& link : links_) listen_to(link);  // what came together with the start
+    for (Link& link : links_) listen_to(link);  // messages that came together with kStart
   }
   std::vector<pollfd> entries;
   std::vector<Link*> polled;
-  std::optional<TimeLeft> time_left;  // to leave
+  std::optional<TimeLeft> time_left;  // for the goodbye
   int64_t turn_ns = monotonic_ns();
   int timeout_ms = -1;
   while (true) {
@@ -258,7 +258,7 @@ void TreeDetector::serve() {
           {link.connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
       polled.push_back(&link);
     }
-    timeout_ms = -1;  // ends: leave() wakes it, or the process ends it
+    timeout_ms = -1;  // ends: leave() wakes it, or the process ends
     if (leave_by_) {
       if (!time_left) time_left.emplace(*leave_by_);
       const int64_t left_ns = time_left->ns();
@@ -276,12 +276,12 @@ void TreeDetector::serve() {
   for (Link& link : links_) link.connection.hang_up();
 }
 
-// False when there will be no start.
+// False if leave() came instead.
 bool TreeDetector::await_start() {
   while (true) {
     {
       std::lock_guard lock(mutex_);
-      // First: who leaves at once has a goodbye to say all the same.
+      // First, because a process that leaves at once must still say goodbye.
       if (started_) return true;
       if (leaving_) return false;
     }
@@ -296,7 +296,7 @@ void TreeDetector::sleep_again() {
   [[maybe_unused]] ssize_t count = ::read(wake_.get(), &times, sizeof times);
 }
 
-// What other threads want.
+// Handles requests of other threads.
 void TreeDetector::take_orders() {
   std::optional<std::chrono::milliseconds> silence;
   bool leaves;
@@ -323,13 +323,13 @@ void TreeDetector::send_outbox() {
     if (!started_) return;
     outbox = flooding_.take_outbox();
   }
-  if (leave_by_) return;  // the goodbye was the last
+  if (leave_by_) return;  // the goodbye was the last message
   for (const auto& [rank, bytes] : outbox)
     for (Link& link : links_)
       if (link.rank == rank && link.connection.open()) link.connection.queue(bytes);
 }
 
-// By another thread: as far as the sockets take it. The rest is the thread's.
+// On other threads: sends what the sockets accept; the thread sends the rest.
 void TreeDetector::send_now() {
   {
     std::lock_guard lock(links_mutex_);
@@ -343,7 +343,7 @@ void TreeDetector::flush_all() {
   for (Link& link : links_) {
     if (!link.connection.open()) continue;
     link.connection.flush();
-    // After the goodbye: the other end reads it, closes, and by that ends this one.
+    // After the goodbye: the other end reads it and closes, which ends this connection.
     if (leave_by_ && !link.connection.has_queued()) link.connection.finish();
   }
 }
@@ -377,7 +377,7 @@ void TreeDetector::listen_to(Link& link) {
 // A connection has ended without a goodbye.
 void TreeDetector::lose(Link& link, int error) {
   link.connection.hang_up();
-  if (leave_by_) return;  // it answers the own goodbye
+  if (leave_by_) return;  // the answer to this process's goodbye
   std::function<void(const Status&)> on_death;
   {
     std::lock_guard lock(mutex_);

@@ -1,14 +1,13 @@
-// TreeDetector: the FailureDetector over TCP connections that live as long as the processes of a
-// transport.
+// TreeDetector: the FailureDetector over TCP connections, kept as long as a transport's processes
+// live.
 //
-// The kernel closes a connection when its process dies, so those that a process is linked to learn
-// at once of its death, and tell all (see links.h and flooding.h). Causes for which Teams end go
-// the same way. Who ends in order says goodbye first, and how its program ended.
+// When a process dies, the kernel closes its connections, so the linked members learn at once of
+// its death, and tell all (see links.h and flooding.h). Causes for which Teams end spread the same
+// way. A process that ends in order says goodbye first, and how its program ended.
 //
-// Everybody hears everything while the links of the living hang together: they do whichever one
-// process or host is gone. Those whom many deaths have cut off from others fall back on their
-// deadlines. So does everybody when the network between hosts is cut, which closes no connection
-// before the longest timeout of a group.
+// News reaches every member while the links of the survivors are connected: they are if any one
+// process or host is gone. Members that many deaths have cut off rely on their deadlines, as do all
+// if the network between hosts is cut: that closes no connection before a group's longest timeout.
 #pragma once
 
 #include <atomic>
@@ -35,7 +34,7 @@ namespace dscomm {
 
 class TreeDetector final : public FailureDetector {
  public:
-  // Collective over the members of the request. When it fails, it does so on all of them, and the
+  // Collective over the members of the request. If it fails, it fails on all of them, and the
   // status names the rank and host at fault. Starts a thread.
   static Result<std::unique_ptr<TreeDetector>> connect(const TransportRequest& request,
                                                        Store& store, const Deadline& deadline);
@@ -56,21 +55,21 @@ class TreeDetector final : public FailureDetector {
   void note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) override;
   void compare_calls(uint64_t team_id, bool always) override;
 
-  // A group of this process has such a timeout: connections, of all members, stay for as long
-  // although nothing is heard over them. A shorter one than before changes nothing. Does not block.
+  // A group of this process has this timeout: all members' connections now tolerate as long a
+  // silence. A shorter timeout than before changes nothing. Does not block.
   void outlast(std::chrono::milliseconds timeout);
 
-  // `body` is called once, with the first death: by the detector's thread, or at once if a death is
+  // Calls `body` once, with the first death: on the detector's thread, or at once if a death is
   // known. It must not use the detector.
   void on_death(std::function<void(const Status& death)> body);
 
-  // Says goodbye, so that the others hear that this process left rather than died, and ends the
-  // thread. Takes a second where the others do not answer. What was heard stays; what end() is
-  // told afterwards stays here. Idempotent.
+  // Says goodbye, so that the others know that this process left rather than died, and ends the
+  // thread. Takes up to a second if others do not answer. What is known stays; later calls of end()
+  // have no effect on others. Idempotent.
   void leave();
 
-  // In a forked child: closes what it inherited, so that the connections end with the parent.
-  // Nothing else works on this object there, but its destructor.
+  // In a forked child: closes inherited descriptors, so that the connections end with the parent.
+  // Nothing but the destructor works there.
   void close_descriptors();
 
  private:
@@ -102,21 +101,21 @@ class TreeDetector final : public FailureDetector {
   std::atomic<uint64_t> count_{0};
   mutable std::mutex mutex_;
   Flooding flooding_;
-  int64_t cut_off_ns_ = 0;                       // since when
-  std::function<void(const Status&)> on_death_;  // empty once it was called
-  Departure own_;                                // of this process
-  bool started_ = false;                         // links_ belong to the thread
+  int64_t cut_off_ns_ = 0;                       // since when; 0: not
+  std::function<void(const Status&)> on_death_;  // empty once called
+  Departure own_;                                // how this process ends
+  bool started_ = false;                         // links_ is set and used by the thread
   bool leaving_ = false;
-  std::chrono::milliseconds silence_{kLeastSilence};  // that connections outlast
-  bool silence_is_new_ = false;                       // to the thread
+  std::chrono::milliseconds silence_{kLeastSilence};  // that connections tolerate
+  bool silence_is_new_ = false;                       // the thread has not taken it yet
 
-  // Held while links_ are used, once started_; taken before mutex_. The thread alone opens, closes
-  // and reads connections; others may send, so that what they say is on its way when they go on,
-  // even if their process then ends.
+  // Held while links_ are used, once started_; taken before mutex_. Only the thread opens, closes
+  // and reads connections. Others may send, so that a message is on its way when they go on, even
+  // if the process then ends.
   std::mutex links_mutex_;
   // Never grows or moves, so that a forked child can close them.
   std::vector<Link> links_;
-  std::optional<Deadline> leave_by_;  // nothing: not leaving. Changed by the thread.
+  std::optional<Deadline> leave_by_;  // set while leaving, by the thread
 };
 
 }  // namespace dscomm
