@@ -8,9 +8,9 @@
 namespace dscomm {
 namespace {
 
-// A rank is in the Team of its domain, where that has others, and in those of the slices that it
-// leads: slice k is led in each domain by its rank k mod n; and in one of all ranks. Entry 0 of a
-// rank's offsets is of the first, entry 1 + k / n that of slice k, and the last one that of all.
+// A rank is in the Team of its domain, if that has other ranks; in the Teams of the slices that it
+// leads (each domain's rank k mod n leads slice k); and in one of all ranks. Entry 0 of a rank's
+// offsets is for the first, entry 1 + k / n for slice k, and the last for all.
 class DomainTeamsBuilder {
  public:
   explicit DomainTeamsBuilder(const DomainTeamsRequest& request) : request_(request) {
@@ -28,12 +28,12 @@ class DomainTeamsBuilder {
   }
 
   ~DomainTeamsBuilder() {
-    // A member may know of them, and learns at its first call that this rank has left. So they are
-    // never used again.
+    // A member may know of these mailboxes, and learns at its first call that this rank has left.
+    // So they are never reused.
     for (uint64_t offset : unused_) Lines::close(*request_.arena, offset);
   }
 
-  // Every rank learns where the lines of all lie.
+  // Tells every rank where the mailboxes of all lie.
   Status share_lines(ShmTeam& flat, const Deadline& deadline) {
     std::vector<uint64_t> own(width_);  // 0: no such Team
     if (domain_size_ > 1) DSCOMM_RETURN_IF_ERROR(allocate(0, &own[0]));
@@ -61,8 +61,8 @@ class DomainTeamsBuilder {
       slice += domain_size_;
       return part;
     };
-    // In a call a rank may share no Team with a dying rank, or only Teams of dying ranks, which
-    // compare nothing.
+    // `flat` tells of absent ranks: in a call a rank may share no Team with a dying rank, or only
+    // Teams of dying ranks, which compare nothing.
     HierarchyOptions options{.name = "hierarchy"};
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
       flat.note_call(call, reads_all);
@@ -76,12 +76,12 @@ class DomainTeamsBuilder {
   }
 
  private:
-  // Teams of several domains may have the same id: they share no member.
+  // Teams of different domains may have the same id, because they share no member.
   uint64_t id_of(size_t part) const {
     return (request_.group_id ^ (part + 1)) * 0x9e3779b97f4a7c15ull;
   }
 
-  // Lines that are open before anybody knows of them.
+  // Allocates a mailbox, open before any other rank knows of it.
   Status allocate(size_t part, uint64_t* offset) {
     DSCOMM_ASSIGN_OR_RETURN(*offset, request_.arena->allocate_lines());
     unused_.push_back(*offset);
@@ -90,7 +90,7 @@ class DomainTeamsBuilder {
     return {};
   }
 
-  // The Team of these positions; the k-th has its lines at entry entries[k].
+  // The Team of these positions; the k-th has its mailbox at entry entries[k].
   Result<std::unique_ptr<Team>> make_part(std::span<const int> ranks, size_t part,
                                           const std::vector<size_t>& entries) {
     std::vector<LinesMember> members;
@@ -113,10 +113,10 @@ class DomainTeamsBuilder {
   }
 
   const DomainTeamsRequest& request_;
-  size_t slices_ = 0, domain_size_ = 1, index_ = 0;  // the last two of the own domain
-  size_t width_ = 0;                                 // entries of a rank
-  std::vector<uint64_t> offsets_;                    // width_ of each position
-  std::vector<uint64_t> unused_;                     // own lines that no Team has taken over
+  size_t slices_ = 0, domain_size_ = 1, index_ = 0;  // the last two of this rank's domain
+  size_t width_ = 0;                                 // offsets per rank
+  std::vector<uint64_t> offsets_;                    // width_ for each position
+  std::vector<uint64_t> unused_;                     // this rank's mailboxes that no Team owns yet
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Domain teams: a HierarchicalTeam inside one host, and the ShmTeams that it is made of.
 //
-// The ranks have met before, in a flat ShmTeam, through which each tells the others where its lines
-// of the parts lie. No store is asked and nobody is waited for afterwards, so a rank that has made
+// The ranks have met before, in a flat ShmTeam, through which each tells the others where its
+// mailboxes for the parts lie. Nothing asks the store or waits afterwards, so a rank that has made
 // its parts may leave while others still make theirs.
 #pragma once
 
@@ -23,15 +23,15 @@ struct DomainTeamsRequest {
   std::string group_name;
   int rank = 0;                           // position among the ranks of this host
   std::vector<LinesMember> members;       // by position; with their ranks in the group
-  std::vector<std::vector<int>> domains;  // divides the positions
+  std::vector<std::vector<int>> domains;  // partition of the positions
   std::vector<std::string> names;         // by position, for messages
   WaitPolicy wait_policy;
   ShmTuning tuning;
   InPlace in_place;
 };
 
-// Collective over the members, of whom `flat` is a Team in which no call has been made yet. When it
-// fails, `flat` has ended with the same cause on all of them.
+// Collective over the members. `flat` is a Team of them in which no call has been made. On failure,
+// `flat` has ended with the same cause on all members.
 Result<std::unique_ptr<Team>> make_domain_teams(const DomainTeamsRequest& request, ShmTeam& flat,
                                                 const Deadline& deadline);
 

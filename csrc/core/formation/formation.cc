@@ -19,13 +19,13 @@
 namespace dscomm {
 namespace {
 
-// In messages. Every rank reads the entries of all.
+// The most members that an entry names, because every rank reads all entries.
 constexpr size_t kNamedMembers = 32;
 
-// While a leader waits for those for whom it speaks, between two looks whether they live.
+// How often a leader that waits for its members' reports checks whether they live.
 constexpr int64_t kLookForReportsNs = 50'000'000;
 
-// By so much a leader gives up before rank 0 does; a twentieth of a shorter timeout.
+// A leader gives up this much before rank 0 does, or a twentieth of a shorter timeout.
 constexpr int64_t kBeforeRankZeroNs = 250 * kMs;
 
 // The body of a rank's entry.
@@ -115,7 +115,7 @@ bool unpack(const MemberText& bytes, Member* member) {
          tuning.staging_bytes / tuning.chunk_bytes >= kLeastBuffers;
 }
 
-// One rank's way through a formation.
+// One rank's part in a formation.
 class Former {
  public:
   Former(const FormationParty& party, Store& store, const FormationRequest& request,
@@ -128,8 +128,8 @@ class Former {
         meeting_(store, meeting_request(request, relay_.get()), deadline) {}
   ~Former() {
     if (lines_offset_ == 0) return;
-    // A member may have seen a good verdict all the same, where this rank gave up after its report:
-    // it learns at its first call that this rank has left. So these lines are never used again.
+    // If this rank gave up after its report, a member may still have seen a good verdict; it learns
+    // at its first call that this rank has left. So the mailbox is never reused then.
     Lines::close(*party_.arena, lines_offset_);
     if (!reported_) party_.arena->release(lines_offset_, sizeof(GroupLines));
   }
@@ -141,10 +141,10 @@ class Former {
       return error(prepared);
     }
     Status result = meet(pack(own));
-    // Those that it spoke for have the same cause.
+    // The members of this leader raise the same cause.
     if (!result.ok() && leader_ != nullptr) leader_->tell_failure(result);
     if (!result.ok()) return error(result);
-    lines_offset_ = 0;  // now the ShmTeam's
+    lines_offset_ = 0;  // the ShmTeam owns it now
     return std::move(formation_);
   }
 
@@ -187,7 +187,7 @@ class Former {
     if (!here.empty() && here.front() == 0) {
       meeting.look = request.gone;
       meeting.formed = request.formed;
-    } else {  // on another host rank 0 may still wait for this rank, and hears that it gave up
+    } else {  // on another host: rank 0 may still wait for this rank, and learns that it gave up
       meeting.look = [&request] {
         DSCOMM_RETURN_IF_ERROR(request.gone());
         return request.formed();
@@ -215,10 +215,10 @@ class Former {
     }
   }
 
-  // Then the store is not needed any more.
+  // Whether this rank speaks for all ranks, so that it no longer needs the store.
   bool speaks_for_all() const { return meeting_.speakers().size() == 1 && member_ == nullptr; }
 
-  // Whether this rank speaks for others, or another for it.
+  // Finds out whether this rank speaks for others, or another for it.
   Status find_leader(const MemberText& entry) {
     const std::vector<int>& here = request_.local.ranks;
     if (here.size() < 2) return {};
@@ -236,8 +236,8 @@ class Former {
     return {};
   }
 
-  // The ranks that speak in the store. One for which another speaks says there only that this one
-  // has died.
+  // The exchange of the ranks that speak in the store. A rank with a leader uses it only to report
+  // that the leader has died.
   ExchangeRequest exchange_request() {
     const std::vector<int>& speakers = meeting_.speakers();
     ExchangeRequest exchange;
@@ -252,7 +252,7 @@ class Former {
     return exchange;
   }
 
-  // What all of a table's members do together.
+  // What all members of a table do together.
   Status join(const Meeting::Table& table) {
     formation_ = Formation();
     formation_.group_id = table.id;
@@ -262,8 +262,8 @@ class Former {
     if (result.ok()) result = attach_all();
     if (member_ == nullptr)
       if (Status withdrawn = meeting_.withdraw(); result.ok()) result = withdrawn;
-    // A rank that cannot go on says so, so that nobody waits for it. Another's cause comes first:
-    // who could not be reached, or died, may have ended because of it.
+    // A rank that cannot go on reports it, so that nobody waits for it. Another rank's cause comes
+    // first: a rank that could not be reached, or died, may have ended because of it.
     if (!result.ok()) return fail(result);
     return agree_on_verdict();
   }
@@ -273,7 +273,7 @@ class Former {
     return take_word(member_->fail(cause, deadline_)).status();
   }
 
-  // The verdict, from the leader that speaks for this rank.
+  // The verdict from this rank's leader.
   Result<std::string> take_word(Result<LocalMessage> word) {
     if (!word.ok()) return member_->has_ended() ? exchange_->fail(word.status()) : word.status();
     if (word.value().kind == LocalMessageKind::kVerdict) return word.value().text;
@@ -307,7 +307,7 @@ class Former {
     // Room for an element of the largest dtype from every rank, however many there are.
     const uint64_t least =
         (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
-    // Of an arena that limits have made small, staging leaves most to other groups.
+    // If limits have made the arena small, staging leaves most of it to other groups.
     const uint64_t room = party_.arena->size() / 4;
     const uint64_t pages =
         std::min<uint64_t>(settings.staging_chunk_bytes, room / kLeastBuffers) / kPageBytes;
@@ -333,7 +333,7 @@ class Former {
     formation_.tuning = first.tuning;
     formation_.hierarchy = first.hierarchy;
     formation_.halves_as_float32 = first.halves_as_float32;
-    std::map<std::string, int> hosts;  // their numbers, by identity
+    std::map<std::string, int> hosts;  // numbers of hosts, by identity
     for (const Member& member : members_) {
       formation_.places.push_back(member.place);
       formation_.addresses.push_back(member.address);
@@ -345,7 +345,7 @@ class Former {
     }
     formation_.host_count = static_cast<int>(hosts.size());
     choose_wait_policy();
-    // Each rank of a job whose global ranks are known must see the same members.
+    // If global ranks are known, all ranks must see the same members.
     for (size_t rank = 0; rank < request_.global_ranks.size() && rank < members_.size(); ++rank)
       if (members_[rank].global_rank != request_.global_ranks[rank])
         return Status(
@@ -357,7 +357,7 @@ class Former {
     return {};
   }
 
-  // Asked when it is known to have ended: what it said before that is in the store.
+  // Why a rank that is known to have ended did so; its last report is in the store.
   Status death_of(int rank) {
     if (leader_ != nullptr) DSCOMM_RETURN_IF_ERROR(leader_->turn());
     Status cause = meeting_.last_word(rank);
@@ -370,7 +370,7 @@ class Former {
            formation_.hosts[static_cast<size_t>(request_.rank)];
   }
 
-  // By the ranks of this host, which compete for its cores.
+  // Considers the ranks of this host, which compete for its cores.
   void choose_wait_policy() {
     std::vector<std::string> cpu_lists;
     double quota = 0;
@@ -384,8 +384,8 @@ class Former {
         *party_.settings, static_cast<int>(cpu_lists.size()), usable_cores(cpu_lists, quota));
   }
 
-  // Whether the first large calls of this host's ranks will find memory. Nothing is reserved: that
-  // is for whoever takes it.
+  // Whether the first large calls of this host's ranks will find memory. Reserves nothing: a rank
+  // does so when it takes memory.
   Status check_memory() const {
     const auto ranks =
         static_cast<size_t>(std::count(formation_.hosts.begin(), formation_.hosts.end(),
@@ -444,7 +444,7 @@ class Former {
     return {};
   }
 
-  // What all ranks found, made one: whether there is a pool that a rank cannot read.
+  // Combines the reports of all ranks: whether there is a pool that a rank cannot read.
   Status agree_on_verdict() {
     uint64_t lacks_pool = 0;
     for (const LinesMember& member : formation_.members)
@@ -462,7 +462,7 @@ class Former {
     return {};
   }
 
-  // What a rank, or all for which it speaks, found.
+  // The report of a rank, or of all ranks that it speaks for.
   struct Report {
     uint64_t lacks_pool = 0;
     Status failure;  // of a member whose successor is awaited, or that does not report
@@ -485,14 +485,14 @@ class Former {
     return {};
   }
 
-  // By a rank that speaks for itself, and for others where it leads.
+  // On a rank without a leader, for itself and the ranks that it leads.
   Result<std::string> make_verdict(Report all) {
     if (Status gathered = gather_reports(&all); !gathered.ok())
       return exchange_->is_called_off() ? gathered : fail(gathered);
     const auto decide = [](const std::vector<std::string>& reports) -> Result<std::string> {
       Report sum;
       for (const std::string& report : reports) DSCOMM_RETURN_IF_ERROR(add_report(report, &sum));
-      // Every entry's own process has reported, so no successor is under way.
+      // The processes of all entries have reported, so no successor will come.
       DSCOMM_RETURN_IF_ERROR(sum.failure);
       return Packer().number(sum.lacks_pool).take();
     };
@@ -502,7 +502,7 @@ class Former {
                                                      : exchange_->agree("report", report, decide));
     if (leader_ != nullptr) leader_->tell_verdict(verdict);
     if (speaks_for_all()) return verdict;
-    if (request_.rank == 0) meeting_.remove_tables();  // all have it, or there were no verdict
+    if (request_.rank == 0) meeting_.remove_tables();  // a verdict means that all have read them
     exchange_->finish();
     return verdict;
   }
@@ -510,8 +510,7 @@ class Former {
   Status gather_reports(Report* all) {
     if (leader_ == nullptr) return {};
     TimeLeft time_left(deadline_);
-    // Rank 0 knows the leaders alone, so a leader names its missing members before rank 0 times
-    // out.
+    // Rank 0 knows only the leaders, so a leader names its missing members before rank 0 times out.
     const int64_t earlier_ns =
         request_.rank == 0 ? 0 : std::min(kBeforeRankZeroNs, deadline_.timeout_ms() * kMs / 20);
     for (bool is_over = false; leader_->reports().size() < leader_->entries().size();) {
@@ -532,7 +531,7 @@ class Former {
     return {};
   }
 
-  // By a rank for which another speaks.
+  // On a rank with a leader.
   Result<std::string> hear_verdict(const Report& own) {
     member_->report(pack_report(own));
     return take_word(member_->await([this] { return look(); }, deadline_));
@@ -544,7 +543,7 @@ class Former {
     came_to_wait_ns_ = monotonic_ns();
   }
 
-  // While it waits for the others of the table.
+  // Checks while this rank waits for the others of the table.
   Status look() {
     for (size_t rank = 0; rank < formation_.members.size(); ++rank) {
       const std::shared_ptr<Peer>& peer = formation_.members[rank].peer;
@@ -566,19 +565,18 @@ class Former {
   Store& store_;
   const FormationRequest& request_;
   const Deadline& deadline_;
-  const std::unique_ptr<TableRelay> relay_;  // null where there are few hosts
+  const std::unique_ptr<TableRelay> relay_;  // null if there are few hosts
   Meeting meeting_;
-  // One of them, where it speaks for others of its host, or another for it.
+  // At most one is set: this rank speaks for others of its host, or another for it.
   std::unique_ptr<LocalLeader> leader_;
   std::unique_ptr<LocalMember> member_;
-  std::optional<LocalMessage> next_table_;  // of a meeting that superseded the last
+  std::optional<LocalMessage> next_table_;  // of a meeting that superseded the last one
   StoreExchange* exchange_ = nullptr;
   uint64_t lines_offset_ = 0;
   bool reported_ = false;
   std::vector<Member> members_;
   Formation formation_;
-  // Of a rank whose entry may be that of an earlier process, and which has ended; OK: there is
-  // none.
+  // The failure of a rank that has ended, and whose entry may be an earlier process's; OK: none.
   Status awaits_successor_;
   int64_t came_to_wait_ns_ = 0;
 };

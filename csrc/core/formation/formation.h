@@ -1,16 +1,15 @@
-// Formation: how the ranks of a group meet, prove that they share memory, and agree on what all of
-// them must share.
+// Formation: how the ranks of a group meet, prove that they share memory, and agree on parameters.
 //
-//   1. every rank says how its arena is found, where its lines lie, and where it is bound;
-//   2. rank 0 makes the member table of it, with the group's id (see Meeting);
-//   3. every rank attaches to the arena of every other rank of its host and says whether it could;
+//   1. every rank says how to reach its arena, where its mailbox lies, and where it is bound;
+//   2. rank 0 makes the member table from that, with the group's id (see Meeting);
+//   3. every rank attaches to the arenas of the others on its host, and says whether it could;
 //   4. rank 0 decides on the verdict, which is the same for all (see StoreExchange).
 //
 // If the ranks of a host know each other before they meet, one of them, the leader, uses the store
 // for all (see LocalExchange).
 //
-// A rank that fails says why before it raises, so all raise the first cause, soon. Nothing of a
-// group that was formed stays in the store.
+// A rank that fails reports the cause before it raises, so all soon raise the first cause. A group
+// that was formed leaves nothing in the store.
 #pragma once
 
 #include <memory>
@@ -30,17 +29,17 @@
 
 namespace dscomm {
 
-// What one process brings to every group that it forms.
+// What one process contributes to every group that it forms.
 struct FormationParty {
   std::shared_ptr<Arena> arena;
-  std::shared_ptr<TensorPool> pool;  // null where there is none
+  std::shared_ptr<TensorPool> pool;  // may be null
   Directory* directory = nullptr;
   const PeerAddress* address = nullptr;
   const Settings* settings = nullptr;
   const Topology* topology = nullptr;
   std::string host_identity;          // see host_identity()
-  std::vector<std::string> networks;  // at which other hosts may reach it: "address/prefix"
-  uint64_t transport_id = 0;          // of the transport that the process has; 0: none yet
+  std::vector<std::string> networks;  // "address/prefix", at which other hosts may reach it
+  uint64_t transport_id = 0;          // of the process's transport; 0: none yet
 };
 
 struct FormationRequest {
@@ -48,38 +47,38 @@ struct FormationRequest {
   std::string name;    // of the group, for messages
   int rank = 0;
   int size = 1;
-  std::vector<int> global_ranks;  // may be empty
-  uint32_t message_port = 0;      // under which this rank receives messages of the group; 0: none
-  LocalRanks local;               // the ranks of this host, if known before
-  Look gone = [] { return Status(); };    // that a member is known to have died, or OK
-  Look formed = [] { return Status(); };  // that others have formed it without this rank, or OK
+  std::vector<int> global_ranks;          // may be empty
+  uint32_t message_port = 0;              // of this rank, see PointToPoint::open_port(); 0: none
+  LocalRanks local;                       // the ranks of this host, if known
+  Look gone = [] { return Status(); };    // the death of a member, if known, or OK
+  Look formed = [] { return Status(); };  // others have formed it without this rank, or OK
   int64_t began_ns = process_began_ns();  // see MeetingRequest
 };
 
-// By member where it is a list.
+// Lists are by rank.
 struct Formation {
   uint64_t group_id = 0;
-  std::vector<int> hosts;  // which host it is on, numbered in the order in which they first appear
+  std::vector<int> hosts;  // numbers of hosts, in the order in which they first appear
   int host_count = 1;
   std::vector<PeerAddress> addresses;
-  std::vector<LinesMember> members;                // peer is null where it is on another host
-  std::vector<Place> places;                       // where it is bound
-  std::vector<std::vector<std::string>> networks;  // as its party has them
-  std::vector<uint64_t> transport_ids;             // of the transport it has; 0: none
-  std::vector<uint32_t> message_ports;             // as its request has it
+  std::vector<LinesMember> members;                // peer is null if the member is on another host
+  std::vector<Place> places;                       // where the member is bound
+  std::vector<std::vector<std::string>> networks;  // see FormationParty
+  std::vector<uint64_t> transport_ids;             // see FormationParty
+  std::vector<uint32_t> message_ports;             // see FormationRequest
   std::string hierarchy;                           // rank 0's DSCOMM_HIERARCHY
-  bool halves_as_float32 = false;                  // between hosts, as rank 0 has it
-  bool reads_pools = false;  // whether every rank can read the pools of all others of its host
+  bool halves_as_float32 = false;                  // between hosts; rank 0's setting
+  bool reads_pools = false;  // whether every rank can read all pools of its host
   ShmTuning tuning;
   WaitPolicy wait_policy;
 };
 
-// Collective over the group; blocks until all are there or the deadline passes. The lines of this
-// rank are allocated and open when it succeeds: ShmTeam takes them over.
+// Collective over the group; blocks until all are there or the deadline passes. On success, this
+// rank's mailbox is allocated and open, and a ShmTeam must take it over.
 Result<Formation> form_group(const FormationParty& party, Store& store,
                              const FormationRequest& request, const Deadline& deadline);
 
-// In place of form_group(), by a rank that cannot even begin: the others raise `cause` soon.
+// Instead of form_group(), by a rank that cannot take part: the others soon raise `cause`.
 void decline_group(Store& store, const FormationRequest& request, const Status& cause,
                    const Deadline& deadline);
 

@@ -15,13 +15,14 @@
 namespace dscomm {
 namespace {
 
-// For a leader to speak for this rank. It may be on another host, or never have had the name.
+// How long a rank looks for a leader, which may be on another host, or may not have got the name.
 constexpr int64_t kJoinNs = 1'000'000'000;
-// For a leader to say which cause came first.
+// How long a leader may take to say which cause came first.
 constexpr int64_t kAnswerNs = 1'000'000'000;
-// For members to take the leader's last words.
+// How long members may take to read the leader's last message.
 constexpr std::chrono::milliseconds kLastWords{1000};
-// The leader may have begun a second later, and hears last words for another one.
+// How long a member waits beyond its deadline: its leader may have begun a second later, and waits
+// another second for last messages.
 constexpr int64_t kBeyondDeadlineNs = 2'500'000'000;
 constexpr int64_t kFirstJoinPauseNs = 1'000'000, kLongestJoinPauseNs = 50'000'000;
 
@@ -46,7 +47,7 @@ std::string pack(const LocalEntry& entry) {
       .take();
 }
 
-// False also where it is of another version of dscomm.
+// False also for an entry of another version of dscomm.
 bool unpack(const std::string& bytes, LocalEntry* entry) {
   Unpacker unpacker(bytes);
   const bool is_ours = unpacker.number() == kArenaMagic + kLayoutVersion;
@@ -106,7 +107,7 @@ Status LocalLeader::turn() {
     while (std::optional<LocalMessage> message = member.socket.next()) take(member, *message);
     if (!is_open) member.socket.close();
   }
-  // Deaths come after all messages: a member may have died because of another's failure.
+  // Deaths count after all messages: a member may have died because of another's failure.
   for (const Member& member : members_)
     if (!member.socket.open() && member.is_member && failure_.ok())
       failure_ = death_of(member.entry.name);
@@ -128,7 +129,7 @@ void LocalLeader::accept_all() {
   while (true) {
     UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection.valid()) {
-      // Out of descriptors: those that are refused speak for themselves.
+      // Out of descriptors: ranks that are refused speak for themselves.
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) listener_.reset();
       return;
     }
@@ -145,7 +146,7 @@ void LocalLeader::take(Member& member, const LocalMessage& message) {
   Unpacker unpacker(message.text);
   const uint64_t table = unpacker.number();
   const std::string text = unpacker.text();
-  if (table != table_ && table != 0) return;  // of one that was superseded
+  if (table != table_ && table != 0) return;  // on a superseded table
   if (message.kind == LocalMessageKind::kReport) reports_[member.entry.rank] = text;
   if (message.kind == LocalMessageKind::kFailure && failure_.ok()) failure_ = unpack_cause(text);
 }
@@ -205,7 +206,7 @@ void LocalLeader::tell_table(uint64_t number, const std::string& table) {
 void LocalLeader::tell_failure(const Status& cause) {
   // Also to members that have not confirmed yet: they read this after kTaken.
   for (Member& member : members_) member.socket.send(LocalMessageKind::kFailure, pack_cause(cause));
-  // A table may still be under way to some of them.
+  // Some of them may still be receiving a table.
   const Deadline deadline = Deadline::after(kLastWords);
   const auto sends = [](const Member& member) { return (member.socket.events() & POLLOUT) != 0; };
   while (std::any_of(members_.begin(), members_.end(), sends) && !deadline.expired())
@@ -255,7 +256,7 @@ Result<bool> LocalMember::enlist(const LocalEntry& own, const Look& look,
     if (message) return false;
     DSCOMM_RETURN_IF_ERROR(look());
   }
-  return false;  // and confirms nothing
+  return false;  // without a confirmation
 }
 
 Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadline) {
@@ -268,7 +269,7 @@ Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadli
       say_why(reason);
       answer_by_ns = monotonic_ns() + kAnswerNs;
     }
-    const bool is_over = time_left.is_over();  // heard once more
+    const bool is_over = time_left.is_over();  // but reads once more
     std::optional<LocalMessage> message = hear(kLongestJoinPauseNs, last);
     if (message && message->kind == LocalMessageKind::kFailure) return unpack_cause(message->text);
     if (message && message->kind == LocalMessageKind::kTable)
@@ -302,7 +303,7 @@ void LocalMember::say_why(const Status& cause) {
   socket_.send(LocalMessageKind::kFailure, Packer().number(table_).text(pack_cause(cause)).take());
 }
 
-// The leader's next word, if it comes in time. Without a socket it only waits.
+// The leader's next message, if it comes in time. Without a socket, only waits.
 std::optional<LocalMessage> LocalMember::hear(int64_t ns, const Deadline& deadline) {
   if (socket_.open()) {
     if (std::optional<LocalMessage> message = socket_.next()) return message;

@@ -1,11 +1,10 @@
-// Local exchange: how the ranks of a group that are on one host come to speak with one voice. The
-// lowest of them, the leader, gathers what the others say over a Unix socket, speaks for all of
-// them in the store (see Meeting), and passes on what was decided.
+// Local exchange: how the ranks of a group on one host act as one. The lowest of them, the leader,
+// gathers what the others report over a Unix socket, speaks for all of them in the store (see
+// Meeting), and passes on what was decided.
 //
-// The ranks of a host are known from the default group, or from the launcher, which may be wrong. A
-// rank that finds no leader within a second, or is refused, speaks for itself; a leader waits for
-// none that does. Members of a leader never wait for the store, nor for longer than the leader
-// lives.
+// The ranks of a host are known from the default group or from the launcher, which may be wrong. A
+// rank that finds no leader within a second, or is refused, speaks for itself, and the leader does
+// not wait for it. Members of a leader never wait for the store, nor longer than the leader lives.
 #pragma once
 
 #include <cstdint>
@@ -24,59 +23,59 @@
 
 namespace dscomm {
 
-// Values travel between processes: append.
+// Values travel between processes: only append.
 enum class LocalMessageKind : uint32_t {
-  // From a member.
+  // From a member:
   kEntry = 1,  // LocalEntry
-  kConfirmed,  // it has read kTaken, and counts on the leader
-  kReport,     // the number of a table, and what it says of that
-  kFailure,  // the same, or no table yet, and why it cannot go on; from the leader: why nobody can
-  // From the leader.
-  kTaken,    // it will speak for this member once that has confirmed it; the text is its name
-  kRefused,  // it will not
-  kTable,    // its number, and the table
+  kConfirmed,  // it has read kTaken, and relies on the leader
+  kReport,     // the number of a table, and the member's report on it
+  kFailure,    // a table's number (0: none yet) and the cause; from the leader: the cause for all
+  // From the leader:
+  kTaken,    // it will speak for the member once that confirms; the text is the leader's name
+  kRefused,  // it will not speak for the member
+  kTable,    // the table's number, and the table
   kVerdict,
 };
 using LocalSocket = MessageSocket<LocalMessageKind>;
 using LocalMessage = LocalSocket::Message;
 
-// What a rank brings to the exchange.
+// What a rank sends to its leader.
 struct LocalEntry {
   int rank = 0;
   std::string name;     // for messages: "rank 3 (pid 7 on host b)"
-  int size = 1;         // of the group, as this rank was told
+  int size = 1;         // of the group, as this rank sees it
   std::string members;  // its global ranks; for messages
   MemberText body;
 };
 
-// Of one rank, on one thread; so is LocalMember.
+// Used by one rank on one thread, like LocalMember.
 class LocalLeader {
  public:
-  // Null where it cannot listen: some other process has the name, or there is no socket.
+  // Null if it cannot listen: another process has the name, or no socket is left.
   static std::unique_ptr<LocalLeader> listen(const LocalRanks& local, const LocalEntry& own);
 
-  // Takes what has come. The reason for which a member cannot go on, kPeerDied where one has ended,
-  // kMismatch where one sees another group; the first stays.
+  // Handles all messages that have come. Returns the first failure: a member's cause, kPeerDied if
+  // a member has ended, or kMismatch if one sees another group.
   Status turn();
-  // The same, once something comes or the time has passed.
+  // The same, once something has come or the time has passed.
   Status hear(int64_t ns, const Deadline& deadline);
 
-  // What the members say for which it speaks, by rank.
+  // The entries of the ranks that it speaks for, by rank; and the ranks that it still waits for.
   const std::map<int, MemberText>& entries() const { return entries_; }
   const std::set<int>& awaited() const { return awaited_; }
-  // It speaks for itself, as the store has it. Nothing where it has just been asked to confirm.
+  // Stops waiting for a rank that speaks for itself in the store, unless that was asked to confirm.
   void excuse(int rank);
-  // The number of members that came or went so far.
+  // How often a member has come or a rank was excused.
   uint64_t changes() const { return changes_; }
 
-  // Reports on an earlier table no longer count.
+  // From now on, reports on an earlier table do not count.
   void begin_table() { table_ = 0; }
   // To all members; `number` is not 0.
   void tell_table(uint64_t number, const std::string& table);
   void tell_verdict(const std::string& verdict) { tell(LocalMessageKind::kVerdict, verdict); }
   void tell_failure(const Status& cause);
 
-  // The reports of the members on the last table, by rank; the names of those without one.
+  // The members' reports on the last table, by rank; and the names of the members without one.
   const std::map<int, std::string>& reports() const { return reports_; }
   std::string without_report() const;
 
@@ -84,8 +83,8 @@ class LocalLeader {
   struct Member {
     LocalSocket socket;
     LocalEntry entry;
-    bool is_asked = false;   // to confirm
-    bool is_member = false;  // it has
+    bool is_asked = false;   // was asked to confirm
+    bool is_member = false;  // has confirmed
   };
 
   LocalLeader(const LocalRanks& local, const LocalEntry& own, UniqueFd listener);
@@ -111,21 +110,21 @@ class LocalMember {
  public:
   explicit LocalMember(const LocalRanks& local);
 
-  // Whether a leader speaks for this rank now. `look`: a reason to give up. kMismatch where the
-  // leader sees another group, which it tells the others.
+  // Looks for a leader, and returns whether one speaks for this rank now. Fails if `look` gives a
+  // reason, or with kMismatch if the leader sees another group, which it tells the others.
   Result<bool> enlist(const LocalEntry& own, const Look& look, const Deadline& deadline);
-  // The leader's next word: kTable or kVerdict. The cause for which all give up; where `look` has a
-  // reason, the leader hears of it and has a second to say what came first. kPeerDied where the
-  // leader has ended, kTimeout soon after the deadline.
+  // The leader's next message: kTable or kVerdict. Fails with the cause for which all give up. If
+  // `look` has a reason, tells the leader, which has a second to answer with the first cause.
+  // kPeerDied if the leader has ended, kTimeout soon after the deadline.
   Result<LocalMessage> await(const Look& look, const Deadline& deadline);
   void report(const std::string& text);
-  // Instead of report(): the failure that all raise, or the table of a meeting that superseded this
-  // one.
+  // Instead of report(). Returns the failure that all raise, or the table of a meeting that
+  // superseded this one.
   Result<LocalMessage> fail(const Status& cause, const Deadline& deadline);
 
   // Whether the leader has ended: what it did not pass on may be in the store.
   bool has_ended() const { return has_ended_; }
-  // Whether enlist() failed because the leader did.
+  // Whether enlist() failed with a failure that the leader reported.
   bool is_told() const { return is_told_; }
 
  private:
@@ -136,7 +135,7 @@ class LocalMember {
   const LocalRanks local_;
   LocalSocket socket_;
   std::string leader_;  // its name
-  uint64_t table_ = 0;  // the number of the last
+  uint64_t table_ = 0;  // the number of the last table
   bool has_ended_ = false, is_told_ = false;
 };
 

@@ -8,7 +8,7 @@ namespace dscomm {
 
 LocalRanks local_ranks_of_launcher(int rank, int size, const std::string& group) {
   const std::optional<TorchrunWorker> worker = torchrun_worker();
-  // A worker may have started processes that form groups of their own.
+  // A worker may have started processes that form other groups.
   if (!worker || worker->rank != rank || worker->world_size != size) return {};
   const int first = rank - worker->local_rank, count = worker->local_world_size;
   if (worker->local_rank < 0 || count <= worker->local_rank || first < 0 || first + count > size)
@@ -16,7 +16,7 @@ LocalRanks local_ranks_of_launcher(int rank, int size, const std::string& group)
   LocalRanks local;
   for (int k = 0; k < count; ++k) local.ranks.push_back(first + k);
   local.group = worker->attempt + group;
-  // If all hosts have as many ranks, which torchrun does not say.
+  // Assumes that all hosts have equally many ranks, which torchrun does not say.
   if (size % count == 0 && first % count == 0)
     for (int k = 0; k < size; k += count) local.leaders.push_back(k);
   return local;

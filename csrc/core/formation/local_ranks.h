@@ -1,4 +1,4 @@
-// Which ranks of a group are on this host, as far as that is known before they meet.
+// Which ranks of a group are on this host, as far as known before they meet.
 #pragma once
 
 #include <string>
@@ -7,20 +7,19 @@
 namespace dscomm {
 
 struct LocalRanks {
-  std::vector<int> ranks;  // in the group, ascending, this one among them; empty: not known
-  std::string group;       // the same on all of them, and of no other group on this host
-  // The lowest rank of each host, ascending, as far as this rank knows; empty: not known.
+  std::vector<int> ranks;  // in the group, ascending, including this one; empty: unknown
+  std::string group;       // a name that they, and no other group on this host, have
+  // The lowest rank of each host, ascending, as far as this rank knows; empty: unknown.
   std::vector<int> leaders;
 };
 
-// What a rank says of itself when a group is formed: what most ranks of a host have in common, and
-// what each has alone.
+// A rank's entry when a group forms: the part that its host's ranks mostly share, and the rest.
 struct MemberText {
   std::string common, own;
 };
 
-// Of a job's first group, as torchrun tells its workers: on each host it has ranks that follow each
-// other. Empty where another group is meant, or this process is not torchrun's.
+// The ranks of a job's first group according to torchrun, which gives consecutive ranks to a host.
+// Empty for another group, or if this process is no worker of torchrun.
 LocalRanks local_ranks_of_launcher(int rank, int size, const std::string& group);
 
 }  // namespace dscomm

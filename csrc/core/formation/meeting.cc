@@ -26,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstPause{1}, kLongestPause{50};
-// A key that is there can be read at once, unless the store has gone.
+// Limit for a key that exists; takes long only if the store is lost.
 constexpr milliseconds kReadLimit{10'000};
 // How often a waiting rank looks whether the meeting has failed.
 constexpr int64_t kLookEveryNs = 100'000'000;
@@ -34,25 +34,25 @@ constexpr int64_t kLookEveryNs = 100'000'000;
 constexpr int64_t kLastWordNs = 1'000'000'000;
 // A live rank whose entry was overwritten objects within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
-// Between two passes over single entries, while rank 0 waits for all expected ones. A pass finds
-// failures, and entries of ranks that were not expected.
+// How often rank 0 reads single entries while it waits for all expected ones. That finds failures,
+// and entries of ranks that were not expected.
 constexpr int64_t kPassEveryNs = 250'000'000;
-// Between two entries of a rank that still waits for some for which it is to speak.
+// How often a rank puts its entry again while it waits for ranks that it will speak for.
 constexpr int64_t kPutEveryNs = 1'000'000'000;
-// A failure that was there first may be of an attempt in which this rank failed as well: rank 0
-// gets this long to remove it.
+// A failure that was there first may be of an attempt in which this rank failed, too: rank 0 gets
+// this long to remove it.
 constexpr int64_t kClosedNs = 2'000'000'000;
-// A leader waits for its parent's table so long for each level above it, and then reads the store.
-// A parent waits for its children.
+// A leader waits this long, for each level above it, for its parent's table, and then reads the
+// store. A parent waits for its children.
 constexpr milliseconds kParentLimit{1'000}, kChildrenLimit{2'000};
-// Limit of a table from a peer, for each rank. An entry with many networks takes some kilobytes.
+// Most bytes of a peer's table, per rank. An entry with many networks takes some kilobytes.
 constexpr size_t kMostEntryBytes = 65536;
 // Without torchrun, restarts are rare and an unlimited wait would hide a crash.
 constexpr int64_t kSuccessorNs = 5'000'000'000;
 
 const std::string kTrouble = "trouble", kClosed = "closed";
 
-// When the ranks of this process last failed to meet, by prefix and rank, by the wall clock.
+// When ranks of this process last failed to meet, by prefix and rank (wall clock, ns).
 class Failures {
  public:
   void note(const MeetingRequest& request, int64_t later_ns = 0) {
@@ -115,7 +115,7 @@ int64_t process_began_ns() {
   std::ifstream file("/proc/self/stat");
   std::string line;
   std::getline(file, line);
-  const size_t name_end = line.rfind(')');  // of field 2, which may hold anything
+  const size_t name_end = line.rfind(')');  // of field 2, which may contain anything
   if (name_end == std::string::npos) return 0;
   std::istringstream fields(line.substr(name_end + 1));
   std::string field;
@@ -187,14 +187,14 @@ bool Meeting::unpack(std::string_view bytes, Entry* entry) {
   return has_cause && unpacker.whole();
 }
 
-// This rank's entry, in place of whatever is there.
+// Puts this rank's entry, in place of whatever is there.
 Status Meeting::put(const Status& cause) {
   DSCOMM_ASSIGN_OR_RETURN(int64_t claims, store_.add(key(claims_name(request_.rank)), 1));
   follows_ = claims > 1;
   return set(cause);
 }
 
-// The same, in the place of its own.
+// Updates this rank's entry.
 Status Meeting::set(const Status& cause) {
   Entry entry;
   entry.nonce = nonce_;
@@ -217,8 +217,8 @@ Status Meeting::set(const Status& cause) {
   return store_.set(key(entry_name(request_.rank)), pack(entry));
 }
 
-// Once it has heard from all for whom it speaks; and now and then before, so that rank 0 knows whom
-// it waits for.
+// Puts the entry once this rank has heard from all ranks that it speaks for. An incomplete entry
+// (see look_at_own()) is updated now and then, so that rank 0 knows whom this rank waits for.
 Status Meeting::put_if_due() {
   const bool is_whole = local_ == nullptr || local_->awaited().empty();
   if (!is_put_) return is_whole ? put(Status()) : Status();
@@ -226,7 +226,7 @@ Status Meeting::put_if_due() {
   return is_whole || monotonic_ns() - put_ns_ > kPutEveryNs ? set(Status()) : Status();
 }
 
-// Into seen_. Whether there is one.
+// Reads the entry of `rank` into seen_. Returns whether it exists.
 Result<bool> Meeting::read(int rank) {
   Result<std::optional<std::string>> found = std::optional<std::string>();
   if (auto fetched = fetched_.extract(rank); !fetched.empty())
@@ -253,7 +253,7 @@ Result<bool> Meeting::read(int rank) {
 
 Result<Meeting::Table> Meeting::gather(const MemberText& entry, LocalLeader* local) {
   begin();
-  // Another one each time: what rank 0 said in a meeting that was called off is not for this one.
+  // A new one each time: an answer of rank 0 in a meeting that was called off does not count.
   DSCOMM_RETURN_IF_ERROR(make_random(&nonce_));
   is_put_ = false;
   removed_ns_.clear();
@@ -306,7 +306,7 @@ void Meeting::decline(const Status& cause) {
   // Rank 0 gives up because of it, a little later.
   failures().note(request_, kSuccessorNs);
   if (nonce_ == 0) static_cast<void>(make_random(&nonce_));
-  // What the store answers changes nothing: this rank raises its own cause all the same.
+  // The store's answers do not matter: this rank raises its cause anyway.
   static_cast<void>(put(cause));
   static_cast<void>(store_.set(key(kTrouble), std::to_string(request_.rank)));
   if (request_.rank == 0) static_cast<void>(give_up(cause));
@@ -317,7 +317,7 @@ Status Meeting::withdraw() {
   return taken ? Status() : conflict(seen_[static_cast<size_t>(request_.rank)]);
 }
 
-// False when another process has put an entry in the place of this rank's, which stays there.
+// False if another process has replaced this rank's entry, which then stays.
 Result<bool> Meeting::take_back() {
   DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
   if (there && seen_[static_cast<size_t>(request_.rank)].nonce != nonce_) return false;
@@ -337,7 +337,7 @@ Result<Meeting::Table> Meeting::decide() {
   Status status = collect();
   if (status.ok()) status = make_random(&id_);
   if (!status.ok()) return give_up(status);
-  if (has_trouble_) remove(kTrouble);  // of an attempt before
+  if (has_trouble_) remove(kTrouble);  // of an earlier attempt
   Packer table;
   std::vector<std::string> relays;  // of the speakers; only their children need them
   table.number(speakers_.size());
@@ -366,7 +366,7 @@ Result<Meeting::Table> Meeting::decide() {
   return finish();
 }
 
-// Reads all entries into seen_, and notes their authors in speakers_.
+// Reads all entries into seen_, and their authors into speakers_.
 Status Meeting::collect() {
   std::vector<int> taken_by(seen_.size(), -1);
   expected_ = request_.speakers;
@@ -381,8 +381,8 @@ Status Meeting::collect() {
     const bool passes = expected_.empty() || is_over || monotonic_ns() >= pass_ns;
     if (passes) pass_ns = monotonic_ns() + kPassEveryNs;
     bool is_whole = passes;
-    // In order up to the first that is not there, so that a turn asks for one key where many are
-    // missing; but those that are there and not settled wait side by side.
+    // In order up to the first missing entry, so that an iteration asks for one key if many are
+    // missing. Entries that are there and not settled wait in parallel.
     for (int rank = 0; passes && rank < request_.size; ++rank) {
       if (taken_by[static_cast<size_t>(rank)] >= 0) continue;
       DSCOMM_ASSIGN_OR_RETURN(bool there, take_entry_of(rank, &taken_by));
@@ -404,7 +404,7 @@ Status Meeting::collect() {
   }
 }
 
-// All expected entries in one question. One by one, rank 0's time would grow with the hosts.
+// Reads all expected entries in one request. One by one, rank 0's time would grow with the hosts.
 Status Meeting::fetch() {
   if (expected_.empty()) return {};
   std::vector<std::string> keys;
@@ -416,8 +416,8 @@ Status Meeting::fetch() {
   return {};
 }
 
-// Whether there is an entry that speaks, or will speak, for `rank`. Who speaks for whom is noted
-// once an entry is settled.
+// Whether there is an entry that speaks, or will speak, for `rank`. Once an entry is settled, sets
+// taken_by for the ranks that it speaks for.
 Result<bool> Meeting::take_entry_of(int rank, std::vector<int>* taken_by) {
   std::vector<int> candidates;
   for (int other = 0; other < rank; ++other) {
@@ -443,8 +443,8 @@ Result<bool> Meeting::take_entry_of(int rank, std::vector<int>* taken_by) {
   return is_there;
 }
 
-// Whether no other entry speaks for one of these ranks. One that does may have been left by a
-// process that has ended; it is removed, and a live one puts it there again, within kObjectionNs.
+// Whether no other entry speaks for one of these ranks. One that does may be left from a process
+// that has ended: it is removed, and a live process puts it again within kObjectionNs.
 Result<bool> Meeting::is_sole_entry_of(const std::map<int, MemberText>& bodies, int speaker,
                                        std::vector<int>* taken_by) {
   bool is_sole = true;
@@ -469,14 +469,14 @@ Result<bool> Meeting::is_sole_entry_of(const std::map<int, MemberText>& bodies, 
   return is_sole;
 }
 
-// While this rank waits.
+// One pause of a wait, in which a leader handles its members' messages.
 Status Meeting::listen(milliseconds pause, const Deadline& deadline) {
   if (local_ != nullptr) return local_->hear(std::chrono::nanoseconds(pause).count(), deadline);
   deadline.nap(pause);
   return {};
 }
 
-// Whether the entry of `rank` that was read last is to be taken; its fault, if that is sure.
+// Whether the entry of `rank`, as last read, counts; or its fault, if that is certain.
 Result<bool> Meeting::is_settled(int rank) {
   const Entry& entry = seen_[static_cast<size_t>(rank)];
   if (rank == 0 && entry.nonce != nonce_) return conflict(entry);
@@ -498,11 +498,11 @@ Status Meeting::fault_of(int rank) const {
                      request_.size, rank, entry.size, entry.members.c_str());
 }
 
-// A reason to give up waiting, now and then.
+// Checks now and then for a reason to give up waiting.
 Status Meeting::look() {
   if (monotonic_ns() < look_again_ns_) return {};
   look_again_ns_ = monotonic_ns() + kLookEveryNs;
-  // Asked before the store: a dead rank writes no more, so the reads below see its last words.
+  // Ask the caller first: a dead rank writes no more, so the reads below see its last words.
   const Status reason = ask_caller();
   if (is_formed_) return reason;
   DSCOMM_RETURN_IF_ERROR(look_at_own());
@@ -518,7 +518,7 @@ Status Meeting::ask_caller() {
   return formed;
 }
 
-// A rank that cannot take part is heard before all others have come.
+// Finds a rank that cannot take part before all others have come.
 Status Meeting::look_for_trouble() {
   DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(key(kTrouble)));
   if (!found) return {};
@@ -531,7 +531,7 @@ Status Meeting::look_for_trouble() {
   return settled.ok() ? Status() : settled.status();
 }
 
-// Tells all who have come, and those who will.
+// Tells all ranks that have come, and those that will.
 Status Meeting::give_up(const Status& cause) {
   Packer packer;
   packer.number(static_cast<uint64_t>(wall_clock_ns()));
@@ -543,11 +543,11 @@ Status Meeting::give_up(const Status& cause) {
   for (int rank = 1; rank < request_.size; ++rank) {
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!entry.is_there) continue;
-    // Removed before its rank hears of it, and may begin anew.
+    // Remove it before its rank learns of the failure and may begin anew.
     remove_entry(rank);
     tell(entry.nonce, cause);
     if (!is_old(entry.time_ns)) continue;
-    // It may be of a process that has ended, whose successor is still to come.
+    // The process of this entry may have ended; its successor is still to come.
     have_heard[static_cast<size_t>(rank)] = false;
     for (const auto& [covered, body] : entry.bodies)
       if (covered > 0 && covered < request_.size) have_heard[static_cast<size_t>(covered)] = false;
@@ -592,7 +592,7 @@ bool Meeting::is_superseded(int rank) {
   Result<bool> there = read(rank);
   if (!there.ok() || !there.value()) return false;
   const Entry& entry = seen_[static_cast<size_t>(rank)];
-  // Or it says that it cannot take part, after the table was made.
+  // Or its rank has said, after the table was made, that it cannot take part.
   return entry.nonce != entry_of(rank).nonce || !entry.cause.ok();
 }
 
@@ -622,7 +622,7 @@ Result<Meeting::Table> Meeting::follow() {
       // A rank that arrives later fails at once instead of waiting for this one.
       static_cast<void>(put(Status(Code::kTimeout, "rank " + std::to_string(request_.rank) +
                                                        " gave up before: " + reason.message())));
-    } else if (is_closed_ || is_formed_) {  // rank 0 reads no entry any more
+    } else if (is_closed_ || is_formed_) {  // rank 0 reads no more entries
       static_cast<void>(take_back());
     } else {
       decline(reason);
@@ -631,7 +631,7 @@ Result<Meeting::Table> Meeting::follow() {
   }
 }
 
-// What rank 0 says to this rank: the table, or a failure.
+// Reads rank 0's answer to this rank: the table, or a failure.
 Result<bool> Meeting::is_told() {
   const std::string mine = key(to_name(nonce_));
   DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(mine));
@@ -669,7 +669,7 @@ Status Meeting::read_table() {
   return {};
 }
 
-// --- those for which a leader speaks
+// --- ranks with a leader
 
 Result<bool> Meeting::enlist(LocalMember& local, const LocalEntry& own) {
   begin();
@@ -682,7 +682,7 @@ Result<bool> Meeting::enlist(LocalMember& local, const LocalEntry& own) {
   };
   Result<bool> joined = local.enlist(own, look_at_others, deadline_);
   if (joined.ok()) {
-    // Its failure of an earlier attempt would stay, as this rank says nothing in the store now.
+    // Its failure of an earlier attempt would stay, because it puts no entry now.
     if (joined.value() && failures().last_ns(request_) != 0) remove_entry(request_.rank);
     return joined;
   }
@@ -735,9 +735,9 @@ Status Meeting::look_at_closed() {
   return is_closed_ ? cause : Status();
 }
 
-// --- all
+// --- all ranks
 
-// Takes the table apart.
+// Parses the table.
 Result<Meeting::Table> Meeting::finish() {
   const Status malformed(Code::kInternal, "the member table is not understood");
   Unpacker unpacker(table_bytes_);
@@ -769,16 +769,16 @@ Result<Meeting::Table> Meeting::finish() {
   return result;
 }
 
-// Whether this rank's entry still is its own.
+// Checks that no other process has replaced this rank's entry.
 Status Meeting::look_at_own() {
   DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
-  // Another attempt's rank 0 may have removed it.
+  // Rank 0 of another attempt may have removed it.
   if (!there || !is_put_) return put(Status());
   const Entry& entry = seen_[static_cast<size_t>(request_.rank)];
   return entry.nonce == nonce_ ? Status() : conflict(entry);
 }
 
-// Those that speak for themselves, although this rank was to speak for them.
+// Excuses ranks that speak for themselves, although this rank was to speak for them.
 Status Meeting::look_for_the_awaited() {
   if (local_ == nullptr || monotonic_ns() < excuse_again_ns_) return {};
   excuse_pause_ns_ = std::min(2 * excuse_pause_ns_, kPutEveryNs);
@@ -787,7 +787,7 @@ Status Meeting::look_for_the_awaited() {
   for (int rank : awaited) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, read(rank));
     if (!there) continue;
-    // It may have begun before this process did, and have waited since.
+    // It may have begun before this process, and have waited since.
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!is_old(entry.time_ns) || monotonic_ns() - entry.since_ns >= kSuccessorNs)
       local_->excuse(rank);
@@ -802,7 +802,7 @@ Status Meeting::conflict(const Entry& other) {
                                           ", the other of " + request_.members);
   const uint64_t theirs = other.nonce;
   has_conflict_ = true;
-  // Rank 0 hears of nothing but entries.
+  // Rank 0 reads only entries.
   static_cast<void>(put(cause));
   if (request_.rank != 0) {
     static_cast<void>(store_.set(key(kTrouble), std::to_string(request_.rank)));
@@ -816,7 +816,7 @@ std::string Meeting::claimed_twice(int rank) const {
          std::to_string(rank);
 }
 
-// By rank, whether there is an entry that speaks for it. Reads all again.
+// By rank: whether an entry speaks for it. Reads all entries again.
 std::vector<bool> Meeting::have_come() {
   std::vector<bool> have(seen_.size());
   for (int rank = 0; rank < request_.size; ++rank) {

@@ -24,10 +24,10 @@ namespace {
 
 constexpr int64_t kRelaySliceNs = 100 * kMs;
 
-// So much of a table is queued for a child at a time.
+// How much of a table is queued for a child at a time.
 constexpr size_t kQueuedBytes = 256 << 10;
 
-// The rank of each message is the number of those that follow it.
+// `rank` of each message is the number of messages that follow it.
 std::string encode_table(std::string_view table, uint64_t meeting) {
   const size_t messages =
       std::max<size_t>(1, (table.size() + kMessageTextBytes - 1) / kMessageTextBytes);
@@ -42,7 +42,7 @@ std::string encode_table(std::string_view table, uint64_t meeting) {
   return bytes;
 }
 
-// Waits for one of these events, for one slice at most.
+// Waits for one of these events, for at most one slice.
 Status wait_for(std::vector<pollfd>* entries, int64_t until_ns, const Deadline& limit) {
   const int64_t began_ns = monotonic_ns();
   const int64_t asked_ns =
@@ -107,7 +107,7 @@ Result<std::string> TcpRelay::fetch(const RelayPlace& place, uint64_t meeting, s
   request.id = unpacker.number();
   parent.global_rank = static_cast<int>(unpacker.number()) - 1;
   parent.pid = static_cast<int64_t>(unpacker.number());
-  // A rank that speaks for itself may be on its parent's host, which is at its own addresses then.
+  // A rank that speaks for itself may be on its parent's host, and then has the same addresses.
   if (unpacker.text() == host_) parent.host = place.number;
   parent.host_name = unpacker.text();
   parent.networks = unpacker.texts();
@@ -115,7 +115,7 @@ Result<std::string> TcpRelay::fetch(const RelayPlace& place, uint64_t meeting, s
   if (!unpacker.whole()) return malformed;
   const std::string name = name_member(request.members, 0);
 
-  Dial dial(request, 0, 1);  // after a refusal the store is asked
+  Dial dial(request, 0, 1);  // after one refusal the store is asked
   DSCOMM_RETURN_IF_ERROR(dial.read(invitation));
   Connection connection;
   std::string table;
@@ -161,8 +161,8 @@ void TcpRelay::pass_on(const RelayPlace& place, uint64_t meeting, const std::str
   if (!listener_ || place.children.empty()) return;
   const std::string messages = encode_table(table, meeting);
   struct Child {
-    Connection connection;  // which the child ends when it has the table
-    size_t queued = 0;      // of the messages
+    Connection connection;  // the child closes it when it has the table
+    size_t queued = 0;      // bytes of `messages`
   };
   std::map<int, Child> served;  // by number
   const auto serve = [&](Child& child) {
@@ -177,7 +177,7 @@ void TcpRelay::pass_on(const RelayPlace& place, uint64_t meeting, const std::str
   const auto admit = [&](int number, Connection&& arrived) {
     if (std::count(place.children.begin(), place.children.end(), number) == 0) return;
     Connection connection = std::move(arrived);
-    // A child tries several addresses: the first that gets through counts.
+    // A child tries several addresses: the first connection counts.
     if (served.count(number) > 0) return;
     connection.queue(Message::about(MessageKind::kWelcome, number, request_.id));
     served[number].connection = std::move(connection);

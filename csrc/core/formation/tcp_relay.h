@@ -1,5 +1,5 @@
-// TcpRelay: the TableRelay between hosts. It listens and connects as the failure detector's members
-// do (see listener.h and dial.h), and admits only clients with the token from the store.
+// TcpRelay: the TableRelay between hosts. Listens and connects like the failure detector's members
+// (see listener.h and dial.h), and admits only clients with the token from the store.
 #pragma once
 
 #include <optional>
@@ -14,9 +14,8 @@ namespace dscomm {
 
 class TcpRelay final : public TableRelay {
  public:
-  // `own` is this process; its networks are those at which children may reach it. `host` is the
-  // same for all processes of this host, and no other (see host_identity()). `group` is for
-  // messages.
+  // `own` is this process, with the networks at which children may reach it. `host` identifies this
+  // host (see host_identity()). `group` is for messages.
   TcpRelay(std::string group, std::string host, TransportMember own, Settings settings);
   TcpRelay(const TcpRelay&) = delete;  // the listener refers to it
 
@@ -28,7 +27,7 @@ class TcpRelay final : public TableRelay {
   void close() override { listener_.reset(); }
 
  private:
-  // Rank 0 is a parent; its children have their numbers as ranks. `own_number` is this process.
+  // A parent has rank 0, its children their numbers as ranks. `own_number` is this process's.
   TransportRequest request_of(int own_number) const;
 
   const std::string group_, host_;

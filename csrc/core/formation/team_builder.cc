@@ -10,10 +10,10 @@
 namespace dscomm {
 namespace {
 
-// What was published before that may still be on its way.
+// How long messages from before a cut may still be on their way.
 constexpr int64_t kCutOffGraceNs = 500'000'000;
 
-// What forms the Teams of one group. Everything is collective over their members.
+// Forms the Teams of one group. All of it is collective over the members.
 class TeamBuilder {
  public:
   TeamBuilder(const FormationParty& party, Store& store, const FormationRequest& request,
@@ -40,8 +40,8 @@ class TeamBuilder {
   }
 
  private:
-  // Of the members on this host: one ShmTeam, or ShmTeams inside a ShmTeam where they are bound to
-  // several NUMA nodes or L3 caches. Its ranks are the positions among them.
+  // The Team of the members on this host, whose ranks are their positions: one ShmTeam or, if they
+  // are bound to several NUMA nodes or L3 caches, a HierarchicalTeam of ShmTeams.
   Result<std::unique_ptr<Team>> make_team_of_host() {
     std::vector<Place> places;
     std::vector<LinesMember> members;
@@ -80,7 +80,7 @@ class TeamBuilder {
                   "forming group '" + request_.name + "': " + team.status().message());
   }
 
-  // The Team of the whole group, from that of this host and what carries data between hosts.
+  // Makes the Team of the whole group, from this host's Team and the transport.
   Status join_hosts(std::unique_ptr<Team> here) {
     Result<std::shared_ptr<Transport>> found = find_transport();
     if (!found.ok()) {
@@ -125,7 +125,7 @@ class TeamBuilder {
                          const Status& cause, uint64_t unfinished_call) {
       transport->detector().end(id, cause, unfinished_call);
     };
-    // Who is cut off may wait for a rank that has died or given up since, of which nobody tells it.
+    // A rank that is cut off may wait for one that has died or given up since, and is not told.
     std::vector<int> in_transport;
     for (int rank : everyone) in_transport.push_back(transport_rank(rank));
     hierarchy.heard = [transport = made_.transport, id = team_id("hosts"),
@@ -134,7 +134,7 @@ class TeamBuilder {
       DSCOMM_RETURN_IF_ERROR(transport->detector().ended(id, call));
       return transport->detector().cut_off(in_transport, kCutOffGraceNs);
     };
-    // Runs when the Team is gone, and note_call with it.
+    // Runs when the Team, and with it note_call, is destroyed.
     std::shared_ptr<void> forget_at_end(
         nullptr, [transport = made_.transport, id = team_id("hosts")](void*) {
           transport->detector().forget(id);
@@ -172,7 +172,7 @@ class TeamBuilder {
     return id;
   }
 
-  // The process's transport, which the first group that spans hosts brings up among its members.
+  // The process's transport; the first group that spans hosts brings it up among its members.
   Result<std::shared_ptr<Transport>> find_transport() {
     uint64_t known = whole_.transport_ids.front();
     for (size_t rank = 1; rank < whole_.transport_ids.size(); ++rank)
@@ -202,7 +202,7 @@ class TeamBuilder {
     return transport;
   }
 
-  // MPI's world is made once, so a process that was not in it cannot join.
+  // MPI's world is made once, so a process outside it cannot join later.
   Status outside(int one, int other) const {
     return Status(Code::kUnsupported,
                   "forming group '" + request_.name + "': it spans hosts, and rank " +

@@ -1,5 +1,5 @@
-// Team builder: makes the Team of a group, from what its ranks have found out about each other, and
-// all that messages between them need.
+// Team builder: makes the Team of a group, and all that messages in it need, from the result of its
+// formation.
 #pragma once
 
 #include <functional>
@@ -21,19 +21,19 @@ namespace dscomm {
 struct GroupTeams {
   Formation formation;
   std::unique_ptr<Team> team;
-  // Of the members on this host: point-to-point lives by its lines. Part of `team`, or `flat` where
-  // the Team of this host is a hierarchical one or collectives go over the transport alone.
+  // The ShmTeam of the members on this host, which also tells point-to-point who has left. Part of
+  // `team`, or `flat` if this host's Team is hierarchical or collectives use only the transport.
   ShmTeam* lines = nullptr;
   std::unique_ptr<ShmTeam> flat;
-  std::shared_ptr<Transport> transport;  // null where all members are on one host
-  InPlace in_place;                      // what of this rank the others read in place
+  std::shared_ptr<Transport> transport;  // null if all members are on one host
+  InPlace in_place;                      // which tensors of this rank the others read in place
 };
 
-// The transport of the process, brought up among the members of the request if there is none.
+// Returns the process's transport; brings it up among the request's members if there is none.
 using TransportFinder = std::function<Result<std::shared_ptr<Transport>>(
     const TransportRequest& request, const Deadline& deadline)>;
 
-// Collective over the members of the group, two at least. Blocks until all have called it. After
+// Collective over the members of the group, at least two. Blocks until all have called it. After
 // `timeout`, kTimeout names the missing ranks.
 Result<GroupTeams> build_teams(const FormationParty& party, Store& store,
                                const FormationRequest& request,
