@@ -12,21 +12,21 @@
 namespace dscomm {
 namespace {
 
-// A rank that gives up at the deadline still says so through the store.
+// A rank that gives up at the deadline still reports that through the store.
 constexpr int64_t kGraceNs = 1'000'000'000;
-// Of every call, whenever it begins.
+// Every call has at least this long.
 constexpr int64_t kLeastNs = 1'000'000'000;
-// Of a call that begins after the deadline: by whoever has kept the store, and has its own limits.
+// The limit of a call that begins after the deadline, whose caller has further limits.
 constexpr int64_t kLateNs = 60'000'000'000;
-// Of a wait, so that time in which the process was stopped shows.
+// Length of one wait, so that time in which the process was stopped is noticed.
 constexpr std::chrono::milliseconds kSlice{100};
 
 }  // namespace
 
-// A thread that makes one call after another.
+// A thread that makes one call at a time.
 class BoundedStore::Caller {
  public:
-  // Null where no thread can be started.
+  // Null if no thread can be started.
   static std::shared_ptr<Caller> make() {
     auto caller = std::make_shared<Caller>();
     Result<std::thread> thread = start_thread("calls of the store", [caller] { caller->serve(); });
@@ -35,7 +35,7 @@ class BoundedStore::Caller {
     return caller;
   }
 
-  // False at the deadline: the thread is left behind with the call, and this is used no more.
+  // False at the deadline: the thread is abandoned with the call, and this must not be used again.
   bool make_call(std::function<void()> body, const Deadline& deadline) {
     std::unique_lock lock(mutex_);
     body_ = std::move(body);
@@ -54,7 +54,7 @@ class BoundedStore::Caller {
     return true;
   }
 
-  // Between calls.
+  // Not during a call.
   void quit() {
     {
       std::lock_guard lock(mutex_);
@@ -72,7 +72,7 @@ class BoundedStore::Caller {
       changed_.wait(lock, [this] { return quits_ || body_ != nullptr; });
       if (body_ == nullptr) return;
       lock.unlock();
-      body_();  // nobody else touches it before it is empty
+      body_();  // no other thread touches it until it is empty
       lock.lock();
       body_ = nullptr;
       changed_.notify_all();
@@ -81,7 +81,7 @@ class BoundedStore::Caller {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void()> body_;  // of the call under way
+  std::function<void()> body_;  // of the call in progress
   bool quits_ = false;
   std::thread thread_;
 };
@@ -106,7 +106,7 @@ std::shared_ptr<BoundedStore::Caller> BoundedStore::take_caller() {
 }
 
 Deadline BoundedStore::bound(int64_t own_ns) const {
-  const Deadline shared(deadline_);  // a copy, as a Deadline is of one thread
+  const Deadline shared(deadline_);  // a copy, because a Deadline belongs to one thread
   const int64_t left_ns = shared.remaining_ns();
   if (left_ns > std::max(own_ns, kLeastNs)) return shared;
   const int64_t least_ns = left_ns > 0 ? kLeastNs : kLateNs;
@@ -140,7 +140,7 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
   return lost_;
 }
 
-// A call may be left behind, so it owns all that it uses.
+// A call may be abandoned, so it owns all that it uses.
 
 Status BoundedStore::set(const std::string& key, std::string_view value) {
   auto answer = std::make_shared<Status>();
@@ -152,7 +152,7 @@ Status BoundedStore::set(const std::string& key, std::string_view value) {
 }
 
 Result<std::string> BoundedStore::get(const std::string& key, const Deadline& deadline) {
-  const int64_t own_ns = deadline.remaining_ns();  // starts it, also for the copy
+  const int64_t own_ns = deadline.remaining_ns();  // starts its clock, also for the copy
   auto answer = std::make_shared<Result<std::string>>(std::string());
   DSCOMM_RETURN_IF_ERROR(
       call("get", key, bound(std::max<int64_t>(own_ns, 0) + kLeastNs),

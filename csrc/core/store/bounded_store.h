@@ -1,8 +1,8 @@
-// BoundedStore: calls of a store that return by a deadline, although the store behind it may not.
+// BoundedStore: a store whose calls return by a deadline, even if the store behind it hangs.
 //
-// A TCPStore whose host is cut off, or whose process is stopped, keeps its callers for as long as
-// that lasts. So its calls run on a thread, which is left behind at the deadline. Then the store is
-// taken for lost: later calls fail at once, as the thread that is left may hold the store's lock.
+// A TCPStore whose host is cut off, or whose process is stopped, blocks its callers for as long as
+// that lasts. So its calls run on a thread, which is abandoned at the deadline. The store then
+// counts as lost: later calls fail at once, because the abandoned thread may hold the store's lock.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ class BoundedStore final : public Store {
  public:
   // A call returns a second after `deadline` at the latest, or a second after it began; get(), a
   // second after its own deadline if that is later. A call that begins later than that has a
-  // minute. kResource if the store did not answer.
+  // minute. kResource if the store does not answer.
   BoundedStore(std::shared_ptr<Store> store, const Deadline& deadline);
   ~BoundedStore() override;
 
@@ -41,7 +41,7 @@ class BoundedStore final : public Store {
  private:
   class Caller;
 
-  // Of a call that begins now, and needs `own_ns` itself.
+  // The deadline of a call that begins now, and itself needs `own_ns`.
   Deadline bound(int64_t own_ns = 0) const;
   Status call(const char* what, const std::string& key, const Deadline& bound,
               std::function<void()> body);

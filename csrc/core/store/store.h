@@ -1,5 +1,5 @@
-// The key-value store through which ranks meet. The glue adapts c10d's store to it; tests use one
-// in memory. Values are bytes in a fixed format of ours, never pickles.
+// The key-value store through which ranks meet. csrc/torch adapts c10d's store to it; tests use one
+// in memory. Values are bytes in a fixed format of dscomm, never pickles.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,8 @@ class Store {
   virtual Result<std::string> get(const std::string& key, const Deadline& deadline) = 0;
   // Whether the key is there now. Does not block.
   virtual Result<bool> has(const std::string& key) = 0;
-  // The value of the key, if present. Must not block. This default can block for a second: if the
-  // key is removed between has() and get().
+  // The value of the key, if it is there now. Must not block; this default may block for a second,
+  // if the key is removed between has() and get().
   virtual Result<std::optional<std::string>> find(const std::string& key) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, has(key));
     if (!there) return std::optional<std::string>();
@@ -32,7 +32,7 @@ class Store {
     if (value.status().code() == Code::kTimeout) return std::optional<std::string>();
     return value.status();
   }
-  // Of many keys in few questions. Whether all are there now.
+  // Whether all of these keys are there now, in few requests.
   virtual Result<bool> has_all(const std::vector<std::string>& keys) {
     for (const std::string& key : keys) {
       Result<bool> there = has(key);
@@ -40,8 +40,8 @@ class Store {
     }
     return true;
   }
-  // All values, in this order, if all keys are there now. For keys that nobody removes meanwhile:
-  // some stores then wait for them.
+  // All values, in this order, if all keys are there now. Nobody may remove the keys meanwhile,
+  // because some stores would then wait for them.
   virtual Result<std::optional<std::vector<std::string>>> find_all(
       const std::vector<std::string>& keys) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, has_all(keys));
@@ -61,7 +61,7 @@ class Store {
   }
   // Adds to a counter and returns its new value.
   virtual Result<int64_t> add(const std::string& key, int64_t amount) = 0;
-  // OK also where there was no such key, which may be a counter's. Some stores cannot.
+  // Removes a key, which may be a counter; OK if it does not exist. Some stores cannot remove.
   virtual Status remove(const std::string& key) = 0;
 };
 

@@ -15,12 +15,13 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstStepPause{1}, kLongestStepPause{50};
 // How often a waiting rank asks the store whether another has failed.
 constexpr int64_t kLookForFailureNs = 100'000'000;
-// So many ranks that wait for one ask thirty thousand times a second; more ask less often each.
+// With this many ranks that wait for one, the store gets thirty thousand requests a second. If
+// there are more, each asks less often.
 constexpr int kRanksAtFullPace = 1024, kSlowestPace = 8;
 // All deadlines pass together, but only rank 0 knows the missing ranks: the others wait this much
 // longer for its failure.
 constexpr int64_t kLastStepWordNs = 1'000'000'000;
-// From the claim of a failure to its publication.
+// How long a rank may take from the claim of a failure to its publication.
 constexpr int64_t kClaimNs = 1'000'000'000;
 
 const std::string kFailed = "failed", kRead = "read";
@@ -29,8 +30,8 @@ std::string entry_of(const std::string& step, int rank) {
   return step + "/" + std::to_string(rank);
 }
 
-// A counter whose first increment decides the step: rank 0's for its decision, any rank's for a
-// failure.
+// A counter whose first increment settles the step: by rank 0 with its decision, or by any rank
+// with a failure.
 std::string claim_of(int step) { return "claims/" + std::to_string(step); }
 
 }  // namespace
@@ -64,7 +65,7 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
   DSCOMM_ASSIGN_OR_RETURN(std::vector<std::string> said, gather(step, own));
   Result<std::string> decision = decide(said);
   if (!decision.ok()) return fail(decision.status());
-  // Whoever waits may have heard of a death meanwhile, and have failed the step.
+  // A waiting rank may have learned of a death meanwhile, and have failed the step.
   DSCOMM_ASSIGN_OR_RETURN(int64_t claims, store_.add(key(claim_of(step_)), 1));
   if (claims > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
   DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));
@@ -101,7 +102,7 @@ Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
   return said;
 }
 
-// Finds the first missing rank now and then, for callers that must know for whom this waits.
+// Finds the first missing rank now and then, for callers of awaited().
 void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
   if (monotonic_ns() < find_again_ns_) return;
   find_again_ns_ = monotonic_ns() + kLookForFailureNs;
@@ -123,7 +124,7 @@ Status StoreExchange::timed_out(const std::string& waiting_for) const {
                                     waiting_for + request_.suspicion());
 }
 
-// "rank 2, rank 5": those that have not said anything in this step.
+// "rank 2, rank 5": the ranks that have published nothing in this step.
 std::string StoreExchange::missing(const std::string& step) {
   std::string names;
   for (int rank = 1; rank < request_.size; ++rank) {
@@ -138,7 +139,7 @@ Status StoreExchange::publish(const std::string& name, std::string_view value) {
   return store_.set(key(name), value);
 }
 
-// That the store cannot remove it leaves some bytes there.
+// If the store cannot remove it, some bytes stay there.
 void StoreExchange::remove(const std::string& name) { static_cast<void>(store_.remove(key(name))); }
 
 Result<std::string> StoreExchange::await(const std::string& name, const Deadline& deadline) {
@@ -165,8 +166,8 @@ Status StoreExchange::look() {
   const Status reason = request_.look();
   if (reason.ok() && monotonic_ns() < look_again_ns_) return {};
   look_again_ns_ = monotonic_ns() + kLookForFailureNs * pace_;
-  // Asked before the store: a dead rank writes no more, so the read below sees its failure, which
-  // may be the reason for its death.
+  // Ask the caller before the store: a dead rank writes no more, so the read below sees its
+  // failure, which may be why it died.
   DSCOMM_RETURN_IF_ERROR(failure());
   return reason;
 }
@@ -185,10 +186,10 @@ Status StoreExchange::failure() {
 
 Status StoreExchange::fail(const Status& cause) { return fail_unless("", cause).status(); }
 
-// The same, by a rank that waits for `name`: its value, if that came first.
+// The same, by a rank that waits for `name`: returns its value if that came first.
 Result<std::string> StoreExchange::fail_unless(const std::string& name, const Status& cause) {
   while (true) {
-    // Where the store fails too, the others' deadlines remain.
+    // If the store fails, too, the others' deadlines remain.
     Status first = failure();
     if (told_) return first;
     if (cause.code() != Code::kTimeout || request_.rank == 0 || !first.ok() ||
@@ -223,7 +224,7 @@ void StoreExchange::publish_failure(const Status& cause) {
 
 void StoreExchange::call_off() {
   Result<int64_t> claims = store_.add(key(claim_of(step_)), 1);
-  if (!claims.ok() || claims.value() > 1) return;  // somebody has failed, and says so
+  if (!claims.ok() || claims.value() > 1) return;  // a rank has failed, and publishes why
   publish_failure(Status());
   static_cast<void>(failure());
 }

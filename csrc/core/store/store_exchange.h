@@ -1,9 +1,9 @@
-// StoreExchange: how some ranks agree through the store. In each step every rank says something,
-// rank 0 decides, and all read the same decision.
+// StoreExchange: how ranks agree through the store. In each step every rank publishes a value, rank
+// 0 decides, and all read the same decision.
 //
-// The first failure wins: whoever cannot go on says why under a key at which all look while they
-// wait, and before they believe a failure notice. What was said is removed once it has been
-// read, so an exchange that has ended well leaves nothing in the store.
+// The first failure wins: a rank that cannot go on publishes its cause under a key that all ranks
+// check while they wait, and before they believe a failure notice. Values are removed once they
+// have been read, so a successful exchange leaves nothing in the store.
 #pragma once
 
 #include <functional>
@@ -20,58 +20,57 @@
 namespace dscomm {
 
 struct ExchangeRequest {
-  std::string prefix;  // of its keys: no other exchange's, ever
+  std::string prefix;  // of its keys; no other exchange may ever use it
   int rank = 0;
   int size = 1;
-  std::function<std::string(int rank)> name;  // of a rank, for messages
-  Look look = [] { return Status(); };        // a reason of the caller's to give up waiting
-  // What the caller adds to the message of a timeout.
+  std::function<std::string(int rank)> name;  // names a rank in messages
+  Look look = [] { return Status(); };        // the caller's reason to give up, or OK
+  // Text that the caller adds to the message of a timeout.
   std::function<std::string()> suspicion = [] { return std::string(); };
 };
 
-// Of one rank, on one thread.
+// For one rank, on one thread.
 class StoreExchange {
  public:
-  // `store` and `deadline` outlive it.
+  // `store` and `deadline` must outlive it.
   StoreExchange(Store& store, ExchangeRequest request, const Deadline& deadline);
 
-  // What all are told, made of what each has said, by rank. A status fails the step on all ranks.
+  // Makes the decision from the values of all ranks, by rank. An error fails the step on all ranks.
   using Decide = std::function<Result<std::string>(const std::vector<std::string>& said)>;
 
-  // Collective: one step. The decision, or the first failure. `decide` is called on rank 0 alone.
+  // Collective: one step. Returns the decision, or the first failure. Only rank 0 calls `decide`.
   Result<std::string> agree(const std::string& step, std::string_view own, const Decide& decide);
 
-  // Something for others to await.
+  // Publishes a value for others to await.
   Status publish(const std::string& name, std::string_view value);
-  // It, if it is there now.
+  // Its value, if it is there now.
   Result<std::optional<std::string>> find(const std::string& name) {
     return store_.find(key(name));
   }
-  // What a rank publishes; the first failure, if that comes before it. kTimeout at `deadline`.
+  // Waits for a published value, or the first failure if that comes before. kTimeout at `deadline`.
   Result<std::string> await(const std::string& name, const Deadline& deadline);
   void remove(const std::string& name);  // once all have read it
 
-  // In place of what the others wait for: they raise `cause` soon. Returns what this rank raises,
-  // which is the cause that came first. A rank other than 0 that timed out leaves rank 0 a moment
-  // to say whom all waited for.
+  // Instead of what the others wait for: they soon raise `cause`. Returns what this rank raises:
+  // the cause that came first. A rank other than 0 that timed out leaves rank 0 a moment to name
+  // the missing ranks.
   Status fail(const Status& cause);
-  // Why somebody failed, or OK. Asks the store.
+  // The failure that a rank has published, or OK. Asks the store.
   Status failure();
-  // The same, asked now and then, and the caller's own reason to give up, while something else is
-  // waited for.
+  // The same, asked now and then, or the caller's reason to give up; for other waits.
   Status look();
 
-  // Whether a failure is there that another rank told of.
+  // Whether a rank has published a failure, and this rank has read it.
   bool is_told() const { return told_; }
 
-  // Rank 0, while it waits: all ranks shall begin again, in another exchange. Their steps fail.
+  // On rank 0, while it waits: makes all ranks begin again, in another exchange. Their steps fail.
   void call_off();
   bool is_called_off() const { return called_off_; }
 
-  // The rank for which agree() waits now; -1: none.
+  // The rank that agree() waits for now; -1: none.
   int awaited() const { return awaited_; }
 
-  // After the last step, by every rank: the last one removes what is left.
+  // On every rank, after the last step: the last rank removes what is left.
   void finish();
 
  private:
@@ -88,12 +87,12 @@ class StoreExchange {
   Store& store_;
   const ExchangeRequest request_;
   const Deadline& deadline_;
-  const int pace_;  // by which its pauses are longer where ranks are many
+  const int pace_;  // factor on its pauses; grows with the number of ranks
   int64_t look_again_ns_ = 0, find_again_ns_ = 0;
   int step_ = 0;
   int awaited_ = -1;
   bool told_ = false, called_off_ = false;
-  std::string decided_;  // the name of what all may still have to read
+  std::string decided_;  // name of the last decision, which ranks may still have to read
 };
 
 }  // namespace dscomm
