@@ -19,10 +19,10 @@ namespace dscomm {
 namespace {
 
 constexpr uint32_t kKeep = ~0u, kDrop = 0;
-// Neighbours that differ in up to so many of their last bits may be told together.
+// In how many of their last bits the addresses of a block may differ.
 constexpr int kMostWidened = 16;
 
-using Words = std::vector<uint32_t>;  // of an address, the highest first
+using Words = std::vector<uint32_t>;  // an address, the most significant word first
 
 std::optional<Words> words_of(const std::string& address, int family) {
   const std::optional<SocketAddress> name = socket_address(address, 0);
@@ -37,13 +37,13 @@ std::optional<Words> words_of(const std::string& address, int family) {
   return words;
 }
 
-// A search in a sorted list of addresses, word by word.
+// A binary search in a sorted list of addresses, word by word.
 class SearchProgram {
  public:
-  // `first` is where the source lies in the header of IP.
+  // `first` is the offset of the source address in the IP header.
   SearchProgram(size_t first, uint32_t last_mask) : first_(first), last_mask_(last_mask) {}
 
-  // From word `word` on; those before are equal in all of them.
+  // Searches from word `word` on; the words before are the same in all addresses.
   void find(std::span<const Words> addresses, size_t word) {
     const auto place = static_cast<uint32_t>(SKF_NET_OFF) +
                        static_cast<uint32_t>(first_ + word * sizeof(uint32_t));
@@ -60,7 +60,7 @@ class SearchProgram {
     return word + 1 == addresses.front().size();
   }
 
-  // The word has been loaded.
+  // Compares the word, which has been loaded.
   void compare(std::span<const Words> addresses, size_t word) {
     if (addresses.front()[word] == addresses.back()[word]) {
       code_.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, addresses.front()[word], 1, 0));
@@ -81,7 +81,7 @@ class SearchProgram {
     compare(addresses.subspan(middle), word);
   }
 
-  // The place nearest to half at which the word changes.
+  // The index nearest to the middle at which the word changes.
   static size_t find_middle(std::span<const Words> addresses, size_t word) {
     const size_t half = addresses.size() / 2;
     size_t after = half, before = half;
@@ -126,7 +126,7 @@ Status admit_only(int socket, const std::vector<std::string>& addresses) {
   if (getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size) != 0 ||
       (family != AF_INET && family != AF_INET6))
     return Status(Code::kUnsupported, "it is no socket of IPv4 or IPv6");
-  // The kernel counts the program against a limit of its own (net.core.optmem_max: ENOMEM).
+  // The kernel limits the size of the program (net.core.optmem_max: ENOMEM).
   for (size_t most = BPF_MAXINSNS;; most /= 2) {
     std::vector<sock_filter> code = address_filter(family, addresses, most);
     if (code.empty())

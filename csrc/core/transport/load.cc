@@ -27,10 +27,10 @@ std::string own_folder() {
 
 // An MPI library, and the module that was built with it.
 struct Library {
-  std::string setting;  // of DSCOMM_MPI
+  std::string setting;  // value of DSCOMM_MPI
   std::string name;
   std::string file;
-  std::vector<const char*> loaded_as;  // the library itself, in a process
+  std::vector<const char*> loaded_as;  // names of the MPI library itself
   std::string to_build, to_run;        // what to install
 };
 
@@ -64,7 +64,7 @@ bool is_built(const Library& library, const std::string& folder) {
   return access((folder + "/" + library.file).c_str(), F_OK) == 0;
 }
 
-// Where the modules lie: beside this code or, in a wheel for several torches, in the folder above.
+// The folder of the modules: that of this code or, in a wheel for several torches, the one above.
 std::string module_folder() {
   const std::string own = own_folder(), above = own + "/..";
   auto has_one = [](const std::string& folder) {
@@ -78,9 +78,9 @@ Status unsupported(const std::string& reason) {
   return Status(Code::kUnsupported, "the group spans hosts, which needs " + reason);
 }
 
-// Null where it cannot be loaded: *reason says why.
+// Null if it cannot be loaded; *reason says why.
 void* load_module(const std::string& folder, const Library& library, Status* reason) {
-  // Global: the plugins of Open MPI look for its symbols there.
+  // RTLD_GLOBAL: plugins of Open MPI look for its symbols there.
   void* module = dlopen((folder + "/" + library.file).c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (module != nullptr) return module;
   const char* words = dlerror();
@@ -90,7 +90,7 @@ void* load_module(const std::string& folder, const Library& library, Status* rea
   return nullptr;
 }
 
-// The libraries to try, the first one first. Two cannot be in one process.
+// The libraries to try, in order. A process can have only one.
 Result<std::vector<Library>> choices(const std::string& folder, const std::string& wanted) {
   std::vector<Library> chosen;
   for (const Library& library : libraries()) {
@@ -139,7 +139,7 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
     if (module == nullptr) {
       Result<const TransportModule*> loaded = load_any(folder, request.settings.mpi);
       if (!loaded.ok()) {
-        // Hosts that have it would wait for this one.
+        // Hosts that have the module would wait for this one.
         const Status cause(loaded.status().code(), name_member(request.members, request.rank) +
                                                        ": " + loaded.status().message());
         decline_transport(request, *store, cause);

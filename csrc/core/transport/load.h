@@ -1,5 +1,5 @@
-// Finds and loads the module that carries groups between hosts. There is one for each MPI library
-// that dscomm was built with: the setting DSCOMM_MPI says which one it shall be.
+// Loads the module that carries groups between hosts. There is one for each MPI library that dscomm
+// was built with; DSCOMM_MPI selects it.
 #pragma once
 
 #include <memory>
@@ -8,15 +8,14 @@
 
 namespace dscomm {
 
-// A TransportFactory: loads a module that lies beside the code that calls this, or in the folder
-// above, once, and lets it make the transport. kUnsupported when there is none or what it needs is
-// missing, with what to install.
+// A TransportFactory: loads a module, once per process, from the folder of the calling code or the
+// one above, and lets it make the transport. Any thread. kUnsupported, with what to install, if
+// there is no module or something that it needs is missing.
 Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& request,
                                                   std::shared_ptr<Store> store,
                                                   const Deadline& deadline);
 
-// What the module exports under the name below. Both sides are built from one source at one time;
-// the version is compared all the same.
+// What a module exports as kTransportSymbol. Both are built together, but the version is checked.
 struct TransportModule {
   const char* version;
   Result<std::shared_ptr<Transport>> (*make)(const TransportRequest& request,

@@ -18,7 +18,7 @@
 namespace dscomm {
 namespace {
 
-// Of IPv4 the first four bytes, in the order of the network.
+// In network byte order. IPv4 uses the first four bytes.
 struct Address {
   bool is_v6 = false;
   std::array<uint8_t, 16> bytes{};
@@ -28,7 +28,7 @@ struct Address {
   auto operator<=>(const Address&) const = default;
 };
 
-// An address and how many of its leading bits are its network's.
+// An address, and how many of its leading bits are the network's.
 struct Network {
   Address address;
   int prefix = 0;
@@ -44,8 +44,7 @@ struct Network {
       if (((address.bytes[i] ^ other.bytes[i]) & mask_byte(i)) != 0) return false;
     return true;
   }
-  // 169.254.0.0/16. Those of IPv6 are left out from the start: they mean nothing without an
-  // interface.
+  // 169.254.0.0/16. IPv6 ones were left out before, because they mean nothing without an interface.
   bool link_local() const {
     return !address.is_v6 && address.bytes[0] == 169 && address.bytes[1] == 254;
   }
@@ -77,7 +76,7 @@ std::string text_of(const Network& network) {
   return address_text(network.address) + "/" + std::to_string(network.prefix);
 }
 
-// Nothing when it is not "address/prefix": other processes wrote it.
+// Nothing if it is not "address/prefix": other processes wrote it.
 std::optional<Network> parse(const std::string& text) {
   const size_t slash = text.find('/');
   if (slash == std::string::npos) return {};
@@ -160,13 +159,13 @@ bool matches(const std::string& wanted, const Interface& interface) {
   return network && own && network->contains(own->address);
 }
 
-// Those that are up and connected.
+// Interfaces that are up and connected.
 std::vector<Interface> interfaces_here() {
   ifaddrs* first = nullptr;
   if (getifaddrs(&first) != 0) return {};
   std::vector<Interface> interfaces;
   for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
-    // Running: a bridge without ports and a card without a cable are up, but lead nowhere.
+    // IFF_RUNNING: a bridge without ports and a card without a cable are up, but lead nowhere.
     constexpr unsigned kNeeded = IFF_UP | IFF_RUNNING;
     if (entry->ifa_addr == nullptr || entry->ifa_netmask == nullptr ||
         (entry->ifa_flags & kNeeded) != kNeeded)
@@ -190,7 +189,7 @@ std::vector<Interface> interfaces_here() {
     std::memcpy(network.address.bytes.data(), address, size);
     for (size_t i = 0; i < size; ++i)
       network.prefix += std::popcount(static_cast<const uint8_t*>(mask)[i]);
-    // A second address has a label behind the name: "eth0:1".
+    // Further addresses have a label after the name: "eth0:1".
     std::string name = entry->ifa_name;
     interfaces.push_back(
         {name.substr(0, name.find(':')), text_of(network), (entry->ifa_flags & IFF_LOOPBACK) != 0});
@@ -265,7 +264,7 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
   std::vector<Address> addresses;
   for (const Network& network : networks_of(target)) addresses.push_back(network.address);
   if (source.host != target.host) {
-    // Those would lead to the source's own host.
+    // These would lead to the source's own host.
     for (const Network& own : networks_of(source)) std::erase(addresses, own.address);
     const std::set<Network> everybodys = shared(members), theirs = shared({source, target});
     auto rank_of = [](const std::set<Network>& networks, const Address& address) {

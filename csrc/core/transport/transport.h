@@ -1,6 +1,6 @@
 // Transport: carries collectives and messages between hosts. A process has one, made when one of
 // its groups first spans hosts; the members of that group are its ranks. The core knows no MPI: the
-// implementation is a module of its own (csrc/mpi), loaded then.
+// implementation is a module (csrc/mpi), which is loaded then.
 #pragma once
 
 #include <chrono>
@@ -24,38 +24,37 @@ namespace dscomm {
 
 class FailureDetector;
 
-// A process that takes part, as the group that brings the transport up learned of it.
+// A process in the transport, as known by the group that brings the transport up.
 struct TransportMember {
   ArenaId id;             // names the process
-  int host = 0;           // which host: members with the same number share memory
-  int global_rank = -1;   // in the job, for messages; -1 when not known
-  int64_t pid = 0;        // as its own PID namespace numbers it
+  int host = 0;           // members with the same number share memory
+  int global_rank = -1;   // in the job, for messages; -1: unknown
+  int64_t pid = 0;        // in its own PID namespace
   std::string host_name;  // for messages
-  // Networks of its interfaces that are up, loopback left out, as "address/prefix": what it
-  // can be reached at.
+  // Networks of its interfaces that are up, without loopback, as "address/prefix".
   std::vector<std::string> networks;
 };
 
 struct TransportRequest {
   uint64_t id = 0;                       // random, the same on all members: names this transport
   std::string name;                      // of the group that brings it up, for messages
-  int rank = 0;                          // this process's, in `members`
+  int rank = 0;                          // of this process, in `members`
   std::vector<TransportMember> members;  // by rank
   std::string prefix;                    // of the keys in the store
   Settings settings;
   int usable_cores = 1;  // of this host
 };
 
-// A Team to be made; the same on all of its ranks.
+// A Team to make; the same on all of its ranks.
 struct TransportTeam {
-  std::vector<int> ranks;  // at least two; a rank's position is its number in the Team
-  uint64_t id = 0;         // no other Team's
+  std::vector<int> ranks;  // at least two; a rank's position is its rank in the Team
+  uint64_t id = 0;         // unique
   std::string name;        // of the group, for messages
-  std::vector<int> group;  // all of its ranks, in its order: who may be at fault for a wait
-  // Its calls are gathers, scatters and all_to_alls between ranks of different hosts alone, with
-  // the hosts as CallOptions::domains.
+  std::vector<int> group;  // all ranks of the group, in its order: any may be the cause of a wait
+  // It only makes gathers, scatters and all_to_alls between ranks of different hosts, with the
+  // hosts as CallOptions::domains.
   bool is_direct = false;
-  // Whether float16 and bfloat16 travel as float32 to be reduced, and are rounded once.
+  // Whether float16 and bfloat16 are sent as float32 for a reduction, and rounded once.
   bool halves_as_float32 = false;
 };
 
@@ -63,33 +62,33 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // The rank of a process, or -1 when it is not one of the members.
+  // The rank of a process, or -1 if it is not a member.
   virtual int rank_of(const ArenaId& id) const = 0;
 
-  // Collective over the ranks of the Team, this one among them.
+  // Collective over the ranks of the Team, including this one.
   virtual Result<std::unique_ptr<Team>> make_team(const TransportTeam& team,
                                                   const Deadline& deadline) = 0;
 
   // A process on another host as point-to-point sees it.
   virtual std::shared_ptr<Endpoint> endpoint(int rank) = 0;
-  // Through which its processes hear of each other.
+  // The failure detector of the members.
   virtual FailureDetector& detector() = 0;
 
-  // A group of this process has such a timeout: a network that is cut for less ends nothing while
-  // nobody communicates. Does not block.
+  // A group of this process has this timeout: a cut of the network that is shorter ends nothing
+  // while nobody communicates. Does not block.
   virtual void outlast(std::chrono::milliseconds timeout) = 0;
 
-  // The process ends in order: says so to the others. Idempotent; bounded by a few seconds, or by
-  // the longest of those timeouts where a launcher wants all processes to end together and nothing
-  // `has_failed` here.
+  // The process ends in order: tells the others. Idempotent. Takes a few seconds at most; but if a
+  // launcher wants all processes to end together, and nothing `has_failed` here, up to the longest
+  // of those timeouts.
   virtual void leave(bool has_failed) = 0;
 
-  // In a forked child: closes what it inherited. Nothing else works on this object there.
+  // In a forked child: closes inherited descriptors. No other call works there.
   virtual void close_descriptors() = 0;
 };
 
-// Collective over the members. kUnsupported when what it needs is not installed, with what to
-// install; otherwise the status names the step, the host and the rank.
+// Collective over the members. kUnsupported, with what to install, if something that it needs is
+// missing; other errors name the step, the host and the rank.
 using TransportFactory = std::function<Result<std::shared_ptr<Transport>>(
     const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline)>;
 
