@@ -13,8 +13,8 @@
 namespace dscomm {
 namespace {
 
-// Drops the GIL, where this thread holds it, for as long as it lives: what is waited for may be run
-// by a thread that needs it. Destructors can be entered with it or without it.
+// Releases the GIL for its lifetime if this thread holds it: the thread that is waited for may need
+// it. A destructor may run with or without the GIL.
 class WithoutGil {
  public:
   WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
@@ -28,7 +28,7 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Takes the GIL for as long as it lives, whether or not this thread holds it already.
+// Holds the GIL for its lifetime, whether or not this thread held it before.
 class WithGil {
  public:
   WithGil() : state_(PyGILState_Ensure()) {}
@@ -40,7 +40,8 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
-// What it returns, as a new reference; null, and no exception, where it raises.
+// Calls object.method() and returns a new reference; null, with the exception cleared, if it
+// raises.
 PyObject* call_or_null(PyObject* object, const char* method) {
   PyObject* result = object == nullptr ? nullptr : PyObject_CallMethod(object, method, nullptr);
   if (result == nullptr && PyErr_Occurred()) PyErr_Clear();
@@ -73,7 +74,7 @@ c10::intrusive_ptr<DscommBackend> DscommBackend::create(c10::intrusive_ptr<c10d:
     raise_creation_error(context.status(), options);
   }
   const auto create_group = [&] {
-    const WithoutGil without_gil;  // a store that is written in Python is called by another thread
+    const WithoutGil without_gil;  // a store written in Python may be called from another thread
     return Group::create(context.value(), bounded, options);
   };
   Result<std::shared_ptr<Group>> group = create_group();
@@ -89,8 +90,8 @@ DscommBackend::DscommBackend(std::shared_ptr<Group> group, GroupOptions options)
   init();
 }
 
-// torch destroys a group by shutdown() alone, or, in 1.13 and when a program simply ends, by
-// dropping it. A Work may outlive the backend and then holds the Group.
+// torch destroys a group by shutdown(). torch 1.13, and a program that simply ends, only drop the
+// backend. A Work can outlive the backend, since it holds the Group.
 DscommBackend::~DscommBackend() {
   if (coalescing_manager_ != nullptr && Py_IsInitialized()) {
     const WithGil with_gil;
@@ -107,7 +108,8 @@ void DscommBackend::shutdown() {
     WithoutGil without_gil;
     status = group_->shutdown();
   }
-  // The group is left; torch has yet to forget it, and those after it, when it calls again.
+  // The group has left, but torch has not forgotten it or the groups after it: the user's next call
+  // of destroy_process_group() does that.
   if (!status.ok())
     std::rethrow_exception(to_exception(status, "leaving group '" + group_->name() + "'"));
 }
@@ -117,7 +119,7 @@ void DscommBackend::abort() {
   group_->abort("its user called abort()");
 }
 
-// Every member starts to count at its first collective, so there is nothing to agree on.
+// Each member counts from its first collective, so there is no number to agree on.
 void DscommBackend::setSequenceNumberForGroup() {}
 
 uint64_t DscommBackend::getSequenceNumberForGroup() { return group_->sequence(); }
@@ -154,7 +156,7 @@ c10::intrusive_ptr<c10d::Backend> DscommBackend::split(
   for (int rank : ranks)
     split_options.global_ranks.push_back(
         options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<size_t>(rank)]);
-  // The store is that of the new ProcessGroup, which the backends of other devices use as well.
+  // `store` is the new ProcessGroup's, which the backends of other devices use too.
   return create(c10::make_intrusive<c10d::PrefixStore>(kBackendName, store),
                 std::move(split_options));
 }
@@ -184,7 +186,7 @@ c10d::ErrorType DscommBackend::getError() {
   }
 }
 
-// All that torch tells is the index: a CPU has none, and a numbered device is another backend's.
+// A negative index is the CPU; a numbered device belongs to another backend.
 bool DscommBackend::supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
 
 at::Tensor DscommBackend::allocateTensor(long size, at::TensorOptions options) {
@@ -196,7 +198,7 @@ at::Tensor DscommBackend::allocateTensor(long size, at::TensorOptions options) {
 }
 
 std::shared_ptr<c10::Allocator> DscommBackend::getMemAllocator() {
-  return {pool_allocator(), [](c10::Allocator*) {}};  // it lives for ever
+  return {pool_allocator(), [](c10::Allocator*) {}};  // never destroyed
 }
 
 void DscommBackend::startCoalescing() {

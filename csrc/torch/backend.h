@@ -1,11 +1,11 @@
-// DscommBackend: c10d's face of one dscomm Group.
+// DscommBackend: the c10d backend of one dscomm Group.
 //
-// Each override checks its arguments on the calling thread, before anything is published, builds
-// the buffers of the call and submits a body: the straight-line code that loads the inputs, calls
-// the Team and stores the outputs. A synchronous call runs its body inline and returns a null Work;
-// an asynchronous one is queued together with all that it needs, the tensors included.
+// Each override checks its arguments on the calling thread, before peers see anything of the call,
+// then makes the call's buffers and submits a body: the code that loads the inputs, calls the Team
+// and stores the outputs. A synchronous call runs its body inline and returns a null Work. An
+// asynchronous call is queued with all that it needs, including its tensors.
 //
-// Lists of several calls ("coalesced") are one body, so that nothing comes between their parts.
+// A coalesced call (a list of calls) is one body, so no other call runs between its parts.
 #pragma once
 
 #include <Python.h>
@@ -27,9 +27,9 @@ namespace dscomm {
 
 inline constexpr const char* kBackendName = "dscomm";
 
-// What one call is, besides its tensors.
+// A call, without its tensors.
 struct CallInfo {
-  // `title` is the profiler's, "dscomm:all_reduce"; the rest of dscomm says "all_reduce".
+  // `title` is the profiler's name, "dscomm:all_reduce"; everywhere else the name is "all_reduce".
   CallInfo(c10d::OpType op_type, const char* title, bool is_async,
            std::chrono::milliseconds call_limit)
       : type(op_type), profiling_title(title), timeout(call_limit) {
@@ -39,7 +39,7 @@ struct CallInfo {
 
   c10d::OpType type;
   const char* profiling_title;
-  std::chrono::milliseconds timeout;  // 0: the group's
+  std::chrono::milliseconds timeout;  // 0: the group's timeout
   OperationInfo info;
 };
 
@@ -49,7 +49,7 @@ class DscommBackend : public BackendBase {
     explicit Options(std::chrono::milliseconds limit) : BackendBase::Options(kBackendName, limit) {}
   };
 
-  // Collective over the members; blocks until they have met. Call it without the GIL.
+  // Collective: blocks until all members have met. Call it without the GIL.
   static c10::intrusive_ptr<DscommBackend> create(c10::intrusive_ptr<c10d::Store> store,
                                                   GroupOptions options);
   ~DscommBackend() override;
@@ -61,7 +61,7 @@ class DscommBackend : public BackendBase {
   void setTimeout(std::chrono::milliseconds timeout) DSCOMM_OVERRIDE_2;
   void abort() DSCOMM_OVERRIDE_2;
   void shutdown() DSCOMM_OVERRIDE_2;
-  // A copy: split and merge change what they are given.
+  // A copy, because split() and merge() change the options that they get.
   c10::intrusive_ptr<BackendBase::Options> getBackendOptions() DSCOMM_OVERRIDE_2;
 #if DSCOMM_TORCH_2
   bool supportsSplitting() const override { return true; }
@@ -72,20 +72,21 @@ class DscommBackend : public BackendBase {
                                           const c10::intrusive_ptr<c10d::Backend::Options>& options,
                                           const int& rank, const int& size) override;
   c10d::ErrorType getError() override;
-  // Tensors of `size` elements of ordinary CPU memory, uninitialised. Calls are as fast with any
-  // other tensor; DDP and FSDP2 take their buffers from here where they are told to.
+  // Uninitialised CPU tensors of `size` elements, from the tensor pool. DDP and FSDP2 can take
+  // their buffers from here. Calls work with any other CPU tensor too.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
-  // Between the two, calls of this thread are started and not waited for; the Work of all of them
-  // together comes from endCoalescing(). Nothing is fused, and batch_isend_irecv is better served
-  // by a Work for each message, so supportsCoalescing() stays false.
+  // Between the two, this thread's calls start without being waited for; endCoalescing() returns
+  // one Work for all of them. Calls are not fused, and batch_isend_irecv is better served by one
+  // Work per message, so supportsCoalescing() stays false.
   //
-  // torch's _coalescing_manager does not end what it has started when its body raises. So the state
-  // knows the manager that started it (deepspeed_comm/_coalescing.py), and is over when that is.
+  // torch's _coalescing_manager does not call endCoalescing() if its body raises. So
+  // startCoalescing() remembers the current manager (deepspeed_comm/_coalescing.py), and coalescing
+  // ends when the manager does.
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
-  // Works have durations whether it is called or not.
+  // Works always have durations.
   void enableCollectivesTiming() override {}
 #endif
   std::string describe() const { return group_->describe(); }
@@ -134,12 +135,13 @@ class DscommBackend : public BackendBase {
                                                const c10d::AllToAllOptions& options) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
 
-  // The same past torch.distributed's own layers, for deepspeed_comm; a null Work unless
-  // asynchronous. The second is for a call that is made again and again under one match_id, on all
-  // ranks the same, with a tensor of the same dtype and size: what a Team prepares for it is kept.
+  // All-reduce for deepspeed_comm, without torch.distributed's layers. The Work is null unless
+  // asynchronous. all_reduce_caching() is for a call that is repeated under one match_id, which is
+  // the same on all ranks, with a tensor of the same dtype and size: the Team keeps what it
+  // prepares.
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                             bool asynchronous);
-  // What of such a call is the same each time.
+  // The parts of such a call that do not change.
   struct AllReducePlan {
     AllReducePlan(std::string id, c10d::ReduceOp op);
     std::string match_id;
@@ -149,15 +151,15 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> all_reduce_caching(const at::Tensor& tensor,
                                                     std::shared_ptr<const AllReducePlan> plan,
                                                     bool asynchronous);
-  // While it lives, allreduce() of this backend on this thread is all_reduce_caching() under the
-  // match_id: for what has to go through torch's dispatcher.
+  // For its lifetime, allreduce() of this backend on this thread is all_reduce_caching() with the
+  // match_id: for calls that must go through torch's dispatcher.
   class WithMatchId {
    public:
     WithMatchId(const DscommBackend& backend, std::string match_id);
     ~WithMatchId();
     WithMatchId(const WithMatchId&) = delete;
     WithMatchId& operator=(const WithMatchId&) = delete;
-    static const std::string* of(const DscommBackend& backend);  // null where none lives
+    static const std::string* of(const DscommBackend& backend);  // null if there is none
 
    private:
     const DscommBackend& backend_;
@@ -169,15 +171,16 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int dst, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int src, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
-  // The same past torch.distributed's own layers, for deepspeed_comm: they return when the message
-  // has left the tensor, or stands in it, and no Work is made. src -1 takes any source; the source
-  // is returned, a rank of the group. For dense tensors, where may_block() says so.
+  // Blocking messages for deepspeed_comm, without torch.distributed's layers and without a Work.
+  // They return when the tensor may be reused (send) or holds the message (receive). src -1 takes
+  // any source; the source's rank in the group is returned. For dense tensors, and only if
+  // may_block().
   void send_and_wait(const at::Tensor& tensor, int dst, int tag);
   int receive_and_wait(const at::Tensor& tensor, int src, int tag);
-  // Not while calls are coalesced or a profiler listens: these are for a Work to tell.
+  // False while calls are coalesced or a profiler listens, as both need a Work.
   bool may_block() const { return !profiled() && !coalescing(); }
-  // Rank 0 hears from every other rank before it lets any of them go. At the timeout it names all
-  // that were not heard from, whether or not wait_all_ranks asks for more than the first.
+  // Rank 0 waits for a message from every other rank, then releases them all. At the timeout it
+  // names all missing ranks, even without wait_all_ranks.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
@@ -185,7 +188,7 @@ class DscommBackend : public BackendBase {
   friend class c10::intrusive_ptr<DscommBackend>;
 
   // Runs or queues a body: any copyable `Status(Team&, const CallOptions&)` that owns its buffers.
-  // A synchronous one is not copied, and nothing is allocated for it. Defined in submit.h.
+  // A synchronous call neither copies nor allocates. Defined in submit.h.
   template <typename Body>
   c10::intrusive_ptr<c10d::Work> submit(const CallInfo& call, Body body, at::TensorList inputs,
                                         at::TensorList outputs);
@@ -197,9 +200,9 @@ class DscommBackend : public BackendBase {
                                                 std::shared_ptr<const AllReducePlan> plan,
                                                 bool asynchronous,
                                                 std::chrono::milliseconds timeout);
-  // Raises the group's first cause if it has ended.
+  // Raises the group's first error if the group has ended.
   void check_alive(const char* title) const;
-  // Raises what ended the group, if it is not OK.
+  // Raises `status`, the group's error, if it is not OK.
   void refuse_for(const Status& status, const char* title) const;
   c10::intrusive_ptr<c10d::Work> start(const CallInfo& call, Group::Body body,
                                        at::TensorList inputs, at::TensorList outputs);
@@ -208,9 +211,9 @@ class DscommBackend : public BackendBase {
                                         DscommWork::Epilogue epilogue);
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, c10d::OpType type,
                                          const char* title, int src, int tag);
-  // Stands at the beginning of each call. Ends the coalescing of calls that was left behind, and
-  // that in which this call throws: torch does neither, and the thread's later synchronous calls
-  // would return before they are done.
+  // The first local variable of each call. Ends coalescing that was abandoned, and coalescing in
+  // which this call throws: torch does neither, and later synchronous calls of this thread would
+  // return before they are done.
   class EndsCoalescing {
    public:
     explicit EndsCoalescing(DscommBackend& backend)
@@ -228,13 +231,14 @@ class DscommBackend : public BackendBase {
     const bool is_needed_;
     const int exceptions_;
   };
-  // Whether this thread is coalescing calls. Relaxed: a thread asks for what it has set itself.
+  // Whether this thread is coalescing calls. Relaxed: the thread compares with an id that it stored
+  // itself.
   bool coalescing() const {
     const std::thread::id thread = coalescing_thread_.load(std::memory_order_relaxed);
     return thread != std::thread::id() && thread == std::this_thread::get_id();
   }
   void end_coalescing();
-  // Ends it if the manager that started it is over without having ended it; whether it did so.
+  // Ends coalescing if its manager has ended without doing so; returns whether it did.
   bool end_abandoned_coalescing();
   GroupIdentity identity() const;
   int check_rank(int64_t rank, const char* argument) const;
@@ -242,9 +246,9 @@ class DscommBackend : public BackendBase {
 
   std::shared_ptr<Group> group_;
   GroupOptions options_;
-  std::atomic<std::thread::id> coalescing_thread_{};  // the one between start- and endCoalescing()
+  std::atomic<std::thread::id> coalescing_thread_{};  // thread between start- and endCoalescing()
   std::vector<c10::intrusive_ptr<DscommWork>> coalesced_;  // used by that thread alone
-  // _coalescing.Manager that started it, or null where none is known. Guarded by the GIL.
+  // The _coalescing.Manager that started it; null if unknown. Guarded by the GIL.
   PyObject* coalescing_manager_ = nullptr;
 };
 

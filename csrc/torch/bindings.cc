@@ -22,11 +22,11 @@ namespace py = pybind11;
 namespace dscomm {
 namespace {
 
-// The creator that torch calls for each process group of this backend.
+// torch calls this for each process group of this backend.
 c10::intrusive_ptr<DscommBackend> create_backend(const c10d::DistributedBackendOptions& options,
                                                  const py::object& pg_options) {
-  // Options made for another backend come here too when a group has one for each device. Of ours
-  // only the timeout means anything, and as with torch's own backends the argument goes before it.
+  // A group with one backend per device passes options made for another backend too. Only their
+  // timeout is used, and the timeout argument goes before it, as in torch's own backends.
   if (!pg_options.is_none() && !py::isinstance<BackendBase::Options>(pg_options))
     throw py::type_error("dscomm: pg_options: got " +
                          py::str(py::type::of(pg_options)).cast<std::string>() +
@@ -60,8 +60,8 @@ py::list settings() {
   return rows;
 }
 
-// One of torch's operations: a RedOpType each, and a ReduceOp where it carries a factor. pybind11
-// alone would make the one of the other by a call of Python.
+// torch passes a RedOpType, or a ReduceOp if it carries a factor. pybind11 alone would convert one
+// to the other through a call into Python.
 c10d::ReduceOp to_torch_op(const py::handle& op) {
   if (py::isinstance<c10d::ReduceOp::RedOpType>(op)) return op.cast<c10d::ReduceOp::RedOpType>();
   return op.cast<c10d::ReduceOp>();
@@ -93,14 +93,14 @@ at::Tensor empty(const std::vector<int64_t>& size, const py::object& dtype) {
     throw py::type_error("dtype: got " + py::str(py::type::of(dtype)).cast<std::string>() +
                          ", expected a torch.dtype");
   const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
-  py::gil_scoped_release without_gil;  // the kernel may take its time for the memory
+  py::gil_scoped_release without_gil;  // reserving the memory may block in the kernel
   return empty_in_pool(size, type);
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::module_::import("torch.distributed");  // declares the base classes
 
-  // Destroyed when the interpreter clears its modules.
+  // Runs when the interpreter clears its modules.
   module.attr("_at_end") = py::capsule([] {
     const py::gil_scoped_release without_gil;
     leave_groups();
@@ -131,7 +131,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              return c10::make_intrusive<Options>(timeout);
            }),
            py::arg("timeout") = std::chrono::milliseconds(30 * 60 * 1000))
-      // split_group copies the options of the parent before it changes them.
+      // split_group changes a copy of the parent's options.
       .def("__deepcopy__",
            [](const Options& self, const py::dict&) { return c10::make_intrusive<Options>(self); });
   backend.def_property_readonly("options", &DscommBackend::getBackendOptions)

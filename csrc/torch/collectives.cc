@@ -1,7 +1,6 @@
-// The collectives of DscommBackend: what each takes, what it checks, and its body.
+// The collectives of DscommBackend: their arguments, their checks and their bodies.
 //
-// An argument is named in messages as the function of torch.distributed calls it, since that is
-// what the user wrote.
+// Messages name an argument as torch.distributed's function does, since the user wrote that name.
 #include <algorithm>
 #include <numeric>
 #include <span>
@@ -21,7 +20,7 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr OpType kReduceScatterTensorCoalesced = reduce_scatter_tensor_coalesced<OpType>();
 
-// c10d passes lists where other backends have one tensor per device; a rank of ours has one.
+// c10d passes a list with one tensor per device; a rank of this backend has one device.
 template <typename Item>
 Item& only_one(std::vector<Item>& items, const char* argument) {
   if (items.size() != 1)
@@ -54,7 +53,7 @@ void describe_reduction(CallInfo& call, const Reduction& reduction) {
   call.info.op = reduction.op;
 }
 
-// `data` is the call's body, or this rank's buffer.
+// `data` is the call's body or this rank's buffer.
 template <typename Data>
 void describe_data(CallInfo& call, const Data& data) {
   call.info.dtype = data.dtype();
@@ -69,12 +68,12 @@ CallInfo make_call(OpType type, const char* title, const Options& options, const
   return call;
 }
 
-// The body of a coalesced call: its parts one after the other, each with the inputs that its
-// tensors held when the call began, whatever the parts before it have written; where outputs of two
-// parts overlap, the later part's values remain. That is what gloo gives.
+// The body of a coalesced call: its parts in order. Each part reads the values that its tensors
+// held when the call began, even if an earlier part has written them. Where outputs of two parts
+// overlap, the later part wins. gloo does the same.
 //
-// The parts have one deadline, which starts with the first: copies of a deadline that nobody has
-// looked at would each start their own.
+// All parts share one deadline, which starts with the first part: an unstarted Deadline would start
+// anew in each copy.
 template <typename Part>
 struct CoalescedBody {
   std::vector<Part> parts;
@@ -102,8 +101,8 @@ struct CoalescedBody {
       part_options.part = static_cast<uint32_t>(k);
       part_options.part_count = static_cast<uint32_t>(parts.size());
       Status status = parts[k].run(team, part_options);
-      // A mistake of this rank alone, seen when its result was written: the others go on, and wait
-      // for this rank in the parts that follow.
+      // This rank's own mistake, found when it stored its result. The other ranks know nothing of
+      // it and wait for this rank in the remaining parts.
       if (!status.ok() && status.code() != Code::kInvalidArgument) return status;
       if (!status.ok() && first_mistake.ok()) first_mistake = status;
     }
@@ -111,7 +110,7 @@ struct CoalescedBody {
   }
 };
 
-// make(k, index) returns part k; `index` is k as Argument takes it.
+// make(k, index) returns part k; `index` is k in the type of Argument::index.
 template <typename Make>
 auto make_coalesced(size_t parts, Make make) {
   std::vector<decltype(make(0, 0))> all;
@@ -119,14 +118,14 @@ auto make_coalesced(size_t parts, Make make) {
   return CoalescedBody(std::move(all));
 }
 
-// As in-place operators of torch do, for calls that do not go through c10d: what autograd has saved
-// of the tensor is another value now, and a backward pass that needs it raises. (c10d's operators
-// do not, over any backend.)
+// Increments the tensor's version as torch's in-place operators do, for calls that bypass c10d: a
+// backward pass that needs the old value then raises. (c10d's own operators do not do this,
+// whatever the backend.)
 void tell_autograd(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Slices of one buffer that lie one behind the other.
+// Consecutive slices of one buffer.
 template <typename Pointer>
 std::vector<Pointer> slices_of(const Buffer& buffer, const std::vector<size_t>& counts) {
   std::vector<Pointer> slices(counts.size());
@@ -143,13 +142,12 @@ bool overlaps_any(const Buffer& buffer, const std::vector<Buffer>& others) {
                      [&](const Buffer& other) { return buffer.overlaps(other); });
 }
 
-// A Team accepts a buffer that is exactly its place in the list, but no other overlap with the
-// list.
+// A Team accepts a buffer that is exactly its own slot in the list, but no other overlap.
 void separate(Buffer& one, const void* its_place, const std::vector<Buffer>& others) {
   if (one.data() != its_place && overlaps_any(one, others)) one.stage();
 }
 
-// Checks a rank's buffer against its place in a list, and stages it if they overlap otherwise.
+// Checks a rank's buffer against its slot in a list, and stages it if they overlap otherwise.
 void match(Buffer& one, const std::vector<Buffer>& list, int rank, const char* expected_count) {
   const Buffer& its_place = list[static_cast<size_t>(rank)];
   check_same_dtype(one, list[0]);
@@ -157,7 +155,7 @@ void match(Buffer& one, const std::vector<Buffer>& list, int rank, const char* e
   separate(one, its_place.data(), list);
 }
 
-// The root's list, with a tensor for each rank. Raises if another rank passes one.
+// The root's list, with a tensor for each rank. Raises if another rank passes a list.
 Tensors list_of_root(std::vector<Tensors>& lists, bool is_root, size_t ranks, const char* argument,
                      const char* root_argument) {
   if (is_root) {
@@ -171,7 +169,7 @@ Tensors list_of_root(std::vector<Tensors>& lists, bool is_root, size_t ranks, co
   return {};
 }
 
-// Checks the lists of a coalesced call with one input and one output a part.
+// Checks the lists of a coalesced call whose parts have one input and one output each.
 void check_pairs(const Tensors& outputs, const Tensors& inputs) {
   if (inputs.empty()) raise_value_error("inputs: got an empty list, expected at least one tensor");
   check_list_length("outputs", outputs.size(), inputs.size(), "as many as there are inputs");
@@ -215,7 +213,7 @@ struct PlannedAllReduceBody {
   }
 };
 
-// All gathering into a list of tensors or into slices of one.
+// All-gather into a list of tensors or into slices of one tensor.
 struct AllGatherBody {
   Buffer in;
   std::vector<Buffer> outs;
@@ -255,7 +253,7 @@ struct AllGatherBody {
   size_t count() const { return in.count(); }
   std::span<Buffer> reads() { return {&in, 1}; }
   std::span<Buffer> writes() { return outs; }
-  void find_pointers() {}  // those of the outputs stay, and run() asks the input
+  void find_pointers() {}  // the outputs' pointers do not change, and run() asks the input
 
   Status operator()(Team& team, const CallOptions& options) const {
     in.load();
@@ -307,7 +305,7 @@ struct ReduceScatterBody {
   void finish(const c10d::ReduceOp& op, int rank) {
     check_same_dtype(ins[0], out);
     reduction = to_reduction(op, out.dtype());
-    // A Team takes the output in place of this rank's input, and nowhere else among the inputs.
+    // A Team accepts the output in this rank's own input slot, and in no other.
     const auto mine = static_cast<size_t>(rank);
     const bool in_place = out.data() == pointers[mine];
     bool elsewhere = false;
@@ -355,7 +353,7 @@ struct AllToAllBody {
   }
 };
 
-// Elements for each rank from splits along dimension 0; equal ones where there are none.
+// Elements for each rank, from splits of dimension 0; an equal share each if there are no splits.
 std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t>& splits,
                                  const char* argument, size_t ranks) {
   const at::Tensor& tensor = buffer.tensor();
@@ -378,7 +376,7 @@ std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t
                         ", expected no negative split");
   int64_t sum = 0;
   for (int64_t split : splits)
-    if (__builtin_add_overflow(sum, split, &sum)) sum = -1;  // no number of rows
+    if (__builtin_add_overflow(sum, split, &sum)) sum = -1;  // -1 is never the number of rows
   if (sum != rows)
     raise_value_error(std::string(argument) + ": the splits add up to " + std::to_string(sum) +
                       ", expected " + std::to_string(rows) + ", the size of dimension 0 of " +

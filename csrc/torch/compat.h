@@ -1,6 +1,6 @@
-// All that differs between the torches dscomm builds for: PyPI's from 2.9 on, where a backend
-// derives from c10d::Backend, and Debian's 1.13.1, where it derives from c10d::ProcessGroup.
-// Features of later torch 2 versions are asked of the headers, not of the version.
+// Differences between the supported torches: PyPI's from 2.9 on, whose backends derive from
+// c10d::Backend, and Debian's 1.13.1, whose backends derive from c10d::ProcessGroup. Newer features
+// of torch 2 are detected from its headers, not from its version.
 #pragma once
 
 #include <torch/version.h>
@@ -23,7 +23,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #endif
 
-// Marks a method that overrides one of torch 2's and is an ordinary one with torch 1.13.
+// `override` with torch 2; nothing with torch 1.13, where the base class lacks the method.
 #if DSCOMM_TORCH_2
 #define DSCOMM_OVERRIDE_2 override
 #else
@@ -44,11 +44,11 @@ using BackendBase = c10d::Backend;
 using DistBackendError = c10::DistBackendError;
 #else
 using BackendBase = c10d::ProcessGroup;
-using DistBackendError = c10::Error;  // arrives in Python as RuntimeError
+using DistBackendError = c10::Error;  // raised in Python as RuntimeError
 #endif
 
-// Whether the caller takes a null Work for a call that has finished. torch 1.13 has no such option
-// and waits for the Work it is given.
+// Whether the call may return before it is done. torch 1.13 has no such option and waits for each
+// Work.
 template <typename Options>
 bool is_asynchronous(const Options& options) {
   if constexpr (requires { options.asyncOp; })
@@ -57,7 +57,7 @@ bool is_asynchronous(const Options& options) {
     return true;
 }
 
-// The type of a coalesced reduce_scatter_tensor, which has a separate name from torch 2.12 on.
+// The type of a coalesced reduce_scatter_tensor; torch 2.12 gave it its own name.
 template <typename OpType>
 constexpr OpType reduce_scatter_tensor_coalesced() {
   if constexpr (requires { OpType::REDUCE_SCATTER_TENSOR_COALESCED; })
@@ -66,8 +66,8 @@ constexpr OpType reduce_scatter_tensor_coalesced() {
     return OpType::_REDUCE_SCATTER_BASE;
 }
 
-// A call as the profiler gets it: from torch 2.12 on also whether it is asynchronous, the last
-// argument there, and from 2.13 on its number.
+// A call for the profiler: torch 2.12 added, as the last argument, whether it is asynchronous, and
+// torch 2.13 its number.
 template <typename Info, typename... Arguments>
 std::shared_ptr<Info> make_profiled_info(bool asynchronous, Arguments&&... arguments) {
   if constexpr (std::is_constructible_v<Info, Arguments..., bool>)
@@ -81,13 +81,13 @@ void set_sequence(Info& info, int64_t sequence, bool is_message) {
     info.setSequenceInfo(sequence, is_message);
 }
 
-// The timeout of one call; 0, the group's, where the caller set none (c10d says -1).
+// The call's timeout; 0, for the group's, if the caller set none (c10d passes -1).
 template <typename Options>
 std::chrono::milliseconds call_timeout(const Options& options) {
   return options.timeout.count() > 0 ? options.timeout : std::chrono::milliseconds(0);
 }
 
-// Many keys in one question; torch 1.13's stores cannot.
+// Whether the store takes many keys in one request; those of torch 1.13 do not.
 inline bool takes_many_keys(c10d::Store& store) {
 #if DSCOMM_TORCH_2
   return store.hasExtendedApi();
@@ -115,7 +115,7 @@ inline void set_many(c10d::Store& store, const std::vector<std::string>& keys,
 #endif
 }
 
-// The tensors that hold the factor of PREMUL_SUM; empty where it is a plain number.
+// The tensors that hold the factor of PREMUL_SUM; empty if the factor is a plain number.
 inline std::vector<at::Tensor> premul_tensors(const c10d::NCCLPreMulSumSupplement& supplement) {
 #if DSCOMM_TORCH_2
   if (!supplement.tensor_factor.defined()) return {};

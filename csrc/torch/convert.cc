@@ -15,7 +15,7 @@ std::exception_ptr make_exception(const std::string& message) {
 
 using Op = c10d::ReduceOp;
 
-// From torch's to ours, the common ones first.
+// torch's operations and dtypes and dscomm's, the common ones first.
 constexpr std::pair<Op::RedOpType, ReduceOp> kOps[] = {
     {Op::SUM, ReduceOp::kSum}, {Op::AVG, ReduceOp::kAvg},   {Op::PRODUCT, ReduceOp::kProduct},
     {Op::MIN, ReduceOp::kMin}, {Op::MAX, ReduceOp::kMax},   {Op::BAND, ReduceOp::kBand},

@@ -1,4 +1,4 @@
-// From torch's words to the core's (dtypes, reductions) and from a Status to an exception.
+// Converts torch's dtypes and reductions to dscomm's, and a Status to an exception.
 #pragma once
 
 #include <exception>
@@ -11,32 +11,32 @@
 
 namespace dscomm {
 
-// How a message names one tensor: "tensor", or "output_tensors[3]". Holds no text of its own, so
-// that naming every argument costs nothing until one is wrong.
+// The name of a tensor in a message: "tensor", or "output_tensors[3]". Makes the text only when an
+// argument is wrong.
 struct Argument {
   const char* name;
   int64_t index = -1;
   std::string text() const;
 };
 
-// The caller's mistake, as Python's ValueError and TypeError.
+// Raise Python's ValueError and TypeError, for a mistake of the caller.
 [[noreturn]] void raise_value_error(const std::string& message);
 [[noreturn]] void raise_type_error(const std::string& message);
 
-// TypeError for a dtype that dscomm does not carry.
+// Raises TypeError for a dtype that dscomm does not support.
 DType to_dtype(at::ScalarType type, const Argument& argument);
 
-// ValueError for an op that does not exist, NotImplementedError for one without a meaning for the
-// dtype; both say what is allowed.
+// Raises ValueError for an unknown op, and NotImplementedError for an op that is undefined for the
+// dtype; both messages name the alternatives.
 Reduction to_reduction(const c10d::ReduceOp& op, DType dtype);
 
-// What torch calls "SUM", "AVG", ...: ValueError for another name. PREMUL_SUM, which needs a
-// factor, has none.
+// The operation by torch's name ("SUM", "AVG", ...). Raises ValueError for any other name,
+// including PREMUL_SUM, which needs a factor.
 c10d::ReduceOp reduce_op_of_name(const std::string& name);
 
-// The exception for a status that is not OK: ValueError for what is the caller's mistake,
-// NotImplementedError for what dscomm does not carry, DistBackendError for what went wrong between
-// ranks. `where` says which call of which group.
+// The exception for a status that is not OK: ValueError for a mistake of the caller,
+// NotImplementedError for an unsupported operation, DistBackendError for a failure between ranks.
+// `where` names the call and its group.
 std::exception_ptr to_exception(const Status& status, const std::string& where);
 
 }  // namespace dscomm

@@ -24,49 +24,48 @@ namespace {
 
 using WeakBackend = c10::weak_intrusive_ptr<DscommBackend>;
 
-// What follows is guarded by the GIL. Nothing here keeps a group alive.
+// The state below is guarded by the GIL. It keeps no group alive.
 
-// A group and its backend. An address may be another group's by now, which the weak reference
-// tells.
+// A group and its backend. The weak reference shows whether a new group has the address by now.
 struct KnownGroup {
   py::object reference;
   WeakBackend backend;
-  // For messages, whose callers name global ranks: the rank in the group by global rank (-1: no
-  // member), and the other way round. Empty while Python has not told them.
+  // For messages, whose callers pass global ranks: rank in the group by global rank (-1: not a
+  // member), and the reverse. Empty until Python calls remember_ranks().
   std::vector<int> group_ranks, global_ranks;
 };
-// One of deepspeed_comm's or torch's operations, each of which is one object, and what torch calls
-// it.
+// An operation object of deepspeed_comm or torch, each of which exists once, and its torch value.
 struct KnownOp {
   py::object object;
   c10d::ReduceOp op;
 };
 // Never destroyed: Python is gone when static destructors run.
 auto& known_groups = *new std::unordered_map<PyObject*, KnownGroup>;
-auto& known_ops = *new std::deque<KnownOp>;  // calls without the GIL hold what is in it
+auto& known_ops = *new std::deque<KnownOp>;  // a deque: calls without the GIL hold references
 
 bool refers_to(PyObject* reference, PyObject* object) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found = nullptr;
   if (PyWeakref_GetRef(reference, &found) < 0) PyErr_Clear();
-  Py_XDECREF(found);  // it is `object`, which the caller holds, or of no more use
+  Py_XDECREF(found);  // it is `object`, which the caller holds, or another object, which is not
+                      // needed
   return found == object;
 #else
   return PyWeakref_GET_OBJECT(reference) == object;
 #endif
 }
 
-// The callback of a group's reference.
+// Callback of a group's weak reference.
 PyObject* forget_group(PyObject*, PyObject* reference) {
   for (auto each = known_groups.begin(); each != known_groups.end(); ++each)
     if (each->second.reference.ptr() == reference) {
-      const auto node = known_groups.extract(each);  // goes when the map is in order again
+      const auto node = known_groups.extract(each);  // destroyed when the map is consistent again
       break;
     }
   Py_RETURN_NONE;
 }
 
-// Null where the group is not known, or gone.
+// Null if the group is unknown or gone.
 const KnownGroup* find_group(PyObject* group) {
   const auto found = known_groups.find(group);
   if (found == known_groups.end() || !refers_to(found->second.reference.ptr(), group))
@@ -91,7 +90,7 @@ void remember_group(const py::object& group, const c10::intrusive_ptr<DscommBack
   known_groups.insert_or_assign(group.ptr(), std::move(known));
 }
 
-// ranks: the rank in the group by global rank.
+// ranks: from global rank to rank in the group.
 void remember_ranks(const py::object& group, const std::unordered_map<int, int>& ranks) {
   const auto found = known_groups.find(group.ptr());
   if (found == known_groups.end()) throw py::value_error("dscomm: remember_group() comes first");
@@ -124,31 +123,30 @@ const c10d::ReduceOp* find_op(PyObject* op) {
   return nullptr;
 }
 
-// Null where the group is not known, or gone.
+// Null if the group is unknown or gone.
 c10::intrusive_ptr<DscommBackend> find_backend(PyObject* group) {
   const KnownGroup* known = find_group(group);
   return known == nullptr ? c10::intrusive_ptr<DscommBackend>() : known->backend.lock();
 }
 
-// What torch's dispatcher would ask of a dense CPU tensor, and find nothing to do for; the negative
-// and the conjugate bit are read by the backend itself. Any other key means that the tensor is not
-// its memory: a wrapper of torch.func, a zero tensor, a sparse or a quantised one.
+// The dispatch keys of a dense CPU tensor, for which torch's dispatcher has nothing to do; the
+// backend itself handles the negative and conjugate bits. With any other key the tensor is more
+// than its memory: a wrapper of torch.func, a zero, sparse or quantised tensor.
 constexpr c10::DispatchKeySet kPlainKeys({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
                                           c10::DispatchKey::AutocastCPU,
                                           c10::DispatchKey::ADInplaceOrView,
                                           c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
-// Whether somebody is to see this thread's calls of torch: a TorchDispatchMode, a transform of
-// torch.func, a tracer (all of these include a key in the dispatch of every operator), or a
-// TorchFunctionMode.
+// Whether something intercepts this thread's calls of torch: a TorchDispatchMode, a torch.func
+// transform or a tracer (each includes a key in every dispatch), or a TorchFunctionMode.
 bool calls_are_seen() {
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   return !c10::default_included_set.has_all(included) ||
          at::impl::PythonTorchFunctionTLS::stack_len() > 0;
 }
 
-// The tensor if a call may go past torch's dispatcher with it, else null: it is no more than CPU
-// memory (a subclass may mean something else by it), and nobody is to see the call.
+// The tensor if a call may bypass torch's dispatcher, else null. It must be plain CPU memory, not
+// of a subclass, which may redefine operations, and nothing may intercept the call.
 const at::Tensor* plain_tensor(PyObject* object) {
   if (!THPVariable_CheckExact(object)) return nullptr;
   const at::Tensor& tensor = THPVariable_Unpack(object);
@@ -158,12 +156,11 @@ const at::Tensor* plain_tensor(PyObject* object) {
   return calls_are_seen() ? nullptr : &tensor;
 }
 
-// Calls without the GIL, for others may need it to come to the call that is waited for. The result
-// is a Work, None for a null one, or null with a Python exception set.
+// Calls without the GIL, since a peer's thread may need it to reach the same call. Returns a Work,
+// None for a null Work, or null with a Python exception set.
 //
-// The tensor is held by the caller's Python object alone, and torch keeps that alive for as long as
-// C++ holds the tensor too: the first to do so, and the last to let go, takes the GIL. So that is
-// done here, where it is at hand.
+// Only Python holds the tensor so far. When C++ takes its first reference to it and when it drops
+// its last one, torch takes the GIL. So this function does both while it holds the GIL anyway.
 template <typename Call>
 PyObject* call_without_gil(const at::Tensor& tensor, Call call) {
   const at::Tensor held = tensor;
@@ -193,7 +190,7 @@ bool has_four(const char* call, Py_ssize_t count,
   return false;
 }
 
-// -1 where an exception is set.
+// -1 if an exception is set.
 int truth(PyObject* object) {
   if (object == Py_False) return 0;
   return object == Py_True ? 1 : PyObject_IsTrue(object);
@@ -213,7 +210,7 @@ PyObject* direct_all_reduce(PyObject*, PyObject* const* arguments, Py_ssize_t co
   });
 }
 
-// An int of Python from 0 to INT_MAX, else -1: the long way says what is wrong with it.
+// A Python int from 0 to INT_MAX, else -1: the slow path then reports what is wrong.
 int whole_number(PyObject* object) {
   if (!PyLong_CheckExact(object)) return -1;
   int overflow = 0;
@@ -221,11 +218,11 @@ int whole_number(PyObject* object) {
   return overflow != 0 || value < 0 || value > INT_MAX ? -1 : static_cast<int>(value);
 }
 
-// A blocking message: what both directions check in the same way.
+// A blocking message, with the checks that both directions share.
 struct Message {
   enum Direction { kSend, kReceive };
 
-  // False where the call has to go the long way, with nothing done.
+  // Returns false, without side effects, if the call has to take the slow path.
   bool parse(PyObject* const* arguments, Direction direction) {
     tensor = plain_tensor(arguments[0]);
     known = find_group(arguments[2]);
@@ -234,8 +231,8 @@ struct Message {
       return false;
     backend = known->backend.lock();
     if (!backend || !backend->may_block()) return false;
-    // Complex numbers travel as pairs of real ones, which torch makes of them; of others the memory
-    // must be what the message holds.
+    // Complex tensors travel as pairs of real numbers, which the slow path makes; any other
+    // tensor's memory must be exactly the message.
     if (tensor->is_complex() || !tensor->is_contiguous() || tensor->is_neg()) return false;
     if (direction == kReceive && arguments[1] == Py_None) return true;
     const int global_rank = whole_number(arguments[1]);
@@ -246,9 +243,9 @@ struct Message {
   }
 
   const at::Tensor* tensor = nullptr;
-  const KnownGroup* known = nullptr;  // for as long as the GIL is held
+  const KnownGroup* known = nullptr;  // valid while the GIL is held
   c10::intrusive_ptr<DscommBackend> backend;
-  int peer = -1;  // in the group; -1: any source
+  int peer = -1;  // rank in the group; -1: any source
   int tag = 0;
 };
 
@@ -266,8 +263,8 @@ PyObject* direct_recv(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!has_four("direct_recv", count, "tensor, src, group and tag")) return nullptr;
   Message message;
   if (!message.parse(arguments, Message::kReceive)) Py_RETURN_NOTIMPLEMENTED;
-  // The caller's object where the source is named; else found when it is known. By then, without
-  // the GIL, the group may have been forgotten.
+  // The source is returned as the caller's own object if it was named, else as a global rank.
+  // Copied now, because the group may be forgotten while the GIL is released.
   const std::vector<int> global_ranks =
       message.peer < 0 ? message.known->global_ranks : std::vector<int>();
   int source = -1;
@@ -276,13 +273,13 @@ PyObject* direct_recv(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return c10::intrusive_ptr<c10d::Work>();
   });
   if (done == nullptr) return nullptr;
-  Py_DECREF(done);  // None
+  Py_DECREF(done);  // it is None
   if (message.peer < 0) return PyLong_FromLong(global_ranks[static_cast<size_t>(source)]);
   Py_INCREF(arguments[1]);
   return arguments[1];
 }
 
-// A call of all_reduce_caching(), which is repeated: what it was the first time.
+// A repeated call of all_reduce_caching(), with its arguments from the first time.
 struct Repeated {
   std::shared_ptr<const DscommBackend::AllReducePlan> plan;
   py::object op, group_reference;

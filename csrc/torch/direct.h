@@ -1,6 +1,5 @@
-// The direct calls: functions of the extension that take Python's own objects, without the layers
-// of torch.distributed and without pybind11, which takes longer to convert the arguments of a call
-// than a small all-reduce takes.
+// Direct calls: functions of the extension that take Python objects, without torch.distributed's
+// layers and without pybind11, whose argument conversion takes longer than a small all-reduce.
 #pragma once
 
 #include <pybind11/pybind11.h>

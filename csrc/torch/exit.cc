@@ -18,14 +18,14 @@
 namespace dscomm {
 namespace {
 
-// Long enough for what all ranks have called; a call that a peer has yet to make may never come.
-// Longer than kGraceOfLeaversNs, so that a call that waits for a departed rank fails first.
+// Enough for a call that all ranks have made; a call that a peer has not made may never end. Longer
+// than kGraceOfLeaversNs, so that a call that waits for a departed rank fails first.
 constexpr std::chrono::seconds kExitGrace{5};
-// One exit in three with a gloo group beside dscomm ended in SIGABRT without it, none of 24 with
-// it.
+// Without this pause, one exit in three with a gloo group beside dscomm ended in SIGABRT; with it,
+// none of 24.
 constexpr std::chrono::milliseconds kOthersGrace{2};
-// How long threads that are on their way back to Python are waited for, on a machine that has no
-// core for them: some of a group's calls were ended here, or none.
+// How long to wait for threads that return to Python on a machine without a free core: kReturnLimit
+// if calls were aborted here, else kQuietLimit.
 constexpr std::chrono::milliseconds kReturnLimit{1000}, kQuietLimit{20};
 
 struct State {
@@ -33,12 +33,12 @@ struct State {
   std::condition_variable none_left;
   size_t calls = 0;
   std::vector<std::weak_ptr<Group>> groups;
-  std::atomic<bool> exiting{false};  // relaxed: read by the thread that ends the process
+  std::atomic<bool> exiting{false};  // relaxed: set and read by the thread that ends the process,
+                                     // and guards no data
 };
 
-// Never destroyed: workers may still use it while statics are. A forked child starts with another:
-// the calls and groups of its parent are not its own, and a thread of the parent may have held the
-// mutex at the fork.
+// Never destroyed, since workers may use it during static destruction. A forked child gets a new
+// one: its parent's calls and groups are not its own, and the mutex may have been held at the fork.
 State* the_state = nullptr;
 
 State& state() {
@@ -46,7 +46,8 @@ State& state() {
     the_state = new State;
     return pthread_atfork(nullptr, nullptr, [] { the_state = new State; }) == 0;
   }();
-  (void)made;  // where it fails, for lack of memory, a child waits in end_groups() for nothing
+  (void)made;  // if it fails, for lack of memory, a forked child only waits too long in
+               // wait_for_calls()
   return *the_state;
 }
 
@@ -60,15 +61,15 @@ std::vector<std::shared_ptr<Group>> living_groups() {
   return groups;
 }
 
-// Whether a thread other than this one runs, or could if there were a core for it.
+// Whether another thread runs or is ready to run.
 bool others_run() {
   const std::string own = std::to_string(gettid());
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error)) {
     if (entry.path().filename() == own) continue;
-    char stat[128] = "";  // "7 (python) R 1 ...", the name no longer than 15 characters
+    char stat[128] = "";  // "7 (python) R 1 ..."; the kernel limits the name to 15 characters
     std::FILE* file = std::fopen((entry.path() / "stat").c_str(), "re");
-    if (file == nullptr) continue;  // it has ended
+    if (file == nullptr) continue;  // the thread has ended
     const size_t bytes = std::fread(stat, 1, sizeof stat - 1, file);
     std::fclose(file);
     const char* name_end = bytes > 0 ? std::strrchr(stat, ')') : nullptr;
@@ -77,7 +78,7 @@ bool others_run() {
   return false;
 }
 
-// A thread whose call has returned wants the GIL, which is free here: until it has it.
+// Called without the GIL: waits until threads whose calls have returned have taken it.
 void let_others_return(std::chrono::milliseconds limit) {
   std::this_thread::sleep_for(kOthersGrace);
   const auto end = std::chrono::steady_clock::now() + limit;
@@ -125,7 +126,7 @@ void end_calls(const std::string& exception) {
   wait_for_calls();
   for (const std::shared_ptr<Group>& group : groups) {
     group->begin_exit();
-    // A synchronous call may be under way too, on a daemon thread.
+    // A daemon thread may still be in a synchronous call.
     const std::chrono::milliseconds left(std::max<int64_t>(grace.remaining_ns() / 1'000'000, 0));
     if (group->idle_within(left)) continue;
     ended_some = true;
@@ -137,13 +138,13 @@ void end_calls(const std::string& exception) {
   wait_for_calls();
   state().exiting.store(true, std::memory_order_relaxed);
   // Another backend's worker may be waiting for the GIL in order to drop a tensor (gloo's does so
-  // after the call has returned to its caller): it gets the GIL now, or takes the process down.
+  // after the call has returned). It must get the GIL now, or it takes the process down.
   let_others_return(ended_some ? kReturnLimit : kQuietLimit);
 }
 
 void leave_groups() {
   for (const std::shared_ptr<Group>& group : living_groups())
-    // A thread that Python has ended may have left a call behind.
+    // Skips a group that still has a call: a thread that Python ended may have left one behind.
     if (group->idle_within(std::chrono::milliseconds(0))) group->shutdown_with_warning();
   Context::end_transport();
 }

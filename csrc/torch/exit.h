@@ -1,14 +1,13 @@
-// What happens to groups when a program ends without destroying them.
+// Ends groups when a program ends without destroying them.
 //
-// A thread that asks for the GIL once the interpreter has begun to end is killed by Python in a way
-// that takes the whole process down, and a worker asks for it when it drops the last reference to a
-// tensor. So calls are brought to their end while the interpreter is still whole: end_calls(), from
-// the exit handler that _backend.py registers when torch is imported. Exit handlers that were
-// registered before it run after it, and may still make calls, which then run on their own thread.
-// The groups are left when the interpreter clears its modules, by leave_groups().
+// Once the interpreter has begun to end, Python kills a thread that asks for the GIL, which takes
+// the whole process down, and a worker asks for the GIL when it drops the last reference to a
+// tensor. So end_calls() ends all calls while the interpreter is still intact; the exit handler
+// that _backend.py registers when torch is imported calls it. Exit handlers registered earlier run
+// later and may still make calls, which then run on their own thread. leave_groups() leaves the
+// groups when the interpreter clears its modules.
 //
-// A child of multiprocessing ends without exit handlers and without clearing modules: by
-// end_child().
+// A child of multiprocessing runs no exit handlers and clears no modules: it calls end_child().
 #pragma once
 
 #include <memory>
@@ -18,25 +17,25 @@
 
 namespace dscomm {
 
-// Groups to be ended at exit; one that is gone by then costs nothing.
+// Registers a group to be ended at exit. Holds no reference to it.
 void remember_group(const std::shared_ptr<Group>& group);
 
-// Around an asynchronous call: from its start until nothing of it is held by another thread.
+// Mark the start of an asynchronous call, and the moment when no other thread holds any part of it.
 void call_begins();
 void call_ends();
-// After a wait for a call: during the end of the process, until call_ends() of all of them.
+// Called after a wait for a call: while the process ends, waits for call_ends() of all calls.
 void settle_calls();
 
-// All are called without the GIL. `exception` is the type of the unhandled exception that ends the
-// process, or empty: what members are told that still wait for this rank when it is gone.
+// Call the functions below without the GIL. `exception` is the type of the unhandled exception that
+// ends the process, or empty; members that still wait for this rank report it.
 
-// Lets calls under way finish for a few seconds, then aborts what is left of them. From then on
-// groups accept the calls of this thread alone.
+// Gives running calls a few seconds to finish, then aborts the rest. From then on groups accept
+// calls from this thread only.
 void end_calls(const std::string& exception);
-// Leaves all groups, and takes leave of other hosts.
+// Leaves all groups and disconnects from other hosts.
 void leave_groups();
-// Lets asynchronous calls finish for a few seconds. Other threads may go on with their calls; where
-// there are none (`is_alone`), leaves all groups, and takes leave of other hosts.
+// Gives asynchronous calls a few seconds to finish. If no other thread can make calls (`is_alone`),
+// also leaves all groups and disconnects from other hosts.
 void end_child(const std::string& exception, bool is_alone);
 
 }  // namespace dscomm

@@ -1,13 +1,12 @@
-// Lets views with a conjugate or negative bit, and zero tensors, reach the backend as they are.
+// Passes views with a conjugate or negative bit, and zero tensors, to the backend unchanged.
 //
-// Such a view is the original memory plus a note "conjugate me" (t.conj()) or "negate me"
-// (t.conj().imag). For operators that do not know the notes, torch's dispatcher calls them with a
+// Such a view is the original memory plus a mark "conjugate" (t.conj()) or "negate"
+// (t.conj().imag). For an operator that does not know the marks, torch's dispatcher makes a
 // materialised copy. The schemas of c10d's operators do not say which tensors they write, so the
-// result lands in the copy and the caller sees nothing. For groups of this backend, which reads and
-// writes such views itself, the dispatcher therefore hands them on untouched; for every other group
-// the kernels below do what torch would have done. A zero tensor, which is a shape without memory,
-// is materialised in the same way, and its result is lost in the same way: this backend reads it as
-// zeros, and refuses to write it.
+// result would land in the copy and be lost. This backend reads and writes such views itself, so
+// for its groups the kernels below pass them on; for every other group they do what torch would do.
+// A zero tensor is a shape without memory. torch materialises it in the same way and loses the
+// result; this backend reads it as zeros and refuses to write it.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros.h>

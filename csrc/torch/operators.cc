@@ -1,7 +1,7 @@
-// torch.ops.dscomm: calls that torch.compile can trace, by the name of the group.
+// torch.ops.dscomm: calls that torch.compile can trace, with the group given by name.
 //
-// Their kernels ask the group's own backend for the tensor's device, whichever that is. They are
-// for inference: a backward pass through them raises.
+// Each kernel calls the backend that the group has for the tensor's device, which may not be
+// dscomm. For inference only: a backward pass through them raises.
 #include "torch/compat.h"
 
 #if DSCOMM_TORCH_2
@@ -46,9 +46,9 @@ at::Tensor no_data(const at::Tensor& tensor, const std::string&, const std::stri
   return at::empty_like(tensor, at::MemoryFormat::Contiguous);
 }
 
-// As torch's own in-place operators: increments the version of the tensor, so that a backward pass
-// that saved its earlier value raises. torch's fallbacks do so for tensors that an operator
-// returns, and this one returns none.
+// Increments the tensor's version as torch's in-place operators do, so that a backward pass that
+// saved the earlier value raises. torch's fallbacks do this only for tensors that an operator
+// returns; this one returns none.
 void autograd_inference_all_reduce_(c10::DispatchKeySet keys, at::Tensor& tensor,
                                     const std::string& op, const std::string& group_name) {
   static const auto below = c10::Dispatcher::singleton()

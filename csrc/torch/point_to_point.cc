@@ -1,4 +1,4 @@
-// Messages between two ranks, and the monitored barrier that is made of them.
+// Messages between two ranks, and the monitored barrier, which is made of them.
 #include "torch/backend.h"
 #include "torch/exit.h"
 #include "torch/tensors.h"
@@ -9,12 +9,12 @@ namespace {
 using c10d::OpType;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// c10d's tags start at 0; below are ours.
+// c10d's tags start at 0; negative tags are dscomm's.
 constexpr int kArriveTag = -2;
 constexpr int kReleaseTag = -3;
 
-// The receives of a monitored barrier go on for this much longer than the barrier waits for them:
-// a receive that reaches its own deadline ends the group, with a message that names one rank.
+// The receives of a monitored barrier outlive the barrier's own wait by this much: a receive that
+// reaches its deadline ends the group with an error that names only one rank.
 constexpr std::chrono::milliseconds kGrace{10000};
 
 const at::Tensor& only_tensor(const std::vector<at::Tensor>& tensors) {
@@ -28,8 +28,8 @@ void check_tag(int tag) {
   if (tag < 0) raise_value_error("tag: got " + std::to_string(tag) + ", expected 0 or more");
 }
 
-// Begins with gloo's words, which programs look for: they name the first rank that is missing, or
-// all when asked to wait for all. Then come all of them in any case.
+// Starts with gloo's text, which programs search for: it names the first missing rank, or all of
+// them if `all`. Then lists all missing ranks.
 std::string describe_missing(const std::vector<int>& missing, std::chrono::milliseconds limit,
                              bool all) {
   std::string ranks;
@@ -55,7 +55,7 @@ CallInfo message_call(OpType type, const char* title, const Buffer& buffer, int 
   return call;
 }
 
-// As for a Work: a process that ends waits for the call, on whichever thread it is.
+// Counts a blocking call as a Work is counted: a process that ends waits for it, on any thread.
 class UnderWay {
  public:
   UnderWay() { call_begins(); }
@@ -103,7 +103,7 @@ WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, OpType type, co
   auto work = c10::make_intrusive<DscommWork>(call, group_, tensors, tensors);
   OperationPtr operation = group_->receive(buffer->data(), buffer->count(), buffer->dtype(), src,
                                            tag, buffer, call.timeout);
-  // What was sent before the group failed is received all the same; nothing else is.
+  // A receive still succeeds after the group failed if the message was sent before.
   if (operation->done() && !operation->status().ok() && !operation->refused())
     raise_error(operation->status(), call.info.title, *group_);
   DscommWork::Epilogue store;
@@ -128,7 +128,7 @@ int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) 
   const Buffer buffer(tensor, Use::kWrite, Argument{"tensor"});
   const UnderWay under_way;
   int source = -1;
-  // As in receive(): what was sent before the group failed is received all the same.
+  // As in receive(), a message sent before the group failed is still received.
   const Status status = group_->blocking_receive(buffer.data(), buffer.count(), buffer.dtype(), src,
                                                  tag, std::chrono::milliseconds(0), &source);
   if (!status.ok()) raise_error(status, src < 0 ? "recvAnySource" : "recv", *group_);
@@ -138,7 +138,7 @@ int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) 
 void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   const char* title = "monitored_barrier";
   check_alive(title);
-  // A timeout of 0 asks who is there already; only a negative one is not set.
+  // A timeout of 0 asks which ranks are already there; only a negative one means unset.
   const auto limit = options.timeout.count() < 0 ? group_->timeout() : options.timeout;
   auto byte = std::make_shared<char>(0);
 
@@ -147,13 +147,13 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
         group_->send(byte.get(), 1, DType::kUInt8, 0, kArriveTag, byte, limit + kGrace);
     Status status = arrive->wait();
     auto answer = std::make_shared<char>(0);
-    // Rank 0 speaks at its own deadline, which may lie up to one limit after ours.
+    // Rank 0 answers at its own deadline, which may be up to one limit after this rank's.
     if (status.ok())
       status =
           group_->receive(answer.get(), 1, DType::kUInt8, 0, kReleaseTag, answer, limit + kGrace)
               ->wait();
     if (!status.ok()) {
-      // Worded as gloo does, since programs look for it.
+      // gloo's text, since programs search for it.
       const std::string cause = "Rank " + std::to_string(getRank()) +
                                 " successfully reached monitoredBarrier, but received errors while "
                                 "waiting for send/recv from rank 0: " +
@@ -163,7 +163,7 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
     return;
   }
 
-  // All receives are under way at once, so that the wait for one rank does not hide another.
+  // All receives run at once, so that waiting for one rank does not hide another.
   auto arrivals = std::make_shared<std::vector<char>>(group_size());
   std::vector<OperationPtr> receives;
   for (int rank = 1; rank < getSize(); ++rank)
@@ -174,7 +174,7 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
   std::vector<int> missing;
   for (int rank = 1; rank < getSize(); ++rank) {
     OperationPtr& receive = receives[static_cast<size_t>(rank - 1)];
-    // 0 would mean no limit.
+    // At least 1: a wait with timeout 0 has no limit.
     const auto remaining =
         std::chrono::milliseconds(std::max<int64_t>(time_left.ns() / 1'000'000, 1));
     Status status = receive->wait(remaining);
@@ -185,7 +185,7 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
   }
   if (!missing.empty()) {
     const std::string cause = describe_missing(missing, limit, wait_all_ranks);
-    group_->abort(std::string(title) + ": " + cause);  // so that those who did arrive learn it too
+    group_->abort(std::string(title) + ": " + cause);  // tells the ranks that did arrive
     raise_error(Status(Code::kTimeout, cause), title, *group_);
   }
   for (int rank = 1; rank < getSize(); ++rank) {

@@ -12,7 +12,7 @@
 namespace dscomm {
 namespace {
 
-// What a tensor holds of the pool.
+// A tensor's block of the pool.
 struct Block {
   std::shared_ptr<TensorPool> pool;
   std::byte* data;
@@ -25,7 +25,7 @@ void release_block(void* context) {
 }
 
 void tell_once(const Status& why_not) {
-  // Relaxed: whoever sets it first tells; it guards nothing.
+  // Relaxed: only the first thread to set it logs, and it guards no data.
   static std::atomic<bool> told{false};
   if (!told.exchange(true, std::memory_order_relaxed))
     log_line(LogLevel::kInfo,

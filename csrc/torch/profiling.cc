@@ -26,7 +26,7 @@ int64_t elements_of(at::TensorList tensors) {
 ProfiledCall::ProfiledCall(const CallInfo& call, at::TensorList inputs)
     : record_(at::RecordScope::USER_SCOPE) {
   if (!record_.isActive()) return;
-  // As for every other backend, whose events may end on another thread; tools look for the mark.
+  // As all backends do, since an event may end on another thread; tools look for this mark.
   record_._setAsync();
   std::vector<c10::IValue> values = to_values(inputs);
   record_.before(call.profiling_title,
@@ -40,7 +40,7 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
                                        at::TensorList outputs) {
   const std::tuple<std::string, std::string> name(group.name, group.description);
   const std::vector<int64_t> no_splits;
-  // Start and stride say which ranks are members where these are evenly spaced.
+  // Start and stride describe the members if their global ranks are evenly spaced.
   int first = 0, stride = 1;
   if (!group.global_ranks.empty()) first = group.global_ranks[0];
   if (group.global_ranks.size() > 1) stride = group.global_ranks[1] - first;
@@ -76,7 +76,7 @@ ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity
 ProfiledParameters::ProfiledParameters(const CallInfo& call, const GroupIdentity& group,
                                        uint64_t sequence, at::TensorList inputs,
                                        at::TensorList outputs) {
-  // torch 1.13 reads these from NCCL alone.
+  // torch 1.13 reads these only from NCCL.
   (void)call, (void)group, (void)sequence, (void)inputs, (void)outputs;
 }
 

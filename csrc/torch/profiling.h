@@ -1,5 +1,5 @@
-// What torch's profiler sees of a call: one event titled "dscomm:<op>" with the shapes of its
-// inputs, and record_param_comms beside it, from which tools read group, sizes and dtype.
+// Records a call for torch's profiler: an event "dscomm:<op>" with the shapes of the inputs, and a
+// record_param_comms event, from which tools read the group, sizes and dtype.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -23,11 +23,11 @@ struct GroupIdentity {
   std::vector<int> global_ranks;
 };
 
-// Whether anybody listens; all that a call pays when nobody does.
+// Whether a profiler listens; the only cost of profiling when none does.
 inline bool profiled() { return at::hasCallbacks(); }
 
-// The event of a synchronous call, for as long as this lives. (Of an asynchronous one, Work holds
-// it.)
+// The event of a synchronous call, for its lifetime. (An asynchronous call's event belongs to its
+// Work.)
 class ProfiledCall {
  public:
   ProfiledCall(const CallInfo& call, at::TensorList inputs);
@@ -38,7 +38,7 @@ class ProfiledCall {
   at::RecordFunction record_;
 };
 
-// record_param_comms, for as long as this lives.
+// The record_param_comms event, for its lifetime.
 class ProfiledParameters {
  public:
   ProfiledParameters(const CallInfo& call, const GroupIdentity& group, uint64_t sequence,

@@ -12,9 +12,9 @@
 namespace dscomm {
 namespace {
 
-constexpr size_t kMostDimensions = 12;  // so that a header fits two cache lines
+constexpr size_t kMostDimensions = 12;  // keeps a Header within two cache lines
 
-// What a rank tells the others ahead of its data.
+// Sent by each rank before its data.
 struct Header {
   int64_t entries = 0;
   int64_t sparse_dimensions = 0;
@@ -42,7 +42,7 @@ CallOptions part_of(const CallOptions& options, uint32_t part) {
   return part_options;
 }
 
-// Everybody's piece of one kind, each of its own number of elements.
+// One tensor from each rank; their numbers of elements may differ.
 struct Gathered {
   std::vector<at::Tensor> pieces;
 
@@ -71,19 +71,18 @@ SparseAllReduceBody::SparseAllReduceBody(const at::Tensor& sparse, const c10d::R
   check_memory(sparse._indices(), {"indices of tensor"});
   check_memory(sparse._values(), {"values of tensor"});
   reduction = to_reduction(op, to_dtype(sparse.scalar_type(), {"tensor"}));
-  // Entries that a rank lacks are zeros, which only a sum can leave out.
+  // A sparse tensor's missing entries are zeros, which only a sum can ignore.
   if (reduction.op != ReduceOp::kSum)
     raise_value_error(std::string("op: got ") + reduce_op_name(reduction.op) +
                       " for a sparse tensor, expected SUM");
 }
 
 Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) const {
-  at::AutoDispatchBelowADInplaceOrView
-      plain;                              // the graph of the caller's tensor is not ours to extend
-  (void)options.deadline.remaining_ns();  // starts it, for the three parts together
+  at::AutoDispatchBelowADInplaceOrView plain;  // autograd must not record the operators below
+  (void)options.deadline.remaining_ns();       // starts it, for all three parts
   const auto ranks = static_cast<size_t>(team.size());
-  // fp16 and bf16 add up in fp32, entries of one index on this rank too, and are rounded once, like
-  // dense ones.
+  // fp16 and bf16 are summed in fp32 and rounded once, as for dense tensors; this includes entries
+  // of this rank with the same index.
   const at::ScalarType type = tensor.scalar_type();
   const bool is_short = type == at::kHalf || type == at::kBFloat16;
   const DType sum_dtype = is_short ? DType::kFloat32 : reduction.dtype;
@@ -104,7 +103,7 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
                                          part_of(options, 0)));
   for (size_t k = 0; k < ranks; ++k) {
     if (headers[k].same_shape(header) && headers[k].entries >= 0) continue;
-    // Everybody has the same headers, so everybody comes to this conclusion, and the group ends.
+    // All ranks compare the same headers, so all find the mismatch, and the group ends.
     Status status =
         make_status(Code::kMismatch, "rank %zu has a sparse tensor of %s, this rank (%d) one of %s",
                     k, headers[k].text().c_str(), team.rank(), header.text().c_str());
@@ -127,7 +126,7 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
   for (size_t k = 0; k < ranks; ++k) {
     at::Tensor one = at::sparse_coo_tensor(all_indices.pieces[k], all_values.pieces[k],
                                            mine.sizes(), values.options().layout(at::kSparse));
-    one._coalesced_(true);  // its owner did
+    one._coalesced_(true);  // coalesced by its sender
     sum = k == 0 ? one : sum.add(one).coalesce();
   }
   tensor.copy_(sum);

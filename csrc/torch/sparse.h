@@ -1,8 +1,8 @@
 // All-reduce of sparse COO tensors.
 //
-// Members hold different positions, so nothing can be reduced in place: all gather everybody's
-// number of entries, then indices and values, and each adds them up in rank order, which gives the
-// same bits everywhere. The three gathers are the parts of one call.
+// Members hold different positions, so nothing can be reduced in place. All ranks gather the
+// numbers of entries, then the indices, then the values, as three parts of one call. Each rank adds
+// them up in rank order, which gives the same bits everywhere.
 #pragma once
 
 #include <ATen/core/Tensor.h>

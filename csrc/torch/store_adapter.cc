@@ -8,13 +8,13 @@
 namespace dscomm {
 namespace {
 
-// Polling a store costs its server a request, so the pauses grow; ranks that start together still
-// find each other's keys within the first few.
+// Each poll is a request to the store's server, so the pauses grow; ranks that start together still
+// find each other's keys within the first few polls.
 constexpr std::chrono::milliseconds kFirstPause{1};
 constexpr std::chrono::milliseconds kLongestPause{50};
 
-// Up to so many keys are asked for one by one, as c10d's multiGet() waits for a key that has been
-// removed since check().
+// Up to this many keys are read one by one, because c10d's multiGet() blocks if a key is removed
+// after check().
 constexpr size_t kFewKeys = 32;
 
 using Bytes = std::vector<uint8_t>;
@@ -44,7 +44,7 @@ StoreAdapter::StoreAdapter(c10::intrusive_ptr<c10d::Store> store)
 
 Status StoreAdapter::failed(const char* what, const std::string& key,
                             const std::exception& error) const {
-  // The first line says it; c10's errors go on with a C++ backtrace.
+  // The first line has the reason; c10's errors go on with a C++ backtrace.
   std::string reason = error.what();
   if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error))
     reason = c10_error->what_without_backtrace();
@@ -71,9 +71,8 @@ Status StoreAdapter::set(const std::string& key, std::string_view value) {
   });
 }
 
-// c10d's own get() and wait() hold on to the store's timeout, and some stores (FileStore) poll just
-// as this does; asking check() keeps the deadline ours, and a TCPStore that two threads share free
-// for the other one.
+// c10d's get() and wait() apply the store's own timeout, and some stores (FileStore) poll too.
+// Polling check() keeps our deadline, and frees a TCPStore between polls for other threads.
 Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& deadline) {
   return attempt("get", key, [&]() -> Result<std::string> {
     for (auto pause = kFirstPause; !store_->check({key});
@@ -93,18 +92,18 @@ Result<bool> StoreAdapter::has(const std::string& key) {
   return attempt("look for", key, [&] { return Result<bool>(store_->check({key})); });
 }
 
-// c10d's get() waits for a key that has been removed since check(). compareSet() with a value that
-// no key has changes nothing, and returns the key's value, or that value where there is no key.
+// c10d's get() blocks if the key is removed after check(). compareSet() with a value that no key
+// has changes nothing, and returns the key's value, or that value if there is no such key.
 Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
   static const Bytes none = to_bytes("dscomm: no such key");
   using Found = std::optional<std::string>;
   return attempt("look for", key, [&]() -> Result<Found> {
-    if (compares_.load(std::memory_order_relaxed)) {  // orders nothing
+    if (compares_.load(std::memory_order_relaxed)) {  // relaxed: guards no data
       try {
         const Bytes value = store_->compareSet(key, none, none);
         return value == none ? Found() : Found(to_text(value));
       } catch (const std::exception&) {
-        // Stores in Python may not have it; where the store is lost, the next call says so.
+        // A store written in Python may lack it. If the store is lost, check() below fails too.
       }
     }
     if (!store_->check({key})) return Found();

@@ -1,4 +1,4 @@
-// c10d's key-value store behind the core's Store.
+// Adapts c10d's key-value store to the core's Store.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace dscomm {
 
-// The store below all prefixes: one object for all groups of a job.
+// The store under all prefixes: the same object for all groups of a job.
 c10::intrusive_ptr<c10d::Store> root_of(c10::intrusive_ptr<c10d::Store> store);
 
 class StoreAdapter : public Store {
@@ -27,14 +27,14 @@ class StoreAdapter : public Store {
   Status remove(const std::string& key) override;
 
  private:
-  // What `call` returns; failed() where it throws.
+  // Returns the result of `call`, or failed() if it throws.
   template <typename Call>
   auto attempt(const char* what, const std::string& key, Call call) -> decltype(call());
   Status failed(const char* what, const std::string& key, const std::exception& error) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::string keeper_;  // ", which torchrun keeps at a:29500": of a TCPStore, for messages
-  std::atomic<bool> compares_{true};  // whether it has compareSet()
+  std::string keeper_;  // for messages, of a TCPStore: ", which torchrun keeps at a:29500"
+  std::atomic<bool> compares_{true};  // whether the store has compareSet(); relaxed, guards no data
 };
 
 }  // namespace dscomm

@@ -1,4 +1,4 @@
-// How a DscommBackend runs a body; apart from backend.h because only the calls need it.
+// Runs the body of a DscommBackend's call. Separate from backend.h because only the calls need it.
 #pragma once
 
 #include <stdexcept>
@@ -8,9 +8,8 @@
 
 namespace dscomm {
 
-// What torch throws inside a body ends the group: the engine catches it and aborts, so that the
-// other ranks are told. Without the C++ backtrace that c10's errors carry, the reason fits one
-// line.
+// An exception of torch in a body ends the group: the engine catches it and aborts, which tells the
+// other ranks. Drops the C++ backtrace of c10's errors, so that the reason fits one line.
 template <typename Body>
 Status run_body(Body& body, Team& team, const CallOptions& options) {
   try {
@@ -25,7 +24,7 @@ c10::intrusive_ptr<c10d::Work> DscommBackend::submit(const CallInfo& call, Body 
                                                      at::TensorList inputs,
                                                      at::TensorList outputs) {
   if (call.info.asynchronous || coalescing()) {
-    // std::function copies what it holds; the buffers are to exist once.
+    // std::function copies its target, but the buffers must exist once.
     auto shared = std::make_shared<Body>(std::move(body));
     auto work = start(
         call,
@@ -42,7 +41,7 @@ c10::intrusive_ptr<c10d::Work> DscommBackend::submit(const CallInfo& call, Body 
     parameters.emplace(call, identity(), group_->sequence() + 1, inputs, outputs);
     event.emplace(call, inputs);
   }
-  // One captured reference fits std::function's own storage: nothing is allocated.
+  // A single captured reference fits into std::function without an allocation.
   Status status = group_->run(
       call.info,
       [&body](Team& team, const CallOptions& options) { return run_body(body, team, options); },

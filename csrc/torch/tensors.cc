@@ -19,8 +19,8 @@ struct Dimension {
   int64_t stride_bytes;
 };
 
-// The dimensions of more than one element, outermost first, neighbours merged where they are walked
-// with one stride.
+// The dimensions with more than one element, outermost first; neighbours that one stride covers are
+// merged.
 c10::SmallVector<Dimension, 6> merged_dimensions(const at::Tensor& tensor) {
   c10::SmallVector<Dimension, 6> dimensions;
   const int64_t element_bytes = static_cast<int64_t>(tensor.element_size());
@@ -36,9 +36,9 @@ c10::SmallVector<Dimension, 6> merged_dimensions(const at::Tensor& tensor) {
   return dimensions;
 }
 
-// Calls visit(strided, dense, bytes) for every element of the tensor in row-major order, or for
-// whole rows where these are contiguous. ATen's own copies are not used here because they would
-// give every worker thread an OpenMP team of its own, and ask about grad and inference modes.
+// Calls visit(strided, dense, bytes) for each element in row-major order, or for each contiguous
+// row. ATen's own copies would start an OpenMP team per worker thread and consult grad and
+// inference modes.
 template <typename Visit>
 void walk(const at::Tensor& tensor, char* dense, Visit visit) {
   if (tensor.numel() == 0) return;
@@ -68,7 +68,7 @@ void walk(const at::Tensor& tensor, char* dense, Visit visit) {
   }
 }
 
-// A memcpy whose size the compiler knows for single elements.
+// A memcpy whose size is a compile-time constant for single elements.
 template <typename To, typename From>
 void copy_run(To* to, From* from, int64_t bytes) {
   switch (bytes) {
@@ -89,7 +89,7 @@ void copy_run(To* to, From* from, int64_t bytes) {
   }
 }
 
-// False if every element has a place of its own; true if not or if that is not obvious.
+// False if every element certainly has its own memory, else true.
 bool may_overlap_itself(const at::Tensor& tensor) {
   if (tensor.numel() <= 1) return false;
   auto dimensions = merged_dimensions(tensor);
@@ -110,7 +110,7 @@ struct Range {
   bool intersects(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 
-// The span of a non-empty tensor in memory, in elements.
+// The extent of a non-empty tensor in memory, in elements.
 int64_t reach_of(const at::Tensor& tensor) {
   int64_t elements = 1;
   for (int64_t i = 0; i < tensor.dim(); ++i) elements += (tensor.size(i) - 1) * tensor.stride(i);
@@ -123,16 +123,16 @@ Range range_of(const at::Tensor& tensor) {
   return {begin, begin + reach_of(tensor) * static_cast<int64_t>(tensor.element_size())};
 }
 
-// Applies the lazy bits of a tensor to a dense copy of its memory; its own inverse.
+// Applies the tensor's conjugate and negative bits to a dense copy of it; its own inverse.
 void apply_bits(const at::Tensor& tensor, at::Tensor staging) {
   if (!tensor.is_conj() && !tensor.is_neg()) return;
-  at::AutoDispatchBelowADInplaceOrView plain;  // staging is no variable of anybody's graph
+  at::AutoDispatchBelowADInplaceOrView plain;  // keeps autograd out: staging is internal
   if (tensor.is_conj()) staging.conj_physical_();
   if (tensor.is_neg()) staging.neg_();
 }
 
-// A zero tensor (torch._efficientzerotensor, tangents of forward-mode AD) is a shape without
-// memory.
+// Zeros in memory for a zero tensor (torch._efficientzerotensor, a tangent of forward-mode AD),
+// which is a shape without memory.
 at::Tensor with_memory(const at::Tensor& zeros, Use use, const Argument& argument) {
   if (use != Use::kRead)
     raise_value_error(argument.text() +
@@ -152,7 +152,7 @@ std::vector<Item> of_each(std::span<const Buffer> buffers, Get get) {
 
 }  // namespace
 
-// A storage can be shrunk under a tensor: FSDP and DeepSpeed free parameters that way.
+// A storage can shrink under its tensor: FSDP and DeepSpeed free parameters that way.
 void check_memory(const at::Tensor& tensor, const Argument& argument) {
   const int64_t count = tensor.numel();
   if (count == 0) return;
@@ -246,7 +246,7 @@ void check_outputs(std::vector<Buffer>& outputs) {
     if (output.count() > 0) ranges.emplace_back(range_of(output.tensor()), &output);
   std::sort(ranges.begin(), ranges.end(),
             [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
-  // The output that reaches farthest so far is the only one that the next can intersect first.
+  // The next output can only overlap if it overlaps the one that reaches farthest so far.
   for (size_t i = 1, farthest = 0; i < ranges.size(); ++i) {
     if (ranges[i].first.begin < ranges[farthest].first.end) {
       Buffer &a = *ranges[farthest].second, &b = *ranges[i].second;
@@ -254,7 +254,7 @@ void check_outputs(std::vector<Buffer>& outputs) {
       if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
         raise_value_error(b.argument().text() + " shares memory with " + a.argument().text() +
                           "; expected output tensors that do not overlap");
-      // Columns of one matrix interleave without touching; only the values can tell.
+      // Columns of one matrix interleave without overlapping: compare the values after the call.
       for (Buffer& output : outputs) {
         output.stage();
         output.verify_when_stored();
@@ -296,8 +296,8 @@ bool separate_parts(std::span<const PartBuffers> parts) {
         if (buffer.count() > 0) extents.push_back({range_of(buffer.tensor()), k, written});
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return a.range.begin < b.range.begin; });
-  // Almost always the parts lie apart, which one walk shows: it keeps the two extents of different
-  // parts that reach farthest.
+  // Parts rarely overlap. One pass shows this, keeping the farthest-reaching extent and the
+  // farthest of any other part.
   bool apart = true;
   Extent farthest{{nullptr, nullptr}, 0, false}, of_another_part = farthest;
   for (const Extent& extent : extents) {

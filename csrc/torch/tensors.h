@@ -1,15 +1,15 @@
-// Tensors as a Team sees them: plain contiguous memory.
+// Gives a Team plain contiguous memory for each tensor.
 //
-// A tensor that is contiguous is used where it lies. Any other (strided, transposed, expanded, with
-// a conjugate or negative bit) is staged: load() fills a dense copy just before the Team reads it,
-// and store() writes the result back just after the Team wrote it, both on the thread that runs the
-// call, because an operation queued earlier may still be changing the tensor when the call is made.
+// A contiguous tensor is used in place. Any other tensor (strided, transposed, expanded, with a
+// conjugate or negative bit) is staged: load() fills a dense copy just before the Team reads it,
+// and store() writes the result back just after. Both run on the thread that runs the call, because
+// an operation queued earlier may still be changing the tensor when the call is made.
 //
-// A tensor without memory is refused before anything is published: one whose storage was freed
-// (`untyped_storage().resize_(0)`), and a zero tensor that the call writes.
+// A tensor without memory is refused before peers see the call: one whose storage was freed
+// (`untyped_storage().resize_(0)`), and a zero tensor that the call would write.
 //
-// A written tensor whose elements share memory (an expanded one) is accepted if all elements that
-// share a place receive the same value; store() looks, and reports kInvalidArgument otherwise.
+// A written tensor whose elements share memory (an expanded one) is accepted if elements at the
+// same address get the same value; store() checks this, and otherwise returns kInvalidArgument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,15 +26,15 @@ namespace dscomm {
 
 enum class Use { kRead, kWrite, kReadWrite };
 
-// ValueError for a tensor whose elements reach beyond its storage, as where that was freed.
+// Raises ValueError for a tensor that reaches beyond its storage, such as one that was freed.
 void check_memory(const at::Tensor& tensor, const Argument& argument);
 
 class Buffer {
  public:
   Buffer() = default;
-  // Raises for a tensor that is undefined, not on the CPU, not strided, of an unknown dtype, or
-  // without memory.
-  // Allocates the staging, so that a lack of memory is raised on the calling thread too.
+  // Raises for a tensor that is undefined, not on the CPU, not strided, of an unsupported dtype, or
+  // without memory. Allocates the staging now, so that running out of memory raises on the calling
+  // thread.
   Buffer(const at::Tensor& tensor, Use use, const Argument& argument);
 
   void* data() const { return data_; }
@@ -46,18 +46,18 @@ class Buffer {
   const at::Tensor& tensor() const { return tensor_; }
   bool staged() const { return staging_.defined(); }
 
-  // Whether the memory that a Team would see of the two intersects.
+  // Whether the memory that a Team would access of the two overlaps.
   bool overlaps(const Buffer& other) const;
-  // Goes through a dense copy from now on, so that it aliases nothing.
+  // Uses a dense copy from now on, which overlaps nothing.
   void stage();
-  // store() compares what it wrote with what the tensor then holds.
+  // store() will compare the tensor with what it wrote.
   void verify_when_stored() { verify_ = true; }
 
-  // Fills the staging from the tensor, where there is one and the call reads it.
+  // Fills the staging from the tensor, if it is staged and the call reads it.
   void load() const;
-  // Writes the staging to the tensor, where there is one and the call writes it.
+  // Writes the staging to the tensor, if it is staged and the call writes it.
   Status store() const;
-  // The second half of store(), for a set of outputs that may share memory with each other.
+  // The check of store() alone, for outputs that may share memory with each other.
   Status verify() const;
 
  private:
@@ -71,32 +71,32 @@ class Buffer {
   Argument argument_{""};
 };
 
-// One buffer per tensor of a list; messages name them argument[0], argument[1], ... All have the
-// dtype of the first (TypeError otherwise).
+// One buffer per tensor; messages name them argument[0], argument[1], ... Raises TypeError unless
+// all have the dtype of the first.
 std::vector<Buffer> make_buffers(const std::vector<at::Tensor>& tensors, Use use,
                                  const char* argument);
 
-// ValueError if two of these tensors, all written by one call, share memory; where that cannot be
-// seen from their strides they are compared after the call instead.
+// Raises ValueError if two tensors that one call writes share memory. If strides cannot tell, the
+// values are compared after the call.
 void check_outputs(std::vector<Buffer>& outputs);
 
-// TypeError unless both have the same dtype.
+// Raises TypeError unless both have the same dtype.
 void check_same_dtype(const Buffer& a, const Buffer& b);
 
-// What a Team takes.
+// The arguments of a Team's calls.
 std::vector<const void*> read_pointers(std::span<const Buffer> buffers);
 std::vector<void*> write_pointers(std::span<const Buffer> buffers);
 std::vector<size_t> counts_of(std::span<const Buffer> buffers);
 
-// The buffers of one part of a coalesced call; a buffer may be among both.
+// The buffers of one part of a coalesced call; a buffer may be in both.
 struct PartBuffers {
   std::span<Buffer> reads;
   std::span<Buffer> writes;
 };
 
-// Stages every buffer that a part reads and another part writes. If all parts are loaded before the
-// first one runs, each part then reads what its tensors held when the call began. True if a buffer
-// was staged.
+// Stages every buffer that one part reads and another part writes, and returns whether it staged
+// any. If all parts are loaded before the first one runs, each then reads what its tensors held
+// when the call began.
 bool separate_parts(std::span<const PartBuffers> parts);
 
 void load_all(std::span<const Buffer> buffers);

@@ -37,12 +37,12 @@ void DscommWork::follow(const c10::intrusive_ptr<DscommWork>& work, OperationPtr
   work->operation_ = std::move(operation);
   work->sequence_ = sequence;
   work->epilogue_ = std::move(epilogue);
-  // The callback keeps the Work alive until the operation is done, so that a future is completed
-  // and a profiler event ended even if the caller dropped the Work.
+  // The callback holds the Work until the operation is done, so that its future completes and its
+  // profiler event ends even if the caller drops the Work.
   call_begins();
   work->operation_->when_done([held = work](const Status&) mutable {
     held->complete();
-    held.reset();  // may be the last reference to tensors, which is to be gone before the call is
+    held.reset();  // may drop the last reference to tensors, which must happen before call_ends()
     call_ends();
   });
 }
@@ -64,8 +64,8 @@ void DscommWork::complete() {
 }
 
 void DscommWork::mark(c10::ivalue::Future& future) {
-  // Callbacks of the future run in here. What one of them throws must not end the thread that
-  // happens to run this call.
+  // Runs the future's callbacks. An exception of theirs must not end this thread, which merely
+  // finished the call.
   try {
     if (std::exception_ptr error = told_error()) {
       future.setError(error);
@@ -86,7 +86,7 @@ bool DscommWork::isCompleted() {
   return true;
 }
 
-// Nothing goes on in a forked child: what its parent had under way never ends there.
+// A call that was running at a fork never ends in the child.
 void DscommWork::check_process() const {
   if (Status status = group_->check_process(); !status.ok()) raise_error(status, title_, *group_);
 }
@@ -95,7 +95,7 @@ bool DscommWork::isSuccess() const { return ended() && told_error() == nullptr; 
 
 std::exception_ptr DscommWork::exception() const { return ended() ? told_error() : nullptr; }
 
-// The error of a Work that has ended, if there is one; its caller is told of it.
+// The error of a Work that has ended, if any; notes that the caller has seen it.
 std::exception_ptr DscommWork::told_error() const {
   std::exception_ptr error = c10d::Work::exception();
   if (error) group_->note_told();
@@ -182,7 +182,7 @@ std::vector<at::Tensor> CoalescedWork::result() {
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
   for (const auto& part : parts_) {
-    // 0 would mean no limit.
+    // At least 1: a wait with timeout 0 has no limit.
     const bool limited = timeout.count() > 0;
     const int64_t remaining_ms =
         limited ? std::max<int64_t>(deadline.remaining_ns() / 1'000'000, 1) : 0;
@@ -193,14 +193,14 @@ bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void CoalescedWork::abort() {
-  if (!parts_.empty()) parts_.front()->abort();  // they are of one group
+  if (!parts_.empty()) parts_.front()->abort();  // all parts have one group
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  // The last part to end completes it, whichever that is; one more holds it open until every part
-  // has its callback.
+  // The last part to end completes the future. The extra count keeps it open until every part has
+  // its callback.
   auto pending = std::make_shared<std::atomic<size_t>>(parts_.size() + 1);
   auto self = c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this);
   auto one_less = [self, future, pending] {

@@ -1,4 +1,4 @@
-// Work: what torch holds of an asynchronous call.
+// Work: torch's handle of an asynchronous call.
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,14 @@ struct CallInfo;
 
 class DscommWork : public c10d::Work {
  public:
-  // Runs once the operation has succeeded and before anybody is told so, on the thread that
-  // finishes or waits, whichever comes first.
+  // Runs after the operation has succeeded and before the Work ends, on the thread that finishes or
+  // waits, whichever comes first.
   using Epilogue = std::function<Status()>;
 
   DscommWork(const CallInfo& call, std::shared_ptr<Group> group, at::TensorList inputs,
              at::TensorList outputs);
 
-  // Ties the Work to what it stands for. Called once, before anybody else sees the Work.
+  // Binds the Work to its operation. Called once, before any other thread sees the Work.
   static void follow(const c10::intrusive_ptr<DscommWork>& work, OperationPtr operation,
                      uint64_t sequence, Epilogue epilogue);
 
@@ -31,8 +31,8 @@ class DscommWork : public c10d::Work {
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
-  // timeout 0: until the operation's own deadline. A wait that gives up earlier raises, and leaves
-  // the operation running.
+  // timeout 0: the operation's own deadline. A wait that times out earlier raises and leaves the
+  // operation running.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -43,8 +43,7 @@ class DscommWork : public c10d::Work {
   void check_process() const;
   bool ended() const { return const_cast<DscommWork*>(this)->isCompleted(); }
   std::exception_ptr told_error() const;
-  // Brings the Work to its end once the operation is done; the first caller does it, the others
-  // wait for it.
+  // Ends the Work once the operation is done. The first caller does it; the others wait for that.
   void complete();
   void mark(c10::ivalue::Future& future);
 
@@ -56,7 +55,7 @@ class DscommWork : public c10d::Work {
   uint64_t sequence_ = 0;
   std::chrono::steady_clock::time_point started_, finished_;
 
-  std::mutex completing_;  // held while the epilogue runs; never while callbacks do
+  std::mutex completing_;  // held while the epilogue runs, never during callbacks
   bool ended_ = false;     // guarded by completing_
   c10::intrusive_ptr<c10::ivalue::Future>
       future_;  // guarded by completing_; made when first asked for
@@ -64,7 +63,7 @@ class DscommWork : public c10d::Work {
 
 #if DSCOMM_TORCH_2
 
-// The calls between startCoalescing() and endCoalescing(), as one.
+// All calls between startCoalescing() and endCoalescing(), as one Work.
 class CoalescedWork : public c10d::Work {
  public:
   CoalescedWork(int rank, std::vector<c10::intrusive_ptr<DscommWork>> parts)
@@ -84,9 +83,9 @@ class CoalescedWork : public c10d::Work {
 
 #endif
 
-// What an exception says about where it happened: "all_reduce in group 'name' of rank 1".
+// The place of an error in a message: "all_reduce in group 'name' of rank 1".
 std::string describe_call(const char* title, const Group& group);
-// Raises an exception for a status that is not OK; it names the call and the group.
+// Raises `status`, which is not OK, with the call and the group in its message.
 [[noreturn]] void raise_error(const Status& status, const char* title, const Group& group);
 
 }  // namespace dscomm
