@@ -1,4 +1,4 @@
-// A call into a library that may never return.
+// Calls into a library that may never return.
 #pragma once
 
 #include <functional>
@@ -9,15 +9,15 @@
 
 namespace dscomm {
 
-// Runs `body` on a thread of its own and waits for it. At the deadline, or when `look` has a
-// reason, the thread is left behind: what `body` touches must live as long as it does, so it
-// captures by value. OK once `body` has returned; kTimeout ("timed out: MPI_Init_thread did not
-// return within 1 s").
+// Runs `body` on a new thread and waits for it. At the deadline, or when `look` fails, abandons the
+// thread: so `body` must own all that it touches, captured by value. OK once `body` has returned;
+// else `look`'s status, or kTimeout ("timed out: MPI_Init_thread did not return within 1 s").
 Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
                        const Look& look);
 
-// MPI has refused something, for which `look` may have a reason a moment later: a connection that
-// breaks is often the first sign of a death. That reason, or `refused`. `end` bounds the wait.
+// MPI has failed with `refused`. A broken connection is often the first sign of a death, so polls
+// `look` for the real reason, for a moment and not beyond `end`. Returns that reason, else
+// `refused`.
 Status reason_or(const Status& refused, const Deadline& end, const Look& look);
 
 }  // namespace dscomm

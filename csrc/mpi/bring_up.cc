@@ -21,13 +21,14 @@ namespace {
 
 constexpr int kGroupTag = 0x2473;
 
-// Most ranks that connect to each other in advance: each connection takes a descriptor.
+// The largest job whose ranks all connect in advance: each connection takes a descriptor.
 constexpr int kMostConnected = 256;
 
-// MPI_Init_thread did not return, once: nobody knows what it has done.
+// An MPI_Init_thread that never returned leaves MPI in an unknown state. Sequentially consistent;
+// it guards no other data.
 std::atomic<bool> initialisation_left_behind{false};
 
-// What one rank is in MPI_COMM_WORLD, and whether its connections can carry a token.
+// A rank's place in MPI_COMM_WORLD, and whether its connections can carry a token.
 struct WorldPlace {
   uint64_t rank = 0, size = 0;
   bool carries_token = false;
@@ -67,7 +68,7 @@ class BringUp {
     return make_communicator();
   }
 
-  // --- what goes wrong
+  // --- failures
 
   const Plan& plan() const { return context_.plan; }
   MpiStart& start() const { return *world_->start_; }
@@ -90,17 +91,16 @@ class BringUp {
                   step_ + " failed on " + name(request_.rank) + ": " + status.message());
   }
 
-  // A status of this rank's own step: the others raise it too. One that came from another rank is
-  // passed on as it is.
+  // Reports this rank's own failure to all ranks. Another rank's failure is returned unchanged.
   Status own(const Status& status) {
     if (status.ok() || exchange_.is_told()) return status;
-    // kInternal: an error of MPI_Init_thread, for one.
+    // kInternal: an error of MPI_Init_thread, for example.
     const bool may_suspect = status.code() == Code::kTimeout || status.code() == Code::kInternal;
     return exchange_.fail(
         at_step(Status(status.code(), status.message() + (may_suspect ? suspicion() : ""))));
   }
 
-  // In MPI_Init_thread all ranks wait for a silent server, on whatever host it is.
+  // In MPI_Init_thread all ranks wait for a PMIx server that does not answer, on any host.
   std::string suspicion() const {
     const std::string silent = world_ == nullptr ? "" : start().silent_helper(context_);
     return silent.empty() ? "" : "; " + silent;
@@ -114,9 +114,9 @@ class BringUp {
                                        "dscomm?");
   }
 
-  // --- how to start MPI
+  // --- the plan
 
-  // What this process alone can say.
+  // Checks that need no other rank.
   Status check_own_mpi() {
     if (initialisation_left_behind.load())
       return Status(Code::kUnsupported,
@@ -146,7 +146,7 @@ class BringUp {
   Status agree_on_plan() {
     MemberEntry entry = own_entry();
     start_->describe(&entry);
-    // Ranks with and without them cannot work together.
+    // Ranks with and without persistent collectives cannot work together, so their versions differ.
     if (!PersistentAllReduce::available()) entry.mpi_version += " without persistent collectives";
     Result<std::string> plan = exchange_.agree(
         "plan", pack(entry), [this](const std::vector<std::string>& said) -> Result<std::string> {
@@ -162,7 +162,7 @@ class BringUp {
     return unpack(plan.value(), &context_.plan) ? Status() : own(garbled(0));
   }
 
-  // --- MPI
+  // --- starting MPI
 
   Status initialise() {
     step_ = "MPI_Init_thread";
@@ -287,7 +287,7 @@ class BringUp {
     auto answer = std::make_shared<Answer>();
     const bool ours = plan().origin != MpiOrigin::kProgram;
     const Look ends = [this] { return look(); };
-    // The program may use this tag.
+    // If the program initialised MPI, it may use this tag, so the ranks do not meet.
     Status status =
         ours ? meet(MPI_COMM_WORLD, world_->world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
                     [this](size_t member) { return name(static_cast<int>(member)); })
@@ -324,7 +324,7 @@ class BringUp {
   }
 
   static int create(const std::vector<int>& ranks, bool ours, MPI_Comm* comm) {
-    // The program's own handler stays the program's.
+    // The program keeps its own error handler.
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
     if (!ours) {
       MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
@@ -355,7 +355,7 @@ class BringUp {
   StartContext context_;
 
   std::string step_;
-  std::unique_ptr<MpiStart> start_ = make_mpi_start();  // until world_ has it
+  std::unique_ptr<MpiStart> start_ = make_mpi_start();  // moved to world_ later
   std::unique_ptr<MpiWorld> world_;
 };
 

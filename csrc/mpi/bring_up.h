@@ -1,12 +1,12 @@
-// Bring-up: makes the members of a transport one MPI job, whoever started them.
+// Bring-up: makes the members of a transport one MPI job, however they were started.
 //
-//   1. every rank publishes where it runs, and what it knows of MPI;
-//   2. rank 0 collects that and publishes the plan: whether MPI has been initialised already (by
-//   mpi4py, say), a launcher has prepared it (mpirun, srun --mpi=pmix, flux), or dscomm shall;
-//   3. all call MPI_Init_thread;
-//   4. rank 0 collects and publishes their ranks in MPI_COMM_WORLD, and they make a communicator.
+//   1. Every rank publishes its host and the state of its MPI.
+//   2. Rank 0 collects that and publishes the plan: MPI is initialised already (by mpi4py, say), a
+//      launcher has prepared it (mpirun, srun --mpi=pmix, flux), or dscomm starts it.
+//   3. All ranks call MPI_Init_thread.
+//   4. Rank 0 collects and publishes their ranks in MPI_COMM_WORLD; they make a communicator.
 //
-// Whoever cannot go on says why in the store, and all others raise that, soon.
+// A rank that fails puts the reason into the store, and all others raise it soon after.
 #pragma once
 
 #include <mpi.h>
@@ -27,30 +27,30 @@ namespace dscomm {
 
 class MpiStart;
 
-// MPI, up and running, with MPI_THREAD_MULTIPLE.
+// A running MPI with MPI_THREAD_MULTIPLE.
 class MpiWorld {
  public:
   MpiWorld(MpiOrigin origin, std::unique_ptr<MpiStart> start);
   ~MpiWorld();
 
-  // The starter of MPI, for messages: "dscomm-pmix", "the launcher".
+  // What started MPI, for messages: "dscomm-pmix", "the launcher".
   const char* started_by() const;
-  // The members of the request, in its order. Errors return. Never freed: it ends with MPI.
+  // The members, in the order of the request. Errors are returned. Never freed: it lasts as long as
+  // MPI.
   MPI_Comm comm() const { return comm_; }
-  // The rank in MPI_COMM_WORLD of each member. That communicator may have others, too.
+  // Each member's rank in MPI_COMM_WORLD, which may have other ranks too.
   const std::vector<int>& world_ranks() const { return world_ranks_; }
 
-  // The process ends in order: nobody calls MPI any more. What that takes depends on the origin.
-  //   kDscomm:   nothing; MPI_Finalize would wait for the other hosts, and an exit without it is
-  //              clean.
+  // Ends MPI as its origin requires, when no thread calls MPI any more:
+  //   kDscomm: nothing; MPI_Finalize would wait for the other hosts, and exiting without it is
+  //     clean.
   //   kLauncher: MPI_Finalize, unless MPI has given up: the launcher takes an exit without it for a
-  //              crash and ends the job. It waits for all ranks of the job, up to the deadline.
-  //   kProgram:  nothing; whoever initialised MPI finalises it.
+  //     crash and ends the job. It waits for all ranks of the job, up to the deadline.
+  //   kProgram: nothing; the program finalises MPI.
   // Returns soon after the deadline at the latest. Idempotent.
   void leave(const Deadline& deadline);
 
-  // In a forked child: closes what it inherited. Nothing else works on this object there, but its
-  // destructor.
+  // In a forked child: closes inherited descriptors. Only the destructor may be called afterwards.
   void close_descriptors();
 
  private:
@@ -62,12 +62,11 @@ class MpiWorld {
   std::atomic<bool> left_{false};
 };
 
-// Collective over the members. `helper_path` is where dscomm-pmix lies; `look` is asked every few
-// milliseconds and gives a reason to give up, such as that a member has died, or OK.
+// Collective over the members. `helper_path` is the path of dscomm-pmix. `look` is polled every few
+// milliseconds and returns a reason to give up, such as a member's death, or OK.
 //
-// Fails on all members when it fails on one, within the deadline; the message names the step, the
-// rank and its host. MPI itself may end the process, with a message of its own, when it
-// finds something wrong inside MPI_Init_thread.
+// A failure on one member fails all members within the deadline; its message names the step, the
+// rank and the host. MPI itself may end the process inside MPI_Init_thread, with its own message.
 Result<std::unique_ptr<MpiWorld>> bring_up(
     const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline,
     const std::string& helper_path, const Look& look = [] { return Status(); });

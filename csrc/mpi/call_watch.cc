@@ -25,29 +25,29 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{50};
 constexpr int kTicks = 16;
-// For a call whose deadline is not known.
+// For a call without a known deadline.
 constexpr int kTicksWithoutDeadline = 100;
-// A call that spends its time in system calls is hardly ever met outside of the C library. After so
-// many ticks it is left there, too, at the second signal at the earliest; it may hold a lock of
-// malloc's, but would stay for ever.
+// A call that mostly makes system calls is rarely interrupted outside the C library. After this
+// many ticks, and from the second signal on, the call is left inside it too: it may hold a lock of
+// malloc's, but would otherwise hang for ever.
 constexpr int kPatientTicks = 60;
-// Of computing in one call. A call that works in order moves a chunk of some MiB.
+// CPU time in one call that counts as hanging. A healthy call moves a chunk of a few MiB.
 constexpr int64_t kBusyNs = 400'000'000;
 
-// Relaxed: read late, it is read again 50 ms after.
+// Relaxed: a stale value is corrected at the next tick, 50 ms later.
 std::atomic<bool> watches_closely{false};
 
-// All of this is never destroyed: threads may call MPI until the process ends.
+// Never destroyed: threads may call MPI until the process ends.
 struct Registry {
   std::mutex mutex;
-  std::set<guard::Calls*> threads;  // that have called MPI, and run
+  std::set<guard::Calls*> threads;  // running threads that have called MPI
 };
 Registry& registry() {
   static auto* const registry = new Registry;
   return *registry;
 }
 
-// Where the C library's code lies.
+// The address range of the C library's code.
 uintptr_t libc_begin = 0, libc_end = 0;
 
 void find_libc() {
@@ -73,11 +73,11 @@ uintptr_t interrupted_at(const void* context) {
   return machine->pc;
 #else
   static_cast<void>(machine);
-  return libc_begin;  // nothing is known: stay
+  return libc_begin;  // unknown machine: never leave a call
 #endif
 }
 
-// Whether a system call has just returned there.
+// Whether a system call has just returned to `at`.
 bool is_after_system_call(uintptr_t at) {
 #if defined(__x86_64__)
   const auto* code = reinterpret_cast<const unsigned char*>(at);
@@ -93,7 +93,7 @@ bool is_after_system_call(uintptr_t at) {
 void leave_call(int, siginfo_t*, void* context) {
   guard::Calls& calls = guard::calls_of_thread();
   const uint64_t number = calls.number.load(std::memory_order_relaxed);
-  // Acquire pairs with the release in look_at().
+  // Acquire: pairs with the release store in look_at().
   if (number % 2 == 0 || calls.to_leave.load(std::memory_order_acquire) != number) return;
   const uintptr_t at = interrupted_at(context);
   const auto from = calls.from.load(std::memory_order_acquire);
@@ -106,7 +106,7 @@ void leave_call(int, siginfo_t*, void* context) {
   siglongjmp(calls.way_out, 1);
 }
 
-// A signal that nothing else in the process uses; 0 where there is none.
+// A real-time signal that nothing else in the process uses; 0 if there is none.
 int take_signal() {
   find_libc();
   for (int number = SIGRTMAX; number >= SIGRTMIN; --number) {
@@ -114,7 +114,7 @@ int take_signal() {
     if (sigaction(number, nullptr, &known) != 0 || known.sa_handler != SIG_DFL) continue;
     struct sigaction action{};
     action.sa_sigaction = &leave_call;
-    // Not blocked after the jump out of the handler.
+    // SA_NODEFER: the jump out of the handler must not leave the signal blocked.
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
     if (sigaction(number, &action, nullptr) == 0) return number;
   }
@@ -126,7 +126,7 @@ int leave_signal() {
   return number;
 }
 
-// In and out of the registry with the thread.
+// Registers the thread for its lifetime.
 class Registration {
  public:
   Registration() : calls_(new guard::Calls) {
@@ -135,7 +135,7 @@ class Registration {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, leave_signal());
-    // Threads of the library take no other (core/base/thread.h).
+    // Threads of this library block all other signals (core/base/thread.h).
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
     std::lock_guard lock(registry().mutex);
     registry().threads.insert(calls_);
@@ -154,12 +154,12 @@ class Registration {
   guard::Calls* const calls_;
 };
 
-// Whether the thread waits for another one. Not where it waits for a disk (D), which comes back.
+// Whether the thread sleeps (S). A thread that waits for a disk (D) does not count: it will return.
 bool sleeps(pid_t thread_id) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread_id) + "/stat");
   std::string text;
   std::getline(file, text);
-  // "7 (a name) S ...": the name may have brackets.
+  // "7 (a name) S ...": the name may contain brackets.
   const size_t end = text.rfind(')');
   return end != std::string::npos && end + 2 < text.size() && text[end + 2] == 'S';
 }
@@ -171,16 +171,16 @@ int64_t cpu_ns(pthread_t thread) {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// What the watch has seen of a thread's call.
+// The watch's observations of a thread's current call.
 struct Seen {
   uint64_t number = 0;
   int ticks = 0;
-  int ticks_asleep = 0;  // the last ones, without a break
+  int ticks_asleep = 0;  // the latest consecutive ones
   int signals = 0;
   int64_t cpu_at_first_ns = 0;
 };
 
-// Where MPI has given up in one thread, others may wait for its locks.
+// Once MPI has given up in one thread, other threads may wait for locks that it holds.
 bool is_late(const guard::Calls& calls, int ticks) {
   if (watches_closely.load(std::memory_order_relaxed) || mpi_gave_up()) return true;
   const int64_t deadline_ns = calls.deadline_ns.load(std::memory_order_relaxed);
@@ -202,7 +202,7 @@ void look_at(guard::Calls& calls, Seen* seen) {
     log_line(LogLevel::kWarn,
              "a call of MPI does not return, as when a rank has died or a connection is broken: it "
              "is left, and MPI is not called again in this process");
-  // Release: what the signal's handler loads.
+  // Release stores: pair with the acquire loads in the signal handler, leave_call().
   const bool is_patient = seen->ticks < kPatientTicks || seen->signals == 1;
   calls.from.store(is_asleep    ? guard::Calls::kAnywhere
                    : is_patient ? guard::Calls::kOutsideLibc
@@ -212,12 +212,12 @@ void look_at(guard::Calls& calls, Seen* seen) {
   pthread_kill(calls.thread, leave_signal());
 }
 
-// Ends with the process.
+// Runs until the process ends.
 void watch() {
   std::map<guard::Calls*, Seen> seen;
   while (true) {
     std::this_thread::sleep_for(kTick);
-    // Held, so that no thread ends meanwhile.
+    // Keeps threads from ending meanwhile.
     std::lock_guard lock(registry().mutex);
     std::erase_if(seen,
                   [](const auto& entry) { return !registry().threads.contains(entry.first); });

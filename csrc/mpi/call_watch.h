@@ -1,12 +1,13 @@
-// Call watch: takes threads out of calls of MPI that do not return.
+// Call watch: takes threads out of MPI calls that do not return.
 //
-// A rank waits for others by calls that return at once, again and again. When a connection breaks,
-// such a call can stay: in Open MPI 4.1.4's TCP code (2 of some 700 times that all ranks of a host
-// were killed with large sums under way, 1 of 3 times that a connection was reset). In MPICH a
-// message to a rank that has left tries to connect for ever. So a thread looks at the calls under
-// way. One that has slept for 800 ms, or computed for half of that since the first look, is left if
-// its deadline has passed; once a death is known or MPI has given up, and with MPICH always, also
-// before. A signal takes its thread back to where the call was made.
+// A rank waits for others by polling MPI with calls that return at once. When a connection breaks,
+// such a call can hang: in Open MPI 4.1.4's TCP code (2 of some 700 runs in which all ranks of a
+// host were killed during large sums, 1 of 3 runs in which a connection was reset); in MPICH, a
+// message to a rank that has left retries its connection for ever.
+//
+// A watch thread checks running calls. A call that has slept for 800 ms, or computed for 400 ms, is
+// left once its deadline has passed; it is left earlier once a death is known or MPI has given up,
+// and always with MPICH. A signal makes its thread jump back to guarded().
 #pragma once
 
 #include <pthread.h>
@@ -20,34 +21,32 @@
 
 namespace dscomm {
 
-// From now on calls are watched: those that do not return are left once their deadline has passed,
-// and those without one after 5 s. Any thread; does not block.
+// Starts to watch calls: a hanging call is left once its deadline has passed, or after 5 s without
+// a deadline. Any thread; does not block.
 void watch_calls();
-// The same, and they are left whatever their deadline.
+// The same, but leaves hanging calls before their deadlines.
 void watch_calls_closely();
 
-// MPI has given up in this process: see guarded.h. Safe in a signal handler.
+// Records that MPI has given up in this process (guarded.h). Safe in a signal handler.
 void note_mpi_gave_up();
 
 namespace guard {
 
-// The calls that one thread makes.
+// The MPI calls of one thread.
 struct Calls {
-  // Grows by one as a watched call begins and as it ends: odd while one is under way. Relaxed: the
-  // watch compares it with what it saw before, and what it finds too late it finds at the next
-  // look.
+  // Incremented when a watched call begins and ends: odd while a call runs. Relaxed: the watch only
+  // compares it with its last look, and sees a late value at the next one.
   std::atomic<uint64_t> number{0};
-  // The number of the call that is to be left, and from where: not from within the C library, whose
-  // locks it may hold, or only where it has made a system call. Release stores of the watch, before
-  // the signal; acquire loads of its handler.
+  // The number of the call to leave, and where it may be interrupted: not inside the C library,
+  // whose locks it may hold, or there only just after a system call. The watch's release stores,
+  // before it sends the signal, pair with the signal handler's acquire loads.
   std::atomic<uint64_t> to_leave{0};
   enum Where { kAnywhere, kOutsideLibc, kAlsoAfterSystemCalls };
   std::atomic<Where> from{kAnywhere};
-  // Of the wait that the calls are made in, in monotonic_ns(); 0: none is known. Relaxed, like
-  // `number`.
+  // Deadline of the wait that makes the calls, in monotonic_ns(); 0: unknown. Relaxed, as `number`.
   std::atomic<int64_t> deadline_ns{0};
-  int depth = 0;       // of guarded() inside guarded()
-  sigjmp_buf way_out;  // of the outermost
+  int depth = 0;       // nested guarded() calls
+  sigjmp_buf way_out;  // of the outermost guarded()
   pthread_t thread;
   pid_t thread_id = 0;
 
@@ -57,7 +56,7 @@ struct Calls {
 };
 Calls& calls_of_thread();
 
-// While it lives, that is the deadline of the thread's calls.
+// Sets the deadline of the thread's calls for its lifetime.
 class CallDeadline {
  public:
   explicit CallDeadline(const Deadline& deadline)

@@ -1,5 +1,5 @@
-// The environment as MPI reads it: what a launcher or the user has said there, and what is put
-// there while MPI starts.
+// The environment that MPI reads: the variables of the launcher and the user, and those that dscomm
+// sets while MPI starts.
 #pragma once
 
 #include <functional>
@@ -10,26 +10,26 @@
 
 namespace dscomm {
 
-// Empty where there is none.
+// Empty if the variable is not set.
 std::string environment_value(const std::string& name);
-// All of it, as a new program takes it.
+// The whole environment, for a new program.
 char** whole_environment();
 
-// What is set through this is gone again when it ends, and so is what MPI itself has set meanwhile:
-// a child process that came up with it would take itself for a rank. Not safe against threads that
-// read the environment at the same time; nothing is.
+// Restores the environment when destroyed: variables set here, and by MPI meanwhile, would make a
+// child process believe that it is a rank. Not safe if other threads read the environment at the
+// same time; setenv() never is.
 class EnvironmentForStart {
  public:
-  // `prefixes` of the names that belong to MPI and its launchers: all that is set begins with one.
+  // `prefixes` of the names that belong to MPI and its launchers; all variables set here have one.
   explicit EnvironmentForStart(std::vector<std::string> prefixes);
   ~EnvironmentForStart();
   EnvironmentForStart(const EnvironmentForStart&) = delete;
   EnvironmentForStart& operator=(const EnvironmentForStart&) = delete;
 
   void set(const std::string& assignment);  // "NAME=VALUE"
-  // Unless it is in the environment.
+  // Does nothing if the variable is set.
   void set_default(const std::string& assignment);
-  // Those that are told so, by name.
+  // Unsets the variables that is_wanted() selects by name.
   void put_aside(const std::function<bool(std::string_view name)>& is_wanted);
 
  private:

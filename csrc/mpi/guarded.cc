@@ -9,8 +9,8 @@
 namespace dscomm {
 namespace {
 
-// Relaxed: who reads it late calls MPI once more, which is what happens anyway when the calls of
-// two threads overlap.
+// Relaxed: a thread that reads it late calls MPI once more, as happens anyway when the calls of two
+// threads overlap.
 std::atomic<bool> gave_up{false};
 std::mutex words_mutex;
 std::string words;
@@ -39,7 +39,7 @@ void give_up(const char* why) {
     words = why;
   }
   note_mpi_gave_up();
-  watch_calls();  // other threads may wait for locks that stay held
+  watch_calls();  // other threads may wait for locks that are never released
   throw GaveUp();
 }
 

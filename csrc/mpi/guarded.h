@@ -1,23 +1,22 @@
-// The way to call MPI: guarded([&] { return MPI_Isend(...); }).
+// Calls MPI so that a broken connection cannot take the process along: guarded([&] { return
+// MPI_Isend(...); }).
 //
-// When a connection breaks on which something is still to be sent, as when a rank of another host
-// dies, Open MPI does one of two things that would take this process along, before it has said who
-// died:
+// When a connection breaks with data still to be sent, as when a rank of another host dies, Open
+// MPI does one of two things that would end or block this process before it reports who died:
 //
-//   It ends the process ("pml_ob1_sendreq.c:190 FATAL", Open MPI 4 and 5), by ompi_rte_abort(). The
-//   guard replaces that: inside guarded() it throws, through MPI's own frames, and guarded()
-//   returns an error code instead.
+//   It ends the process ("pml_ob1_sendreq.c:190 FATAL", Open MPI 4 and 5), by ompi_rte_abort().
+//   dscomm replaces that function: inside guarded() it throws through MPI's frames, and guarded()
+//   returns an error code.
 //
-//   Its TCP code stays in the call, waiting for a lock or going round in circles. A thread watches
-//   the calls (call_watch.h) and takes the caller out of one that does not return: guarded()
-//   returns an error code, too.
+//   Its TCP code hangs in the call, waiting for a lock or looping. The call watch (call_watch.h)
+//   takes the thread out of the call, and guarded() returns an error code.
 //
-// MPICH does the same: it ends the process by exit() (mpich/exit_hook.h), or stays in the call.
+// MPICH likewise calls exit() (mpich/exit_hook.h) or hangs.
 //
-// Whatever MPI was doing then stays half done, and locks of its may be held; so MPI has given up,
-// for all threads of the process, and is not called again.
+// Afterwards MPI's state is inconsistent and its locks may be held. So MPI has "given up" for all
+// threads of the process, and dscomm does not call it again.
 //
-// In MPI calls of the program itself nothing changes: Open MPI's own function is called as ever.
+// Calls that the program itself makes to MPI do not change: they reach Open MPI's own function.
 #pragma once
 
 #include <mpi.h>
@@ -29,9 +28,9 @@
 
 namespace dscomm {
 
-// MPI has given up in this process. Any thread.
+// Whether MPI has given up in this process. Any thread.
 bool mpi_gave_up();
-// Why, in its own words; empty where it has none, as when a connection breaks.
+// MPI's own message about it; empty if it gave none, as when a connection breaks.
 std::string mpi_last_words();
 
 // The first death reported by the failure detector; OK if none. Any thread.
@@ -41,12 +40,12 @@ void note_first_death(const Status& death);
 namespace guard {
 
 struct GaveUp {};
-// Inside guarded(): leaves the call that is under way. `why` in MPI's words.
+// Leaves the running call; only inside guarded(). `why` is MPI's message.
 [[noreturn]] void give_up(const char* why);
 
 class Entry {
  public:
-  // Calls that may block for long in order are not watched.
+  // is_watched is false for calls that may block for long in normal operation.
   Entry(Calls& calls, bool is_watched) : calls_(calls), is_watched_(is_watched) {
     if (calls_.depth++ == 0 && is_watched_) calls_.count_up();
   }
@@ -73,21 +72,21 @@ int call_inside(Calls& calls, bool is_watched, const Call& call) {
 
 }  // namespace guard
 
-// What `call` returns, one of MPI's codes; MPI_ERR_OTHER when MPI gives up in it or has done so
-// before. For calls that may communicate but do not wait for other ranks; what only asks or
-// allocates needs no guard. Objects with a destructor do not belong into `call`: where it is left,
-// they are not destroyed.
+// Returns the MPI code that `call` returns, or MPI_ERR_OTHER if MPI gives up in it or has done so
+// before. For calls that may communicate but do not wait for other ranks; calls that only query or
+// allocate need no guard. `call` must not hold objects with destructors: they do not run if it is
+// left.
 template <typename Call>
 int guarded(const Call& call) {
   if (mpi_gave_up()) return MPI_ERR_OTHER;
   guard::Calls& calls = guard::calls_of_thread();
-  // A second return: the call was left. Only MPI's frames and this one lie between.
+  // Returns a second time if the call was left. Only MPI's frames and this one lie between.
   if (calls.depth == 0 && sigsetjmp(calls.way_out, /*savemask=*/0) != 0) return MPI_ERR_OTHER;
   return guard::call_inside(calls, true, call);
 }
 
-// The same for calls that wait for other ranks. They belong on a thread that can be left behind
-// (core's abandonable calls).
+// The same for calls that wait for other ranks, which must run on a thread that can be abandoned
+// (run_abandonable()).
 template <typename Call>
 int guarded_blocking(const Call& call) {
   if (mpi_gave_up()) return MPI_ERR_OTHER;

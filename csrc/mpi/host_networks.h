@@ -1,4 +1,4 @@
-// What MPI is told of the networks of this host.
+// Chooses this host's networks for MPI.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace dscomm {
 
-// A network adapter that MPI drives by a library of its own: InfiniBand, RoCE, Omni-Path, EFA,
-// Slingshot, BXI.
+// Whether the host has a network adapter that MPI drives through a separate library: InfiniBand,
+// RoCE, Omni-Path, EFA, Slingshot, BXI.
 bool has_fast_network();
 
-// The networks, as "network/prefix", by which this rank reaches the others: those common to all
-// hosts, or, where routers join the hosts, this host's own.
+// The networks between this rank and the others, as "network/prefix": those common to all hosts,
+// or, if routers join the hosts, this host's own.
 std::vector<std::string> networks_between_hosts(const TransportRequest& request);
 
-// The names of this host's interfaces that are in one of `networks`, in the order of these.
+// The names of this host's interfaces in `networks`, in the order of `networks`.
 std::vector<std::string> interfaces_in(const std::vector<std::string>& networks);
 
 }  // namespace dscomm

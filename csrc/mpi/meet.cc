@@ -34,7 +34,7 @@ struct Posted {
   std::vector<MPI_Request> requests;
 };
 
-// A message of no bytes from each of the others, and to it.
+// Posts an empty message to and from each other rank.
 void post_to_all(MPI_Comm comm, int tag, Posted* posted) {
   int rank = 0, size = 0;
   MPI_Comm_rank(comm, &rank);
@@ -92,7 +92,7 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
     watch.expect(name(before));
     const Status status = wait_for(&requests, policy, deadline, watch);
     if (status.ok()) continue;
-    // A later meeting with this tag has receives of its own.
+    // A later meeting with this tag posts new receives.
     if (!requests.empty() && requests[0] != MPI_REQUEST_NULL)
       (void)guarded([&] { return MPI_Cancel(&requests[0]); });
     return status;

@@ -1,8 +1,8 @@
-// A meeting of ranks over MPI that can be called off.
+// Meetings of ranks over MPI that can be cancelled.
 //
-// MPI makes communicators in calls that wait for other ranks without a bound; a thread that is left
-// behind in one takes a core for as long as the process lives. So ranks make sure that all have
-// come before they call it.
+// MPI makes communicators in calls that wait for other ranks without a limit, and a thread
+// abandoned in such a call uses a core until the process ends. So ranks first check that all have
+// come.
 #pragma once
 
 #include <mpi.h>
@@ -17,14 +17,14 @@
 
 namespace dscomm {
 
-// Until all of `ranks` of `comm`, this one among them, have called it with the same ranks and tag.
-// kTimeout names a rank that has not come, by `name` of its place in `ranks`; what `look` gives
-// ends the wait too. Messages of no bytes, in as many rounds as the ranks' number has bits.
+// Waits until all of `ranks` of `comm`, including this one, have called it with the same ranks and
+// tag. kTimeout names a missing rank by name(its index in `ranks`); a failure of `look` ends the
+// wait too. Sends empty messages, in log2(number of ranks) rounds.
 Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
             const Look& look, const std::function<std::string(size_t index)>& name);
 
-// Collective over all ranks of a communicator: each exchanges a message with each, for which MPI
-// makes its connections. kTimeout at `deadline`, or what `look` says.
+// Collective over a communicator: each rank exchanges a message with each other one, so that MPI
+// makes all connections. Returns kTimeout at `deadline`, or `look`'s failure.
 Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const Look& look);
 
 }  // namespace dscomm

@@ -1,4 +1,4 @@
-// What the module gives to whoever loads it; see core/transport/load.h.
+// The entry point of the module; see core/transport/load.h.
 #include "core/transport/load.h"
 #include "mpi/mpi_transport.h"
 

@@ -10,13 +10,13 @@
 namespace dscomm {
 namespace {
 
-// Pairs that carry nothing count nothing, so that they need not be listed.
+// A pair without data weighs 0, so it need not be listed.
 uint64_t weigh(uint64_t from, uint64_t to, uint64_t count) {
   if (count == 0) return 0;
   return mix_hash(mix_hash(mix_hash(0, from), to), count);
 }
 
-// What MPI calls: second = first and second. It may pass memory of any alignment.
+// The function of MPI's reduction: second = first and second. MPI may pass unaligned memory.
 void combine_leads(void* first, void* second, int* count, MPI_Datatype*) {
   for (int i = 0; i < *count; ++i) {
     Lead a, b;
@@ -24,7 +24,7 @@ void combine_leads(void* first, void* second, int* count, MPI_Datatype*) {
     std::memcpy(&a, static_cast<std::byte*>(first) + static_cast<size_t>(i) * sizeof a, sizeof a);
     std::memcpy(&b, result, sizeof b);
     const LeadHead& head = a.head;
-    // Where ranks differ in what rides along, the hashes say so and nobody reads the data.
+    // If ranks disagree about the data, the hashes differ and the data is not used.
     const Reduction reduction{static_cast<DType>(head.dtype), static_cast<ReduceOp>(head.op)};
     if (head.count > 0 && head.count == b.head.count && head.dtype == b.head.dtype &&
         head.op == b.head.op && check_reduction(reduction).ok() &&

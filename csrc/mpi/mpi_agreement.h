@@ -1,28 +1,29 @@
-// How the ranks of an MpiTeam verify that they make the same call before they hand out received
-// data, and the error texts when they do not.
+// Verifies that the ranks of an MpiTeam make the same call before they use received data, and words
+// the error if they do not.
 //
-// In a gather, a scatter or an all_to_all each receiver does that (see mpi_team_exchange.cc). Every
-// other call begins with its Lead, which is combined over all ranks. It holds the hash of the
-// call and the hash's complement, both to be minimised: all hashes are equal if and only if one
-// minimum is the complement of the other. The hash covers earlier calls, too: a rank that only
-// sends may have finished one in which the ranks differ. What ranks must not agree on but fit
-// together (the elements that one sends and another expects) is balanced: each sender adds a hash
-// of the pair and the count, each receiver subtracts it, and the sum over the ranks is zero if all
-// fit. So every rank learns of any mismatch, and at the same time.
+// In a gather, a scatter or an all_to_all each receiver verifies the headings of its senders
+// (mpi_team_exchange.cc). Every other call begins with a header, its Lead, which is combined over
+// all ranks. It holds a hash of the call and the hash's complement, and both are minimised: all
+// hashes are equal if and only if one minimum is the complement of the other. The hash also covers
+// earlier calls, because a rank that only sends may have finished a call in which the ranks differ.
+// Counts that must match in pairs (the elements that one rank sends and another expects) are
+// balanced: the sender adds a hash of the pair and the count, the receiver subtracts it, and the
+// sum over all ranks is zero if all pairs match. So every rank detects a mismatch, in the same
+// call.
 //
-// Few ranks send their Leads to each other, in one hop, each with the call itself; what comes is
-// given as much room as any rank may send, so nothing is truncated whatever the ranks believe.
-// Among many, MPI reduces Leads of 1 KiB. Small data rides in the Lead, so that a small call is one
-// round. In a small broadcast or reduce among few ranks only the Leads with data travel, and along
-// a chain those from each rank to the next; nobody waits for others.
+// Few ranks send their Leads, with the call itself, directly to each other. Receives have room for
+// the longest Lead that any rank may send, so nothing is truncated whatever the others call. Among
+// many ranks MPI reduces Leads of 1 KiB. Small data is piggybacked on the Lead, so that a small
+// call takes one round. In a small broadcast or reduce among few ranks only Leads with data are
+// sent, and along a chain only those from each rank to the next, so no rank waits for ranks that
+// send it nothing.
 //
-// Ranks that call different things may then wait for each other without a message between them. So
-// after a long wait a rank has all ranks compare their last calls
-// (FailureDetector::compare_calls()).
+// Ranks that make different calls may then wait for each other without any message. So after a long
+// wait a rank makes all ranks compare their last calls (FailureDetector::compare_calls()).
 //
-// The Lead of calls that use MPI's collectives goes ahead of the data instead of beside it: one
-// whose arguments do not fit may write past what was meant for it, or end the job. Meanwhile the
-// first chunk is copied into staging, so most of its time is hidden.
+// In calls that use MPI's collectives the Lead precedes the data: a collective whose arguments do
+// not match may write out of bounds or end the job. Copying the first chunk into staging meanwhile
+// hides most of the delay.
 #pragma once
 
 #include <mpi.h>
@@ -40,39 +41,39 @@
 
 namespace dscomm {
 
-// Among many ranks: as much as makes a Lead of 1 KiB, which MPI sends like a word: whole, at once,
-// without asking.
+// Piggybacked bytes among many ranks: they make a Lead of 1 KiB, which MPI sends eagerly.
 inline constexpr size_t kRideBytes = 984;
-// Among few: what a rank sends to all others together at most in a reduction or a broadcast. An
-// all-reduce of 16 KiB between 2 hosts took 42 us before it rode, and 27 us since. Where each of
-// the others needs what it gets, that is up to a message for each (MpiTeamOptions::message_bytes).
+// Among few ranks: the most that a rank piggybacks for all others together in a reduction or a
+// broadcast. An all-reduce of 16 KiB between 2 hosts took 42 us without this and takes 27 us with
+// it. If each rank gets different data, the limit is one message each
+// (MpiTeamOptions::message_bytes).
 inline constexpr size_t kRideBytesOfFew = 60 << 10;
 
 struct LeadHead {
-  uint64_t hash = 0;        // the least
-  uint64_t complement = 0;  // the least
-  uint64_t balance = 0;     // the sum, modulo 2^64
-  uint64_t longest = 0;     // the greatest: elements of the longest block that a rank knows of
-  // What rides along: `count` elements to reduce, or none.
+  uint64_t hash = 0;        // minimum over the ranks
+  uint64_t complement = 0;  // minimum
+  uint64_t balance = 0;     // sum modulo 2^64
+  uint64_t longest = 0;     // maximum: elements of the longest block that a rank knows of
+  // The piggybacked data: `count` elements to reduce, or none.
   uint32_t count = 0;
   uint8_t dtype = 0;
   uint8_t op = 0;
   uint16_t reserved = 0;
 
   bool ranks_agree() const { return hash == ~complement && balance == 0; }
-  // Becomes what both say together.
+  // Merges another rank's header into this one.
   void combine(const LeadHead& other);
 };
 
-// What is reduced among many.
+// A Lead among many ranks, as MPI reduces it.
 struct Lead {
   LeadHead head;
   std::array<std::byte, kRideBytes> data{};
 };
 static_assert(sizeof(Lead) == 1024);
 
-// Which Leads travel among few ranks: those from `from` to `to`; or those along the chain of so
-// many ranks that begins at `from`, or ends at `to`.
+// The Leads that are sent among few ranks: those from `from` to `to`, or those along a chain of
+// `chain` ranks that begins at `from` or ends at `to`.
 inline constexpr int kEveryRank = -1;
 struct LeadWay {
   int from = kEveryRank, to = kEveryRank;
@@ -92,18 +93,18 @@ struct LeadWay {
   }
 };
 
-// The Lead as MPI sees it: one indivisible element, and how two become one. Made when first asked
-// for, and kept as long as MPI lives. Any thread.
+// The MPI datatype of a Lead, one indivisible element, and the operator that combines two. Created
+// on first use and never freed. Any thread.
 struct LeadType {
   MPI_Datatype type;
   MPI_Op op;
 };
 Result<LeadType> lead_type();
 
-// What one rank sends to each and expects of each, in elements, for the calls in which ranks need
-// not know all counts. Zero where the call has no such pair.
+// The elements that a rank sends to and expects from each rank, for calls in which ranks need not
+// know all counts. Zero for a pair without data.
 struct Splits {
-  std::vector<uint64_t> sends, expects;  // by rank; empty: the call has none
+  std::vector<uint64_t> sends, expects;  // by rank; empty: the call has no counts
 
   void clear(size_t ranks) {
     sends.assign(ranks, 0);
@@ -113,19 +114,19 @@ struct Splits {
   uint64_t longest() const;
 };
 
-// One rank's side of a disagreement, of the same length on all ranks.
+// A rank's call and counts, for the error message; of the same length on all ranks.
 std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits, size_t ranks);
 inline size_t side_bytes(size_t ranks) { return sizeof(CallRecord) + 2 * ranks * sizeof(uint64_t); }
 
-// The message for a sender and a receiver whose numbers of elements differ.
+// The message for a sender and a receiver whose counts differ.
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected);
 
-// For ranks that make the same call, and have made different ones of which nothing is known.
+// For ranks that make the same call now, but made different ones before, which are lost.
 std::string explain_lost_difference(const CallRecord& call);
 
-// From the sides of all ranks, one after the other: who differs from whom, and in what. `names` are
-// the members', by rank.
+// Compares the sides of all ranks, concatenated, and says which ranks differ, and in what. `names`
+// are the members' names by rank.
 std::string explain_mismatch(std::span<const std::byte> sides,
                              const std::vector<std::string>& names);
 

@@ -14,11 +14,11 @@
 namespace dscomm {
 namespace {
 
-// A pass over some hundred channels takes less, if nothing comes.
+// A pass over some hundred channels takes less than this if nothing arrives.
 constexpr int64_t kPassNs = 10'000;
 
-// The longest cell is a little less than what Open MPI sends at once over TCP, 64 KiB with its own
-// heading. The rings are kept for each peer for good.
+// The longest cell is a little less than Open MPI sends eagerly over TCP: 64 KiB with its header.
+// Each peer's rings are never freed, so cells are no longer than that.
 constexpr size_t kShortestCell = 4096, kLongestCell = 60 << 10;
 
 }  // namespace
@@ -49,7 +49,7 @@ std::byte* MpiChannel::arriving(uint64_t number) {
 
 Status MpiChannel::failed(const char* what, int code) const {
   Status refused = mpi_error(what, code);
-  // MPI gives up for all at once, and it may be for another peer than this.
+  // MPI gives up for the whole process, perhaps because of another peer.
   if (mpi_gave_up()) return refused;
   return Status(refused.code(), "the channel to " + peer_ + ": " + refused.message());
 }
@@ -72,7 +72,7 @@ std::byte* MpiChannel::vacant_cell(size_t) {
 
 bool MpiChannel::publish(const CellHeader& header, bool) {
   if (!gone_().ok()) {
-    ++published_;  // and is sent: nobody is there
+    ++published_;  // counts as sent: the peer is gone
     return false;
   }
   std::byte* filled = cell(published_);
@@ -98,7 +98,7 @@ bool MpiChannel::in_flight() {
   return false;
 }
 
-// For the first cell of a message.
+// Checks for the first cell of a message.
 Status MpiChannel::probe() {
   bool is_any = false;
   if (int code = arrivals_->ask(rank_, &is_any); code != MPI_SUCCESS)
@@ -161,7 +161,7 @@ Result<std::optional<ArrivedCell>> MpiChannel::next_cell() {
   found.data = cell + sizeof header;
   if (arrives_now) {
     static_assert(kReceives == 2, "at most one is left over, of which following_ knows nothing");
-    // All cells of a message but the last are as long as the first.
+    // All cells of a message except the last are as long as the first.
     if ((header.flags & kFirstCell) != 0 && header.cell_bytes > 0 && header.bytes > 0)
       following_ = (header.bytes - 1) / header.cell_bytes;
     if ((header.flags & kAbandoned) != 0) following_ = 0;
@@ -183,7 +183,7 @@ bool MpiChannel::consume(bool) {
 void MpiChannel::drop() {
   in_flight();
   if (sent_ < published_) quarantine(std::move(cells_));
-  // Where MPI gave up in a receive it may have kept the memory without giving a request.
+  // If MPI gave up in a receive, it may use the memory without having returned a request.
   if (consumed_ < posted_ || mpi_gave_up()) quarantine(std::move(arriving_));
   cells_.reset();
   arriving_.reset();

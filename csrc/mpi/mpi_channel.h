@@ -1,10 +1,10 @@
-// MpiChannel: the cells of point-to-point as messages of MPI between two processes.
+// MpiChannel: sends the cells of point-to-point messages between two processes through MPI.
 //
-// Every cell is one non-blocking send from a ring of our own memory, and one receive into another
-// ring. A receiver probes for the first cell of a message, and posts receives for those that follow
-// it: so none is left over, but for one after a message that was abandoned, which the first cell of
-// the next one takes. A request of MPI cannot be taken back, so memory that one still uses when the
-// channel goes is kept for ever.
+// Each cell is one non-blocking send from one ring of staging memory and one receive into another.
+// The receiver probes for the first cell of a message, then posts receives for the rest. So no
+// receive is left over, except one after an abandoned message, which then takes the next message's
+// first cell. A pending MPI request cannot be cancelled, so memory that one still uses when the
+// channel is destroyed is never freed.
 #pragma once
 
 #include <mpi.h>
@@ -20,28 +20,28 @@
 
 namespace dscomm {
 
-// Asks MPI once for all channels of a communicator, which outlives this and in which nothing else
-// has kCellTag. One thread at a time.
+// Probes MPI once for all channels of a communicator. The communicator outlives this, and kCellTag
+// must have no other use in it. One thread at a time.
 class MpiArrivals {
  public:
   explicit MpiArrivals(MPI_Comm comm) : comm_(comm) {}
 
   MPI_Comm comm() const { return comm_; }
-  // For the channel to this rank: sets *is_any to whether a cell of any rank has come for which no
-  // receive is posted. If there is none, the other channels get the same answer in the same pass.
-  // Returns MPI's code.
+  // For the channel to `rank`: sets *is_any to whether a cell from any rank has arrived without a
+  // posted receive. If none has, the other channels get the same answer in the same pass. Returns
+  // MPI's code.
   int ask(int rank, bool* is_any);
 
  private:
   const MPI_Comm comm_;
-  int asker_ = -1;  // for which MPI was asked last, if there was none; or -1
+  int asker_ = -1;  // rank whose probe last found nothing, or -1
   int64_t asked_ns_ = 0;
 };
 
 class MpiChannel final : public CellChannel {
  public:
-  // `rank` is the peer's in the communicator, `peer` its description for messages. Once
-  // `gone` says that the peer has died or left, cells go nowhere: asked before each.
+  // `rank` is the peer's rank in the communicator, `peer` its description for messages. Before each
+  // cell is sent, `gone` is asked: once the peer has died or left, cells are discarded.
   MpiChannel(
       std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer,
       Look gone = [] { return Status(); });
@@ -75,15 +75,15 @@ class MpiChannel final : public CellChannel {
   const std::string peer_;
   const Look gone_;
 
-  // Cells [sent_, published_) are with MPI.
+  // MPI is sending cells [sent_, published_).
   std::unique_ptr<std::byte[]> cells_;
   size_t cell_bytes_ = 0;
   uint64_t published_ = 0, sent_ = 0;
   std::vector<MPI_Request> sends_;
   Status send_failure_;
 
-  // Receives [consumed_, posted_) are with MPI; the first of them is complete if arrived_. For
-  // following_ more cells of its message none is posted yet.
+  // MPI is receiving cells [consumed_, posted_); the first is complete if arrived_. Receives for
+  // following_ more cells of the same message are still to be posted.
   std::unique_ptr<std::byte[]> arriving_;
   uint64_t posted_ = 0, consumed_ = 0, following_ = 0;
   std::array<MPI_Request, kReceives> receives_{};

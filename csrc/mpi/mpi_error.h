@@ -1,4 +1,4 @@
-// A refusal by MPI as a status.
+// Converts an MPI error to a Status.
 #pragma once
 
 #include <mpi.h>
@@ -16,7 +16,7 @@ inline Status with_first_death(const Status& refused) {
   return Status(refused.code(), refused.message() + "; " + death.message());
 }
 
-// kInternal with the call that failed and MPI's own words. `code` is not MPI_SUCCESS.
+// kInternal with the failed call and MPI's message. `code` is not MPI_SUCCESS.
 inline Status mpi_error(const char* call, int code) {
   if (mpi_gave_up()) {
     const std::string words = mpi_last_words();

@@ -10,7 +10,8 @@
 namespace dscomm {
 namespace {
 
-// What MPI calls: second = first op second. It passes no context, so there is a function for each.
+// The function of an MPI_Op: second = first op second. MPI passes no context, so each pair of dtype
+// and operator has its own function.
 template <int dtype, int op>
 void combine(void* first, void* second, int* count, MPI_Datatype*) {
   const void* sources[2] = {first, second};

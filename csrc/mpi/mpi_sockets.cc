@@ -3,7 +3,7 @@
 namespace dscomm {
 
 SocketList& mpi_sockets() {
-  // Never destroyed: MPI calls what adds to it until the process ends.
+  // Never destroyed: MPI calls functions that add to it until the process ends.
   static auto* const sockets = new SocketList;
   return *sockets;
 }

@@ -1,4 +1,4 @@
-// The sockets of MPI's connections, as far as they are known: a wait can sleep until one has data.
+// The known sockets of MPI's connections: a wait can sleep until one of them has data.
 #pragma once
 
 #include "core/base/socket_sleep.h"

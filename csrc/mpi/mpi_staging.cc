@@ -21,7 +21,7 @@ MpiStaging::~MpiStaging() {
 Status MpiStaging::reserve(size_t bytes, size_t table_entries) {
   DSCOMM_CHECK(!pending(), "staging is in use until its requests are complete");
   if (memory_ != nullptr && bytes <= data_bytes_ && table_entries <= table_entries_) return {};
-  // Calls of several kinds take turns.
+  // Calls with different needs share it, so it never shrinks.
   bytes = std::max(bytes, data_bytes_);
   table_entries = std::max(table_entries, table_entries_);
   const size_t table_bytes = (2 * table_entries * sizeof(int) + kLine - 1) / kLine * kLine;

@@ -1,8 +1,7 @@
-// MpiStaging: the memory that MPI works in, and the requests that work in it.
+// MpiStaging: the memory that MPI reads and writes, and the requests that use it.
 //
-// User memory is never given to MPI: a pending request cannot be taken back, and a caller that was
-// told of a timeout frees its tensors. Staging with a request that is still pending when it goes is
-// put into quarantine instead of being freed.
+// MPI never gets user memory: a pending request cannot be cancelled, and a caller frees its tensors
+// after a timeout. Staging that is destroyed with a pending request goes into quarantine.
 #pragma once
 
 #include <mpi.h>
@@ -22,20 +21,20 @@ class MpiStaging {
   MpiStaging(const MpiStaging&) = delete;
   MpiStaging& operator=(const MpiStaging&) = delete;
 
-  // Room for at least `bytes` of data, beginning at a cache line, and for two tables of
-  // `table_entries` counts, which MPI reads as long as a request is pending. Keeps no contents.
-  // kResource when there is no memory.
+  // Makes room for at least `bytes` of data, aligned to a cache line, and for two tables of
+  // `table_entries` counts, which MPI reads while a request is pending. Discards the contents.
+  // kResource if memory runs out.
   Status reserve(size_t bytes, size_t table_entries);
 
   std::byte* data() { return data_; }
   int* counts() { return tables_; }
   int* places() { return tables_ + table_entries_; }
 
-  // For MPI to fill in, before another one is added.
+  // For MPI to fill in before the next one is added.
   MPI_Request* add_request() { return &requests.emplace_back(MPI_REQUEST_NULL); }
   bool pending() const { return !requests.empty(); }
 
-  std::vector<MPI_Request> requests;  // none once all are complete
+  std::vector<MPI_Request> requests;  // empty once all are complete
 
  private:
   std::unique_ptr<std::byte[]> memory_;

@@ -1,14 +1,14 @@
-// Tags on the communicator of all members of a transport: what goes there besides flush()'s
-// barrier. (A Team's messages are on its own communicators.) MPI promises 15 bits.
+// Tags on the communicator of all members of a transport, which also carries flush()'s barrier. (A
+// Team's messages use its own communicators.) MPI guarantees 15 bits.
 #pragma once
 
 namespace dscomm {
 
-// Of MPI_Comm_create_group, and of Open MPI's own messages for it: 0 to this, the end not included.
+// MPI_Comm_create_group, and Open MPI's messages for it, use tags 0 to this, excluded.
 constexpr int kGroupTags = 0x3800;
-// Added to these: those of meet().
+// Added to a group tag: the tags of meet().
 constexpr int kMeetTags = kGroupTags;
-// Of point-to-point.
+// The tag of point-to-point cells.
 constexpr int kCellTag = 0x7000;
 
 }  // namespace dscomm

@@ -1,6 +1,6 @@
-// Construction, the frame of every call, and failure. The collectives are in mpi_team_reduce.cc,
-// mpi_team_move.cc, mpi_team_chain.cc, mpi_team_shares.cc, mpi_team_pairs.cc and
-// mpi_team_exchange.cc.
+// Construction, the common frame of all calls, and failures. The collectives are in
+// mpi_team_reduce.cc, mpi_team_move.cc, mpi_team_chain.cc, mpi_team_shares.cc, mpi_team_pairs.cc
+// and mpi_team_exchange.cc.
 
 #include "mpi/mpi_team.h"
 
@@ -12,19 +12,19 @@
 namespace dscomm {
 namespace {
 
-// How often a wait asks the Team that it is a part of.
+// How often a wait asks the parent team (composer_) whether it has failed.
 constexpr int64_t kAskEveryNs = 1'000'000;
-// After so long a wait, a tenth of a shorter timeout, the calls of all are compared, and again
-// whenever it has lasted twice as long. Ranks behind the third begin a little later.
+// After a wait this long, or a tenth of a shorter timeout, all ranks compare their calls; again
+// each time the wait has doubled. Ranks from the fourth on start later.
 constexpr int64_t kCompareAfterNs = 100'000'000;
 
-// What a rank that runs needs to answer, on an overloaded machine; a twentieth of a shorter
-// timeout. Less than HierarchicalTeam::later() gives those that wait inside the host, who know
-// less.
+// The time that a live rank needs to answer on an overloaded machine, or a twentieth of a shorter
+// timeout. Less than HierarchicalTeam::later() adds for ranks that wait inside the host, because
+// those know less.
 constexpr int64_t kAnswerMs = 150;
-// All of a Team time out together, and if all asked there would be as many answers as pairs of
-// ranks. The first three ask at once; those behind them wait for what these find, a step for every
-// fourfold rank, a tenth of a shorter timeout.
+// All ranks of a Team time out together, and if all asked at once there would be an answer for each
+// pair of ranks. The first three ask at once. The others wait for their findings: a step for each
+// fourfold rank, each a tenth of a shorter timeout.
 constexpr int64_t kAskStepMs = 100;
 
 MpiTeamOptions bounded(MpiTeamOptions options) {
@@ -37,7 +37,7 @@ constexpr int kLeadTag = 1;
 
 }  // namespace
 
-// Watches the wait of the call in progress.
+// Watches a wait of the current call.
 class MpiTeam::Watch final : public MpiWatch {
  public:
   Watch(MpiTeam& team, Place place) : team_(team), place_(place) {}
@@ -64,7 +64,8 @@ class MpiTeam::Watch final : public MpiWatch {
     return team_.look_for_the_gone(place_);
   }
 
-  // Asks who is stopped before anybody is named. Meanwhile one that knows better may end the Team.
+  // Asks which ranks are stopped before naming any. Meanwhile a better informed rank may end the
+  // Team.
   Status timed_out() override {
     team_.outermost().compare_calls(false);
     FailureDetector& detector = team_.detector_;
@@ -85,7 +86,7 @@ class MpiTeam::Watch final : public MpiWatch {
         break;
       status = nap(limit);
     }
-    if (status.ok()) status = look(waited_ns_);  // a difference of calls, if one was found
+    if (status.ok()) status = look(waited_ns_);  // includes a difference of calls, if one was found
     detector.close_question(question);
     return status.ok() ? team_.timed_out(place_, answers) : status;
   }
@@ -96,7 +97,7 @@ class MpiTeam::Watch final : public MpiWatch {
     for (++rank; rank >= 4; rank /= 4) ++step;
     return step;
   }
-  // Beyond the deadline.
+  // Used after the deadline.
   Status nap(const Deadline& limit) {
     DSCOMM_RETURN_IF_ERROR(look(waited_ns_ + kAskEveryNs));
     limit.nap(kAskEveryNs);
@@ -107,7 +108,7 @@ class MpiTeam::Watch final : public MpiWatch {
   const Place place_;
   AbortWatch aborts_, ends_;
   int64_t waited_ns_ = 0, next_ask_ns_ = kAskEveryNs;
-  // One behind another, so that most hear the same asked before they ask.
+  // Staggered, so that most ranks see an earlier rank's comparison and need not ask.
   int64_t next_comparison_ns_ = (1 + step_of(team_.rank_in_group_)) *
                                 std::min(kCompareAfterNs, team_.deadline_->timeout_ms() * 100'000);
 };
@@ -119,7 +120,7 @@ MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTe
       options_(bounded(std::move(options))),
       unread_bytes_(options_.members.size()) {
   int size_in_mpi = 0;
-  // Neither communicates.
+  // Neither call communicates.
   MPI_Comm_rank(check_, &rank_);
   MPI_Comm_size(check_, &size_in_mpi);
   DSCOMM_CHECK(size_in_mpi == size(), "the communicators join the members");
@@ -129,7 +130,7 @@ MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTe
       });
   rank_in_group_ = static_cast<int>(own - options_.group.begin());
   caller_ = {name_of(rank_), options_.name};
-  // A refusal becomes a status, as far as MPI lets it; the default ends the process.
+  // Makes MPI return its errors where it can; by default they end the process.
   MPI_Comm_set_errhandler(data_, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(check_, MPI_ERRORS_RETURN);
   detector_.note_position(options_.id, 0);
@@ -139,10 +140,10 @@ MpiTeam::~MpiTeam() {
   detector_.forget(options_.id);
   int is_finalized = 0;
   MPI_Finalized(&is_finalized);
-  // A Team that has failed may have left requests of MPI pending, here or on other ranks.
+  // A failed Team may have left MPI requests pending, here or on other ranks.
   if (is_finalized || !failure().ok()) return;
-  // Every call so far is complete, so no message for this rank is on its way, unless the ranks'
-  // last calls differed and nobody waited.
+  // Every call is complete, so no message for this rank is in transit, unless the ranks' last calls
+  // differed in one that waits for no rank.
   for (auto& [key, prepared] : prepared_) prepared.release();
   if (check_ != data_) (void)guarded([&] { return MPI_Comm_free(&check_); });
   (void)guarded([&] { return MPI_Comm_free(&data_); });
@@ -161,13 +162,14 @@ Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const LeadWa
   may_have_left_.clear();
   for (int k = 0; k < size(); ++k) {
     const bool is_partner = way.has(rank_, k) || way.has(k, rank_);
-    awaited_.push_back(is_partner || way.chain > 0);  // neighbours wait for theirs
+    awaited_.push_back(is_partner || way.chain > 0);  // neighbours in a chain wait for their own
+                                                      // neighbours
     may_have_left_.push_back(!way.has(rank_, k));
   }
   DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
   for (int k = 0; k < size(); ++k)
     if (way.has(k, rank_)) {
-      // What it sent before it left may still come.
+      // The messages that it sent before it left may still arrive.
       may_have_left_[static_cast<size_t>(k)] = false;
       gone_since_ns_ = monotonic_ns();
     }
@@ -177,7 +179,8 @@ Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const LeadWa
 
 Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
                              bool only_receives) {
-  // Who has ended the Team may have finished this call, and need this rank's part for the others.
+  // A rank that ended the Team may have finished this call and its part may still be needed by
+  // others.
   if (!look(options.whole != nullptr ? options.whole->number() : sequence_ + 1).ok())
     return failure();
   deadline_ = &options.deadline;
@@ -188,16 +191,16 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
   call_.sequence = ++sequence_;
   if (options.whole == nullptr) detector_.note_call(options_.id, call_, caller_);
   look_at_detector();
-  // A rank that is gone cannot make this call: there is nothing to give it time for. But what one
-  // that has left has sent may still come.
+  // A rank that is gone cannot make this call, so it gets no grace. But messages from a rank that
+  // has left may still arrive.
   gone_since_ns_ = -kGraceOfLeaversNs;
   DSCOMM_RETURN_IF_ERROR(look_for_the_gone(only_receives ? Place::kMoving : Place::kEntering));
   if (only_receives) gone_since_ns_ = monotonic_ns();
-  // With `meanwhile` it is not in this call before that has ended: others may wait for it there.
+  // With `meanwhile` this rank enters the call only after that: others may wait for it there.
   if (options.meanwhile == nullptr)
     detector_.note_position(options_.id, position(Place::kEntering));
 
-  // Nothing is pending: the call before is complete.
+  // The memory is free: the previous call is complete.
   const int slots = is_few() ? 1 + 2 * size() : 2;
   DSCOMM_RETURN_IF_ERROR(fail(lead_staging_.reserve(static_cast<size_t>(slots) * slot_bytes(), 0)));
   riding_bytes_ = following_bytes_ = 0;
@@ -258,7 +261,7 @@ Status MpiTeam::start_lead(const LeadWay& way) {
                          lead_staging_.add_request());
       }));
   lead_receives_ = static_cast<int>(lead_staging_.requests.size());
-  // Beginning with the next rank, so that not all send to the same one first.
+  // Starts with the next rank, so that not all ranks send to the same one first.
   for (int i = 1; i < size(); ++i) {
     const int k = (rank_ + i) % size();
     if (!way.has(rank_, k)) continue;
@@ -277,7 +280,7 @@ Status MpiTeam::start_lead(const LeadWay& way) {
 }
 
 Status MpiTeam::finish_lead() {
-  // A rank of a chain compares its call with its predecessor's before its successor has come.
+  // In a chain, compare with the predecessor's call before the successor has come.
   const auto has_predecessors = [this]() -> Result<bool> {
     int done = 0;
     const int code = guarded([&] {
@@ -303,7 +306,7 @@ Status MpiTeam::finish_lead() {
     }
   } else {
     std::memcpy(&lead_, slot(1), sizeof lead_);
-    std::fill(unread_bytes_.begin(), unread_bytes_.end(), size_t{0});  // all have come
+    std::fill(unread_bytes_.begin(), unread_bytes_.end(), size_t{0});  // all ranks have come
   }
   if (way_.chain > 0) DSCOMM_RETURN_IF_ERROR(wait(lead_staging_, Place::kEntering));
   for (int k = 0; k < size(); ++k)
@@ -313,8 +316,8 @@ Status MpiTeam::finish_lead() {
   return {};
 }
 
-// The first call that differs may have been an earlier one, which this rank finished without the
-// other. The rank that finds it ends the Team.
+// The first difference may be in an earlier call, which this rank finished without the other one.
+// The rank that finds the difference ends the Team.
 Status MpiTeam::differs(const CallRecord& theirs, int rank) {
   DSCOMM_RETURN_IF_ERROR(find_difference(true));
   if (describe_call(theirs) == describe_call(call_) && theirs.number() == call_.number())
@@ -336,7 +339,7 @@ Status MpiTeam::find_difference(bool asks) {
   return {};
 }
 
-// Every rank has seen that the ranks disagree, so all come here: they show each other their sides.
+// All ranks detect a mismatch, so all call this: they exchange their calls and counts.
 Status MpiTeam::disagree() {
   const auto ranks = static_cast<size_t>(size());
   const std::vector<std::byte> mine = encode_side(call_, splits_, ranks);
@@ -350,29 +353,29 @@ Status MpiTeam::disagree() {
                           staging.add_request());
   }));
   DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
-  // Otherwise it is counts that do not fit.
+  // With equal hashes, only counts differ.
   if (lead_.hash != ~lead_.complement) DSCOMM_RETURN_IF_ERROR(find_difference(rank_ == 0));
   std::vector<std::string> names;
   for (const MpiTeamMember& member : options_.members) names.push_back(member.name);
   return fail(Code::kMismatch, explain_mismatch({sides, ranks * mine.size()}, names));
 }
 
-// Round r uses staging r mod 4. While MPI works on some, another is delivered and staged again. All
-// ranks start the collectives in one order, which MPI asks for: round 0, 1, 2, the second of round
-// 0, round 3, the second of round 1, and so on.
+// Round r uses staging r mod 4: while MPI works on some, another is delivered and staged again. MPI
+// requires that all ranks start collectives in the same order: rounds 0, 1, 2, the second step of
+// round 0, round 3, the second step of round 1, and so on.
 Status MpiTeam::run(const Rounds& rounds) {
   constexpr size_t kUntilSecond = kInFlight / 2;
-  const auto table_entries = 2 * static_cast<size_t>(size());  // to send, and to receive
-  // A block that is one piece here may be several for others, which make all of us go on.
+  const auto table_entries = 2 * static_cast<size_t>(size());  // to send and to receive
+  // A block of one piece here may have several pieces on other ranks; all ranks then do all rounds.
   for (MpiStaging& staging : staging_)
     DSCOMM_RETURN_IF_ERROR(fail(staging.reserve(rounds.bytes, table_entries)));
 
   DSCOMM_RETURN_IF_ERROR(start_lead(rounds.way));
   rounds.stage(0, staging_[0].data());
   if (!rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
-  // What a sender waits for need not be in the call yet.
+  // The ranks that a sender waits for may not be in the call yet.
   const Place place = rounds.way.is_one_way() ? Place::kEntering : Place::kMoving;
-  // What is sent on is that of a known call.
+  // With a second step, forwarded data must be of a verified call, so fewer rounds start ahead.
   const size_t ahead = rounds.go_on == nullptr ? kInFlight : kUntilSecond;
   const size_t round_count = rounds.order.rounds((lead_.longest + rounds.piece - 1) / rounds.piece);
 
@@ -413,7 +416,8 @@ size_t MpiTeam::piece_of_each(size_t element_bytes) const {
 size_t MpiTeam::within_chunks(size_t piece) const {
   if (chunks_ == nullptr) return piece;
   piece = std::max<size_t>(std::min(piece, chunks_->count / kInFlight), 1);
-  // None reaches over the end of a ring, of which messages or powers of two are divisors.
+  // A piece must not cross the end of a ring; ring sizes are multiples of messages or powers of
+  // two.
   const size_t ring = std::max(chunks_->ring, chunks_->out_ring);
   while (ring % piece != 0) --piece;
   return piece;
@@ -431,7 +435,7 @@ Status MpiTeam::wait_with(const std::function<Result<bool>()>& poll, Place place
 
 Status MpiTeam::end_of_wait(const Status& status) {
   if (status.ok()) return {};
-  // Unless the Team has ended, it is MPI that refused.
+  // If the Team has not ended, MPI itself failed.
   Status known = cause_.get();
   return known.ok() ? refused(status) : known;
 }
@@ -443,7 +447,7 @@ Status MpiTeam::end(const Status& status) {
 }
 
 Status MpiTeam::refused(const Status& status) {
-  await_all();  // MPI gives up for all at once
+  await_all();  // MPI gives up for all ranks at once
   const Status reason = reason_or(status, *deadline_, [this]() -> Status {
     look_at_detector();
     DSCOMM_RETURN_IF_ERROR(look(kAnyCall));
@@ -484,7 +488,7 @@ void MpiTeam::find_the_gone() {
   }
 }
 
-// The next call needs every rank, unless it says otherwise.
+// By default the next call needs every rank.
 void MpiTeam::await_all() {
   awaited_.clear();
   may_have_left_.clear();
@@ -493,13 +497,13 @@ void MpiTeam::await_all() {
 
 Status MpiTeam::look_for_the_gone(Place place) {
   if (died_.ok() && left_.ok()) return {};
-  if (!awaited_.empty()) {  // they may have done their part since
+  if (!awaited_.empty()) {  // some may have done their part since
     died_ = left_ = {};
     find_the_gone();
   }
   const int64_t gone_for_ns = monotonic_ns() - gone_since_ns_;
   if (gone_for_ns >= kCauseGraceNs) DSCOMM_RETURN_IF_ERROR(fail(died_));
-  // Once the ranks have agreed, a rank that left has done its part.
+  // Once all ranks agree on the call, a rank that left has already sent its part.
   const bool keeps_others_waiting = !left_.ok() && place == Place::kEntering;
   return keeps_others_waiting && gone_for_ns >= kGraceOfLeaversNs ? fail_by_leaver() : Status();
 }
@@ -512,7 +516,7 @@ Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
   if (!left_.ok() && place == Place::kEntering) return fail_by_leaver();
   const std::string after = "timed out after " + deadline_->timeout_text() + " waiting for ";
   const std::string advice = kRaiseTheTimeout;
-  // Of the whole group: a member of this Team may wait for one of these inside its host.
+  // Searches the whole group: a member of this Team may wait inside its host for a stopped rank.
   if (std::string silent = names_of(options_.group, answers, Progress::kSilent); !silent.empty())
     return fail(Code::kTimeout,
                 after + silent + ", from which no answer comes: stopped, or cut off" + advice);
@@ -540,7 +544,7 @@ std::string MpiTeam::names_of(const std::vector<MpiTeamMember>& members,
 }
 
 Status MpiTeam::fail(Code code, const std::string& cause) {
-  // Another rank may have found the cause before, and this may be no more than its consequence.
+  // Another rank may have found the cause first, and this failure may only follow from it.
   Status first = detector_.ended(options_.id);
   if (first.ok())
     first = Status(code, cause + " (first seen by " + name_of(rank_) + " in " + name_call() + ")");
@@ -560,7 +564,7 @@ Status MpiTeam::look(uint64_t call) {
 
 Status MpiTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
-  // Relaxed: a stale count only makes this ask again.
+  // Relaxed: a stale count only repeats the question.
   const uint64_t count = detector_.count();
   if (count == failure_count_.load(std::memory_order_relaxed)) return {};
   if (Status ended = detector_.ended(options_.id); !ended.ok()) return cause_.keep(ended);

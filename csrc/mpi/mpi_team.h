@@ -1,27 +1,26 @@
 // MpiTeam: collectives between processes on any hosts, through MPI's non-blocking operations.
 //
-// Most calls are: begin(), then agree(), then as many rounds as the longest block needs. A round
-// stages a piece of the caller's data, lets MPI work on it, and hands out the result. Four rounds
-// are in flight, so that copying and the wire overlap, and memory stays bounded whatever the size
-// of the data; a piece is small enough for the counts of MPI, which are int.
+// Most calls are begin(), agree(), then as many rounds as the longest block needs. A round stages a
+// piece of the caller's data, lets MPI work on it, and delivers the result. Four rounds are in
+// flight, so that copies overlap with the network. Memory is bounded whatever the size of the data,
+// and a piece's counts fit MPI's int.
 //
-// Where ranks send to each of the others, or along a chain, a piece is a message that MPI sends at
-// once. Over TCP, Open MPI asks before it sends a longer one, and question and answer queue behind
-// the data that is on its way: 16 MiB each way between 2 hosts, as it is, at 10 and at 1 Gbit/s,
-// takes 6.5, 17 and 140 ms in messages of 60 KiB and 18, 26 and 196 ms in messages of 1 MiB, four
-// in flight.
+// If ranks send to each other one by one or along a chain, a piece is a message that MPI sends
+// eagerly. Over TCP, Open MPI uses a rendezvous for longer messages, whose control messages queue
+// behind data in transit. 16 MiB each way between 2 hosts, without a rate limit, at 10 and at 1
+// Gbit/s, takes 6.5, 17 and 140 ms in messages of 60 KiB, and 18, 26 and 196 ms in messages of 1
+// MiB, four in flight.
 //
-// Gather, scatter and all_to_all have no rounds, but a stream for each block from one rank to
-// another.
+// Gather, scatter and all_to_all have no rounds but a stream of messages for each block.
 //
-// The other calls begin with a short round, the Lead, in which the ranks make sure that they mean
-// the same (see mpi_agreement.h); data that fits rides in it. In a small broadcast or reduce among
-// few ranks, and along a chain, Leads go one way. Among many ranks the Lead is a collective and has
-// a communicator of its own, so that it never meets data.
+// Other calls begin with a short exchange of headers (Leads), in which the ranks verify that they
+// make the same call (mpi_agreement.h); small data is piggybacked on it. In a small broadcast or
+// reduce among few ranks, and along a chain, Leads go in one direction. Among many ranks the Lead
+// is a collective on a separate communicator, so that it never meets data.
 //
-// MPI tells of no death and of no abort: a rank whose peer is gone waits for ever. So every wait
-// looks at the failure detector, and ends at the deadline. What MPI then still works on is kept for
-// ever (see mpi_staging.h), and this Team calls MPI no more, not even to free its communicators.
+// MPI reports no deaths and no aborts: a rank whose peer is gone waits for ever. So every wait
+// polls the failure detector and ends at the deadline. Memory that MPI still uses then is never
+// freed (mpi_staging.h), and the Team does not call MPI again, not even to free its communicators.
 #pragma once
 
 #include <mpi.h>
@@ -52,42 +51,44 @@
 
 namespace dscomm {
 
-// A rank that has left in order may have completed its part of what this rank is still in: the
-// others pass on what it sent. It gets as long as an overloaded machine may need for that. A rank
-// leaves up to a second after the end of its program, and both together are less than a process
-// that ends gives its last calls (csrc/torch/exit.cc): so all hear first who left.
+// A rank that left in order may have sent its part of the current call, and others forward it. They
+// get this long, enough for an overloaded machine. A rank leaves up to a second after its program
+// ends; both together are less than a process that ends gives its last calls (csrc/torch/exit.cc),
+// so all ranks learn first who left.
 inline constexpr int64_t kGraceOfLeaversNs = 3'000'000'000;
 
 struct MpiTeamMember {
-  int transport_rank = 0;  // its rank in the transport, by which the failure detector knows it
+  int transport_rank = 0;  // rank in the transport and the failure detector
   std::string name;        // for messages: "rank 3 (pid 7 on host b)"
 };
 
 struct MpiTeamOptions {
-  uint64_t id = 0;   // names the Team in the failure detector; the same on all members
-  std::string name;  // of the group, for messages
+  uint64_t id = 0;   // identifies the Team in the failure detector; the same on all members
+  std::string name;  // the group's name, for messages
   std::vector<MpiTeamMember> members;  // by rank
-  std::vector<MpiTeamMember> group;    // all of the group; empty: the members
-  // Data of one round; four rounds, each with room for what is sent and for what comes, are held at
-  // most. All members must give the same; at most kMostChunkBytes is used.
+  std::vector<MpiTeamMember> group;    // all members of the group; empty: `members`
+  // Bytes of one round, at most kMostChunkBytes; the same on all members. Up to four rounds are
+  // held, each with send and receive memory.
   size_t chunk_bytes = size_t{1} << 19;
-  // Of a piece that goes from one rank to another; the same on all. A little less than what Open
-  // MPI sends at once over TCP, 64 KiB with its own heading. UCX and libfabric, both over TCP, took
-  // 0.8 to 1.4 times as long in pieces of 256 KiB, along a chain 1.2 to 1.4 times.
+  // Bytes of a piece sent from one rank to another; the same on all members. A little less than
+  // Open MPI sends eagerly over TCP: 64 KiB with its header. UCX and libfabric, both over TCP, took
+  // 0.8 to 1.4 times as long with pieces of 256 KiB, and 1.2 to 1.4 times along a chain.
   size_t message_bytes = size_t{60} << 10;
-  // Among more than `few_ranks`, messages to each rank go by pairs (see mpi_team_pairs.cc) if they
-  // are at least as long: below that they cost more than their bytes. The same on all.
+  // Among more than `few_ranks`, calls go by pairs (mpi_team_pairs.cc) if each rank gets a message
+  // of at least this size; the cost of shorter messages exceeds that of their bytes. The same on
+  // all members.
   size_t least_pair_bytes = size_t{16} << 10;
-  // Some host has several of the ranks, which share its wire. A long all-reduce among many is then
-  // left to MPI, most of whose messages stay inside hosts. The same on all.
+  // Some host has several of the ranks, which share its network link. MPI then does long
+  // all-reduces among many ranks, since most of its messages stay inside hosts. The same on all
+  // members.
   bool shares_hosts = false;
-  // Messages in flight of a gather, a scatter or an all_to_all, each way.
+  // Messages in flight in each direction of a gather, a scatter or an all_to_all.
   size_t places = 16;
-  // Where MPI reduces: whether halves travel as float32 and are rounded once, instead of once a
-  // hop. The same on all.
+  // If MPI reduces: halves travel as float32 and are rounded once, not once per hop. The same on
+  // all members.
   bool halves_as_float32 = false;
-  // Up to so many ranks show each other their Leads, in one hop; more let MPI reduce them, up and
-  // down a tree. The same on all.
+  // Up to this many ranks are "few" and send their Leads to each other in one hop; more ranks let
+  // MPI reduce them, up and down a tree. The same on all members.
   int few_ranks = 8;
   MpiWaitPolicy wait_policy;
 };
@@ -96,12 +97,12 @@ struct Pieces;
 
 class MpiTeam final : public Team {
  public:
-  // Every count and offset of MPI is an int.
+  // MPI's counts and offsets are int.
   static constexpr size_t kMostChunkBytes = size_t{1} << 30;
 
-  // `data` and `check` join the members in their order and become the Team's: nothing else uses
-  // them. Few ranks need no `check`, nor do gather, scatter and all_to_all; it is MPI_COMM_NULL
-  // then. `detector` outlives the Team. Does not communicate.
+  // `data` and `check` contain the members in their order; the Team owns them and nothing else may
+  // use them. Few ranks, and gather, scatter and all_to_all, need no `check`: MPI_COMM_NULL.
+  // `detector` outlives the Team. Does not communicate.
   MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTeamOptions options);
   ~MpiTeam() override;
 
@@ -134,7 +135,7 @@ class MpiTeam final : public Team {
   Status look(uint64_t call) override;
   void set_composer(const Team* composer) override { counts_calls_ = composer; }
   uint64_t finished_calls() const override {
-    return finished_calls_.load(std::memory_order_relaxed);  // orders nothing
+    return finished_calls_.load(std::memory_order_relaxed);  // relaxed: guards no data
   }
   void compare_calls(bool always) override { detector_.compare_calls(options_.id, always); }
   bool takes_chunks() const override { return true; }
@@ -144,39 +145,38 @@ class MpiTeam final : public Team {
   }
 
  private:
-  // Where a call is; a later place is a greater number.
+  // Progress in a call; a later place is a greater number.
   enum class Place : uint64_t { kEntering = 0, kMoving = 1 };
   class Watch;
 
-  // Of a message that MPI sends at once, to one rank; and its elements.
+  // Bytes, or elements, of a message to one rank that MPI sends eagerly.
   size_t message_bytes() const { return std::min(options_.chunk_bytes, options_.message_bytes); }
   size_t piece_of_message(size_t element_bytes) const {
     return std::max<size_t>(message_bytes() / element_bytes, 1);
   }
-  // Starts to send piece `number` of a stream of such messages. MPI buffers messages without a
-  // posted receive. To bound that, some messages complete only when the receive is posted.
+  // Starts to send piece `number` of a stream. MPI buffers messages without a posted receive; to
+  // bound that memory, every kSendsAhead-th message completes only when its receive is posted.
   int send_piece(const void* data, size_t bytes, size_t number, int rank, int tag,
                  MPI_Request* request) const {
     const bool waits = number % kSendsAhead == kSendsAhead - 1;
     return (waits ? MPI_Issend : MPI_Isend)(data, static_cast<int>(bytes), MPI_BYTE, rank, tag,
                                             data_, request);
   }
-  // Elements of a piece of which each rank sends one to each, or to all of them in a round.
+  // Elements of a piece of which a rank sends one to each rank in a round, or to all.
   size_t piece_of_each(size_t element_bytes) const;
-  // The same for the rounds of a call whose values come in chunks: those that are in flight are of
-  // two chunks at most.
+  // The same for a call whose values arrive in chunks: rounds in flight cover at most two chunks.
   size_t within_chunks(size_t piece) const;
 
-  // What a round moves: see Order.
+  // The piece and step of a round: see Order.
   struct Turn {
     size_t piece;
-    size_t step;     // from 1 on
+    size_t step;     // from 1
     bool is_second;  // see Order::twice
   };
-  // Which piece of every block a round moves. Usually round r has piece r. With more `steps` a
-  // piece has one round for each. Where each piece goes `twice`, the steps have an index: 2p is
-  // that of the first steps of piece p, 2p + 1 that of the second steps of piece p - 1; the first
-  // odd one and the last even one are idle.
+  // The piece of every block that a round moves. By default round r moves piece r. With more
+  // `steps` a piece takes that many rounds. With `twice`, each piece passes all steps twice: index
+  // 2p is the first pass of piece p, 2p + 1 the second pass of piece p - 1; the first odd index and
+  // the last even one are idle.
   struct Order {
     size_t steps = 1;
     bool twice = false;
@@ -187,11 +187,11 @@ class MpiTeam final : public Team {
     Turn turn(size_t round) const {
       const size_t index = round / steps, step = 1 + round % steps;
       if (!twice) return {index, step, false};
-      // Behind the last piece, and before the first (a number that wraps), there are no elements.
+      // A piece after the last one, or before the first (it wraps around), has no elements.
       return {index / 2 - index % 2, step, index % 2 == 1};
     }
-    // Pieces whose values are read, at the latest, when the round starts; and whose results are
-    // there when it has ended.
+    // Pieces whose values must be there when the round starts, and whose results are there when it
+    // ends.
     size_t begun(size_t round) const { return round / steps / (twice ? 2 : 1) + 1; }
     size_t ended(size_t round) const {
       const size_t indices = (round + 1) / steps;
@@ -199,46 +199,45 @@ class MpiTeam final : public Team {
     }
   };
 
-  // The rounds of a call. Each of its blocks is cut into pieces of `piece` elements.
+  // The rounds of a call; each block is cut into pieces of `piece` elements.
   struct Rounds {
     Rounds(size_t piece_elements, size_t round_bytes) : piece(piece_elements), bytes(round_bytes) {}
 
     const size_t piece;
-    const size_t bytes;  // of staging that a round needs on this rank
+    const size_t bytes;  // staging that a round needs on this rank
     Order order;
-    // Copies this rank's pieces into staging; runs before the ranks have agreed for round 0.
+    // Copies this rank's pieces into staging; for round 0, before the ranks have agreed.
     std::function<void(size_t round, std::byte* staging)> stage;
-    // Starts MPI's operations on staging.data(); returns MPI's code.
+    // Starts MPI's operations on staging.data() and returns MPI's code.
     std::function<int(size_t round, MpiStaging& staging)> start;
-    // Where a round has two steps: starts the second when the first is complete. If the steps are
-    // collectives of MPI, all ranks have it.
+    // Optional second step of a round: starts once the first is complete. If the steps are MPI
+    // collectives, all ranks must have it.
     std::function<int(size_t round, MpiStaging& staging)> go_on;
-    // Copies results out.
+    // Copies results to user memory.
     std::function<void(size_t round, std::byte* staging)> deliver;
-    // Nothing of it is truncated whatever the others call, and all ranks that agree have as many
-    // rounds: those that are in flight at first begin before they do.
+    // The first rounds may start before the ranks have agreed: whatever the others call, nothing is
+    // truncated, and ranks that agree have the same number of rounds.
     bool goes_ahead = false;
     LeadWay way;  // of the Leads
   };
 
-  // Whether a call with blocks of up to `count` elements finds all values there, on all ranks:
-  // those that have them all decide as those do that are still making them.
+  // Whether all values of a call with blocks of up to `count` elements exist already. Gives the
+  // same answer on all ranks, also on those that still produce values.
   static bool all_is_there(const Chunks* chunks, size_t count) {
     return chunks == nullptr || count <= chunks->count;
   }
 
-  // Refuses on a dead Team, and prepares the Lead of the next call, in which the ranks' longest
-  // block has `longest` elements.
+  // Fails if the Team has failed, else prepares the Lead of the next call, whose longest block on
+  // any rank has `longest` elements.
   Status begin(const CallRecord& call, size_t longest, const CallOptions& options);
-  // The same for a call whose counts differ between ranks: splits_ holds those that this rank
-  // knows. `only_receives`: no rank needs anything of this one, so those that it waits for may have
-  // left.
+  // The same for a call whose counts differ between ranks; splits_ holds the counts that this rank
+  // knows. `only_receives`: no rank needs anything from this one, so its senders may have left.
   Status begin_splits(const CallRecord& call, const CallOptions& options,
                       bool only_receives = false);
-  // begin() of a call whose Leads go one way among few ranks.
+  // begin() for a call whose Leads go in one direction among few ranks.
   Status begin_one_way(const CallRecord& call, size_t count, const LeadWay& way,
                        const CallOptions& options);
-  // The reductions, once the call has begun.
+  // The reductions, after begin().
   Status reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,
                       int root);
   Status reduce_by_swap(const void* in, void* out, size_t count, const Reduction& reduction);
@@ -247,7 +246,7 @@ class MpiTeam final : public Team {
   Status reduce_by_plan(const void* in, void* out, size_t count, const Reduction& reduction,
                         PersistentAllReduce& prepared);
   Status reduce_by_exchange(const void* in, void* out, size_t count, const Reduction& reduction);
-  // Whether each of so many shares of the data fits a message.
+  // Whether each of `shares` shares of the data fits a message.
   bool fits_shares(size_t count, size_t element_bytes, int shares, const Chunks* chunks) const;
   Status reduce_by_shares(const void* in, void* out, size_t count, const Reduction& reduction,
                           int root);
@@ -255,10 +254,10 @@ class MpiTeam final : public Team {
   template <typename ShareOf, typename Gets>
   Status spread_shares(const Pieces& shares, void* out, size_t count, const ShareOf& share_of,
                        const Gets& gets);
-  // By pairs, among many ranks. `piece`: elements of a message or, in an all-reduce, of one for
-  // each rank.
+  // By pairs, among many ranks. `piece`: elements of a message or, in an all-reduce, of a message
+  // to each rank.
   bool fits_pairs(size_t bytes_of_message) const;
-  // Elements of the pieces of `count` elements that are no longer than `most` and of one length.
+  // The length of equal pieces of `count` elements that are no longer than `most`.
   size_t even_piece(size_t count, size_t most) const;
   size_t rank_after(size_t step) const { return (rank_ + step) % options_.members.size(); }
   size_t rank_before(size_t step) const {
@@ -277,11 +276,12 @@ class MpiTeam final : public Team {
   Status reduce_along_chain(const void* in, void* out, size_t count, const Reduction& reduction,
                             const LeadWay& way);
   Status broadcast_along_chain(void* buffer, size_t count, DType dtype, const LeadWay& way);
-  // A gather, a scatter or an all_to_all.
+  // Implements gather, scatter and all_to_all.
   class Exchange;
   Status exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
                          std::span<void* const> outs, const CallOptions& options);
-  // What MPI has prepared, or is to prepare, for the call in progress; null where it is not to.
+  // The prepared all-reduce for the current call, possibly still to be prepared; null if none is
+  // due.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
   bool fits_lead(size_t count, const Reduction& reduction) const;
@@ -289,20 +289,21 @@ class MpiTeam final : public Team {
                        size_t count, const Reduction& reduction);
 
   bool is_few() const { return size() <= options_.few_ranks; }
-  // Bytes that can ride along.
+  // Bytes that can be piggybacked.
   size_t ride_room() const {
     return is_few() ? kRideBytesOfFew / static_cast<size_t>(size() - 1) : kRideBytes;
   }
-  // Where to put them. Among many they are to be reduced, so every rank brings as many.
+  // Returns where to put them. Among many ranks they are reduced, so every rank adds the same
+  // number.
   std::byte* ride(size_t bytes);
   std::byte* ride_to_be_reduced(DType dtype, ReduceOp op, size_t count);
-  // The same for each of the others, among few, where they get different data: up to a message.
+  // The same with different data for each rank, among few ranks; up to a message each.
   std::byte* ride_to(int k, size_t bytes);
-  // Once the ranks agree: what rank k brought, among few; and the reduced data, among many.
+  // After agree(): rank k's piggybacked data, among few ranks, and the reduced data, among many.
   std::byte* rode(int k) { return slot(1 + k) + heading_bytes(); }
   std::byte* rode_reduced() { return rode(0); }
-  // Of lead_staging_: the Lead of this rank, and then those of all, or of all together. Among few,
-  // slot_to(k) is this rank's Lead for rank k.
+  // A slot of lead_staging_: 0 is this rank's Lead; 1 + k is rank k's or, among many ranks, 1 is
+  // the combined one. Among few ranks, slot_to(k) is this rank's Lead for rank k.
   std::byte* slot(int index) {
     return lead_staging_.data() + static_cast<size_t>(index) * slot_bytes();
   }
@@ -310,42 +311,42 @@ class MpiTeam final : public Team {
   size_t slot_bytes() const {
     return is_few() ? heading_bytes() + std::max(ride_room(), message_bytes()) : sizeof(Lead);
   }
-  // Before what rides along. Few ranks also show each other their calls.
+  // Bytes before the piggybacked data. Few ranks also exchange their calls.
   size_t heading_bytes() const {
     return is_few() ? sizeof(LeadHead) + sizeof(CallRecord) : sizeof(LeadHead);
   }
   void head_lead(std::byte* slot) const;
-  // Until every rank has made the call, and they agree; lead_ is then the ranks' together. With
-  // Leads that go one way: until those for this rank have come, and agree with it.
+  // Waits until all ranks have made the call and agree; lead_ is then the combined header. If Leads
+  // go in one direction, waits only for those to this rank, and checks that they agree.
   Status agree(const LeadWay& way = {});
   Status start_lead(const LeadWay& way = {});
   Status finish_lead();
   Status disagree();
   Status differs(const CallRecord& theirs, int rank);
   Team& outermost() { return composer_ != nullptr ? *composer_ : *this; }
-  // Has all compare their last calls, or leaves that to another rank, and waits a moment for the
-  // result.
+  // Makes all ranks compare their last calls, or leaves that to another rank, and waits a moment
+  // for the result.
   Status find_difference(bool asks);
-  // Counts a message to a rank that need not have answered those before. Returns whether it is to
-  // complete only when its receive is posted. MPI buffers messages without a posted receive; this
-  // bounds how many, and how many bytes, a rank may leave there.
+  // Counts a message to a rank that may not have taken the previous ones. Returns whether the
+  // message must complete only when its receive is posted, which bounds the messages and bytes that
+  // MPI buffers for the rank.
   bool note_sent(int rank, size_t bytes) {
     size_t& unread = unread_bytes_[static_cast<size_t>(rank)];
     unread += std::max(bytes, kMostUnread / kSendsAhead);
     return unread >= kMostUnread;
   }
-  // It has come to the call in progress, or has begun to take such a message.
+  // `rank` has entered the current call, or has begun to receive such a message.
   void note_reader(int rank) { unread_bytes_[static_cast<size_t>(rank)] = 0; }
-  // The call is complete here.
+  // This rank has completed the call.
   Status finished() {
     if (!awaited_.empty()) await_all();
-    finished_calls_.store(sequence_, std::memory_order_relaxed);  // orders nothing
+    finished_calls_.store(sequence_, std::memory_order_relaxed);  // relaxed: guards no data
     return {};
   }
-  // agree(), and the rounds.
+  // agree(), then the rounds.
   Status run(const Rounds& rounds);
 
-  // Until the operation is complete, or there is no use in waiting any longer.
+  // Waits until the operations are complete or can no longer complete.
   Status wait(MpiStaging& staging, Place place);
   // The same, until `poll` returns true.
   Status wait_with(const std::function<Result<bool>()>& poll, Place place);
@@ -356,33 +357,32 @@ class MpiTeam final : public Team {
     const int code = guarded(call);
     return code == MPI_SUCCESS ? Status() : refused(mpi_error(name, code));
   }
-  // A status of whoever composes this Team; when it is not OK, this Team ends with it.
+  // Ends this Team with a failure of its parent team, if it is not OK.
   Status end(const Status& status);
-  // MPI has refused something. Fails with the reason why, where the detector has one soon.
+  // MPI has failed. Fails with the failure detector's reason, if it soon has one.
   Status refused(const Status& status);
 
-  // Ends the Team with a cause found by this rank in the call in progress, unless another was
-  // first.
+  // Ends the Team with a cause that this rank found in the current call; an earlier cause wins.
   Status fail(Code code, const std::string& cause);
-  // The same with a status; does nothing if that is OK.
+  // The same with a status; does nothing if it is OK.
   Status fail(const Status& cause) {
     return cause.ok() ? Status() : fail(cause.code(), cause.message());
   }
   Status timed_out(Place place, const std::vector<Progress>& answers);
-  // Takes in what is new; costs one load when nothing is.
+  // Reads new failure notices; a single load if there are none.
   void look_at_detector();
-  // Of the awaited ranks.
+  // Updates died_ and left_ from the awaited ranks.
   void find_the_gone();
-  // More may be on its way from ranks that have left.
+  // Ranks that have left may have more messages in transit, so their grace starts again.
   void note_arrival() {
     if (!left_.ok() && died_.ok()) gone_since_ns_ = monotonic_ns();
   }
   bool awaits(int rank) const { return awaited_.empty() || awaited_[static_cast<size_t>(rank)]; }
   void await_all();
-  // Fails when a member that has gone keeps the call from being completed.
+  // Fails if a missing member keeps the call from completing.
   Status look_for_the_gone(Place place);
   Status fail_by_leaver();
-  // Those of `members` that have answered so, but for this rank.
+  // The names of the other members that gave `answer`.
   std::string names_of(const std::vector<MpiTeamMember>& members,
                        const std::vector<Progress>& answers, Progress answer) const;
 
@@ -399,36 +399,37 @@ class MpiTeam final : public Team {
   Caller caller_;
 
   uint64_t sequence_ = 0;
-  uint64_t history_ = 0;                // see CallOptions; of this Team, where it is not composed
-  CallRecord call_;                     // in progress
-  Team* composer_ = nullptr;            // see CallOptions
-  const Deadline* deadline_ = nullptr;  // of the call in progress
+  uint64_t history_ = 0;                // see CallOptions; of this Team, if it has no parent
+  CallRecord call_;                     // current
+  Team* composer_ = nullptr;            // parent team, see CallOptions
+  const Deadline* deadline_ = nullptr;  // of the current call
   const Chunks* chunks_ = nullptr;      // see CallOptions
   uint64_t plan_ = 0;                   // see CallOptions
   Splits splits_;
   LeadWay way_;
   LeadHead lead_;
   size_t riding_bytes_ = 0;
-  size_t following_bytes_ = 0;           // that the Leads' receivers get afterwards
+  size_t following_bytes_ = 0;           // sent to the Leads' receivers afterwards
   std::vector<size_t> riding_bytes_to_;  // by rank; empty: all get the same
   MpiStaging lead_staging_;
-  int lead_receives_ = 0;                 // of its requests, the first ones
+  int lead_receives_ = 0;                 // the first requests of lead_staging_
   static constexpr size_t kInFlight = 4;  // rounds
   static constexpr size_t kSendsAhead = 8;
   static constexpr size_t kMostUnread = size_t{128} << 10;
   std::vector<size_t> unread_bytes_;  // by rank; see note_sent()
   std::array<MpiStaging, kInFlight> staging_;
-  // By plan, count, dtype and op; a factor is applied before the wire.
+  // By plan, count, dtype and op. Factors are applied before sending, so they are no part of the
+  // key.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
-  std::vector<const void*> sources_;  // of a reduction; here to save an allocation a round
+  std::vector<const void*> sources_;  // of a reduction; a member, to save an allocation per round
 
-  // What the detector said when it was last asked by the thread that waits.
+  // The failure detector's state when the waiting thread last read it.
   uint64_t seen_count_ = 0;
   std::vector<bool> awaited_;        // by rank; empty: the call needs every rank until it ends
-  std::vector<bool> may_have_left_;  // by rank: it may have done its part; empty: nobody
-  bool has_ended_ = false;  // somebody has ended the Team, perhaps after it finished the call
+  std::vector<bool> may_have_left_;  // by rank: may have done its part; empty: none
+  bool has_ended_ = false;  // a rank has ended the Team, perhaps after it finished the call
   Status died_, left_;
-  std::string advice_;  // on left_
+  std::string advice_;  // for left_
   int64_t gone_since_ns_ = 0;
 
   const Team* counts_calls_ = nullptr;  // see set_composer(); null: this Team
@@ -436,7 +437,7 @@ class MpiTeam final : public Team {
 
   FirstCause cause_;
   std::atomic<uint64_t> failure_count_{
-      0};  // FailureDetector::count() when failure() last found nothing
+      0};  // FailureDetector::count() when failure() last found nothing; relaxed
 };
 
 inline std::byte* byte_at(void* base, size_t offset) {
@@ -446,7 +447,7 @@ inline const std::byte* byte_at(const void* base, size_t offset) {
   return static_cast<const std::byte*>(base) + offset;
 }
 
-// How many of `count` elements are in round `round`.
+// How many of `count` elements are in piece `round`.
 inline size_t in_round(size_t count, size_t piece, size_t round) {
   const size_t begin = round * piece;
   return begin < count ? std::min(piece, count - begin) : 0;
@@ -457,9 +458,9 @@ inline size_t in_round(size_t count, size_t piece, size_t round) {
 struct Pieces {
   size_t piece;  // elements
   size_t element_bytes;
-  const Chunks* chunks = nullptr;  // whose rings the block lies in
+  const Chunks* chunks = nullptr;  // set if the block lies in the rings of chunks
 
-  // Of piece `round` of the block: the first element's.
+  // The index, in the ring, of an element of the block.
   static size_t in_ring(size_t element, size_t ring) {
     return ring == 0 ? element : element % ring;
   }
@@ -481,14 +482,14 @@ struct Pieces {
     const size_t length = bytes_of(count, round);
     if (length > 0) std::memcpy(byte_at(block, write_at(round)), staging, length);
   }
-  // Between two blocks in user memory, which may be the same.
+  // Copies within user memory; both blocks may be the same.
   void copy(void* to, const void* from, size_t count, size_t round) const {
     if (to != from && bytes_of(count, round) > 0)
       deliver(to, byte_at(from, round * bytes()), count, round);
   }
 
-  // The next two: blocks of all ranks, `place_bytes` apart in staging. The block of rank `me`
-  // stays in user memory, or none does (kNone). list() writes MPI's tables of lengths and places.
+  // list() and deliver_all(): the blocks of all ranks lie `place_bytes` apart in staging. The block
+  // of rank `me`, if not kNone, stays in user memory. list() writes MPI's lengths and offsets.
   static constexpr size_t kNone = SIZE_MAX;
   void list(std::span<const size_t> block_counts, size_t me, size_t round, size_t place_bytes,
             int* lengths, int* places) const {
@@ -497,7 +498,7 @@ struct Pieces {
       places[k] = static_cast<int>(k * place_bytes);
     }
   }
-  // The block of rank `me` is copied from `own`.
+  // Copies the block of rank `me` from `own`.
   void deliver_all(std::span<void* const> blocks, std::span<const size_t> block_counts, size_t me,
                    const void* own, size_t round, size_t place_bytes,
                    const std::byte* staging) const {
@@ -511,7 +512,7 @@ struct Pieces {
   }
 };
 
-// A share for each rank; the last ones may be shorter, or empty.
+// One share per rank; the last ones may be shorter or empty.
 inline Pieces shares_of(size_t count, int ranks, size_t element_bytes) {
   const auto shares = static_cast<size_t>(ranks);
   return {(count + shares - 1) / shares, element_bytes, nullptr};

@@ -1,8 +1,8 @@
 // Broadcast and reduce of long data among few ranks: along a chain with the root at one end.
 //
-// Every rank sends a piece to its neighbour while the next one comes, so no wire carries the data
-// twice and all are busy at once. The Leads go the same way before the data, so nobody waits for a
-// rank behind it: each rank compares the call with its predecessor's.
+// Every rank sends one piece to its neighbour while it receives the next, so each link carries the
+// data once and all links are busy. The Leads take the same way before the data: each rank compares
+// its call with its predecessor's, and none waits for its successors.
 
 #include <complex>
 
@@ -13,15 +13,15 @@ namespace dscomm {
 namespace {
 
 constexpr int kChainTag = 3;
-// A long chain fills slowly. So there are at least twice as many pieces as links, unless a piece
-// would be shorter than this.
+// A long chain takes time to fill. So there are at least twice as many pieces as links, unless
+// pieces would be shorter than this.
 constexpr size_t kLeastPieceBytes = size_t{8} << 10;
 
 }  // namespace
 
-// The root is first; the ranks follow in their order.
+// The root is first; the other ranks follow in order.
 struct MpiTeam::Chain {
-  // In a call in chunks the piece does not depend on the count, in which slices differ.
+  // A call in chunks ignores `count`, which differs between slices, so that all use the same piece.
   Chain(const MpiTeam& team, int root, size_t count, size_t element_bytes)
       : place((team.rank_ - root + team.size()) % team.size()),
         is_last(place == team.size() - 1),
@@ -37,8 +37,8 @@ struct MpiTeam::Chain {
   int place;
   bool is_last;
   int before, after;  // ranks
-  // Bytes of the longest piece of any chain: receives are posted before the Lead has come, and what
-  // comes may be of another call.
+  // Bytes of the longest piece of any chain: receives are posted before the Lead has arrived, and
+  // may match messages of another call.
   size_t room;
   size_t piece;  // elements
 };
@@ -70,7 +70,7 @@ Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype, c
   return run(rounds);
 }
 
-// From the last rank to the root: each rank adds its values to the received ones.
+// From the last rank to the root: each rank adds its values to those received.
 Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
                                    const Reduction& reduction, const LeadWay& way) {
   const WireReduction wire = on_wire(reduction);

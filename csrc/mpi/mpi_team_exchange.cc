@@ -1,8 +1,8 @@
 // Gather, scatter and all_to_all of MpiTeam: pairs of ranks exchange their blocks.
 //
-// Each block is a stream of messages that MPI sends at once (see mpi_team.h), from and into
-// staging. Streams share the places in staging: the first messages of all streams precede the
-// second messages.
+// Each block is a stream of messages that MPI sends eagerly (see mpi_team.h), from and into
+// staging. The streams share the slots of staging; the first messages of all streams go before the
+// second ones.
 //
 // These calls have no Lead. The first message of each stream begins with a heading, which the
 // receiver compares with its own call.
@@ -34,7 +34,7 @@ MpiTeam::Exchange::Exchange(MpiTeam& team, DType dtype, const CallOptions& optio
       meanwhile_(options.meanwhile),
       element_bytes_(dtype_bytes(dtype)),
       piece_bytes_(team.piece_of_message(element_bytes_) * element_bytes_),
-      // Of any dtype, as the other may send another one.
+      // Room for any dtype, since the sender's may differ.
       place_bytes_(
           (sizeof(Heading) + std::max(team.message_bytes(), sizeof(std::complex<double>)) + 63) /
           64 * 64) {}
@@ -54,7 +54,7 @@ void MpiTeam::Exchange::add(int rank, const void* in, std::optional<size_t> in_c
   partners_.push_back(partner);
 }
 
-// Each rank begins with its successor, so that the first messages have different receivers.
+// Each rank starts with its successor, so that the first messages have different receivers.
 Status MpiTeam::Exchange::run() {
   const int me = team_.rank_, ranks = team_.size();
   std::sort(partners_.begin(), partners_.end(), [&](const Partner& a, const Partner& b) {
@@ -67,14 +67,14 @@ Status MpiTeam::Exchange::run() {
     DSCOMM_RETURN_IF_ERROR(fill());
   }
   if (meanwhile_ != nullptr) DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
-  team_.note_arrival();  // as nothing has been taken in meanwhile
-  // Nothing that others wait for depends on what comes here.
+  team_.note_arrival();  // arrivals were not noted during `meanwhile`
+  // No rank waits for anything that depends on this rank's receives.
   const bool only_sends = headings_left_ == 0;
   if (meanwhile_ != nullptr || only_sends)
     team_.detector_.note_position(team_.options_.id,
                                   team_.position(only_sends ? Place::kMoving : Place::kEntering));
   while (in_flight_ > 0) {
-    // The receivers of a rank that only sends may not have come to this call.
+    // If this rank only sends, its receivers may not be in the call yet.
     const bool have_come = !only_sends && headings_left_ == 0;
     DSCOMM_RETURN_IF_ERROR(wait_for_some(have_come ? Place::kMoving : Place::kEntering));
     DSCOMM_RETURN_IF_ERROR(fill());
@@ -83,8 +83,8 @@ Status MpiTeam::Exchange::run() {
   return {};
 }
 
-// Starts messages in all free places. Receives begin with the predecessor, because it sends to this
-// rank first.
+// Starts messages in all free slots. Receives start with the predecessor, which sends to this rank
+// first.
 Status MpiTeam::Exchange::fill() {
   const size_t count = partners_.size();
   const auto start = [&](Cursor& cursor, size_t first_place, auto messages_of, auto begin) {
@@ -109,7 +109,7 @@ Status MpiTeam::Exchange::fill() {
       [&](size_t place) { return send(place); });
 }
 
-// The next message, the first one of every stream before the second one of any.
+// The next message; the first messages of all streams come before any second one.
 template <typename MessagesOf>
 bool MpiTeam::Exchange::Cursor::find(size_t partners, const MessagesOf& messages_of) {
   while (!is_at_end) {
@@ -128,7 +128,7 @@ bool MpiTeam::Exchange::Cursor::find(size_t partners, const MessagesOf& messages
   return false;
 }
 
-// Room for whatever the other may send, so that nothing is truncated.
+// Receives with room for the longest possible message, so that nothing is truncated.
 Status MpiTeam::Exchange::receive(size_t place) {
   return team_.check("MPI_Irecv", [&] {
     return MPI_Irecv(at(place), static_cast<int>(place_bytes_), MPI_BYTE,
@@ -204,7 +204,8 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
     if (--headings_left_ == 0)
       team_.detector_.note_position(team_.options_.id, team_.position(Place::kMoving));
   }
-  // If another thread's poll completed the heading, it is reported next, with the mismatch.
+  // Without a heading yet, another thread's poll completed it: it comes next and reports the
+  // mismatch.
   if (bytes != bytes_of(partner.out_count, message))
     return partner.has_agreed ? wrong_length(partner) : Status();
   if (bytes > 0) std::memcpy(partner.out + message * piece_bytes_, data, bytes);
@@ -275,7 +276,7 @@ Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   return exchange_blocks(call, ins, outs, options);
 }
 
-// The blocks' lengths are in splits_. An empty list has no blocks.
+// splits_ holds the blocks' lengths. An empty list has no blocks.
 Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
                                 std::span<void* const> outs, const CallOptions& options) {
   const auto kind = static_cast<Collective>(call.kind);

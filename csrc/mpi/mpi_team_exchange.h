@@ -1,4 +1,4 @@
-// MpiTeam::Exchange: see mpi_team_exchange.cc.
+// MpiTeam::Exchange: implements gather, scatter and all_to_all; see mpi_team_exchange.cc.
 #pragma once
 
 #include <functional>
@@ -9,16 +9,16 @@
 
 namespace dscomm {
 
-// The exchange of one call that has begun.
+// One call, after its begin().
 class MpiTeam::Exchange {
  public:
   Exchange(MpiTeam& team, DType dtype, const CallOptions& options);
 
-  // Adds a partner and both blocks, in elements; the partner adds this rank. A call whose blocks go
-  // one way only has no count for the other.
+  // Adds a partner with the blocks in both directions, in elements; the partner must add this rank.
+  // In a call whose blocks go in one direction, the other count is nullopt.
   void add(int rank, const void* in, std::optional<size_t> in_count, void* out,
            std::optional<size_t> out_count);
-  // Once all are added.
+  // Runs the exchange, after all partners are added.
   Status run();
 
  private:
@@ -29,18 +29,18 @@ class MpiTeam::Exchange {
     std::byte* out;
     size_t in_count, out_count;  // elements
     size_t sends, receives;      // messages
-    size_t left = 0;             // of both
-    size_t waiting = 0;          // sent, until their receives are posted
-    bool has_agreed = false;     // its heading has come
+    size_t left = 0;             // messages, in both directions
+    size_t waiting = 0;          // sent messages whose receives are not posted yet
+    bool has_agreed = false;     // its heading has arrived and matches
   };
-  // The message in a place of staging.
+  // The message in a slot of staging.
   struct Use {
     size_t partner = 0, message = 0;
-    bool waits = false;  // until its receive is posted
+    bool waits = false;  // completes only when its receive is posted
   };
   struct Cursor {
     size_t partner = 0, message = 0;
-    bool is_any_left = false;  // some stream goes on after this message
+    bool is_any_left = false;  // some stream has messages after this one
     bool is_at_end = false;
 
     template <typename MessagesOf>
@@ -54,14 +54,14 @@ class MpiTeam::Exchange {
   Status compare(const Partner& partner, const Heading& heading);
   Status wrong_length(const Partner& partner);
 
-  // Of a stream of so many elements: at least the one with the heading.
+  // Messages of a stream of `count` elements: at least one, for the heading.
   size_t messages(size_t count) const {
     return std::max<size_t>((count * element_bytes_ + piece_bytes_ - 1) / piece_bytes_, 1);
   }
   size_t bytes_of(size_t count, size_t message) const {
     return in_round(count * element_bytes_, piece_bytes_, message);
   }
-  // Of staging: places to receive, then places to send.
+  // Slots of staging: those for receives, then those for sends.
   MPI_Request* requests() { return team_.staging_[0].requests.data(); }
   std::byte* at(size_t place) { return team_.staging_[0].data() + place * place_bytes_; }
 
@@ -73,7 +73,7 @@ class MpiTeam::Exchange {
   std::vector<Use> uses_ = std::vector<Use>(2 * places_);
   Cursor next_receive_, next_send_;
   size_t messages_ = 0;   // of all streams
-  size_t in_flight_ = 0;  // of them
+  size_t in_flight_ = 0;  // of messages_
   size_t headings_left_ = 0;
   std::vector<int> done_ = std::vector<int>(2 * places_);
   std::vector<MPI_Status> statuses_ = std::vector<MPI_Status>(2 * places_);

@@ -1,4 +1,4 @@
-// The collectives of MpiTeam that give all ranks the same data, and the barrier. Bytes travel.
+// Broadcast, all-gather and barrier of MpiTeam. They move bytes, whatever the dtype.
 
 #include "core/team/arguments.h"
 #include "mpi/mpi_team.h"
@@ -18,7 +18,7 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
                                                  : begin(call, count, options));
   if (rides) {
     if (!is_few()) {
-      // The others bring zeros.
+      // The other ranks add zeros.
       std::byte* riding = ride_to_be_reduced(DType::kUInt8, ReduceOp::kBor, bytes);
       if (is_root && bytes > 0) std::memcpy(riding, buffer, bytes);
       if (!is_root) std::memset(riding, 0, bytes);
@@ -76,7 +76,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
     return finished();
   }
   if (!is_few() && total * element_bytes <= kRideBytes) {
-    // Every rank brings its own block, and zeros in place of the others'.
+    // Every rank adds its own block, and zeros for the others'.
     std::byte* at = ride_to_be_reduced(DType::kUInt8, ReduceOp::kBor, total * element_bytes);
     std::memset(at, 0, total * element_bytes);
     for (size_t k = 0; k < me; ++k) at += out_counts[k] * element_bytes;
@@ -111,7 +111,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   return run(rounds);
 }
 
-// The ranks' agreement is what a barrier is: nobody has it before all have come.
+// A barrier is the agreement alone: it completes only when all ranks have come.
 Status MpiTeam::barrier(const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kBarrier, DType::kUInt8, 0, options), 0, options));

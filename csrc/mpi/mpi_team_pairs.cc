@@ -1,12 +1,12 @@
 // Long all-reduces, reduce-scatters and all-gathers among many ranks: by pairs.
 //
-// In step s every rank sends a message to the rank s places after it, and gets one from the rank s
-// places before it. After as many steps as there are other ranks each has got one piece from all.
-// A piece is as long among 1,024 ranks as among 9; four steps are in flight, so hops cost little;
-// and every rank sends and receives no more bytes than it must.
+// In step s every rank sends a message to the rank s places after it and receives one from the rank
+// s places before it. After one step per other rank each has received one piece from all. Pieces
+// are as long among 1,024 ranks as among 9; four steps are in flight, which hides latency; and
+// every rank sends and receives no more bytes than necessary.
 //
-// A share of the values is reduced by one rank alone, beginning with its own, then in the order of
-// the steps. Halves are added as float32 there and rounded once, also if they travel as halves.
+// One rank reduces a share alone: its own values first, then the others' in the order of the steps.
+// Halves are added as float32 and rounded once, even if they travel as halves.
 
 #include "core/reduce/reduce.h"
 #include "core/team/widen.h"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kPairTag = 6;
 
-// One piece of what this rank reduces.
+// One piece of this rank's share.
 class PartialResult {
  public:
   PartialResult(const Reduction& whole, const WireReduction& wire, int ranks)
@@ -28,7 +28,7 @@ class PartialResult {
     return staging_.reserve(values * sum_.wire_bytes(), 0);
   }
 
-  // With this rank's own values.
+  // Starts with this rank's own values.
   void begin(const std::byte* values, size_t count) { sum_.enter(sum(), values, count); }
   void add(const std::byte* travelled, size_t count) {
     if (count == 0) return;
@@ -52,19 +52,20 @@ class PartialResult {
 
 }  // namespace
 
-// With two ranks, a piece would be spread before it has been reduced.
+// With two ranks, a piece would be distributed before it is reduced.
 bool MpiTeam::fits_pairs(size_t bytes_of_message) const {
   return !is_few() && size() > 2 && bytes_of_message >= options_.least_pair_bytes;
 }
 
-// In chunks it does not depend on the count, because the slices of a hierarchy differ in theirs.
+// In chunks the piece ignores the count, which differs between the slices of a hierarchy.
 size_t MpiTeam::even_piece(size_t count, size_t most) const {
   if (chunks_ != nullptr) return within_chunks(most);
   const size_t pieces = std::max<size_t>((count + most - 1) / most, 1);
   return std::max<size_t>((count + pieces - 1) / pieces, 1);
 }
 
-// One message each way, to and from staging. Both sides know the counts: empty ones are not sent.
+// One message each way, to and from staging. Both sides know the counts, so empty ones are not
+// sent.
 int MpiTeam::exchange_in_turn(const Turn& turn, size_t sent_bytes, size_t got_bytes, size_t room,
                               MpiStaging& staging) const {
   if (got_bytes > 0)
@@ -78,8 +79,8 @@ int MpiTeam::exchange_in_turn(const Turn& turn, size_t sent_bytes, size_t got_by
                     kPairTag, staging.add_request());
 }
 
-// The data is cut into pieces, and each of them into a share for each rank. While the shares of one
-// piece are reduced, those of the one before are spread.
+// Each piece of the data is divided into a share per rank. While the shares of one piece are
+// reduced, those of the piece before are distributed.
 Status MpiTeam::reduce_by_pairs(const void* in, void* out, size_t count, size_t piece,
                                 const Reduction& reduction) {
   const WireReduction wire = on_wire(reduction);

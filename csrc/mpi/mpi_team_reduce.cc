@@ -1,24 +1,22 @@
-// The reductions of MpiTeam, in eight ways.
+// The reductions of MpiTeam, by eight algorithms:
 //
-//   in the Lead    what fits beside the fingerprint
-//   in shares      what fits a message to each, among three ranks or more, but few; see
-//                  mpi_team_shares.cc
-//   by swap        two ranks send each other all they have, and each reduces both
-//   by exchange    MPI_Ialltoallv brings every rank its share of everybody's data; it reduces that
-//                  in rank order; for an all-reduce MPI_Iallgatherv then spreads the shares
-//   along a chain  a reduce among few ranks; see mpi_team_chain.cc
-//   by pairs       long data among many ranks, except a reduce; see mpi_team_pairs.cc
-//   by MPI         MPI_Iallreduce and MPI_Ireduce; what is done before and after is
-//                  WireReduction's
-//   by plan        as MPI_Iallreduce, but prepared once; see PersistentAllReduce
+//   in the Lead: data small enough to be piggybacked
+//   in shares: data that fits one message per rank, among 3 to few_ranks ranks (mpi_team_shares.cc)
+//   by swap: two ranks send each other all their data, and each reduces both
+//   by exchange: MPI_Ialltoallv gives every rank its share of all data, which it reduces in rank
+//     order; for an all-reduce MPI_Iallgatherv then distributes the shares
+//   along a chain: a reduce among few ranks (mpi_team_chain.cc)
+//   by pairs: long data among many ranks, except a reduce (mpi_team_pairs.cc)
+//   by MPI: MPI_Iallreduce and MPI_Ireduce, with conversions by WireReduction
+//   by plan: like MPI_Iallreduce, but prepared once (PersistentAllReduce)
 //
-// Where a rank has the values of all, it reduces them in the order of the ranks and rounds once.
+// A rank that has the values of all ranks reduces them in rank order and rounds once.
 //
-// Few ranks swap or exchange. Open MPI 4 and 5 do badly among them: with fewer than four ranks
-// their Iallreduce reduces everything to rank 0 and sends it back, so that only one direction of
-// the wire is busy at a time; their Ireduce_scatter does the like among any number; and long
-// messages are slow (see mpi_team.h). A swap sends as many bytes as the exchange does between two
-// ranks, in one hop instead of two.
+// Few ranks swap or exchange because Open MPI 4 and 5 are slow among them: with fewer than four
+// ranks Iallreduce reduces everything to rank 0 and sends it back, so that only one direction of
+// the link is busy at a time; Ireduce_scatter does the same with any number of ranks; and long
+// messages are slow (see mpi_team.h). Between two ranks a swap sends as many bytes as an exchange,
+// in one hop instead of two.
 
 #include <complex>
 
@@ -32,8 +30,8 @@ namespace {
 
 constexpr int kSwapTag = 2;
 
-// All-reduces that MPI prepares for one Team; each has staging of its own. What is planned beyond
-// that is made anew each time.
+// All-reduces that MPI prepares for one Team; each has its own staging. Further ones are not
+// prepared.
 constexpr size_t kMostPrepared = 64;
 
 }  // namespace
@@ -116,8 +114,8 @@ void MpiTeam::reduce_in_order(void* results, const void* own, const std::byte* o
   dscomm::reduce(results, sources_.data(), size(), count, reduction, size());
 }
 
-// What comes is given as much room as any piece may need, so that a rank which calls something else
-// cannot make MPI fail before the ranks disagree.
+// Receives have room for any piece, so that MPI cannot fail, before the disagreement is found, on a
+// rank that makes another call.
 Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
                                const Reduction& reduction) {
   const size_t element_bytes = dtype_bytes(reduction.dtype);
@@ -142,7 +140,7 @@ Status MpiTeam::reduce_by_swap(const void* in, void* out, size_t count,
   return run(rounds);
 }
 
-// A call of one round alone: what is longer keeps four in flight. Every rank decides alike.
+// Prepared only for one round: a longer call keeps four in flight. Every rank decides the same.
 PersistentAllReduce* MpiTeam::find_prepared(size_t count, const Reduction& reduction) {
   const bool is_one_round = count > 0 && chunks_ == nullptr &&
                             count * on_wire(reduction).wire_bytes() <= options_.chunk_bytes;
@@ -152,7 +150,7 @@ PersistentAllReduce* MpiTeam::find_prepared(size_t count, const Reduction& reduc
   return prepared_.size() < kMostPrepared ? &prepared_[key] : nullptr;
 }
 
-// The ranks have agreed on the call before MPI prepares anything for it, or starts it.
+// The ranks agree on the call before MPI prepares or starts it.
 Status MpiTeam::reduce_by_plan(const void* in, void* out, size_t count, const Reduction& reduction,
                                PersistentAllReduce& prepared) {
   const WireReduction wire = on_wire(reduction);
@@ -171,8 +169,8 @@ Status MpiTeam::reduce_by_plan(const void* in, void* out, size_t count, const Re
   return finished();
 }
 
-// What MPI sends and what it gets lie side by side: given one buffer for both, Open MPI forgoes its
-// algorithms for long messages.
+// MPI sends from and receives into separate halves of staging: with one buffer for both, Open MPI
+// does not use its algorithms for long messages.
 Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Reduction& reduction,
                               int root) {
   const WireReduction wire = on_wire(reduction);
@@ -204,8 +202,8 @@ Status MpiTeam::reduce_by_mpi(const void* in, void* out, size_t count, const Red
   return run(rounds);
 }
 
-// A round's data is divided into a share for each rank. Staging holds the data, in which results
-// replace values, and behind it what the others send of this rank's share.
+// A round's data is divided into a share per rank. Staging holds the data, in which results replace
+// values, followed by the others' values of this rank's share.
 Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
                                    const Reduction& reduction) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
@@ -215,7 +213,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
   const size_t most_of_share = (pieces.piece + ranks - 1) / ranks;
   Rounds rounds(pieces.piece, pieces.bytes() + ranks * most_of_share * element_bytes);
 
-  // Share k of a round: where it begins, and its length, in elements.
+  // The start of share k of a round, and its length, in elements.
   auto share_begin = [&](size_t k, size_t round) {
     const size_t length = in_round(count, pieces.piece, round);
     return std::min(k * ((length + ranks - 1) / ranks), length);
@@ -282,7 +280,7 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
     return finished();
   }
   if (!is_few() && all_is_there(chunks_, longest) && fits_lead(total, reduction)) {
-    size_t before = 0;  // elements of the ranks below
+    size_t before = 0;  // elements of lower ranks
     for (size_t k = 0; k < me; ++k) before += counts[k];
     const WireReduction wire = on_wire(reduction);
     std::byte* next = ride_to_be_reduced(wire.dtype(), wire.op(), total);

@@ -1,10 +1,9 @@
-// All-reduce, reduce and broadcast in shares: data of middle length, among three ranks or more.
+// All-reduce, reduce and broadcast in shares: data of medium length, among 3 to few_ranks ranks.
 //
-// The data is divided into as many shares as there are ranks, or ranks that receive. Every rank
-// gets one share with the Leads, a reduction's from all ranks, and reduces it. Then the shares are
-// sent to the ranks that need them. That is two hops, whatever the number of ranks (4 hosts, 64
-// KiB, 4 ranks on 2 cores: all-reduce 300 us, reduce 220, broadcast 165; by exchange and along a
-// chain 515, 405 and 395).
+// The data is divided into one share per rank, or per receiving rank. Every rank gets one share
+// with the Leads (in a reduction, from all ranks) and reduces it. Then the shares are sent to the
+// ranks that need them: two hops for any number of ranks (4 hosts, 64 KiB, 4 ranks on 2 cores:
+// all-reduce 300 us, reduce 220, broadcast 165; by exchange and along a chain 515, 405 and 395).
 
 #include "mpi/mpi_team.h"
 
@@ -38,7 +37,7 @@ Status MpiTeam::reduce_by_shares(const void* in, void* out, size_t count,
       [root](int rank) { return root == kEveryRank || root == rank; });
 }
 
-// Each rank but the root gets one share.
+// Each rank except the root gets one share.
 Status MpiTeam::broadcast_by_shares(void* buffer, size_t count, size_t element_bytes, int root) {
   const Pieces shares = shares_of(count, size() - 1, element_bytes);
   const auto share_of = [&](int rank) { return (rank - root + size()) % size() - 1; };
@@ -56,8 +55,8 @@ Status MpiTeam::broadcast_by_shares(void* buffer, size_t count, size_t element_b
   return spread_shares(shares, buffer, count, share_of, [root](int rank) { return rank != root; });
 }
 
-// Share k is, or comes to, `shares.bytes()` times k in staging. share_of(rank): the share that the
-// rank has, or -1. gets(rank): whether it gets all of them, into `out`.
+// Share k lies at k * `shares.bytes()` in staging. share_of(rank): the share that the rank has, or
+// -1. gets(rank): whether it gets all shares; this rank's go to `out`.
 template <typename ShareOf, typename Gets>
 Status MpiTeam::spread_shares(const Pieces& shares, void* out, size_t count,
                               const ShareOf& share_of, const Gets& gets) {

@@ -23,12 +23,12 @@
 namespace dscomm {
 namespace {
 
-// For a job in which something has failed.
+// After a failure in the job.
 constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 
-// MPI opens a descriptor for each rank that it talks to, and takes the want of one for a failure of
-// the other. The usual soft limit, 1,024, is for programs that use select().
+// MPI opens a descriptor for each rank that it talks to, and reports a lack of them as a failure of
+// the peer. The usual soft limit, 1,024, is for programs that use select().
 void raise_descriptor_limit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
@@ -39,7 +39,7 @@ void raise_descriptor_limit() {
              static_cast<unsigned long long>(limit.rlim_max));
 }
 
-// What a thread that may be left behind writes its results to.
+// The results of a thread that may be abandoned.
 struct Communicators {
   int code = MPI_SUCCESS;
   MPI_Comm data = MPI_COMM_NULL, check = MPI_COMM_NULL;
@@ -104,7 +104,7 @@ MpiTransport::MpiTransport(const TransportRequest& request) : request_(request) 
     ranks_[request_.members[rank].id] = static_cast<int>(rank);
     if (request_.members[rank].host == host) ++on_this_host;
   }
-  // A rank that spins takes the core of another one, which may be the one it waits for.
+  // A spinning rank takes the core of another one, perhaps of the one that it waits for.
   wait_policy_.is_crowded = on_this_host > request_.usable_cores;
   if (wait_policy_.is_crowded) wait_policy_.spin_polls = 0;
 }
@@ -113,7 +113,7 @@ Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& re
                                                       std::shared_ptr<Store> store,
                                                       const Deadline& deadline,
                                                       const std::string& folder) {
-  // The module has its own copy of the core, and so of the log.
+  // The module has its own copy of the core, and so of the log settings.
   set_log_level(request.settings.debug);
   const int global_rank = request.members[static_cast<size_t>(request.rank)].global_rank;
   set_log_rank(global_rank >= 0 ? global_rank : request.rank);
@@ -139,8 +139,8 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
   return {};
 }
 
-// While `ranks` make something together. Who has left in order may have done its part of it, and
-// what it sent is still on its way.
+// Fails if one of `ranks` has died, or left some time ago, while they make something together. A
+// rank that has just left may have done its part, and its messages may be in transit.
 Look MpiTransport::look_for_the_gone(std::vector<int> ranks) const {
   return [this, ranks = std::move(ranks), left_since_ns = int64_t{0}]() mutable -> Status {
     if (detector_->count() == 0) return {};
@@ -173,7 +173,7 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     options.members.push_back({rank, name_member(request_.members, rank)});
     hosts.insert(request_.members[static_cast<size_t>(rank)].host);
   }
-  // Ranks of one host have shared memory of MPI's, of which the kernel tells nothing.
+  // Ranks of one host use MPI's shared memory, for which a sleep on sockets does not wake.
   options.shares_hosts = hosts.size() < team.ranks.size();
   options.wait_policy.by_sockets = team.is_direct || !options.shares_hosts;
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
@@ -183,7 +183,7 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     return gone();
   };
   auto made = std::make_shared<Communicators>();
-  // Tags tell groups apart that are made at the same time.
+  // Distinct tags for groups that are made at the same time.
   const int tag = static_cast<int>((team.id ^ team.id >> 32) % kGroupTags);
   const bool needs_check =
       !team.is_direct && static_cast<int>(team.ranks.size()) > options.few_ranks;
@@ -214,8 +214,8 @@ std::shared_ptr<Endpoint> MpiTransport::endpoint(int rank) {
 void MpiTransport::leave(bool has_failed) {
   flush();
   detector_->leave();
-  // A launcher ends the job when one process goes without MPI_Finalize, which waits for all. They
-  // may have something to do yet.
+  // The launcher ends the job if a process exits without MPI_Finalize, which waits for all ranks,
+  // and they may still have calls to make.
   std::chrono::milliseconds limit = kLeaveLimit;
   if (!has_failed && first_death().ok())
     limit = std::max(limit, std::chrono::milliseconds(longest_timeout_ms_.load()));
@@ -230,11 +230,11 @@ void MpiTransport::outlast(std::chrono::milliseconds timeout) {
   detector_->outlast(timeout);
 }
 
-// A collective that is complete here may still have data on its way out, which only calls of MPI
-// move. So they go on for as long as the others have not come here as well, or for a moment.
+// A collective that is complete here may still have data to send, which only MPI calls do. So keeps
+// calling MPI until the other ranks have come here too, or for kFlushLimit.
 void MpiTransport::flush() {
   MPI_Request request = MPI_REQUEST_NULL;
-  int is_finalized = 0;  // by the program: then nothing is on its way
+  int is_finalized = 0;  // finalised by the program: nothing is in transit
   MPI_Finalized(&is_finalized);
   if (flushed_.exchange(true) || is_finalized || detector_->count() != 0 ||
       guarded([&] { return MPI_Ibarrier(world_->comm(), &request); }) != MPI_SUCCESS)

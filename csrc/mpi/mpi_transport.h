@@ -1,5 +1,5 @@
-// MpiTransport: the Transport over Open MPI. It brings MPI up, keeps the failure detector beside
-// it, and makes the communicators of Teams.
+// MpiTransport: the Transport over MPI. It starts MPI, runs the failure detector beside it, and
+// makes the communicators of Teams.
 #pragma once
 
 #include <mpi.h>
@@ -20,7 +20,7 @@ namespace dscomm {
 
 class MpiTransport final : public Transport, public std::enable_shared_from_this<MpiTransport> {
  public:
-  // Collective over the members. `folder` is where dscomm-pmix lies.
+  // Collective over the members. `folder` contains dscomm-pmix.
   static Result<std::shared_ptr<Transport>> make(const TransportRequest& request,
                                                  std::shared_ptr<Store> store,
                                                  const Deadline& deadline,
@@ -48,9 +48,9 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
   std::map<ArenaId, int> ranks_;
   std::unique_ptr<TreeDetector> detector_;
   std::unique_ptr<MpiWorld> world_;
-  std::shared_ptr<MpiArrivals> arrivals_;  // of the world
+  std::shared_ptr<MpiArrivals> arrivals_;  // on the communicator of all members
   std::atomic<bool> flushed_{false};
-  std::atomic<int64_t> longest_timeout_ms_{0};  // of the groups so far; orders nothing
+  std::atomic<int64_t> longest_timeout_ms_{0};  // of the groups so far; guards no data
   MpiWaitPolicy wait_policy_;
 };
 

@@ -13,15 +13,15 @@
 namespace dscomm {
 namespace {
 
-// A yield this long has let another process run. A sleep that ends with data is better then.
+// A yield this long ran another process. From then on sleeping on the sockets is better.
 constexpr int64_t kYieldToOthersNs = 20'000;
 
-// A sleep lasts at most this part of the time waited, because another thread may read the data
+// A sleep lasts at most this fraction of the time waited, because another thread may read the data
 // meanwhile.
 constexpr int64_t kSleepDivisor = 20;
 constexpr int64_t kShortestSleepNs = 50'000;
 
-// What a wait does between polls.
+// The pause between two polls of a wait.
 class Pauses {
  public:
   Pauses(const MpiWaitPolicy& policy, const Deadline& deadline)
@@ -58,7 +58,7 @@ class Pauses {
   const MpiWaitPolicy& policy_;
   const Deadline& deadline_;
   bool is_by_sockets_ = policy_.by_sockets;
-  bool shares_core_ = policy_.is_crowded;  // or a yield has let another process run
+  bool shares_core_ = policy_.is_crowded;  // or a yield has run another process
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include "mpi/guarded.h"
 
-// Open MPI 5 has the first, 4.1 and 5 the second; which one is there shows when MPI is loaded.
+// Open MPI 5 has the first function, 4.1 and 5 the second; looked up when MPI is loaded.
 extern "C" {
 __attribute__((weak)) int MPI_Allreduce_init(const void* sent, void* got, int count,
                                              MPI_Datatype type, MPI_Op op, MPI_Comm comm,
@@ -33,8 +33,8 @@ int PersistentAllReduce::prepare(size_t count, MPI_Datatype type, MPI_Op op, MPI
                      &request_);
 }
 
-// Who waits clears the list of requests; for MPI this one stays what it is. It is there before MPI
-// works in the staging, which is kept for ever should MPI give up in the middle.
+// A wait clears the list of requests, but MPI keeps this one. It is listed before MPI starts, so
+// that the staging goes into quarantine if MPI gives up inside MPI_Start.
 int PersistentAllReduce::start() {
   MPI_Request* request = staging_.add_request();
   *request = request_;

@@ -1,5 +1,5 @@
-// PersistentAllReduce: an all-reduce that MPI prepares once and then starts again and again, in
-// staging of its own.
+// PersistentAllReduce: an all-reduce that MPI prepares once and starts repeatedly, in its own
+// staging.
 #pragma once
 
 #include <mpi.h>
@@ -13,22 +13,22 @@ namespace dscomm {
 
 class PersistentAllReduce {
  public:
-  // Whether this MPI has them: MPI 4's, or Open MPI 4's extension of the same meaning.
+  // Whether this MPI has persistent collectives: MPI 4's, or Open MPI 4's equivalent extension.
   static bool available();
 
   PersistentAllReduce() = default;
   PersistentAllReduce(const PersistentAllReduce&) = delete;
   PersistentAllReduce& operator=(const PersistentAllReduce&) = delete;
 
-  // Room for `bytes` that are sent and as many that come. kResource when there is no memory.
+  // Makes room to send and receive `bytes` each. kResource if memory runs out.
   Status reserve(size_t bytes);
-  // Has MPI prepare it for all of them, `count` of a type. Collective, in the order of the
+  // Makes MPI prepare the all-reduce of `count` elements. Collective, in the order of the
   // communicator's other collectives. Returns MPI's code.
   int prepare(size_t count, MPI_Datatype type, MPI_Op op, MPI_Comm comm);
   bool is_prepared() const { return request_ != MPI_REQUEST_NULL; }
   // Starts it; complete once the requests of staging() are. Returns MPI's code.
   int start();
-  // Gives it back to MPI; only when it is complete here, and before its communicator is.
+  // Frees MPI's request; only when it is complete here, and before its communicator is freed.
   void release();
 
   MpiStaging& staging() { return staging_; }

@@ -32,7 +32,7 @@ std::string own_place() {
   return place;
 }
 
-// What libpmix's lists of hosts can carry: letters, digits, points and dashes.
+// A name that libpmix's host lists can carry: letters, digits, points and dashes.
 std::string plain_name(const std::string& name) {
   std::string plain;
   for (char letter : name)
@@ -40,9 +40,9 @@ std::string plain_name(const std::string& name) {
   return plain.empty() ? "host" : plain;
 }
 
-// Whether one launcher has made exactly the members an MPI job. Workers of a torchrun that a
-// launcher started once per host have all inherited one rank; and MPI_Init_thread waits for all
-// ranks of a launcher's job, so it must not have others.
+// Whether one launcher made exactly the members an MPI job. Workers of a torchrun that a launcher
+// started once per host all inherit one rank; and MPI_Init_thread waits for all ranks of the
+// launcher's job, so the job must have no others.
 bool launcher_made_job(const std::vector<MemberEntry>& entries) {
   std::set<std::string> ranks;
   for (const MemberEntry& entry : entries) {

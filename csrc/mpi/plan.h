@@ -1,6 +1,5 @@
-// The plan by which the members of a transport become one MPI job: rank 0 makes it from the
-// members' entries. Entries are the same for every MPI library, so a mismatch of libraries is
-// reported.
+// The plan that makes the members of a transport one MPI job; rank 0 makes it from their entries.
+// Entries have the same format for every MPI library, so that a mismatch can be reported.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,7 @@
 
 namespace dscomm {
 
-// The starter of MPI.
+// What starts MPI.
 enum class MpiOrigin {
   kDscomm,    // dscomm prepares MPI_Init_thread and calls it (start.h)
   kLauncher,  // mpirun, srun or flux has prepared it; dscomm calls it
@@ -22,7 +21,7 @@ enum class MpiOrigin {
 
 // One rank's entry.
 struct MemberEntry {
-  std::string place;  // equal where a PMIx server and MPI's shared memory work for both
+  std::string place;  // equal for ranks that can share a PMIx server and MPI's shared memory
   int64_t pid = 0;
   uint64_t start_time = 0;
   uint32_t uid = 0, gid = 0;
@@ -31,9 +30,9 @@ struct MemberEntry {
   std::string mpi_version;
   bool initialised = false;
   std::vector<std::string> addresses;  // of its network namespace
-  // The launcher's variables; empty without one.
+  // From the launcher's variables; empty without a launcher.
   std::string name_space, launcher_rank;
-  uint64_t launcher_size = 0;  // 0: not known
+  uint64_t launcher_size = 0;  // 0: unknown
 };
 
 struct PlannedRank {
@@ -43,7 +42,7 @@ struct PlannedRank {
   uint32_t uid = 0, gid = 0;
 };
 
-// A host as MPI shall see it: ranks of a host in different containers are on different ones.
+// A host as MPI sees it: ranks of one machine in different containers are on different hosts.
 struct PlannedHost {
   std::string name;                // unique; letters, digits, points and dashes
   std::vector<PlannedRank> ranks;  // the first is the leader
@@ -53,19 +52,19 @@ struct PlannedHost {
 struct Plan {
   MpiOrigin origin = MpiOrigin::kDscomm;
   std::vector<PlannedHost> hosts;
-  std::vector<std::string> addresses;  // from which MPI's connections may come
+  std::vector<std::string> addresses;  // allowed sources of MPI's connections
 
-  // Which of `hosts` a rank is on.
+  // The index in `hosts` of a rank's host.
   size_t host_of(int rank) const;
 };
 
-// Of this process, but for what depends on the library (MpiStart::describe()).
+// This process's entry, without the parts that MpiStart::describe() adds.
 MemberEntry own_entry();
 
-// `entries` by rank of the request. kUnsupported where they do not fit together.
+// `entries` by rank of the request. kUnsupported if they do not match.
 Result<Plan> make_plan(const TransportRequest& request, const std::vector<MemberEntry>& entries);
 
-// For the store.
+// Serialisation for the store.
 std::string pack(const MemberEntry& entry);
 bool unpack(std::string_view text, MemberEntry* entry);
 std::string pack(const Plan& plan);

@@ -1,5 +1,5 @@
-// Memory that MPI may still write to or read from is kept for ever: a request that is pending
-// cannot be taken back, and MPI may go on working on it in any later call, of any Team.
+// Quarantine: memory that MPI may still access is never freed. A pending request cannot be
+// cancelled, and MPI may continue it in any later call, of any Team.
 #pragma once
 
 #include <cstddef>

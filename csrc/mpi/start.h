@@ -1,5 +1,5 @@
 // MpiStart: the part of bring-up that depends on the MPI library. It serves MPI_Init_thread, sets
-// its environment, and guards its ports. open_mpi/ and mpich/ implement it; a module is built for
+// its environment and guards its ports. open_mpi/ and mpich/ implement it; a module is built for
 // one.
 #pragma once
 
@@ -16,54 +16,55 @@
 
 namespace dscomm {
 
-// What bring-up knows. Lasts as long as bring-up.
+// The state of bring-up; lasts as long as bring-up.
 struct StartContext {
   const TransportRequest& request;
   std::shared_ptr<Store> store;
   const Deadline& deadline;
   const std::string& helper_path;
-  const std::string prefix;  // of the keys in the store
+  const std::string prefix;  // of the store keys
   StoreExchange& exchange;
-  Plan plan;  // once all have agreed on it
+  Plan plan;  // valid once all ranks have agreed on it
 };
 
-// Called in this order, by one thread. Those that return a status fail with this rank's own reason,
-// or with another's where context.exchange.is_told().
+// Called in this order, by one thread. A returned failure is this rank's own or, if
+// context.exchange.is_told(), another rank's.
 class MpiStart {
  public:
   virtual ~MpiStart() = default;
 
-  // "Open MPI v4.1.4": all ranks have the same.
+  // "Open MPI v4.1.4": the same on all ranks.
   virtual std::string version() const = 0;
-  // Adds to what this rank says of itself: the version, and what a launcher has told it.
+  // Adds the version and the launcher's variables to this rank's entry.
   virtual void describe(MemberEntry* entry) const = 0;
 
-  // If dscomm is the starter: starts the server that MPI_Init_thread will ask. The name is for
-  // messages: "dscomm-pmix".
+  // If dscomm starts MPI: get_ready() starts the server that MPI_Init_thread uses, which messages
+  // call helper_name(), "dscomm-pmix".
   virtual const char* helper_name() const = 0;
   virtual Status get_ready(StartContext& context) = 0;
-  // Sets the environment of MPI_Init_thread, for as long as the result lives.
+  // Sets the environment of MPI_Init_thread for the lifetime of the result.
   virtual std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) = 0;
-  // Asked every few milliseconds while MPI_Init_thread runs, and serves it: a reason to give up.
+  // Polled every few milliseconds during MPI_Init_thread: serves it, and returns a reason to give
+  // up.
   virtual Status look(StartContext& context) = 0;
-  // The hosts that MPI_Init_thread waits for: "a, b", or empty where that is not known.
+  // The hosts that MPI_Init_thread waits for: "a, b", or empty if unknown.
   virtual std::string waiting_for() const { return ""; }
-  // If the server of any host does not answer: a sentence, else empty. Asks the store.
+  // A sentence about a server that does not answer, on any host; else empty. Reads the store.
   virtual std::string silent_helper(const StartContext&) const { return ""; }
-  // MPI_Init_thread has returned.
+  // Called when MPI_Init_thread has returned.
   virtual void has_started(const StartContext& context) = 0;
 
-  // Whether MPI's connections over TCP can require a token. Rank 0 makes one if all can; all ranks
-  // then admit it, or "" for none.
+  // Whether MPI's TCP connections can require a token. If all ranks' can, rank 0 makes one; all
+  // ranks then admit it, or "" for none.
   virtual bool carries_token(const StartContext&) const { return false; }
   virtual std::string make_token() const { return ""; }
   virtual void admit(const std::string&) {}
   // Whether the first message to a rank blocks until that rank answers. If so, ranks connect in
   // advance, because a stopped rank would block others.
   virtual bool blocks_to_connect() const { return false; }
-  // MPI is up on all ranks. `are_all_connected`: each rank has a connection to each other rank.
+  // MPI is up on all ranks. `are_all_connected`: every pair of ranks is connected.
   virtual void has_met(bool are_all_connected) = 0;
-  // Which networks MPI uses, for a message.
+  // The networks that MPI uses, for a message.
   virtual std::string networks_used() const = 0;
 
   // See MpiWorld.
@@ -71,7 +72,7 @@ class MpiStart {
   virtual void close_descriptors() {}
 };
 
-// Of the library that this is built for.
+// The implementation that this module is built for.
 std::unique_ptr<MpiStart> make_mpi_start();
 
 }  // namespace dscomm

@@ -19,12 +19,12 @@ bool is_rounded(const Reduction& reduction) {
 WireReduction::WireReduction(const Reduction& whole, int ranks, bool halves_as_float32)
     : whole_(whole),
       ranks_(ranks),
-      // A factor or a division would be a rounding of its own.
+      // Multiplying or dividing halves would round once more, so these ops travel as float32.
       is_widened_(is_rounded(whole) && (halves_as_float32 || is_sum(whole.op))),
       dtype_(is_widened_ ? DType::kFloat32 : whole.dtype),
       op_(is_sum(whole.op) ? ReduceOp::kSum : whole.op) {}
 
-// With one source, reduce() is a copy but for the factor, and for bool, which it makes 0 or 1.
+// With one source, reduce() only copies, except that it applies the factor and makes a bool 0 or 1.
 void WireReduction::enter(std::byte* wire, const std::byte* values, size_t count) const {
   if (count == 0) return;
   const void* source = values;

@@ -1,11 +1,11 @@
-// WireReduction: what of a reduction travels where MPI reduces, and what is done on each side of
-// the wire.
+// WireReduction: the form in which values travel if MPI reduces them, and the conversions on each
+// side.
 //
-//   PREMUL_SUM   every value is multiplied before it travels; then it is SUM
-//   AVG          is SUM; every rank then divides the same bits by the same number
-//   bool         travels as 0 or 1
-//   halves       travel as they are, rounded once a hop; or as float32, rounded once, at the end:
-//                where that is asked for, and with PREMUL_SUM and AVG
+//   PREMUL_SUM: values are multiplied first, then travel as SUM
+//   AVG: travels as SUM; every rank then divides the same bits by the same number
+//   bool: travels as 0 or 1
+//   halves: travel as halves, rounded once per hop; or, if requested and for PREMUL_SUM and AVG, as
+//     float32, rounded once at the end
 #pragma once
 
 #include <cstddef>
@@ -16,17 +16,17 @@ namespace dscomm {
 
 class WireReduction {
  public:
-  // The reduction has passed check_reduction().
+  // The reduction must have passed check_reduction().
   WireReduction(const Reduction& whole, int ranks, bool halves_as_float32);
 
   DType dtype() const { return dtype_; }
   ReduceOp op() const { return op_; }
-  size_t wire_bytes() const { return dtype_bytes(dtype_); }         // of an element that travels
-  size_t value_bytes() const { return dtype_bytes(whole_.dtype); }  // of one of the caller's
+  size_t wire_bytes() const { return dtype_bytes(dtype_); }         // of a travelling element
+  size_t value_bytes() const { return dtype_bytes(whole_.dtype); }  // of a caller's element
 
-  // From the caller's values to what travels. `wire` is aligned for its dtype.
+  // Converts the caller's values for travel. `wire` is aligned for its dtype.
   void enter(std::byte* wire, const std::byte* values, size_t count) const;
-  // And back; uses up what travelled.
+  // Converts travelled values back; overwrites `wire`.
   void leave(std::byte* results, std::byte* wire, size_t count) const;
 
  private:

@@ -23,7 +23,7 @@ namespace {
 
 using Exit = void (*)(int);
 
-// An entry of the library's table of functions (ELF: GOT) that holds the address of exit().
+// Whether a relocation fills an entry of the library's function table (ELF: GOT).
 bool is_of_functions(uint64_t relocation_type) {
 #if defined(__x86_64__)
   return relocation_type == R_X86_64_JUMP_SLOT || relocation_type == R_X86_64_GLOB_DAT;
@@ -78,7 +78,7 @@ uintptr_t page_of(uintptr_t address) {
   return address & ~(static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)) - 1);
 }
 
-// The part of a library that the loader makes read-only once it has filled it in: whole pages.
+// The pages of a library that the loader makes read-only after relocation (RELRO).
 struct ReadOnlyPart {
   uintptr_t base, begin = 0, end = 0;
 };
@@ -104,7 +104,7 @@ bool write(Exit* slot, uintptr_t base) {
   void* const page = reinterpret_cast<void*>(page_of(address));
   // The kernel rounds a length up to pages.
   if (is_read_only && mprotect(page, 1, PROT_READ | PROT_WRITE) != 0) return false;
-  // Relaxed: the entry is whole at any time, and both functions are right.
+  // Relaxed: the store of a pointer is atomic, and a reader may call either function.
   __atomic_store_n(slot, &leave_or_exit, __ATOMIC_RELAXED);
   if (is_read_only) mprotect(page, 1, PROT_READ);
   return true;

@@ -1,15 +1,15 @@
 // Keeps MPICH from ending the process in a call of dscomm.
 //
-// Some errors are fatal to MPICH whatever the error handler, among them a connection that is reset
-// while a message is under way, as when a rank of another host dies. It then prints "Abort(...)"
-// and calls exit().
+// Some errors are fatal to MPICH whatever the error handler, such as a connection reset while a
+// message is in transit, when a rank of another host dies. MPICH then prints "Abort(...)" and calls
+// exit().
 #pragma once
 
 namespace dscomm {
 
-// From now on, if the library that has `function` calls exit() inside guarded(), the call is left
-// with MPI_ERR_OTHER, and MPI has given up (guarded.h). Elsewhere exit() ends the process as ever.
-// Any thread. False if the library's table of functions has no exit(), so nothing changes.
+// From now on, if the library that contains `function` calls exit() inside guarded(), the call
+// returns MPI_ERR_OTHER and MPI has given up (guarded.h). Elsewhere exit() works as usual. Any
+// thread. False, with no effect, if the library's function table has no exit().
 bool hook_exit(const void* function);
 
 }  // namespace dscomm

@@ -1,5 +1,5 @@
-// MPICH's listening sockets without strangers. MPICH tells nobody which they are: they are found
-// among the descriptors of the process.
+// Restricts MPICH's listening sockets to the job's hosts. MPICH does not expose these sockets, so
+// they are searched for among the process's descriptors.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace dscomm {
 
-// The sockets of TCP that have begun to listen in this process since this was made, at one address
-// (another thread of the program may open one meanwhile, which most often is at all).
+// TCP sockets of this process that began to listen on a single address after this was made.
+// (Another thread of the program may open one too, but usually listens on all addresses.)
 class NewListeners {
  public:
   NewListeners();
 
-  // From now on only `addresses` reach those that are new since the last call.
+  // From now on only `addresses` can reach the sockets that are new since the last call.
   void guard_new(const std::vector<std::string>& addresses);
-  // How many there have been.
+  // Number of sockets found so far.
   int count() const { return count_; }
 
  private:

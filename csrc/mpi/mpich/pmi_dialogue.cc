@@ -8,11 +8,11 @@
 namespace dscomm {
 namespace {
 
-// In bytes; as Hydra has them, but for longer values.
+// In bytes; Hydra's limits, except for longer values.
 constexpr const char* kLimits = "kvsname_max=256 keylen_max=64 vallen_max=4096";
 constexpr const char* kSpaceName = "dscomm";
 
-// The value of `name` in a line: up to the next blank, or, for the last one asked for, to its end.
+// The value of `name` in a line, up to the next blank or, with to_end, up to the end.
 std::string_view value_of(std::string_view line, std::string_view name, bool to_end = false) {
   for (size_t begin = 0; begin < line.size();) {
     const size_t end = std::min(line.find(' ', begin), line.size());
@@ -27,7 +27,7 @@ std::string_view value_of(std::string_view line, std::string_view name, bool to_
 }  // namespace
 
 std::string PmiDialogue::answer(std::string_view line) {
-  // A question of several lines, such as that for new ranks (MPI_Comm_spawn).
+  // A command of several lines, such as the one that spawns ranks (MPI_Comm_spawn).
   if (line.starts_with("mcmd=")) is_in_long_question_ = true;
   if (is_in_long_question_) {
     if (line != "endcmd") return "";
@@ -52,7 +52,7 @@ std::string PmiDialogue::answer(std::string_view line) {
     is_in_barrier_ = true;
     return "";
   }
-  // It ends the process, and says why on standard error.
+  // MPI prints the reason itself and ends the process.
   if (command == "abort") return "";
   return "cmd=" + std::string(command) + "_result rc=-1 msg=not_known_to_dscomm\n";
 }

@@ -1,7 +1,7 @@
-// PmiDialogue: what a rank of MPICH asks in PMI-1, the protocol between a launcher such as Hydra
-// and the ranks that it starts, and what it is told. A question is a line "cmd=NAME KEY=VALUE ...".
+// PmiDialogue: answers the requests of one MPICH rank in PMI-1, the protocol between a launcher
+// such as Hydra and its ranks. A request is a line "cmd=NAME KEY=VALUE ...".
 //
-// Ranks put values under keys, enter a barrier, and get what others have put before it.
+// Ranks put values under keys, enter a barrier, and get the values that others put before it.
 //
 // Source: MPICH 5.0, src/pmi/src/pmi_wire.c and pmi_v1.c.
 #pragma once
@@ -18,16 +18,15 @@ class PmiDialogue {
   // `node_map` says which ranks share a host, in PMI's notation: see node_map_of().
   PmiDialogue(int size, std::string node_map) : size_(size), node_map_(std::move(node_map)) {}
 
-  // The answer to a line, which has no line end; it has one. Empty where none is due, or not yet.
+  // The answer to a line (without line end), with a line end. Empty if none is due now.
   std::string answer(std::string_view line);
 
   bool is_in_barrier() const { return is_in_barrier_; }
-  // What this rank has put since the last barrier, for the others.
+  // The values that this rank has put since the last barrier, for the other ranks.
   std::string take_put();
-  // All ranks are in the barrier, and have put `said`: see take_put(). False where that is not
-  // understood.
+  // All ranks are in the barrier; `said` has each rank's take_put(). False if it is malformed.
   bool learn(const std::vector<std::string>& said);
-  // The answer that was due.
+  // Returns the answer to the rank's request for the barrier.
   std::string leave_barrier();
 
  private:
@@ -42,8 +41,8 @@ class PmiDialogue {
   bool is_in_long_question_ = false;
 };
 
-// "(vector,(0,1,2),(1,1,1))": the first host has the next two ranks, the second one the one after
-// these. `hosts` by rank.
+// "(vector,(0,1,2),(1,1,1))": the first host has the first two ranks, the second host the next one.
+// `hosts` by rank.
 std::string node_map_of(const std::vector<size_t>& hosts);
 
 }  // namespace dscomm

@@ -16,7 +16,7 @@
 namespace dscomm {
 namespace {
 
-// Of a question; MPI's own are shorter than the longest value.
+// Limit of a request; MPI's own are shorter than the longest value.
 constexpr size_t kMostBytes = 1 << 20;
 
 }  // namespace
@@ -25,13 +25,13 @@ struct PmiServer::State {
   State(int size, std::string node_map) : dialogue(size, std::move(node_map)) {}
 
   UniqueFd server;
-  int client = -1;  // MPI closes it
+  int client = -1;  // closed by MPI
   std::mutex mutex;
   PmiDialogue dialogue;
-  bool is_taken = false;  // what was put before the barrier that MPI is in
+  bool is_taken = false;  // the puts before MPI's current barrier have been taken
   bool lets_through = false;
 
-  // All under the mutex.
+  // Called with the mutex held.
   void say(std::string_view text) {
     while (!text.empty()) {
       const ssize_t sent = ::send(server.get(), text.data(), text.size(), MSG_NOSIGNAL);

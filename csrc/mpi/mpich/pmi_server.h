@@ -1,5 +1,5 @@
-// PmiServer: serves PMI-1 to the MPI of its own process, which takes it for a launcher. What ranks
-// tell each other in a barrier goes to the other processes by way of whoever owns the server.
+// PmiServer: serves PMI-1 to the MPI of its own process, as a launcher would. Its owner carries the
+// data of a barrier to and from the other processes.
 #pragma once
 
 #include <memory>
@@ -13,28 +13,29 @@ namespace dscomm {
 
 class PmiServer {
  public:
-  // `node_map`: see PmiDialogue. Starts a thread that answers. It and its socket stay until the
-  // process ends, since MPI may ask as long.
+  // Starts a thread that answers MPI's requests. `node_map`: see PmiDialogue. Thread and socket
+  // last until the process ends, since MPI may send requests until then.
   static Result<std::unique_ptr<PmiServer>> start(int size, std::string node_map);
 
-  // MPI's end of the socket, for PMI_FD. It is MPI's to close.
+  // MPI's end of the socket, for PMI_FD. MPI closes it.
   int client() const;
 
-  // Once MPI waits in a barrier: what this rank has put for the others.
+  // This rank's data for the others, once MPI waits in a barrier.
   std::optional<std::string> entered_barrier();
-  // What all ranks have put, by rank; MPI leaves the barrier.
+  // Passes on the data of all ranks, by rank, and lets MPI leave the barrier.
   Status end_barrier(const std::vector<std::string>& said);
-  // From now on MPI waits in no barrier. MPI_Finalize has one, in which nobody needs to wait.
+  // From now on MPI does not wait in barriers. MPI_Finalize has one, in which no rank needs to
+  // wait.
   void let_through();
 
-  // In a forked child: closes what it inherited.
+  // In a forked child: closes inherited descriptors.
   void close_descriptors();
 
  private:
   struct State;
   explicit PmiServer(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  const std::shared_ptr<State> state_;  // the thread's too
+  const std::shared_ptr<State> state_;  // shared with the thread
 };
 
 }  // namespace dscomm

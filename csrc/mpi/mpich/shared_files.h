@@ -1,10 +1,10 @@
-// The files of shared memory that MPICH makes in MPI_Init_thread, for one rank alone, too. It
-// removes them in MPI_Finalize, which a rank that is killed, or just ends, does not reach.
+// Removes MPICH's shared-memory files. MPI_Init_thread makes them, even for a single rank, and only
+// MPI_Finalize removes them, which a rank that is killed or just ends does not reach.
 #pragma once
 
 namespace dscomm {
 
-// Once the ranks of this host have mapped them: they have no name any more, and so end with the
+// Call it once the ranks of this host have mapped the files: without names, they disappear with the
 // last of these ranks.
 void remove_names_of_shared_files();
 

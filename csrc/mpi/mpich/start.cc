@@ -1,5 +1,5 @@
-// How MPICH is started: a PmiServer in the process of each rank serves MPI_Init_thread, and
-// variables say the rest.
+// Starts MPICH: a PmiServer in each rank's process serves MPI_Init_thread; environment variables
+// configure the rest.
 #include "mpi/start.h"
 
 #include <mpi.h>
@@ -25,7 +25,7 @@
 namespace dscomm {
 namespace {
 
-// What launchers set for a rank, and which PMI they speak.
+// Variables that launchers set to identify a rank or its PMI version.
 bool tells_a_place(std::string_view name) {
   return name.ends_with("_PMI_VERSION") || name.starts_with("PMI_") || name.starts_with("PMI2_") ||
          (name.starts_with("PMIX_") && !name.starts_with("PMIX_MCA_"));
@@ -55,7 +55,7 @@ class MpichStart final : public MpiStart {
     return version;
   }
 
-  // The launcher's variables are ignored, because dscomm takes the launcher's place.
+  // dscomm replaces the launcher for MPICH, so the launcher's variables are ignored.
   void describe(MemberEntry* entry) const override { entry->mpi_version = version(); }
 
   const char* helper_name() const override { return "dscomm's PMI"; }
@@ -84,7 +84,7 @@ class MpichStart final : public MpiStart {
     return environment;
   }
 
-  // MPI's barriers, which all ranks enter in the same order.
+  // Serves MPI's barriers, which all ranks enter in the same order.
   Status look(StartContext& context) override {
     listeners_->guard_new(context.plan.addresses);
     std::optional<std::string> put = server_->entered_barrier();
@@ -107,9 +107,9 @@ class MpichStart final : public MpiStart {
 
   void has_met(bool are_all_connected) override {
     if (server_ != nullptr) remove_names_of_shared_files();
-    // A message to a departed rank retries its connection without end. Without connections in
-    // advance, a first message to a slow rank looks the same, so it must not be interrupted, not
-    // even when it is late.
+    // A message to a departed rank retries its connection for ever. Without connections in advance,
+    // a first message to a slow rank looks the same and must not be interrupted, even after its
+    // deadline.
     if (are_all_connected) watch_calls_closely();
   }
 
@@ -127,11 +127,11 @@ class MpichStart final : public MpiStart {
   }
 
  private:
-  // Left alone, MPICH looks for fast networks, and may take an interface that leads nowhere.
+  // By default MPICH searches for fast networks, and may choose an interface that leads nowhere.
   void choose_tcp(const StartContext& context, EnvironmentForStart& environment) {
     environment.set_default("MPIR_CVAR_CH4_NETMOD=ofi");
     environment.set_default("FI_PROVIDER=tcp");
-    // dscomm has shared memory of its own.
+    // dscomm has its own shared memory.
     environment.set_default("MPIR_CVAR_NOLOCAL=1");
     // By default libfabric buffers 64 unexpected messages of a peer and then stops reading from it,
     // which can hold back the message that a rank waits for.
@@ -144,7 +144,7 @@ class MpichStart final : public MpiStart {
     environment.set_default("FI_TCP_PORT_HIGH_RANGE=" + std::to_string(ports.last));
   }
 
-  // libfabric takes a link-local address of an interface that has IPv6 alone, and cannot bind it.
+  // On an interface with only IPv6, libfabric takes a link-local address, which it cannot bind.
   Status choose_networks(const TransportRequest& request) {
     networks_ = networks_between_hosts(request);
     if (const std::string& wanted = request.settings.ifname; !wanted.empty())
@@ -163,8 +163,8 @@ class MpichStart final : public MpiStart {
   std::unique_ptr<PmiServer> server_;
   std::optional<NewListeners> listeners_;  // since MPI_Init_thread began
   int barriers_ = 0;
-  std::vector<std::string> networks_;  // that MPI may use over TCP
-  std::string interface_;              // that MPI was told of
+  std::vector<std::string> networks_;  // for MPI over TCP
+  std::string interface_;              // given to MPI
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// In place of Open MPI's own function that ends the process: see guarded.h.
+// Replaces Open MPI's function that ends the process: see guarded.h.
 #include <dlfcn.h>
 
 #include <cstdarg>
@@ -7,8 +7,8 @@
 
 #include "mpi/guarded.h"
 
-// Found before libmpi's own: this object is ahead of libmpi in the order of lookups, in a program
-// that is linked with it and in the module, which is loaded with RTLD_GLOBAL. Where MPI was loaded
+// The dynamic linker finds this before libmpi's own function: it precedes libmpi in a program that
+// is linked with it, and in the module, which is loaded with RTLD_GLOBAL. If MPI was loaded
 // globally before (by mpi4py, say), libmpi's own is found and nothing changes.
 extern "C" __attribute__((visibility("default"), noreturn)) void ompi_rte_abort(int code,
                                                                                 char* format, ...) {

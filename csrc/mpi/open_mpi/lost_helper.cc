@@ -16,13 +16,13 @@
 namespace dscomm {
 namespace {
 
-// Of the process, which has one helper. Never destroyed: PMIx calls until the process ends.
+// One per process. Never destroyed: PMIx calls the handler until the process ends.
 struct LostHelper {
   std::mutex mutex;
   std::set<std::string> directories;  // of the helper
   bool is_lost = false, has_left = false;
-  // On their lock files, shared: as long as a rank holds one, nobody takes the directory for
-  // abandoned.
+  // Shared locks on the directories' lock files: while a rank holds one, the directory is not
+  // removed as abandoned.
   std::vector<UniqueFd> locks;
 };
 LostHelper& lost_helper() {
@@ -30,7 +30,7 @@ LostHelper& lost_helper() {
   return *lost;
 }
 
-// On a thread of PMIx, before Open MPI's own handler, which it keeps from being called.
+// Called on a thread of PMIx, before Open MPI's own handler, which is then not called.
 void note_loss(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*, size_t, pmix_info_t*,
                size_t, pmix_event_notification_cbfunc_fn_t done, void* data) {
   LostHelper& lost = lost_helper();
@@ -41,7 +41,7 @@ void note_loss(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*, size_t, 
                "dscomm-pmix, which served PMIx to the ranks of this host, has ended before them; "
                "see whether it was killed. MPI goes on without it");
     lost.is_lost = true;
-    // This process may have tidied up: then it must not keep others from it.
+    // If this process has already cleaned up, it must not take the locks again.
     if (!lost.has_left)
       for (const std::string& directory : lost.directories) {
         UniqueFd file(::open(lock_file_of(directory).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
@@ -55,7 +55,7 @@ void note_loss(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*, size_t, 
 }  // namespace
 
 void survive_lost_helper(const std::vector<std::string>& environment) {
-  // That which Open MPI has loaded.
+  // The libpmix that Open MPI has loaded.
   void* library = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_NOLOAD);
   const auto register_handler = library == nullptr
                                     ? nullptr
@@ -75,7 +75,7 @@ void survive_lost_helper(const std::vector<std::string>& environment) {
     }
   }
   pmix_status_t codes[] = {PMIX_ERR_LOST_CONNECTION};
-  // Handlers of one code are called before those of all, such as Open MPI's.
+  // Handlers for one code run before handlers for all codes, such as Open MPI's.
   register_handler(codes, 1, nullptr, 0, &note_loss, nullptr, nullptr);
 }
 
@@ -84,7 +84,7 @@ void tidy_up_for_lost_helper() {
   std::lock_guard lock(lost.mutex);
   lost.has_left = true;
   lost.locks.clear();
-  // A helper that lives holds the locks. Its loss may be news that has not come yet.
+  // A live helper holds the locks, so a loss that is not yet reported here does no harm.
   for (const std::string& directory : lost.directories) remove_if_abandoned(directory);
 }
 

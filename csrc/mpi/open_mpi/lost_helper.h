@@ -1,6 +1,6 @@
-// What becomes of the ranks of a host when their dscomm-pmix ends before them, as when it is
-// killed. Open MPI would end them at once, with status 195 and no word; but once it is up it needs
-// no PMIx any more. So they live on, and the last of them removes what the helper has left.
+// Lets ranks survive the end of their host's dscomm-pmix, as when it is killed. Open MPI would end
+// them at once with status 195 and no message, but it needs PMIx only while it starts. The last
+// rank to leave removes the helper's files.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace dscomm {
 
-// Once MPI_Init_thread has returned, in a rank that the helper serves. `environment` is what it
-// gave the rank: "NAME=value". Where the PMIx of Open MPI cannot be told, all stays as it is.
+// Call it after MPI_Init_thread in a rank that the helper serves. `environment`: the "NAME=value"
+// entries that the helper gave the rank. Does nothing if Open MPI's PMIx cannot be found.
 void survive_lost_helper(const std::vector<std::string>& environment);
 
-// The rank leaves. Does nothing where the helper lives.
+// Call it when the rank leaves. Does nothing while the helper lives.
 void tidy_up_for_lost_helper();
 
 }  // namespace dscomm

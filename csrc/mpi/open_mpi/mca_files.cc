@@ -30,7 +30,7 @@ bool is_there(const std::filesystem::path& path) {
   return std::filesystem::exists(path, none);
 }
 
-// Where the administrator's files of the Open MPI with this library lie; empty if nowhere.
+// The folder of the administrator's files for the Open MPI of this library; empty if none exists.
 std::filesystem::path configuration_folder(const std::string& library) {
   if (std::string folder = environment_value("OPAL_SYSCONFDIR"); !folder.empty()) return folder;
   if (std::string prefix = environment_value("OPAL_PREFIX"); !prefix.empty())
@@ -39,12 +39,12 @@ std::filesystem::path configuration_folder(const std::string& library) {
   std::filesystem::path real = std::filesystem::weakly_canonical(library, none);
   std::vector<std::filesystem::path> folders;
   if (real.string().starts_with("/usr/") &&
-      !real.string().starts_with("/usr/local/")) {  // Debian's, and Fedora's with the architecture
+      !real.string().starts_with("/usr/local/")) {  // Debian's; Fedora's has the architecture
     utsname system{};
     uname(&system);
     folders = {"/etc/openmpi", std::string("/etc/openmpi-") + system.machine};
   }
-  // lib, lib/openmpi/lib or lib/x86_64-linux-gnu/openmpi/lib below the prefix.
+  // The library is in lib, lib/openmpi/lib or lib/x86_64-linux-gnu/openmpi/lib below the prefix.
   std::filesystem::path above = real.parent_path();
   for (int i = 0; i < 4; ++i) {
     above = above.parent_path();
@@ -83,7 +83,7 @@ std::vector<std::string> mca_file_names(const std::string& library) {
     const std::string list = environment_value(setting);
     if (list.empty()) continue;
     if (list == "none") return {};
-    // Debian's Open MPI separates them by commas; others, by colons.
+    // Debian's Open MPI separates names with commas; others use colons.
     std::string name;
     for (char letter : list + ":") {
       if (letter != ':' && letter != ',') {
@@ -109,7 +109,7 @@ McaParameters parameters_of_mca_files() {
     std::ifstream file(name, std::ios::binary);
     std::ostringstream text;
     if (!file || !(text << file.rdbuf())) continue;
-    found.merge(parse_mca_file(text.str()));  // what is there already stays
+    found.merge(parse_mca_file(text.str()));  // files read earlier have precedence
   }
   return found;
 }

@@ -1,6 +1,5 @@
-// The files in which an administrator or a user sets parameters of Open MPI (MCA parameters). What
-// stands in the environment has precedence over them, so a default that is put there must not
-// contradict them.
+// Reads the files in which an administrator or a user sets Open MPI's (MCA) parameters. The
+// environment overrides them, so dscomm must not put a default there that contradicts a file.
 //
 // Source: Open MPI 4.1, opal/mca/base/mca_base_var.c (which files are read, and in which order).
 #pragma once
@@ -15,18 +14,16 @@ namespace dscomm {
 // By name, without "OMPI_MCA_".
 using McaParameters = std::map<std::string, std::string>;
 
-// The parameters that a file's text sets, in lines "name = value". A value ends with its line, and
-// may contain '#'; a line that has '#' or "//" before '=' is a comment. The last line of a name
-// counts. Lines "-mca name value", which Open MPI reads as well, are left out.
+// The parameters in a file's text, from lines "name = value". The value extends to the end of its
+// line and may contain '#'; a line with '#' or "//" before '=' is a comment. The last line of a
+// name wins. Open MPI also reads lines "-mca name value"; they are ignored here.
 McaParameters parse_mca_file(std::string_view text);
 
-// The files that Open MPI reads if they exist, the one with the highest precedence first.
-// `library` is the path of libmpi: a configuration folder lies above its folder, or, for one
-// below /usr, in /etc.
+// The files that Open MPI reads if they exist, by descending precedence. `library` is the path of
+// libmpi: the configuration folder is above it or, for a library below /usr, in /etc.
 std::vector<std::string> mca_file_names(const std::string& library);
 
-// What the files of this process's libmpi set. Files that cannot be read are left out, as Open MPI
-// does.
+// The parameters in the files of this process's libmpi. Skips unreadable files, as Open MPI does.
 McaParameters parameters_of_mca_files();
 
 }  // namespace dscomm

@@ -29,17 +29,18 @@ namespace {
 
 constexpr int kSliceMs = 10;
 
-// Between two questions to the store: hosts that start together enter a fence within the first few.
+// Between two store requests: hosts that start together enter a fence within the first few.
 constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
 
-// How often a host that does not gather looks who is missing: each look is a question a host.
+// How often a host that does not gather lists the missing hosts; each time costs a request per
+// host.
 constexpr int64_t kNameEveryNs = 1'000'000'000;
 
 // Liveness probes: how long the helper may take to answer one, and how often a late answer is
 // reported; less if the timeout is short. A report only adds to the message of a failure.
 constexpr int64_t kPatienceNs = 1'000'000'000;
 constexpr int kProbeSliceMs = 100;
-constexpr const char* kSilent = "silent";  // the key of the report
+constexpr const char* kSilent = "silent";  // key of the report
 
 constexpr std::chrono::seconds kQuitLimit{1};
 
@@ -47,7 +48,7 @@ Status system_error(const char* what, int error) {
   return make_status(Code::kResource, "%s failed: %s", what, std::strerror(error));
 }
 
-// The program that was started is gone once it has left its helper running on its own.
+// Starts the program, which exits once its helper runs in the background.
 class Starter {
  public:
   Status spawn(const std::string& path, int socket) {
@@ -56,7 +57,7 @@ class Starter {
     if (posix_spawn_file_actions_init(&actions) != 0 || posix_spawnattr_init(&attributes) != 0)
       return system_error("posix_spawn", ENOMEM);
     posix_spawn_file_actions_adddup2(&actions, socket, kPmixSocket);
-    // Signals that are for the job: it unblocks them when it no longer heeds them.
+    // Signals meant for the job; the helper unblocks them once it ignores them.
     sigset_t signals;
     sigemptyset(&signals);
     for (int number : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) sigaddset(&signals, number);
@@ -78,14 +79,14 @@ class Starter {
                        path.c_str(), std::strerror(error));
   }
 
-  // Whether it has ended well; an error once it has ended otherwise.
+  // Whether it has exited successfully; an error if it failed.
   Result<bool> ended() {
     if (pid_ == 0) return true;
     int status = 0;
     pid_t reaped = ::waitpid(pid_, &status, WNOHANG);
     if (reaped == 0) return false;
     pid_ = 0;
-    // A program may have told the kernel to forget its children.
+    // The program may ignore SIGCHLD, so that the kernel reaps its children.
     if (reaped < 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) return true;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
       return Status(Code::kUnsupported,
@@ -96,24 +97,24 @@ class Starter {
                        WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
   }
 
-  // Ours and not yet waited for, so the number is still its own.
+  // It is not reaped yet, so its pid is still valid.
   ~Starter() {
     if (pid_ == 0) return;
     ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);  // ends: it has been killed
+    ::waitpid(pid_, nullptr, 0);  // returns soon: it has been killed
   }
 
  private:
   pid_t pid_ = 0;
 };
 
-// A fence on its way. The first of its hosts gathers what the others have put into the store, and
-// puts there what all have said.
+// A fence in progress. The first of its hosts gathers what the others put into the store, and puts
+// the combined data there.
 struct Fence {
   PmixFence asked;
   std::vector<std::optional<std::string>> data;  // on the first host: by entry of asked.hosts
-  int64_t name_again_ns = 0;  // on the others: when they look next who is missing
-  std::string missing;        // what they found then
+  int64_t name_again_ns = 0;  // on the others: next time to list the missing hosts
+  std::string missing;        // the missing hosts then
   bool is_answered = false;
 };
 
@@ -125,23 +126,23 @@ struct PmixHelper::State {
   std::shared_ptr<Store> store;
   std::string prefix;
   PmixDescription description;
-  int64_t pid = 0;  // 0: it has not said anything yet
+  int64_t pid = 0;  // 0: not known yet
 
-  // Of the thread.
+  // Used by the service thread only.
   std::vector<Fence> fences;
   int64_t patience_ns = kPatienceNs;
-  int64_t asked_at_ns = 0;  // time of the unanswered question; 0: none
+  int64_t asked_at_ns = 0;  // time of the unanswered probe; 0: none
   int64_t probe_at_ns = 0, report_at_ns = 0;
   bool is_reported = false;
 
-  // remove_keys() clears it, and the thread loads it in each round. Orders nothing.
+  // Cleared by remove_keys(), loaded by the thread in each round. Guards no data.
   std::atomic<bool> probes{true};
 
   mutable std::mutex mutex;
   std::condition_variable ended_condition;
   bool ended = false;
   std::string waiting_for;
-  std::vector<std::string> keys;  // that this host has put into the store
+  std::vector<std::string> keys;  // put into the store by this host
   Status fault;
 
   void serve();
@@ -186,7 +187,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
   bool ready = false;
   TimeLeft time_left(deadline);
   while (true) {
-    const bool is_over = time_left.is_over();  // it is heard once more
+    const bool is_over = time_left.is_over();  // it is read once more
     bool open = socket.exchange();
     while (std::optional<PmixMessage> message = socket.next()) {
       if (message->kind == PmixMessageKind::kStarted) {
@@ -210,7 +211,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
       return make_status(Code::kTimeout, "timed out: it was not ready after %s",
                          deadline.timeout_text().c_str());
     pollfd entry{socket.fd(), socket.events(), 0};
-    // A socket that has ended, or has nothing more to say, must not keep this loop spinning.
+    // A socket that has ended, or that is ready, must not make this loop spin.
     const bool listens = open && !ready;
     const int slice_ms = listens ? kSliceMs : 1;
     const int64_t began_ns = monotonic_ns();
@@ -229,7 +230,7 @@ void PmixHelper::State::serve() {
   int pause_ms = kFirstPauseMs;
   while (true) {
     pollfd entries[2] = {{socket.fd(), socket.events(), 0}, {stop.get(), POLLIN, 0}};
-    // Ends: the helper says something or goes, quit(), or the process ends.
+    // Ends when the helper sends something or ends, at quit(), or with the process.
     ::poll(entries, 2, !fences.empty() ? pause_ms : probes.load() ? kProbeSliceMs : -1);
     if (entries[1].revents != 0) break;
     size_t waiting = fences.size();
@@ -284,7 +285,7 @@ Status PmixHelper::State::begin(Fence fence) {
   return status;
 }
 
-// Looks which hosts have entered the fences meanwhile; answers those that are complete.
+// Checks which hosts have entered the fences since, and answers complete fences.
 Status PmixHelper::State::advance() {
   std::string missing;
   for (Fence& fence : fences) {
@@ -344,8 +345,8 @@ void PmixHelper::State::has_answered() {
   probe_at_ns = monotonic_ns() + patience_ns / 2;
 }
 
-// Sends a probe when it is time. While the answer is late, a report is in the store, under one key
-// for all hosts. It is written again and again, because another host may remove it.
+// Sends a probe when it is due. While the answer is late, keeps a report in the store, under one
+// key for all hosts. Writes it repeatedly, because another host may remove it.
 Status PmixHelper::State::probe() {
   const int64_t now = monotonic_ns();
   if (asked_at_ns == 0 && now >= probe_at_ns) {
@@ -374,8 +375,8 @@ std::string PmixHelper::silent_helper(Store& store, const std::string& prefix) {
   return found.ok() ? found.value().value_or("") : "";
 }
 
-// Continues a stopped helper, so that it ends. While it holds its end of the socket, the pid is its
-// own.
+// Continues a stopped helper, so that it can end. Its pid is valid while it holds its end of the
+// socket.
 void PmixHelper::State::resume() {
   if (pid > 0 && socket.exchange()) ::kill(static_cast<pid_t>(pid), SIGCONT);
 }
@@ -395,7 +396,7 @@ void PmixHelper::remove_keys() {
     std::lock_guard lock(state_->mutex);
     keys.swap(state_->keys);
   }
-  // That the store cannot remove one leaves some bytes there.
+  // A key that cannot be removed only costs a few bytes of the store.
   for (const std::string& key : keys) static_cast<void>(state_->store->remove(key));
 }
 
@@ -413,7 +414,7 @@ void PmixHelper::quit() {
   if (left_behind_) return;
   if (!service_.joinable()) {
     state_->resume();
-    state_->socket.close();  // tells the helper as well
+    state_->socket.close();  // also tells the helper
     return;
   }
   uint64_t one = 1;
@@ -435,7 +436,7 @@ PmixHelper::~PmixHelper() { quit(); }
 void PmixHelper::close_descriptors() {
   state_->socket.close();
   state_->stop.reset();
-  // The thread is the parent's.
+  // The thread exists only in the parent.
   if (service_.joinable()) service_.detach();
 }
 

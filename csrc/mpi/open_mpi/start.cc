@@ -1,4 +1,4 @@
-// How Open MPI is started: dscomm-pmix serves MPI_Init_thread, and MCA parameters say the rest.
+// Starts Open MPI: dscomm-pmix serves MPI_Init_thread; MCA parameters configure the rest.
 #include "mpi/start.h"
 
 #include <mpi.h>
@@ -35,7 +35,7 @@ bool starts_with_any(std::string_view name, std::initializer_list<std::string_vi
   return false;
 }
 
-// What mpirun and PMIx servers set for a rank; a user sets other MCA parameters than these.
+// Variables that mpirun and PMIx servers set to identify a rank; users set other MCA parameters.
 bool tells_a_place(std::string_view name) {
   if (name.starts_with("PMIX_MCA_")) return false;
   if (!name.starts_with(kMcaPrefix)) return starts_with_any(name, {"OMPI_", "PMIX_", "PRTE_"});
@@ -57,8 +57,8 @@ std::string join(const std::vector<std::string>& texts) {
   return joined;
 }
 
-// Open MPI reads networks of IPv4 alone; where there are only others, the names of the interfaces
-// of this host that are in them.
+// Converts networks for Open MPI, which reads only IPv4 networks: if there are none, returns the
+// names of this host's interfaces in `networks`.
 std::vector<std::string> as_mpi_reads(std::vector<std::string> networks) {
   const auto is_v6 = [](const std::string& network) {
     return network.find(':') != std::string::npos;
@@ -76,10 +76,10 @@ Status garbled(const std::string& name) {
                                      "dscomm?");
 }
 
-// dscomm-pmix serves MPI_Init_thread, one on each host.
+// One dscomm-pmix per host serves MPI_Init_thread.
 class OpenMpiStart final : public MpiStart {
  public:
-  // What follows the comma says who built it.
+  // The version without the builder's name, which follows a comma.
   std::string version() const override {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
@@ -90,8 +90,8 @@ class OpenMpiStart final : public MpiStart {
 
   void describe(MemberEntry* entry) const override {
     entry->mpi_version = version();
-    // A launcher that starts torchrun once on each host gives all workers of the host one rank, and
-    // does not take that rank back when torchrun restarts them.
+    // A launcher that starts torchrun once per host gives all its workers the same rank, and does
+    // not accept that rank again when torchrun restarts them.
     if (started_by_torchrun()) return;
     entry->name_space = environment_value("PMIX_NAMESPACE");
     entry->launcher_rank = environment_value("PMIX_RANK");
@@ -138,7 +138,8 @@ class OpenMpiStart final : public MpiStart {
   }
 
   void has_started(const StartContext& context) override {
-    // Until the ranks have met: the first message to a rank asks the helper, which may be stuck.
+    // Watch calls until the ranks have met: the first message to a rank asks the helper, which may
+    // hang.
     watch_calls();
     if (context.plan.origin != MpiOrigin::kDscomm) return;
     std::vector<std::string> given = own_variables_;
@@ -208,17 +209,18 @@ class OpenMpiStart final : public MpiStart {
     return {};
   }
 
-  // What MPI_Init_thread shall find in the environment.
+  // Sets the environment of MPI_Init_thread.
   void prepare(const StartContext& context, EnvironmentForStart& environment) {
     if (context.plan.origin == MpiOrigin::kDscomm) {
       environment.put_aside(tells_a_place);
       for (const std::string& variable : own_variables_) environment.set(variable);
       for (const std::string& variable : defaults_) set_default(environment, variable);
-      // Open MPI takes a process that no daemon of its own started for a job of one, unless a
-      // launcher that it knows did. IBM's jsrun is one that leaves everything to PMIx.
+      // Open MPI makes a process that its own daemon did not start a job of one rank, unless a
+      // launcher that it knows did. IBM's jsrun is such a launcher and leaves everything else to
+      // PMIx.
       set_default(environment, "JSM_JSRUN_PORT=0");
       set_default(environment, "OMPI_MCA_schizo=jsm");
-      // Waiting ranks burn the cores of others, unless they are told that there are too few.
+      // Makes waiting ranks yield their cores if the host has more ranks than cores.
       if (context.plan.hosts[context.plan.host_of(context.request.rank)].crowded)
         set_default(environment, "OMPI_MCA_mpi_yield_when_idle=1");
       if (!has_fast_network()) leave_out_fast_networks(environment);
@@ -236,15 +238,15 @@ class OpenMpiStart final : public MpiStart {
     }
   }
 
-  // Unless it is in the environment, or an MCA parameter that a file sets.
+  // Does nothing if the environment or an MCA file sets it.
   void set_default(EnvironmentForStart& environment, const std::string& assignment) const {
     const std::string name = assignment.substr(0, assignment.find('='));
     if (name.starts_with(kMcaPrefix) && files_.contains(name.substr(kMcaPrefix.size()))) return;
     environment.set_default(assignment);
   }
 
-  // The libraries for fast networks take 0.2 s (Open MPI 5: 1.3 s) to find that there is none. A
-  // file that excludes some of them is added to; one that chooses stays as it is.
+  // The libraries for fast networks take 0.2 s (Open MPI 5: 1.3 s) to find no such network. Adds to
+  // the exclusions of an MCA file; does nothing if the file selects libraries.
   void leave_out_fast_networks(EnvironmentForStart& environment) const {
     const auto chooses = [](const std::string& list) { return !list.empty() && list[0] != '^'; };
     if (chooses(file_value("pml"))) return;
@@ -261,10 +263,10 @@ class OpenMpiStart final : public MpiStart {
     return found == files_.end() ? "" : found->second;
   }
 
-  // Open MPI tries all interfaces, also a bridge of containers that has the same address on every
-  // host and leads nowhere: then the first message never arrives. Launchers are configured by their
-  // administrators, so only a user's wish is told to those. Open MPI refuses to be told both what
-  // to include and what to exclude.
+  // Open MPI tries all interfaces, including container bridges that have the same address on every
+  // host and lead nowhere: the first message then never arrives. A launcher's own configuration is
+  // kept unless the user sets an interface. Open MPI rejects an include list together with an
+  // exclude list.
   std::string networks_for_mpi(const StartContext& context) const {
     if (!environment_value("OMPI_MCA_btl_tcp_if_exclude").empty()) return "";
     if (files_.contains("btl_tcp_if_exclude")) {
@@ -282,8 +284,8 @@ class OpenMpiStart final : public MpiStart {
     return join(as_mpi_reads(networks_between_hosts(context.request)));
   }
 
-  // Whether nobody connects before all ranks have agreed on a token. MPI may be told to connect all
-  // in MPI_Init_thread, and to connect at any time.
+  // Whether no rank connects before all ranks have agreed on a token. MPI can be configured to
+  // connect in MPI_Init_thread, or at any time.
   bool may_carry_token(const StartContext& context) const {
     return context.plan.origin != MpiOrigin::kProgram && !is_set("mpi_preconnect_mpi") &&
            !is_set("btl_tcp_progress_thread");

@@ -21,10 +21,10 @@ namespace dscomm {
 namespace {
 
 using Token = std::array<char, 16>;
-// Refuses every greeting.
+// A token that refuses every greeting.
 const Token kRefuse{};
 
-// Never destroyed: MPI calls until the process ends.
+// Never destroyed: MPI calls the hooks until the process ends.
 struct Guard {
   std::mutex mutex;
   bool is_on = false;
@@ -35,10 +35,10 @@ Guard& the_guard() {
   return *guard;
 }
 
-// Relaxed: asked by the thread that has waited for the one which calls MPI_Init_thread.
+// Relaxed: read by a thread that has joined the one that calls MPI_Init_thread.
 std::atomic<bool> were_called{false};
-// Null: greetings are as Open MPI has them. The release stores are guard_mpi_listeners()'s and
-// admit_greetings()'s; acquire loads are the hooks'.
+// Null: unchanged greetings. Release stores in guard_mpi_listeners() and admit_greetings() pair
+// with acquire loads in the hooks.
 std::atomic<const Token*> required{nullptr};
 
 void note_socket(int socket) {
@@ -73,7 +73,7 @@ void admit_greetings(const std::string& token) {
     std::lock_guard lock(the_guard().mutex);
     the_guard().is_on = false;
   }
-  Token* kept = nullptr;  // never destroyed, as the hooks are called until the end
+  Token* kept = nullptr;  // never destroyed, since the hooks use it until the process ends
   if (!token.empty()) {
     kept = new Token{};
     std::memcpy(kept->data(), token.data(), std::min(token.size(), kept->size()));
@@ -83,8 +83,8 @@ void admit_greetings(const std::string& token) {
 
 }  // namespace dscomm
 
-// As Open MPI 4 and 5 declare them; the last two return the number of bytes, and if it is too
-// small, Open MPI closes the connection.
+// As declared by Open MPI 4 and 5. The last two return the number of bytes; if it is too small,
+// Open MPI closes the connection.
 extern "C" {
 __attribute__((visibility("default"))) void mca_btl_tcp_set_socket_options(int socket);
 __attribute__((visibility("default"))) int mca_btl_tcp_recv_blocking(int socket, void* data,
@@ -105,7 +105,7 @@ void mca_btl_tcp_set_socket_options(int socket) {
   dscomm::note_socket(socket);
 }
 
-// A greeting is one packet, which comes whole or not yet.
+// A greeting is one packet, so it has arrived completely or not at all.
 int mca_btl_tcp_recv_blocking(int socket, void* data, size_t size) {
   const dscomm::Token* const token = dscomm::required.load(std::memory_order_acquire);
   if (token == &dscomm::kRefuse) return 0;
@@ -115,7 +115,7 @@ int mca_btl_tcp_recv_blocking(int socket, void* data, size_t size) {
   while (count < 0 && errno == EINTR);
   if (count != static_cast<ssize_t>(got.size())) return 0;
   if (token != nullptr) {
-    int differs = 0;  // in constant time
+    int differs = 0;  // compares in constant time
     for (size_t i = 0; i < token->size(); ++i) differs |= got[size + i] ^ (*token)[i];
     if (differs != 0) return 0;
   }
