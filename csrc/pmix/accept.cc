@@ -1,9 +1,8 @@
-// The accept() that libpmix calls in this program, found here before the C library's. It hands out
-// those connections alone on which a whole greeting has arrived (see greeting.h), and closes those
-// that have not sent one within 10 s.
+// Replaces the accept() that libpmix calls in this program: the dynamic linker finds it before the
+// C library's. It returns only connections on which a complete greeting has arrived (greeting.h),
+// and closes those that send none within 10 s.
 //
-// libpmix calls it on a thread that does nothing else, each time that it finds the listening socket
-// readable.
+// libpmix calls it on a dedicated thread, each time the listening socket is readable.
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -24,13 +23,13 @@ namespace dscomm {
 namespace {
 
 constexpr int64_t kGreetingNs = 10'000'000'000;
-// Of one call.
+// Limit of one call.
 constexpr int64_t kTurnNs = 1'000'000'000;
-// Between looks at partial greetings.
+// Between checks of partial greetings.
 constexpr int kLookMs = 10;
-// Fits the usual limit of open files. If there are more, the oldest is closed.
+// Fits the usual limit of open files. Beyond this, the oldest is closed.
 constexpr size_t kMostArrivals = 512;
-// Between two looks.
+// Between two checks.
 constexpr int kAcceptedAtOnce = 64;
 
 struct Arrival {
@@ -38,12 +37,12 @@ struct Arrival {
   sockaddr_storage name{};
   socklen_t size = sizeof(sockaddr_storage);
   int64_t since_ns = 0;
-  Greeting greeting = Greeting::kNothing;  // when last looked at
+  Greeting greeting = Greeting::kNothing;  // state at the last check
 };
 
 class Arrivals {
  public:
-  // The first that has greeted; nothing if none has within a second.
+  // The first connection with a complete greeting; nothing if there is none within a second.
   std::optional<Arrival> next(int listener) {
     const int64_t end_ns = monotonic_ns() + kTurnNs;
     do {
@@ -61,7 +60,7 @@ class Arrivals {
       std::erase_if(arrivals_, [now = monotonic_ns()](const Arrival& arrival) {
         return arrival.greeting == Greeting::kRefused || now - arrival.since_ns > kGreetingNs;
       });
-      // None of these has greeted.
+      // The remaining ones have not greeted.
       while (arrivals_.size() > kMostArrivals) arrivals_.erase(arrivals_.begin());
       wait(listener);
     } while (!arrivals_.empty() && monotonic_ns() < end_ns);
@@ -70,7 +69,7 @@ class Arrivals {
   }
 
  private:
-  // Only a connection wakes libpmix, so makes one, and closes it.
+  // libpmix only wakes for a connection, so makes one and closes it.
   static void call_again(int listener) {
     sockaddr_storage name{};
     socklen_t size = sizeof name;
@@ -94,7 +93,7 @@ class Arrivals {
   void wait(int listener) const {
     if (arrivals_.empty()) return;
     std::vector<pollfd> entries{{listener, POLLIN, 0}};
-    // A part would wake at once, again and again.
+    // Do not poll a socket with a partial greeting: it would be readable all the time.
     for (const Arrival& arrival : arrivals_)
       if (arrival.greeting == Greeting::kNothing)
         entries.push_back({arrival.socket.get(), POLLIN, 0});

@@ -1,13 +1,12 @@
 // dscomm-pmix: lets the ranks of one host call MPI_Init without an MPI launcher.
 //
 // The lowest rank of the host, its leader, starts it and describes the job over a socket. It
-// answers with the environment that makes each rank a member of an MPI job, and serves PMIx to
-// them. Fences that other hosts take part in go to the leader, which reaches those hosts.
+// answers with the environment that makes each rank a member of an MPI job, and serves PMIx to the
+// ranks. It passes fences that involve other hosts to the leader, which reaches those hosts.
 //
-// Open MPI ends a process whose PMIx server goes away, so this one goes last: when all ranks of the
-// host are gone, whatever becomes of the leader; or, asked to quit, when none of them has used it.
-// Then it removes what it made. What another has left behind that could not do so, because it was
-// killed, is removed at the start.
+// Open MPI ends a process whose PMIx server goes away. So this process outlives all ranks of the
+// host, whatever happens to the leader; if asked to quit, it ends once no rank uses it. It then
+// removes its files. At its start it removes files of helpers that were killed.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -38,18 +37,18 @@ extern char** environ;
 namespace dscomm {
 namespace {
 
-// How long the start may take, and the end: a process that is stuck in either is of no use.
+// Limits of the start and the end: a process that hangs in either is useless.
 constexpr unsigned kStartSeconds = 120;
 constexpr std::chrono::seconds kEndLimit{10};
 
-// A rank that was told how to reach the server connects within this time, or never does.
+// A rank that has the server's address connects within this time, or never.
 constexpr int64_t kUnusedNs = 5'000'000'000;
 
-// How often is looked whether the ranks live, where the kernel does not tell.
+// How often to check whether ranks live, if the kernel cannot notify.
 constexpr int kLookMs = 100;
 
-// What Open MPI shares between two ranks of a host, at most: a segment of 4 MiB each, and as much
-// again for what it attaches later.
+// The most that Open MPI shares between two ranks of a host: a segment of 4 MiB each, and as much
+// again for segments that it attaches later.
 constexpr uint64_t kSharedBytesPerRank = uint64_t{8} << 20;
 
 constexpr const char* kSharedMemory = "/dev/shm";
@@ -62,7 +61,7 @@ void close_other_descriptors() {
     ::close(static_cast<int>(fd));
 }
 
-// A launcher further up has said who the ranks are to it; this server is nobody's client.
+// Variables of an outer launcher identify its ranks; this server is no client of it.
 void drop_launcher_variables() {
   std::vector<std::string> names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -73,14 +72,14 @@ void drop_launcher_variables() {
   for (const std::string& name : names) unsetenv(name.c_str());
 }
 
-// PMIx 5.0.0 and 5.0.1 (Ubuntu 24.04) hand the job's description over in memory that server and
-// rank map at one address. In torch's processes something is there already, and MPI_Init_thread
-// ends them with PMIX_ERR_OUT_OF_RESOURCE. Later versions call the mended component shmem2, and
-// others have no shmem; there this changes nothing.
+// PMIx 5.0.0 and 5.0.1 (Ubuntu 24.04) pass the job's description in memory that server and rank map
+// at the same address. torch's processes already use that address, and MPI_Init_thread fails with
+// PMIX_ERR_OUT_OF_RESOURCE. Later versions call the fixed component shmem2, and older ones have no
+// shmem, so this does not affect them.
 void leave_out_faulty_components() { setenv("PMIX_MCA_gds", "^shmem", 1); }
 
-// Away from the job's terminal and process group, whose signals are for the ranks: it ends when
-// they have. Not a child of the leader either, whose own waits for children are its business.
+// Leaves the job's terminal and process group, whose signals are for the ranks, since it must end
+// after them. It also stops being a child of the leader, which may wait for its own children.
 bool detach() {
   for (int number : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGTSTP}) signal(number, SIG_IGN);
   for (int number : {SIGALRM, SIGCHLD}) signal(number, SIG_DFL);
@@ -106,7 +105,7 @@ class Helper {
  public:
   Helper() : leader_(UniqueFd(kPmixSocket)) {}
 
-  // The exit status.
+  // Returns the exit status.
   int run() {
     alarm(kStartSeconds);
     leader_.send(PmixMessageKind::kStarted, std::to_string(getpid()));
@@ -123,7 +122,7 @@ class Helper {
   }
 
  private:
-  // PMIx may be stuck; what this process has made goes all the same.
+  // Removes this process's files even if PMIx hangs.
   void bound_the_end() {
     std::vector<std::string> paths{directory_->path()};
     if (shared_ != nullptr) paths.push_back(shared_->path());
@@ -134,11 +133,11 @@ class Helper {
     }).detach();
   }
 
-  // False when the leader went before it said anything.
+  // False if the leader goes before it sends a description.
   bool receive_description() {
     while (true) {
       pollfd entry{leader_.fd(), leader_.events(), 0};
-      ::poll(&entry, 1, -1);  // ends: the leader speaks or goes; or the alarm
+      ::poll(&entry, 1, -1);  // ends when the leader sends or goes, or at the alarm
       bool open = leader_.exchange();
       if (std::optional<PmixMessage> message = leader_.next())
         return message->kind == PmixMessageKind::kDescription &&
@@ -147,7 +146,7 @@ class Helper {
     }
   }
 
-  // Empty, or why not.
+  // Returns an empty string, or an error.
   std::string prepare() {
     const char* wish = std::getenv("TMPDIR");
     const std::string temporary = wish == nullptr || *wish != '/' ? "/tmp" : wish;
@@ -167,7 +166,7 @@ class Helper {
     const std::string& shared = shared_directory();
     PmixEnvironments environments;
     environments.own = server_->environments();
-    // The same setting, as Open MPI 4 calls it and as Open MPI 5 does.
+    // The same setting for Open MPI 4 and Open MPI 5.
     environments.defaults = {"OMPI_MCA_btl_vader_backing_directory=" + shared,
                              "OMPI_MCA_btl_sm_backing_directory=" + shared};
     leader_.send(PmixMessageKind::kReady, pack(environments));
@@ -175,7 +174,8 @@ class Helper {
     return "";
   }
 
-  // Where ranks of this host share memory. Ours, so that what a killed rank leaves goes with it.
+  // The directory for the ranks' shared memory. Owned by this process, so that files of a killed
+  // rank are removed with it.
   const std::string& shared_directory() {
     struct statvfs space{};
     uint64_t needed = kSharedBytesPerRank * description_.clients.size();
@@ -204,7 +204,7 @@ class Helper {
       if (process.fd() < 0) timeout_ms = kLookMs;
       entries.push_back({process.fd(), POLLIN, 0});
     }
-    // Ends: with the last process of the host, whose descriptor becomes readable.
+    // Ends with the last process of the host, whose descriptor becomes readable.
     ::poll(entries.data(), entries.size(), timeout_ms);
   }
 
@@ -220,7 +220,7 @@ class Helper {
       if (message->kind == PmixMessageKind::kProbe) server_->probe();
       if (message->kind == PmixMessageKind::kQuit) quit_soon();
     }
-    // A child that the leader forked may hold its end open for longer than the leader lives.
+    // A forked child of the leader may keep the socket's end open after the leader has died.
     const bool gone = leader_process_->gone();
     if (open && !gone) return;
     leader_.close();
@@ -248,10 +248,10 @@ class Helper {
   PmixDescription description_;
   std::unique_ptr<OwnDirectory> directory_, shared_;
   std::unique_ptr<PmixServer> server_;
-  std::vector<OtherProcess> processes_;  // the ranks of the host that live
+  std::vector<OtherProcess> processes_;  // live ranks of the host
   std::unique_ptr<OtherProcess> leader_process_;
   std::vector<uint64_t> asked_;  // fences that wait for the leader's answer
-  int64_t quit_by_ns_ = 0;       // when it ends if nobody has used it; 0: not asked to
+  int64_t quit_by_ns_ = 0;       // when to end if unused; 0: not asked to
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the leader of a host and its dscomm-pmix say to each other.
+// Messages between the leader of a host and its dscomm-pmix.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,26 @@
 
 namespace dscomm {
 
-// The descriptor that dscomm-pmix finds its socket at.
+// The descriptor of dscomm-pmix's socket.
 inline constexpr int kPmixSocket = 3;
 
 enum class PmixMessageKind : uint32_t {
-  // From the leader.
+  // From the leader:
   kDescription = 1,  // PmixDescription
   kFenceResult,      // PmixFenceResult
   kProbe,            // asks for kAlive
-  kQuit,             // nothing new will be asked for
-  // From dscomm-pmix.
-  kStarted,  // its pid, in digits: before anything else
+  kQuit,             // no new requests will come
+  // From dscomm-pmix:
+  kStarted,  // the first message: its pid, in digits
   kReady,    // PmixEnvironments
   kAlive,    // its main thread and libpmix's thread work
   kFailed,   // a sentence: why it cannot serve
   kFence,    // PmixFence
 };
 
-// A host as MPI shall see it.
+// A host as MPI sees it.
 struct PmixHost {
-  std::string name;  // no other host has it
+  std::string name;  // unique
   std::vector<uint32_t> ranks;
 };
 
@@ -52,15 +52,15 @@ struct PmixDescription {
 
 // Lists of "NAME=VALUE".
 struct PmixEnvironments {
-  std::vector<std::vector<std::string>> own;  // by client: who it is, and where its server
-  std::vector<std::string> defaults;          // for all, where the user has not set them
+  std::vector<std::vector<std::string>> own;  // by client: its rank, and its server's address
+  std::vector<std::string> defaults;          // for all ranks, unless the user has set them
 };
 
-// All ranks of this host have entered a fence that other hosts take part in.
+// All ranks of this host have entered a fence in which other hosts take part.
 struct PmixFence {
-  uint64_t number = 0;          // names it in the answer
+  uint64_t number = 0;          // identifies it in the answer
   std::string name;             // the same on all hosts that take part
-  std::vector<uint32_t> hosts;  // which ones, ascending
+  std::vector<uint32_t> hosts;  // hosts that take part, ascending
   std::string data;
 };
 

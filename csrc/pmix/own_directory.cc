@@ -24,7 +24,7 @@ namespace {
 constexpr const char* kPrefix = "dscomm-pmix.";
 constexpr const char* kLock = "/lock";
 
-// Between making a directory and locking it there is a moment in which it looks abandoned.
+// A directory looks abandoned between its creation and its locking, so young ones are spared.
 constexpr time_t kYoungSeconds = 60;
 
 UniqueFd lock_file(const std::string& path, int flags) {
@@ -36,7 +36,7 @@ UniqueFd lock_file(const std::string& path, int flags) {
 }  // namespace
 
 std::unique_ptr<OwnDirectory> OwnDirectory::make(const std::string& parent, std::string* error) {
-  // Another name where somebody was faster to lock the file, and removes it.
+  // Retries with another name if a cleaner locked the file first and removes it.
   for (int attempt = 0; attempt < 3; ++attempt) {
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(attempt);
@@ -52,7 +52,7 @@ std::unique_ptr<OwnDirectory> OwnDirectory::make(const std::string& parent, std:
     UniqueFd lock = lock_file(path + kLock, O_RDWR | O_CREAT | O_EXCL);
     struct stat status{};
     if (lock.valid() && ::fstat(lock.get(), &status) == 0 && status.st_nlink > 0) {
-      // Where old files in /tmp are removed (systemd-tmpfiles), a locked directory is spared.
+      // Cleaners of /tmp (systemd-tmpfiles) spare a locked directory.
       UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
       if (directory.valid()) (void)::flock(directory.get(), LOCK_SH | LOCK_NB);
       return std::unique_ptr<OwnDirectory>(
@@ -84,8 +84,8 @@ void remove_if_abandoned(const std::string& path) {
   if (std::time(nullptr) < status.st_mtime + kYoungSeconds &&
       ::access((path + kLock).c_str(), F_OK) != 0)
     return;
-  // Whoever lives holds the lock. It is ours until all is gone: a maker that has not locked yet
-  // then fails to, and takes another name.
+  // A live owner holds the lock. Held here until the tree is removed: a maker that has not locked
+  // its directory yet then fails to, and uses another name.
   UniqueFd lock = lock_file(lock_file_of(path), O_RDWR);
   if (lock.valid() || errno == ENOENT) remove_tree(path);
 }

@@ -1,9 +1,9 @@
-// A directory below one that all share, such as /tmp, which goes with the process that made it.
+// A directory below a shared one, such as /tmp, that is removed with the process that made it.
 //
-// The process holds a lock on a file in it for as long as it lives, and the kernel lets go of that
-// when it dies, however it dies. So whoever comes later can tell what has been left behind, also
-// where process numbers mean nothing: in other containers and on other hosts that share the
-// directory. The name, dscomm-pmix.<pid>.<start time>.<hexadecimal digits>, is for people.
+// The process holds a lock on a file in it for its lifetime, and the kernel releases the lock
+// however the process dies. So later processes recognise abandoned directories even where process
+// ids mean nothing: in other containers and on other hosts that share the directory. The name,
+// dscomm-pmix.<pid>.<start time>.<hexadecimal digits>, is for people.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,9 @@ namespace dscomm {
 
 class OwnDirectory {
  public:
-  // Null, and a sentence that says why, when it cannot be made.
+  // Null, with a sentence in *error, if it cannot be made.
   static std::unique_ptr<OwnDirectory> make(const std::string& parent, std::string* error);
-  ~OwnDirectory();  // removes it with all that is in it
+  ~OwnDirectory();  // removes it with its contents
 
   const std::string& path() const { return path_; }
 
@@ -28,15 +28,15 @@ class OwnDirectory {
   UniqueFd lock_, directory_;
 };
 
-// Whether a path has the name of one, and the file whose lock its process holds.
+// Whether a path has the form of such a directory, and the file that its owner locks.
 bool is_own_directory(const std::string& path);
 std::string lock_file_of(const std::string& path);
-// Ignores errors: the next helper removes what is left.
+// Ignores errors: the next helper removes what remains.
 void remove_tree(const std::string& path);
 
-// Removes what dead processes of this user have left in `parent`.
+// Removes directories of this user's dead processes from `parent`.
 void remove_abandoned_directories(const std::string& parent);
-// The same with one of them.
+// The same for one directory.
 void remove_if_abandoned(const std::string& path);
 
 }  // namespace dscomm

@@ -19,7 +19,7 @@ uint64_t process_start_time(int64_t pid) {
   size_t count = std::fread(text, 1, sizeof text - 1, file);
   std::fclose(file);
   text[count] = '\0';
-  // The name, field 2, may hold anything, also spaces and brackets.
+  // The name, field 2, may contain spaces and brackets.
   const char* rest = std::strrchr(text, ')');
   if (rest == nullptr || rest[1] == '\0' || rest[2] == 'Z' || rest[2] == 'X') return 0;
   for (int field = 2; field < 22; ++field) {
@@ -34,7 +34,8 @@ OtherProcess::OtherProcess(int64_t pid, uint64_t start_time) : pid_(pid), start_
   descriptor_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
   if (!descriptor_.valid() && errno == ESRCH) gone_ = true;
 #endif
-  // Asked after the descriptor was made: another start time is another process, also behind it.
+  // Checked after the descriptor was opened: with another start time, the descriptor is another
+  // process's too.
   if (process_start_time(pid) != start_time) gone_ = true;
 }
 

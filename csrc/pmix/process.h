@@ -1,4 +1,4 @@
-// A process of this host that one does not own, told from a later one of the same number.
+// Watches another process of this host, and is not fooled by a reused process id.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,7 @@
 
 namespace dscomm {
 
-// When the process started, in the kernel's clock ticks; 0 when there is none, or only what is left
-// of it until somebody asks for its exit status.
+// When the process started, in the kernel's clock ticks; 0 if there is none or it is a zombie.
 uint64_t process_start_time(int64_t pid);
 
 class OtherProcess {
@@ -16,8 +15,7 @@ class OtherProcess {
   OtherProcess(int64_t pid, uint64_t start_time);
 
   bool gone();
-  // Readable once the process is gone; -1 where the kernel has no such descriptors, and gone() must
-  // be asked.
+  // Readable once the process is gone; -1 if the kernel has no pidfds: then poll gone().
   int fd() const { return descriptor_.get(); }
 
  private:

@@ -13,7 +13,7 @@
 namespace dscomm {
 namespace {
 
-// An array of libpmix's key-value pairs, which it copies from.
+// An array of libpmix's key-value pairs; libpmix copies them.
 class InfoList {
  public:
   InfoList() = default;
@@ -194,20 +194,20 @@ pmix_status_t PmixServer::on_finalized(const pmix_proc_t*, void*, pmix_op_cbfunc
   return PMIX_OPERATION_SUCCEEDED;
 }
 
-// The rank that called MPI_Abort ends itself. The others are not ours to end.
+// A rank that calls MPI_Abort ends itself; this server does not end the others.
 pmix_status_t PmixServer::on_abort(const pmix_proc_t*, void*, int, const char*, pmix_proc_t*,
                                    size_t, pmix_op_cbfunc_t, void*) {
   return PMIX_OPERATION_SUCCEEDED;
 }
 
-// Never needed where the first fence has collected what all ranks have to say.
+// Not needed, because the first fence collects the data of all ranks.
 pmix_status_t PmixServer::on_direct_modex(const pmix_proc_t*, const pmix_info_t*, size_t,
                                           pmix_modex_cbfunc_t, void*) {
   return PMIX_ERR_NOT_FOUND;
 }
 
-// libpmix itself takes note of the files that a rank wants removed when it is gone, but only for a
-// server that could be asked for more.
+// libpmix registers the files that a rank wants removed at its end, but only if the server has this
+// callback.
 pmix_status_t PmixServer::on_job_control(const pmix_proc_t*, const pmix_proc_t*, size_t,
                                          const pmix_info_t*, size_t, pmix_info_cbfunc_t, void*) {
   return PMIX_ERR_NOT_SUPPORTED;
@@ -236,7 +236,7 @@ pmix_status_t PmixServer::begin_fence(const pmix_proc_t* ranks, size_t rank_coun
                            [&](uint32_t rank) { return named.count(rank) != 0; }))
       fence.hosts.push_back(static_cast<uint32_t>(host));
   }
-  // All hosts must come to the same name: who takes part, and for which time.
+  // All hosts must derive the same name: from the ranks that take part, and how often they have.
   std::string who = "all";
   if (!all) {
     uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
@@ -257,7 +257,7 @@ pmix_status_t PmixServer::begin_fence(const pmix_proc_t* ranks, size_t rank_coun
   return PMIX_SUCCESS;
 }
 
-// Of a job that libpmix does not know: it only calls back.
+// Deregisters a client that libpmix does not know: its only effect is the callback.
 void PmixServer::probe() {
   pmix_proc_t nobody{};
   PMIX_LOAD_PROCID(&nobody, "dscomm-probe", 0);
@@ -271,7 +271,7 @@ void PmixServer::on_probed(pmix_status_t, void*) {
 
 void PmixServer::wake_main_thread() {
   uint64_t one = 1;
-  // Cannot fail: the counter is read each time that it is not 0.
+  // Cannot fail: the counter is reset before it could overflow.
   [[maybe_unused]] ssize_t written = ::write(news_.get(), &one, sizeof one);
 }
 

@@ -1,8 +1,8 @@
-// The PMIx server of one host: what libpmix asks of whoever embeds it.
+// The PMIx server of one host: implements libpmix's callbacks.
 //
-// libpmix answers the ranks of this host by itself, on a thread of its own. It comes back to us for
-// what needs other hosts: a fence, once all ranks of this host have entered it. There is one such
-// server in a process, as libpmix has it.
+// libpmix answers the ranks of this host on its own thread. It calls back for requests that involve
+// other hosts: a fence, once all ranks of this host have entered it. libpmix allows one server per
+// process.
 #pragma once
 
 #include <pmix_server.h>
@@ -24,17 +24,17 @@ class PmixServer {
   PmixServer() = default;
   ~PmixServer();
 
-  // Below `directory` libpmix and Open MPI put what they share on this host. Empty, or a sentence
-  // that says why not.
+  // Starts the server. libpmix and Open MPI put this host's shared files below `directory`. Returns
+  // an empty string, or an error.
   std::string start(const PmixDescription& description, const std::string& directory);
-  // By client, after start().
+  // By client; valid after start().
   const std::vector<std::vector<std::string>>& environments() const { return environments_; }
 
-  // Whether a rank has ever connected. Those that have die when the server goes before them.
+  // Whether a rank has ever connected. Such ranks die if the server ends before them.
   bool has_been_used() const { return used_.load(); }
 
-  // Sends a request that changes nothing through libpmix's thread. take_probe() is true once after
-  // that thread has answered.
+  // Sends a request without effect through libpmix's thread. take_probe() is true once after that
+  // thread has answered.
   void probe();
   bool take_probe() { return probed_.exchange(false); }
 
@@ -75,10 +75,10 @@ class PmixServer {
   bool initialised_ = false;
   UniqueFd news_;  // eventfd
   std::atomic<bool> used_{false};
-  // on_probed() stores true before it wakes the main thread, which exchanges it in take_probe().
+  // on_probed() sets it before it wakes the main thread, which takes it in take_probe().
   std::atomic<bool> probed_{false};
 
-  // libpmix's thread adds, the main thread takes.
+  // libpmix's thread adds to these; the main thread takes from them.
   std::mutex mutex_;
   uint64_t fences_begun_ = 0;
   std::map<std::string, uint64_t> begun_by_name_;
