@@ -1,9 +1,9 @@
-// The floating-point mode that kernels run in, whatever mode the calling thread is in.
+// Sets the floating-point mode of kernels, whatever the calling thread's mode.
 //
-// Flush-to-zero, denormals-are-zero and the direction of rounding are bits of a register that every
-// thread has for itself. A training script that calls torch.set_flush_denormal(True) sets them in
-// its own thread and not in a worker that may run the same collective: without this guard the
-// result would depend on which thread computed it, and would differ between ranks.
+// Flush-to-zero, denormals-are-zero and the rounding direction are bits of a register of each
+// thread. A training script that calls torch.set_flush_denormal(True) sets them in its own thread,
+// not in a worker that may run the same collective. Without this guard the result would depend on
+// the thread that computes it, and differ between ranks.
 #pragma once
 
 #include <cstdint>
@@ -42,11 +42,11 @@ inline constexpr FloatControl kRoundingBits = 3u << 22;
 #error "dscomm does not know how this processor is told to keep denormals: add it above"
 #endif
 
-// Keeps denormals and rounds to nearest even while it lives; then puts the thread's mode back. The
-// flags of exceptions that were raised in between stay raised, as they do after any arithmetic.
+// For its lifetime, keeps denormals and rounds to nearest even; then restores the thread's mode.
+// Exception flags raised meanwhile stay raised, as after any arithmetic.
 //
-// The compiler is free to move arithmetic across the change of the register. It cannot move it out
-// of a function that it does not inline: call kernels under a guard, do not write them under it.
+// The compiler may move arithmetic across the change of the register, but not out of a function
+// that it does not inline: call kernels under a guard, do not write them under it.
 class ScopedFloatEnvironment {
  public:
   ScopedFloatEnvironment() : saved_(read_float_control()) {
@@ -59,7 +59,7 @@ class ScopedFloatEnvironment {
   ScopedFloatEnvironment& operator=(const ScopedFloatEnvironment&) = delete;
 
  private:
-  // Zero in these bits is the mode that we want, on both architectures.
+  // Zero in these bits is the required mode on both architectures.
   static constexpr FloatControl kModeBits = kFlushBits | kRoundingBits;
   FloatControl saved_;
 };

@@ -1,8 +1,8 @@
-// float16 and bfloat16 to float32 and back, one element at a time.
+// Converts float16 and bfloat16 to float32 and back, one element at a time.
 //
-// Up is exact. Down rounds to nearest, ties to even, keeps denormals and infinities, overflows to
-// infinity, and turns every NaN into a quiet NaN. All of it is integer arithmetic, but for one
-// exact multiplication, so that the bits depend on no instruction set.
+// To float32 is exact. From float32 rounds to nearest, ties to even, keeps denormals and
+// infinities, overflows to infinity, and turns every NaN into a quiet NaN. All is integer
+// arithmetic except one exact multiplication, so the bits do not depend on the instruction set.
 #pragma once
 
 #include <bit>
@@ -25,7 +25,7 @@ inline uint16_t bfloat16_from_float(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
-  // Rounding could carry a NaN whose payload is in the low bits into infinity, or beyond.
+  // Rounding could carry a NaN's payload into the exponent and make it an infinity or wrap it.
   if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7fc0);
   return static_cast<uint16_t>(sign | shift_right_to_nearest_even(magnitude, 16));
 }
@@ -47,7 +47,7 @@ inline float float_from_float16(uint16_t float16) {
 
 inline uint16_t float16_from_float(float value) {
   constexpr uint32_t kInfinity = 0x7f800000;
-  constexpr uint32_t kTwoToThe16 = (127 + 16) << 23;      // overflows, whatever the rounding
+  constexpr uint32_t kTwoToThe16 = (127 + 16) << 23;      // overflows with any rounding
   constexpr uint32_t kSmallestNormal = (127 - 14) << 23;  // 2^-14
   constexpr uint32_t kRebias = (127 - 15) << 23;
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -60,11 +60,12 @@ inline uint16_t float16_from_float(float value) {
   } else if (magnitude >= kTwoToThe16) {
     rounded = 0x7c00;
   } else if (magnitude >= kSmallestNormal) {
-    // A carry out of the fraction goes into the exponent, and from the largest into infinity.
+    // A carry out of the fraction correctly enters the exponent; the largest value becomes
+    // infinity.
     rounded = shift_right_to_nearest_even(magnitude - kRebias, 13);
   } else {
-    // Denormals count in units of 2^-24; the value is significand * 2^(exponent - 150). Below half
-    // a unit, which is where every denormal float32 is, there is nothing left.
+    // Denormals are multiples of 2^-24; the value is significand * 2^(exponent - 150). Anything
+    // below half a unit, which includes every denormal float32, becomes 0.
     const uint32_t exponent = magnitude >> 23;
     const uint32_t significand = (magnitude & 0x7fffff) | 0x800000;
     const uint32_t shift = 150 - 24 - exponent;

@@ -1,9 +1,8 @@
-// How vectors of a dtype are read from memory and written back: the vector counterpart of the
-// scalar twin's Elements. Included once for every instruction set, hence the unusual guard.
+// Loads and stores vectors of each dtype: the vector counterpart of the scalar twin's Elements.
+// Included once per instruction set, hence the unusual include guard.
 //
-// D is the tag of a vector of accumulators. A dtype narrower than its accumulator is read in
-// vectors of as many elements, hence fewer bytes, and nothing is read or written beyond those
-// elements.
+// D is the tag of a vector of accumulators. A dtype narrower than its accumulator is loaded in
+// vectors of as many elements, hence fewer bytes; no bytes beyond those elements are accessed.
 #if defined(DSCOMM_CORE_REDUCE_LANES_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef DSCOMM_CORE_REDUCE_LANES_INL_H
 #undef DSCOMM_CORE_REDUCE_LANES_INL_H
@@ -20,7 +19,7 @@ namespace dscomm {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Tensors need not be aligned, not even to their elements, so memory is read and written as bytes.
+// Tensors may be unaligned, even to their elements, so memory is accessed as bytes.
 template <class D>
 HWY_INLINE hn::Vec<D> load_bytes(D d, const uint8_t* memory) {
   const hn::Repartition<uint8_t, D> bytes;
@@ -47,7 +46,7 @@ struct PlainLanes {
   }
 };
 
-// Any byte but 0 is true; bitwise operators on 0 and 1 give 0 and 1.
+// Any byte except 0 is true; bitwise operators on 0 and 1 give 0 and 1.
 struct BoolLanes : PlainLanes<uint8_t> {
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* memory) {
@@ -66,11 +65,11 @@ template <class DU32>
 HWY_INLINE void store_16_bits(DU32, hn::Vec<DU32> bits, uint8_t* memory) {
   const hn::Rebind<uint16_t, DU32> du16;
   const hn::RebindToSigned<DU32> di32;
-  // Demoting saturates, which values below 2^16 do not notice.
+  // Demoting saturates, but these values are below 2^16.
   store_bytes(du16, hn::DemoteTo(du16, hn::BitCast(di32, bits)), memory);
 }
 
-// bits / 2^kShift, to nearest even; lanes below 2^31 as the sum must fit.
+// bits / 2^kShift, to nearest even; lanes must be below 2^31 so that the sum fits.
 template <int kShift, class DU32>
 HWY_INLINE hn::Vec<DU32> shift_right_to_nearest_even(DU32 du32, hn::Vec<DU32> bits) {
   const auto just_below_half = hn::Set(du32, (1u << (kShift - 1)) - 1);
@@ -78,8 +77,8 @@ HWY_INLINE hn::Vec<DU32> shift_right_to_nearest_even(DU32 du32, hn::Vec<DU32> bi
   return hn::ShiftRight<kShift>(hn::Add(hn::Add(bits, just_below_half), is_odd));
 }
 
-// Highway's own bfloat16 demotion truncates or rounds depending on the instruction set, so this is
-// bfloat16_from_float() of half.h in lanes.
+// bfloat16_from_float() of half.h in lanes: Highway's own demotion to bfloat16 truncates or rounds
+// depending on the instruction set.
 struct BFloat16Lanes {
   using Accumulator = float;
   static constexpr size_t kElementBytes = 2;
@@ -100,14 +99,14 @@ struct BFloat16Lanes {
   }
 };
 
-// Twice as many bfloat16 as D has lanes, as two vectors of float: those of even index and those of
-// odd index, which is what neither promotes nor demotes. The bits are BFloat16Lanes' (but payloads
-// of NaN).
+// Twice as many bfloat16 as D has lanes, as two vectors of float: the even and the odd elements,
+// which avoids promotion and demotion. Gives the same bits as BFloat16Lanes, except NaN payloads.
 struct BFloat16Pair {
   template <class D>
   static HWY_INLINE void load(D d, const uint8_t* memory, hn::Vec<D>& even, hn::Vec<D>& odd) {
     const hn::RebindToUnsigned<D> du32;
-    const auto both = load_bytes(du32, memory);  // little-endian: the even one is the lower half
+    const auto both = load_bytes(du32, memory);  // little-endian: the even element is the lower
+                                                 // half
     even = hn::BitCast(d, hn::ShiftLeft<16>(both));
     odd = hn::BitCast(d, hn::And(both, hn::Set(du32, 0xffff0000)));
   }
@@ -119,7 +118,7 @@ struct BFloat16Pair {
   }
 
  private:
-  // To nearest even, in the upper half. The sign takes no part: only a NaN could carry into it.
+  // Rounds to nearest even, in the upper half. Only a NaN could carry into the sign.
   template <class D>
   static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> round(D d, hn::Vec<D> value) {
     const hn::RebindToUnsigned<D> du32;
@@ -134,8 +133,8 @@ struct BFloat16Pair {
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
 
-// AVX2 and better have F16C, which converts exactly up and to nearest even down, denormals
-// included, whatever the mode of the thread is.
+// AVX2 and later have F16C, which converts to float exactly and back to nearest even, with
+// denormals, in any mode of the thread.
 struct Float16Lanes {
   using Accumulator = float;
   static constexpr size_t kElementBytes = 2;
@@ -155,9 +154,9 @@ struct Float16Lanes {
 
 #else
 
-// Highway's emulation takes infinities and NaN for numbers, and truncates, so this computes what
-// half.h computes. Denormals go through an addition that is exact, or rounds at their last bit: the
-// processor rounds to nearest even because kernels run under ScopedFloatEnvironment.
+// Computes the same bits as half.h; Highway's emulation mishandles infinities and NaN, and
+// truncates. Denormals go through an addition that is exact or rounds at their last bit, to nearest
+// even, because kernels run under ScopedFloatEnvironment.
 struct Float16Lanes {
   using Accumulator = float;
   static constexpr size_t kElementBytes = 2;
@@ -173,7 +172,7 @@ struct Float16Lanes {
 
     const auto number = hn::Add(shifted, hn::Set(du32, (127 - 15) << 23));
     const auto infinity_or_nan = hn::Or(shifted, hn::Set(du32, 0x7f800000));
-    // As the fraction of a number between 2^-14 and 2^-13, less 2^-14.
+    // As the fraction of a number between 2^-14 and 2^-13, minus 2^-14.
     const auto smallest_normal = hn::Set(du32, (127 - 14) << 23);
     const auto enlarged = hn::BitCast(d, hn::Or(shifted, smallest_normal));
     const auto denormal = hn::BitCast(du32, hn::Sub(enlarged, hn::BitCast(d, smallest_normal)));
@@ -193,12 +192,12 @@ struct Float16Lanes {
     const auto sign = hn::And(hn::BitCast(du32, value), hn::Set(du32, 0x80000000));
     const auto magnitude = hn::BitCast(du32, hn::Abs(value));
 
-    // Everything from 2^16 up overflows, so that it can be clamped to 2^16, which becomes infinity.
+    // Everything from 2^16 up overflows, so it is clamped to 2^16, which becomes infinity.
     const auto two_to_the_16 = hn::Set(du32, (127 + 16) << 23);
     const auto clamped = hn::Min(magnitude, two_to_the_16);
     const auto rebiased = hn::Sub(clamped, hn::Set(du32, (127 - 15) << 23));
     const auto number = shift_right_to_nearest_even<13>(du32, rebiased);
-    // The last bit of a number between 0.5 and 1 is worth 2^-24, as is a denormal's.
+    // The last bit of a number between 0.5 and 1 is 2^-24, as is a denormal's.
     const auto half = hn::Set(d, 0.5f);
     const auto above_half = hn::Add(hn::Abs(value), half);
     const auto denormal = hn::Sub(hn::BitCast(du32, above_half), hn::BitCast(du32, half));

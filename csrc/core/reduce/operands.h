@@ -1,5 +1,5 @@
-// What every kernel takes, and the two rules that make one dtype's reduction another's. Both the
-// vector kernels and the scalar twin use them.
+// The arguments of every kernel, and two rules that reduce one dtype as another. Used by the vector
+// kernels and the scalar twin.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +12,20 @@ struct Operands {
   void* dst;
   const void* const* sources;
   int n;
-  size_t count;  // of elements
+  size_t count;  // elements
 };
 
 using Kernel = void (*)(const Operands& operands, const Reduction& reduction, int divisor);
 
-// Real and imaginary parts are reduced each for itself, by every operator but PRODUCT. PREMUL_SUM's
-// factor and AVG's divisor are real, so they scale both parts.
+// Every operator except PRODUCT reduces real and imaginary parts separately. PREMUL_SUM's factor
+// and AVG's divisor are real, so they scale both parts.
 inline Operands as_real_numbers(const Operands& complex_numbers) {
   Operands real_numbers = complex_numbers;
   real_numbers.count *= 2;
   return real_numbers;
 }
 
-// The operators of bool are three: what SUM and MAX, or PRODUCT and MIN, do is one of them.
+// bool has three operators (or, and, xor): SUM and MAX are "or", PRODUCT and MIN are "and".
 inline ReduceOp bitwise_op_of_bool(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:

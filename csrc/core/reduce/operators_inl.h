@@ -1,6 +1,6 @@
-// The operators on vectors of accumulators: the vector counterpart of the scalar twin's operators,
-// with the same three steps. prepare() meets every source, combine() takes two of them to one, and
-// finish() meets the result. Included once for every instruction set, hence the unusual guard.
+// The operators on vectors of accumulators: the vector counterpart of the scalar twin's operators.
+// prepare() converts every source, combine() merges two of them, and finish() converts the result.
+// Included once per instruction set, hence the unusual include guard.
 #if defined(DSCOMM_CORE_REDUCE_OPERATORS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef DSCOMM_CORE_REDUCE_OPERATORS_INL_H
 #undef DSCOMM_CORE_REDUCE_OPERATORS_INL_H
@@ -40,9 +40,9 @@ struct Product : PlainOperator {
   }
 };
 
-// Instruction sets disagree about the smaller of -0 and +0, and about NaN, so floating minima are
-// spelled out. Where neither operand is less, they are equal or one is a NaN. Equal operands differ
-// in their sign bit at most, and "or" gives -0 if there is one; "or" with a NaN is a NaN.
+// Instruction sets disagree about NaN and about the minimum of -0 and +0, so floating-point minima
+// are explicit. If neither operand is less, they are equal or one is NaN. Equal operands differ at
+// most in the sign bit, and "or" gives -0 if one is -0; "or" with a NaN is a NaN.
 struct Minimum : PlainOperator {
   template <class D>
   HWY_INLINE hn::Vec<D> combine(D, hn::Vec<D> a, hn::Vec<D> b) const {
@@ -55,7 +55,7 @@ struct Minimum : PlainOperator {
   }
 };
 
-// As above; the sign bit must be set in both for -0 to be the larger.
+// As above, but the result is -0 only if both are: "and" of the sign bits.
 struct Maximum : PlainOperator {
   template <class D>
   HWY_INLINE hn::Vec<D> combine(D d, hn::Vec<D> a, hn::Vec<D> b) const {
@@ -90,7 +90,7 @@ struct BitXor : PlainOperator {
   }
 };
 
-// A division, not a product with the reciprocal: it is rounded once.
+// Divides instead of multiplying by the reciprocal, so that it rounds once.
 struct Average : Sum {
   explicit Average(int group_size) : divisor(group_size) {}
   template <class D>

@@ -1,22 +1,22 @@
-// reduce(): the vector kernels, compiled once for every instruction set and chosen at run time.
+// reduce(): the vector kernels, compiled once per instruction set and chosen at run time.
 //
-// Every destination element is computed in a register from all sources and written once, after all
-// sources of its block were read: this is why dst may be one of the sources. What is left at the
-// end is done in shorter and shorter vectors, so that nothing beyond the last element is touched.
+// A block of destination elements is computed in registers from all sources and written once, after
+// all sources of the block were read: so dst may be one of the sources. The tail is done in shorter
+// and shorter vectors, so that nothing beyond the last element is touched.
 //
-// On x86 we build for SSE4 (2008), AVX2 (2013) and AVX-512 as Skylake has it. Older processors get
-// the scalar twin. SSSE3 and AVX3_DL are left out: the first is in no machine that trains, the
-// second adds nothing that a reduction uses. On Arm we build for NEON and all of SVE.
+// On x86 there are kernels for SSE4 (2008), AVX2 (2013) and Skylake's AVX-512; older processors use
+// the scalar twin. SSSE3 and AVX3_DL are left out: no training machine stops at the first, and
+// reductions gain nothing from the second. On Arm there are kernels for NEON and all of SVE.
 //
-// What Highway offers is used where it means the same bits on every instruction set; where it does
-// not (halves, minimum and maximum of floats), lanes_inl.h and operators_inl.h spell it out.
+// Highway's functions are used if they give the same bits on every instruction set. For the others
+// (halves, floating-point minimum and maximum) see lanes_inl.h and operators_inl.h.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "core/reduce/reduce.cc"
 // clang-format off
-// Highway comes before what uses it: foreach_target.h includes this whole file for each instruction
-// set, and lanes_inl.h is compiled for the one that is current.
+// foreach_target.h must come first: it includes this whole file once per instruction set, and
+// lanes_inl.h is compiled for the current one.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 // clang-format on
@@ -44,14 +44,14 @@ const char* target_name() { return hwy::TargetName(HWY_TARGET); }
 
 #if HWY_TARGET == HWY_SCALAR
 
-// No instruction set beyond the processor's baseline.
+// No instruction set beyond the processor's baseline: use the scalar twin.
 void reduce_vectors(const Operands& operands, const Reduction& reduction, int divisor) {
   reduce_elements(operands, reduction, divisor);
 }
 
 #else
 
-// One vector of the result, from index i on.
+// One vector of the result, starting at element i.
 template <class Lanes, class D, class Operator, typename SourceCount>
 HWY_INLINE void reduce_one_vector(D d, const Operator& op, void* dst, const void* const* sources,
                                   SourceCount n, size_t i) {
@@ -64,9 +64,9 @@ HWY_INLINE void reduce_one_vector(D d, const Operator& op, void* dst, const void
   Lanes::store(d, op.finish(d, result), static_cast<uint8_t*>(dst) + start);
 }
 
-// Four vectors at a time: four chains of additions hide the latency of one, and every source is
-// visited for four vectors before the next. Named rather than an array, because vectors of unknown
-// length (SVE) cannot be in one.
+// Four vectors at a time: four chains of additions hide the latency, and each source is read for
+// four vectors before the next. Named variables, because vectors of unknown length (SVE) cannot be
+// in an array.
 template <class Lanes, class D, class Operator, typename SourceCount>
 HWY_INLINE void reduce_four_vectors(D d, const Operator& op, void* dst, const void* const* sources,
                                     SourceCount n, size_t i) {
@@ -91,7 +91,7 @@ HWY_INLINE void reduce_four_vectors(D d, const Operator& op, void* dst, const vo
   Lanes::store(d, op.finish(d, result3), written + 3 * step);
 }
 
-// Twice two vectors of bfloat16.
+// Two pairs of bfloat16 vectors at a time.
 template <class D, class Operator, typename SourceCount>
 HWY_INLINE void reduce_two_pairs(D d, const Operator& op, void* dst, const void* const* sources,
                                  SourceCount n, size_t i) {
@@ -142,8 +142,9 @@ HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sou
   for (; i < count; ++i) reduce_one_vector<Lanes>(one, op, dst, sources, n, i);
 }
 
-// Two sources are the common case (two ranks, or one step of a tree), and get code without a loop
-// over the sources. Their pointers are copied, as for all the compiler knows dst overwrites them.
+// Two sources are the common case (two ranks, or one step of a tree) and get code without a loop
+// over sources. Their pointers are copied because the compiler must assume that dst overwrites
+// them.
 template <class Lanes, class Operator>
 HWY_NOINLINE void reduce_with(const Operator& op, const Operands& operands) {
   if (operands.n == 2) {
@@ -170,7 +171,7 @@ void reduce_floating(const Operands& operands, const Reduction& reduction, int d
     case ReduceOp::kPremulSum:
       return reduce_with<Lanes>(PremultipliedSum{reduction.factor}, operands);
     default:
-      return reduce_elements(operands, reduction, divisor);  // which refuses it
+      return reduce_elements(operands, reduction, divisor);  // aborts: illegal
   }
 }
 
@@ -182,7 +183,7 @@ void reduce_complex(const Operands& operands, const Reduction& reduction, int di
     case ReduceOp::kPremulSum:
       return reduce_floating<PlainLanes<T> >(as_real_numbers(operands), reduction, divisor);
     default:
-      return reduce_elements(operands, reduction, divisor);  // PRODUCT; refuses the others
+      return reduce_elements(operands, reduction, divisor);  // PRODUCT; aborts for others
   }
 }
 
@@ -195,12 +196,12 @@ void reduce_bool(const Operands& operands, const Reduction& reduction, int divis
     case ReduceOp::kBxor:
       return reduce_with<BoolLanes>(BitXor{}, operands);
     default:
-      return reduce_elements(operands, reduction, divisor);  // which refuses it
+      return reduce_elements(operands, reduction, divisor);  // aborts: illegal
   }
 }
 
-// Only minimum and maximum know signs, and only they and arithmetic know the width of an element,
-// so that the other operators share their code between dtypes.
+// Only minimum and maximum depend on the sign, and only they and arithmetic on the width, so dtypes
+// share the code of the other operators.
 template <typename T>
 void reduce_integers(const Operands& operands, const Reduction& reduction, int divisor) {
   using Wrapping = PlainLanes<std::make_unsigned_t<T> >;
@@ -211,7 +212,7 @@ void reduce_integers(const Operands& operands, const Reduction& reduction, int d
     case ReduceOp::kSum:
       return reduce_with<Wrapping>(Sum{}, operands);
     case ReduceOp::kProduct:
-      // Processors multiply vectors of these widths only.
+      // Processors multiply only vectors of these widths.
       if constexpr (sizeof(T) == 2 || sizeof(T) == 4) {
         return reduce_with<Wrapping>(Product{}, operands);
       } else {
@@ -228,7 +229,7 @@ void reduce_integers(const Operands& operands, const Reduction& reduction, int d
     case ReduceOp::kBxor:
       return reduce_with<Bytes>(BitXor{}, bytes);
     default:
-      return reduce_elements(operands, reduction, divisor);  // which refuses it
+      return reduce_elements(operands, reduction, divisor);  // aborts: illegal
   }
 }
 
@@ -251,7 +252,7 @@ void reduce_vectors(const Operands& operands, const Reduction& reduction, int di
                                         reduce_complex<double>};
   static_assert(std::size(kKernels) == static_cast<size_t>(DType::kComplex128) + 1);
   const auto index = static_cast<size_t>(reduction.dtype);
-  const Kernel kernel = index < std::size(kKernels) ? kKernels[index] : reduce_elements;  // refuses
+  const Kernel kernel = index < std::size(kKernels) ? kKernels[index] : reduce_elements;  // aborts: illegal
   kernel(operands, reduction, divisor);
 }
 
@@ -268,7 +269,7 @@ namespace {
 HWY_EXPORT(reduce_vectors);
 HWY_EXPORT(target_name);
 
-// With one source there is no arithmetic but AVG's and PREMUL_SUM's; bool is made 0 or 1.
+// A single source is copied, except for AVG, PREMUL_SUM and bool, which is made 0 or 1.
 bool is_copy(const Reduction& reduction, int n) {
   return n == 1 && reduction.op != ReduceOp::kAvg && reduction.op != ReduceOp::kPremulSum &&
          reduction.dtype != DType::kBool;

@@ -1,7 +1,7 @@
-// The scalar twin: the meaning of every reduction, written as plainly as it can be.
+// The scalar twin: defines every reduction, written as plainly as possible.
 //
-// An Element says how a dtype lies in memory and what it accumulates in; an operator says how two
-// accumulators combine, what happens to a source before (prepare) and to the result after (finish).
+// An Element is a dtype's layout in memory and its accumulator's type. An operator combines two
+// accumulators, and converts each source before (prepare) and the result after (finish).
 #include "core/reduce/reduce_scalar.h"
 
 #include <cmath>
@@ -45,7 +45,7 @@ struct BoolElement : PlainElement<uint8_t> {
   static uint8_t from_memory(uint8_t memory) { return memory != 0 ? 1 : 0; }
 };
 
-// std::complex multiplies with a detour for infinities, which compilers differ in.
+// std::complex multiplication handles infinities in a way that differs between compilers.
 template <typename T>
 struct Complex {
   T real;
@@ -56,7 +56,7 @@ struct Complex {
   }
 };
 
-// Of two numbers; -0 is less than +0.
+// -0 is less than +0.
 template <typename T>
 bool is_less(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -81,7 +81,7 @@ struct PlainOperator {
   }
 };
 
-// Integers wrap: they are computed modulo 2^64 and cut, which is the same modulo any smaller power.
+// Integers wrap: computing modulo 2^64 and truncating is the same modulo any smaller power.
 template <typename Function>
 struct Wrapping : PlainOperator {
   template <typename T>
@@ -132,7 +132,7 @@ struct PremultipliedSum : Sum {
   double factor;
 };
 
-// Tensors need not be aligned, so elements are copied in and out of memory.
+// Tensors may be unaligned, so elements are copied in and out of memory.
 template <typename Element>
 typename Element::Accumulator load(const void* memory, size_t index) {
   typename Element::Memory element;

@@ -1,13 +1,13 @@
-// The scalar kernels without the guard around them, for reduce() to call where a vector kernel
-// would not earn its size: products of 8-bit, 64-bit and complex elements, and processors that have
-// none of the instruction sets we build for.
+// The scalar kernels without the floating-point guard. reduce() uses them where a vector kernel is
+// not worth its code size: products of 8-bit, 64-bit and complex elements, and processors without
+// any of the supported instruction sets.
 #pragma once
 
 #include "core/reduce/operands.h"
 
 namespace dscomm {
 
-// The caller holds a ScopedFloatEnvironment; not inlined, so that the arithmetic stays under it.
+// The caller must hold a ScopedFloatEnvironment; noinline keeps the arithmetic under it.
 [[gnu::noinline]] void reduce_elements(const Operands& operands, const Reduction& reduction,
                                        int divisor);
 
