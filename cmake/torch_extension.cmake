@@ -1,10 +1,10 @@
 # The Python extension module _C: csrc/torch over dscomm_core and torch.
 #
-# It fits one torch, which is taken from three values that setup.py passes and which are otherwise
-# asked of Python_EXECUTABLE: DSCOMM_TORCH_VERSION, DSCOMM_TORCH_ROOT (the folder of torch/__init__.py)
-# and DSCOMM_TORCH_CXX11_ABI. With DSCOMM_TORCHES, for a wheel, there is one for each torch, over the
-# same core. torch's own CMake package is not used: with a CUDA build of torch it fails wherever the
-# CUDA toolkit is missing, and nothing here needs CUDA.
+# It fits one torch, given by three values from setup.py, or else from Python_EXECUTABLE:
+# DSCOMM_TORCH_VERSION, DSCOMM_TORCH_ROOT (the folder of torch/__init__.py) and
+# DSCOMM_TORCH_CXX11_ABI. With DSCOMM_TORCHES, for a wheel, there is one _C per torch, over the same
+# core. torch's own CMake package is not used: for a CUDA build of torch it fails without the CUDA
+# toolkit, which nothing here needs.
 
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
 
@@ -12,8 +12,9 @@ file(GLOB torch_sources CONFIGURE_DEPENDS csrc/torch/*.cc)
 if(NOT torch_sources)
   message(FATAL_ERROR "csrc/torch has no source: this tree cannot build the extension")
 endif()
-# Most of a compilation is the parsing of torch's headers, so four files at a time share one. Named
-# below csrc, not in full as in CMake's unity builds, they are found in the cache from any clone.
+# Parsing torch's headers takes most of a compilation, so four source files share one. Unlike
+# CMake's unity builds, they are included by paths below csrc, so that clones share the compiler
+# cache.
 set(glue_units)
 while(torch_sources)
   list(SUBLIST torch_sources 0 4 unit_sources)
@@ -26,12 +27,12 @@ while(torch_sources)
   list(APPEND glue_units ${unit})
 endwhile()
 
-# All that setup.py installs.
+# Everything that setup.py installs.
 add_custom_target(python_package)
 
-# add_extension(TARGET VERSION ROOT CXX11_ABI FOLDER): _C against the torch in ROOT. VERSION is the
-# torch that it serves: 2.13.0+cpu alone, or every 2.13. FOLDER is empty, or /torch_2_13 for one of
-# several torches, which keeps their files apart below package and the build directory.
+# add_extension(TARGET VERSION ROOT CXX11_ABI FOLDER): _C for the torch in ROOT. VERSION is the
+# torch that it supports: 2.13.0+cpu only, or every 2.13. FOLDER is empty or, with several torches,
+# such as /torch_2_13, which separates their files below package and the build directory.
 function(add_extension target version root cxx11_abi folder)
   message(STATUS "torch ${version}: ${root}")
   set(torch_include ${root}/include)
@@ -39,14 +40,14 @@ function(add_extension target version root cxx11_abi folder)
     message(FATAL_ERROR "torch's headers were not found in ${torch_include}; "
       "on Debian they come with: apt-get install libtorch-dev pybind11-dev")
   endif()
-  # The same for a build of this torch alone and for a wheel, which so share the compiler cache.
+  # The same for a build of this torch alone and for a wheel, so that they share the compiler cache.
   string(REGEX REPLACE "^([0-9]+)\\.([0-9]+).*" "torch_\\1_\\2" links ${version})
   set(links ${CMAKE_BINARY_DIR}/${links})
   file(MAKE_DIRECTORY ${links})
 
-  # Types are shared between extension modules only where both were built with the same pybind11.
-  # torch's own copy is therefore put in front of every other, even of one named by CXXFLAGS. Where
-  # torch brings none (Debian), the system's, which torch was built with, is the right one.
+  # Extension modules share types only if they were built with the same pybind11. So torch's copy
+  # comes before any other, even before one from CXXFLAGS. If torch has none (Debian), the system's
+  # is right, since torch was built with it.
   set(pybind_first ${links}/pybind11_of_torch)
   file(MAKE_DIRECTORY ${pybind_first})
   file(REMOVE ${pybind_first}/pybind11)
@@ -54,8 +55,8 @@ function(add_extension target version root cxx11_abi folder)
     file(CREATE_LINK ${torch_include}/pybind11 ${pybind_first}/pybind11 SYMBOLIC)
   endif()
 
-  # The compiler is shown torch's headers at a place that every build directory has, so that results in
-  # the compiler cache do not depend on where torch lies.
+  # torch's headers are included through a path in the build directory, so that the compiler cache
+  # does not depend on torch's location.
   set(torch_headers ${links}/headers_of_torch)
   file(REMOVE ${torch_headers})
   file(CREATE_LINK ${torch_include} ${torch_headers} SYMBOLIC)
@@ -73,10 +74,10 @@ function(add_extension target version root cxx11_abi folder)
     _GLIBCXX_USE_CXX11_ABI=${cxx11_abi} DSCOMM_HAVE_MPI=${DSCOMM_HAVE_MPI})
   target_link_libraries(${target} PRIVATE dscomm_core)
   if(DSCOMM_TORCHES)
-    target_link_libraries(${target} PRIVATE -Wl,--no-as-needed) # the libraries may be empty ones
+    target_link_libraries(${target} PRIVATE -Wl,--no-as-needed) # the libraries may be empty
   endif()
   foreach(name torch_python torch torch_cpu c10)
-    # Named in full: a library once found and remembered might be that of a torch since removed.
+    # Full paths: a cached find_library() result could belong to a torch that has been removed.
     set(library ${root}/lib/lib${name}.so)
     if(NOT EXISTS ${library})
       message(FATAL_ERROR "torch's library ${library} was not found")
@@ -86,12 +87,12 @@ function(add_extension target version root cxx11_abi folder)
   if(DSCOMM_TORCHES)
     target_link_libraries(${target} PRIVATE -Wl,--as-needed)
   endif()
-  # The package is installed beside torch, as site-packages/deepspeed_comm/_native/<torch>/_C.so. In an
-  # editable install this path leads nowhere, which does no harm: torch, always imported first, has
+  # The package is installed beside torch, as site-packages/deepspeed_comm/_native/<torch>/_C.so. In
+  # an editable install this path does not exist, which is harmless: torch is imported first and has
   # loaded its libraries by then.
   set_target_properties(${target} PROPERTIES
     OUTPUT_NAME _C
-    DEFINE_SYMBOL "" # it would have the target's name, and differ in the compiler cache
+    DEFINE_SYMBOL "" # otherwise the target's name, which would miss the compiler cache
     INLINES_ACROSS_FILES ON
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../../../torch/lib"
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package${folder})
@@ -109,7 +110,7 @@ if(DSCOMM_TORCHES)
     set(minor ${CMAKE_MATCH_1})
     set(root ${CMAKE_MATCH_2})
     string(REPLACE "." "_" tag torch_${minor})
-    # PyPI's torch has the new ABI of std::string from 2.7 on.
+    # PyPI's torch uses the new ABI of std::string from 2.7 on.
     add_extension(_C_${tag} ${minor} ${root} 1 /${tag})
   endforeach()
 else()
@@ -138,7 +139,7 @@ if(TARGET dscomm_mpich_module)
 endif()
 if(TARGET transport_files)
   add_dependencies(python_package transport_files)
-  # For an editable install; see mpi.cmake.
+  # For an editable install; see mpi_module.cmake.
   execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(sys.prefix)"
     OUTPUT_VARIABLE environment OUTPUT_STRIP_TRAILING_WHITESPACE)
   if(NOT DSCOMM_TORCHES)
