@@ -171,7 +171,7 @@ void reduce_floating(const Operands& operands, const Reduction& reduction, int d
     case ReduceOp::kPremulSum:
       return reduce_with<Lanes>(PremultipliedSum{reduction.factor}, operands);
     default:
-      return reduce_elements(operands, reduction, divisor);  // aborts: illegal
+      return reduce_elements(operands, reduction, divisor);  // aborts
   }
 }
 
@@ -196,7 +196,7 @@ void reduce_bool(const Operands& operands, const Reduction& reduction, int divis
     case ReduceOp::kBxor:
       return reduce_with<BoolLanes>(BitXor{}, operands);
     default:
-      return reduce_elements(operands, reduction, divisor);  // aborts: illegal
+      return reduce_elements(operands, reduction, divisor);  // aborts
   }
 }
 
@@ -229,7 +229,7 @@ void reduce_integers(const Operands& operands, const Reduction& reduction, int d
     case ReduceOp::kBxor:
       return reduce_with<Bytes>(BitXor{}, bytes);
     default:
-      return reduce_elements(operands, reduction, divisor);  // aborts: illegal
+      return reduce_elements(operands, reduction, divisor);  // aborts
   }
 }
 
@@ -252,7 +252,7 @@ void reduce_vectors(const Operands& operands, const Reduction& reduction, int di
                                         reduce_complex<double>};
   static_assert(std::size(kKernels) == static_cast<size_t>(DType::kComplex128) + 1);
   const auto index = static_cast<size_t>(reduction.dtype);
-  const Kernel kernel = index < std::size(kKernels) ? kKernels[index] : reduce_elements;  // aborts: illegal
+  const Kernel kernel = index < std::size(kKernels) ? kKernels[index] : reduce_elements;  // aborts
   kernel(operands, reduction, divisor);
 }
 
