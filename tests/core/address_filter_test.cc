@@ -19,7 +19,7 @@
 namespace dscomm {
 namespace {
 
-// What the kernel would do with a packet whose header of IP is this.
+// Runs the filter as the kernel would, on a packet with this IP header.
 bool keeps(const std::vector<sock_filter>& code, const std::vector<uint8_t>& header) {
   uint32_t value = 0;
   for (size_t at = 0; at < code.size(); ++at) {
@@ -93,7 +93,7 @@ TEST(AddressFilter, EachOfManyAddressesIsKept) {
   std::mt19937 random(1);
   for (size_t count : {1, 2, 3, 10, 100, 700}) {
     std::set<uint32_t> members;
-    // Some are neighbours, most are far from one another.
+    // Some are neighbours, most are far apart.
     while (members.size() < count)
       members.insert(members.empty() || random() % 3 != 0 ? static_cast<uint32_t>(random())
                                                           : *members.begin() + 1 + random() % 50);
@@ -110,7 +110,7 @@ TEST(AddressFilter, EachOfManyAddressesIsKept) {
   }
 }
 
-// 4,096 neighbours are more than a program can tell apart.
+// A program cannot tell 4,096 neighbours apart.
 TEST(AddressFilter, TooManyAddressesAreWidenedToBlocks) {
   std::vector<std::string> texts;
   for (uint32_t i = 0; i < 4096; ++i) texts.push_back(v4(0x0a000000 + i));
@@ -122,7 +122,7 @@ TEST(AddressFilter, TooManyAddressesAreWidenedToBlocks) {
   EXPECT_FALSE(keeps(code, header_from("9.255.255.255")));
 }
 
-// A listening socket at 127.0.0.1, and connections to it from other addresses of the loopback.
+// A listening socket on 127.0.0.1, and connections to it from other loopback addresses.
 class FilteredListener : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -169,7 +169,7 @@ TEST_F(FilteredListener, ConnectionFromAdmittedAddressCarriesData) {
   EXPECT_EQ(got, sent);
 }
 
-// More than the kernel takes where net.core.optmem_max is small.
+// Too many for the kernel if net.core.optmem_max is small.
 TEST_F(FilteredListener, FilterOfManyAddressesIsAttached) {
   std::vector<std::string> texts{"127.0.0.1"};
   for (uint32_t i = 0; i < 900; ++i) texts.push_back(v4(0xac100000 + 2 * i));

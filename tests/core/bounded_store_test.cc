@@ -14,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Answers nothing while it is stopped, as a process that keeps a store does.
+// Answers nothing while it is stopped, like a store whose process is stopped.
 class StoppableStore final : public Store {
  public:
   ~StoppableStore() override { *is_gone_ = true; }
@@ -88,7 +88,7 @@ TEST(BoundedStore, CallsOfAStoppedStoreTimeOut) {
     EXPECT_EQ(store.add("count", 1).status().message(), first.message());
     EXPECT_EQ(store.get("key", Deadline::after(seconds(60))).status().message(), first.message());
   }
-  // The call that was left behind has what it needs until it returns.
+  // The abandoned call keeps what it uses until it returns.
   EXPECT_FALSE(*is_gone);
   is_stopped = false;
   const Deadline soon = Deadline::after(seconds(60));
@@ -100,7 +100,7 @@ TEST(BoundedStore, GetWithALaterDeadlineKeepsIt) {
   BoundedStore store(std::make_shared<MemoryStore>(), Deadline::after(milliseconds(1)));
   const Status late = store.get("none", Deadline::after(milliseconds(1500))).status();
   EXPECT_EQ(late.code(), Code::kTimeout) << late.message();
-  EXPECT_TRUE(store.set("key", "value").ok());  // the store is not taken for lost
+  EXPECT_TRUE(store.set("key", "value").ok());  // one timeout does not mark the store as lost
 }
 
 TEST(BoundedStore, SetAfterTheDeadlineSucceeds) {

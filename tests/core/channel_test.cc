@@ -1,4 +1,4 @@
-// Channel and ChannelDirectory alone: two processes of one host, whose cells one thread moves.
+// Channel and ChannelDirectory alone: two processes of one host, driven by one thread.
 #include "core/messages/channel.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class ChannelTest : public ::testing::Test {
     in_ = std::make_unique<Channel>(receiver_.arena, receiver_.channels, sender_of_receiver_);
   }
 
-  // False where the ring is full.
+  // False if the ring is full.
   bool send(const std::vector<std::byte>& data) {
     std::byte* cell = out_->vacant_cell(data.size());
     if (cell == nullptr) return false;
@@ -46,7 +46,7 @@ class ChannelTest : public ::testing::Test {
     out_->publish(header, false);
     return true;
   }
-  // Whether the next cell has come with this data.
+  // Whether the next cell has arrived with this data.
   bool receive(const std::vector<std::byte>& data, bool at_once = false) {
     Result<std::optional<ArrivedCell>> cell = in_->next_cell();
     if (!cell.ok() || !cell.value()) return false;
@@ -60,7 +60,7 @@ class ChannelTest : public ::testing::Test {
     for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(seed + static_cast<int>(i));
     return data;
   }
-  // What a process says to the other, as its defect could change it.
+  // A process's mailbox for the other, writable here as a defective process could write it.
   static ChannelLines* lines(const std::shared_ptr<Peer>& owner, const Process& reader) {
     return const_cast<ChannelLines*>(find_channel_lines(*owner, reader.arena->id()));
   }
@@ -108,7 +108,7 @@ TEST_F(ChannelTest, AFullRingTakesMoreOnceHalfOfItWasRead) {
   ASSERT_TRUE(receive(data));
   for (uint32_t k = 0; k < kRingCells / 2; ++k) EXPECT_TRUE(send(data));
   EXPECT_FALSE(send(data));
-  ASSERT_TRUE(receive(data, true));  // which tells at once
+  ASSERT_TRUE(receive(data, true));  // acknowledges at once
   EXPECT_TRUE(send(data));
 }
 
@@ -146,7 +146,7 @@ TEST_F(ChannelTest, WithoutRoomForPiecesACellHoldsAPage) {
 TEST_F(ChannelTest, ACountOfCellsThatWereNeverSentIsNotBelieved) {
   ASSERT_TRUE(out_->open(0, 8).ok());
   for (uint32_t k = 0; k < kRingCells; ++k) ASSERT_TRUE(send(pattern(8, 1)));
-  ASSERT_TRUE(receive(pattern(8, 1)));  // by which the receiver makes its lines
+  ASSERT_TRUE(receive(pattern(8, 1)));  // makes the receiver allocate its mailbox
   lines(receiver_of_sender_, sender_)->consumed.store(kRingCells + 1);
   EXPECT_FALSE(send(pattern(8, 1)));
   EXPECT_EQ(out_->given_back(), 0u);
@@ -200,7 +200,7 @@ TEST_F(ChannelTest, LinesAreFoundInEveryBlock) {
   for (uint64_t k = 1; k <= taken.size(); ++k)
     EXPECT_EQ(find_channel_lines(*sender_of_receiver_, ArenaId{k, k}), taken[k - 1]) << k;
   EXPECT_EQ(find_channel_lines(*sender_of_receiver_, ArenaId{9999, 1}), nullptr);
-  // A chain that leads out of the peer's memory ends the search.
+  // A chain that leaves the peer's memory ends the search.
   sender_.arena->header().first_channel_block.store(kArenaBytes);
   EXPECT_EQ(find_channel_lines(*sender_of_receiver_, ArenaId{1, 1}), nullptr);
 }

@@ -1,4 +1,4 @@
-// What a rank makes of the loads that it has timed.
+// Distance: what a rank concludes from the loads that it has timed.
 #include "core/shm/distance.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ TEST(Distance, MostMembersDecide) {
 
 TEST(Distance, TheSameCoreIsTheMeanOfManyLoads) {
   Distance distance(2);
-  // As the clock of a virtual machine has them, in steps of 10 ns.
+  // Like the clock of a virtual machine, with steps of 10 ns.
   for (int64_t load_ns : {-10, 0, 0, 10, 10, 0, -10, 0, 10, 0, 0, 10, 0, -10, 0})
     distance.add(1, load_ns);
   EXPECT_FALSE(distance.is_same_core());

@@ -1,4 +1,4 @@
-// The Teams inside a host that is composed of domains, made by ranks that are threads.
+// Teams of a host that is divided into domains. Ranks are threads.
 #include "core/formation/domain_teams.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 const Deadline kLong = Deadline::after(std::chrono::seconds(60));
 
-// One rank, which has formed a flat Team.
+// A rank that has formed a flat Team.
 struct Rank {
   Rank(const std::shared_ptr<Registry>& registry, Store& store, int rank, int size,
        const Settings& settings = small_settings())
@@ -44,7 +44,7 @@ struct Rank {
 
 using DomainList = std::vector<std::vector<int>>;
 
-// Several slices of each leader, a domain of one, and interleaved ranks are among them.
+// Includes several slices per leader, a domain of one rank, and interleaved ranks.
 class Division : public ::testing::TestWithParam<DomainList> {};
 
 TEST_P(Division, EveryRankGetsTheSum) {
@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Domains, Division,
                                            DomainList{{0, 1, 2, 3}, {4}}, DomainList{{0}, {1, 2}},
                                            DomainList{{0, 1}, {2, 3, 4}, {5}}));
 
-// All that the others need of it has been said when it has its Teams.
+// A rank that has its Teams has published everything that the others need.
 TEST(DomainTeams, FormingSurvivesARankThatEndsEarly) {
   for (int round = 0; round < 20; ++round) {
     auto registry = std::make_shared<Registry>();
@@ -91,7 +91,7 @@ TEST(DomainTeams, FormingSurvivesARankThatEndsEarly) {
   }
 }
 
-// Rank 3 skips a broadcast. The one rank that shares a Team with it and made the call dies.
+// Rank 3 skips a broadcast. The only rank that made the call and shares a Team with it dies.
 TEST(DomainTeams, LeavingComparesCallsOfRanksThatShareNoTeam) {
   std::latch called(5), left(5);
   std::atomic<int> told{0};
@@ -102,7 +102,7 @@ TEST(DomainTeams, LeavingComparesCallsOfRanksThatShareNoTeam) {
     rank.request.domains = {{0, 2, 4}, {1, 3}};
     Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
     EXPECT_TRUE(made.ok()) << made.status().message();
-    if (!made.ok()) std::abort();  // others would wait for this rank
+    if (!made.ok()) std::abort();  // the other ranks would wait for this one
     Team& team = *made.value();
     std::vector<int32_t> values(80, number);
     if (number != 3) EXPECT_TRUE(team.broadcast(values.data(), 80, DType::kInt32, 4, {kLong}).ok());
@@ -126,7 +126,7 @@ TEST(DomainTeams, LeavingComparesCallsOfRanksThatShareNoTeam) {
   EXPECT_GE(told, 1);
 }
 
-// Rank 0 waits for rank 1 of its domain, which comes later, and shares a Team with no other one.
+// Rank 0 waits for rank 1 of its domain, which comes late, and shares a Team with no other rank.
 TEST(DomainTeams, DeathInAnotherDomainIsSeenWhileTheWaitIsForAnotherRank) {
   for (const bool is_barrier : {false, true}) {
     std::latch formed(4), failed(1);
@@ -153,7 +153,7 @@ TEST(DomainTeams, DeathInAnotherDomainIsSeenWhileTheWaitIsForAnotherRank) {
   }
 }
 
-// Of the one that left rank 0 sees what it said in the Team of the whole host.
+// Rank 0 reads the cause from the Team of the whole host.
 TEST(DomainTeams, CauseOfARankThatLeftAnotherDomainIsTold) {
   std::latch left(4), failed(1);
   auto registry = std::make_shared<Registry>();
@@ -189,7 +189,7 @@ TEST(DomainTeams, DeathOfAMemberIsNamed) {
     rank.request.domains = {{0, 1}, {2}};
     if (number == 1) {
       rank.party.directory->die();
-      return checked.wait();  // it has not left
+      return checked.wait();  // without leaving
     }
     Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
     EXPECT_EQ(made.status().code(), Code::kPeerDied);

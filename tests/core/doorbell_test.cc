@@ -16,16 +16,17 @@ struct Bell {
 TEST(Doorbell, ARingWakesAndStaysUntilItIsCleared) {
   Bell sleeper, ringer;
   ringer.doorbell->ring(sleeper.token);
-  sleeper.doorbell->sleep(-1);  // would not end
+  sleeper.doorbell->sleep(-1);  // would never return
   sleeper.doorbell->sleep(-1);
   sleeper.doorbell->clear();
   ringer.doorbell->ring(sleeper.token);
   sleeper.doorbell->sleep(-1);
 }
 
-// Bytes that nobody has taken count for who sent them, up to some hundred.
+// The kernel charges unread bytes to their sender, up to a few hundred.
 TEST(Doorbell, WhoHasRungManyStillWakesOneMore) {
-  constexpr int kSleepers = 100, kRings = 20;  // more than a socket holds, and than one may send
+  constexpr int kSleepers = 100, kRings = 20;  // more than a socket holds and than one sender may
+                                               // have unread
   std::vector<Bell> sleepers(kSleepers);
   Bell ringer;
   for (int i = 0; i < kRings; ++i)
@@ -33,7 +34,7 @@ TEST(Doorbell, WhoHasRungManyStillWakesOneMore) {
   for (Bell& sleeper : sleepers) sleeper.doorbell->sleep(-1);
   Bell last;
   ringer.doorbell->ring(last.token);
-  last.doorbell->sleep(-1);  // would not end
+  last.doorbell->sleep(-1);  // would never return
 }
 
 TEST(Doorbell, RingingNobodyIsNoError) {

@@ -1,4 +1,4 @@
-// The engine: queue, workers, callbacks, groups. Ranks are threads, each with a Context of its own.
+// The engine: queue, workers, callbacks, groups. Ranks are threads, each with its own Context.
 
 #include <gtest/gtest.h>
 
@@ -21,9 +21,9 @@ thread_local uint64_t allocations_of_this_thread = 0;
 
 }  // namespace
 
-// AddressSanitizer has its own, for other forms of new as well, and looks that they are not mixed.
+// AddressSanitizer replaces all forms of new, and checks that they are not mixed.
 #if !defined(__SANITIZE_ADDRESS__)
-// The program's own, which the other forms of new come to as well.
+// Replaces the program's operator new, which its other forms call too.
 void* operator new(size_t bytes) {
   ++allocations_of_this_thread;
   if (void* memory = std::malloc(bytes)) return memory;
@@ -74,7 +74,8 @@ TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
   });
 }
 
-// The default group knows who is on this host, so the first rank of a later one speaks for all.
+// The default group knows the ranks of this host, so the first rank of a later group speaks for
+// all.
 TEST(Engine, LaterGroupsOfAHostAskTheStoreByTheirFirstRankAlone) {
   MemoryStore store;
   run_world(4, [&](InProcessHost&, std::shared_ptr<Context> context, int rank) {
@@ -90,7 +91,7 @@ TEST(Engine, LaterGroupsOfAHostAskTheStoreByTheirFirstRankAlone) {
       return std::pair(std::move(group).value(), noting->writes);
     };
     const auto world = group_of({0, 1, 2, 3}, "world");
-    EXPECT_GT(world.second, 0);  // nobody knows yet
+    EXPECT_GT(world.second, 0);  // no rank knows its host yet
     const auto all = group_of({0, 1, 2, 3}, "all");
     EXPECT_EQ(all.second > 0, rank == 0);
     if (rank % 2 == 1) {
@@ -106,7 +107,7 @@ TEST(Engine, LaterGroupsOfAHostAskTheStoreByTheirFirstRankAlone) {
   EXPECT_EQ(store.keys(), std::vector<std::string>());
 }
 
-// Rank 2 believes to be in a group that ranks 0 and 1 form without it, and have formed.
+// Rank 2 believes that it is in a group that ranks 0 and 1 form without it.
 TEST(Engine, AGroupThatOthersHaveFormedIsNotWaitedFor) {
   MemoryStore store;
   std::barrier together(3);
@@ -119,13 +120,13 @@ TEST(Engine, AGroupThatOthersHaveFormedIsNotWaitedFor) {
     };
     const Result<std::shared_ptr<Group>> world = make();
     ASSERT_TRUE(world.ok());
-    for (int round = 0; round < 3; ++round) {  // of the same name
+    for (int round = 0; round < 3; ++round) {  // groups of the same name
       options.name = "later";
       options.size = 2;
       options.rank = std::min(rank, 1);
       options.global_ranks = {0, std::max(rank, 1)};
       if (rank == 2) together.arrive_and_wait();
-      // So that rank 0 looks into the store meanwhile, where rank 2 has left nothing.
+      // Meanwhile rank 0 reads the store, where rank 2 has left nothing.
       if (rank == 1 && round > 0) std::this_thread::sleep_for(milliseconds(150));
       const Result<std::shared_ptr<Group>> later = make();
       if (rank != 2) together.arrive_and_wait();
@@ -140,7 +141,7 @@ TEST(Engine, AGroupThatOthersHaveFormedIsNotWaitedFor) {
   EXPECT_EQ(store.keys(), std::vector<std::string>());
 }
 
-// Rank 0 makes no call, or another one; nobody waits for rank 1's.
+// Rank 0 makes no call, or another one; no rank waits for rank 1's call.
 TEST(Engine, LeavingTellsOfACallWhoseWorkWasDropped) {
   for (bool calls : {false, true}) {
     std::atomic<int> told{0};
@@ -165,8 +166,7 @@ TEST(Engine, LeavingTellsOfACallWhoseWorkWasDropped) {
   }
 }
 
-// Rank 0 queues in A and then in B, rank 1 in B and then in A, and each polls the one it queued
-// last.
+// Rank 0 queues in A and then in B, rank 1 in B and then in A; each polls the one queued last.
 TEST(Engine, GroupsProgressIndependently) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> a = host.group(context, rank, 2, "a"),
@@ -234,14 +234,14 @@ TEST(Engine, AnAbortFailsWhatIsQueuedAndWhatComes) {
       EXPECT_EQ(one->wait().code(), Code::kAborted);
       EXPECT_EQ(two->wait().code(), Code::kAborted);
     }
-    // Rank 1 comes after the abort, so that nothing can have finished before it.
+    // Rank 1 starts after the abort, so its call cannot have finished before it.
     while (rank == 1 && group->failure().ok()) std::this_thread::yield();
     Status status = group->run(kSum, sum_of(&x), milliseconds(0));
     EXPECT_EQ(status.code(), Code::kAborted);
     EXPECT_NE(status.message().find("aborted by rank 0: the test wants it"), std::string::npos)
         << status.message();
     EXPECT_EQ(group->failure().code(), Code::kAborted);
-    // Other groups live on.
+    // Other groups go on.
     EXPECT_TRUE(other->run(kSum, sum_of(&y), milliseconds(0)).ok());
     EXPECT_TRUE(group->shutdown().ok());
     EXPECT_TRUE(other->shutdown().ok());
@@ -332,7 +332,7 @@ TEST(Engine, TheRecorderHasTheTimesOfTheWallClock) {
                                started = numbers_of(json, "started_ns"),
                                finished = numbers_of(json, "finished_ns");
     ASSERT_EQ(finished.size(), 2u) << json;
-    const int64_t slack = 10'000'000;  // clocks are compared a moment apart
+    const int64_t slack = 10'000'000;  // the clocks are read at slightly different times
     EXPECT_LE(before - slack, queued[0]);
     EXPECT_EQ(queued[0], started[0]);
     EXPECT_LE(started[0], finished[0]);
@@ -363,8 +363,8 @@ TEST(Engine, ASynchronousCallAllocatesNothing) {
   });
 }
 
-// Calls of a group of one from several threads, which never run at once and are all made, while
-// others wait for the group to be idle; then it is shut down while they go on.
+// Several threads call in a group of one rank while others wait for the group to be idle; calls
+// must never overlap. Then the group is shut down while calls continue.
 TEST(Engine, CallsOfSeveralThreadsAndAShutdownMeet) {
   run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int round = 0; round < 20; ++round) {
@@ -422,7 +422,7 @@ TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
   });
 }
 
-// Twice, and then it works: who declines counts as one who has tried.
+// Fails twice, then works: a rank that cannot begin still counts as having tried.
 TEST(Engine, ARankThatCannotBeginTellsTheOthers) {
   std::barrier told(3);
   run_world(3, [&told](InProcessHost& host, std::shared_ptr<Context> context, int rank) {

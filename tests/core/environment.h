@@ -1,4 +1,4 @@
-// Variables of the environment for a test.
+// Sets environment variables for a test.
 #pragma once
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ namespace dscomm::test {
 
 using Variable = std::pair<const char*, const char*>;
 
-// The environment holds these for as long as it lives.
+// Sets the variables for its lifetime.
 class Environment {
  public:
   Environment(std::initializer_list<Variable> variables) : variables_(variables) {

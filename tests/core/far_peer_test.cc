@@ -22,7 +22,7 @@ constexpr uint64_t kPassesOfSleep = 10;  // at most
 constexpr int kSpins = 100'000;          // passes without a sleep
 constexpr int kTag = 5;
 
-// What the channel of the far peer does, and how often it was passed.
+// The state of the far peer's channel, and how often it was polled.
 struct FarPeer {
   SocketList sockets;
   Status failure;
@@ -44,7 +44,7 @@ class FarChannel final : public CellChannel {
     return std::optional<ArrivedCell>(ArrivedCell{*peer_.arrived, &data_});
   }
   bool consume(bool) override { return false; }
-  // Once in every pass, whatever the state of the channel.
+  // Called once in every pass, whatever the state of the channel.
   bool in_flight() override {
     ++peer_.passes;
     return false;
@@ -92,7 +92,7 @@ class FarPeerTest : public ::testing::Test {
     address_ = directory_->publish(arena_, nullptr, token).value();
   }
 
-  // Of this process, and of the far one or this one again.
+  // A group of this process and either the far process or this process again.
   std::shared_ptr<PointToPointGroup> make_group(uint64_t id, bool is_far) {
     auto group = std::make_shared<PointToPointGroup>();
     const auto here =
@@ -116,13 +116,14 @@ class FarPeerTest : public ::testing::Test {
     uint8_t byte = 0;
     return engine_->receive(group, &byte, 1, DType::kUInt8, 1, tag, nullptr, timeout)->wait();
   }
-  // The sleeps of a receive that nothing ends before its timeout.
+  // The number of sleeps of a receive that only its timeout ends.
   uint64_t sleeps_of_receive(const std::shared_ptr<PointToPointGroup>& group) {
     const uint64_t before = peer_.passes;
     EXPECT_EQ(receive(group, kTag, kWait).code(), Code::kTimeout);
     return (peer_.passes - before) / kPassesOfSleep;
   }
-  // To the far peer, which a first group has used, while a receive spins in another group.
+  // A receive spins in a second group, after a first group has used the far peer. Returns the polls
+  // of the far peer.
   uint64_t questions_of_receive_in_second_group(bool is_far) {
     EXPECT_EQ(receive(make_group(1, true), kTag, milliseconds(1)).code(), Code::kTimeout);
     const auto second = make_group(2, is_far);
@@ -148,14 +149,14 @@ TEST_F(FarPeerTest, ReceiveWithQuietSocketsSleepsLong) {
   EXPECT_LE(sleeps_of_receive(make_group(1, true)), most_sleeps(kLongestSleepNs));
 }
 
-// A question costs system calls. More than half of them would take 100 us each for as many passes.
+// A poll costs system calls; polling in more than half of the passes would cost too much.
 TEST_F(FarPeerTest, ReceiveFromNearPeerAsksFarPeerNowAndThen) {
   const uint64_t asked = questions_of_receive_in_second_group(false);
   EXPECT_GE(asked, 1);
   EXPECT_LE(asked, kSpins / 2);
 }
 
-// Also in a group that knows the peer by another endpoint than the one before.
+// Also in a group that has another endpoint for the same peer.
 TEST_F(FarPeerTest, ReceiveFromFarPeerAsksItInEveryPass) {
   EXPECT_GE(questions_of_receive_in_second_group(true), kSpins);
 }

@@ -1,4 +1,4 @@
-// The file of a flight record: its text, its bound, and groups that are gone.
+// The file of a flight record: its text, its size limit, and groups that are gone.
 #include "core/engine/flight_record.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ TEST(FlightRecord, OperationsOfAllGroupsAreInTheOrderOfTheirTimes) {
   const std::string text = flight_record_text({one, other}, "");
   EXPECT_EQ(numbers_of(text, "record_id"), (std::vector<int64_t>{0, 1, 2, 3}));
   EXPECT_EQ(numbers_of(text, "collective_seq_id"), (std::vector<int64_t>{1, 2, 3, 4}));
-  EXPECT_EQ(count(text, "\"state\": \"started\""), 2u) << text;  // a failure is no end
+  EXPECT_EQ(count(text, "\"state\": \"started\""), 2u) << text;  // a failed call has not completed
   EXPECT_EQ(count(text, "\"state\": \"scheduled\""), 1u) << text;
   EXPECT_EQ(count(text, "\"output_sizes\": [[18]]"), 1u) << text;  // of three ranks
   EXPECT_EQ(count(text, "\"output_sizes\": [[2]]"), 1u) << text;

@@ -60,8 +60,8 @@ TEST(Flooding, ThousandsHearOfADeathInAFewHops) {
     network.kill({dead});
     network.run(kNever);
     expect_heard(network, {dead});
-    // Each tells each link once at most; and the way is some 2 log6 of the hosts, and into the
-    // host.
+    // Each member sends at most one message per link; the path is some 2 log6 of the hosts, plus
+    // the hop into the host.
     const SimulatedNetwork::Traffic traffic = network.take_traffic();
     EXPECT_LE(*std::max_element(traffic.messages.begin(), traffic.messages.end()), 64u);
     EXPECT_LT(network.now_us() - began_us, 12 * (kHopUs + 64 * kHandleUs));
@@ -171,7 +171,7 @@ TEST(Flooding, CompareCallsThatAnotherRankHasAskedSendsNothing) {
   for (int rank = 0; rank < network.size(); ++rank)
     if (rank != 5) compare(network, rank);
   EXPECT_EQ(network.take_traffic().bytes, 0u);
-  compare(network, 2);  // the second time it asks itself
+  compare(network, 2);  // the second time it sends a comparison itself
   EXPECT_GT(network.take_traffic().bytes, 0u);
   compare(network, 3, true);
   EXPECT_GT(network.take_traffic().bytes, 0u);

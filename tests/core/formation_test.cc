@@ -26,8 +26,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Ranks without knowledge of their hosts; two ranks on each host; and the same with leaders that
-// pass the member table on.
+// Ranks that do not know their hosts; two ranks per host; and the same with leaders that relay the
+// member table.
 struct RanksPerHost {
   int count;
   bool relays;
@@ -56,7 +56,7 @@ TEST_P(FormationOf, MemoryIsAskedForTheRanksOfThisHost) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
     Settings settings = small_settings();
-    // Room for one and not for four.
+    // Room for one rank's staging, not for four.
     settings.staging_bytes = memory_limit().available_bytes / 3 / 4096 * 4096;
     settings.arena_bytes = 4 * settings.staging_bytes + (1 << 20);
     run_ranks(4, [&](int rank) {
@@ -86,7 +86,7 @@ TEST_P(FormationOf, AMissingRankIsNamed) {
   });
 }
 
-// A store whose first question takes so long, as if the process were stopped meanwhile.
+// A store whose first answer takes this long, as if the process were stopped meanwhile.
 class SlowOnceStore final : public ForwardingStore {
  public:
   SlowOnceStore(Store& store, milliseconds pause) : ForwardingStore(store), pause_(pause) {}
@@ -114,14 +114,14 @@ TEST_P(FormationOf, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
   run_ranks(2, [&](int rank) {
     RankParty party(registry, small_settings());
     if (rank == 1) slow.answered.get_future().wait();
-    // Rank 0 asks after 100 ms, and on a busy machine some hundred later.
+    // Rank 0 reads after 100 ms, or a few hundred later on a busy machine.
     Result<Formation> formation =
         rank == 0 ? party.form(slow, 0, 2, "test", milliseconds(1000)) : party.form(store, 1, 2);
     EXPECT_TRUE(formation.ok()) << formation.status().message();
   });
 }
 
-// Global ranks 0 and 1 say [0, 1] and [1, 2]: both are rank 0 of what they believe is one group.
+// Global rank 0 passes [0, 1] and global rank 1 passes [1, 2]: both are rank 0 of one group.
 TEST_P(FormationOf, RanksThatDisagreeOnTheMembersAreToldAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -138,7 +138,7 @@ TEST_P(FormationOf, RanksThatDisagreeOnTheMembersAreToldAtOnce) {
   });
 }
 
-// Also where their entries look as if an earlier attempt had left them.
+// Also if their entries look like those of an earlier attempt.
 class RanksThatCannotShareMemory : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(RanksThatCannotShareMemory, AreRefusedOnAllRanks) {
@@ -158,7 +158,7 @@ TEST_P(RanksThatCannotShareMemory, AreRefusedOnAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Began, RanksThatCannotShareMemory,
                          ::testing::Values(0, std::numeric_limits<int64_t>::max()));
 
-// What rank 0 said before it came is of this attempt, so it does not wait for another one.
+// Rank 0 failed in this attempt, so the late rank does not wait for another one.
 TEST_P(FormationOf, LateRankIsToldOfADisagreementAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -196,7 +196,7 @@ TEST_P(FormationOf, LateRankAfterTimeoutLearnsTheCause) {
   });
 }
 
-// The store of a process that crashes after so many values that it has put there.
+// The store of a process that crashes after it has put this many values.
 class LastStore final : public Store {
  public:
   LastStore(Store& store, int values) : store_(store), values_left_(values) {}
@@ -220,7 +220,7 @@ class LastStore final : public Store {
   int values_left_;
 };
 
-// A process that put its entry into the store and crashed.
+// A process that puts its entry into the store and crashes.
 void crash(Store& store, const std::shared_ptr<Registry>& registry, int rank, int size,
            const std::string& host = "") {
   LastStore last(store, 1);
@@ -243,7 +243,7 @@ TEST_P(FormationOf, SuccessLeavesNoKeys) {
   }
 }
 
-// On another host, the death of the predecessor is invisible.
+// A rank on another host cannot see the predecessor's death.
 TEST_P(FormationOf, RestartedRankReplacesItsPredecessor) {
   for (int victim : {0, 1, 2}) {
     for (const char* host : {"", "elsewhere"}) {
@@ -373,8 +373,7 @@ class DyingStore final : public ForwardingStore {
   int answers_ = 0;
 };
 
-// Of three hosts: the second has the table and sees it; the third knows of nobody but through the
-// store.
+// Three hosts: the second has the table and sees the death; the third only has the store.
 TEST_P(FormationOf, DeathOfRankZeroWhileItAnswersReachesAll) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -424,7 +423,7 @@ TEST(LocalExchange, OnlyTheLeaderOfAHostAsksTheStore) {
       ASSERT_TRUE(formation.ok()) << formation.status().message();
       EXPECT_EQ(formation.value().host_count, kRanks / per_host);
       if (rank % per_host != 0) EXPECT_EQ(noting.writes, 0) << rank;
-      // Of a group inside a host: its entry, put twice at most and withdrawn, beside the last one's
+      // For a group inside a host: its entry, put at most twice and withdrawn, and the last rank's
       // failure.
       if (rank == 0 && per_host == kRanks) EXPECT_LE(noting.writes, 8);
     });
@@ -432,7 +431,7 @@ TEST(LocalExchange, OnlyTheLeaderOfAHostAsksTheStore) {
   }
 }
 
-// A rank whose leader is elsewhere, or comes too late to speak for it, speaks for itself.
+// A rank whose leader is elsewhere, or too late to speak for it, speaks for itself.
 TEST(LocalExchange, WhoFindsNoLeaderSpeaksForItself) {
   for (bool is_late : {false, true}) {
     auto registry = std::make_shared<Registry>();
@@ -449,7 +448,7 @@ TEST(LocalExchange, WhoFindsNoLeaderSpeaksForItself) {
   }
 }
 
-// Of two hosts of two ranks: rank 3 has its leader speak for it, and then does nothing.
+// Two hosts of two ranks: rank 3's leader speaks for it, then rank 3 does nothing.
 TEST(LocalExchange, StoppedMemberOfAnotherHostIsNamed) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -473,7 +472,7 @@ TEST(LocalExchange, StoppedMemberOfAnotherHostIsNamed) {
   });
 }
 
-// Rank 1 has found no leader, and waits in the store since before the leader's process began.
+// Rank 1 has found no leader and waits in the store since before the leader's process began.
 TEST(LocalExchange, RankThatBeganBeforeItsLeaderIsExcused) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -489,7 +488,7 @@ TEST(LocalExchange, RankThatBeganBeforeItsLeaderIsExcused) {
   });
 }
 
-// Rank 0 and 1 believe in a group of two, rank 2 in one of three with them.
+// Ranks 0 and 1 expect a group of two; rank 2 expects a group of three with them.
 TEST(LocalExchange, WhoSeesAnotherGroupIsRefused) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;

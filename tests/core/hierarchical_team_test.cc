@@ -28,7 +28,7 @@ CallOptions within_ms(int64_t timeout_ms) {
   return {Deadline::after(std::chrono::milliseconds(timeout_ms))};
 }
 
-// Ranks are threads, and the Teams below are ThreadTeams.
+// Ranks are threads, and the sub-teams are ThreadTeams.
 std::unique_ptr<HierarchicalTeam> make_over_threads(ThreadBoards& boards, int rank,
                                                     const Domains& domains,
                                                     HierarchyOptions options) {
@@ -77,7 +77,7 @@ TEST_P(Placements, EveryCollectiveInOneChunk) {
   check_every_collective(rank_count(GetParam().domains), over_threads(GetParam().domains), options);
 }
 
-// 200 bytes: no count fits, none divides, and the chunks of slices end in the middle of lines.
+// 200 bytes: no count fits or divides evenly, and chunks of slices end inside cache lines.
 TEST_P(Placements, EveryCollectiveInSmallChunks) {
   ReferenceOptions options;
   options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kFloat8E5M2};
@@ -86,7 +86,7 @@ TEST_P(Placements, EveryCollectiveInSmallChunks) {
                          options);
 }
 
-// Less than one element: chunks of one.
+// Less than one element: chunks of one element.
 TEST_P(Placements, EveryCollectiveInChunksOfOneElement) {
   ReferenceOptions options;
   options.dtypes = {DType::kFloat16, DType::kInt64};
@@ -95,7 +95,7 @@ TEST_P(Placements, EveryCollectiveInChunksOfOneElement) {
                          options);
 }
 
-// Where the Teams take chunks, a slice or block of more than 400 bytes is one call across.
+// If the Teams take chunks, a slice or block of more than 400 bytes is one call across domains.
 TEST_P(Placements, EveryCollectiveWithOverlap) {
   const int ranks = rank_count(GetParam().domains);
   HierarchyOptions small{.name = {}, .staging_bytes = 800};
@@ -105,7 +105,7 @@ TEST_P(Placements, EveryCollectiveWithOverlap) {
   check_every_collective(ranks, over_threads(GetParam().domains, small, true), options);
   check_same_bits(ranks, over_threads(GetParam().domains, small, true));
   check_disagreements(ranks, over_threads(GetParam().domains, small, true));
-  small.halves_as_float32 = false;  // which are not widened then, so they overlap too
+  small.halves_as_float32 = false;  // bfloat16 is not widened then, so it overlaps too
   check_same_bits(ranks, over_threads(GetParam().domains, small, true));
 }
 
@@ -119,7 +119,7 @@ TEST_P(Placements, DisagreementsAreToldToAll) {
                         over_threads(GetParam().domains, staging_bytes));
 }
 
-// Domain by domain, and rank by rank inside: with these values another order gives other bits.
+// The order is by domain, then by rank; with these values another order gives other bits.
 TEST(HierarchicalTeam, ArithmeticIsInTheOrderOfTheDomains) {
   const float values[4] = {1e8f, 1.0f, -1e8f, 1.0f};
   auto sum_over = [&](const Domains& domains) {
@@ -137,7 +137,7 @@ TEST(HierarchicalTeam, ArithmeticIsInTheOrderOfTheDomains) {
   EXPECT_EQ(sum_over({{0, 2}, {1, 3}}), 2.0f);  // (1e8 - 1e8) + (1 + 1)
 }
 
-// bfloat16 has no 257: rounded in the first domain, the sum of 256 and 1 is 256 again.
+// bfloat16 cannot hold 257: if the first domain rounds, the sum of 256 and 1 is 256 again.
 TEST(HierarchicalTeam, HalvesTravelAsFloat32WhereTheyAreToldTo) {
   const uint16_t values[4] = {0x4380, 0x3f80, 0x3f80, 0x0000};  // 256, 1, 1, 0
   auto reduced = [&](ReduceOp op, bool halves_as_float32) {
@@ -198,7 +198,7 @@ TEST(HierarchicalTeam, DescribesItself) {
   });
 }
 
-// Every rank leads the slices that the header promises, and makes its Teams in one order.
+// Every rank leads the slices that the header file documents, and makes its Teams in one order.
 TEST(HierarchicalTeam, TeamsAreMadeInOneOrder) {
   const Domains domains = {{0, 1}, {2, 3, 4, 5, 6}};
   ThreadBoards boards;
@@ -240,7 +240,7 @@ TEST(HierarchicalTeam, AFactoryThatFailsAbortsWhatWasMade) {
   auto team = HierarchicalTeam::make(0, {{0, 1}, {2, 3}}, inner, outer, {"g"});
   ASSERT_FALSE(team.ok());
   EXPECT_EQ(team.status().message(), "no wire");
-  // The other rank of the domain, whose Team was made, is told.
+  // The other rank of the domain, whose Team was made, gets the error.
   const int pair[2] = {0, 1};
   EXPECT_EQ(boards.make(1, pair, "g/domain0")->failure().message(), "no wire");
 }
@@ -272,7 +272,7 @@ TEST(HierarchicalTeam, MistakesAreNamedAndTheTeamLives) {
   });
 }
 
-// A rank that never comes: everyone is told by the deadline, in whichever Team they wait.
+// Every rank fails by the deadline, whichever Team it waits in.
 TEST_P(Placements, AMissingRankIsATimeoutForAll) {
   const int ranks = rank_count(GetParam().domains);
   for (int missing : {0, ranks - 1}) {
@@ -289,7 +289,7 @@ TEST_P(Placements, AMissingRankIsATimeoutForAll) {
   }
 }
 
-// An abort on any rank, from another thread, ends the wait of all of them, wherever they are.
+// An abort on any rank, from another thread, ends the waits of all ranks in all Teams.
 TEST_P(Placements, AnAbortEndsEveryonesWait) {
   const int ranks = rank_count(GetParam().domains);
   for (int aborting = 0; aborting < ranks; ++aborting) {
@@ -307,7 +307,7 @@ TEST_P(Placements, AnAbortEndsEveryonesWait) {
   }
 }
 
-// What a sub-team of another rank reports is what every rank reports.
+// A cause found in one rank's sub-team reaches every rank.
 TEST(HierarchicalTeam, TheFirstCauseGoesThroughToFarRanks) {
   over_threads({{0, 1, 2}, {3, 4, 5}})([](Team& team) {
     std::vector<float> data(64);
@@ -333,7 +333,7 @@ TEST(HierarchicalTeam, TeamsOfTeamsOfTeams) {
         TeamFactory flat = [&](std::span<const int> ranks, const std::string& name) {
           return Result<std::unique_ptr<Team>>(boards.make(rank, ranks, name));
         };
-        // The ranks of a host, numbered from 0, by two nodes: even ones and odd ones.
+        // The ranks of a host, numbered from 0, in two nodes: even and odd ranks.
         TeamFactory host = [&](std::span<const int> ranks,
                                const std::string& name) -> Result<std::unique_ptr<Team>> {
           Domains nodes(2);

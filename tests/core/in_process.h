@@ -1,5 +1,6 @@
-// Ranks as threads: a store in memory, a directory that hands arenas over within the process (one
-// mapping for all ranks, so that ThreadSanitizer sees what it must), and a runner of ranks.
+// Ranks as threads: a store in memory, a directory that shares arenas within the process (with one
+// mapping for all ranks, so that ThreadSanitizer sees their accesses), and a function that runs
+// ranks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -69,7 +70,7 @@ class MemoryStore final : public Store {
   std::map<std::string, int64_t> counters_;
 };
 
-// Passes all calls on; tests override one.
+// Forwards all calls; tests override one.
 class ForwardingStore : public Store {
  public:
   explicit ForwardingStore(Store& store) : store_(store) {}
@@ -89,8 +90,8 @@ class ForwardingStore : public Store {
   Store& store_;
 };
 
-// Counts what one rank writes, and asks: those that wait ask now and then whether others have
-// failed.
+// Counts the writes and reads of one rank. (Waiting ranks read now and then whether others have
+// failed.)
 class NotingStore final : public ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
@@ -109,7 +110,7 @@ class NotingStore final : public ForwardingStore {
   int writes = 0;
 };
 
-// Where the arenas of all ranks of a test are known.
+// Finds the arenas of all ranks of a test.
 class Registry {
  public:
   struct Entry {
@@ -174,9 +175,9 @@ class InProcessDirectory final : public Directory {
     }
     return {std::make_shared<Peer>(address, std::move(entry.arena), std::move(entry.pool)), ""};
   }
-  bool hides_pools = false;  // as if this rank could not map the pools of others
+  bool hides_pools = false;  // this rank cannot map the pools of others
 
-  // As if the process had ended.
+  // Simulates the end of the process.
   void die() {
     {
       std::lock_guard lock(end_mutex_);
@@ -195,7 +196,7 @@ class InProcessDirectory final : public Directory {
   bool end_ = false;
 };
 
-// Runs body(rank) on one thread for each rank and waits for all.
+// Runs body(rank) on one thread per rank and waits for all of them.
 inline void run_ranks(int ranks, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&body, rank] { body(rank); });

@@ -1,5 +1,5 @@
-// A host in one process: a Context stands for each of its processes, and groups form among ranks of
-// any of them, through one store.
+// A host in one process: each Context stands for a process, and groups form among ranks of any of
+// them through one store.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@
 
 namespace dscomm::test {
 
-// As torch does it: every group, each time that it is made, has its own prefix.
+// Like torch: each group gets a new prefix each time it is made.
 class PrefixedStore final : public Store {
  public:
   PrefixedStore(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
@@ -31,7 +31,7 @@ class PrefixedStore final : public Store {
   }
   Result<bool> has(const std::string& key) override { return store_.has(prefix_ + key); }
   Result<std::optional<std::string>> find(const std::string& key) override {
-    return store_.find(prefix_ + key);  // the default waits where the key is removed meanwhile
+    return store_.find(prefix_ + key);  // the default would wait if the key is removed meanwhile
   }
   Result<int64_t> add(const std::string& key, int64_t amount) override {
     return store_.add(prefix_ + key, amount);
@@ -43,7 +43,7 @@ class PrefixedStore final : public Store {
   std::string prefix_;
 };
 
-// Outlives its processes and groups. Any thread may call.
+// Outlives its processes and groups. Any thread may call it.
 class InProcessHost {
  public:
   using ContextPtr = std::shared_ptr<Context>;
@@ -61,13 +61,13 @@ class InProcessHost {
   ContextPtr process(const Settings& settings = small_settings()) {
     return try_process(settings).value();
   }
-  // As if the process had ended without closing its groups.
+  // Simulates a process that ends without closing its groups.
   void die(const ContextPtr& process) {
     std::lock_guard lock(mutex_);
     lives_.at(process.get())->die();
   }
 
-  // One rank's group. Groups of the same name and ranks need a `prefix` each, else the name does.
+  // One rank's group. Groups of the same name and ranks must have different prefixes.
   GroupResult try_group(const ContextPtr& process, GroupOptions options,
                         const std::string& prefix = "") {
     auto store = std::make_shared<PrefixedStore>(store_, prefix.empty() ? options.name : prefix);
@@ -83,7 +83,7 @@ class InProcessHost {
     PrefixedStore store(store_, name);
     Group::decline(store, options(rank, size, name, kLong), cause);
   }
-  // All ranks' groups, rank k in processes[k]; returns when all have formed.
+  // The groups of all ranks, rank k in processes[k]; returns when all have formed.
   std::vector<std::shared_ptr<Group>> groups(const std::vector<ContextPtr>& processes,
                                              const std::string& name,
                                              Milliseconds timeout = kLong) {

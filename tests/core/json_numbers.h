@@ -1,4 +1,4 @@
-// Numbers in the JSON of the flight recorder.
+// Reads numbers from the flight recorder's JSON.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace dscomm {
 
-// Those behind a name, entry by entry.
+// The numbers after `name`, entry by entry.
 inline std::vector<int64_t> numbers_of(const std::string& json, const std::string& name) {
   std::vector<int64_t> found;
   const std::string key = "\"" + name + "\": ";

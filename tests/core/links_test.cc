@@ -13,7 +13,7 @@ namespace {
 
 using Graph = std::vector<std::set<int>>;
 
-// Ranks in the order of the hosts, or dealt out among them.
+// Ranks in the order of the hosts or, if is_dealt, round-robin over them.
 std::vector<TransportMember> members_on(const std::vector<int>& sizes, bool is_dealt = false) {
   std::vector<TransportMember> members;
   std::vector<int> left = sizes;
@@ -32,7 +32,7 @@ std::vector<TransportMember> members_on(const std::vector<int>& sizes, bool is_d
   return members;
 }
 
-// Checks that both ends of a link know of it.
+// Also checks that both ends of each link know it.
 Graph graph_of(const std::vector<TransportMember>& members) {
   const std::vector<Links> links = links_of(members);
   Graph graph(members.size());
@@ -51,8 +51,8 @@ Graph graph_of(const std::vector<TransportMember>& members) {
   return graph;
 }
 
-// From `start`, without those of which `is_gone` says so: how many are reached, and in how many
-// steps at most.
+// How many members are reachable from `start` without the members for which is_gone is true, and
+// the most steps that this takes.
 template <typename IsGone>
 std::pair<size_t, int> reach(const Graph& graph, int start, const IsGone& is_gone) {
   std::vector<int> steps(graph.size(), -1);
@@ -74,7 +74,7 @@ std::pair<size_t, int> reach(const Graph& graph, int start, const IsGone& is_gon
   return {count, most};
 }
 
-// The rest hangs together without any one member, and without any one host.
+// The graph stays connected without any one member, and without any one host.
 void expect_survives(const std::vector<int>& sizes, bool is_dealt = false) {
   const std::vector<TransportMember> members = members_on(sizes, is_dealt);
   const Graph graph = graph_of(members);
@@ -92,7 +92,7 @@ void expect_survives(const std::vector<int>& sizes, bool is_dealt = false) {
       EXPECT_EQ(reach(graph, first_but_for(is_gone), is_gone).first, living);
     }
   };
-  // A host that goes down is missed, whole.
+  // If a whole host fails, other hosts notice.
   for (size_t rank = 0; rank < members.size() && sizes.size() > 1; ++rank)
     EXPECT_TRUE(std::any_of(graph[rank].begin(), graph[rank].end(), [&](int other) {
       return members[static_cast<size_t>(other)].host != members[rank].host;
@@ -119,7 +119,7 @@ TEST(Links, TheRestHangsTogetherWithoutAnyMemberOrHost) {
   }
 }
 
-// Two hosts of two: whichever two of them live are linked.
+// Two hosts of two members: any two survivors are linked.
 TEST(Links, TwoByTwoAreAllLinked) {
   for (const std::set<int>& linked : graph_of(members_on({2, 2}))) EXPECT_EQ(linked.size(), 3u);
 }

@@ -1,4 +1,4 @@
-// Liveness: who is gone, and what that means for what is pending.
+// Liveness: which members are gone, and the effect on pending operations.
 #include "core/messages/liveness.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ constexpr MemberLife kLives{}, kDied{.died = true}, kLeft{.left = true},
 
 std::string name(int member) { return "rank " + std::to_string(member); }
 
-// Rank 3 was ended by an exception, rank 4 forgot to leave.
+// Rank 3 ended by an exception; rank 4 ended without leaving.
 Departure departure(int member) {
   if (member == 3) return {.exception = "ValueError"};
   return member == 4 ? Departure{.exception = ""} : Departure();

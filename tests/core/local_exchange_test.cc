@@ -1,4 +1,5 @@
-// The leader of a host and its members, without what they agree on; and who is on a host.
+// The leader of a host and its members, apart from the content of their agreement; and how a rank
+// finds the ranks of its host.
 #include "core/formation/local_exchange.h"
 
 #include <gtest/gtest.h>
@@ -99,7 +100,7 @@ TEST(LocalExchange, FailureBeforeConfirmationReachesTheMember) {
   });
 }
 
-// What a member says of a table that was superseded is not of the next.
+// A member's report about a superseded table does not count for the next one.
 TEST(LocalExchange, ReportsAreOfOneTable) {
   const LocalRanks local = ranks_of_this_test(2);
   const auto make_deadline = [] { return Deadline::after(seconds(60)); };
@@ -111,11 +112,11 @@ TEST(LocalExchange, ReportsAreOfOneTable) {
       while (!leader->awaited().empty())
         ASSERT_TRUE(leader->hear(10'000'000, make_deadline()).ok());
       leader->tell_table(7, "first");
-      step.arrive_and_wait();  // there is a report of it
+      step.arrive_and_wait();  // the leader has a report of it
       leader->begin_table();
       EXPECT_TRUE(leader->turn().ok());
       leader->tell_table(8, "second");
-      step.arrive_and_wait();  // it has failed on the first
+      step.arrive_and_wait();  // a member has failed on the first table
       EXPECT_TRUE(leader->turn().ok());
       EXPECT_EQ(leader->reports().size(), 0u);
       EXPECT_EQ(leader->without_report(), "rank 1");
@@ -140,14 +141,14 @@ TEST(LocalExchange, ReportsAreOfOneTable) {
   });
 }
 
-// A member that cannot go on asks what came first; one that confirms nothing is none.
+// A failing member asks for an earlier cause; a member that confirms nothing does not count.
 TEST(LocalExchange, WhoFailsAsksAndWhoConfirmsNothingIsNoMember) {
   const LocalRanks local = ranks_of_this_test(3);
   const auto make_deadline = [] { return Deadline::after(seconds(60)); };
   std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
   ASSERT_NE(leader, nullptr);
   LocalMember late(local);
-  // Nobody answers.
+  // The leader does not answer.
   Result<bool> joined = late.enlist(entry_of(1), kNoReason, make_deadline());
   ASSERT_TRUE(joined.ok());
   EXPECT_FALSE(joined.value());
@@ -185,7 +186,7 @@ TEST(LocalRanks, AreThoseOfTorchrunsWorldAlone) {
                           {"MASTER_PORT", "1234"},
                           {"TORCHELASTIC_RESTART_COUNT", "0"}};
   EXPECT_EQ(ranks(5, 8), second_host);
-  EXPECT_EQ(ranks(1, 2), none);  // another world, of a process that inherits these
+  EXPECT_EQ(ranks(1, 2), none);  // a process that inherits the variables is in another world
   EXPECT_EQ(ranks(5, 16), none);
   const std::string first = local_ranks_of_launcher(5, 8, "0").group;
   EXPECT_NE(local_ranks_of_launcher(5, 8, "1").group, first);
@@ -196,7 +197,7 @@ TEST(LocalRanks, AreThoseOfTorchrunsWorldAlone) {
     EXPECT_EQ(ranks(5, 8), none) << local_rank;
   }
   setenv("LOCAL_RANK", "0", 1);
-  EXPECT_EQ(ranks(5, 8), none);  // 5 to 8
+  EXPECT_EQ(ranks(5, 8), none);  // would be ranks 5 to 8, beyond the world
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// LostTime, and Deadlines that leave it out.
+// LostTime, and Deadlines that exclude it.
 
 #include "core/base/lost_time.h"
 
@@ -22,7 +22,7 @@ TEST(LostTime, OneStopThatSeveralThreadsSeeCountsOnce) {
   lost.note(11 * kSecond, 31 * kSecond);
   lost.note(9 * kSecond, 30 * kSecond);
   EXPECT_EQ(lost.since(5 * kSecond), 22 * kSecond);
-  // What began in it, or after it, has lost the rest of it, or nothing.
+  // A wait that began during the lost time excludes the rest of it; one that began later, nothing.
   EXPECT_EQ(lost.since(30 * kSecond), kSecond);
   EXPECT_EQ(lost.since(31 * kSecond), 0);
 }
@@ -47,24 +47,26 @@ TEST(LostTime, DeadlinesLeaveItOut) {
   const int64_t stopped_ns = monotonic_ns();
   std::this_thread::sleep_for(std::chrono::nanoseconds(LostTime::kLeastNs));
   const int64_t continued_ns = monotonic_ns();
-  Deadline::after(std::chrono::seconds(1)).note_slice(stopped_ns, 0);  // as another wait sees it
+  Deadline::after(std::chrono::seconds(1)).note_slice(stopped_ns, 0);  // another wait sees the same
+                                                                       // stop
   const int64_t charged_ns = left_ns - deadline.remaining_ns();
   EXPECT_LE(charged_ns, monotonic_ns() - began_ns - (continued_ns - stopped_ns));
 }
 
 TEST(LostTime, TimeBetweenTwoWaitsIsLeftOutOnceAndOnlyIfLong) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(100));
-  deadline.leave_out_time_since_last_look();  // not begun: nothing to leave out
+  deadline.leave_out_time_since_last_look();  // not begun: nothing to exclude
   const int64_t left_ns = deadline.remaining_ns();
   const int64_t stopped_ns = monotonic_ns();
   std::this_thread::sleep_for(std::chrono::nanoseconds(LostTime::kLeastNs));
   const int64_t continued_ns = monotonic_ns();
   deadline.leave_out_time_since_last_look();
-  Deadline::after(std::chrono::seconds(1)).note_slice(stopped_ns, 0);  // the same, seen by another
+  Deadline::after(std::chrono::seconds(1)).note_slice(stopped_ns, 0);  // another wait sees the same
+                                                                       // stop
   const int64_t now_left_ns = deadline.remaining_ns();
   EXPECT_GE(now_left_ns, left_ns - (monotonic_ns() - continued_ns));
   EXPECT_LE(now_left_ns, left_ns);
-  // A slice ends unseen time, and what is short is charged.
+  // A slice ends unseen time, and short slices are charged.
   for (int slice = 0; slice < 6; ++slice) {
     const int64_t began_ns = monotonic_ns();
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -74,7 +76,7 @@ TEST(LostTime, TimeBetweenTwoWaitsIsLeftOutOnceAndOnlyIfLong) {
   EXPECT_LE(deadline.remaining_ns(), now_left_ns - 600'000'000);
 }
 
-// The parts of a composed call have copies, one of which waits after the other.
+// The parts of a composed call have copies of the deadline; one copy waits after the other.
 TEST(LostTime, TimeThatAnotherCopyWaitedIsCharged) {
   const Deadline whole = Deadline::after(std::chrono::seconds(100));
   const int64_t left_ns = whole.remaining_ns();
@@ -130,7 +132,7 @@ class LookAtNothing final : public Watch {
   Status timed_out() override { return Status(Code::kTimeout, "timed out"); }
 };
 
-// A rank that is stopped between two waits of a call has no slice of sleep that notes it.
+// If a rank is stopped between two waits of a call, no slice of a sleep notes it.
 TEST(TimeLeft, AWaitHasWhatWasLeftAtTheLastLook) {
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(1500));
   (void)deadline.remaining_ns();
@@ -138,7 +140,7 @@ TEST(TimeLeft, AWaitHasWhatWasLeftAtTheLastLook) {
   std::atomic<uint64_t> word{0};
   std::thread peer([&] {
     sleep_ms(600);
-    word.store(1, std::memory_order_release);  // pairs with the load of wait_slowly()
+    word.store(1, std::memory_order_release);  // pairs with the acquire load in wait_slowly()
   });
   std::atomic<uint32_t> sleepers{0};
   LookAtNothing watch;

@@ -57,7 +57,7 @@ TEST(Matching, ForgetsTagsWithNothingLeft) {
   queues.hold(&message);
   EXPECT_FALSE(queues.empty());
   queues.erase_receive(&receive);
-  queues.erase_receive(&receive);  // no longer here
+  queues.erase_receive(&receive);  // already erased
   EXPECT_FALSE(queues.empty());
   queues.erase_message(&message);
   EXPECT_TRUE(queues.empty());

@@ -1,5 +1,5 @@
-// MemoryReservation: of several processes that take memory at once, as many get some as a limit
-// holds; whoever dies gives back; nobody is held up for long.
+// MemoryReservation: of several processes that reserve at once, as many succeed as the limit
+// allows; a dead process gives its reservation back; no process is delayed for long.
 
 #include "core/base/memory_reservation.h"
 
@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kMiB = 1 << 20;
 
-// A machine with plenty of memory and a process in cgroup /job/rank, whose limits are files.
+// A machine with plenty of memory and a process in cgroup /job/rank. Limits are files.
 class MemoryReservationTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -41,7 +41,7 @@ class MemoryReservationTest : public ::testing::Test {
   void write(const std::string& name, const std::string& text) {
     const std::filesystem::path path = root_ + "/" + name;
     std::filesystem::create_directories(path.parent_path());
-    // Whoever reads sees the old or the new.
+    // Readers see either the old or the new file.
     std::ofstream(path.string() + ".new") << text;
     std::filesystem::rename(path.string() + ".new", path);
   }
@@ -74,14 +74,14 @@ TEST_F(MemoryReservationTest, TwoReservationsDoNotCountOnTheSameMemory) {
     EXPECT_TRUE(second.ok()) << second.status().message();
     has_second = true;
   });
-  // While the first takes what it has reserved, the second waits.
+  // The second waits while the first takes what it has reserved.
   for (int step = 0; step < 12; ++step) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     EXPECT_FALSE(has_second);
     first.value().taken(kMiB);
   }
   {
-    // It takes no more after all, and nothing was charged.
+    // Destroyed without taking the rest, for which nothing was charged.
     const MemoryReservation given_back = std::move(first).value();
   }
   other.join();
@@ -96,7 +96,7 @@ TEST_F(MemoryReservationTest, WhatIsChargedIsLeftToNobodyElse) {
   EXPECT_TRUE(make(30 * kMiB).ok());
 }
 
-// The same limit seen from two cgroups below it, by processes.
+// Processes in two cgroups below the same limit.
 TEST_F(MemoryReservationTest, ProcessesOfOtherCgroupsCountUnderTheSameLimit) {
   std::filesystem::create_directories(root_ + "/cgroup/job/other");
   int started[2], done[2];
@@ -116,7 +116,7 @@ TEST_F(MemoryReservationTest, ProcessesOfOtherCgroupsCountUnderTheSameLimit) {
   EXPECT_EQ(ok, 1);
   write("proc/self/cgroup", "0::/job/rank\n");
   EXPECT_TRUE(make(20 * kMiB).ok());
-  // Its death gives back what it had reserved: until then this waits.
+  // Blocks until the child's death gives back its reservation.
   std::thread killer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     kill(child, SIGKILL);
@@ -142,7 +142,7 @@ TEST_F(MemoryReservationTest, OfManyThreadsAsManyGetMemoryAsThereIs) {
         while (ready < kThreads) std::this_thread::yield();
         Result<MemoryReservation> mine = make(40 * kMiB);
         if (!mine.ok()) return;
-        // As a kernel that charges: the second of two leaves nothing for the rest.
+        // Like a kernel that charges: the second of two leaves nothing for the rest.
         if (++granted == 2) {
           set_limit("job", 100 * kMiB, 80 * kMiB);
           charged = true;
@@ -157,11 +157,11 @@ TEST_F(MemoryReservationTest, OfManyThreadsAsManyGetMemoryAsThereIs) {
 TEST_F(MemoryReservationTest, AStuckLockHoldsNobodyUp) {
   const int holder = open((root_ + "/cgroup/job").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(flock(holder, LOCK_EX), 0);
-  // The peers of a rank wait while it waits here, and hear of a death within a second.
+  // A rank's peers wait while it waits here, and must hear of a death within a second.
   const int64_t began_ns = monotonic_ns();
   Result<MemoryReservation> first = make(40 * kMiB);
   EXPECT_TRUE(first.ok()) << first.status().message();
-  // What others announce still counts.
+  // Announcements of other processes still count.
   Result<MemoryReservation> second = make(40 * kMiB);
   EXPECT_TRUE(second.ok()) << second.status().message();
   EXPECT_LT(monotonic_ns() - began_ns,
@@ -176,7 +176,7 @@ TEST_F(MemoryReservationTest, AnAnnouncementThatDoesNotChangeIsIgnored) {
   EXPECT_TRUE(other.ok()) << other.status().message();
 }
 
-// All of the ledger, in a lock without an end and in thousands of small ones.
+// Locks the whole ledger, with one lock without an end and with thousands of small ones.
 TEST_F(MemoryReservationTest, AHostileLedgerHoldsNobodyUp) {
   const int holder = open((root_ + "/cgroup/job").c_str(), O_RDONLY | O_CLOEXEC);
   for (int k = 0; k < 3000; ++k) {

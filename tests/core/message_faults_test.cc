@@ -1,4 +1,4 @@
-// Messages of groups when members leave, die, abort, are late, share a process, or are stopped.
+// Messages when members leave, die, abort, are late, share a process, or are stopped.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -68,7 +68,7 @@ void expect_last_messages_survive(int64_t earlier, int64_t later = 0) {
     EXPECT_TRUE((*group)->shutdown().ok());
     group->reset();
   }
-  zero.reset();  // the process of rank 0 ends
+  zero.reset();  // rank 0's process ends
   EXPECT_TRUE(first[1]->shutdown().ok());
   first[1].reset();
   EXPECT_NUMBER(*second[1], 0, 101);
@@ -159,7 +159,7 @@ TEST(MessageFaults, AnySourceGoesOnWhileALivingRankCanStillSend) {
   EXPECT_NUMBER(*group[0], -1, 7);
   int64_t number = 0;
   OperationPtr any = receive(*group[0], &number, -1);
-  // Rank 1 dies: it does not leave the group.
+  // Rank 1 dies without leaving the group.
   host.die(processes[1]);
   std::this_thread::sleep_for(milliseconds(50));
   EXPECT_FALSE(any->done()) << any->status().message();
@@ -207,12 +207,12 @@ TEST(MessageFaults, ReceiveAfterAMismatchTakesWhatHadBeenSent) {
   expect_failure(send(*group[1], 8, 0), Code::kMismatch, {"called different things"});
   expect_failure(receive(*group[0], &number, 1)->wait(), Code::kMismatch,
                  {"called different things"});
-  // Which ends it for what has arrived, too.
+  // The failure also applies to messages that have arrived.
   expect_failure(receive(*group[0], &number, 1, 3)->wait(), Code::kMismatch,
                  {"called different things"});
 }
 
-// Of a pool, whose tensors peers read in place.
+// A tensor of a pool, which peers read in place.
 struct PoolTensor {
   PoolTensor(const std::shared_ptr<Context>& context, size_t elements)
       : pool(context->pool()),
@@ -225,10 +225,10 @@ struct PoolTensor {
 TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
   InProcessHost host;
   Settings settings = small_settings();
-  settings.in_place_bytes = 1 << 20;  // whatever it measures of the cores' distance
+  settings.in_place_bytes = 1 << 20;  // so that the measured distance of the cores does not matter
   std::shared_ptr<Context> zero = host.process(settings), one = host.process(settings);
   auto group = host.groups({zero, one}, "world");
-  constexpr size_t kCount = 750'000;  // more than a pass copies
+  constexpr size_t kCount = 750'000;  // more than one pass copies
   PoolTensor tensor(zero, kCount);
   std::vector<int64_t> in(kCount);
   EXPECT_STATUS_OK(send(*group[0], 1, 1));
@@ -238,12 +238,12 @@ TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
     std::iota(tensor.data, tensor.data + kCount, round);
     run_ranks(2, [&](int rank) {
       if (rank == 0) {
-        // In every other round the message comes before its receive.
+        // In every other round the message arrives before its receive is posted.
         OperationPtr first =
             group[0]->send(tensor.data, kCount, DType::kInt64, 1, 4, nullptr, milliseconds(0));
         EXPECT_STATUS_OK(send(*group[0], round, 1, 5));
         EXPECT_STATUS_OK(first->wait());
-        std::fill(tensor.data, tensor.data + kCount, -1);  // it is the caller's again
+        std::fill(tensor.data, tensor.data + kCount, -1);  // the caller may overwrite it again
         return;
       }
       if (round % 2 == 0) {
@@ -260,10 +260,10 @@ TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
         ASSERT_EQ(in[k], round + static_cast<int64_t>(k)) << round;
     });
   }
-  EXPECT_EQ(zero->arena()->used_bytes(), used);  // no buffer was made
+  EXPECT_EQ(zero->arena()->used_bytes(), used);  // no buffer was allocated
 }
 
-// Calls of exit handlers take another way than those before.
+// Calls in exit handlers take another code path than earlier calls.
 TEST(MessageFaults, AReceiveFromAnySourceSaysWhoSentAtTheEndOfTheProcessToo) {
   InProcessHost host;
   auto group = host.groups({host.process(), host.process(), host.process()}, "world");
@@ -286,7 +286,7 @@ TEST(MessageFaults, ASendThatIsReadInPlaceAndGivenUpIsNotReceived) {
   std::fill(tensor.data, tensor.data + kCount, 5);
   OperationPtr sent =
       group[0]->send(tensor.data, kCount, DType::kInt64, 1, 0, nullptr, milliseconds(0));
-  EXPECT_FALSE(sent->done());  // nobody has read it
+  EXPECT_FALSE(sent->done());  // not read yet
   EXPECT_TRUE(group[0]->shutdown().ok());
   expect_failure(sent->wait(), Code::kAborted, {"closed"});
   std::fill(tensor.data, tensor.data + kCount, 6);
@@ -296,7 +296,7 @@ TEST(MessageFaults, ASendThatIsReadInPlaceAndGivenUpIsNotReceived) {
       Code::kPeerLeft, {"rank 0 (", "left the group before all that it sent was received"});
 }
 
-// In a process of its own, which is stopped for longer than the receives may take.
+// Runs in a separate process, which is stopped for longer than the receives' timeout.
 void be_stopped() {
   InProcessHost host;
   auto group = host.groups({host.process(), host.process()}, "world", milliseconds(1500));

@@ -1,4 +1,4 @@
-// Mutated input from sockets and the store: no crash, no admission without the token. Bytes are
+// Mutated input from sockets and the store: no crash, and no admission without the token. Bytes are
 // mutated at random; TEST_SEED repeats a run and TEST_ROUNDS makes it longer.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -35,7 +35,7 @@ class MutatedBytes : public ::testing::Test {
 
   size_t below(size_t limit) { return random_() % limit; }
 
-  // Up to four changes: bits flipped, bytes replaced, cut out, repeated, or added.
+  // Makes up to four changes: flips bits, or replaces, removes, repeats or adds bytes.
   std::string mutated(std::string bytes) {
     for (size_t change = 0, changes = 1 + below(4); change < changes && !bytes.empty(); ++change) {
       const size_t at = below(bytes.size()),
@@ -145,7 +145,7 @@ TEST_F(MutatedBytes, ListenerAdmitsNobodyWithoutTheToken) {
     ASSERT_EQ(connect(visitor.get(), address.get(), address.size), 0);
     ASSERT_EQ(send(visitor.get(), says.data(), says.size(), MSG_NOSIGNAL), ssize_t(says.size()));
     visitor.reset();
-    // Until it has been taken in and settled.
+    // Waits until the listener has accepted and settled the connection.
     for (bool came = false;;) {
       std::vector<pollfd> entries;
       listener.add_to(&entries);
@@ -157,7 +157,7 @@ TEST_F(MutatedBytes, ListenerAdmitsNobodyWithoutTheToken) {
   };
   for (int round = 0; round < rounds_ / 10; ++round) {
     const std::string says = mutated(good);
-    // Bytes after the hello are not read here, and the rank in it is not what the token protects.
+    // Bytes after the hello are not read here, and the token does not protect the rank in it.
     Message said;
     const bool is_good = says.size() >= good.size() && decode(says.substr(0, good.size()), &said) &&
                          said.kind == hello.kind && said.id == hello.id && said.text == hello.text;
@@ -185,7 +185,7 @@ TEST_F(MutatedBytes, ComparedCallsAreRefusedOrReadInBounds) {
     Message message = Message::about(MessageKind::kCompare, 1, 1);
     message.text = mutated(good);
     const bool is_meant = flooding.take(1, message);
-    // The Team may have ended, with a text that was made from the mutated bytes.
+    // The Team may have ended, with a text made from the mutated bytes.
     const Status ended = flooding.ended(7);
     EXPECT_TRUE(ended.ok() || (is_meant && ended.code() == Code::kMismatch));
     EXPECT_LE(ended.message().size(), kMessageTextBytes);

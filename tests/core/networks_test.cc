@@ -20,7 +20,7 @@ TEST(Networks, OwnOnesAreAddressesWithAPrefix) {
   for (const std::string& network : own_networks()) {
     EXPECT_NE(network.find('/'), std::string::npos) << network;
     EXPECT_FALSE(network.starts_with("127.")) << network;
-    // It reads what it writes.
+    // It can read its own output.
     EXPECT_EQ(common_networks({on_host(0, {network})}).size(), 1u) << network;
   }
 }
@@ -71,7 +71,7 @@ TEST(Networks, IPv6FollowsIPv4) {
   EXPECT_EQ(common_networks(members), (Texts{"10.0.0.0/24", "fd77::/64"}));
   EXPECT_EQ(distinct_networks(members, 1), (Texts{"10.0.0.0/24", "fd77::/64", "2001:db8:2::/48"}));
   EXPECT_EQ(reachable_addresses(members, 1, 0), (Texts{"10.0.0.1", "fd77::1", "2001:db8:1::5"}));
-  // An address of one kind is in no network of the other.
+  // An address of one family is in no network of the other.
   EXPECT_EQ(common_networks({on_host(0, {"::/0"}), on_host(1, {"10.0.0.2/24"})}), Texts{});
   EXPECT_EQ(common_networks({on_host(0, {"fd77::1/64"}), on_host(1, {"fd77::1/64"})}), Texts{});
 }
@@ -121,7 +121,7 @@ TEST(Networks, AddressesInCommonNetworksAreTriedFirst) {
   };
   EXPECT_EQ(reachable_addresses(members, 1, 0), (Texts{"10.77.0.1", "10.5.0.1", "203.0.113.1"}));
   EXPECT_EQ(reachable_addresses(members, 2, 0), (Texts{"10.77.0.1", "203.0.113.1", "10.5.0.1"}));
-  // On the host itself all lead there.
+  // On the host itself all of its addresses are reachable.
   EXPECT_EQ(reachable_addresses(members, 0, 0).size(), 4u);
 }
 

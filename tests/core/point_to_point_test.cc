@@ -1,7 +1,7 @@
-// Point-to-point with ranks as threads of this process, over the real arenas, rings and doorbells.
+// Point-to-point with ranks as threads of this process, over real arenas, rings and doorbells.
 //
-// A group's failure, and who has left it, are kept on a board that all ranks see, in place of a
-// Team's lines. Most worlds sleep without slices, so that a wake-up that is lost makes a test time
+// A board that all ranks see replaces a Team's mailboxes: it records a group's failure and the
+// ranks that have left. Most worlds sleep without slices, so that a lost wake-up makes a test time
 // out.
 #include "core/messages/point_to_point.h"
 
@@ -40,7 +40,7 @@ Settings with_slices() {
   return settings;
 }
 
-// What the members of a group know of each other.
+// Shared state of the members of a group.
 class Board {
  public:
   explicit Board(int ranks) : left_(static_cast<size_t>(ranks)) {}
@@ -97,7 +97,7 @@ class World {
     return board;
   }
 
-  // A rank's view of the group of all ranks with that id.
+  // A rank's view of the group of all ranks with this id.
   GroupPtr group(int rank, uint64_t id = 1) {
     auto group = std::make_shared<PointToPointGroup>();
     std::shared_ptr<Board> known = board(id);
@@ -118,7 +118,7 @@ class World {
   }
 
  private:
-  // Those of all ranks in a group, as its formation would give them.
+  // The ports of all ranks in a group, as formation would assign them.
   std::vector<uint32_t> ports(uint64_t id) {
     std::lock_guard lock(mutex_);
     std::vector<uint32_t>& ports = ports_[id];
@@ -203,7 +203,7 @@ void expect_numbers_pass(World& world, int from, int to, uint64_t group) {
 }
 
 TEST(PointToPoint, MessagesOfEverySizeGoThereAndBack) {
-  // Without a ring of pieces, with the shortest, and with one that is not filled by a message.
+  // Without a ring of pieces, with the shortest one, and with one that a message does not fill.
   for (int64_t channel_bytes : {4096, 17 * 8192, 4194304}) {
     Settings settings = no_slices();
     settings.channel_bytes = channel_bytes;
@@ -296,7 +296,7 @@ TEST(PointToPoint, AnySourceTakesEveryonesMessages) {
       int64_t number = -1;
       OperationPtr receive = end.receive_number(&number, -1);
       EXPECT_OK(receive);
-      ASSERT_GE(receive->source(), 1);  // no rank where it failed
+      ASSERT_GE(receive->source(), 1);  // -1 if the receive failed
       ASSERT_EQ(number % kRanks, receive->source());
       EXPECT_EQ(number / kRanks, next[static_cast<size_t>(receive->source())]++);
     }
@@ -391,7 +391,7 @@ TEST(PointToPoint, AStormOfSendsBetweenAllPairs) {
   });
 }
 
-// Every rank draws the same list of messages and plays its part in an order of its own.
+// Every rank draws the same list of messages and does its part in its own order.
 TEST(PointToPoint, RandomTrafficArrivesWhole) {
   constexpr int kRanks = 3, kMessages = 200;
   struct Plan {
@@ -483,7 +483,7 @@ TEST(PointToPoint, TheWorkerFinishesWhatNobodyWaitsFor) {
   EXPECT_TRUE(sent.get_future().get().ok());
   EXPECT_TRUE(received.get_future().get().ok());
   EXPECT_TRUE(in == out);
-  // Once more after the worker has parked, and with a callback that makes the next call.
+  // Again after the worker has parked, with a callback that makes the next call.
   std::this_thread::sleep_for(milliseconds(40));
   std::promise<Status> second;
   int64_t number = 0, answer = 0, question = 42;
@@ -496,7 +496,7 @@ TEST(PointToPoint, TheWorkerFinishesWhatNobodyWaitsFor) {
   EXPECT_EQ(answer, 42);
 }
 
-// Both arrive in one look; the callback of the first waits for the second.
+// Both messages arrive in one poll; the first one's callback waits for the second one.
 TEST(PointToPoint, ACallbackWaitsForAnotherOperationOfItsBatch) {
   World world(2);
   End zero(world, 0), one(world, 1);
@@ -563,7 +563,8 @@ TEST(PointToPoint, OtherCountsAndDtypesAreAMismatchForBoth) {
       End zero(world, 0), one(world, 1);
       std::vector<float> out(16, 1.0f), in(16, -1.0f);
       int64_t other = 0;
-      OperationPtr pending = one.receive_number(&other, 0, 8);  // the sender learns through it
+      OperationPtr pending = one.receive_number(&other, 0, 8);  // through it the sender learns of
+                                                                // the failure
       auto receive_it = [&] {
         return zero.engine.receive(zero.group, in.data(), c.received, c.received_as, 1, 3, nullptr,
                                    kLong);
@@ -598,8 +599,8 @@ TEST(PointToPoint, AReceiveThatGetsNothingTimesOut) {
                  {"receive of int64[1] tag 2", "50 ms", "rank 1", "in this process"});
   EXPECT_TRUE(watched.expired());
   expect_failure(other->wait(), Code::kTimeout,
-                 {"tag 2"});  // an error ends the group, with its first cause
-  // What comes after is not written, and other groups go on.
+                 {"tag 2"});  // a timeout ends the group; later calls see the first cause
+  // Later messages are not written, and other groups go on.
   expect_failure(End(world, 1).send_number(number, 0, 2)->wait(), Code::kTimeout, {"tag 2"});
   expect_numbers_pass(world, 1, 0, 2);
   EXPECT_EQ(number, 5);
@@ -643,7 +644,7 @@ TEST(PointToPoint, HeldMessagesAreBoundedAndGiveTheirRoomBack) {
   run_ranks(2, [&](int rank) {
     End end(world, rank);
     for (int round = 0; round < 20; ++round) {
-      // Two messages of 1000 bytes are held while a third is asked for; a fourth would not be.
+      // Two messages of 1000 bytes are buffered while a third is awaited; a fourth would not fit.
       std::vector<uint8_t> data(1000);
       if (rank == 0)
         for (int tag : {0, 1, 2})
@@ -678,7 +679,7 @@ TEST(PointToPoint, ADeadPeerIsNamedAndItsLastMessageIsRead) {
                  {"rank 1", "died", "group 'g1'"});
   EXPECT_EQ(waiting->wait().code(), Code::kPeerDied);
   expect_failure(zero.send_number(number, 1)->wait(), Code::kPeerDied, {"rank 1"});
-  // A fresh group: a send says so at once, and any-source fails when nobody is left who could send.
+  // A new group: a send fails at once, and any-source fails once no possible sender is left.
   End later(world, 0, 2);
   expect_failure(later.send_number(number, 1)->wait(), Code::kPeerDied, {"rank 1", "group 'g2'"});
   End last(world, 0, 3);
@@ -733,14 +734,14 @@ TEST(PointToPoint, APeerThatLeftIsNoFaultUntilItIsMissed) {
                  {"rank 1", "left the group"});
 }
 
-// A rank that leaves and ends between two looks at it.
+// A rank leaves and ends between two checks of it.
 TEST(PointToPoint, ARankThatLeavesAndEndsDuringALookHasLeft) {
   World world(2, with_slices());
   End zero(world, 0);
   std::atomic<bool> gone{false};
   zero.group->has_left = [&](int) {
     if (gone.exchange(true)) return true;
-    world.rank(1).directory->die();  // after it has left, which this look came too early to see
+    world.rank(1).directory->die();  // after it has left, which this check came too early to see
     return false;
   };
   int64_t number = 0;
@@ -774,8 +775,7 @@ TEST(PointToPoint, ForgettingAGroupEndsItsOperationsAndFreesTheChannel) {
   OperationPtr send = one.send(half, 0, 2);
   EXPECT_EQ(receive->wait(milliseconds(30)).code(), Code::kTimeout);  // takes the first message in
   EXPECT_OK(send);
-  OperationPtr stuck =
-      one.send(blocked, 0, 3);  // larger than what may be held: the ring is full of it
+  OperationPtr stuck = one.send(blocked, 0, 3);  // too long to be buffered: it fills the ring
   EXPECT_EQ(stuck->wait(milliseconds(30)).code(), Code::kTimeout);
   one.close();
   expect_failure(stuck->wait(), Code::kAborted, {"group 'g1'"});
@@ -783,7 +783,7 @@ TEST(PointToPoint, ForgettingAGroupEndsItsOperationsAndFreesTheChannel) {
   zero.close();
   expect_failure(receive->wait(), Code::kAborted, {"group 'g1'"});
   expect_failure(zero.receive_number(&number, 1)->wait(), Code::kAborted, {"group 'g1'", "closed"});
-  // The half-sent message is cleared away, what was held is dropped, and the channel serves others.
+  // The partly sent message is removed, buffered ones are dropped, and the channel serves others.
   expect_numbers_pass(world, 1, 0, 2);
   expect_numbers_pass(world, 0, 1, 2);
   End again(world, 0, 2), sender(world, 1, 2);
@@ -816,7 +816,7 @@ TEST(PointToPoint, AGivenUpSendEndsTheReceiveThatHadBegun) {
   std::vector<uint8_t> out(1 << 20), in(out.size());
   OperationPtr receive = zero.receive(in, 1);
   OperationPtr send = one.send(out, 0);
-  // Whether the worker has moved all of it meanwhile decides the ending, and either is right.
+  // The worker may or may not have moved all of it by now: both outcomes are right.
   one.close();
   Status sent = send->wait(), received = receive->wait();
   EXPECT_EQ(sent.ok(), received.ok()) << sent.message() << received.message();
@@ -846,7 +846,7 @@ TEST(PointToPoint, TheChannelOfADeadPeerIsGivenBack) {
   expect_numbers_pass(world, 0, 1, 1);
   expect_numbers_pass(world, 0, 2, 1);
   const size_t small = world.rank(0).arena->used_bytes() - before;
-  EXPECT_LT(small, kBuffers);  // buffers come with the first message that needs them
+  EXPECT_LT(small, kBuffers);  // buffers are allocated for the first message that needs them
   for (int peer : {1, 2}) {
     End zero(world, 0, 3), other(world, peer, 3);
     for (size_t bytes : {size_t{1000}, kPageBytes + 1}) {
@@ -860,12 +860,12 @@ TEST(PointToPoint, TheChannelOfADeadPeerIsGivenBack) {
   End(world, 0, 3).close();
   world.rank(1).directory->die();
   End(world, 0, 2).close();
-  EXPECT_EQ(world.rank(0).arena->used_bytes(), with_two);  // group 1 names it
+  EXPECT_EQ(world.rank(0).arena->used_bytes(), with_two);  // group 1 uses it too
   End(world, 0, 1).close();
   size_t with_one = world.rank(0).arena->used_bytes();
   EXPECT_EQ(with_two - with_one, kOfChannel + kPageBytes);  // the cells are half a page
   world.rank(2).directory->die();
-  End(world, 0, 4).close();  // frees rank 2's channel too
+  End(world, 0, 4).close();  // also frees rank 2's channel
   EXPECT_LT(world.rank(0).arena->used_bytes(), with_one);
 }
 
@@ -955,7 +955,7 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
   group->id = 1;
   group->name = "g1";
   group->rank = rank;
-  group->ports = {engine.open_port(), engine.open_port()};  // the same in both
+  group->ports = {engine.open_port(), engine.open_port()};  // the same in both processes
   group->peers = {std::make_shared<PeerEndpoint>(std::make_shared<Peer>(own, arena, nullptr)),
                   std::make_shared<PeerEndpoint>(attached.peer)};
   if (rank == 1) std::swap(group->peers[0], group->peers[1]);
@@ -976,7 +976,9 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
   bool good = true;
   for (int64_t n = 0; good && n < kRounds; ++n) {
     int64_t number = n;
-    if (n % 50 == 0) std::this_thread::sleep_for(milliseconds(rank));  // so that the other sleeps
+    if (n % 50 == 0)
+      std::this_thread::sleep_for(milliseconds(rank));  // so that the other one
+                                                        // sleeps
     good = number_call(&number, rank == 0) && number_call(&number, rank == 1);
     good &= number == n;
   }
@@ -1029,8 +1031,8 @@ TEST(PointToPoint, WhereALongRingHasNoRoomAShortOneDoes) {
   });
 }
 
-// Collectives have no other way: random program 1795450404012 found an arena that three rings of
-// full length had filled.
+// Collectives need room in the arena too: random program 1795450404012 failed because three rings
+// of full length had filled it.
 TEST(PointToPoint, RingsLeaveRoomInTheArena) {
   constexpr int kRanks = 6;
   Settings settings = no_slices();

@@ -1,5 +1,5 @@
-// PooledTeam: a Team whose callers' memory is replaced by tensors of a pool, at odd places, and
-// overwritten the moment that a call returns. Any test of a Team is one of reading in place then.
+// PooledTeam: a Team that copies its callers' tensors into a pool, at odd offsets, and overwrites
+// them as soon as a call returns. So any test of a Team becomes a test of reading in place.
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,7 @@ namespace dscomm::test {
 
 class PooledTeam final : public Team {
  public:
-  // Of all calls `share` are made from the pool, as each rank draws for itself.
+  // A random `share` of the calls use the pool; each rank draws independently.
   PooledTeam(std::unique_ptr<Team> inner, std::shared_ptr<TensorPool> pool, double share)
       : inner_(std::move(inner)),
         pool_(std::move(pool)),
@@ -30,7 +30,7 @@ class PooledTeam final : public Team {
                     const CallOptions& options) override {
     if (!draw()) return inner_->all_reduce(in, out, count, reduction, options);
     Tensor tensor(*this, in, count * dtype_bytes(reduction.dtype));
-    // Also with input and output apart, of which the output stays the caller's.
+    // Also with separate input and output; the output then stays the caller's.
     void* result = in == out ? tensor.data() : out;
     Status status = inner_->all_reduce(tensor.data(), result, count, reduction, options);
     if (in == out) tensor.copy_to(out);
@@ -92,7 +92,7 @@ class PooledTeam final : public Team {
   Status failure() override { return inner_->failure(); }
 
  private:
-  // A copy of what a caller passes, which goes as a user's tensor may: overwritten, then freed.
+  // A copy of a caller's data that ends like a user's tensor: overwritten, then freed.
   class Tensor {
    public:
     Tensor(PooledTeam& team, const void* from, size_t bytes) : team_(team), bytes_(bytes) {
@@ -113,8 +113,8 @@ class PooledTeam final : public Team {
       }
     }
     ~Tensor() {
-      // Where the call failed a member may still read; it finds the failure afterwards. That is
-      // tests/spin's to show: to ThreadSanitizer it is a race.
+      // After a failed call a member may still read it, and then sees the failure. tests/spin
+      // verifies that; for ThreadSanitizer it is a race.
       if (team_.failure().ok()) std::memset(data(), 0x5A, bytes_);
       team_.pool_->release(memory_);
     }

@@ -1,5 +1,4 @@
-// The flight recorder, attacked by threads. What it says of a group's operations is in
-// engine_test.cc.
+// The flight recorder under concurrent threads. engine_test.cc tests its content.
 #include "core/engine/recorder.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +42,7 @@ TEST(Recorder, WithoutEntriesItKeepsNothing) {
   EXPECT_EQ(recorder.json(), "[]");
 }
 
-// How many entries there are. In each all numbers are of the same operation.
+// The number of entries. Checks that all numbers in an entry belong to the same operation.
 size_t whole_entries(const std::string& json) {
   const std::vector<int64_t> counts = numbers_of(json, "count");
   EXPECT_EQ(counts, numbers_of(json, "peer")) << json;
@@ -74,7 +73,7 @@ TEST(Recorder, EntriesAreWholeWhileThreadsWriteThem) {
     });
   while (at_work > 0) whole_entries(recorder.json());
   for (std::thread& thread : threads) thread.join();
-  // Nobody writes any more: what was kept has ended.
+  // All writers have ended, so all remaining operations have too.
   const std::string json = recorder.json();
   whole_entries(json);
   EXPECT_EQ(json.find("\"state\": \"running"), std::string::npos) << json;

@@ -1,5 +1,5 @@
-// The kernels against the scalar twin, bit for bit, on every instruction set that this machine has;
-// and both against references that know nothing of how they are written.
+// The kernels against the scalar twin, bit for bit, on every instruction set of this machine; and
+// both against independent references.
 #include "core/reduce/reduce.h"
 
 #include <gtest/gtest.h>
@@ -26,13 +26,13 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-// Asking the processor is slow in a virtual machine, so it is asked once.
+// Querying the processor is slow in a virtual machine, so it is done once.
 int64_t targets_of_the_processor() {
   static const int64_t targets = hwy::SupportedTargets();
   return targets;
 }
 
-// While it lives, reduce() runs on the given instruction set. Process-wide.
+// For its lifetime, reduce() uses the given instruction set, in the whole process.
 class ForcedTarget {
  public:
   explicit ForcedTarget(int64_t target) { hwy::GetChosenTarget().Update(target); }
@@ -40,8 +40,8 @@ class ForcedTarget {
   ForcedTarget(const ForcedTarget&) = delete;
 };
 
-// Those that the processor has and reduce() was built for; asking for any other leads to one of
-// these, which its name tells.
+// The instruction sets that the processor has and reduce() was built for. Asking for any other
+// selects one of these, as its name shows.
 std::vector<int64_t> find_usable_targets() {
   std::vector<int64_t> usable;
   for (int bit = 0; bit < 63; ++bit) {
@@ -53,7 +53,7 @@ std::vector<int64_t> find_usable_targets() {
   return usable;
 }
 
-// Runs a check on every instruction set, and names it where the check fails.
+// Runs a check on every instruction set and names it if the check fails.
 template <typename Check>
 void on_every_target(const Check& check) {
   static const std::vector<int64_t> usable_targets = find_usable_targets();
@@ -81,7 +81,7 @@ std::string describe(const Reduction& reduction) {
   return std::string(reduce_op_name(reduction.op)) + " of " + dtype_name(reduction.dtype);
 }
 
-// The dtype of one number: half of a complex element.
+// The dtype of one number: for a complex dtype, of one part.
 DType number_of(DType dtype) {
   if (dtype == DType::kComplex64) return DType::kFloat32;
   if (dtype == DType::kComplex128) return DType::kFloat64;
@@ -110,7 +110,7 @@ double read_number(DType dtype, const void* memory, size_t index) {
   }
 }
 
-// Equal bits, but that any NaN equals any NaN.
+// Compares bits, except that any NaN equals any NaN.
 ::testing::AssertionResult same(DType dtype, const void* actual, const void* expected,
                                 size_t count) {
   const size_t element_bytes = dtype_bytes(number_of(dtype));
@@ -130,7 +130,7 @@ double read_number(DType dtype, const void* memory, size_t index) {
   return ::testing::AssertionSuccess();
 }
 
-// Bit patterns at which arithmetic is special: zeros, denormals, powers of two, ties, the largest,
+// Bit patterns of special values: zeros, denormals, powers of two, ties, the largest numbers,
 // infinities, quiet and signalling NaN.
 std::vector<uint64_t> special_bits(DType dtype) {
   std::vector<uint64_t> bits;
@@ -166,7 +166,7 @@ std::vector<uint64_t> special_bits(DType dtype) {
   return bits;
 }
 
-// A third special values, a third random bits, a third numbers of ordinary size.
+// A third special values, a third random bits, a third ordinary numbers.
 Bytes random_elements(DType dtype, size_t count, std::mt19937_64& random) {
   const DType number = number_of(dtype);
   const size_t bytes = dtype_bytes(number);
@@ -213,7 +213,7 @@ void expect_reduces_to(const Reduction& reduction, const std::vector<std::vector
                        const std::vector<T>& expected, int divisor = 1) {
   SCOPED_TRACE(describe(reduction));
   const DType dtype = reduction.dtype;
-  // Once as it is, which takes the short vectors, and once repeated, which takes the long ones.
+  // Once as it is, for the short vectors, and once repeated, for the long ones.
   for (size_t repeats : {1, 67}) {
     std::vector<std::vector<T>> long_lists;
     for (const auto& list : lists) {
@@ -242,7 +242,7 @@ TEST(Reduce, RunsOnTheInstructionSetsItWasBuiltFor) {
   const auto has = [&](const char* name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
-#if defined(DSCOMM_ONE_TARGET)  // as under sanitizers: the one that every processor has
+#if defined(DSCOMM_ONE_TARGET)  // as under sanitizers: only the baseline of the architecture
   EXPECT_EQ(std::count(names.begin(), names.end(), names.front()), std::ssize(names));
 #elif defined(__x86_64__)
   EXPECT_EQ(has("SSE4"), (targets_of_the_processor() & HWY_SSE4) != 0);
@@ -264,7 +264,7 @@ TEST(Reduce, GivesTheBitsOfTheScalarTwin) {
     SCOPED_TRACE(describe(reduction));
     const size_t element_bytes = dtype_bytes(reduction.dtype);
     for (int n : {1, 2, 3, 4, 7}) {
-      // Every source at another distance from an aligned address.
+      // Each source has another distance from an aligned address.
       std::vector<Bytes> memory;
       std::vector<const void*> sources;
       for (int i = 0; i < n; ++i) {
@@ -321,7 +321,7 @@ TEST(Reduce, TheDestinationMayBeAnyOfTheSources) {
   }
 }
 
-// One page of memory between two that may not be touched.
+// One page of memory between two inaccessible pages.
 class GuardedPage {
  public:
   GuardedPage() : page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
@@ -379,7 +379,7 @@ TEST(Reduce, TouchesNothingBeyondItsElements) {
   }
 }
 
-// The value of a half from its definition: sign, exponent and fraction as powers of two.
+// The value of a half by its definition: sign, exponent and fraction as powers of two.
 double half_value(uint16_t bits, int fraction_bits, int bias) {
   const int exponent_mask = (1 << (15 - fraction_bits)) - 1;
   const int exponent = bits >> fraction_bits & exponent_mask;
@@ -390,8 +390,8 @@ double half_value(uint16_t bits, int fraction_bits, int bias) {
   return sign * std::ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
 }
 
-// The nearest value that a half can hold, ties to even, in double precision, which holds every
-// value of this test exactly.
+// The nearest value that a half can hold, ties to even, computed in double, which is exact for
+// every value of this test.
 double nearest_half(double value, int fraction_bits, int bias) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), 1 - bias);
@@ -443,7 +443,7 @@ TEST(Reduce, FloatsAreRoundedToTheNearestHalf) {
       ASSERT_TRUE(same_double(half_value(rounded, half.fraction_bits, half.bias), expected))
           << std::hexfloat << value;
     };
-    // Every tie between two neighbours, and the floats beside it, of either sign.
+    // Every tie between two neighbours, and the floats next to it, with either sign.
     for (uint32_t bits = 0; bits < 0x7fff; ++bits) {
       const float low = half.to_float(static_cast<uint16_t>(bits));
       const float high = half.to_float(static_cast<uint16_t>(bits + 1));
@@ -455,7 +455,7 @@ TEST(Reduce, FloatsAreRoundedToTheNearestHalf) {
         check(-value);
       }
     }
-    // And a walk over all floats, in steps of a prime.
+    // Then floats of the whole range, in steps of a prime.
     for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 9973) {
       check(std::bit_cast<float>(static_cast<uint32_t>(bits)));
     }
@@ -466,8 +466,8 @@ TEST(Reduce, FloatsAreRoundedToTheNearestHalf) {
   }
 }
 
-// All 65,536 elements with one of any size, on every instruction set. Sum and product of two floats
-// computed in double and rounded to float are those of float arithmetic; an element times one is
+// All 65,536 elements, in vectors of any length, on every instruction set. A sum or product of two
+// floats computed in double and rounded to float equals float arithmetic; an element times one is
 // the element itself.
 TEST(Reduce, KernelsReadAndWriteEveryHalf) {
   std::mt19937_64 random(4);
@@ -497,9 +497,8 @@ TEST(Reduce, KernelsReadAndWriteEveryHalf) {
   }
 }
 
-// A float operation is the double operation rounded once more: for sums, products and quotients of
-// floats of ordinary size, double has the digits to make that exact. It knows of no vectors, and
-// cannot be fused.
+// The reference computes each operation in double and rounds to float, which is exact for sums,
+// products and quotients of ordinary floats. It has no vectors and cannot be fused.
 TEST(Reduce, FloatingArithmeticIsRoundedAtEveryStepAndInOrder) {
   constexpr size_t kCount = 257;
   constexpr int kSources = 5;
@@ -527,7 +526,7 @@ TEST(Reduce, FloatingArithmeticIsRoundedAtEveryStepAndInOrder) {
       expected.push_back(result);
     }
     expect_reduces_to<float>({DType::kFloat32, op, kFactor}, lists, expected, kSources);
-    // A complex number is two of them, but for the product.
+    // A complex number is two real numbers, except in a product.
     if (op != ReduceOp::kProduct) {
       for (auto& list : lists) list.resize(kCount - 1);
       expected.resize(kCount - 1);
@@ -539,21 +538,20 @@ TEST(Reduce, FloatingArithmeticIsRoundedAtEveryStepAndInOrder) {
 
 TEST(Reduce, HalvesAccumulateInFloatAndAreRoundedOnce) {
   for (const Half& half : kHalves) {
-    // Between `large` and its neighbour there are two ones: rounded at every step, both would be
-    // lost.
+    // Two ones are between `large` and its neighbour: rounding at every step would lose both.
     const float large = std::ldexp(1.0f, half.fraction_bits + 1);
     const auto bits = [&](float value) { return half.from_float(value); };
     expect_reduces_to<uint16_t>({half.dtype, ReduceOp::kSum}, {{bits(large)}, {bits(1)}, {bits(1)}},
                                 {bits(large + 2)});
     expect_reduces_to<uint16_t>({half.dtype, ReduceOp::kAvg}, {{bits(large)}, {bits(1)}, {bits(1)}},
                                 {bits((large + 2) / 3)}, 3);
-    // A factor that no half holds is not rounded to one.
+    // A factor that no half can hold is not rounded to a half.
     const float factor = 1 + std::ldexp(1.0f, -half.fraction_bits - 2);
     expect_reduces_to<uint16_t>({half.dtype, ReduceOp::kPremulSum, factor},
                                 {{bits(large)}, {bits(large)}, {bits(1)}, {bits(0.5)}},
                                 {bits(2 * large * factor + 1.5f * factor)});
   }
-  // Beyond float16's range on the way, and back in it at the end.
+  // Intermediate sums exceed float16's range; the final one does not.
   const auto bits = float16_from_float;
   expect_reduces_to<uint16_t>({DType::kFloat16, ReduceOp::kSum},
                               {{bits(60000)}, {bits(60000)}, {bits(-60000)}}, {bits(60000)});
@@ -582,7 +580,7 @@ void expect_minimum_and_maximum_of_floats(DType dtype, T (*from)(float)) {
       {minus_zero, minus_zero, minus_two, minus_two, one, nan, nan, nan, nan, minus_zero});
   expect_reduces_to<T>({dtype, ReduceOp::kMax}, {a, b},
                        {zero, zero, one, one, infinity, nan, nan, nan, nan, minus_zero});
-  // A NaN is kept, wherever it was.
+  // A NaN in any source is kept.
   for (int place = 0; place < 4; ++place) {
     std::vector<std::vector<T>> lists(4, std::vector<T>{one, infinity});
     lists[place] = {nan, minus_nan};
@@ -604,7 +602,7 @@ void expect_integers_wrap(DType dtype) {
   constexpr T kMin = std::numeric_limits<T>::min();
   constexpr T kMax = std::numeric_limits<T>::max();
   constexpr T kMinusOne = static_cast<T>(-1);
-  // The largest and one is the smallest; its square is one for all that end in ones only.
+  // The largest plus one is the smallest; the square of a number of only ones is one.
   expect_reduces_to<T>({dtype, ReduceOp::kSum}, {{kMax, kMin}, {1, kMinusOne}},
                        {kMin, static_cast<T>(static_cast<uint64_t>(kMin) - 1)});
   expect_reduces_to<T>({dtype, ReduceOp::kProduct}, {{kMax, kMin, 3}, {kMax, 2, 5}, {1, 1, 7}},
@@ -657,7 +655,7 @@ TEST(Reduce, OneSourceIsCopiedOrScaled) {
   expect_reduces_to<int64_t>({DType::kInt64, ReduceOp::kProduct}, {{6, -1}}, {6, -1});
 }
 
-// Runs in the given mode, and puts the mode of the test back.
+// Sets a floating-point mode for its lifetime.
 class FloatMode {
  public:
   explicit FloatMode(FloatControl bits) : saved_(read_float_control()) {
@@ -665,7 +663,7 @@ class FloatMode {
     mode_ = read_float_control();
   }
   ~FloatMode() { write_float_control(saved_); }
-  // But for the flags of exceptions, which MXCSR has in its lowest six bits.
+  // Ignores the exception flags, the lowest six bits of MXCSR.
   bool is_unchanged() const { return ((read_float_control() ^ mode_) & ~FloatControl{0x3f}) == 0; }
 
  private:
@@ -677,7 +675,7 @@ TEST(Reduce, DenormalsSurviveInAThreadThatFlushesThem) {
   constexpr size_t kCount = 77;
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     SCOPED_TRACE(dtype_name(dtype));
-    // The smallest number and twice it: their sum is three times the smallest.
+    // The smallest number plus twice it is three times it.
     const size_t bytes = dtype_bytes(dtype);
     Bytes one(kCount * bytes), two(kCount * bytes), expected(kCount * bytes);
     for (size_t i = 0; i < kCount; ++i) {
@@ -720,7 +718,7 @@ TEST(Reduce, TheModeOfTheThreadChangesNoBit) {
       Bytes result(a.size());
       bool unchanged;
       {
-        FloatMode odd(kFlushBits | kRoundingBits);  // rounds towards zero, too
+        FloatMode odd(kFlushBits | kRoundingBits);  // also rounds towards zero
         reduce_function(result.data(), sources, 3, kCount, reduction, 3);
         unchanged = odd.is_unchanged();
       }

@@ -13,7 +13,7 @@ namespace {
 using test::Environment;
 using test::Variable;
 
-// The error that these variables give; empty without one.
+// The error that these variables cause; empty if none.
 std::string error_of(std::initializer_list<Variable> variables) {
   Environment environment(variables);
   Result<Settings> settings = Settings::from_environment();

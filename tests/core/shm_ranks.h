@@ -11,7 +11,7 @@
 
 namespace dscomm::test {
 
-// Settings under which every path is short: buffers of a page, so that a few kilobytes take many
+// Small settings that exercise every path: buffers of a page, so that a few kilobytes take many
 // rounds.
 inline Settings small_settings() {
   Settings settings;
@@ -23,7 +23,7 @@ inline Settings small_settings() {
   return settings;
 }
 
-// One rank's part of a world of threads: its arena and directory, from which it forms groups.
+// One rank's arena and directory in a world of threads; it forms groups from them.
 class RankParty {
  public:
   RankParty(std::shared_ptr<Registry> registry, const Settings& settings) : settings_(settings) {
@@ -70,11 +70,11 @@ class RankParty {
   std::vector<std::string> networks;      // "address/prefix"
   int64_t began_ns = process_began_ns();  // see MeetingRequest
   Look gone = [] { return Status(); };
-  int per_host = default_per_host;  // ranks that believe to be on one host; 1: they know of none
+  int per_host = default_per_host;  // ranks that believe to share a host; 1: none
   static inline int default_per_host = 1;
-  // Groups of several hosts pass the member table along a tree.
+  // Groups of several hosts relay the member table along a tree.
   static inline bool default_relays = false;
-  std::string host_of_local;  // where they meet
+  std::string host_of_local;  // identifies the host in which they meet
   std::unique_ptr<InProcessDirectory> directory;
 
  private:
@@ -95,8 +95,8 @@ class RankParty {
   PeerAddress address_;
 };
 
-// Runs body(team) on every rank of a fresh group of threads. Each makes this share of its calls
-// with tensors of its pool, which the others read where they are, whatever their size.
+// Runs body(team) on every rank of a new group of threads. A random pooled_share of each rank's
+// calls use tensors of its pool, which peers read in place whatever their size.
 inline void run_shm_ranks(int ranks, const std::function<void(Team&)>& body,
                           const Settings& settings = small_settings(), double pooled_share = 0) {
   auto registry = std::make_shared<Registry>();
@@ -107,7 +107,7 @@ inline void run_shm_ranks(int ranks, const std::function<void(Team&)>& body,
     if (pooled_share > 0)
       team = std::make_unique<PooledTeam>(std::move(team), party.pool, pooled_share);
     body(*team);
-    // Nobody leaves before all are done with this test's checks of each other.
+    // No rank leaves before all have finished their checks of each other.
     EXPECT_TRUE(!team->failure().ok() ||
                 team->barrier({Deadline::after(std::chrono::seconds(60))}).ok());
   });

@@ -1,5 +1,5 @@
-// ShmTeam: every collective against the plain reference, and what happens when things go wrong.
-// Ranks are threads over one mapping of real arenas.
+// ShmTeam: every collective against the reference, and failures. Ranks are threads over one mapping
+// of real arenas.
 
 #include "core/shm/shm_team.h"
 
@@ -47,8 +47,8 @@ TEST_P(ShmTeamRanks, EveryCollective) {
 TEST_P(ShmTeamRanks, SameBits) { check_same_bits(GetParam(), shm_ranks(GetParam())); }
 TEST_P(ShmTeamRanks, Disagreements) { check_disagreements(GetParam(), shm_ranks(GetParam())); }
 
-// Tensors that the others read in place, of all ranks and of some, as each draws for each call; the
-// PooledTeam overwrites and frees them as soon as a call returns.
+// All or some ranks pass tensors that peers read in place, drawn for each call; the PooledTeam
+// overwrites and frees them as soon as a call returns.
 RunRanks pooled_ranks(int ranks, double share) {
   return [ranks, share](const dscomm::testing::RankBody& body) {
     run_shm_ranks(ranks, body, small_settings(), share);
@@ -70,7 +70,7 @@ TEST_P(ShmTeamRanks, DisagreementsReadInPlace) {
   check_disagreements(GetParam(), pooled_ranks(GetParam(), 0.5));
 }
 
-// One call after the other, with no wait between them but their own.
+// Calls follow each other without any synchronisation except their own.
 TEST_P(ShmTeamRanks, TensorsMayBeWrittenAtOnce) {
   run_shm_ranks(
       GetParam(),
@@ -100,8 +100,8 @@ TEST_P(ShmTeamRanks, TensorsMayBeWrittenAtOnce) {
       small_settings(), 0.7);
 }
 
-// Who has its tensor read in place waits for its readers under the deadline, and hears of those
-// that go.
+// A rank whose tensor is read in place waits for its readers until the deadline, and notices
+// readers that leave.
 TEST(ShmTeam, ReadersInPlaceThatLeaveOrAreLate) {
   for (bool leaves : {true, false}) {
     auto registry = std::make_shared<Registry>();
@@ -124,7 +124,7 @@ TEST(ShmTeam, ReadersInPlaceThatLeaveOrAreLate) {
   }
 }
 
-// ShmTeams inside and across: the composition that several NUMA nodes or L3 caches get.
+// ShmTeams inside and across domains, as with several NUMA nodes or L3 caches.
 Result<std::unique_ptr<HierarchicalTeam>> composed_team(
     RankParty& party, MemoryStore& store, int rank, const std::vector<std::vector<int>>& domains) {
   TeamFactory factory = [&](std::span<const int> members,
@@ -166,7 +166,7 @@ TEST(ShmTeam, ComposesEveryCollective) {
   check_disagreements(4, composed_ranks({{0, 2}, {1, 3}}));
 }
 
-// A wake-up that is lost shows as a hang: sleeps last until somebody wakes them.
+// A lost wake-up causes a hang, since sleeps last until a peer ends them.
 TEST(ShmTeam, NoWakeUpIsLost) {
   Settings settings = small_settings();
   settings.spin_pauses = 0;
@@ -194,13 +194,13 @@ TEST(ShmTeam, NoWakeUpIsLost) {
   }
 }
 
-// Roots run ahead of their readers; nothing unread may be overwritten.
+// Roots run ahead of their readers; unread data must not be overwritten.
 TEST(ShmTeam, RootsRunAhead) {
   run_shm_ranks(3, [](Team& team) {
     std::atomic<unsigned> pause{0};
     for (int i = 0; i < 2000; ++i) {
       int root = (i / 20) % 3;
-      size_t count = i % 7 == 0 ? 700 : 3;  // staged and in line
+      size_t count = i % 7 == 0 ? 700 : 3;  // staged and in the mailbox
       std::vector<int32_t> data(count, team.rank() == root ? i : -1);
       ASSERT_TRUE(team.broadcast(data.data(), count, DType::kInt32, root, within(60000)).ok());
       for (int32_t value : data) ASSERT_EQ(value, i);
@@ -218,8 +218,8 @@ TEST(ShmTeam, RootsRunAhead) {
   });
 }
 
-// Every call fills all buffers, so a root that did not wait for its readers would write what they
-// have yet to read. They begin late, so that nothing else orders the two.
+// Every call fills all buffers, so a root that did not wait for its readers would overwrite unread
+// data. Readers start late, so that nothing else orders the two.
 TEST(ShmTeam, RootsWaitForSlowReaders) {
   run_shm_ranks(3, [](Team& team) {
     for (int i = 0; i < 20; ++i) {
@@ -232,8 +232,8 @@ TEST(ShmTeam, RootsWaitForSlowReaders) {
   });
 }
 
-// Rank 1 waits for rank 3, in a Team of these two alone, and rank 3 does nothing. That the group
-// has ended it can only see in its other Team.
+// Rank 1 waits for rank 3 in a Team of only these two, and rank 3 does nothing. Only rank 1's other
+// Team shows it that the group has ended.
 TEST(ShmTeam, APartOfAComposedTeamHearsOfTheOthers) {
   std::atomic<int> ended{0};
   composed_ranks({{0, 1}, {2, 3}})([&](Team& team) {
@@ -267,7 +267,7 @@ TEST(ShmTeam, ARankThatDiesIsNamed) {
     ASSERT_TRUE(team->all_reduce(&x, &x, 1, {}, within(60000)).ok());
     ++reduced;
     if (rank == 2) {
-      // Who is fast ends the group for who is still in the first call.
+      // A fast rank must not end the group for a slow one that is still in the first call.
       while (reduced < 4) std::this_thread::yield();
       party.directory->die();
       // The thread lives on, as the memory of a killed process does while it is mapped.
@@ -281,9 +281,9 @@ TEST(ShmTeam, ARankThatDiesIsNamed) {
   });
 }
 
-// Rank 1, for which rank 0 waits first, comes later: it may be waiting in another group.
+// Rank 1, for which rank 0 waits first, is late: it may be waiting in another group.
 TEST(ShmTeam, DeathIsSeenWhileTheWaitIsForAnotherRank) {
-  constexpr size_t kCount = 40'000;  // of floats: more than the staging
+  constexpr size_t kCount = 40'000;  // floats, more than the staging holds
   using Call = std::function<Status(Team&, std::vector<float>&)>;
   const auto blocks = [](std::vector<float>& data) {
     return std::vector<void*>{data.data(), data.data() + 100, data.data() + 200};
@@ -375,7 +375,7 @@ TEST(ShmTeam, WhatALeaverPublishedCanStillBeRead) {
   });
 }
 
-// A rank leaves before its process ends, and may do both between two looks of a member that waits.
+// A rank leaves before its process ends; both may happen between two checks of a waiting member.
 TEST(ShmTeam, RankThatLeavesAndEndsIsNeverTakenForDead) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -405,7 +405,7 @@ TEST(ShmTeam, RankThatLeavesAndEndsIsNeverTakenForDead) {
   EXPECT_EQ(over, 20);
 }
 
-// Its data, its next call, and who is told.
+// An abort does not undo its rank's earlier data; the next call fails, and the members learn it.
 TEST(ShmTeam, AbortTakesNothingBackThatWasPublished) {
   for (size_t count : {size_t{1}, size_t{1000}}) {
     std::atomic<bool> aborted{false};
@@ -424,7 +424,8 @@ TEST(ShmTeam, AbortTakesNothingBackThatWasPublished) {
   }
 }
 
-// Every wait is slow, and so looks for aborts; data that is staged, and tensors read in place.
+// Every wait takes the slow path, which checks for aborts; with staged data, and with tensors read
+// in place.
 TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInIt) {
   Settings settings = small_settings();
   settings.spin_pauses = 0;
@@ -447,7 +448,7 @@ TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInIt) {
 TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInAComposedTeam) {
   for (int i = 0; i < 20; ++i)
     composed_ranks({{0, 1}, {2, 3}})([&](Team& team) {
-      // The last to come to its domain's last step is late for it.
+      // The last rank to reach its domain's last step is late for it.
       if (team.rank() == 3 && i % 2 == 0) std::this_thread::sleep_for(milliseconds(5));
       std::vector<int64_t> data(i % 2 == 0 ? 3000 : 1, team.rank() == 0 ? 1 : 0);
       Status status =
@@ -461,11 +462,11 @@ TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInAComposedTeam) {
     });
 }
 
-// Rank 3 dies once it has completed a broadcast, and shares a Team with rank 2, which still waits
-// for rank 0.
+// Rank 3 completes a broadcast and dies; it shares a Team with rank 2, which still waits for rank
+// 0.
 TEST(ShmTeam, DeathEndsNoOtherWaitOfAComposedTeam) {
   std::atomic<bool> dead{false};
-  std::unique_ptr<Team> of_the_dead;  // which does not leave
+  std::unique_ptr<Team> of_the_dead;  // it does not leave
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(4, [&](int rank) {
@@ -490,15 +491,15 @@ TEST(ShmTeam, DeathEndsNoOtherWaitOfAComposedTeam) {
   });
 }
 
-// What leaving says, by rank, when each rank broadcasts so often, from this root. Where `ends` is
-// given, the process of rank 3 ends after its calls, by that exception if it is not empty.
+// The status of leaving, by rank, when each rank makes this many broadcasts from this root. If
+// `ends` is set, rank 3's process ends after its calls, by that exception unless it is empty.
 std::vector<Status> leave_after(const std::vector<int>& calls, const std::vector<int>& roots,
                                 bool composed, std::optional<std::string> ends = {}) {
   std::vector<Status> told(calls.size());
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::atomic<int> called{0}, left{0};
-  std::unique_ptr<Team> of_the_ended;  // which does not leave before the others
+  std::unique_ptr<Team> of_the_ended;  // it does not leave before the others
   run_ranks(static_cast<int>(calls.size()), [&](int rank) {
     const auto k = static_cast<size_t>(rank);
     RankParty party(registry, small_settings());
@@ -537,7 +538,7 @@ TEST(ShmTeam, LeavingTellsOfADisagreementInTheLastCalls) {
             {{9, 9, 9, 8}, {0, 0, 0, 0}},
             {{1, 1, 1, 0}, {0, 0, 0, 0}}}) {
         size_t told = 0;
-        // A root of another number deviates from its first call on, so it makes one.
+        // A rank with another root deviates from its first call on, so it makes one.
         const auto& made = roots[3] == 3 ? std::vector{1, 1, 1, 1} : calls;
         for (const Status& status : leave_after(made, roots, composed)) {
           if (status.ok()) continue;
@@ -598,8 +599,7 @@ TEST(ShmTeam, AnAbortEndsTheWaitsOfAll) {
   });
 }
 
-// Rank 2 only asks, first when rank 1 has aborted and then when rank 0 has, too, with another
-// cause.
+// Rank 2 only asks: first after rank 1's abort, then after rank 0's abort with another cause.
 TEST(ShmTeam, WhoAsksKeepsTheFirstCauseThatItWasTold) {
   std::atomic<int> step{0};
   auto wait_for = [&step](int wanted) {
@@ -658,8 +658,8 @@ TEST(ShmTeam, ThousandsOfGroupsReuseTheirMemory) {
   });
 }
 
-// Two ranks that both believe to be the root of a call with more rounds than buffers wait for each
-// other's acknowledgements; neither reads the other.
+// Two ranks that both believe to be the root wait for each other's acknowledgements, in a call with
+// more rounds than buffers; neither reads the other's data.
 TEST(ShmTeam, TwoRootsAreFound) {
   for (int ranks : {2, 3}) {
     run_shm_ranks(ranks, [](Team& team) {
@@ -671,7 +671,7 @@ TEST(ShmTeam, TwoRootsAreFound) {
   }
 }
 
-// Until a counter of the test has come to `value`, ordering nothing; or a minute has passed, where
+// Waits until a test's counter reaches `value`, without ordering memory; or for a minute, if
 // another rank has failed.
 void await_relaxed(const std::atomic<int>& counter, int value) {
   const Deadline deadline = Deadline::after(milliseconds(60000));
@@ -679,21 +679,21 @@ void await_relaxed(const std::atomic<int>& counter, int value) {
     std::this_thread::yield();
 }
 
-// Memory that one group gives back is taken by another at once. Only the readers' done and closed
+// Memory that one group returns is reused by another at once. Only the readers' done and closed
 // words order the old reads before the new writes: the groups are formed before, and the root reads
-// nobody.
+// no rank's data.
 TEST(ShmTeam, StagingGoesFromGroupToGroup) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   constexpr int kGroups = 40;
   Settings settings = small_settings();
   settings.arena_bytes = 160 << 20;
-  // Relaxed, so that they order nothing: how many broadcasts rank 1 has read, and how many groups
+  // Relaxed, so that they order nothing: the broadcasts that rank 1 has read, and the groups that
   // rank 0 has left.
   std::atomic<int> read{0}, left{0};
   run_ranks(2, [&](int rank) {
     RankParty party(registry, settings);
-    // Past the amount up to which groups keep their staging between calls.
+    // Beyond the limit up to which groups keep their staging between calls.
     ASSERT_TRUE(party.arena->allocate(70 << 20).ok());
     std::vector<std::unique_ptr<ShmTeam>> teams;
     for (int i = 0; i < kGroups; ++i)
@@ -705,12 +705,12 @@ TEST(ShmTeam, StagingGoesFromGroupToGroup) {
       std::vector<int32_t> data(2500, rank == 0 ? value : -1);
       ASSERT_TRUE(team.broadcast(data.data(), data.size(), DType::kInt32, 0, within(60000)).ok());
       ASSERT_EQ(data, std::vector<int32_t>(2500, value));
-      if (rank == 0) return await_relaxed(read, ++broadcasts);  // unasked
+      if (rank == 0) return await_relaxed(read, ++broadcasts);  // does not ask the reader
       read.fetch_add(1, std::memory_order_relaxed);
     };
     for (int i = 0; i < kGroups; ++i) {
       broadcast(*teams[static_cast<size_t>(i)], i);
-      // First the root, which would acquire that the reader has left.
+      // The root leaves first; otherwise it would acquire the reader's leaving.
       if (rank == 1) await_relaxed(left, i + 1);
       teams[static_cast<size_t>(i)].reset();
       if (rank == 0) left.fetch_add(1, std::memory_order_relaxed);
@@ -722,16 +722,16 @@ TEST(ShmTeam, StagingGoesFromGroupToGroup) {
   });
 }
 
-// A reader whose call has failed says no more that it has read, only that it left.
+// A reader whose call has failed no longer reports progress, only that it left.
 TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   const size_t chunk_bytes = small_settings().staging_chunk_bytes;
   const size_t slab_bytes = kPageBytes + static_cast<size_t>(small_settings().staging_bytes);
-  std::atomic<int> begun{0}, left{0};  // of ranks 0 and 2; of rank 2
+  std::atomic<int> begun{0}, left{0};  // begun: by ranks 0 and 2; left: by rank 2
   run_ranks(3, [&](int rank) {
     RankParty party(registry, small_settings());
-    // Kept, because letting a peer go would order a reader's reads as well.
+    // Kept, because dropping a peer would also order a reader's reads.
     Result<Formation> formation = party.form(store, rank, 3);
     ASSERT_TRUE(formation.ok()) << formation.status().message();
     const Formation& f = formation.value();
@@ -739,18 +739,19 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
                                           f.wait_policy, f.tuning);
     if (rank == 1) {
       await_relaxed(begun, 2);
-      std::this_thread::sleep_for(milliseconds(50));  // the reader has read what there is by then
+      std::this_thread::sleep_for(milliseconds(50));  // by then the reader has read the available
+                                                      // data
       team.reset();
-      std::this_thread::sleep_for(milliseconds(300));  // alive
+      std::this_thread::sleep_for(milliseconds(300));  // alive, but gone from the group
       return;
     }
     std::vector<std::byte> data(2 * static_cast<size_t>(small_settings().staging_bytes));
     begun.fetch_add(1, std::memory_order_relaxed);
-    // The root waits for rank 1, and never looks at how far the reader is.
+    // The root waits for rank 1, and never checks the reader's progress.
     Status status = team->broadcast(data.data(), data.size(), DType::kUInt8, 0, within(60000));
     EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
-    // The root looks for the first time when the reader has left: what the reader says before that
-    // would order its reads as well.
+    // The root first checks after the reader has left: an earlier word of the reader would also
+    // order its reads.
     if (rank == 0) await_relaxed(left, 1);
     const size_t used_bytes = party.arena->used_bytes();
     team.reset();
@@ -761,7 +762,7 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
     }
     while (party.arena->used_bytes() == used_bytes) {
       std::this_thread::sleep_for(milliseconds(5));
-      party.arena->release_when([] { return true; }, {});  // makes it look
+      party.arena->release_when([] { return true; }, {});  // makes it check
     }
     Result<uint64_t> slab = party.arena->allocate(slab_bytes);
     ASSERT_TRUE(slab.ok());
@@ -769,9 +770,9 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
   });
 }
 
-// --- memory for what is staged
+// --- memory for staged data
 
-// Staging of 1 MiB in an arena of 16, of which groups keep 4.
+// Staging of 1 MiB in an arena of 16 MiB, of which groups keep 4 MiB.
 Settings tight_settings() {
   Settings settings;
   settings.arena_bytes = 16 << 20;
@@ -781,7 +782,7 @@ Settings tight_settings() {
   return settings;
 }
 
-// Rank 0 broadcasts `bytes` bytes, `calls` times in each of `groups` groups. Rank 1 begins when
+// Rank 0 broadcasts `bytes` bytes, `calls` times in each of `groups` groups. Rank 1 starts when
 // `reader_begins` returns.
 void broadcast_ahead(int groups, int calls, size_t bytes,
                      const std::function<void()>& reader_begins,
@@ -808,7 +809,7 @@ void broadcast_ahead(int groups, int calls, size_t bytes,
   });
 }
 
-// Four calls: a fifth in the ring of one group waits for the readers of its first.
+// Four calls: a fifth one in a group's ring waits for the readers of its first.
 TEST(StagingMemory, SmallCallsBeforeALateReaderTakeWhatTheyNeed) {
   std::atomic<bool> is_done{false};
   broadcast_ahead(
@@ -833,7 +834,7 @@ TEST(StagingMemory, CallsWaitForALateReaderWhenTheArenaIsFull) {
       [&](Arena&) { EXPECT_TRUE(has_begun); });
 }
 
-// Rank 0 fills its arena with what the others have still to read, until a call fails.
+// Rank 0 fills its arena with unread data until a call fails.
 Status outrun_readers(const CallOptions& options,
                       const std::function<void(RankParty&)>& first_reader) {
   auto registry = std::make_shared<Registry>();
@@ -866,7 +867,7 @@ TEST(StagingMemory, AFullArenaTimesOut) {
     EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }
 
-// Rank 2 lives and reads nothing, so no memory comes back.
+// Rank 2 lives but reads nothing, so no memory is returned.
 TEST(StagingMemory, ADeathEndsTheWaitForMemory) {
   const Status status = outrun_readers(within(60000), [](RankParty& party) {
     std::this_thread::sleep_for(milliseconds(100));
@@ -876,7 +877,7 @@ TEST(StagingMemory, ADeathEndsTheWaitForMemory) {
   EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
 }
 
-// Nothing is on its way back: waiting would not help.
+// No memory will be returned, so waiting would not help.
 TEST(StagingMemory, AnArenaFullOfWhatStaysIsAnErrorAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -903,7 +904,7 @@ TEST(Arena, JoinsWhatIsReleased) {
   EXPECT_EQ(arena->allocate(1100 << 10).value(), offsets[0]);
 }
 
-// Members of a group that is gone may still look at its lines: they must not see other data there.
+// Members of a group that is gone may still read its mailboxes, and must not find other data there.
 TEST(Arena, APageThatHeldLinesHoldsNothingElse) {
   std::shared_ptr<Arena> arena = Arena::create(4 << 20).value();
   const uint64_t before = arena->allocate(kPageBytes).value();
@@ -939,7 +940,7 @@ TEST(Arena, WhoWaitsForLentMemoryGetsItInTurn) {
   {
     const Arena::Turn first(*arena, {1, 1}), second(*arena, {1, 2});
     EXPECT_FALSE(arena->lend(8 << 20, {}, &first).ok());
-    // It would fit, and would keep the first waiting for ever.
+    // It would fit, but would keep the first one waiting for ever.
     EXPECT_FALSE(arena->lend(1 << 20, {}, &second).ok());
     EXPECT_FALSE(arena->lend(1 << 20, {}).ok());
     EXPECT_TRUE(arena->expects_memory(first));
@@ -951,8 +952,8 @@ TEST(Arena, WhoWaitsForLentMemoryGetsItInTurn) {
   EXPECT_TRUE(arena->lend(1 << 20, {}).ok());
 }
 
-// Two ranks of one process: what the other one has for the same call, or a later one, comes back
-// only after this call.
+// Two ranks of one process: the memory of the other one for the same call, or a later one, is
+// returned only after this call.
 TEST(Arena, MemoryOfTheSameCallIsNotExpectedBack) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   const uint64_t same = arena->lend(1 << 20, {1, 7}).value();
@@ -973,8 +974,8 @@ TEST(Arena, MemoryOfTheSameCallIsNotExpectedBack) {
   EXPECT_FALSE(arena->expects_memory(turn));
 }
 
-// Two ranks of one process, each with memory for a call of one group that the other has still to
-// make, and which waits behind a call of another group.
+// Two ranks of one process: each holds memory for a call that the other one has not made yet,
+// because it waits in another group.
 TEST(Arena, MemoryOfWhoWaitsBehindIsNotExpectedBack) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   ASSERT_TRUE(arena->lend(10 << 20, {2, 7}).ok());

@@ -1,5 +1,5 @@
-// Processes of a transport on a simulated network: the failure detector's own Links and Flooding,
-// in which a message takes so long from one process to another, and a process so long to handle it.
+// Processes of a transport on a simulated network: runs the failure detector's own Links and
+// Flooding, with a fixed delay per message and a fixed time to handle it.
 #pragma once
 
 #include <algorithm>
@@ -51,14 +51,14 @@ class SimulatedNetwork {
     return most;
   }
 
-  // All at one moment; their connections end a hop later.
+  // Kills all at once; their connections close one hop later.
   void kill(const std::vector<int>& ranks) {
     for (int rank : ranks) is_dead_[static_cast<size_t>(rank)] = true;
     for (int rank : ranks)
       for (int other : links_[static_cast<size_t>(rank)])
         if (lives(other)) events_.push({now_us_ + hop_us_, next_++, rank, other, true, ""});
   }
-  // What a process has to say after something was done with it.
+  // Sends the messages that a process has queued.
   void send_from(int rank, double at_us) {
     for (auto& [to, bytes] : node(rank).take_outbox()) {
       bytes_ += bytes.size();
@@ -66,8 +66,8 @@ class SimulatedNetwork {
       events_.push({at_us + hop_us_, next_++, rank, to, false, std::move(bytes)});
     }
   }
-  // Until nothing is on its way. `is_over` is asked after each event: the time at which it first
-  // said so is returned, or -1.
+  // Runs until no message is in transit. Calls `is_over` after each event; returns the time at
+  // which it first was true, or -1.
   template <typename IsOver>
   double run(const IsOver& is_over) {
     double over_us = -1;
@@ -77,7 +77,7 @@ class SimulatedNetwork {
       now_us_ = event.at_us;
       const auto to = static_cast<size_t>(event.to);
       if (is_dead_[to]) continue;
-      // One message after the other.
+      // A process handles one message at a time.
       free_at_us_[to] = std::max(free_at_us_[to], event.at_us) + handle_us_;
       if (event.is_loss) {
         node(event.to).lose(event.from, describe_loss("rank " + std::to_string(event.from), 0));
@@ -93,7 +93,7 @@ class SimulatedNetwork {
   }
   double now_us() const { return now_us_; }
 
-  // Since the last time: messages by sender, and their bytes together.
+  // Since the last call: messages by sender, and the sum of their bytes.
   struct Traffic {
     std::vector<uint64_t> messages;
     uint64_t bytes = 0;
@@ -108,7 +108,7 @@ class SimulatedNetwork {
  private:
   struct Event {
     double at_us;
-    uint64_t number;  // in order of the sending: links keep it
+    uint64_t number;  // sending order, which links preserve
     int from, to;
     bool is_loss;
     std::string bytes;
@@ -122,7 +122,7 @@ class SimulatedNetwork {
   std::vector<std::vector<int>> links_;
   std::vector<std::unique_ptr<Flooding>> nodes_;
   std::vector<bool> is_dead_;
-  std::vector<double> free_at_us_;  // when a process has handled all that has come
+  std::vector<double> free_at_us_;  // when a process has handled all that has arrived
   std::vector<uint64_t> messages_;
   std::priority_queue<Event> events_;
   uint64_t next_ = 0, bytes_ = 0;

@@ -23,7 +23,7 @@ void stop(pid_t process) {
   ASSERT_TRUE(WIFSTOPPED(status));
 }
 
-// Publishes an arena, says where, and stays until the other end of the socket is closed.
+// Publishes an arena, sends its address, and runs until the other end of the socket is closed.
 void serve_arena(int socket) {
   SocketDirectory directory;
   std::shared_ptr<Arena> arena = Arena::create(1 << 20).value();
@@ -41,7 +41,7 @@ void attach_to(const PeerAddress& address, milliseconds timeout) {
   _exit(attached.peer == nullptr ? 1 : 0);
 }
 
-// One process waits for the memory of another one, and both are stopped for longer than it may.
+// One process waits for another one's memory, and both are stopped for longer than the timeout.
 TEST(SocketDirectory, AttachWhileTheJobIsStoppedGoesOn) {
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);

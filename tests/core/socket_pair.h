@@ -1,4 +1,4 @@
-// Two connected sockets, for tests of what waits for one of them.
+// Two connected sockets.
 #pragma once
 
 #include <sys/socket.h>

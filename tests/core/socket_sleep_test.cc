@@ -15,12 +15,12 @@ namespace dscomm {
 namespace {
 
 constexpr int64_t kShortNs = 1'000'000;
-// A sleep that nothing ends lasts longer than what a test waits for.
+// Longer than a test waits.
 constexpr int64_t kLongNs = 600'000'000'000;
 
 class SocketSleepTest : public ::testing::Test {
  protected:
-  // That there is room is reported once at first.
+  // The first sleep reports that the socket is writable.
   void take_first_report() {
     list_.add(near_.get());
     EXPECT_TRUE(sleep_.sleep(kLongNs));
@@ -99,7 +99,7 @@ TEST_F(SocketSleepTest, SleepWithDataInOtherDescriptorEnds) {
 TEST_F(SocketSleepTest, SleepWithNewRoomEndsInEveryThread) {
   list_.add(near_.get());
   fill();
-  // Each has its own descriptors, which see the socket full.
+  // Each sleeper has its own descriptors, which see the full socket.
   std::vector<std::thread> sleepers;
   for (int i = 0; i < 3; ++i)
     sleepers.emplace_back([&] {

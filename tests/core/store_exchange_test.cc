@@ -46,7 +46,7 @@ TEST(StoreExchange, AgreeReturnsOneDecisionAndLeavesNoKeys) {
   }
 }
 
-// The key that is asked for first comes while the answer is under way, which takes time.
+// The first key that is asked for arrives while the answer is in transit.
 class LateStore final : public ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
@@ -81,7 +81,7 @@ TEST(StoreExchange, FailureReachesAllRanks) {
     if (rank == 2)
       status = exchange.fail(Status(Code::kResource, "no thread is left"));
     else if (rank == 3)
-      while (status.ok()) status = exchange.look();  // in some work of its own
+      while (status.ok()) status = exchange.look();  // while it does other work
     else
       status = exchange.agree("two", "", joined).status();
     EXPECT_EQ(status.code(), Code::kResource);

@@ -1,4 +1,4 @@
-// The member table's way from leader to leader, over TCP, with leaders as threads.
+// Relaying the member table from leader to leader over TCP. Leaders are threads.
 #include "core/formation/table_relay.h"
 
 #include <arpa/inet.h>
@@ -38,7 +38,7 @@ constexpr size_t kMostBytes = 64 << 20;
 constexpr seconds kPatience{60};
 const Look kNoReason = [] { return Status(); };
 
-// Every leader is on a host of its own, all of which are in one network: addresses of loopback.
+// Every leader is on its own host; all are in one network, of loopback addresses.
 std::string network_of(int leader) { return "127.0.1." + std::to_string(leader + 1) + "/8"; }
 
 TcpRelay relay_of(int leader) {
@@ -50,7 +50,7 @@ TcpRelay relay_of(int leader) {
   return TcpRelay("test", own.host_name, own, Settings());
 }
 
-// The places of a root and of its child.
+// Places in the relay tree: the root, and its child.
 RelayPlace at_root(std::vector<int> children = {1}) { return {.children = std::move(children)}; }
 RelayPlace below(const std::string& address, int number = 1) {
   return {.parent = address, .number = number, .depth = 1, .children = {}};
@@ -219,7 +219,7 @@ TEST(TableRelay, WaitsEndAtLimitOrWithReason) {
   EXPECT_EQ(passed_on.status().message(), "rank 7 has died");
 }
 
-// A rank that speaks for itself on the host of its parent.
+// A rank that speaks for itself, on the host of its parent.
 TEST(TableRelay, FetchFromParentOnSameHost) {
   TcpRelay parent = relay_of(0), child = relay_of(0);
   const std::string where = parent.listen().value();
@@ -231,7 +231,7 @@ TEST(TableRelay, FetchFromParentOnSameHost) {
   passes.join();
 }
 
-// A connection from outside the job to a relay, which sends these bytes.
+// A connection to a relay from outside the job, which sends these bytes.
 UniqueFd stranger_at(const std::string& where, const std::string& says) {
   Unpacker unpacker(where);
   for (int k = 0; k < 3; ++k) unpacker.number();
@@ -287,7 +287,7 @@ class TableReads final : public ForwardingStore {
   std::atomic<int> count = 0;
 };
 
-// While a group of 12 hosts with two ranks each forms. Deaf hosts cannot listen.
+// The reads while a group of 12 hosts with two ranks each forms. Deaf hosts cannot listen.
 int reads_of_tables(const std::set<int>& deaf_hosts, int64_t relay_hosts = 12) {
   constexpr int kRanks = 24;
   auto registry = std::make_shared<Registry>();
@@ -317,7 +317,7 @@ TEST(TableRelay, LeadersOfFewHostsReadTableFromStore) { EXPECT_EQ(reads_of_table
 
 TEST(TableRelay, LeadersThatCannotListenReadTableFromStore) {
   EXPECT_EQ(reads_of_tables({1, 7}), 2);
-  EXPECT_EQ(reads_of_tables({0}), 1);  // the root, which is not rank 0 now
+  EXPECT_EQ(reads_of_tables({0}), 1);  // another root than rank 0
   EXPECT_EQ(reads_of_tables({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}), 11);
 }
 

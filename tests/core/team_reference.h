@@ -1,16 +1,16 @@
-// Every collective against a plain reference, over any Team.
+// Checks every collective of any Team against a plain reference.
 //
-// A test passes a function `run_ranks` that makes a fresh Team for each of `ranks` ranks, calls the
-// body it is given once for each rank with that rank's Team, all at the same time, and returns when
-// every body has. The ranks must be threads of this process.
+// A test passes a function `run_ranks`, which makes a new Team for each of `ranks` ranks, calls the
+// given body with each rank's Team, all at the same time, and returns when every body has. The
+// ranks must be threads of this process.
 //
-//   check_every_collective(4, run_ranks);   data: collectives x dtypes x ops x sizes x roots x in
-//   place check_same_bits(4, run_ranks);          random data: one result, bit for bit, on every
-//   rank check_disagreements(4, run_ranks);      ranks that call different things are all told so
+//   check_every_collective(4, run_ranks): collectives x dtypes x ops x sizes x roots x in place
+//   check_same_bits(4, run_ranks): random data; the same bits on every rank
+//   check_disagreements(4, run_ranks): ranks that make different calls all get an error
 //
-// The values are small whole numbers whose sums and products are exact in the accumulator's type,
-// so that the reference does not depend on the order in which a Team reduces; but float16 and
-// bfloat16 cannot hold most of the results, so a Team that rounds more than once is found out.
+// Values are small whole numbers whose sums and products are exact in the accumulator's type, so
+// the reference does not depend on a Team's order of reduction. float16 and bfloat16 cannot hold
+// most of the results, so a Team that rounds more than once is detected.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -37,9 +37,9 @@ namespace dscomm::testing {
 using RankBody = std::function<void(Team&)>;
 using RunRanks = std::function<void(const RankBody&)>;
 
-// Arithmetic does not race. So where a sanitizer makes a call many times slower, the checks use one
-// dtype of each width, the operators that Teams handle differently, and fewer ways to disagree.
-// TEST_MATRIX=full or reduced in the environment decides otherwise.
+// Arithmetic has no races. So under a sanitizer, where calls are many times slower, the checks use
+// one dtype of each width, the operators that Teams handle differently, and fewer disagreements.
+// The environment variable TEST_MATRIX=full or reduced overrides this.
 inline bool matrix_is_reduced() {
   static const bool is_reduced = [] {
     const char* wish = std::getenv("TEST_MATRIX");
@@ -69,7 +69,7 @@ inline std::vector<DType> all_dtypes() {
   return dtypes;
 }
 
-// Those of a test's dtypes that are in the matrix, or the first of them.
+// The dtypes of a test that are in the matrix, or else its first one.
 inline std::vector<DType> dtypes_in_matrix(const std::vector<DType>& dtypes) {
   std::vector<DType> chosen;
   for (DType dtype : dtypes)
@@ -82,13 +82,13 @@ struct ReferenceOptions {
   std::vector<DType> dtypes = all_dtypes();
   std::vector<size_t> counts = {0, 1, 3, 1000};
   std::chrono::milliseconds timeout{
-      60000};  // of every call; generous, for sanitizers on busy machines
+      60000};  // for every call; long, for sanitizers on busy machines
 };
 
-// Thrown inside a body to end a rank whose Team is dead.
+// Thrown inside a body to end a rank whose Team has failed.
 struct RankStopped {};
 
-// Memory with guards on both sides, filled so that an element that was not written shows.
+// Memory with guards on both sides, filled so that an unwritten element is noticed.
 class GuardedBuffer {
  public:
   explicit GuardedBuffer(size_t bytes) : bytes_(bytes), memory_(bytes + 2 * kGuardBytes, kGuard) {
@@ -110,8 +110,8 @@ class GuardedBuffer {
   std::vector<std::byte> memory_;
 };
 
-// Writes a whole number that the element can hold: 8 bits and a sign, for float16 11. Integers wrap
-// it, bool takes its lowest bit, float8 its bits, and a complex number gets an imaginary part.
+// Writes a whole number of at most 8 bits (float16: 11) and a sign. Integers wrap it, bool takes
+// its lowest bit, float8 its bits, and a complex number also gets an imaginary part.
 inline void store_value(DType dtype, std::byte* at, int value) {
   auto put = [at](auto element) { std::memcpy(at, &element, sizeof element); };
   auto float16 = [](int whole) {
@@ -156,14 +156,14 @@ inline void store_value(DType dtype, std::byte* at, int value) {
   }
 }
 
-// What rank `rank` contributes at element `index`. `salt` tells calls apart.
+// The value of rank `rank` at element `index`. `salt` distinguishes calls.
 inline int value_of(const Reduction& reduction, int rank, size_t index, unsigned salt) {
   unsigned mixed = (static_cast<unsigned>(rank) * 2654435761u) ^
                    (static_cast<unsigned>(index) * 40503u + salt * 97u);
   mixed = (mixed ^ mixed >> 15) * 2246822519u;
   mixed ^= mixed >> 13;
-  // Factors of 1 to 3 keep the products of a dozen ranks exact in float32. Otherwise as many bits
-  // as the dtype has, so that it cannot hold the sum of two.
+  // Factors of 1 to 3 keep the products of a dozen ranks exact in float32. Other values use all
+  // bits of the dtype, so that it cannot hold the sum of two.
   unsigned bound = reduction.dtype == DType::kFloat16 ? 2048 : 256;
   int magnitude =
       static_cast<int>(reduction.op == ReduceOp::kProduct ? 1 + mixed % 3 : mixed % bound);
@@ -173,7 +173,8 @@ inline int value_of(const Reduction& reduction, int rank, size_t index, unsigned
   return negative ? -magnitude : magnitude;
 }
 
-// Bytes first; a zero may have either sign in a complex product, whose order is the Team's.
+// Compares bytes first; a zero of a complex product may have either sign, since its order is the
+// Team's.
 inline bool elements_are_equal(DType dtype, const std::byte* a, const std::byte* b, size_t count) {
   size_t bytes = count * dtype_bytes(dtype);
   if (bytes == 0 || std::memcmp(a, b, bytes) == 0) return true;
@@ -280,7 +281,7 @@ class ReferenceRank {
     expect(dtype, result, input(moved, root, own(counts), salt_for(rank())), own(counts));
   }
 
-  // count_between(source, destination) elements go from one to the other.
+  // count_between(source, destination): the elements that go from one to the other.
   void check_all_to_all(DType dtype, const std::function<size_t(int, int)>& count_between) {
     Reduction moved{dtype};
     std::vector<size_t> in_counts, out_counts;
@@ -309,7 +310,7 @@ class ReferenceRank {
  private:
   size_t me() const { return static_cast<size_t>(rank()); }
   size_t own(const std::vector<size_t>& counts) const { return counts[me()]; }
-  // The salt of the block that goes to rank k.
+  // The salt of the block for rank k.
   unsigned salt_for(int k) const { return salt_ + 1000u + static_cast<unsigned>(k); }
 
   void begin(const char* collective, const Reduction& reduction, size_t count,
@@ -322,7 +323,7 @@ class ReferenceRank {
 
   void finish(const Status& status) {
     if (status.ok()) {
-      // If it did not, a later abort would end the call on ranks that are still in it.
+      // If it does not count, a later abort would end the call on ranks that are still in it.
       const uint64_t finished = team_.finished_calls();
       if (team_.size() > 1 && finished == finished_) wrong("it does not count as finished");
       finished_ = finished;
@@ -440,7 +441,7 @@ inline std::vector<Reduction> legal_reductions(const std::vector<DType>& dtypes)
   return reductions;
 }
 
-// The same for all, and different for each with some zeros among them.
+// The same count for all ranks, and different counts with some zeros.
 inline std::vector<std::vector<size_t>> count_layouts(int ranks, size_t count) {
   auto n = static_cast<size_t>(ranks);
   std::vector<size_t> uneven(n);
@@ -491,8 +492,8 @@ inline void check_moves(ReferenceRank& rank, int ranks, const ReferenceOptions& 
   }
 }
 
-// A Team that does nothing at a barrier passes check_moves; one that lets a rank out early fails
-// here.
+// A Team whose barrier does nothing passes check_moves; one whose barrier releases a rank early
+// fails here.
 inline void check_barrier_holds(Team& team, std::atomic<int>& entered, const CallOptions& options) {
   for (int round = 1; round <= 20; ++round) {
     entered.fetch_add(1);
@@ -505,7 +506,7 @@ inline void check_barrier_holds(Team& team, std::atomic<int>& entered, const Cal
 inline void check_every_collective(int ranks, const RunRanks& run_ranks,
                                    ReferenceOptions options = {}) {
   options.dtypes = dtypes_in_matrix(options.dtypes);
-  // What more ranks add does not depend on the dtype.
+  // With more ranks the dtype makes no difference.
   if (matrix_is_reduced() && ranks > 4) options.dtypes.resize(1);
   std::atomic<int> bodies = 0, entered = 0;
   run_ranks([&](Team& team) {
@@ -543,8 +544,8 @@ inline void check_same_bits(int ranks, const RunRanks& run_ranks,
           } else if (auto single = static_cast<float>(value); dtype == DType::kFloat32) {
             std::memcpy(at, &single, 4);
           } else {
-            // The upper half of 0.5 to 1.5 as float32 is bfloat16; as float16 take any bits between
-            // those of 0.5 and 2.
+            // The upper half of a float32 from 0.5 to 1.5 is a bfloat16; for float16, any bits
+            // between those of 0.5 and 2.
             auto upper = static_cast<uint16_t>(std::bit_cast<uint32_t>(single) >> 16);
             auto half = static_cast<uint16_t>(0x3800 + (state >> 8) % 0x0800);
             std::memcpy(at, dtype == DType::kBFloat16 ? &upper : &half, 2);
@@ -563,14 +564,14 @@ inline void check_same_bits(int ranks, const RunRanks& run_ranks,
   }
 }
 
-// A call that ranks could make at the same time by mistake: `odd` says who makes the wrong one.
+// A call that some ranks make wrongly: `odd` is true on those ranks.
 struct Disagreement {
   const char* name;
   std::function<Status(Team& team, bool odd, const CallOptions& options)> call;
 };
 
 inline std::vector<Disagreement> disagreements() {
-  // Large enough for any of the calls, whatever they believe; never read after them.
+  // Large enough for any of the calls; not read afterwards.
   static constexpr size_t kMost = 4096;
   struct Data {
     explicit Data(Team& team)
@@ -713,8 +714,8 @@ inline std::vector<Disagreement> disagreements() {
       {"all_gather of another count",
        [=](Team& team, bool odd, const CallOptions& options) {
          Data data(team);
-         // The odd ranks believe that rank 0 brings one element more, and rank 0 does not if it is
-         // not one of them.
+         // The odd ranks expect one element more from rank 0, which sends it only if it is odd
+         // itself.
          std::vector<size_t> out_counts = counts(team, 10);
          if (odd) ++out_counts[0];
          size_t count = out_counts[static_cast<size_t>(team.rank())];
@@ -753,15 +754,15 @@ inline std::vector<Disagreement> disagreements() {
          Data data(team);
          std::vector<size_t> in_counts = counts(team, 10), out_counts = counts(team, 10);
          size_t self = static_cast<size_t>(team.rank()), next = (self + 1) % data.size;
-         if (odd) ++in_counts[next];  // who is next does not expect it, odd or not
+         if (odd) ++in_counts[next];  // the next rank does not expect it, odd or not
          return team.all_to_all(data.ins, in_counts, data.outs, out_counts, DType::kFloat32,
                                 options);
        }},
   };
 }
 
-// Ranks make different calls, and then a barrier: every rank has been told kMismatch by then, and
-// well before the deadline.
+// Ranks make different calls, then a barrier: by then every rank has got kMismatch, well before the
+// deadline.
 inline void check_disagreements(
     int ranks, const RunRanks& run_ranks,
     std::chrono::milliseconds timeout = std::chrono::milliseconds(60000)) {

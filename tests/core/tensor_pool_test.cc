@@ -1,4 +1,4 @@
-// TensorPool: blocks are reused and joined, shortage is an error, peers read and cannot write.
+// TensorPool: blocks are reused and merged, a shortage is an error, peers can read and not write.
 
 #include "core/shm/tensor_pool.h"
 
@@ -30,7 +30,7 @@ std::shared_ptr<TensorPool> make_pool(size_t bytes = 16 * kMiB) {
   return TensorPool::create(bytes).value();
 }
 
-// Ends a forked child with 0 where what it saw was right: gtest's own exit would end the parent's
+// The exit status of a forked child. Children use _exit(): gtest's own exit would end the parent's
 // tests a second time.
 int status_of(pid_t child) {
   int status = -1;
@@ -75,7 +75,7 @@ TEST(TensorPool, TakesTheSmallestBlockThatFits) {
   for (std::byte* block : blocks) pool->release(block);
   EXPECT_EQ(pool->allocate(4 * kPageBytes).value(), blocks[2]);
   EXPECT_EQ(pool->allocate(3 * kPageBytes).value(), blocks[1]);
-  EXPECT_EQ(pool->allocate(1).value(), blocks[2] + 4 * kPageBytes);  // what was left of it
+  EXPECT_EQ(pool->allocate(1).value(), blocks[2] + 4 * kPageBytes);  // the rest of a larger block
   EXPECT_EQ(pool->allocate(8 * kPageBytes).value(), blocks[0]);
 }
 
@@ -96,7 +96,7 @@ TEST(TensorPool, GrowsBehindWhatIsFreeAtItsEnd) {
   std::byte* kept = pool->allocate(kMiB).value();
   pool->release(pool->allocate(kMiB).value());
   EXPECT_EQ(pool->resident_bytes(), 2 * kMiB);
-  // Seven are left, one of them taken from the kernel already.
+  // Seven are left; the kernel has already provided one of them.
   EXPECT_EQ(pool->allocate(7 * kMiB).value(), kept + kMiB);
   EXPECT_EQ(pool->resident_bytes(), 8 * kMiB);
 }
@@ -141,7 +141,7 @@ TEST(TensorPool, ManyThreads) {
           std::swap(mine[random() % mine.size()], mine.back());
           auto [block, bytes] = mine.back();
           mine.pop_back();
-          ASSERT_EQ(block[0], std::byte(seed));  // nobody else has it
+          ASSERT_EQ(block[0], std::byte(seed));  // no other thread has it
           ASSERT_EQ(block[bytes - 1], std::byte(seed));
           pool->release(block);
         }
@@ -172,7 +172,7 @@ TEST(TensorPool, HasNoPlaceWhereAddressSpaceIsLimited) {
   pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    rlimit limit{rlim_t{1} << 62, RLIM_INFINITY};  // one that hinders nobody
+    rlimit limit{rlim_t{1} << 62, RLIM_INFINITY};  // a limit that never applies
     if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
     Result<std::shared_ptr<TensorPool>> pool = TensorPool::create(kMiB);
     _exit(!pool.ok() && pool.status().code() == Code::kResource ? 0 : 1);
@@ -180,7 +180,7 @@ TEST(TensorPool, HasNoPlaceWhereAddressSpaceIsLimited) {
   EXPECT_EQ(status_of(child), 0);
 }
 
-// What a child of fork() sees, and what it cannot do.
+// A child of fork() can read the blocks, and can neither allocate nor release.
 TEST(TensorPool, AChildReadsWhatItHadAndLeavesThePoolAlone) {
   std::shared_ptr<TensorPool> pool = make_pool(2 * kMiB);
   std::byte* block = pool->allocate(kPageBytes).value();
@@ -201,7 +201,7 @@ TEST(TensorPool, AChildReadsWhatItHadAndLeavesThePoolAlone) {
   EXPECT_EQ(pool->used_bytes(), kPageBytes);
 }
 
-// Two processes: one has a pool, the other reads it, also what was allocated after they met.
+// One process has a pool; the other one reads it, including blocks allocated after they met.
 TEST(TensorPool, PeersReadWhatItsOwnerWrites) {
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
@@ -212,7 +212,7 @@ TEST(TensorPool, PeersReadWhatItsOwnerWrites) {
   ASSERT_GE(child, 0);
   std::shared_ptr<Arena> arena = Arena::create(16 * kMiB).value();
   if (child == 0) {
-    close(sockets[0]);  // so that the end of the parent ends this too
+    close(sockets[0]);  // so that this process ends with its parent
     std::shared_ptr<TensorPool> pool = make_pool();
     SocketDirectory directory;
     PeerAddress own = directory.publish(arena, pool, ArenaId{}).value();
@@ -251,7 +251,7 @@ TEST(TensorPool, PeersReadWhatItsOwnerWrites) {
   close(sockets[0]);
 }
 
-// A rank that cannot read another's pool: nobody's is used.
+// If one rank cannot read another's pool, no rank's pool is used.
 TEST(TensorPool, OneThatCannotBeReadIsKnownToAll) {
   for (bool hidden : {false, true}) {
     auto registry = std::make_shared<Registry>();
@@ -277,7 +277,7 @@ int policy_of(const void* address) {
   return mode & 0xff;
 }
 
-// Runs what makes shared memory in a thread that has this policy, over the first node.
+// Runs `body` in a thread with this memory policy, over the first node.
 template <typename Body>
 void with_policy(int mode, Body body) {
   bool is_set = false;
@@ -291,7 +291,7 @@ void with_policy(int mode, Body body) {
   if (!is_set) GTEST_SKIP() << "set_mempolicy is not allowed here: " << std::strerror(errno);
 }
 
-// Whether the kernel was asked for one node; which of the two policies says so depends on hwloc.
+// Whether one node was requested; hwloc decides which of the two policies does that.
 void expect_placed(int policy) {
   EXPECT_TRUE(policy == kPreferred || policy == kPreferredMany) << policy;
 }
@@ -311,12 +311,12 @@ TEST(MemoryPolicy, ArenaAndPoolPreferTheNodeOfABoundProcess) {
     });
 }
 
-// numactl --membind and --preferred are the user's own choice of nodes.
+// The nodes of numactl --membind and --preferred are the user's choice.
 TEST(MemoryPolicy, NodesThatTheUserNamedAreKept) {
   std::unique_ptr<Topology> topology = std::move(Topology::load("")).value();
   with_policy(kBind, [&] {
     std::shared_ptr<Arena> arena = Arena::create(4 * kMiB, topology.get()).value();
-    EXPECT_EQ(policy_of(arena->data()), kDefault);  // none of its own: the thread's counts
+    EXPECT_EQ(policy_of(arena->data()), kDefault);  // it has no policy, so the thread's applies
   });
 }
 

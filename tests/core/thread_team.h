@@ -1,6 +1,6 @@
-// ThreadTeam: a Team whose ranks are threads that meet at a board. As plain as it can be, and
-// strict: in every collective every rank waits for every other, and all of them compare what they
-// called. It lets Teams that compose Teams be tested without any transport.
+// ThreadTeam: a Team whose ranks are threads that meet at a board. Simple and strict: in every
+// collective every rank waits for every other one, and all compare their calls. It allows tests of
+// Teams that compose Teams, without any transport.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +25,10 @@ namespace dscomm::testing {
 
 using Bytes = std::vector<std::byte>;
 
-// What one rank brings to one collective: a copy of its data, so that in-place calls need no order.
+// One rank's data for one collective: a copy, so that in-place calls need no order.
 struct Post {
   std::string description;    // must be equal on all ranks
-  std::vector<Bytes> blocks;  // to everyone, or one for each rank
+  std::vector<Bytes> blocks;  // for all ranks, or one for each rank
 };
 
 class ThreadBoard {
@@ -37,7 +37,7 @@ class ThreadBoard {
 
   using Posts = std::shared_ptr<const std::vector<Post>>;
 
-  // Returns everybody's posts once all are there. `meanwhile` may be null.
+  // Returns all ranks' posts once all are there. `meanwhile` may be null.
   Result<Posts> meet(uint64_t sequence, int rank, Post post, const Deadline& deadline,
                      const std::function<Status()>* meanwhile) {
     std::unique_lock lock(mutex_);
@@ -250,7 +250,7 @@ class ThreadTeam final : public Team {
     std::string description = call + ", part " + std::to_string(options.part) + " of " +
                               std::to_string(options.part_count);
     if (options.plan != 0) description += ", plan " + std::to_string(options.plan);
-    // What it is a piece of is compared as a whole.
+    // The call that this is a piece of is compared as a whole.
     if (options.whole != nullptr)
       description += ", a piece of " + std::to_string(hash_call(0, *options.whole));
     DSCOMM_CHECK(options.meanwhile == nullptr || takes_chunks_, "it would be forgotten");
@@ -258,9 +258,9 @@ class ThreadTeam final : public Team {
                         options.deadline, options.meanwhile);
   }
 
-  // A call by rounds of a quarter of a chunk, whose results are given as late as that is allowed:
-  // round(begin, piece, options) makes one, for elements from `begin` on, and deliver() gives out
-  // the results of the earliest one that it has not given yet.
+  // A call in rounds of a quarter of a chunk, which delivers results as late as allowed:
+  // round(begin, piece, options) makes a round for elements from `begin` on, and deliver() delivers
+  // the earliest results not delivered yet.
   template <typename Round, typename Deliver>
   Status by_rounds(size_t longest, const CallOptions& options, const Round& round,
                    const Deliver& deliver) {
@@ -284,7 +284,7 @@ class ThreadTeam final : public Team {
   static size_t in_piece(size_t count, size_t begin, size_t piece) {
     return count > begin ? std::min(piece, count - begin) : 0;
   }
-  // Where the results of a round belong, and what they are.
+  // The destination of a round's results, and the results.
   struct Late {
     void* place;
     Bytes bytes;
@@ -302,7 +302,7 @@ class ThreadTeam final : public Team {
     return reduce_chunks(in, out, count, reduction, -1, options);
   }
 
-  // With a root that is negative, an all_reduce.
+  // A negative root means all_reduce.
   Status reduce_chunks(const void* in, void* out, size_t count, const Reduction& reduction,
                        int root, const CallOptions& options) {
     const size_t element_bytes = dtype_bytes(reduction.dtype);
@@ -436,12 +436,12 @@ class ThreadTeam final : public Team {
   uint64_t sequence_ = 0;
 };
 
-// The boards of one test, found by name, so that every rank's factory finds the same.
+// The boards of one test, by name, so that all ranks' factories find the same one.
 class ThreadBoards {
  public:
   explicit ThreadBoards(bool take_chunks = false) : take_chunks_(take_chunks) {}
 
-  // This rank's ThreadTeam of `ranks`, of which it is one.
+  // This rank's ThreadTeam of `ranks`, which include it.
   std::unique_ptr<Team> make(int rank, std::span<const int> ranks, const std::string& name) {
     int size = static_cast<int>(ranks.size());
     size_t index = 0;
@@ -452,7 +452,7 @@ class ThreadBoards {
     return std::make_unique<ThreadTeam>(board, static_cast<int>(index), size, take_chunks_);
   }
 
-  // Of all ranks of all Teams.
+  // Counted over all ranks of all Teams.
   int meanwhile_calls() const {
     std::lock_guard lock(mutex_);
     int calls = 0;

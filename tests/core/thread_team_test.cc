@@ -1,5 +1,5 @@
-// The tools that Teams are tested with, tested: ThreadTeam passes what every Team must pass, and
-// the checks fail where a Team is wrong.
+// Tests the test tools: ThreadTeam passes the checks of every Team, and the checks fail for a wrong
+// Team.
 
 #include "thread_team.h"
 

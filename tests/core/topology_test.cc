@@ -20,7 +20,7 @@ std::unique_ptr<Topology> load_or_fail(const std::string& description) {
   return std::move(topology).value();
 }
 
-// A directory that is gone after the test.
+// A temporary directory.
 class Scratch {
  public:
   Scratch() {
@@ -55,7 +55,7 @@ TEST(Topology, SinglesAreNotPlural) {
 }
 
 TEST(Topology, BindingsAreFoundOnASyntheticMachine) {
-  // cpus 0-7 in node 0 (0-3 and 4-7 have an L3 each), 8-15 in node 1.
+  // cpus 0-7 are in node 0 (0-3 and 4-7 have an L3 each), 8-15 in node 1.
   auto topology = load_or_fail("pack:2 [numa] l3:2 core:2 pu:2");
   EXPECT_EQ(topology->place_of("0"), (Place{0, 0}));
   EXPECT_EQ(topology->place_of("1-3"), (Place{0, 0}));
@@ -75,7 +75,7 @@ TEST(Topology, AMachineWithoutL3HasNone) {
   EXPECT_EQ(topology->place_of("1"), (Place{0, -1}));
 }
 
-// Two packages of one core, each with ordinary and fast memory, and far memory that is nobody's.
+// Two packages of one core, each with ordinary and fast memory, and far memory without a core.
 TEST(Topology, XmlFileIsReadAndMemoryWithoutCpusOfItsOwnIsNoNode) {
   Scratch scratch;
   scratch.write("/machine.xml", R"(<?xml version="1.0" encoding="UTF-8"?>
@@ -150,7 +150,7 @@ TEST(Topology, AffinityOfEveryThreadCounts) {
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(cpu, &one);
-  // The only thread of this test: what it is bound to is what the process may use.
+  // This test has no other thread, so its affinity is the process's.
   ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
   EXPECT_EQ(process_cpu_list(), std::to_string(cpu));
   EXPECT_EQ(load_or_fail("")->usable_cores(), 1);

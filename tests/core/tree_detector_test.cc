@@ -31,10 +31,10 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using DetectorPtr = std::unique_ptr<TreeDetector>;
 
-// Sanitizers on a busy machine are slow; nothing here is meant to come near it.
+// Sanitizers on a busy machine are slow; no test should come near this.
 constexpr seconds kPatience{60};
 
-// Every member is on a host of its own, all of which are in one network: addresses of loopback.
+// Every member is on its own host; all are in one network, of loopback addresses.
 TransportRequest request_of(int rank, int size) {
   TransportRequest request;
   request.id = 0xabcdef0123456789;
@@ -60,7 +60,7 @@ DetectorPtr join(int rank, int size, Store& store) {
   return detector.ok() ? std::move(detector).value() : nullptr;
 }
 
-// Whether it becomes true in time.
+// Whether the condition becomes true in time.
 template <typename Condition>
 bool soon(Condition condition) {
   const Deadline deadline = Deadline::after(kPatience);
@@ -76,7 +76,7 @@ void expect_says(const Status& status, Code code, const std::string& part) {
   EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }
 
-// Members as threads: body(detector, rank) runs when all are connected. All leave together, unless
+// Members are threads: body(detector, rank) runs when all are connected. All leave together, unless
 // the body takes the detector away.
 void run_members(int size, const std::function<void(DetectorPtr&, int)>& body) {
   MemoryStore store;
@@ -89,7 +89,7 @@ void run_members(int size, const std::function<void(DetectorPtr&, int)>& body) {
   });
 }
 
-// A store of processes: one file for each key.
+// A store for processes: one file per key.
 class FolderStore final : public Store {
  public:
   FolderStore() {
@@ -132,7 +132,7 @@ class FolderStore final : public Store {
   std::string folder_;
 };
 
-// Members as processes. They are forked before this process has any thread.
+// Members are processes, forked before this process has any thread.
 class Processes {
  public:
   ~Processes() {
@@ -165,7 +165,7 @@ class Processes {
               ids_[static_cast<size_t>(i)]);
     EXPECT_TRUE(WIFSTOPPED(status));
   }
-  // What waitpid() says.
+  // Its wait status.
   int end_of(int i) {
     int status = -1;
     waitpid(std::exchange(ids_[static_cast<size_t>(i)], -1), &status, 0);
@@ -173,7 +173,7 @@ class Processes {
   }
   void expect_good_end(int i) { EXPECT_EQ(end_of(i), 0) << "process " << i; }
 
-  // Blocks until process i has said so.
+  // Blocks until process i has reported `what`.
   void await(const std::string& what, int i) {
     EXPECT_TRUE(store_.get(what + std::to_string(i), Deadline::after(kPatience)).ok()) << what << i;
   }
@@ -201,7 +201,7 @@ TEST(TreeDetector, OneMemberNeedsNobody) {
   });
 }
 
-// Of this process's TCP connections: for how many the kernel waits so long for an answer.
+// How many of this process's TCP connections have this user timeout.
 int sockets_with_patience(milliseconds patience) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -221,7 +221,7 @@ TEST(TreeDetector, AllConnectionsOutlastTheLongestTimeoutOfAnyMember) {
       EXPECT_EQ(sockets_with_patience(kLeastSilence), 6);  // both ends of three connections
       detector->outlast(seconds(1000));
       EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(1060)) == 6; }));
-      detector->outlast(seconds(900));  // changes nothing, nor does one below the least
+      detector->outlast(seconds(900));  // no effect, nor has one below the minimum
       detector->outlast(milliseconds(1));
       detector->outlast(milliseconds::max());
       EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(9 * 32767)) == 6; }));
@@ -242,7 +242,7 @@ TEST(TreeDetector, AShorterTimeoutOfTheOtherEndShortensNothing) {
     } else {
       EXPECT_TRUE(soon([&] { return steps == 1; }));
       detector->outlast(seconds(1000));
-      // Sent after what member 0 is not to follow.
+      // Sent after the change that member 0 must not follow.
       detector->end(7, Status(Code::kTimeout, "late"));
     }
     EXPECT_TRUE(soon([&] { return !detector->ended(7).ok(); }));
@@ -350,7 +350,7 @@ TEST(TreeDetector, TheFirstCauseStays) {
     EXPECT_TRUE(soon([&] { return !detector->ended(9).ok(); }));
     detector->end(9, Status(Code::kTimeout, "later"));
     expect_says(detector->ended(9), Code::kPeerDied, "first");
-    // A second round: who has heard it has also heard all that was said before.
+    // A second round: a member that hears it has heard everything before it.
     detector->end(static_cast<uint64_t>(20 + rank), Status(Code::kAborted, "over"));
     for (uint64_t team : {20, 21, 22})
       EXPECT_TRUE(soon([&] { return !detector->ended(team).ok(); }));
@@ -369,7 +369,7 @@ TEST(TreeDetector, AnEndIsLeftAsideForCallsThatWereFinishedBefore) {
   });
 }
 
-// Two end a Team at different calls: all learn the first call that somebody has not finished.
+// Two members end a Team at different calls: all learn the first unfinished call.
 TEST(TreeDetector, TheLowestUnfinishedCallOfAllCounts) {
   run_members(5, [](DetectorPtr& detector, int rank) {
     if (rank == 1) detector->end(9, Status(Code::kAborted, "enough"), 6);
@@ -414,7 +414,7 @@ TEST(TreeDetector, QuestionsAreAnsweredByAll) {
   constexpr uint64_t kTeam = 77;
   std::atomic<int> noted{0};
   run_members(kMembers, [&](DetectorPtr& detector, int rank) {
-    // Rank 1 has not come so far; rank 2 has finished the Team, so it has made all calls.
+    // Rank 1 is behind; rank 2 has finished the Team, so it has made all calls.
     detector->note_position(kTeam, rank == 1 ? 4 : static_cast<uint64_t>(5 + rank));
     if (rank == 2) detector->forget(kTeam);
     ++noted;
@@ -435,11 +435,11 @@ TEST(TreeDetector, QuestionsAreAnsweredByAll) {
     detector->close_question(question);
     ++noted;
     EXPECT_TRUE(soon([&] { return noted >= 2 * kMembers; }));
-    EXPECT_EQ(detector->count(), 0u);  // no news
+    EXPECT_EQ(detector->count(), 0u);  // no failure notices
   });
 }
 
-// All end and leave in the middle of each other's news.
+// All members end Teams and leave while notices of the others are in transit.
 TEST(TreeDetector, MembersMayLeaveWhileOthersAreBusy) {
   for (int round = 0; round < 5; ++round) {
     MemoryStore store;
@@ -449,7 +449,7 @@ TEST(TreeDetector, MembersMayLeaveWhileOthersAreBusy) {
       for (uint64_t i = 0; i < 50; ++i)
         detector->end(static_cast<uint64_t>(rank) * 50 + i,
                       Status(Code::kAborted, std::string(2000, 'x')));
-      // Nobody has died, whatever order they end in.
+      // No member has died, whatever the order in which they end.
       for (int other = 0; other < 6; ++other)
         EXPECT_NE(detector->gone(other).code(), Code::kPeerDied);
       detector.reset();
@@ -472,7 +472,7 @@ TEST(TreeDetector, MembersOfOneHostMeetOnLoopback) {
   });
 }
 
-// Two of them may bind one port before either listens there.
+// Two listeners may bind one port before either listens there.
 TEST(TreeDetector, ListenersThatOpenTogetherTakeDifferentPorts) {
   constexpr int kRanks = 8;
   for (int round = 0; round < 200; ++round) {
@@ -503,7 +503,7 @@ TEST(TreeDetector, WhoIsMissingIsNamedAtTheDeadline) {
     if (rank == 2 || rank == 4) return;
     Result<DetectorPtr> detector =
         TreeDetector::connect(request_of(rank, 5), store, Deadline::after(milliseconds(700)));
-    // Who gives up first is heard by all. Rank 3 waits for one to say where it listens.
+    // All hear of the first member that gives up. Rank 3 waits for a listener's address.
     expect_says(detector.status(), Code::kTimeout, "waiting for rank 10");
     for (const char* name :
          {"rank 102 (pid 5002 on host host2)", "rank 104 (pid 5004 on host host4)"})
@@ -512,8 +512,7 @@ TEST(TreeDetector, WhoIsMissingIsNamedAtTheDeadline) {
   EXPECT_LT(monotonic_ns() - start_ns, 20'000'000'000);
 }
 
-// A member whose deadline comes long before that of member 0 knows all the same, and ends it for
-// all.
+// A member whose deadline is long before member 0's also knows who is missing, and ends it for all.
 TEST(TreeDetector, WhoGivesUpFirstNamesWhoIsMissing) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
@@ -605,7 +604,7 @@ TEST(TreeDetector, HostsWithTheSameAddressesCannotMeet) {
 
 constexpr const char* kInvitationKey = "test/detector/abcdef0123456789/invitation/0";
 
-// Where a member listens, and its token.
+// A member's address and token.
 struct Invitation {
   std::string token, address;
   uint16_t port = 0;
@@ -630,7 +629,7 @@ UniqueFd stranger_at(const Invitation& invitation, const std::string& says) {
   address.sin_port = htons(invitation.port);
   EXPECT_EQ(inet_pton(AF_INET, invitation.address.c_str(), &address.sin_addr), 1);
   EXPECT_EQ(connect(stranger.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  // All of it, unless it is turned away meanwhile.
+  // Sends all of it, unless the connection is closed meanwhile.
   if (!says.empty()) {
     EXPECT_GT(send(stranger.get(), says.data(), says.size(), MSG_NOSIGNAL), 0);
   }
@@ -675,7 +674,7 @@ TEST(TreeDetector, StrangersHoldNobodyUp) {
       ssize_t answer = recv(stranger.get(), &byte, 1, 0);
       EXPECT_TRUE(answer == 0 || (answer < 0 && errno == ECONNRESET)) << text;
     }
-    // These stay, and say nothing or half of what they could.
+    // These stay connected, and send nothing or half a message.
     std::vector<UniqueFd> silent;
     for (int i = 0; i < 100; ++i) silent.push_back(stranger_at(invitation, ""));
     silent.push_back(stranger_at(invitation, good.substr(0, 3)));
@@ -701,7 +700,7 @@ TEST(TreeDetector, StrangersHoldNobodyUp) {
   strangers.join();
 }
 
-// Member 2 connects and goes no further. Members 0 and 1 have all of their connections, and wait.
+// Member 2 connects and stops. Members 0 and 1 have all of their connections, and wait.
 TEST(TreeDetector, WhoStopsOnceItIsConnectedIsNamed) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
@@ -715,7 +714,9 @@ TEST(TreeDetector, WhoStopsOnceItIsConnectedIsNamed) {
         connections.push_back(stranger_at(invitation, encode(hello)));
       }
       for (UniqueFd& connection : connections)
-        for (char byte; recv(connection.get(), &byte, 1, 0) > 0;) continue;  // until it is hung up
+        for (char byte; recv(connection.get(), &byte, 1, 0) > 0;)
+          continue;  // until the peer
+                     // closes it
     } else {
       Result<DetectorPtr> detector =
           TreeDetector::connect(request_of(rank, 3), store, Deadline::after(seconds(1)));
@@ -726,7 +727,7 @@ TEST(TreeDetector, WhoStopsOnceItIsConnectedIsNamed) {
   EXPECT_LT(monotonic_ns() - start_ns, 20'000'000'000);
 }
 
-// What is published leads to a closed port, and nobody has given up.
+// The published address has a closed port, and no member has given up.
 TEST(TreeDetector, AnAddressThatIsRefusedIsNamed) {
   MemoryStore store;
   Message invitation = Message::about(MessageKind::kInvitation, 0, request_of(0, 2).id);
@@ -739,7 +740,7 @@ TEST(TreeDetector, AnAddressThatIsRefusedIsNamed) {
               "host0) at 127.0.0.1:1 (Connection refused)");
 }
 
-// The first address takes the connection and says nothing, the second is somebody else's.
+// The first address accepts the connection and is silent; the second belongs to another program.
 TEST(TreeDetector, AnAddressThatLeadsElsewhereIsPassedOver) {
   auto listener_at = [](const char* address, int type) {
     UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | type, 0));
@@ -761,7 +762,7 @@ TEST(TreeDetector, AnAddressThatLeadsElsewhereIsPassedOver) {
     UniqueFd caller(accept4(other.get(), nullptr, nullptr, SOCK_CLOEXEC));
     EXPECT_GT(send(caller.get(), "220 welcome to nothing of yours\r\n", 33, MSG_NOSIGNAL), 0);
   });
-  // Two more addresses of member 0, before the one at which it listens.
+  // Adds two addresses before the one at which member 0 listens.
   class Detour final : public ForwardingStore {
    public:
     Detour(Store& below, std::string before) : ForwardingStore(below), before_(std::move(before)) {}
@@ -782,7 +783,7 @@ TEST(TreeDetector, AnAddressThatLeadsElsewhereIsPassedOver) {
     TransportRequest request = request_of(rank, 2);
     request.members[0].networks = {"127.0.0.1/8", "127.0.1.1/8", "127.0.2.1/8"};
     Store& mine = rank == 1 ? static_cast<Store&>(detour) : store;
-    // Member 0 listens at the last alone, since it knows of no other.
+    // Member 0 listens only at the last one, since it knows no other.
     if (rank == 0) request.members[0].networks = {"127.0.2.1/8"};
     Result<DetectorPtr> detector = TreeDetector::connect(request, mine, Deadline::after(kPatience));
     ASSERT_TRUE(detector.ok()) << detector.status().message();
@@ -791,7 +792,7 @@ TEST(TreeDetector, AnAddressThatLeadsElsewhereIsPassedOver) {
   answerer.join();
 }
 
-// Body of a process that hears of a death, says so, and leaves when told to.
+// Body of a process that hears of a death, reports it, and leaves on request.
 void watch(Store& store, int rank, int size, int victim) {
   DetectorPtr detector = join(rank, size, store);
   ASSERT_NE(detector, nullptr);
@@ -812,7 +813,7 @@ void watch(Store& store, int rank, int size, int victim) {
     EXPECT_NE(death.message().find("died or exited"), std::string::npos) << death.message();
     ++deaths;
   });
-  EXPECT_EQ(deaths, 2);  // at once: one has died already
+  EXPECT_EQ(deaths, 2);  // the second callback runs at once, since the death has already happened
   EXPECT_EQ(detector->count(), 1u);
   say(store, "heard", rank);
   await(store, "over");
@@ -826,7 +827,7 @@ void expect_death_is_heard(int size, int victim) {
   processes.signal(victim, SIGKILL);
   for (int rank = 0; rank < size; ++rank)
     if (rank != victim) processes.await("heard", rank);
-  // Far below any deadline; alone on a machine it is a millisecond.
+  // Far below any deadline; on an idle machine it is a millisecond.
   EXPECT_LT(monotonic_ns() - killed_ns, 5'000'000'000);
   ::testing::Test::RecordProperty("heard_after_us",
                                   static_cast<int>((monotonic_ns() - killed_ns) / 1000));
@@ -845,7 +846,7 @@ TEST(TreeDetectorProcesses, TheDeathOfMemberZeroIsHeardByAll) {
   expect_death_is_heard(5, 0);
 }
 
-// An exit without leaving is a death; what was said before it counts.
+// An exit without leaving is a death; messages sent before it count.
 TEST(TreeDetectorProcesses, AnExitIsToldFromALeave) {
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
@@ -872,7 +873,7 @@ TEST(TreeDetectorProcesses, AnExitIsToldFromALeave) {
   for (int rank = 0; rank < 4; ++rank) processes.expect_good_end(rank);
 }
 
-// Two members wait for the third, and are stopped for longer than they may.
+// Two members wait for the third, and are stopped for longer than their timeout.
 TEST(TreeDetectorProcesses, ConnectWhileTheJobIsStoppedGoesOn) {
   Processes processes;
   processes.start(3, [](Store& store, int rank) {
@@ -894,7 +895,7 @@ TEST(TreeDetectorProcesses, ConnectWhileTheJobIsStoppedGoesOn) {
   for (int rank = 0; rank < 3; ++rank) processes.expect_good_end(rank);
 }
 
-// A goodbye waits for a member that is stopped, and then the one that leaves is stopped as well.
+// A goodbye waits for a member that is stopped, then the leaving one is stopped too.
 TEST(TreeDetectorProcesses, LeaveWhileTheJobIsStoppedSaysGoodbye) {
   constexpr uint64_t kEnds = 3000;  // more than the connection holds
   Processes processes;
@@ -926,7 +927,7 @@ TEST(TreeDetectorProcesses, LeaveWhileTheJobIsStoppedSaysGoodbye) {
   for (int rank = 0; rank < 2; ++rank) processes.expect_good_end(rank);
 }
 
-// A member that dies while the others still wait for somebody.
+// A member dies while the others still wait for a missing one.
 TEST(TreeDetectorProcesses, ADeathWhileConnectingEndsItForAll) {
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
@@ -937,7 +938,7 @@ TEST(TreeDetectorProcesses, ADeathWhileConnectingEndsItForAll) {
       hello.text = invitation.token;
       UniqueFd connection = stranger_at(invitation, encode(hello));
       char byte;
-      EXPECT_EQ(recv(connection.get(), &byte, 1, 0), 1);  // it is welcome
+      EXPECT_EQ(recv(connection.get(), &byte, 1, 0), 1);  // it was admitted
       say(store, "connected", 2);
       while (true) pause();
     }
@@ -953,8 +954,7 @@ TEST(TreeDetectorProcesses, ADeathWhileConnectingEndsItForAll) {
   for (int rank : {0, 1, 3}) processes.expect_good_end(rank);
 }
 
-// Those that pass on the news die one after the other, or are stopped: the rest hear of every
-// death.
+// Members that relay notices die one after the other, or are stopped: the rest hear of every death.
 TEST(TreeDetectorProcesses, DeathsAreHeardWhoeverIsGoneBefore) {
   constexpr int kMembers = 6;
   const std::vector<int> victims{0, 2, 4};
@@ -969,7 +969,7 @@ TEST(TreeDetectorProcesses, DeathsAreHeardWhoeverIsGoneBefore) {
       EXPECT_TRUE(soon([&] { return !detector->gone(victim).ok(); })) << rank << " of " << victim;
       say(store, "heard of " + std::to_string(victim) + " by ", rank);
     }
-    // Nobody is cut off: three live, and are linked.
+    // No member is cut off: three live, and are linked.
     EXPECT_TRUE(detector->cut_off({0, 2, 4}, 0).ok());
     await(store, "over");
   });
@@ -994,7 +994,7 @@ TEST(TreeDetectorProcesses, DeathsAreHeardWhileTheFirstMemberIsStopped) {
     expect_says(detector->gone(3), Code::kPeerDied, "rank 103 (pid 5003 on host host3) died");
     say(store, "heard", rank);
     if (rank == 0) return;
-    // The first member does not answer while it is stopped, and the other one does.
+    // The first member does not answer while it is stopped; the other one does.
     const uint64_t question = detector->ask(1, 0);
     EXPECT_TRUE(soon([&] {
       return detector->answers(question)[static_cast<size_t>(3 - rank)] == Progress::kReached;
@@ -1014,9 +1014,9 @@ TEST(TreeDetectorProcesses, DeathsAreHeardWhileTheFirstMemberIsStopped) {
   processes.expect_good_end(0);
 }
 
-// Two hosts: all that the last of three was linked to have died, and one lives that it never was.
+// All members linked to the last one have died; the live one was never linked to it.
 TEST(TreeDetectorProcesses, WhoHasLostAllLinksIsCutOff) {
-  // Hosts of 1 member each: the last is linked to 0, 1 and the one before it alone.
+  // Hosts of 1 member each: the last is linked only to 0, 1 and its predecessor.
   constexpr int kMembers = 5;
   Processes processes;
   processes.start(kMembers, [](Store& store, int rank) {
@@ -1041,7 +1041,7 @@ TEST(TreeDetectorProcesses, WhoHasLostAllLinksIsCutOff) {
   for (int rank : {2, 4}) processes.expect_good_end(rank);
 }
 
-// A child that a member forked outlives it, and must not keep its connections.
+// A forked child of a member outlives it, and must not keep its connections open.
 TEST(TreeDetectorProcesses, AForkedChildKeepsNoConnection) {
   for (int victim : {0, 1}) {
     Processes processes;
@@ -1073,8 +1073,8 @@ TEST(TreeDetectorProcesses, AForkedChildKeepsNoConnection) {
   }
 }
 
-// More than the kernel buffers for a member that is stopped: the others are not held up, and it
-// hears all when it goes on.
+// More notices than the kernel buffers for a stopped member: the others are not delayed, and it
+// gets all notices when it continues.
 TEST(TreeDetectorProcesses, AStoppedMemberHoldsNobodyUp) {
   constexpr uint64_t kTeams = 8000;
   Processes processes;
@@ -1102,7 +1102,7 @@ TEST(TreeDetectorProcesses, AStoppedMemberHoldsNobodyUp) {
   for (int rank = 0; rank < 4; ++rank) processes.expect_good_end(rank);
 }
 
-// Who leaves waits for a stopped one no longer than said.
+// A leaving member waits for a stopped one no longer than the limit.
 TEST(TreeDetectorProcesses, LeavingIsBounded) {
   Processes processes;
   processes.start(3, [](Store& store, int rank) {

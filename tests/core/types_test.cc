@@ -1,4 +1,4 @@
-// Names, sizes and kinds of dtypes, and which operator has a meaning for which dtype.
+// Names, sizes and kinds of dtypes, and which operator is defined for which dtype.
 #include <gtest/gtest.h>
 
 #include <set>
