@@ -1,23 +1,23 @@
-// One rank of a job that brings MPI up, for test_bring_up.py: says what happens, a line at a time.
+// One rank of a job that brings MPI up, for test_bring_up.py. Prints its progress, one line each.
 //
 //   mpi_bring_up_rank STORE RANK HOSTS [OPTION...]
 //
-// STORE is a folder that all ranks see. RANK is -1 where mpirun has started it. HOSTS are numbers
-// separated by commas, one for each rank: which host it pretends to be on. Options:
-//   helper=PATH      where dscomm-pmix lies
-//   limit_ms=N       for the bring-up
-//   name=TEXT        of all hosts, which are otherwise called host0, host1, ...
-//   initialise=N     calls MPI_Init_thread with that level first
-//   ifname=TEXT      as DSCOMM_IFNAME would say
-//   network=TEXT     at which "address/prefix" its host can be reached: N in it stands for the host
-//   late=FILE        waits for that file in STORE before the bring-up
-//   stall=FILE       waits for that file in STORE where dscomm-pmix is to be started
-//   hold=FILE        stays in all-reduces until that file is in STORE
-//   children=yes     looks at what a child process finds in its environment
-//   finalise=yes     calls MPI_Finalize by itself
-//   abort=RANK       that rank calls MPI_Abort(9)
+// STORE is a folder that all ranks share. RANK is -1 if mpirun starts it. HOSTS are numbers
+// separated by commas, one per rank: the host on which the rank pretends to be. Options:
+//   helper=PATH      path of dscomm-pmix
+//   limit_ms=N       timeout of the bring-up
+//   name=TEXT        name of all hosts; by default host0, host1, ...
+//   initialise=N     calls MPI_Init_thread with this level first
+//   ifname=TEXT      value of DSCOMM_IFNAME
+//   network=TEXT     "address/prefix" of its host; N in it is replaced by the host's number
+//   late=FILE        waits for this file in STORE before the bring-up
+//   stall=FILE       waits for this file in STORE before dscomm-pmix is started
+//   hold=FILE        repeats all-reduces until this file is in STORE
+//   children=yes     checks the environment of a child process
+//   finalise=yes     calls MPI_Finalize itself
+//   abort=RANK       this rank calls MPI_Abort(9)
 //   fork=yes         a forked child outlives the rank for two seconds
-//   twice=yes        brings up again, after the first time
+//   twice=yes        brings MPI up a second time
 #include <fcntl.h>
 #include <mpi.h>
 #include <sys/file.h>
@@ -53,7 +53,7 @@ void say(const char* format, ...) {
   [[maybe_unused]] ssize_t written = ::write(STDOUT_FILENO, line, static_cast<size_t>(length));
 }
 
-// A key is a file, which appears whole.
+// A key is a file, which appears complete.
 class FolderStore : public Store {
  public:
   explicit FolderStore(std::string folder) : folder_(std::move(folder)) {}
@@ -69,7 +69,7 @@ class FolderStore : public Store {
       std::ifstream file(path(key), std::ios::binary);
       std::ostringstream text;
       if (file && text << file.rdbuf()) return text.str();
-      if (file) return std::string();  // nothing to read is no failure
+      if (file) return std::string();  // an empty file is no failure
       std::this_thread::sleep_for(1ms);
     }
     return Status(Code::kTimeout, "no key " + key);
@@ -77,7 +77,7 @@ class FolderStore : public Store {
   Result<bool> has(const std::string& key) override {
     return ::access(path(key).c_str(), F_OK) == 0;
   }
-  // Whoever makes the file of a number has counted to it.
+  // The rank that creates the file of a number has counted to it.
   Result<int64_t> add(const std::string& key, int64_t) override {
     for (int64_t count = 1;; ++count) {
       const int made = ::open(counted(key, count).c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -207,7 +207,7 @@ class Rank {
     return std::move(world).value();
   }
 
-  // Called while something is waited for.
+  // Called during waits.
   Status stall() const {
     if (!option("stall").empty() && has_file("test+mpi+plan+decided")) await_file(option("stall"));
     return {};
@@ -226,13 +226,13 @@ class Rank {
     say("child sees:%s", found.c_str());
   }
 
-  // One, and then more of them while it is to be held. 9 when one does not end.
+  // One all-reduce, and more of them while `hold` is set. 9 if one does not end.
   int all_reduce(MPI_Comm comm) {
     int rank = 0, size = 0;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
     for (int round = 0; round == 0 || !option("hold").empty(); ++round) {
-      // Ranks must leave the loop together, so the last word is rank 0's.
+      // All ranks must leave the loop in the same round, so rank 0 decides.
       std::vector<int> in(1000, rank + round), out(1000, 0);
       in[999] = rank == 0 && !option("hold").empty() && has_file(option("hold"));
       MPI_Request request;

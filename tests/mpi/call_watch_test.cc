@@ -1,6 +1,5 @@
-// Call watch: calls of MPI that do not return are left once a rank has died, or when their deadline
-// has passed. MPI itself is not needed. Each test runs in a process of its own, since MPI has given
-// up afterwards.
+// Call watch: MPI calls that do not return are left once a rank has died or their deadline has
+// passed. Runs without MPI. Each test needs its own process, since MPI has given up afterwards.
 
 #include "mpi/call_watch.h"
 
@@ -23,7 +22,7 @@ using std::chrono::milliseconds;
 
 std::atomic<uint64_t> rounds{0};
 
-// Both as a function of MPI might.
+// Functions that hang as an MPI function might: sleeping and computing.
 int sleep_for_ever() {
   static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
   pthread_mutex_lock(&held);
@@ -49,7 +48,7 @@ TEST(CallWatch, ACallThatSleepsIsLeft) { expect_left(&sleep_for_ever); }
 TEST(CallWatch, ACallThatGoesRoundInCirclesIsLeft) { expect_left(&turn_for_ever); }
 TEST(CallWatch, ACallThatGoesRoundInTheCLibraryIsLeftOutsideOfIt) { expect_left(&print_for_ever); }
 
-// The library's threads take no signals.
+// The library's threads block all signals.
 TEST(CallWatch, ACallOfAnyThreadIsLeft) {
   sigset_t all;
   sigfillset(&all);
@@ -57,7 +56,7 @@ TEST(CallWatch, ACallOfAnyThreadIsLeft) {
   std::thread(expect_left, &sleep_for_ever).join();
 }
 
-// The news may come after the refusal.
+// The failure notice may come after MPI's error.
 TEST(CallWatch, ARefusalNamesTheDeathThatMadeMpiGiveUp) {
   note_mpi_gave_up();
   const Status early = mpi_error("MPI_Test", MPI_ERR_OTHER);
@@ -91,7 +90,7 @@ TEST(CallWatch, CallsThatReturnAndCallsThatMayBlockAreNotLeft) {
   EXPECT_FALSE(mpi_gave_up());
 }
 
-// A call of 2 s that sleeps.
+// An MPI call that sleeps for 2 s and returns.
 int slow_call() {
   return guarded([] {
     usleep(2'000'000);
@@ -101,7 +100,7 @@ int slow_call() {
 
 TEST(CallWatch, SlowCallBeforeItsDeadlineIsNotLeft) {
   watch_calls();
-  EXPECT_EQ(slow_call(), MPI_SUCCESS);  // none is known
+  EXPECT_EQ(slow_call(), MPI_SUCCESS);  // without a deadline
   const Deadline deadline = Deadline::after(milliseconds(60'000));
   const guard::CallDeadline calls_end(deadline);
   EXPECT_EQ(slow_call(), MPI_SUCCESS);
@@ -117,7 +116,7 @@ TEST(CallWatch, CallAfterItsDeadlineIsLeft) {
   EXPECT_TRUE(mpi_gave_up());
 }
 
-// It has been seen awake.
+// The watch sees it awake first.
 int compute_then_sleep_for_ever() {
   const auto end = std::chrono::steady_clock::now() + milliseconds(200);
   while (std::chrono::steady_clock::now() < end) rounds.fetch_add(1, std::memory_order_relaxed);

@@ -1,5 +1,5 @@
-// Exit hook: a library that calls exit() inside guarded() does not end the process. MPI itself is
-// not needed. Each test runs in a process of its own, since MPI has given up afterwards.
+// Exit hook: a library that calls exit() inside guarded() does not end the process. Runs without
+// MPI. Each test needs its own process, since MPI has given up afterwards.
 
 #include "mpi/mpich/exit_hook.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 using EndProcess = int (*)(int);
 
-// `binding`: when the loader fills in the library's table of functions.
+// `binding`: when the loader fills in the library's function table.
 EndProcess load(const std::string& binding) {
   const std::string path = CALLS_EXIT + binding + ".so";
   void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);

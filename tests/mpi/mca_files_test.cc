@@ -1,4 +1,4 @@
-// What is read of the files of Open MPI's parameters, and which files these are.
+// Which files of Open MPI's parameters are read, and how they are parsed.
 #include "mpi/open_mpi/mca_files.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-// A folder of this test, with the variables that say where files lie set to nothing.
+// A temporary folder; unsets the variables that name other folders.
 class McaFiles : public ::testing::Test {
  protected:
   McaFiles() {
@@ -58,7 +58,7 @@ TEST_F(McaFiles, TheUsersFileComesBeforeTheAdministrators) {
   EXPECT_EQ(mca_file_names(write("opt/lib/libmpi.so.40", "")),
             (Names{folder_ / "opt/etc/openmpi-mca-params-override.conf",
                    folder_ / ".openmpi/mca-params.conf", site}));
-  // Where there is no administrator's file, the user's remains.
+  // Without an administrator's file, the user's is read.
   EXPECT_EQ(mca_file_names(write("nothing/lib/libmpi.so.40", "")),
             (Names{folder_ / ".openmpi/mca-params.conf"}));
 }

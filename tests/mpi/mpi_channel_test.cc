@@ -53,7 +53,7 @@ void expect_cell(MpiChannel& channel, uint64_t bytes, size_t cell_bytes, uint8_t
   channel.consume(false);
 }
 
-// Sends or expects each cell, by `action`.
+// Applies `action`, which sends or expects, to each cell.
 template <typename Action>
 void for_each_cell(MpiChannel& channel, uint64_t bytes, uint8_t value, const Action& action) {
   uint64_t done = 0;
@@ -65,7 +65,7 @@ void for_each_cell(MpiChannel& channel, uint64_t bytes, uint8_t value, const Act
   } while (done < bytes);
 }
 
-// Rank 0 and rank 1 each call their function with their end of a channel.
+// Ranks 0 and 1 each call their function with their end of a channel.
 template <typename Send, typename Receive>
 void between_two_ranks(const Send& send, const Receive& receive) {
   Job& job = Job::get();
@@ -98,7 +98,7 @@ TEST(MpiChannel, MessagesOfAnyLengthArriveInOrder) {
                     [&](MpiChannel& channel) { run(channel, expect_cell); });
 }
 
-// They ask MPI together, so the one that asks may find a cell for another.
+// The channels share one probe, which may find a cell for another channel.
 TEST(MpiChannel, PassesOverChannelsFindMessagesOfAllRanks) {
   Job& job = Job::get();
   job.meet();
@@ -127,7 +127,7 @@ TEST(MpiChannel, PassesOverChannelsFindMessagesOfAllRanks) {
   job.meet();
 }
 
-// MPICH would try to connect to it for ever.
+// MPICH would try to connect to the rank for ever.
 TEST(MpiChannel, NothingIsSentToARankThatIsGone) {
   const Look gone = [] { return Status(Code::kPeerLeft, "the peer has left"); };
   MpiChannel channel(std::make_shared<MpiArrivals>(MPI_COMM_SELF), 0, "a rank", gone);
@@ -151,7 +151,7 @@ TEST(MpiChannel, MessagesAfterAbandonedOneArrive) {
     for (uint8_t value = 1; value < 4; ++value) {
       action(channel, 5 * cell, cell, kFirstCell, value);
       action(channel, 0, 0, kAbandoned, value);
-      // One of these takes the receive that was posted for the abandoned message.
+      // One of these uses the receive that was posted for the abandoned message.
       for_each_cell(channel, value == 1 ? 3 * cell : value - 2u, value, action);
       for_each_cell(channel, 4 * cell, value, action);
     }

@@ -1,4 +1,4 @@
-// The program that mpirun starts on every rank. A failure on any rank is a failure of the job.
+// mpirun starts this program on every rank. A failure on any rank fails the job.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -8,7 +8,7 @@ int main(int argc, char** argv) {
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   if (provided < MPI_THREAD_MULTIPLE) return 3;
-  // One rank tells what runs, all tell what fails.
+  // Rank 0 prints the tests that run; all ranks print failures.
   if (dscomm::testing::Job::get().rank() != 0) GTEST_FLAG_SET(brief, true);
   ::testing::InitGoogleTest(&argc, argv);
   int failed = RUN_ALL_TESTS();

@@ -1,7 +1,7 @@
-// Ranks that are processes: what the tests of csrc/mpi need of the job that mpirun has started.
+// Ranks that are processes: the job that mpirun has started, for the tests of csrc/mpi.
 //
-// Every process runs the same tests in the same order, and a test makes its Teams on all ranks that
-// they join. What ranks must know of each other beside MPI is on the Board, which they share.
+// Every process runs the same tests in the same order, and makes each Team on all ranks that join
+// it. The Board holds state that ranks share without MPI.
 #pragma once
 
 #include <mpi.h>
@@ -26,12 +26,12 @@
 
 namespace dscomm::testing {
 
-// Memory of all ranks: the tests run on one host.
+// Memory shared by all ranks: the tests run on one host.
 struct Board {
   static constexpr size_t kEntries = 4096;
   static constexpr size_t kRanks = 64;
-  static constexpr size_t kTeams = 256;  // whose positions are known at a time
-  static constexpr size_t kCalls = 32;   // of a Team and rank
+  static constexpr size_t kTeams = 256;  // whose positions are stored at the same time
+  static constexpr size_t kCalls = 32;   // of one Team and rank
   struct Entry {
     uint64_t team_id;
     uint64_t unfinished_call;
@@ -68,7 +68,7 @@ class BoardLock {
   Board& board_;
 };
 
-// FailureDetector through the Board.
+// FailureDetector over the Board.
 class BoardDetector final : public FailureDetector {
  public:
   BoardDetector(Board& board, int rank, int size) : board_(board), rank_(rank), size_(size) {}
@@ -103,7 +103,7 @@ class BoardDetector final : public FailureDetector {
     for (size_t i = 0; i < board_.entry_count; ++i) {
       Board::Entry& entry = board_.entries[i];
       if (entry.team_id != team_id) continue;
-      // The first cause stays; but of two ranks that end a Team, one may have finished less.
+      // The first cause stays, but the first unfinished call is the least of all ranks'.
       if (unfinished_call < entry.unfinished_call) {
         entry.unfinished_call = unfinished_call;
         board_.count.fetch_add(1);
@@ -155,13 +155,13 @@ class BoardDetector final : public FailureDetector {
     std::strncpy(calls.group, caller.group.c_str(), sizeof calls.group - 1);
     calls.last[calls.noted++ % Board::kCalls] = call;
   }
-  // Reads the others' notes instead of asking them.
+  // Reads the other ranks' records directly.
   void compare_calls(uint64_t team_id, bool) override {
     uint64_t number = 0;
     const std::string mismatch = find_mismatch(team_id, &number);
     if (!mismatch.empty()) end(team_id, Status(Code::kMismatch, mismatch), number);
   }
-  // A rank has died or left.
+  // Records that a rank has died or left.
   void report(int rank, Code code, bool raised = false) {
     board_.raised[static_cast<size_t>(rank)].store(raised);
     board_.gone[static_cast<size_t>(rank)].store(static_cast<int>(code));
@@ -169,7 +169,7 @@ class BoardDetector final : public FailureDetector {
   }
 
  private:
-  // Of the first call that differs.
+  // Describes the first call that differs.
   std::string find_mismatch(uint64_t team_id, uint64_t* number) {
     BoardLock lock(board_);
     const Board::Calls& own = calls_of(team_id, rank_);
@@ -191,7 +191,7 @@ class BoardDetector final : public FailureDetector {
   Board::Calls& calls_of(uint64_t team_id, int rank) const {
     return board_.calls[team_id % Board::kTeams][static_cast<size_t>(rank)];
   }
-  // Neither dead nor stopped.
+  // Whether the process is neither dead nor stopped.
   static bool runs(int pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
     std::string text;
@@ -207,7 +207,7 @@ class BoardDetector final : public FailureDetector {
   std::vector<std::pair<uint64_t, uint64_t>> questions_;
 };
 
-// This process in the job. There is one.
+// This process in the job; a singleton.
 class Job {
  public:
   static Job& get() {
@@ -220,13 +220,13 @@ class Job {
   Board& board() { return *board_; }
   BoardDetector& detector() { return *detector_; }
 
-  // Until all ranks have come. A rank that waits here holds up no other's progress.
+  // Waits until all ranks have come, while polling MPI.
   void meet() {
     MPI_Request request;
     MPI_Ibarrier(MPI_COMM_WORLD, &request);
     for (int done = 0; !done; usleep(200)) MPI_Test(&request, &done, MPI_STATUS_IGNORE);
   }
-  // Forgets who is gone and what has ended.
+  // Clears the recorded deaths and ended Teams.
   void forget_all() {
     meet();
     if (rank_ == 0) {
@@ -239,19 +239,19 @@ class Job {
     meet();
   }
 
-  // Collective over `ranks`. Teams are made in one order on all ranks that they join, so that their
-  // ids agree: `id` tells apart those that are not.
+  // Collective over `ranks`. All ranks make their Teams in the same order, so that their ids agree;
+  // `id` distinguishes Teams.
   std::unique_ptr<MpiTeam> make_team(const std::vector<int>& ranks, MpiTeamOptions options,
                                      uint64_t id) {
     options.id = id;
     if (options.name.empty()) options.name = "test";
-    options.wait_policy.by_sockets = true;  // test_mpi_team.py gives MPI no other connections
+    options.wait_policy.by_sockets = true;  // test_mpi_team.py allows no other connections
     for (int rank : ranks) options.members.push_back({rank, name_of(rank)});
     const bool is_few = static_cast<int>(ranks.size()) <= options.few_ranks;
     MPI_Comm data = subset(ranks), check = is_few ? MPI_COMM_NULL : subset(ranks);
     return std::make_unique<MpiTeam>(data, check, *detector_, std::move(options));
   }
-  // Of all ranks.
+  // A Team of all ranks.
   std::unique_ptr<MpiTeam> make_team(MpiTeamOptions options = {}) {
     std::vector<int> everyone(static_cast<size_t>(size_));
     std::iota(everyone.begin(), everyone.end(), 0);

@@ -1,5 +1,5 @@
-// MpiTeam under mpirun, a process for each rank: every collective against a reference,
-// disagreements, deaths, time-outs, and composed Teams.
+// MpiTeam under mpirun, one process per rank: every collective against a reference, disagreements,
+// deaths, timeouts, and composed Teams.
 
 #include "mpi/mpi_team.h"
 
@@ -24,7 +24,7 @@ CallOptions within_ms(int64_t timeout_ms) {
   return {Deadline::after(std::chrono::milliseconds(timeout_ms))};
 }
 
-// Makes a Team on every rank, runs the body and lets all ranks end together.
+// Makes a Team on every rank, runs the body, and ends all ranks together.
 using MakeTeam = std::function<std::unique_ptr<Team>()>;
 RunRanks on_every_rank(MakeTeam make_team) {
   return [make_team](const RankBody& body) {
@@ -40,7 +40,7 @@ MakeTeam mpi_team(MpiTeamOptions options = {}) {
   return [options] { return Job::get().make_team(options); };
 }
 
-// The collectives of team_reference.h, whose ranks are threads, without what only threads can see.
+// The checks of team_reference.h, whose ranks are threads, except those that need threads.
 void check_collectives(const RunRanks& run_ranks, const ReferenceOptions& options) {
   run_ranks([&](Team& team) {
     ASSERT_EQ(team.rank(), Job::get().rank());
@@ -53,7 +53,7 @@ void check_collectives(const RunRanks& run_ranks, const ReferenceOptions& option
   });
 }
 
-// The halves of the reference are exact if they are rounded once, so they travel as float32.
+// The reference is exact for halves that are rounded once, so they travel as float32.
 MpiTeamOptions exact(size_t chunk_bytes = MpiTeamOptions().chunk_bytes) {
   MpiTeamOptions options;
   options.halves_as_float32 = true;
@@ -67,10 +67,10 @@ TEST(MpiTeam, EveryCollective) {
   check_collectives(on_every_rank(mpi_team(exact())), options);
 }
 
-// Elements of float32 that go along a chain among up to four ranks, in at most seven pieces.
+// Float32 elements that go along a chain of up to four ranks in at most seven pieces.
 constexpr size_t kChainOfFewPieces = 62'500;
 
-// As among more ranks than these tests have.
+// Uses the algorithms for many ranks, more than these tests have.
 MpiTeamOptions as_among_many() {
   MpiTeamOptions options = exact();
   options.few_ranks = 0;
@@ -83,7 +83,7 @@ TEST(MpiTeam, EveryCollectiveAsAmongManyRanks) {
   check_collectives(on_every_rank(mpi_team(as_among_many())), options);
 }
 
-// Messages of up to 120 bytes, however short: pieces and shares that do not divide the data.
+// Messages of up to 120 bytes, and no minimum: pieces and shares do not divide the data.
 MpiTeamOptions by_pairs() {
   MpiTeamOptions options = as_among_many();
   options.message_bytes = 120;
@@ -97,7 +97,7 @@ TEST(MpiTeam, EveryCollectiveByPairs) {
   check_collectives(on_every_rank(mpi_team(by_pairs())), options);
 }
 
-// 256 + 1 + 1: in bfloat16, where 257 does not exist, that is 256 if each sum is rounded.
+// 256 + 1 + 1 in bfloat16, which lacks 257, is 256 if each sum is rounded.
 TEST(MpiTeam, HalvesByPairsAreRoundedOnce) {
   MpiTeamOptions options = by_pairs();
   options.halves_as_float32 = false;
@@ -116,8 +116,8 @@ TEST(MpiTeam, HalvesByPairsAreRoundedOnce) {
   });
 }
 
-// What MPI has prepared is started again, by turns with other calls and other plans, of more plans
-// than it keeps; and in one Team after another.
+// Restarts prepared all-reduces, alternating with other calls and plans, with more plans than are
+// kept, and in several Teams.
 TEST(MpiTeam, PlannedAllReduces) {
   for (int team = 0; team < 3; ++team) {
     on_every_rank(mpi_team(as_among_many()))([](Team& team) {
@@ -134,7 +134,7 @@ TEST(MpiTeam, PlannedAllReduces) {
               rank.check_broadcast(DType::kInt32, count, 0);
             }
           }
-          // Of one round and of several.
+          // In one round and in several.
           rank.check_all_reduce({DType::kFloat32, ReduceOp::kMax}, 100'000, true, 7);
           rank.check_all_reduce({DType::kFloat32, ReduceOp::kMax}, 400'000, true, 7);
         }
@@ -144,7 +144,7 @@ TEST(MpiTeam, PlannedAllReduces) {
   }
 }
 
-// So that waits sleep until something comes.
+// Otherwise waits could not sleep until data comes.
 TEST(MpiTeam, SocketSleepAfterBarrierFindsConnections) {
   on_every_rank(mpi_team())([](Team& team) {
     ASSERT_TRUE(team.barrier(within_ms(60000)).ok());
@@ -153,7 +153,7 @@ TEST(MpiTeam, SocketSleepAfterBarrierFindsConnections) {
   });
 }
 
-// With this MPI, and Open MPI 5, they are there: what is tested is not the way without.
+// This MPI and Open MPI 5 have them, so the tests above use them.
 TEST(MpiTeam, MpiPreparesAllReduces) { EXPECT_TRUE(PersistentAllReduce::available()); }
 
 TEST(MpiTeam, EveryCollectiveInSmallChunks) {
@@ -164,7 +164,7 @@ TEST(MpiTeam, EveryCollectiveInSmallChunks) {
   check_collectives(on_every_rank(mpi_team(exact(200))), options);
 }
 
-// As with so many partners that they take turns.
+// Partners take turns, as with more partners than slots.
 TEST(MpiTeam, EveryCollectiveWithOneMessageInFlight) {
   MpiTeamOptions one = exact(200);
   one.places = 1;
@@ -174,7 +174,7 @@ TEST(MpiTeam, EveryCollectiveWithOneMessageInFlight) {
   check_collectives(on_every_rank(mpi_team(one)), options);
 }
 
-// Less than one element: rounds of one.
+// Less than one element: rounds of one element.
 TEST(MpiTeam, EveryCollectiveInChunksOfOneElement) {
   ReferenceOptions options;
   options.dtypes = {DType::kFloat16, DType::kInt64};
@@ -182,7 +182,7 @@ TEST(MpiTeam, EveryCollectiveInChunksOfOneElement) {
   check_collectives(on_every_rank(mpi_team(exact(1))), options);
 }
 
-// Several chunks of the size that is used, and Open MPI's algorithms for long messages.
+// Several chunks of the default size, and Open MPI's algorithms for long messages.
 TEST(MpiTeam, LongData) {
   ReferenceOptions options;
   auto check = [&](Team& team) {
@@ -210,7 +210,7 @@ TEST(MpiTeam, LongData) {
   on_every_rank(mpi_team(as_among_many()))(check);
 }
 
-// What just fits beside the fingerprint, and what just does not.
+// Data that just fits into a Lead, and data that just does not.
 TEST(MpiTeam, AtTheEdgeOfWhatRides) {
   for (bool few : {true, false}) {
     on_every_rank(mpi_team(few ? exact() : as_among_many()))([&](Team& team) {
@@ -231,7 +231,7 @@ TEST(MpiTeam, AtTheEdgeOfWhatRides) {
             rank.check_reduce_scatter({DType::kBool, ReduceOp::kBxor}, counts, in_place);
           }
         }
-        // What just fits a message to each rank, or shares of that length, and what does not.
+        // Messages, or shares, that just fit a message to each rank, and that do not.
         const size_t message = MpiTeamOptions().message_bytes;
         for (size_t bytes : {message - 1, message, message + 1}) {
           std::vector<size_t> counts(ranks, 2);
@@ -262,7 +262,7 @@ TEST(MpiTeam, AtTheEdgeOfWhatRides) {
   }
 }
 
-// Open MPI must not lose count of the collectives where a rank has nothing to do in one.
+// Open MPI must not lose count of collectives in which a rank has nothing to do.
 TEST(MpiTeam, RanksWithNothingToExchange) {
   ReferenceOptions options;
   on_every_rank(mpi_team())([&](Team& team) {
@@ -289,7 +289,7 @@ TEST(MpiTeam, RanksWithNothingToExchange) {
   });
 }
 
-// As they are, halves are rounded once a hop: exact where nothing needs to be rounded.
+// Halves that travel as halves are rounded once per hop: exact if nothing needs rounding.
 TEST(MpiTeam, HalvesTravelAsTheyAre) {
   on_every_rank(mpi_team())([](Team& team) {
     for (size_t count : {size_t{5}, size_t{1000}, size_t{100'000}}) {
@@ -328,8 +328,8 @@ void expect_same_on_every_rank(uint64_t mine, const std::string& what) {
   for (uint64_t other : all) EXPECT_EQ(other, mine) << what;
 }
 
-// Random values, whose sums round at every step; and for MIN and MAX what sums must not hold: NaN,
-// of either sign, and zeros of either sign. float16's bits are drawn as they are.
+// Random values whose sums round at every step. For MIN and MAX also NaN and zeros, each with
+// either sign. float16 gets random bits.
 std::vector<std::byte> random_values(DType dtype, ReduceOp op, int rank, size_t count) {
   const bool is_choice = op == ReduceOp::kMin || op == ReduceOp::kMax;
   std::vector<std::byte> data(count * dtype_bytes(dtype));
@@ -358,7 +358,7 @@ std::vector<std::byte> random_values(DType dtype, ReduceOp op, int rank, size_t 
   return data;
 }
 
-// Among few ranks by exchange; among many by MPI, whose algorithms test_mpi_team.py varies.
+// By exchange among few ranks; by MPI among many, with the algorithms that test_mpi_team.py sets.
 class SameBits : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(MpiTeam, SameBits, ::testing::Values(MpiTeamOptions().few_ranks, 0));
 
@@ -382,7 +382,7 @@ TEST_P(SameBits, OnEveryRank) {
   }
 }
 
-// What the caller's thread does with denormals does not matter.
+// The mode of the caller's thread makes no difference.
 TEST(MpiTeam, DenormalsAreKept) {
   std::unique_ptr<MpiTeam> team = Job::get().make_team();
   for (size_t count : {size_t{8}, size_t{50'000}}) {
@@ -461,7 +461,7 @@ TEST(MpiTeam, BothSidesOfADisagreementAreShown) {
     const int last = team.size() - 1;
     std::vector<float> data(1000);
     ASSERT_TRUE(team.barrier(within_ms(60000)).ok());
-    job.meet();  // a rank that is late in the barrier does not hear of what follows there
+    job.meet();  // a rank that is still in the barrier would not see the next failure
     Status status =
         team.rank() == last
             ? team.broadcast(data.data(), 1000, DType::kFloat32, 0, within_ms(60000))
@@ -477,8 +477,8 @@ TEST(MpiTeam, BothSidesOfADisagreementAreShown) {
   });
 }
 
-// Nobody waits in these gathers, because every rank takes another one for the root. The barrier
-// finds that out and tells of the gather. A rank that is late hears of it in its gather.
+// In these gathers no rank waits, because every rank takes another one for the root. The barrier
+// finds that and reports the gather. A late rank gets the error in its gather.
 TEST(MpiTeam, DisagreementOfRanksThatDoNotWaitIsShownInTheNextCall) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -493,8 +493,8 @@ TEST(MpiTeam, DisagreementOfRanksThatDoNotWaitIsShownInTheNextCall) {
   });
 }
 
-// The last rank broadcasts to others that broadcast, too, and so none of them waits for it. A rank
-// that is late hears of it in its broadcast.
+// The last rank broadcasts to others that broadcast too, so none waits for it. A late rank gets the
+// error in its broadcast.
 TEST(MpiTeam, DisagreementBeforeAnExchangeOfBlocksIsShown) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -523,7 +523,7 @@ TEST(MpiTeam, DisagreementBeforeAnExchangeOfBlocksIsShown) {
   });
 }
 
-// Each of two ranks waits for the other's data, and no message tells them that they differ.
+// Two ranks wait for each other's data, and no message shows them that they differ.
 TEST(MpiTeam, DisagreementOfRanksThatWaitForEachOtherIsShown) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -554,7 +554,7 @@ TEST(MpiTeam, SplitsThatDoNotFitAreShown) {
     if (team.rank() == last) in_counts[0] = 6;
     Status status =
         team.all_to_all(ins, in_counts, outs, out_counts, DType::kFloat32, within_ms(60000));
-    // What others send each other is none of its business.
+    // A rank outside the mismatched pair may finish the call.
     if (status.ok()) status = team.barrier(within_ms(60000));
     EXPECT_EQ(status.code(), Code::kMismatch);
     const std::string expected = job.name_of(last) + " sends 6 elements to " + job.name_of(0) +
@@ -563,12 +563,12 @@ TEST(MpiTeam, SplitsThatDoNotFitAreShown) {
   });
 }
 
-// What stands before "first seen by".
+// The part of the message before "first seen by".
 std::string cause_of(const Status& status) {
   return status.message().substr(0, status.message().find(" (first seen by "));
 }
 
-// Others wait for the last rank, which does not come.
+// The other ranks wait for the last one, which does not come.
 void expect_missing_rank_named(Team& team, const std::function<Status(Team&)>& call) {
   Job& job = Job::get();
   const int missing = team.size() - 1;
@@ -608,7 +608,7 @@ TEST(MpiTeam, AMissingRankOfAChainIsNamed) {
       expect_missing_rank_named(team, [&](Team&) {
         Status status = team.reduce(data.data(), data.data(), data.size(), {DType::kFloat32}, root,
                                     within_ms(1000));
-        // A rank that has done its part hears of it afterwards.
+        // A rank that has done its part gets the failure afterwards.
         for (int ms = 0; status.ok() && ms < 5000; ++ms) {
           usleep(1000);
           status = team.failure();
@@ -619,7 +619,7 @@ TEST(MpiTeam, AMissingRankOfAChainIsNamed) {
   }
 }
 
-// They come one after the other: who came late must answer before the first gives up.
+// Ranks come one after the other: late ones must answer before the first one gives up.
 TEST(MpiTeam, LateRanksAreNotTakenForMissing) {
   on_every_rank(mpi_team())([](Team& team) {
     usleep(static_cast<useconds_t>(team.rank() * 200'000));
@@ -652,7 +652,7 @@ TEST(MpiTeam, WhoIsGoneIsNotWaitedFor) {
       Job& job = Job::get();
       const int victim = team.size() - 1;
       ASSERT_TRUE(team.barrier(within_ms(60000)).ok());
-      job.meet();  // a rank that is late in the barrier does not hear of what follows there
+      job.meet();  // a rank that is still in the barrier would not see the next failure
       if (team.rank() == 0) job.detector().report(victim, code);
       job.meet();
       if (team.rank() == victim) return;
@@ -665,7 +665,7 @@ TEST(MpiTeam, WhoIsGoneIsNotWaitedFor) {
   }
 }
 
-// A rank that leaves while the others wait for it gets some seconds, and is then named.
+// A rank that leaves while others wait for it is named after some seconds.
 TEST(MpiTeam, ARankThatLeftIsNamed) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -701,9 +701,9 @@ TEST(MpiTeam, BarrierAfterAnUnhandledExceptionElsewhereNamesIt) {
   });
 }
 
-// The root of a gather has a rank in its domain that dies while the others send, piece by piece.
+// A rank in the gather root's domain dies while the others send, piece by piece.
 TEST(MpiTeam, ExchangeAfterDeathOfUninvolvedRankCompletes) {
-  if (Job::get().size() < 3) return;  // both of two ranks have a part
+  if (Job::get().size() < 3) return;  // with two ranks both take part
   on_every_rank(mpi_team(exact(4)))([](Team& team) {
     Job& job = Job::get();
     const auto n = static_cast<size_t>(team.size());
@@ -737,9 +737,9 @@ TEST(MpiTeam, ExchangeAfterDeathOfUninvolvedRankCompletes) {
   });
 }
 
-// Who composes the Team asks it meanwhile, also for ranks that the call does not need.
+// The parent team asks it meanwhile, also for ranks that the call does not need.
 TEST(MpiTeam, DeathDuringExchangeTellsOfUninvolvedRank) {
-  if (Job::get().size() < 3) return;  // both of two ranks have a part
+  if (Job::get().size() < 3) return;  // with two ranks both take part
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const auto n = static_cast<size_t>(team.size());
@@ -772,8 +772,7 @@ TEST(MpiTeam, DeathDuringExchangeTellsOfUninvolvedRank) {
   });
 }
 
-// The root of a gather, or a receiver of a scatter, comes after the ranks that send to it have
-// left.
+// The root of a gather, or a receiver of a scatter, comes after its senders have left.
 TEST(MpiTeam, ExchangeAfterSendersLeftCompletes) {
   for (const bool gathers : {true, false})
     on_every_rank(mpi_team())([gathers](Team& team) {
@@ -809,7 +808,7 @@ TEST(MpiTeam, ExchangeAfterSendersLeftCompletes) {
     });
 }
 
-// A sender is some calls ahead and then waits until the root takes its messages.
+// A sender is some calls ahead and waits until the root takes its messages.
 TEST(MpiTeam, GatherToRootThatLeftNamesIt) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -830,7 +829,7 @@ TEST(MpiTeam, GatherToRootThatLeftNamesIt) {
   });
 }
 
-// The same along a chain, whose first rank does not wait for the others to come.
+// The same along a chain, whose first rank does not wait for the others.
 TEST(MpiTeam, BroadcastToRankThatLeftNamesIt) {
   for (size_t count : {kChainOfFewPieces, size_t{3'000'000}})
     on_every_rank(mpi_team())([count](Team& team) {
@@ -852,7 +851,7 @@ TEST(MpiTeam, BroadcastToRankThatLeftNamesIt) {
     });
 }
 
-// The last rank is known to be gone: its predecessor says so at once, or at a short timeout.
+// The last rank is known to be gone: its predecessor reports it at once, or at a short timeout.
 TEST(MpiTeam, BroadcastAfterLastRankLeftNamesIt) {
   for (int timeout_ms : {60'000, 1000})
     on_every_rank(mpi_team())([timeout_ms](Team& team) {
@@ -865,7 +864,9 @@ TEST(MpiTeam, BroadcastAfterLastRankLeftNamesIt) {
       const int64_t began = monotonic_ns();
       Status status =
           team.broadcast(data.data(), data.size(), DType::kFloat32, 0, within_ms(timeout_ms));
-      if (status.ok()) status = team.barrier(within_ms(timeout_ms));  // the first of three or more
+      if (status.ok())
+        status = team.barrier(within_ms(timeout_ms));  // the first of three or more
+                                                       // succeeds
       EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
       EXPECT_NE(status.message().find(job.name_of(victim) + " left the group"), std::string::npos)
           << status.message();
@@ -873,7 +874,7 @@ TEST(MpiTeam, BroadcastAfterLastRankLeftNamesIt) {
     });
 }
 
-// The first rank has done its part and leaves; the third comes when that is long ago.
+// The first rank does its part and leaves; the third comes long afterwards.
 TEST(MpiTeam, BroadcastWithLateRankAfterRootLeftCompletes) {
   if (Job::get().size() < 3) return;  // the second is the last one
   on_every_rank(mpi_team())([](Team& team) {
@@ -887,7 +888,7 @@ TEST(MpiTeam, BroadcastWithLateRankAfterRootLeftCompletes) {
   });
 }
 
-// A sender that has left without having made the call is waited for some seconds.
+// A sender that left before it made the call is awaited for some seconds.
 TEST(MpiTeam, GatherWithoutSenderThatLeftNamesIt) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -912,7 +913,7 @@ TEST(MpiTeam, GatherWithoutSenderThatLeftNamesIt) {
   });
 }
 
-// One rank sends a message, the other expects several, and the other way round.
+// One rank sends a message and the other expects several, and vice versa.
 TEST(MpiTeam, BlocksOfAnotherLengthThanExpectedAreRefused) {
   for (const auto& [sent, expected] : {std::pair<size_t, size_t>{5, 100'000}, {100'000, 5}})
     on_every_rank(mpi_team())([sent, expected](Team& team) {
@@ -934,7 +935,7 @@ TEST(MpiTeam, BlocksOfAnotherLengthThanExpectedAreRefused) {
     });
 }
 
-// Each rank is a domain and sends every other one a number.
+// Each rank is a domain and sends a number to every other rank.
 Status exchange_numbers(Team& team, const std::function<Status()>* meanwhile) {
   const auto n = static_cast<size_t>(team.size());
   std::vector<int> domains(n);
@@ -980,7 +981,7 @@ TEST(MpiTeam, AllToAllWithFailureMeanwhileEndsTeam) {
   });
 }
 
-// The root is done before the others are, and leaves.
+// The root finishes before the others and leaves.
 TEST(MpiTeam, WhoLeavesAfterItsPartDisturbsNobody) {
   for (int attempt = 0; attempt < 20; ++attempt) {
     on_every_rank(mpi_team(exact(4096)))([](Team& team) {
@@ -994,7 +995,7 @@ TEST(MpiTeam, WhoLeavesAfterItsPartDisturbsNobody) {
   }
 }
 
-// An abort on any rank, from another thread, ends the wait of all of them.
+// An abort on any rank, from another thread, ends the waits of all ranks.
 TEST(MpiTeam, AnAbortEndsEveryonesWait) {
   for (int aborting = 0; aborting < Job::get().size(); ++aborting) {
     on_every_rank(mpi_team())([aborting](Team& team) {
@@ -1018,7 +1019,7 @@ TEST(MpiTeam, AnAbortEndsEveryonesWait) {
   }
 }
 
-// A process that is stopped in the middle of its work, as by a debugger.
+// A process is stopped during its work, as by a debugger.
 TEST(MpiTeam, AStoppedRankIsNamed) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -1063,7 +1064,7 @@ TEST(MpiTeam, TwoTeamsInTwoThreads) {
   job.meet();
 }
 
-// Groups come and go: their communicators are given back.
+// Groups are made and destroyed: their communicators must be freed.
 TEST(MpiTeam, ManyTeamsOneAfterTheOther) {
   for (int k = 0; k < 300; ++k) {
     std::unique_ptr<MpiTeam> team = Job::get().make_team();
@@ -1073,12 +1074,11 @@ TEST(MpiTeam, ManyTeamsOneAfterTheOther) {
   }
 }
 
-// HierarchicalTeam with MPI below it: between the domains, and where one has several ranks also
-// inside.
+// HierarchicalTeam over MPI: between the domains, and inside domains of several ranks.
 MakeTeam hierarchy(const Domains& domains, size_t staging_bytes, const MpiTeamOptions& below = {}) {
   return [domains, staging_bytes, below]() -> std::unique_ptr<Team> {
     Job& job = Job::get();
-    // Teams of one hierarchy differ in their ranks, or in what they are for.
+    // Teams of one hierarchy differ in their ranks or their kind.
     const uint64_t id = job.next_id() << 16;
     auto factory = [&](uint64_t kind) {
       return [&job, id, kind, below](std::span<const int> ranks,
@@ -1134,7 +1134,7 @@ TEST(HierarchicalTeamOverMpi, EveryCollective) {
   }
 }
 
-// The longer calls are one across: among few ranks, and among many by MPI and by pairs.
+// Longer calls are one call across domains: among few ranks, and among many by MPI and by pairs.
 TEST(HierarchicalTeamOverMpi, EveryCollectiveWithOverlap) {
   for (const Domains& domains : domains_of(Job::get().size())) {
     MpiTeamOptions by_mpi;
@@ -1151,7 +1151,7 @@ TEST(HierarchicalTeamOverMpi, EveryCollectiveWithOverlap) {
   }
 }
 
-// The rings of 16 and of 68 hosts, whose ends are those of no piece that MPI would reduce.
+// The rings of 16 and 68 hosts, which do not end at a multiple of MPI's pieces.
 TEST(HierarchicalTeamOverMpi, RingsAsAmongManyHosts) {
   Domains domains;
   for (int rank = 0; rank < Job::get().size(); ++rank) domains.push_back({rank});
@@ -1207,10 +1207,10 @@ TEST(HierarchicalTeamOverMpi, AnAbortEndsEveryonesWait) {
   }
 }
 
-// The tests below are run by test_mpi_team.py alone, each in a job of its own.
+// test_mpi_team.py runs each of the tests below in a separate job.
 
-// A process that dies for good, in the middle of its work: the detector tells, or nobody does and
-// the deadline ends the wait. MPI must survive both.
+// A process dies during its work. Either the failure detector reports it, or the deadline ends the
+// wait. MPI must survive both.
 void survive_a_death(bool is_told) {
   Job& job = Job::get();
   const int victim = job.size() - 1;
@@ -1234,7 +1234,7 @@ void survive_a_death(bool is_told) {
       << status.message();
   if (reporter.joinable()) reporter.join();
   team.reset();
-  // MPI cannot be finalised without the dead; what counts is said before.
+  // MPI_Finalize would wait for the dead rank, so the result is printed here.
   printf("rank %d %s\n", job.rank(), ::testing::Test::HasFailure() ? "failed" : "survived");
   fflush(stdout);
   _exit(::testing::Test::HasFailure() ? 1 : 0);
@@ -1242,7 +1242,7 @@ void survive_a_death(bool is_told) {
 TEST(MpiTeamAlone, ADeathThatIsTold) { survive_a_death(true); }
 TEST(MpiTeamAlone, ADeathThatNobodyTells) { survive_a_death(false); }
 
-// More elements than an int can count: gigabytes, hence not every day.
+// More elements than an int can count: gigabytes, so only on request.
 TEST(MpiTeamAlone, MoreElementsThanAnInt) {
   const size_t count = (size_t{1} << 31) + 5;
   std::unique_ptr<MpiTeam> team = Job::get().make_team();

@@ -1,4 +1,4 @@
-// PMI-1 as MPICH speaks it: what a rank asks, and what it is told of the others.
+// PMI-1 as MPICH uses it: a rank's requests, and the answers about other ranks.
 #include "mpi/mpich/pmi_dialogue.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(PmiDialogue, WhatOneRankPutsAnotherGetsAfterTheBarrier) {
     EXPECT_EQ(rank->answer("cmd=get kvsname=dscomm key=address"),
               "cmd=get_result rc=0 msg=success value=10.0.0.1 port=7\n");
   }
-  // The next barrier carries only what is new.
+  // The next barrier carries only new values.
   EXPECT_TRUE(other.learn({one.take_put()}));
   EXPECT_EQ(one.take_put(), other.take_put());
 }
@@ -69,7 +69,7 @@ TEST(PmiDialogue, WhatItDoesNotKnowIsRefused) {
             "cmd=lookup_name_result rc=-1 msg=not_known_to_dscomm\n");
 }
 
-// A line is answered by one line at most, whatever it is.
+// Any line gets at most one line as its answer.
 TEST(PmiDialogue, AnyLineIsAnsweredByOneLine) {
   std::mt19937 random(1);
   const std::vector<std::string> words{"cmd=", "put", "get", "barrier_in", "key=",   "value=", " ",
@@ -82,7 +82,7 @@ TEST(PmiDialogue, AnyLineIsAnsweredByOneLine) {
     EXPECT_TRUE(answer.empty() || answer.find('\n') == answer.size() - 1) << line;
     if (rank.is_in_barrier()) {
       std::string put = rank.take_put();
-      // What a store may have made of it is refused, or understood, without more.
+      // Data that the store has damaged is refused or parsed, and causes no other harm.
       if (!put.empty() && random() % 4 == 0) put[random() % put.size()] ^= 1 << random() % 8;
       static_cast<void>(rank.learn({put}));
       rank.leave_barrier();

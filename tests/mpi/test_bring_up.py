@@ -1,7 +1,7 @@
-"""MPI comes up among ranks that nobody, or mpirun, has started; and what is left when they die.
+"""Bring-up of MPI among ranks started directly or by mpirun; and clean-up when they die.
 
-All hosts are this one: which of them a rank is on is only a number that it is given. Needs
-mpi_bring_up_rank and dscomm-pmix, which the CMake presets build.
+All ranks run on this machine; a rank's host is only a number. Needs mpi_bring_up_rank and
+dscomm-pmix, which the CMake presets build.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def build_folder() -> Path:
 
 
 def helpers(temporary: Path) -> list[int]:
-    """The dscomm-pmix that live with this TMPDIR."""
+    """The pids of dscomm-pmix processes with this TMPDIR."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -61,7 +61,7 @@ def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> bool:
 
 
 class Job:
-    """Ranks, each a process, with a store and a TMPDIR of their own."""
+    """Ranks, each a process, with their own store and TMPDIR."""
 
     def __init__(self, folder: Path, hosts: str) -> None:
         self.build = build_folder()
@@ -82,7 +82,7 @@ class Job:
     def start(self, rank: int, **options: object) -> None:
         environment = {**os.environ, **self.environment}
         if "initialise" in options:
-            # MPIs of one rank that start at once race for Open MPI's folder of the session.
+            # Single-rank MPIs that start together race for Open MPI's session folder.
             own = self.folder / f"session{rank}"
             own.mkdir()
             environment["OMPI_MCA_orte_tmpdir_base"] = str(own)
@@ -135,7 +135,7 @@ class Job:
         assert until(lambda: not self.left(), 10), self.left()
 
     def close(self) -> None:
-        # A helper that is killed leaves its folder; a test that fails may not have seen it.
+        # A killed helper leaves its folder; a failed test may not have seen it.
         self.helper_pids = sorted({*self.helper_pids, *helpers(self.temporary)})
         for process in self.ranks:
             if process.poll() is None:
@@ -273,7 +273,7 @@ def test_killed_ranks_leave_nothing(make_job: Callable[[str], Job], victims: lis
     job.wait_for("sum right")
     for victim in victims:
         job.ranks[victim].kill()
-    # Those that stay are not taken along: their own deadline ends them, and they end in order.
+    # The survivors are not killed: their own deadline ends them, and they end in order.
     expected = [-signal.SIGKILL if rank in victims else 9 for rank in range(4)]
     assert job.codes() == expected, job.report()
     for rank in set(range(4)) - set(victims):
@@ -316,7 +316,7 @@ def test_what_a_killed_host_leaves_is_tidied_up_by_the_next(make_job: Callable[[
     mark = f"dscomm-pmix.{on_host_0}."
     assert until(lambda: all(mark in str(path) for path in job.left()), 10), job.left()
     assert job.left()
-    # What another lives with is not touched.
+    # The files of another live job stay.
     other = make_job("0,0")
     other.environment["TMPDIR"] = str(job.temporary)
     other.start_all(hold="go")
@@ -369,7 +369,7 @@ def test_a_second_time_uses_what_is_there(make_job: Callable[[str], Job]) -> Non
     assert all("the program, rank" in job.output(rank) for rank in range(3))
 
 
-# --- failures while it comes up
+# --- failures during the bring-up
 
 
 def errors(job: Job, code: str) -> list[str]:
@@ -447,7 +447,7 @@ def test_a_host_that_does_not_enter_mpi_init(
 
 
 def names_silent_helper(job: Job, pid: int, host: int, state: str) -> None:
-    """Every rank does, at its timeout."""
+    """Every rank names it, at its timeout."""
     for rank in range(job.size):
         match = re.search(r"^error timeout after (\S+) s: (.*)$", job.output(rank), re.M)
         assert match, job.report()
@@ -472,7 +472,7 @@ def test_a_helper_stopped_in_mpi_init_is_named_by_all(
 def test_a_helper_whose_libpmix_is_stuck_is_named_by_all(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1,1")
     stuck = helper_in_mpi_init(job, 1)
-    # All its threads but the main one, which goes on.
+    # Stops all its threads except the main one.
     tracer = subprocess.Popen(
         [sys.executable, "-c", TRACER, str(stuck)], stdout=subprocess.PIPE, text=True
     )
@@ -512,7 +512,7 @@ time.sleep(100)
 
 
 def helper_in_mpi_init(job: Job, host: int) -> int:
-    """Starts two ranks on each of two hosts. A rank of the other host stays before MPI_Init."""
+    """Starts two ranks on each of two hosts. One rank of the other host waits before MPI_Init."""
     late = 3 - 2 * host
     for rank in range(4):
         job.start(rank, limit_ms=6000, stall="go" if rank == late else None)
@@ -615,7 +615,7 @@ def parameter_file(job: Job, text: str) -> None:
 def test_networks_excluded_by_a_file_are_not_included_by_us(
     make_job: Callable[[str], Job],
 ) -> None:
-    """Open MPI uses no network at all if it is told both what to include and what to exclude."""
+    """With both an include list and an exclude list, Open MPI uses no network at all."""
     job = make_job("0,1")
     parameter_file(job, "# Loopback is included.\nbtl_tcp_if_exclude = none0\n")
     job.start_all(network="127.0.0.N/8", ifname="lo", limit_ms=20000)

@@ -1,7 +1,7 @@
-"""Calls of MPI that do not return: each test of call_watch_tests in a process of its own.
+"""MPI calls that do not return: runs each test of call_watch_tests in a separate process.
 
-MPI has given up in a process after the first call that was left. Needs call_watch_tests, which the
-CMake presets build.
+MPI has given up in a process once a call was left. Needs call_watch_tests, which the CMake presets
+build.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Libraries that end the process: each test of exit_hook_tests in a process of its own.
+"""Libraries that end the process: runs each test of exit_hook_tests in a separate process.
 
-MPI has given up in a process after the first exit that was left. Needs exit_hook_tests, which the
-CMake presets build.
+MPI has given up in a process once an exit was prevented. Needs exit_hook_tests, which the CMake
+presets build.
 """
 
 from __future__ import annotations

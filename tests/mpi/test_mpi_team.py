@@ -1,6 +1,6 @@
-"""MpiTeam under mpirun: its program of tests on 2, 3 and 4 ranks, and ranks that die for good.
+"""MpiTeam under mpirun: runs mpi_tests on 2, 3 and 4 ranks, and tests of ranks that are killed.
 
-All ranks are on this machine but talk TCP, as ranks on several hosts do. Needs mpi_tests, which the
+All ranks are on this machine but use TCP, as ranks on several hosts do. Needs mpi_tests, which the
 CMake presets build, and mpirun.
 """
 
@@ -15,9 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900.0
-# What kills a rank or takes gigabytes is started by itself, by the tests below.
+# Tests that kill a rank or need gigabytes run separately, below.
 TOGETHER = "-MpiTeamAlone.*"
-# As Open MPI numbers them; 0 would be its own choice, which the other tests use.
+# Open MPI's numbers; 0, its own choice, is what the other tests use.
 ALL_REDUCE_ALGORITHMS = {"ring": 1, "binomial": 2, "rabenseifner": 3, "recursive_doubling": 4}
 
 
@@ -31,7 +31,7 @@ def built_program(name: str) -> Path:
 
 
 def run_alone(name: str, tests: str = "*") -> str:
-    """Runs tests of a built program without MPI: what it printed. They must pass."""
+    """Runs tests of a built program without MPI and returns its output. They must pass."""
     result = subprocess.run(
         [built_program(name), f"--gtest_filter={tests}"],
         stdout=subprocess.PIPE,
@@ -49,7 +49,7 @@ def run(ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER) -> t
     command = ["mpirun", "--oversubscribe", "-np", str(ranks)]
     if os.geteuid() == 0:
         command += ["--allow-run-as-root"]
-    # Ranks outnumber cores, and whoever waits must let the others run.
+    # Ranks outnumber cores, so waiting ranks must yield.
     command += ["--mca", "mpi_yield_when_idle", "1"]
     command += ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
     command += [*(mpi or []), str(built_program("mpi_tests")), f"--gtest_filter={tests}"]
@@ -59,7 +59,7 @@ def run(ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER) -> t
     return result.returncode, result.stdout
 
 
-# Two cores give four ranks in turn, which takes minutes.
+# Four ranks take turns on two cores, which takes minutes.
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize(
     "ranks", [3, *(pytest.param(ranks, marks=pytest.mark.drill) for ranks in (2, 4))]
@@ -88,7 +88,7 @@ def test_every_algorithm_gives_the_same_bits_on_all_ranks(algorithm: str) -> Non
 
 @pytest.mark.parametrize("test", ["ADeathThatIsTold", "ADeathThatNobodyTells"])
 def test_a_death(test: str) -> None:
-    """The last of three ranks is killed; mpirun is told to leave the others alone."""
+    """The last of three ranks is killed; mpirun leaves the others alone."""
     _, output = run(
         3,
         mpi=["--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"],
