@@ -1,6 +1,6 @@
-// In place of csrc/core/base/memory_limit.cc and csrc/core/topology/usable.cc, which read files of
-// the machine for every group: a world declares its cpus, has no quota, and limit_memory() says how
-// much memory there is.
+// Replaces csrc/core/base/memory_limit.cc and csrc/core/topology/usable.cc, which read the
+// machine's files for every group: a world declares its cpus, has no quota, and limit_memory() sets
+// its memory.
 #include "machine.h"
 
 #include <limits>

@@ -1,11 +1,11 @@
-// The machine that the ranks of a world see.
+// The machine that a world's ranks see.
 #pragma once
 
 #include <string>
 
 namespace dscomm::schedule {
 
-// The cpus of the processes that are made from now on, as a list: "0-1".
+// Sets the cpus of processes made from now on, as a list: "0-1".
 void set_cpus(const std::string& list);
 
 }  // namespace dscomm::schedule

@@ -13,15 +13,15 @@ const char* const kFaults[] = {
     "none",         "dies after its last step", "dies",           "aborts", "all lose time",
     "skips a call", "names another root",       "memory is short"};
 
-// None, those in a slot, one more, a page, many rounds of small_settings().
+// None, those that fit a slot, one more, a page, and many rounds with small_settings().
 constexpr int kCounts[] = {0, 1, 13, 14, 15, 100, 300, 1500, 4000};
 constexpr size_t kSmallCounts = 5;
-// Of a message: more cells than a ring has.
+// For a message: more cells than a ring has.
 constexpr int kLongMessage = 9000;
 
-// What the steps have in common. Only many like calls in one group use slots, buffers and cells
-// again while some rank may still read them, and only groups that follow one another the memory of
-// a group that some rank has yet to leave.
+// What a program's steps have in common. Many similar calls in one group reuse slots, buffers and
+// cells while some rank may still read them; consecutive groups reuse the memory of a group that
+// some rank has yet to leave.
 enum class Shape { kMixed, kOneRoot, kOnePair, kShortLives };
 
 }  // namespace

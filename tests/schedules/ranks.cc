@@ -1,4 +1,4 @@
-// Runs a program: a Context for each rank, a thread for each, and what every rank must get.
+// Runs a program: a Context and a thread for each rank, and the checks of each rank's results.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -15,33 +15,33 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTimeout{20'000};
-// What no call may take, whatever happens: its timeout, what is granted to later steps of a
-// composed call, and formation's grace.
+// No call may take longer than this: its timeout, the extra time of later steps of a composed call,
+// and formation's grace.
 constexpr int64_t kMostNs = 30'000'000'000;
-// Nor this much where ranks sleep until they are woken, as they do where nothing goes wrong: a rank
-// that nobody woke looks again when its time is up, and goes on if that was all.
+// The same if sleeps last until a wake-up, as they do without a fault. (A rank that misses its
+// wake-up checks again at its timeout, and may then go on.)
 constexpr int64_t kMostAsleepNs = 15'000'000'000;
 
 Settings settings_of(const Program& program) {
   Settings settings = test::small_settings();
   settings.in_place_bytes = 0;
-  // Without a ring for pieces of messages, or with the shortest.
+  // Without a ring of pieces for messages, or with the shortest one.
   settings.channel_bytes = program.moment % 2 == 0 ? 8192 : 17 * 8192;
   settings.spin_pauses = 5;
   settings.yield_us = 5;
   settings.sleep_slice_ms = program.slice_ms;
   settings.worker_idle_ms = 100;
-  // Declared, as to look at this host takes longer than a whole program.
+  // Declared, because reading this host's topology takes longer than a whole program.
   settings.topology = program.composed ? "numa:2 core:1 pu:1" : "numa:1 core:2 pu:1";
   return settings;
 }
 
-// What rank `rank` brings to a step, block by block: value `index` of the block for `block`.
+// Rank `rank`'s input to a step: value `index` of the block for `block`.
 int64_t value_of(int step, int rank, int block, int index) {
   return 1 + step * 1'000'003 + rank * 10'007 + block * 503 + index * 7;
 }
 
-// Everything that the ranks of a world share, outside of dscomm.
+// State that the ranks of a world share, outside of dscomm.
 struct World {
   explicit World(const Program& of)
       : program(of),
@@ -57,12 +57,12 @@ struct World {
     bool is_done = false;
     bool failed = false;
     bool asked_anyone = false;  // in a receive from any source
-    bool forms = false;         // a group, or timed out when it did
-    int made = 0;               // groups
+    bool forms = false;         // it forms a group, or timed out doing so
+    int made = 0;               // number of groups
   };
   std::vector<Progress> progress;
   std::vector<int> ranks_left;  // by process
-  int skipped_call = -1;        // number of the step; -1: none
+  int skipped_call = -1;        // number of the skipped step; -1: none
 };
 
 class Rank {
@@ -105,10 +105,10 @@ class Rank {
   }
 
  private:
-  // The process ends; what it has stays as it is.
+  // Ends the process; its memory stays unchanged.
   [[noreturn]] void exit() {
     kill(program_.process_of(rank_));
-    while (true) std::this_thread::sleep_for(milliseconds(1));  // until that takes effect
+    while (true) std::this_thread::sleep_for(milliseconds(1));  // until kill() takes effect
   }
 
   const std::vector<int>& members(int group) const {
@@ -125,7 +125,7 @@ class Rank {
   void make_step(int number, const Step& step) {
     std::shared_ptr<Group>& group = groups_[static_cast<size_t>(step.group)];
     if (step.kind == Kind::kSleep) {
-      // Less than the second that a call still has which went on after its time was lost.
+      // Shorter than the second that a call keeps after its time was lost.
       if (step.root == rank_) std::this_thread::sleep_for(milliseconds(step.count % 500));
       return;
     }
@@ -169,9 +169,9 @@ class Rank {
     group.reset();
   }
 
-  // Memory for int64 values: of the heap or the pool. What a rank had of the pool when its call
-  // failed is not given back: a peer may be reading it in place, and throws away what it read,
-  // which would count as a race with another rank of this process that gets the memory next.
+  // Memory for int64 values, from the heap or the pool. After a failed call pool memory is not
+  // freed: a peer may still be reading it in place (and discards the data), which would count as a
+  // race with another rank of this process that reuses the memory.
   std::shared_ptr<int64_t> memory(size_t count, bool pooled) {
     if (pooled && context_->pool() != nullptr) {
       Result<std::byte*> block = context_->pool()->allocate(std::max<size_t>(count, 1) * 8);
@@ -185,7 +185,7 @@ class Rank {
     return {new int64_t[std::max<size_t>(count, 1)], [](int64_t* values) { delete[] values; }};
   }
 
-  // One call's memory: blocks in, blocks out.
+  // One call's memory: input and output blocks.
   struct Call {
     std::shared_ptr<int64_t> in, out;
     size_t in_count = 0, out_count = 0;
@@ -263,7 +263,7 @@ class Rank {
   }
 
   void check(int number, const Step& step, const Call& call) {
-    // Of a call that was skipped among like ones, only the count tells, at the end.
+    // A call that was skipped among similar ones only changes the count, checked at the end.
     if (program_.fault == Fault::kSkips) return;
     const std::vector<int>& all = members(step.group);
     const int count = step.count, me = position(step.group, rank_);
@@ -373,7 +373,7 @@ class Rank {
     pending_.clear();
   }
 
-  // Whether a call ended well; what ended badly must have a reason in the program.
+  // Whether a call succeeded; a failure must be explained by the program.
   bool look_at(int number, const Status& status, int64_t began) {
     const int64_t most_ns = program_.slice_ms == 0 ? kMostAsleepNs : kMostNs;
     if (now_ns() - began > most_ns && program_.fault != Fault::kLosesTime)
@@ -394,7 +394,7 @@ class Rank {
                     [](const World::Progress& rank) { return rank.asked_anyone; });
     const Code code = status.code();
     const std::string& text = status.message();
-    // A rank stops at its first error, so that it may leave other groups with fewer calls.
+    // A rank stops at its first error, so it may leave other groups with fewer calls.
     const bool is_of_leaving = text.find("as it left group") != std::string::npos;
     const bool is_forming = text.find("forming group") != std::string::npos;
     const bool names_culprit =
@@ -402,9 +402,9 @@ class Rank {
         text.find("rank " + std::to_string(program_.culprit)) != std::string::npos;
     switch (program_.fault) {
       case Fault::kDies:
-        // A rank that raises leaves, and others may need it, or miss its calls. Formation numbers
-        // ranks by the group, and learns of a death before a rank has put its entry into the store
-        // only by the timeout, for which others then wait. A receive from any source waits for the
+        // A rank that raises leaves, and others may need it or miss its calls. Formation numbers
+        // ranks within the group. It notices the death of a rank without an entry in the store only
+        // by the timeout, for which others then wait. A receive from any source waits for the
         // living members; a rank that waits for the receiver may time out first.
         return (code == Code::kPeerDied && (names_culprit || is_forming)) ||
                (code == Code::kTimeout &&
@@ -427,8 +427,8 @@ class Rank {
                  (code == Code::kMismatch && is_of_leaving)) &&
                 someone_failed());
       default:
-        // A member that has left and ended is taken for dead by those that still form parts of a
-        // composed Team.
+        // Ranks that still form parts of a composed Team take a member that has left and ended for
+        // dead.
         return code == Code::kPeerDied && is_forming && program_.exits;
     }
   }
@@ -443,8 +443,8 @@ class Rank {
                         std::find(all.begin(), all.end(), program_.culprit) != all.end();
                });
   }
-  // Whether another rank forms a group that may miss a member which raised before it came there: it
-  // hears of that by the timeout, and whoever waits for it may time out first.
+  // Whether another rank forms a group without a member that raised before: it notices only by the
+  // timeout, and a rank that waits for it may time out first.
   bool waits_for_a_former() const {
     for (int rank = 0; rank < program_.ranks; ++rank)
       if (rank != rank_ && world_.progress[static_cast<size_t>(rank)].forms)
@@ -511,7 +511,8 @@ void run_world(const Program& program) {
     while (!is_dead(process) && context.use_count() > others)
       std::this_thread::sleep_for(milliseconds(1));
     if (is_dead(process)) {
-      // Its threads stand still, so it cannot be taken down: it goes with this program's process.
+      // Its threads never run again, so it cannot be destroyed: it is leaked until this process
+      // ends.
       new std::shared_ptr<Context>(std::move(context));
       continue;
     }

@@ -36,16 +36,16 @@ namespace {
 constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kMostThreads = 96;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-// Worlds of one kernel process follow one another, with this much time between them: what is
-// static in the code under test remembers times.
+// Worlds of one kernel process run one after another, with this much virtual time between them:
+// static variables of the code under test remember times.
 constexpr int64_t kBetweenNs = 3'600'000'000'000;
 int64_t next_start_ns = 1'000'000'000'000;
 constexpr int64_t kStepNs = 5;
 constexpr int64_t kYieldNs = 1000;
-// A store is seen by all after this much time, as it is on any machine.
+// Every thread sees a store after this much time, as on any machine.
 constexpr int64_t kVisibleNs = 3000;
 constexpr size_t kPageBytes = 4096;
-// So many stores take longer than that.
+// This many stores take longer than that.
 constexpr size_t kUnfenced = 1000;
 constexpr size_t kHistory = 8;  // values that a location remembers
 constexpr pthread_t kFirstHandle = 0x7ead0000;
@@ -56,15 +56,15 @@ void join(Clock* into, const Clock& from, size_t threads) {
   for (size_t k = 0; k < threads; ++k) (*into)[k] = std::max((*into)[k], from[k]);
 }
 
-// Memory that is shared between processes is mapped here, so that one comparison tells it from
-// other memory. Addresses are not used again: what a killed rank leaves stays mapped.
+// Shared memory of all processes is mapped here, so that one comparison recognises it. Addresses
+// are not reused: memory of a killed rank stays mapped.
 constexpr size_t kSharedBytes = size_t{1} << 40;
 constexpr uintptr_t kNowhere = uintptr_t{1} << 62;
 uintptr_t shared_begin = kNowhere, shared_next = 0;
 
 bool is_shared(uintptr_t address) { return address - shared_begin < kSharedBytes; }
 
-// A list of what one world has used and the next one may use: to allocate takes longer than to run.
+// Objects for reuse by later worlds, since allocating them takes longer than running.
 template <typename T>
 class Spares {
  public:
@@ -95,8 +95,8 @@ struct Thread {
   int id = 0;
   int process = -1;
   State state = State::kReady;
-  ucontext_t context;  // where it starts
-  jmp_buf place;       // where it goes on; unlike swapcontext(), without a system call
+  ucontext_t context;  // its start
+  jmp_buf place;       // where it continues; unlike swapcontext(), without a system call
   bool has_started = false;
   struct Stack* stack = nullptr;
   void* (*function)(void*) = nullptr;
@@ -105,22 +105,22 @@ struct Thread {
   const void* key = nullptr;  // what it is blocked on
   int64_t wake_ns = kNever;
   bool woken = false;
-  const char* where = "";  // what it is blocked in
-  bool polls = false;      // looks for itself whether it can go on
-  uint64_t looked_at = 0;  // progress of the world when it last did
+  const char* where = "";  // the function in which it is blocked
+  bool polls = false;      // checks itself whether it can continue
+  uint64_t looked_at = 0;  // the world's progress at its last check
   int shared_mutexes = 0;
   Clock clock{};
-  // Of shared memory, what it stored with an order below seq_cst since its last fence: place,
-  // number of the store.
+  // Its stores to shared memory with an order below seq_cst since its last fence: address, number
+  // of the store.
   std::vector<std::pair<uintptr_t, uint64_t>> unfenced;
-  std::array<void*, 2> exceptions{};  // of the C++ runtime, which keeps them by kernel thread
+  std::array<void*, 2> exceptions{};  // the C++ runtime's state, which it keeps per kernel thread
 };
 
 // A value that an atomic had.
 struct Store {
   uint64_t value = 0;
   int64_t at_ns = 0;
-  Clock* released = nullptr;  // null: it was not released
+  Clock* released = nullptr;  // null: not a release
   uint32_t epoch = 0;
   int thread = -1;
   int process = -1;
@@ -128,9 +128,9 @@ struct Store {
 
 struct Location {
   std::array<Store, kHistory> values;  // number n is in n % kHistory
-  uint64_t first = 0, end = 0;         // numbers of the oldest value and behind the newest one
-  uint64_t sequential = 0;             // no sequentially consistent load returns an older one
-  std::vector<uint64_t> seen;          // by thread: the newest number that it has read
+  uint64_t first = 0, end = 0;         // numbers of the oldest value and after the newest
+  uint64_t sequential = 0;             // the oldest value that a seq_cst load may return
+  std::vector<uint64_t> seen;          // by thread: the newest number read
 
   Store& value(uint64_t number) { return values[number % kHistory]; }
   uint64_t newest() const { return end - 1; }
@@ -146,12 +146,12 @@ struct Location {
   }
 };
 
-// Eight bytes of shared memory, for the data races. Of the reads since the last write the newest
-// one is enough, where it comes after the others.
+// Eight bytes of shared memory, for data races. Only the newest read since the last write is kept
+// if it happens after the others.
 struct Cell {
   uint32_t written = 0, read = 0;  // epochs
   int16_t writer = -1, reader = -1;
-  uint32_t reads = 0;  // not 0: number of a list of reads that are not ordered
+  uint32_t reads = 0;  // not 0: index of a list of unordered reads
   void *write_place = nullptr, *read_place = nullptr;
 };
 struct Read {
@@ -261,7 +261,7 @@ class World {
     std::abort();
   }
 
-  // A step of the current thread. At `may_switch` another one may go on.
+  // A step of the current thread. At `may_switch` another thread may continue.
   void step(bool may_switch) {
     if (++steps_ > options_.most_steps) fail("more steps than a program takes: does it spin?");
     now_ns_ += kStepNs;
@@ -280,7 +280,7 @@ class World {
     });
   }
 
-  // Lets another thread go on, or this one.
+  // Continues another thread, or this one.
   void give_way() {
     Thread* before = current_;
     Thread* after = choose();
@@ -307,7 +307,7 @@ class World {
       int64_t earliest = kNever;
       for (const auto& thread : threads_) {
         if (thread->state == Thread::State::kBlocked) {
-          // Who polls looks again once others have gone on.
+          // A polling thread checks again once others have progressed.
           const bool looks = thread->polls && thread->looked_at < progress_ && chance(300);
           if (thread->wake_ns <= now_ns_ || looks)
             thread->state = Thread::State::kReady;
@@ -349,7 +349,7 @@ class World {
     return text;
   }
 
-  // Back to run(), for good.
+  // Returns to run() for good.
   [[noreturn]] void leave() { _longjmp(main_, 1); }
 
   [[noreturn]] void fail(const std::string& what) {
@@ -358,7 +358,7 @@ class World {
     leave();
   }
 
-  // True where it was woken, false when its time has come.
+  // True if it was woken, false at wake_ns.
   bool block(const char* where, const void* key, int64_t wake_ns, bool polls = false) {
     current_->where = where;
     current_->state = Thread::State::kBlocked;
@@ -387,7 +387,7 @@ class World {
   // ---- happens-before
 
   uint32_t epoch() const { return current_->clock[static_cast<size_t>(current_->id)]; }
-  // What the current thread has done so far happens before whoever acquires this.
+  // All that the current thread has done happens before a later acquire of `into`.
   void release(Clock* into) {
     join(into, current_->clock, threads_.size());
     ++current_->clock[static_cast<size_t>(current_->id)];
@@ -400,7 +400,7 @@ class World {
 
   Location& location(uintptr_t address, uint64_t value) {
     Location& place = locations_[address];
-    // Written as plain memory meanwhile, or never before: its value has no history.
+    // Changed as plain memory meanwhile, or new: no history.
     if (place.end == place.first || place.value(place.newest()).value != value) {
       place.forget_all();
       Store store;
@@ -410,14 +410,14 @@ class World {
     return place;
   }
 
-  // Memory of its own orders nothing between processes, though those of a world share objects, such
-  // as the count of who points to an arena.
+  // Unshared memory orders nothing between processes, although the processes of a world share
+  // objects, such as an arena's reference count.
   bool reaches_me(uintptr_t address, const Store& store) const {
     return is_shared(address) || store.process < 0 || current_->process < 0 ||
            store.process == current_->process;
   }
 
-  // A value that it may return; the newest one where `is_newest`.
+  // A value that the load may return; the newest one if `is_newest`.
   uint64_t load(uintptr_t address, uint64_t value, int order, bool is_newest) {
     Location& place = location(address, value);
     uint64_t number = place.newest();
@@ -455,7 +455,7 @@ class World {
     store.epoch = epoch();
     store.at_ns = now_ns_;
     store.process = current_->process;
-    // With its release sequence.
+    // Continues the release sequence.
     const bool goes_on = is_exchange && before.released != nullptr && reaches_me(address, before);
     if (goes_on || releases(order)) {
       store.released = spare_clocks.take();
@@ -477,7 +477,7 @@ class World {
     if (current_->unfenced.size() > kUnfenced) current_->unfenced.clear();
   }
 
-  // A sequentially consistent load that comes after it sees what the thread stored before.
+  // A later seq_cst load sees what the thread stored before the fence.
   void fence(int order) {
     if (order != __ATOMIC_SEQ_CST) return;
     for (const auto& [address, number] : current_->unfenced) {
@@ -552,7 +552,7 @@ class World {
          " " + other_what + " in " + name_place(other_place) + " (" + name_memory(cell * 8) + ")");
   }
 
-  // The function and, for addr2line, the place in the program's file.
+  // The function and, for addr2line, the address in the program's file.
   static std::string name_place(void* place) {
     Dl_info info{};
     if (dladdr(place, &info) == 0) return "a place that is not known";
@@ -584,7 +584,7 @@ class World {
     auto* address = reinterpret_cast<void*>(
         ::syscall(SYS_mmap, begin, bytes, protection, flags | MAP_FIXED, fd, offset));
     if (address == MAP_FAILED) return address;
-    const size_t pages = (bytes + kPageBytes - 1) / kPageBytes + 1;  // and one that nobody may use
+    const size_t pages = (bytes + kPageBytes - 1) / kPageBytes + 1;  // plus one guard page
     shared_next += pages * kPageBytes;
     ranges_.push_back({begin, begin + bytes});
     return address;
@@ -600,7 +600,7 @@ class World {
   // ---- mutexes
 
   static bool is_robust(const pthread_mutex_t* mutex) {
-    return (mutex->__data.__kind & 16) != 0;  // as glibc marks them
+    return (mutex->__data.__kind & 16) != 0;  // glibc's mark
   }
 
   void lock(pthread_mutex_t* mutex) {
@@ -645,7 +645,7 @@ class World {
     take(mutex);
     return true;
   }
-  // The word that peers of a process look at.
+  // The word that peers of a process read.
   void set_word(pthread_mutex_t* mutex, uint32_t value) {
     auto* word = reinterpret_cast<uint32_t*>(mutex);
     store(reinterpret_cast<uintptr_t>(word), *word, value, __ATOMIC_SEQ_CST, false);
@@ -675,7 +675,7 @@ class World {
       }
     for (const auto& thread : threads_)
       if (thread->process == process) wake(thread.get(), kMostThreads);
-    // The kernel's store comes after all that the process did.
+    // The kernel's store comes after everything that the process did.
     for (pthread_mutex_t* mutex : std::vector<pthread_mutex_t*>(robust_)) {
       Thread* owner = mutexes_[mutex].owner;
       if (owner == nullptr || owner->process != process) continue;
@@ -695,14 +695,14 @@ class World {
   std::string failure_;
   uint64_t steps_ = 0, switches_ = 0;
   int64_t now_ns_ = next_start_ns;
-  uint64_t progress_ = 1;  // how often a thread that does not poll went on
+  uint64_t progress_ = 1;  // how often a thread that does not poll has continued
   int64_t memory_left_ = kNever;
   const std::function<void()>* body_ = nullptr;
   jmp_buf main_;
   Thread* current_ = nullptr;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;
-  std::vector<int64_t> deaths_;  // by process: steps that are left to it
+  std::vector<int64_t> deaths_;  // by process: remaining steps
   std::unordered_map<pthread_mutex_t*, Mutex> mutexes_;
   std::vector<pthread_mutex_t*> robust_;
   std::unordered_map<uintptr_t, Location> locations_;
@@ -713,7 +713,7 @@ class World {
   std::vector<Range> ranges_;
 };
 
-// Work of the runtime, in which its functions are not entered again.
+// Marks work of the runtime, which must not enter its own functions.
 class Outside {
  public:
   Outside() { inside = false; }
@@ -721,7 +721,7 @@ class Outside {
   Outside(const Outside&) = delete;
 };
 
-// The C library's own, behind the functions below.
+// The C library's function behind a replacement below.
 template <typename Function>
 Function* real(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
@@ -773,7 +773,7 @@ void atomic_store(volatile T* place, T value, int order) {
 template <typename T, typename Change>
 T atomic_change(volatile T* place, int order, Change change) {
   const bool was_inside = inside;
-  if (!was_inside) {  // nothing runs beside it
+  if (!was_inside) {  // outside of a world nothing runs concurrently
     const T before = *place;
     *place = change(before);
     return before;
@@ -841,7 +841,7 @@ int sleep_for(const timespec* time) {
 }  // namespace
 }  // namespace dscomm::schedule
 
-// ---- what the compiler calls
+// ---- functions that the compiler calls
 
 using namespace dscomm::schedule;
 
@@ -1006,7 +1006,7 @@ int pthread_mutex_unlock(pthread_mutex_t* mutex) {
   return 0;
 }
 
-// A thread that blocks signals would block those of the whole world, the walk's alarm among them.
+// Ignored: it would block the signals of the whole world, including the walk's alarm.
 int pthread_sigmask(int how, const sigset_t* set, sigset_t* before) {
   static auto* original = real<decltype(pthread_sigmask)>("pthread_sigmask");
   if (!inside) return original(how, set, before);
@@ -1111,7 +1111,7 @@ int poll(pollfd* entries, nfds_t count, int timeout_ms) {
   return ppoll(entries, count, timeout_ms < 0 ? nullptr : &timeout, nullptr);
 }
 
-// Pages come when they are touched: to take them ahead takes longer than most programs.
+// Pages are allocated when touched: allocating them ahead takes longer than most programs.
 int fallocate(int fd, int mode, off_t offset, off_t bytes) {
   if (inside && (mode & FALLOC_FL_PUNCH_HOLE) == 0) {
     if (world->memory_left_ == kNever) return 0;
@@ -1148,7 +1148,7 @@ int munmap(void* address, size_t bytes) {
   return static_cast<int>(::syscall(SYS_munmap, address, bytes));
 }
 
-// Names of sockets are of the seed, and another walk may be at the same seed.
+// Socket names come from the seed, and another walk may use the same seed.
 sockaddr_un name_here(const sockaddr* address, socklen_t* bytes) {
   sockaddr_un name{};
   std::memcpy(&name, address, std::min<size_t>(*bytes, sizeof name));
@@ -1175,13 +1175,13 @@ ssize_t sendto(int fd, const void* data, size_t size, int flags, const sockaddr*
   return original(fd, data, size, flags, reinterpret_cast<const sockaddr*>(&name), bytes);
 }
 
-// No world reaches beyond its host.
+// A world has one host.
 int getifaddrs(ifaddrs** first) {
   static auto* original = real<decltype(getifaddrs)>("getifaddrs");
   return inside ? -1 : original(first);
 }
 
-// Ids are of the seed, too.
+// Ids come from the seed, too.
 ssize_t getrandom(void* to, size_t bytes, unsigned flags) {
   if (!inside) return ::syscall(SYS_getrandom, to, bytes, flags);
   const Outside outside;
@@ -1190,7 +1190,7 @@ ssize_t getrandom(void* to, size_t bytes, unsigned flags) {
   return static_cast<ssize_t>(bytes);
 }
 
-// The futex calls of the wait.
+// The futex calls of a wait.
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...) {
   va_list list;
@@ -1207,7 +1207,7 @@ long __wrap_syscall(long number, ...) {
   if (operation == FUTEX_WAKE)
     return static_cast<long>(world->wake(word, static_cast<size_t>(a[2])));
   if (operation != FUTEX_WAIT) world->fail("a futex call that no world knows");
-  // The kernel compares under its own lock: with the newest value.
+  // The kernel compares under its lock, so with the newest value.
   if (*word != static_cast<uint32_t>(a[2])) {
     errno = EAGAIN;
     return -1;

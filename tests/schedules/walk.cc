@@ -1,13 +1,13 @@
-// Walks through schedules: makes a program for each seed, runs it in a world of its own, and prints
-// the seeds of those that fail.
+// Walks through schedules: makes a program for each seed, runs it in a new world, and prints the
+// seeds of those that fail.
 //
 //   walk [--schedules N] [--seconds S] [--seed FIRST] [--jobs J] [--stop] [--shrink]
-//   walk --replay SEED [--shrink]   one program, described, with what it came to
-//   walk --replay SEED --without 3,7 --schedule N   the same without some steps, as --shrink says
-//   walk --here SEED                in this process, for a debugger
+//   walk --replay SEED [--shrink]: runs one program, prints it and its result
+//   walk --replay SEED --without 3,7 --schedule N: the same without some steps, as printed by
+//     --shrink
+//   walk --here SEED: runs in this process, for a debugger
 //
-// With --seconds alone it walks for that long; with --schedules as well it fails if it has not made
-// as many by then.
+// --seconds alone limits the time. With --schedules too, it fails if fewer were run by then.
 #include <malloc.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -28,14 +28,15 @@ using namespace dscomm::schedule;
 
 namespace {
 
-constexpr uint64_t kBatch = 64;  // programs for each child: what a killed rank leaves goes with it
+constexpr uint64_t kBatch = 64;  // programs per child process, which frees the memory of killed
+                                 // ranks
 constexpr uint64_t kTriesToShrink = 40;
-constexpr unsigned kMostSeconds = 300;  // of a program, which takes milliseconds: it hangs
+constexpr unsigned kMostSeconds = 300;  // limit of one program, which normally takes milliseconds
 
 struct Arguments {
   uint64_t schedules = 0, seed = 1;
-  std::optional<uint64_t> schedule;  // of --replay; otherwise the seed
-  std::vector<size_t> without;       // steps of --replay's program that are left out
+  std::optional<uint64_t> schedule;  // for --replay; by default the seed
+  std::vector<size_t> without;       // steps of --replay's program to leave out
   double seconds = 0;                // 0: no limit
   int jobs = 2;
   bool replays = false, here = false, shrinks = false, stops = false;
@@ -100,7 +101,7 @@ Arguments parse(int count, char** words) {
   return arguments;
 }
 
-// The program of the seed, and which of its steps are left.
+// The program of a seed, and the steps that are kept.
 struct Part {
   Program program;
   std::vector<size_t> kept;
@@ -114,7 +115,7 @@ struct Part {
     program.steps.erase(program.steps.begin() + static_cast<ptrdiff_t>(k));
     kept.erase(kept.begin() + static_cast<ptrdiff_t>(k));
   }
-  // What --without takes.
+  // The argument of --without.
   std::string erased() const {
     std::string text;
     for (size_t k = 0, next = 0; k < Program::make(program.seed).steps.size(); ++k) {
@@ -127,7 +128,7 @@ struct Part {
   }
 };
 
-// What two failures of one cause have in common: the text without its numbers.
+// The kind of a failure: its text without numbers.
 std::string kind_of(const std::string& failure) {
   std::string kind;
   for (char letter : failure.substr(0, failure.find('\n')))
@@ -135,7 +136,7 @@ std::string kind_of(const std::string& failure) {
   return kind.substr(0, 60);
 }
 
-// In a child, so that what crashes or is killed leaves nothing here. "" where all is well.
+// Runs in a child process, so that a crash or killed ranks leave nothing here. "" on success.
 std::string run_apart(const Program& program, uint64_t schedule_seed) {
   int ends[2];
   if (pipe(ends) != 0) std::abort();
@@ -159,7 +160,7 @@ std::string run_apart(const Program& program, uint64_t schedule_seed) {
   return failure;
 }
 
-// A program with fewer steps that fails in the same way, under one of some schedules.
+// Finds a program with fewer steps that fails in the same way, under one of several schedules.
 void shrink(Part part, uint64_t schedule, std::string failure) {
   const std::string kind = kind_of(failure);
   for (bool smaller = true; smaller;) {
@@ -190,7 +191,7 @@ struct Line {
   char failure[900];
 };
 
-// One child for a batch: writes a Line before each program, should it crash, and one after it.
+// Runs a batch in a child: writes a Line before each program, in case it crashes, and one after it.
 void run_batch(uint64_t first, uint64_t count, int to) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
     Line line{seed, 0, 0, ""};
@@ -208,10 +209,10 @@ void run_batch(uint64_t first, uint64_t count, int to) {
 struct Batch {
   pid_t child = -1;
   int from = -1;
-  uint64_t next = 0, end = 0;  // seeds that have not been reported
-  Line line{};                 // the one that is being read, and how much of it has come
+  uint64_t next = 0, end = 0;  // seeds without a report
+  Line line{};                 // partly read line, and its bytes so far
   size_t line_bytes = 0;
-  bool runs = false;  // the program of `next`
+  bool runs = false;  // whether the program of `next` runs
 };
 
 Batch start_batch(uint64_t first, uint64_t count) {
@@ -241,7 +242,7 @@ struct Total {
   }
 };
 
-// Reads what has come of a batch. False when it has ended.
+// Reads a batch's available output. False at its end.
 bool read_batch(Batch& batch, Total& total) {
   const ssize_t got = read(batch.from, reinterpret_cast<char*>(&batch.line) + batch.line_bytes,
                            sizeof batch.line - batch.line_bytes);
@@ -259,7 +260,7 @@ bool read_batch(Batch& batch, Total& total) {
   return true;
 }
 
-// Takes leave of a batch that has ended. What follows a crash is run in a batch of its own.
+// Finishes a batch that has ended. Seeds after a crash get a new batch.
 std::optional<Batch> end_batch(Batch& batch, Total& total) {
   close(batch.from);
   int status = 0;
@@ -272,7 +273,7 @@ std::optional<Batch> end_batch(Batch& batch, Total& total) {
   return start_batch(batch.next, batch.end - batch.next);
 }
 
-// Waits until something comes from one of the batches.
+// Waits for output from any batch.
 void read_some(std::vector<Batch>& running, Total& total) {
   std::vector<pollfd> entries;
   for (const Batch& batch : running) entries.push_back({batch.from, POLLIN, 0});
@@ -294,8 +295,8 @@ double seconds_since(std::chrono::steady_clock::time_point began) {
 
 int main(int count, char** words) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  setenv("HWLOC_PLUGINS_PATH", "/nowhere", 1);  // no world needs one, and they take long to load
-  mallopt(M_TRIM_THRESHOLD, 256 << 20);         // what a program frees the next one takes
+  setenv("HWLOC_PLUGINS_PATH", "/nowhere", 1);  // not needed, and slow to load
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);         // keeps freed memory for the next program
   mallopt(M_MMAP_THRESHOLD, 64 << 20);
   const Arguments arguments = parse(count, words);
   if (arguments.here) {
@@ -316,7 +317,7 @@ int main(int count, char** words) {
   const auto began = std::chrono::steady_clock::now();
   uint64_t end = arguments.schedules == 0 ? UINT64_MAX : arguments.seed + arguments.schedules;
   uint64_t next = arguments.seed;
-  bool is_cut_off = false;  // there was no time for all
+  bool is_cut_off = false;  // not enough time for all
   Total total;
   std::vector<Batch> running;
   while (next < end || !running.empty()) {
