@@ -1,31 +1,29 @@
-/* Ranks that call different things learn it; ranks that call the same are never accused; nobody
- * waits for ever because another called something else.
+/* Ranks that make different calls detect it; ranks that make the same calls never report a
+ * mismatch; no rank waits for ever because another one made a different call.
  *
- * Mirrors: csrc/core/shm/lines.cc, begin(), verify(), mismatch() as far as it reads call records,
- * MemberWatch::look(), wait_posted(), wait_acknowledged(), end(), find_abort(), leave() and
- * compare_last_calls().
+ * Mirrors: csrc/core/shm/lines.cc, begin(), verify(), mismatch() as far as it reads call
+ * records, MemberWatch::look(), wait_posted(), wait_acknowledged(), end(), find_abort(), leave()
+ * and compare_last_calls().
  *
- * Ranks make CALLS broadcasts and then a barrier. The first to come chooses the root, and whether
- * the call is long: then the root waits within it until all have acknowledged, as it does when it
- * has more rounds than buffers. With DEVIATES one rank, in one of its calls, has another root than
- * the others. With LEAVES there is no barrier: ranks leave after their last broadcast, and with FEWER
- * the one that deviates makes one broadcast less instead.
+ * Ranks make CALLS broadcasts and then a barrier. The first rank to reach a call chooses its
+ * root and whether it is long: then the root waits within it until all have acknowledged, as
+ * with more rounds than buffers. With DEVIATES one rank has another root than the others in one
+ * of its calls. With LEAVES there is no barrier: ranks leave after their last broadcast, and
+ * with FEWER the deviating rank makes one broadcast less instead.
  *
- * The rolling hash of call s is s itself, and one bit that is set from the call that deviates on:
- * it is assumed that different histories have different hashes.
+ * The rolling hash of call s is s plus one bit that is set from the deviating call on: the model
+ * assumes that different histories have different hashes.
  *
- * Properties: a rank reports a mismatch only if there is one; whoever leaves the barrier with
- * success has called what all others have; with LEAVES, some rank reports a disagreement when all have
- * left; no rank is stuck; and with DESCRIBES, the call that is
- * shown as a member's is the one that it made.
+ * Properties: a rank reports a mismatch only if there is one; a rank whose barrier succeeds has
+ * made the same calls as all others; with LEAVES, some rank reports a disagreement when all have
+ * left; no rank is stuck; and with DESCRIBES, a reported call of a member is one that it made.
  *
- * Whoever waits also looks, between the slices, at the hashes of members that have posted the call
- * meanwhile: else two ranks that both believe to be the root wait for each other's acknowledgement
- * until their deadlines. A rank that waits in begin() must not, as its own slot still has the hash
- * of an older call.
+ * Between its slices, a waiting rank also compares the hashes of members that have posted the
+ * call meanwhile: otherwise two ranks that both believe to be the root would wait for each
+ * other's acknowledgement until their deadlines. A rank that waits in begin() must not, since
+ * its own slot still has the hash of an older call.
  *
- * Left out: sleeping (wake_up.pml), payload (slot_reuse.pml), death (faults.pml).
- */
+ * Left out: sleeping (wake_up.pml), payload (slot_reuse.pml), death (faults.pml). */
 #ifndef RANKS
 #define RANKS 2
 #endif
@@ -35,7 +33,7 @@
 #define SLOTS 2
 #define PENDING 4
 
-/* Addresses. Of a call record two words are kept: its sequence, and its root. */
+/* Addresses. Two words of a call record are kept: its sequence and its root. */
 #define POSTED(r, slot) ((r) * SLOTS + (slot))
 #define HASH(r, slot) (RANKS * SLOTS + POSTED(r, slot))
 #define RECORD_SEQUENCE(r, slot) (2 * RANKS * SLOTS + POSTED(r, slot))
@@ -52,7 +50,7 @@
 
 #define NOBODY 255
 byte deviant = NOBODY, deviates_at;
-byte roots[CALLS + 2] = NOBODY;  /* of all but the deviant */
+byte roots[CALLS + 2] = NOBODY;  /* of all ranks except the deviant */
 bool is_long[CALLS + 2];
 
 #ifdef FEWER
@@ -89,7 +87,7 @@ inline adopt_abort() {
   fi
 }
 
-/* The call that mismatch() shows as the member's. */
+/* The call that mismatch() reports for the member. */
 inline describe(member) {
 #ifdef DESCRIBES
   shown = (checked > SLOTS -> checked - SLOTS + 1 : 1);
@@ -139,7 +137,7 @@ inline verify(member, call) {
   checked = 0
 }
 
-/* Whether the member has something that a watch would compare. */
+/* Whether the member has posted a hash that a watch would compare. */
 #if defined(MUTANT_NOBODY_COMPARES_WHILE_IT_WAITS)
 #define UNCOMPARED(member) false
 #elif defined(MUTANT_COMPARED_IN_BEGIN)
@@ -155,10 +153,10 @@ inline verify(member, call) {
 inline wait(word, target) {
   do
   :: memory[word] >= target -> break
-  /* The word may have come since it was looked at. */
+  /* The word may have been stored since it was checked. */
   :: ABORT_SEEN -> goto failed
 #ifdef LEAVES
-  /* Its other ways out are in faults.pml. */
+  /* Other ways out are in faults.pml. */
   :: memory[CLOSED(0)] == 1 && memory[word] < target -> goto failed
   :: memory[CLOSED(1)] == 1 && memory[word] < target -> goto failed
 #endif
@@ -248,7 +246,7 @@ inline end() {
   exchange(DONE(me), PROGRESS(sequence + 1, 0))
 }
 
-/* The newest call of a member is that of its newest slot. */
+/* The newest call of a member is in its newest slot. */
 inline leave() {
 #ifdef MUTANT_LEAVES_BY_A_STORE
   store(CLOSED(me), 1);

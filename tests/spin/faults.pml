@@ -1,28 +1,27 @@
 /* When a rank dies or stops, every other rank ends, and those that fail all name it.
  *
- * Mirrors: csrc/core/shm/lines.cc, MemberWatch::look(), presence(), find_abort(), fail(), abort(),
- * timed_out(), begin(), leave() and end(); csrc/core/shm/peer.cc, alive(); and the shape of
- * all_reduce.cc, broadcast.cc and gather.cc with two rounds and a stage of one buffer, so that writers
- * wait for readers too.
+ * Mirrors: csrc/core/shm/lines.cc, MemberWatch::look(), presence(), find_abort(), fail(),
+ * abort(), timed_out(), begin(), leave() and end(); csrc/core/shm/peer.cc, alive(); and the
+ * shape of all_reduce.cc, broadcast.cc and gather.cc with two rounds and a stage of one buffer,
+ * so that writers wait for readers too.
  *
- * Ranks make CALLS calls, leave the group, and exit. At most one rank, at any point, goes without
- * leaving: it dies, which the kernel shows after all its stores; or with STOPS it only stops, which
- * nobody is told, and ranks that wait for it end at their deadlines.
+ * Ranks make CALLS calls, leave the group, and exit. At most one rank goes without leaving, at
+ * any point: it dies, which the kernel shows after all its stores; or with STOPS it only stops,
+ * without any notice, and ranks that wait for it end at their deadlines.
  *
- * A wait blocks here until there is something to see: its word, an abort record, the end of the
- * member's process, that it left. Looks that see nothing change nothing. What is loaded one after
- * the other in the code is loaded in steps here wherever another rank can come between. Deadlines
- * pass when nothing else can move (Promela's `timeout`), in any order.
+ * A wait blocks in the model until there is something to see: its word, an abort record, the end
+ * of the member's process, or that it left. (Looks that see nothing change nothing.) Loads that
+ * the code makes in sequence are separate steps wherever another rank can come between.
+ * Deadlines pass when nothing else can move (Promela's `timeout`), in any order.
  *
- * An abort of a rank that had finished a call is left aside when another rank begins that call. In the
- * waits of the call it may end a wait or not, as its grace passes or does not.
+ * An abort of a rank that had finished a call is ignored when another rank begins that call. It
+ * may or may not end a wait in the call, depending on the grace.
  *
- * Properties: no rank is stuck; nobody fails unless a rank has gone; the cause names that rank
- * (with STOPS: is among those that the message names); what a rank reads before it reports success
- * is what was put in.
+ * Properties: no rank is stuck; no rank fails unless one has gone; the cause names that rank
+ * (with STOPS: it is among those that the message names); data that a rank reads before it
+ * reports success is the written data.
  *
- * Left out: slot reuse, hashes, sleeping. One more slot than calls is assumed.
- */
+ * Left out: slot reuse, hashes, sleeping. The model assumes one more slot than calls. */
 #ifndef RANKS
 #define RANKS 2
 #endif
@@ -47,15 +46,15 @@
 
 #include "store_buffer.pml"
 
-/* Causes: what happened, and to whom. Those who have timed out name a set of ranks. */
+/* Causes: the event and its rank. A timeout names a set of ranks. */
 #define DIED(r) (16 + (r))
 #define HAS_LEFT(r) (32 + (r))
 #define TIMED_OUT(names) (64 + (names))
 #define NAMES_RANK(c, r) ((c) >= 64 && ((c) >> (r)) % 2 == 1)
 
 #define NOBODY 255
-byte victim = NOBODY;     /* the rank that shall go, from when it shall */
-bool gone = false;        /* it has */
+byte victim = NOBODY;     /* the rank that will go, once chosen */
+bool gone = false;        /* whether it has gone */
 
 #define ALL_REDUCE 1
 #define BROADCAST 2
@@ -84,7 +83,7 @@ inline choose() {
 #define ABORT_SEEN (memory[ABORTED(0)] == 1 || memory[ABORTED(1)] == 1)
 #endif
 
-/* Any record will do: which of several is taken does not matter here, as all name the victim. */
+/* Takes any of several records: they all name the victim. */
 inline adopt() {
   if
   :: memory[ABORTED(0)] == 1 -> cause = memory[CAUSE(0)]
@@ -103,7 +102,7 @@ inline adopt_abort() {
   fi
 }
 
-/* In begin(): leaves aside who had finished this call. */
+/* In begin(): ignores ranks that had finished this call. */
 #define ENDS_CALL(r) (memory[ABORTED(r)] == 1 && memory[FINISHED(r)] < call)
 inline adopt_abort_of_call() {
   if
@@ -116,9 +115,9 @@ inline adopt_abort_of_call() {
   fi
 }
 
-/* The ranks that timed_out() names: who has not posted the call, whom this wait is for, and those
- * whose done words are the lowest, even if all are equal: a writer that waits for its readers has
- * acknowledged no more than a reader that stopped before it read. */
+/* The ranks that timed_out() names: those that have not posted the call, the one that this wait
+ * is for, and those with the lowest done words, even if all are equal: a writer that waits for
+ * its readers has acknowledged no more than a reader that stopped before it read. */
 #define HAS_POSTED(r) (memory[POSTED(r, call)] >= PROGRESS(call, 1))
 #define SLOWEST_OF_OTHERS(r) \
   ((me == 0 || memory[DONE(r)] <= memory[DONE(0)]) && \
@@ -155,7 +154,7 @@ inline wait(word, target, member) {
   do
   :: memory[word] >= target -> break
   :: ABORT_SEEN ->
-     /* What the rank that aborted had published counts. */
+     /* Data that the rank published before its abort counts. */
      if
      :: memory[word] >= target -> break
      :: else -> adopt()
@@ -165,8 +164,8 @@ inline wait(word, target, member) {
 #endif
 #ifndef MUTANT_LIFE_NOT_WATCHED
   :: memory[LEFT(member)] == 1 || memory[DEAD(member)] == 1 ->
-     /* The word may have come, too, and the member may have left, and died, after that was looked
-      * at. Its life is looked at before whether it has left. */
+     /* By now the word may be stored, and the member may have left and died since it was
+      * checked. The code checks whether it lives before it checks whether it has left. */
      is_dead = memory[DEAD(member)];
      if
      :: memory[LEFT(member)] == 1 -> cause = HAS_LEFT(member)
@@ -339,7 +338,7 @@ ended:
   }
 }
 
-/* Chooses who goes, and when: any rank, at any time, or none. */
+/* Chooses the victim and the moment: any rank, at any time, or none. */
 proctype fate() {
   if
   :: victim = 0

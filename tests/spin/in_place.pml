@@ -1,29 +1,27 @@
-/* No call succeeds that has found anything else in a tensor, read where it is, than what its owner
- * published there, although the owner overwrites it the moment that its call returns, or raises; and
- * nobody waits for ever.
+/* A call never succeeds with data, read in place, other than what the tensor's owner published,
+ * although the owner overwrites the tensor as soon as its call returns or raises; and no rank
+ * waits for ever.
  *
- * Mirrors: csrc/core/shm/all_reduce.cc, all_reduce_chunked(), with input and output in one place or
- * in two; broadcast.cc, gather.cc and all_gather.cc, in place; lines.cc, abort(), end() and
- * check_sources(). reduce.cc
- * and scatter.cc go through their rounds as gather.cc and broadcast.cc do, reduce_scatter.cc and
- * all_to_all.cc as all_gather.cc.
+ * Mirrors: csrc/core/shm/all_reduce.cc, all_reduce_chunked(), with the same or separate input
+ * and output; broadcast.cc, gather.cc and all_gather.cc, in place; lines.cc, abort(), end() and
+ * check_sources(). The rounds of reduce.cc and scatter.cc are those of gather.cc and
+ * broadcast.cc, and those of reduce_scatter.cc and all_to_all.cc are those of all_gather.cc.
  *
  * Ranks make CALLS calls, each chosen when the first rank reaches it: kind, root, one to LONGEST
- * chunks or rounds. Each rank chooses for each call whether its tensor is read in place. Where it
- * is not, the others read its staging, which is right by stage_ring.pml: such a rank posts and
- * acknowledges here, and nothing else is asked of it.
+ * chunks or rounds. Each rank chooses for each call whether its tensor is read in place. If not,
+ * others read its staging, which stage_ring.pml verifies: such a rank only posts and
+ * acknowledges here.
  *
- * A word of a tensor, one for each slice of a chunk, holds the input of a call or its result. Its
- * reader asserts that it finds the one it wants. Every call begins with a new input.
+ * A word of a tensor, one for each slice of a chunk, holds the input of a call or its result.
+ * Its reader asserts that it has the expected value. Every call begins with a new input.
  *
- * With ABORTS one rank gives up in one of its waits, as it does at its deadline, and overwrites its
- * tensor; and so do all that see an abort while they wait and what they wait for has not come. Then
- * what is read may be wrong, and the reader asserts that it does not succeed. A rank may pass such a
- * value on in its result, staged or not, before it fails; so a result that was made of a wrong value
- * is wrong for whoever reads it.
+ * With ABORTS one rank gives up in one of its waits, as at its deadline, and overwrites its
+ * tensor; so do all ranks that see an abort while the awaited data has not come. Then reads may
+ * be wrong, and the reader asserts that it does not succeed. A rank may put such a value into
+ * its result, staged or not, before it fails; so a result made of a wrong value is wrong for its
+ * readers.
  *
- * Left out: slots, which are as many as calls (see slot_reuse.pml), sleeping, hashes, deaths.
- */
+ * Left out: slots, which are as many as calls (see slot_reuse.pml), sleeping, hashes, deaths. */
 #ifndef RANKS
 #define RANKS 2
 #endif
@@ -49,7 +47,7 @@
 
 #include "store_buffer.pml"
 
-/* The chunked form of all_reduce: in which round a chunk is. Phases are one more. */
+/* The chunked form of all_reduce: the rounds of a chunk. Phases are one more. */
 #define INPUT_ROUND(chunk) ((chunk) == 0 -> 0 : 2 * (chunk) - 1)
 #define RESULT_ROUND(chunk) \
   (2 * (chunk) + 2 < 2 * length[call] - 1 -> 2 * (chunk) + 2 : 2 * length[call] - 1)
@@ -69,14 +67,14 @@
 #define BROADCAST 3
 #define GATHER 4
 byte kind[CALLS + 1], root[CALLS + 1], length[CALLS + 1];
-/* What is read in place, in the slot of the call. An all_reduce whose output is elsewhere has its
- * input alone read so. */
+/* Read in place, in the slot of the call. An all_reduce with separate output has only its input
+ * read in place. */
 #define STAGED 0
 #define INPUT_ALONE 1
 #define WHOLE 2
 #define IN_PLACE(r) in_place[(r) * CALLS + call - 1]
 byte in_place[RANKS * CALLS];
-/* By rank: it has made a result of something wrong. */
+/* By rank: it has made a result of a wrong value. */
 bool is_spoilt[RANKS];
 
 inline choose() {
@@ -137,8 +135,8 @@ inline acknowledge(phase) {
   exchange(DONE(me), PROGRESS(call, phase))
 }
 
-/* The caller's part: what the tensor held is overwritten. Whether it is one that is read in place
- * is known to the readers by then, since it is posted. */
+/* The caller overwrites the tensor. Readers know by then whether it is read in place, since it
+ * is posted. */
 inline write_input() {
   atomic {
     if
@@ -157,7 +155,7 @@ inline write_input() {
   k = 0
 }
 
-/* The same of a caller whose call has failed, in one step: readers come before or after it. */
+/* The same for a caller whose call has failed, in one step: readers come before or after it. */
 inline spoil() {
   d_step {
     empty(pending[me]);
@@ -166,8 +164,8 @@ inline spoil() {
   }
 }
 
-/* To read all members in one step loses nothing: it may come as late as can be, and what has been
- * overwritten stays so. */
+/* Reading all members in one step loses nothing: it may happen as late as possible, and
+ * overwritten words stay overwritten. */
 inline read_from(member, chunk, slice, wanted) {
   if
   :: (member) != me &&
@@ -233,7 +231,7 @@ inline gather_slices(chunk) {
   acknowledge(RESULT_ROUND(chunk) + 1)
 }
 
-/* What must be before the call returns, where this rank is read in place. */
+/* The wait before the call returns, if this rank is read in place. */
 inline await_readers(rounds) {
 #ifdef MUTANT_READERS_NOT_AWAITED
   skip
@@ -265,8 +263,8 @@ inline all_reduce_chunked() {
   await_readers(RESULT_ROUND(step - 1) + 1)
 }
 
-/* A tensor in place is published whole; one that is staged, round by round. Either may be posted
- * early here: nobody looks at what is staged. */
+/* A tensor in place is published whole; a staged one, round by round. Posting either early is
+ * allowed here, since staged data is not checked. */
 inline all_gather() {
   post(length[call]);
   read_rounds(true);

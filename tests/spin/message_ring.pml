@@ -1,16 +1,16 @@
-/* A ring of cells between two processes: every message is read once, whole, and nobody sleeps for
- * ever.
+/* A ring of cells between two processes: every message is read once, completely, and no process
+ * sleeps for ever.
  *
  * Mirrors: csrc/core/messages/channel.cc, is_full(), publish(), end_message(), next_cell() and
  * consume(); csrc/core/messages/waiting.cc, sleep_once(), as go_to_sleep() and wake_up(); and
  * csrc/core/messages/doorbell.cc.
  *
- * Rank 0 sends MESSAGES cells through a ring of CELLS, rank 1 receives them. A cell may be followed
- * by the next one of its message at once, if that is vacant. Both sleep at once when they find nothing to do. The doorbell is a socket: a byte in it ends a sleep,
- * now or later, and the system calls that send and take it are full barriers.
+ * Rank 0 sends MESSAGES cells through a ring of CELLS, rank 1 receives them. A cell may be
+ * followed at once by the next one of its message, if that is vacant. Both ranks sleep as soon
+ * as they find nothing to do. The doorbell is a socket: a byte in it ends a sleep, now or later,
+ * and the system calls that send and take it are full barriers.
  *
- * Left out: spinning and slices. A sleep that nobody ends is an invalid end state.
- */
+ * Left out: spinning and slices. A sleep that never ends is an invalid end state. */
 #ifndef CELLS
 #define CELLS 2
 #endif
@@ -51,7 +51,7 @@ inline wake_up() { fetch_add(SLEEPERS(me), -1) }
 
 inline sleep() { d_step { doorbell[me] && empty(pending[me]) -> doorbell[me] = false } }
 
-/* Whether the sender may go on with the next cell at once. */
+/* Whether the sender may continue with the next cell at once. */
 #ifdef MUTANT_MORE_WITHOUT_ROOM
 #define HAS_MORE (published + 1 < MESSAGES)
 #else

@@ -1,21 +1,22 @@
-/* No reader reads a slot or a staging buffer that has been overwritten, whatever the group calls.
+/* No reader reads a slot or a staging buffer that has been overwritten, whatever calls the group
+ * makes.
  *
  * Mirrors: csrc/core/shm/lines.cc, begin(), post(), own_next_slot(), wait_posted() and end();
- * csrc/core/shm/stage.cc, open(), fill(), own_next_piece() and close(), for calls of one round; and
- * barrier.cc, the tiny and one-shot forms of all_reduce.cc, and broadcast.cc and gather.cc in their
- * tiny and staged forms, one round each.
+ * csrc/core/shm/stage.cc, open(), fill(), own_next_piece() and close(), for calls of one round;
+ * and barrier.cc, the tiny and one-shot forms of all_reduce.cc, and broadcast.cc and gather.cc
+ * in their tiny and staged forms, one round each.
  *
- * Programs of ANY length: each call is chosen when the first rank reaches it, among all kinds and
- * roots, and the same for every rank. Sequence numbers are kept modulo 3 * SLOTS, which is enough
- * as no rank is ever more than SLOTS calls ahead of another (asserted); so the states are finite.
+ * Programs of ANY length: each call is chosen when the first rank reaches it, among all kinds
+ * and roots, and is the same for every rank. Sequence numbers are kept modulo 3 * SLOTS, which
+ * is enough because no rank is ever more than SLOTS calls ahead of another (asserted); so the
+ * states are finite.
  *
- * A payload is the sequence number of the call that wrote it. Its reader asserts that it reads its
+ * A payload is the sequence number of the call that wrote it. Its reader asserts that it is its
  * own call's.
  *
- * Left out: the mark that a slot is being rewritten, which only readers of hashes look at
- * (agreement.pml), sleeping (see wake_up.pml), failures (faults.pml). Here a wait blocks until its
- * word is there. SLOTS and BUFFERS are smaller than the code's 8 and 4.
- */
+ * Left out: the mark of a slot that is being rewritten, which only readers of hashes read
+ * (agreement.pml), sleeping (wake_up.pml), failures (faults.pml). A wait blocks here until its
+ * word is there. SLOTS and BUFFERS are smaller than the code's 8 and 4. */
 #ifndef RANKS
 #define RANKS 2
 #endif
@@ -27,7 +28,7 @@
 #endif
 #define PENDING 2
 
-/* The length of the circle, and how far ahead on it is still ahead and not behind. */
+/* The length of the circle, and the distance up to which a number is ahead, not behind. */
 #ifdef MUTANT
 #define SEQUENCES (6 * SLOTS)
 #define AHEAD (3 * SLOTS)
@@ -37,14 +38,14 @@
 #endif
 #define NONE 255
 
-/* Addresses. A slot has a posted word and a payload, which is tiny data or the place of a stage. */
+/* Addresses. A slot has a posted word and a payload: tiny data, or the place of a stage. */
 #define POSTED(r, slot) ((r) * SLOTS + (slot))
 #define PAYLOAD(r, slot) (RANKS * SLOTS + (r) * SLOTS + (slot))
 #define STAGE(r, buffer) (2 * RANKS * SLOTS + (r) * BUFFERS + (buffer))
 #define DONE(r) (2 * RANKS * SLOTS + RANKS * BUFFERS + (r))
 #define WORDS (2 * RANKS * SLOTS + RANKS * BUFFERS + RANKS)
 
-/* Numbers of calls, and words that hold them with one bit of phase, round the circle. A done word
+/* Sequence numbers, and words with a number and one bit of phase, on the circle. A done word
  * holds the number of the last finished call. */
 #define PLUS(sequence, n) (((sequence) + (n)) % SEQUENCES)
 #define MINUS(sequence, n) (((sequence) + SEQUENCES - (n)) % SEQUENCES)
@@ -60,8 +61,8 @@
 
 #include "store_buffer.pml"
 
-/* A call: its kind, whether it is staged, and its root. Everything but a barrier has a tiny form,
- * with its data in the slot, and a staged one. */
+/* A call: its kind, whether it is staged, and its root. All except barriers have a tiny form,
+ * with its data in the slot, and a staged form. */
 #define BARRIER 0
 #define ALL_REDUCE 1
 #define BROADCAST 2
@@ -71,9 +72,9 @@
 #define STAGED (calls[sequence] / 4 % 2 == 1)
 #define ROOT (calls[sequence] / 8)
 
-/* What the group calls: chosen by the rank that comes first. */
+/* The group's calls: each chosen by the first rank that reaches it. */
 byte calls[SEQUENCES];
-byte leader;        /* the newest call that was chosen */
+byte leader;        /* the newest chosen call */
 byte begun[RANKS];  /* the newest call of each rank */
 
 inline choose() {
@@ -108,9 +109,9 @@ inline choose() {
   fi
 }
 
-/* Waits for several members one after the other; as words only grow, and nothing happens between,
- * that is to wait for all at once. known_done_ of the code is a cache of done words: it can only be
- * wrong if a member has posted a call without having finished the one before, which is asserted. */
+/* Waits for several members in turn, which equals waiting for all at once, as words only grow
+ * and nothing happens between. The code's known_done_ caches done words: it can only be wrong if
+ * a member has posted a call before it finished the previous one, which is asserted. */
 #define DONE_BY(member, sequence) ((member) == me || AT_LEAST(memory[DONE(member)], sequence))
 #define POSTED_BY(member) \
   ((member) == me || WORD_AT_LEAST(memory[POSTED(member, slot)], PROGRESS(sequence, 1)))
@@ -136,9 +137,9 @@ inline wait_all_posted() {
   }
 }
 
-/* What bounds the lead of a rank is what begin() waits for. The protocol must never let it exceed
- * SLOTS (asserted). The mutants are only kept from going further, so that what finds them is a
- * reader and not the end of the circle. */
+/* Only the waits in begin() limit a rank's lead, which must never exceed SLOTS (asserted).
+ * Mutants are stopped from going further, so that a reader finds them, not the end of the
+ * circle. */
 #ifdef MUTANT
 #define FORGOTTEN(sequence) MINUS(sequence, 3 * SLOTS)
 #define LEAD_OVER(member) MINUS(PLUS(sequence, 1), begun[member])
@@ -170,7 +171,7 @@ inline begin() {
       if
       :: sequence == PLUS(leader, 1) ->
          leader = sequence;
-         /* Nobody needs to know any more what was called long ago. */
+         /* Old calls are no longer needed. */
          calls[FORGOTTEN(sequence)] = 0
       :: else
       fi;
@@ -180,9 +181,9 @@ inline begin() {
       }
       k = 0;
 #endif
-      /* From now on the slot is the writer's: whoever still reads it shall read nonsense. */
+      /* From now on the slot is the writer's: a reader gets an invalid value. */
       memory[PAYLOAD(me, slot)] = NONE;
-      /* The same for a buffer that every reader of has finished. */
+      /* The same for a buffer that all of its readers have finished. */
       do
       :: k < BUFFERS ->
          if
@@ -199,7 +200,7 @@ inline begin() {
   }
 }
 
-/* Fills what the others read: the slot itself, or a buffer of the stage and its place. */
+/* Writes the data: into the slot, or into a buffer of the stage, with its place in the slot. */
 inline put_in() {
   if
   :: d_step { STAGED -> store(PAYLOAD(me, slot), first) }
@@ -226,7 +227,7 @@ inline close_stage() {
   }
 }
 
-/* Lines::own_next_slot() and Stage::own_next_piece(): what nobody reads any more is written over
+/* Lines::own_next_slot() and Stage::own_next_piece(): overwrite what no rank reads any more,
  * before the next call begins. */
 inline own_ahead() {
   d_step {
@@ -260,8 +261,8 @@ inline post() {
   own_ahead()
 }
 
-/* What a member put in. To read all in one step loses nothing: it may come as late as can be, and
- * what has been overwritten stays so. */
+/* Reads a member's data. Reading all members in one step loses nothing: it may happen as late as
+ * possible, and overwritten data stays overwritten. */
 inline read_from(member) {
   if
   :: (member) == me
@@ -295,7 +296,7 @@ inline end() {
 #endif
 
 proctype rank(byte me) {
-  /* As if SLOTS calls had been made already. */
+  /* Starts as if SLOTS calls had been made. */
   byte sequence = SLOTS - 1;
   byte slot = 0, first = 0, k = 0;
   byte free_after[BUFFERS] = NONE;

@@ -1,22 +1,22 @@
-/* No reader reads a buffer of a stage that has been overwritten, within a call of many rounds and
- * from one call to the next; and nobody waits for ever.
+/* No reader reads an overwritten staging buffer, within a call of many rounds and from one call
+ * to the next; and no rank waits for ever.
  *
- * Mirrors: csrc/core/shm/stage.cc, open(), fill(), read() and close(); csrc/core/shm/all_reduce.cc,
- * all_reduce_chunked(), with its rounds, its order of steps, one chunk staged ahead and one gathered
- * behind;
- * broadcast.cc and gather.cc, staged, for the two ways in which a writer waits for its readers. The
- * one-round forms are in slot_reuse.pml; reduce.cc and scatter.cc go through their rounds as
- * gather.cc and broadcast.cc do, all_gather.cc, reduce_scatter.cc and all_to_all.cc as broadcast.cc
- * with every rank a root.
+ * Mirrors: csrc/core/shm/stage.cc, open(), fill(), read() and close();
+ * csrc/core/shm/all_reduce.cc, all_reduce_chunked(), with its rounds, its order of steps, one
+ * chunk staged ahead and one gathered behind; broadcast.cc and gather.cc, staged, for the two
+ * ways in which a writer waits for its readers. The one-round forms are in slot_reuse.pml. The
+ * rounds of reduce.cc and scatter.cc are those of gather.cc and broadcast.cc; those of
+ * all_gather.cc, reduce_scatter.cc and all_to_all.cc are those of broadcast.cc with every rank a
+ * root.
  *
  * Ranks make CALLS calls, each chosen when the first rank reaches it: kind, root, and one to
- * LONGEST chunks or rounds. The ring has room for the fewest buffers that the code allows a long
+ * LONGEST chunks or rounds. The ring has the fewest buffers that the code allows for a long
  * call, and all calls have buffers of one size.
  *
- * A buffer holds which call and round filled it. Its reader asserts that it is the one it wants.
+ * A buffer holds the call and the round that filled it. Its reader asserts that they are the
+ * wanted ones.
  *
- * Left out: slots, which are as many as calls (see slot_reuse.pml), sleeping, hashes, failures.
- */
+ * Left out: slots, which are as many as calls (see slot_reuse.pml), sleeping, hashes, failures. */
 #ifndef RANKS
 #define RANKS 2
 #endif
@@ -38,7 +38,7 @@
 
 #define PROGRESS(call, phase) (16 * (call) + (phase))
 #define FILLED_BY(call, round) (16 * (call) + (round))
-/* Where a call's buffers begin, and how many they are. */
+/* The start of a call's buffers, and their number. */
 #define PLACED(from, count) (8 * (count) + (from))
 #define READABLE(member, round) \
   memory[BUFFER(member, INDEX(memory[PLACE(member, call)] % 8, memory[PLACE(member, call)] / 8, \
@@ -52,7 +52,7 @@
 
 #include "store_buffer.pml"
 
-/* The chunked form of all_reduce: in which round a chunk is, and when it is posted. */
+/* The chunked form of all_reduce: the rounds of a chunk, and when it is posted. */
 #define INPUT_ROUND(chunk) ((chunk) == 0 -> 0 : 2 * (chunk) - 1)
 #define RESULT_ROUND(chunk) \
   (2 * (chunk) + 2 < 2 * length[call] - 1 -> 2 * (chunk) + 2 : 2 * length[call] - 1)
@@ -85,7 +85,7 @@ inline choose() {
        :: length[call] < LONGEST -> length[call] = length[call] + 1
        :: break
        od;
-       /* A round of a broadcast does half of what a chunk of an all-reduce does. */
+       /* A round of a broadcast does half the work of a chunk of an all-reduce. */
        if
        :: kind[call] != ALL_REDUCE && length[call] > 1 -> length[call] = 2 * length[call] - 1
        :: else
@@ -111,7 +111,7 @@ inline choose() {
 #define FREED_BY(round) PROGRESS(call, (round) - buffers + 1)
 #endif
 
-/* Stage::fill(), up to where the buffer may be written. */
+/* Stage::fill(), up to the point at which the buffer may be written. */
 #define ALL 255
 inline wait_free(round, reader) {
   if
@@ -144,8 +144,8 @@ inline acknowledge(phase) {
   exchange(DONE(me), PROGRESS(call, phase))
 }
 
-/* A member's buffer holds the wanted round. To read all members in one step loses nothing: it may
- * come as late as can be, and what has been overwritten stays so. */
+/* A member's buffer must hold the wanted round. Reading all members in one step loses nothing:
+ * it may happen as late as possible, and overwritten data stays overwritten. */
 inline read_from(member, round) {
   if
   :: (member) != me ->
@@ -207,7 +207,7 @@ inline all_reduce_chunked() {
   close()
 }
 
-/* What a root of a broadcast does, and a rank that is not the root of a gather. */
+/* The root of a broadcast, or a non-root rank of a gather. */
 inline write_rounds(reader) {
   open(length[call]);
   do
@@ -224,7 +224,7 @@ inline write_rounds(reader) {
   close()
 }
 
-/* What the others of a broadcast do, and the root of a gather. */
+/* A non-root rank of a broadcast, or the root of a gather. */
 inline read_rounds(from_all) {
   post(1);
   do
@@ -246,8 +246,8 @@ inline read_rounds(from_all) {
   od
 }
 
-/* The next piece of the ring, from its beginning where it does not fit behind the last; or any: the
- * code has small calls stay where they are. */
+/* The next piece of the ring, or its beginning if the piece does not fit behind the last one.
+ * With ANYWHERE, any piece: in the code, small calls stay in place. */
 inline open(rounds) {
   atomic {
     buffers = ((rounds) < BUFFERS -> (rounds) : BUFFERS);

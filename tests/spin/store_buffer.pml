@@ -1,15 +1,15 @@
-/* The memory of an x86 machine, as its memory model (TSO) allows it to behave.
+/* The memory of an x86 machine, under its memory model (TSO).
  *
- * Each rank has a queue of stores that nobody else sees yet. A plain store joins the queue; at any
- * time the oldest store of any queue may reach memory. A locked instruction (exchange, fetch_add)
- * waits until its rank's queue is empty and then acts on memory at once. A load reads memory.
+ * Each rank has a queue of stores that no other rank sees yet. A plain store joins the queue; at
+ * any time the oldest store of any queue may reach memory. A locked instruction (exchange,
+ * fetch_add) waits until its rank's queue is empty and then acts on memory at once. A load reads
+ * memory.
  *
- * On real hardware a load first looks into its own queue. That is left out: no rank of these models
- * loads a word that it stores plainly. Where the code does (its own hash, its own abort), the model
- * uses a local variable.
+ * Real hardware also forwards stores from a rank's own queue to its loads. That is left out: no
+ * rank of these models loads a word that it stores plainly. Where the code does (its own hash,
+ * its own abort), the model uses a local variable.
  *
- * A model defines RANKS, WORDS (bytes of shared memory), PENDING (length of a queue), and `me`.
- */
+ * A model defines RANKS, WORDS (bytes of shared memory), PENDING (length of a queue), and `me`. */
 byte memory[WORDS];
 chan pending[RANKS] = [PENDING] of { byte, byte };
 

@@ -1,22 +1,21 @@
-/* Nobody sleeps for ever on a word that has reached its target.
+/* No rank sleeps for ever on a word that has reached its target.
  *
  * Mirrors: csrc/core/shm/wait.cc, wait_slowly(), from the first look on; csrc/core/shm/lines.cc,
- * post(), acknowledge(), end() and wake_sleepers() as publish(), abort() as give_up(); and the two
- * futex calls of csrc/core/base/futex.h.
+ * post(), acknowledge(), end() and wake_sleepers() as publish(), abort() as give_up(); and the
+ * two futex calls of csrc/core/base/futex.h.
  *
  * Ranks make CALLS barriers with a single slot, so that each also waits for every other's done
- * word. With ABORTS a rank may give up before any of its waits, as if its deadline had passed, or
- * because of another's thread.
+ * word. With ABORTS a rank may give up before any of its waits, as at its deadline or when
+ * another thread aborts.
  *
- * Left out: spinning and yielding, which only load the word once more. The kernel's queue of
- * sleepers is one variable for each rank: FUTEX_WAIT compares and queues, and FUTEX_WAKE empties,
- * under one lock of the kernel, hence each in one step; FUTEX_WAKE has a full barrier before it
- * looks.
+ * Left out: spinning and yielding, which only load the word again. The kernel's queue of
+ * sleepers is one variable per rank: FUTEX_WAIT compares and queues, and FUTEX_WAKE empties the
+ * queue, both under one lock of the kernel, so each is one step; FUTEX_WAKE has a full barrier
+ * before it looks.
  *
- * Time slices are off: what ends a sleep is a wake-up. A lost one is an invalid end state. With
+ * Time slices are off, so only a wake-up ends a sleep; a lost one is an invalid end state. With
  * SLICES a sleep also ends when nothing else in the system can move, and the wait must then be
- * over.
- */
+ * over. */
 #ifndef RANKS
 #define RANKS 2
 #endif
