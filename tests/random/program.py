@@ -1,24 +1,23 @@
 """Random programs as plain data, and the generator that makes one from a seed.
 
-A program is a dictionary that JSON can hold:
+A program is a dictionary that can be stored as JSON:
 
   seed, size       the seed that made it; the number of ranks
   timeout_s        of every group
-  processes        the ranks of each process; several in one are its threads
+  processes        the ranks of each process; several ranks in one process are threads
   environment      DSCOMM_ settings of all processes
   cpus             the processor of each rank, or null
   steps            in one order for all ranks; a rank makes those in which it takes part
-  endings          of each rank: destroy, exit (os._exit without leaving), return (handlers of
-                   atexit run)
+  endings          of each rank: destroy, exit (os._exit without leaving), return (runs atexit)
   faults           at most one
   sabotage         a defect of a rank, for tests of the walker; usually absent
 
-Every rank makes its steps in the order of the list, so a program without a fault cannot lock up: a
-step waits only for earlier steps of other ranks. (A send that waits for its receiver has its
-receive right behind it; what is sent ahead is small and little.)
+Every rank makes its steps in the order of the list, so a program without a fault cannot deadlock: a
+step waits only for earlier steps of other ranks. (A send that waits for its receiver is directly
+followed by its receive; messages sent ahead are few and small.)
 
-The generator keeps to what torch.distributed promises. tests/random/reference.py says what each
-rank must see.
+The generator uses only what torch.distributed guarantees. tests/random/reference.py defines what
+each rank must get.
 """
 
 from __future__ import annotations
@@ -50,30 +49,30 @@ ROOTED = [
     *("broadcast", "reduce", "gather", "scatter"),
     *("broadcast_object", "gather_object", "scatter_object"),
 ]
-# Of deepspeed_comm. It knows one process, so that ranks that are threads do not use it.
+# Calls of deepspeed_comm. It has one rank per process, so ranks that are threads do not use it.
 OF_DEEPSPEED = ["inference_all_reduce", "all_reduce_caching", "all_gather_coalesced"]
 NEVER_ASYNCHRONOUS = [*OBJECTS, *OF_DEEPSPEED, "monitored_barrier"]
-# Calls whose number of elements all ranks compare; of the others it may differ.
+# Calls whose number of elements all ranks compare; in other calls it may differ.
 COUNT_COMPARED = ["all_reduce", "broadcast", "reduce", "all_gather_into_tensor"]
-ANY_TAG = 1_000_000  # from here on tags are received from any source only
+ANY_TAG = 1_000_000  # tags from here on are only received from any source
 PLAIN_TIMEOUT_S = 30.0
-# Where some wait lasts until the timeout. Three processes that begin at once, on two cores that a
-# drill has loaded with sixteen others, took up to 4 s to make their first group.
+# For programs in which some wait lasts until the timeout. Three processes that start at once, on
+# two cores that a drill has loaded with sixteen others, took up to 4 s to make their first group.
 SHORT_TIMEOUT_S = 6.0
 FORMING = ("world", "group", "destroy")
 
-# How often each kind of fault is drawn; "" is none.
+# How often each kind of fault is drawn; "" is no fault.
 FAULTS = {
     "": 42,
     "kill": 9,  # SIGKILL before a step
-    "kill_at": 9,  # SIGKILL at a moment
+    "kill_at": 9,  # SIGKILL at a random time
     "exit": 4,  # os._exit before a step
     "raise": 4,
     "leave": 7,  # destroys one group and goes on without it
     "abort": 8,  # aborts one group and goes on without it
-    "stop": 4,  # SIGSTOP at a moment, SIGCONT within the timeout
-    "skip": 5,  # leaves one call out
-    "change": 6,  # makes one call otherwise
+    "stop": 4,  # SIGSTOP at a random time, SIGCONT within the timeout
+    "skip": 5,  # omits one call
+    "change": 6,  # makes one call with other arguments
 }
 KINDS_OF_STEPS = {
     "call": 50,
@@ -115,7 +114,7 @@ def takes_part(program: Program, step: Step, rank: int) -> bool:
 
 
 def actions(program: Program, rank: int) -> list[Step]:
-    """What a rank does, its faults included, in order."""
+    """A rank's actions, including its faults, in order."""
     fault = next((f for f in program["faults"] if f.get("rank") == rank and "before" in f), None)
     found: list[Step] = []
     gone: set[str] = set()
@@ -146,7 +145,7 @@ def actions(program: Program, rank: int) -> list[Step]:
 
 
 class Generator:
-    """Makes one program; `self.random` is its only source of choices."""
+    """Makes one program; all choices come from `self.random`."""
 
     def __init__(self, seed: int, slow: bool = False) -> None:
         self.random = random.Random(seed)
@@ -159,7 +158,7 @@ class Generator:
         self.live = set(range(self.size))
         self.made = 0
         self.next_id = 0
-        # What must still be done: waits, and receives of what has been sent.
+        # Pending steps: waits, and receives of sent messages.
         self.waits: list[Step] = []
         self.receives: list[Step] = []
         self.send_of: dict[int, Step] = {}
@@ -167,7 +166,7 @@ class Generator:
         self.tag = ANY_TAG
         self.threads = False
 
-    # --- pieces
+    # --- parts
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -179,7 +178,7 @@ class Generator:
         return step
 
     def usable(self, least: int = 1) -> list[str]:
-        """Groups all of whose members still run."""
+        """The groups whose members all still run."""
         return [
             name
             for name, ranks in self.groups.items()
@@ -239,7 +238,7 @@ class Generator:
         self.add(do="world", group=name, ranks=list(range(self.size)))
 
     def destroy(self) -> None:
-        # Ranks that make no more calls take part: it is not collective.
+        # Not collective, so ranks that make no more calls take part too.
         names = [name for name in self.groups if name.startswith("g")]
         if names:
             name = self.random.choice(names)
@@ -261,7 +260,7 @@ class Generator:
         if self.threads and kind in OF_DEEPSPEED:
             kind = "manager_all_gather"
         if kind == "all_reduce_caching":
-            # More than one call of a match_id: the first one differs from those after it.
+            # Several calls with one match_id: the first one differs from later ones.
             dtype, count = self.random.choice(["float32", "bfloat16"]), self.count()
             for _ in range(self.random.randint(1, 4)):
                 self.add_call(name, ranks, kind, dtype=dtype, op="SUM", count=count)
@@ -289,7 +288,7 @@ class Generator:
             "count": self.count(),
         }
         if kind in ("all_to_all_single", "all_to_all", "all_gather", "reduce_scatter"):
-            # Elements from each rank to each: uneven ones, some zero.
+            # Elements from each rank to each other: uneven, some zero.
             step["count"] = min(step["count"], 2000)
             if self.chance(0.5):
                 step["splits"] = [
@@ -318,7 +317,7 @@ class Generator:
         self.add(do="wait", by=by, **wait)
 
     def receive_now(self, receive: Step) -> None:
-        """Emits a receive of what was sent; of one source and tag in the order of sending."""
+        """Emits a receive of a sent message, in the order of sending for one source and tag."""
         same = [
             each
             for each in self.receives
@@ -376,7 +375,7 @@ class Generator:
         }
         if kind == "now":
             self.send("sync", source, target, **more)
-            # In the order of sending, so what was sent before with this tag comes first.
+            # Receives are in the order of sending, so earlier messages with this tag come first.
             receive = self.receives[-1]
             while receive in self.receives:
                 self.receive_now(receive)
@@ -411,7 +410,7 @@ class Generator:
         )
 
     def crossed(self) -> None:
-        """Messages of one group that are read while another one is waited for."""
+        """Messages of one group that are received while another group is waited for."""
         names = self.usable(2)
         if len(names) < 2:
             return
@@ -433,9 +432,9 @@ class Generator:
                 self.add(do="sleep", rank=source, ms=self.random.choice([10, 40]))
 
     def batch(self, name: str, ranks: list[int], more: dict[str, Any]) -> None:
-        """An exchange: every rank of some posts all of its sends and receives at once."""
+        """An exchange: each of some ranks posts all of its sends and receives at once."""
         some = self.random.sample(ranks, self.random.randint(2, len(ranks)))
-        tag = 50 + self.next_id  # its own, so that nothing sent before gets into it
+        tag = 50 + self.next_id  # a new tag, so that no earlier message matches
         parts: list[Step] = []
         for source in some:
             for target in some:
@@ -452,14 +451,14 @@ class Generator:
             self.add(do="batch", group=name, parts=parts)
 
     def settle(self, group: str | None = None) -> None:
-        """Emits what is still to be done, of one group or of all."""
+        """Emits the pending steps of one group, or of all."""
         while left := [r for r in self.receives if group in (None, r["group"])]:
             self.receive_now(self.random.choice(left))
         while left := [w for w in self.waits if group in (None, w["group"])]:
             self.wait_for(self.random.choice(left))
 
     def retire(self) -> None:
-        """A rank makes no more calls; what it has sent is received later."""
+        """A rank makes no more calls; its messages are received later."""
         if len(self.live) < 2:
             return
         rank = self.random.choice(sorted(self.live))
@@ -476,7 +475,7 @@ class Generator:
         self.live.discard(rank)
 
     def run_ahead(self) -> None:
-        """Many groups in which one rank is calls ahead of the others."""
+        """Many groups in which one rank is several calls ahead of the others."""
         for _ in range(self.random.randint(2, 6)):
             self.make_group()
         names = self.usable(2)
@@ -535,7 +534,7 @@ class Generator:
             elif kind == "run_ahead" and len(self.live) == self.size and not timed:
                 self.run_ahead()
         if retires_at >= 0:
-            # Who is late: groups end, and time passes, before the rest is received.
+            # Some ranks are late: groups end, and time passes, before the rest is received.
             for rank in sorted(self.live):
                 if self.chance(0.5):
                     self.add(do="sleep", rank=rank, ms=self.random.choice([10, 40, 80]))
@@ -584,7 +583,7 @@ class Generator:
 
 
 def add_fault(choices: random.Random, program: Program, kind: str) -> None:
-    """Adds a fault where the program has a place for one of this kind."""
+    """Adds a fault of this kind if the program has a step for it."""
     rank = choices.randrange(program["size"])
     steps = program["steps"]
     first = next((i for i, step in enumerate(steps) if step["do"] not in FORMING), len(steps))
@@ -605,7 +604,7 @@ def add_fault(choices: random.Random, program: Program, kind: str) -> None:
         own = [step for step in own if step["do"] not in FORMING]
         if own:
             step = choices.choice(own)
-            # A group that is made without the dead costs its whole timeout: that is "absent".
+            # Making a group without the dead rank costs its whole timeout: "absent" covers that.
             place = steps.index(step)
             later = {each["group"] for each in steps[place:] if each["do"] in ("group", "world")}
             program["steps"] = steps[:place] + [
@@ -621,7 +620,7 @@ def add_fault(choices: random.Random, program: Program, kind: str) -> None:
             program["faults"] = [{"kind": kind, "rank": rank, "before": before}]
     elif kind in ("leave", "abort"):
         groups = sorted({s["group"] for s in own if s["do"] in ("call", "send", "receive")})
-        if kind == "leave":  # of the world it would be leaving all
+        if kind == "leave":  # leaving the world would leave all groups
             groups = [group for group in groups if group.startswith("g")]
         if groups:
             group = choices.choice(groups)
@@ -643,7 +642,7 @@ def add_fault(choices: random.Random, program: Program, kind: str) -> None:
 
 
 def changes(program: Program, step: Step) -> list[Step]:
-    """Ways to make this call otherwise that the other ranks can tell."""
+    """Ways to change this call that the other ranks can detect."""
     kind = step["call"]
     if kind not in (*COUNT_COMPARED, "gather", "scatter", "barrier", "reduce_scatter_tensor"):
         return []

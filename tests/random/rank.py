@@ -1,9 +1,8 @@
 """One process of a random program: makes the steps of its ranks and reports each as a JSON line.
 
-A line says which action of which rank it is about, and what became of it: begin, started (of an
-asynchronous call), told (what leaving the former groups raised), done with checksums of what it
-wrote, error, or absent (what it needs was never made). Lines are written by one write each, so that
-they outlive the process.
+A line names an action of a rank and its state: begin, started (an asynchronous call), told (the
+error raised when leaving the former groups), done with checksums of the results, error, or absent
+(its group or call was never made). Each line is one write, so that it outlives the process.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Raised(Exception):
-    """What a rank raises that its program does not catch."""
+    """An exception of a rank that its program does not catch."""
 
 
 class Absent(Exception):
@@ -59,21 +58,21 @@ class Rank:
         self.report = os.open(folder / f"report{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.timeout = timedelta(seconds=program["timeout_s"])
         self.groups: dict[str, Any] = {}
-        # Of asynchronous calls: the Works and what reads their results.
+        # Asynchronous calls: their Works and the functions that read their results.
         self.works: dict[int, tuple[list[Any], Callable[[], list[list[int]]]]] = {}
         self.dropped: dict[str, dict[int, Callable[[], list[list[int]]]]] = {}
-        # What they held when a group was left in an action that then raised an error.
+        # Results held when a group was left in an action that then raised an error.
         self.of_left: dict[str, Any] = {}
         self.sabotage = program.get("sabotage") or {}
         self.calls = 0
-        self.number = -1  # of the action
+        self.number = -1  # of the current action
         self.ready = False
 
     def say(self, number: int, what: str, **facts: Any) -> None:
         line = {"n": number, "what": what, "t": round(time.monotonic(), 4), **facts}
         os.write(self.report, json.dumps(line).encode() + b"\n")
 
-    # --- the life of a rank
+    # --- the run of a rank
 
     def run(self) -> None:
         for number, action in enumerate(actions(self.program, self.rank)):
@@ -149,7 +148,7 @@ class Rank:
         return values
 
     def leave_world(self) -> None:
-        """Leaves all groups. What one raises keeps the others until the next try."""
+        """Leaves all groups. If one raises, the others stay until the next attempt."""
         while dist.is_initialized():
             try:
                 dist.destroy_process_group()
@@ -199,7 +198,7 @@ class Rank:
             raise Absent
         works, read = self.works.pop(action["of"])
         for work in works:
-            if isinstance(work, torch._C.Future):  # of all_reduce_coalesced
+            if isinstance(work, torch._C.Future):  # from all_reduce_coalesced
                 work.wait()
                 continue
             if action["by"] == "poll":
@@ -290,7 +289,7 @@ class Rank:
 
 
 class Call:
-    """One collective of one rank: its tensors, the call, and what it wrote."""
+    """One collective of one rank: its tensors, the call, and its results."""
 
     def __init__(self, rank: Rank, step: Step, group: Any, index: int) -> None:
         self.rank, self.step, self.group, self.index = rank, step, group, index
@@ -453,14 +452,14 @@ class Call:
 
 
 def serve(program: Program, ranks: list[int], folder: Path, parent: int) -> None:
-    """The life of a forked process. Never returns."""
+    """Runs a forked process. Never returns."""
     code = 70
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(70)
         os.setsid()
-        # A new session is a new group for the scheduler, in which the niceness would count no more.
+        # A new session is a new scheduler group, in which the niceness would have no effect.
         with contextlib.suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(os.nice(0)))
         output = os.open(folder / f"output{ranks[0]}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -487,10 +486,10 @@ def serve(program: Program, ranks: list[int], folder: Path, parent: int) -> None
 
 
 def _end_interpreter() -> None:
-    """What the end of a Python program does that others can notice."""
+    """Does the parts of a Python program's end that others can observe."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    # It clears its modules.
+    # The interpreter clears its modules.
     vars(_backend.load_extension()).pop("_at_end")
 
 
@@ -502,8 +501,8 @@ def _alone(program: Program, number: int, folder: Path) -> int:
         sys.excepthook(Raised, error, error.__traceback__)
         _end_interpreter()
         return 1
-    # Between hosts a process without groups that just disappears is taken for dead, for as long as
-    # others still make a group that it has been in.
+    # Between hosts, a process that ends without groups and without leaving the transport is taken
+    # for dead while others still make a group in which it was.
     if program["endings"][number] == "return" or "hosts" in program:
         _end_interpreter()
     return 0

@@ -1,18 +1,17 @@
-"""What each rank of a random program must see: a plain model, and the judge of what was observed.
+"""The results that a random program's ranks must get: a model, and a judge of observations.
 
-Calls of a group are matched by their number: the k-th call of a rank with the k-th calls of the
-others. Messages of one source, target and tag are matched in the order of sending. Every operation
-of every rank then is one of
+Calls of a group match by number: the k-th call of a rank matches the k-th calls of the others.
+Messages of one source, target and tag match in the order of sending. Every operation of every rank
+then is one of
 
-  OK    everything it needs is published, whatever happens to others: it must succeed
-  FAIL  something it needs is never published: it must be told
-  MAY   either; as long as a success has the right value
+  OK    all that it needs is published, whatever happens to others: it must succeed
+  FAIL  something that it needs is never published: it must raise an error
+  MAY   either
 
-and a success must have the right value in every case. What is published counts: a rank that
-completed its part of a call may end as it likes, and no other rank may fail in that call for it.
+and a success must have the right value in every case. Publication counts: once a rank has completed
+its part of a call, it may end in any way, and no other rank may fail in that call because of it.
 
-Where the moment of a fault is left to chance, what the faulty rank had completed is read from its
-own report.
+If the moment of a fault is random, the faulty rank's own report shows what it had completed.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from values import checksum, joined, moved_input, reduction
 OK, MAY, FAIL = "ok", "may", "fail"
 NEVER = 1 << 30
 MONITORED = "!"
-# Of the machine: added to the timeout before a rank counts as one that hangs.
+# The machine's delays: added to the timeout before a rank counts as hung.
 SLACK_S = 12.0
 # Faults that others notice by a timeout, during which they keep third ranks waiting.
 OF_TIME = ("skip", "change", "stop_long", "absent")
@@ -49,7 +48,7 @@ DEADLY = ("kill", "kill_at", "exit", "raise", "absent")
 
 @dataclasses.dataclass
 class Outcome:
-    """What a rank reported of one of its actions."""
+    """A rank's report of one of its actions."""
 
     what: str = "unmade"  # unmade, begin, started, done, error, absent
     values: list[Any] = dataclasses.field(default_factory=list)
@@ -58,13 +57,13 @@ class Outcome:
     began: float = 0.0
     ended: float = 0.0
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
-    told: str = ""  # by leaving the former groups, before it made new ones
+    told: str = ""  # the error of leaving the former groups, before it made new ones
 
 
 @dataclasses.dataclass
 class Observed:
-    reports: list[dict[int, Outcome]]  # of each rank, by the number of the action
-    exits: list[int | None]  # of each process: exit code, negative for a signal, None: hung
+    reports: list[dict[int, Outcome]]  # by rank, then by the number of the action
+    exits: list[int | None]  # by process: exit code, negative for a signal, None if it hung
     pids: list[int]
     outputs: list[str]
     left_behind: str = ""
@@ -78,14 +77,14 @@ class Operation:
     group: str
     kind: str  # call, send, receive, form
     step: Step
-    issued: int  # number of the action that starts it
-    completed: int  # number of the action after which it is known to be done, or NEVER
-    place: int  # in the steps of the program
-    certain: bool = True  # surely made and completed, as far as its own rank goes
+    issued: int  # the action that starts it
+    completed: int  # the action after which it is known to be done, or NEVER
+    place: int  # index in the program's steps
+    certain: bool = True  # certainly made and completed, as far as its own rank goes
     status: str = OK
     reason: str = ""
-    partner: Operation | None = None  # of a message
-    sources: list[Operation] = dataclasses.field(default_factory=list)  # of a receive from any
+    partner: Operation | None = None  # the other end of a message
+    sources: list[Operation] = dataclasses.field(default_factory=list)  # senders, of any source
 
     def weaken(self, status: str, reason: str) -> bool:
         if self.status == OK or (self.status == MAY and status == FAIL):
@@ -96,7 +95,7 @@ class Operation:
 
 @dataclasses.dataclass
 class Call:
-    """One call as the group counts them: a coalesced one is several."""
+    """One call as the group counts them: a coalesced call counts as several."""
 
     operation: Operation
     part: int
@@ -124,7 +123,7 @@ def parse_report(text: str) -> dict[int, Outcome]:
 
 
 def needs(step: Step, rank: int, ranks: list[int]) -> list[int]:
-    """Whose data this rank waits for in this call."""
+    """The ranks whose data this rank waits for in this call."""
     others = [each for each in ranks if each != rank]
     kind = step["call"]
     if kind in ("barrier", "monitored_barrier"):
@@ -151,7 +150,7 @@ def needs(step: Step, rank: int, ranks: list[int]) -> list[int]:
 
 
 def order_of(step: Step) -> str:
-    """Among which calls this one counts: those of its group; monitored barriers have an order."""
+    """The order in which this call counts: its group's; monitored barriers have their own."""
     group: str = step["group"]
     return group + MONITORED if step["call"] == "monitored_barrier" else group
 
@@ -171,7 +170,7 @@ def descriptors(step: Step) -> list[tuple[Any, ...]]:
     if kind in ("barrier", "monitored_barrier"):
         return [(kind,)]
     if kind.endswith("object"):
-        # Ranks tell each other how long their objects are, so any two such calls fit together.
+        # Ranks exchange the lengths of their objects, so any two such calls match.
         return [(kind, step["root"] if kind in ROOTED else "")]
     return [
         (
@@ -199,8 +198,8 @@ class Model:
         self.operations: dict[tuple[int, int], Operation] = {}
         self.calls: dict[str, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
         self.forms: dict[str, dict[int, Operation]] = defaultdict(dict)
-        self.place_of_patience = NEVER  # from which on ranks may wait for others' timeouts
-        self.disagreeing: set[str] = set()  # groups whose ranks do not make the same calls
+        self.place_of_patience = NEVER  # step from which ranks may wait for others' timeouts
+        self.disagreeing: set[str] = set()  # groups whose ranks make different calls
         self.doomed: set[str] = set()  # groups that cannot be made
         self.actions = [actions(program, rank) for rank in self.ranks]
         for rank in self.ranks:
@@ -209,7 +208,7 @@ class Model:
         self.match_messages()
         self.spread()
 
-    # --- what is made
+    # --- the operations
 
     def collect(self, rank: int) -> None:
         mine = self.actions[rank]
@@ -222,7 +221,7 @@ class Model:
                 rank, step["group"], kind, step, number, completed, self.places.get(place, -1)
             )
             if dies:
-                # Started, and perhaps done: its own report says what it had completed.
+                # Started, and perhaps done: its own report shows what it had completed.
                 if report[number].what == "unmade":
                     return
                 at = report[completed].what if completed != NEVER else "begin"
@@ -256,7 +255,7 @@ class Model:
                 waited.completed = number
                 waited.certain = not dies or report[number].what == "done"
             if action["do"] in ("destroy", "leave", "world"):
-                # A destroyed group first finishes the collectives that are queued.
+                # Destroying a group first finishes its queued collectives.
                 ending = action["group"] if action["do"] != "world" else None
                 for operation in by_step.values():
                     if ending in (None, operation.group) and operation.kind == "call":
@@ -270,13 +269,13 @@ class Model:
         if self.fault_kind in ("abort", "leave") and rank == self.faulty:
             at = next((n for n, a in enumerate(mine) if a["do"] == self.fault_kind), NEVER)
             for operation in by_step.values():
-                # Who leaves finishes collectives first, and gives messages up.
+                # A leaving rank first finishes collectives, and abandons messages.
                 if self.fault_kind == "leave" and operation.kind == "call":
                     continue
                 if operation.group == self.fault["group"] and operation.completed > at:
                     operation.certain = False
 
-    # --- what data goes where
+    # --- the flow of data
 
     def match_calls(self) -> None:
         for group, calls in self.calls.items():
@@ -321,8 +320,8 @@ class Model:
                 failed |= fail_here
 
     def leaves(self, rank: int, group: str) -> bool:
-        """Whether a rank leaves this group in order. Of two that do, the later one finds out that
-        their calls differed, unless somebody has before."""
+        """Whether a rank leaves this group in order. Of two such ranks, the later one detects that
+        their calls differed, unless it is known already."""
         group = group.removesuffix(MONITORED)
         return rank not in self.quiet_exits() or any(
             action["do"] == "destroy" and action["group"] == group for action in self.actions[rank]
@@ -374,7 +373,7 @@ class Model:
             for receive in receives[len(sends) :]:
                 receive.weaken(FAIL, "nobody sends it")
 
-    # --- what follows from that
+    # --- the consequences
 
     def spread(self) -> None:
         every = list(self.operations.values())
@@ -419,8 +418,8 @@ class Model:
                                 changed |= call.operation.weaken(MAY, text)
 
     def spread_patience(self, weak: Operation) -> bool:
-        """A receive from any source goes on while a member lives that may still send. So its rank
-        may wait for the timeout, and be late in all that it does afterwards."""
+        """A receive from any source waits while a possible sender lives. So its rank may wait for
+        the timeout, and be late in all later steps."""
         if weak.kind != "receive" or weak.step["peer"] is not None:
             return False
         self.place_of_patience = min(self.place_of_patience, weak.place)
@@ -433,7 +432,7 @@ class Model:
         )
 
     def died_after(self, call: Call, at: list[Call]) -> bool:
-        """Whether only the faulty rank's own part is in doubt, which it has completed."""
+        """Whether only the faulty rank's own part is in doubt, and it has completed that."""
         weak = [each.operation for each in at if each.operation.status != OK]
         return all(each.rank == self.faulty and each.certain for each in weak)
 
@@ -449,7 +448,8 @@ class Model:
     def spread_to_message(self, each: Operation, unclean: set[str]) -> bool:
         partners = each.sources if each.sources else [each.partner] if each.partner else []
         if each.kind == "receive":
-            # What a dying rank had sent before is there, whatever its death does to the group.
+            # Messages that a dying rank had sent before arrive, whatever its death does to the
+            # group.
             if partners and all(p.rank == self.faulty and p.certain for p in partners):
                 if self.fault_kind in DEADLY:
                     return False
@@ -495,7 +495,7 @@ class Model:
     # --- values
 
     def expected(self, operation: Operation) -> list[Any] | None:
-        """Checksums of what a successful operation has written; None where several are right."""
+        """Checksums of the results of a successful operation; None if several results are right."""
         step, rank = operation.step, operation.rank
         if operation.kind == "send":
             return []
@@ -516,7 +516,7 @@ class Model:
 
 
 def expected_values(step: Step, rank: int, ranks: list[int], steps: dict[int, Step]) -> list[Any]:
-    """`steps`: what each rank makes in this place, from which its input derives."""
+    """`steps`: each rank's version of this call, from which its input derives."""
     ids = {who: each["id"] for who, each in steps.items()}
     kind, dtype, op, count, root = (step[key] for key in ("call", "dtype", "op", "count", "root"))
     me, size = ranks.index(rank), len(ranks)
@@ -581,7 +581,7 @@ def expected_values(step: Step, rank: int, ranks: list[int], steps: dict[int, St
     return [checksum(tensor) for tensor in tensors]
 
 
-# --- judgement
+# --- the judge
 
 
 class Judge:
@@ -635,7 +635,7 @@ class Judge:
 
     @staticmethod
     def at_end(operation: Operation, ended: Outcome) -> Outcome:
-        """Of a dropped Work: what its tensors hold when the group has been destroyed."""
+        """The final result of a dropped Work: its tensors when the group has been destroyed."""
         dropped = dict(ended.extra.get("dropped") or {})
         for values in ended.values:
             if isinstance(values, dict):
@@ -680,7 +680,7 @@ class Judge:
                     operation.status == OK and not self.may_be_lost  # it may have failed unseen
                 ):
                     self.judge_value(operation, outcome, name)
-                # What had been sent may still be received, until a receive has failed.
+                # Messages sent before may still be received, until a receive has failed.
                 ends = receive_failed_at if operation.kind == "receive" else failed_at
                 if ends.get(operation.group, NEVER) < operation.issued:
                     if not self.dropped(operation):
@@ -705,11 +705,11 @@ class Judge:
 
     @property
     def may_be_lost(self) -> bool:
-        """Whether what a rank has sent may end with its process, before MPI has sent it."""
+        """Whether a rank's messages may be lost with its process, before MPI has sent them."""
         return "hosts" in self.program and self.model.fault_kind in DEADLY
 
     def beside_a_send(self, operation: Operation) -> bool:
-        """Whether the error of this receive may be that of a send of the same batch."""
+        """Whether this receive's error may belong to a send of the same batch."""
         action = self.model.actions[operation.rank][operation.issued]
         return any(
             part["rank"] == operation.rank and part["do"] == "send"
@@ -743,7 +743,7 @@ class Judge:
             self.blame(rank=operation.rank, text=f"{name}: WRONG VALUE {values}, not {expected}")
 
     def judge_error(self, operation: Operation, outcome: Outcome, name: str) -> None:
-        """Of an error that may be: whether it says what it must."""
+        """Checks the text of an expected error."""
         kind, text = self.model.fault_kind, outcome.text
         if outcome.kind not in ("DistBackendError", "RuntimeError"):
             self.blame(operation.rank, f"{name} raised {outcome.kind}: {text}")
@@ -759,7 +759,7 @@ class Judge:
             if f"pid {pid} " not in text and not self.other_cause(operation, text):
                 self.blame(operation.rank, f"{name}: the error does not name pid {pid}: {text}")
         elif kind == "abort" and operation.group == self.model.fault["group"]:
-            # The rank that aborted may have left meanwhile, for what it raised.
+            # The rank that aborted may have left since, because of its own error.
             pid = self.pid_of(self.model.faulty)
             endings = ("left the group", "ended without", "was ended by")
             has_left = f"pid {pid} " in text and any(how in text for how in endings)
@@ -800,8 +800,8 @@ class Judge:
                 self.blame(rank, f"new_group without this rank raised: {outcome.text}")
 
     def judge_any_source(self) -> None:
-        """The messages of one source come in order, each once. A receive that nobody waited for, as
-        its rank ended before, may have taken one."""
+        """Messages of one source must come in order, each once. A receive whose rank ended before
+        waiting for it may have taken one."""
         by_tag: dict[tuple[str, int, int], list[Operation]] = defaultdict(list)
         for operation in self.model.operations.values():
             if operation.kind == "receive" and operation.step["peer"] is None:
@@ -841,7 +841,7 @@ class Judge:
         if self.told or any(said):
             return
         if "hosts" in self.program:
-            return  # last calls that nobody waits for are compared inside a host alone
+            return  # only ranks of one host compare last calls that no rank waits for
         names = ", ".join(sorted(self.model.disagreeing))
         self.problems.append(f"nobody was told that the ranks made different calls in {names}")
 
@@ -861,5 +861,5 @@ def describe(operation: Operation) -> str:
 
 
 def judge(program: Program, observed: Observed) -> list[str]:
-    """What is wrong with what was observed; empty if nothing is."""
+    """The problems in the observations; empty if there are none."""
     return Judge(program, observed).run()

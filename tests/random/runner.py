@@ -1,8 +1,9 @@
-"""Runs random programs: forks the ranks from a warm process, injects faults by time, collects.
+"""Runs random programs: forks the ranks from a warm process, injects timed faults, collects
+reports.
 
-`python runner.py` is such a warm process: it has imported torch, made no group and started no
-thread, reads a program as a JSON line from standard input and answers with a JSON line of problems.
-A fork takes milliseconds, an import of torch more than a second. `Runner` is the other side.
+`python runner.py` is such a warm process: it has imported torch, but has made no group and started
+no thread. It reads a program as a JSON line from standard input and answers with a JSON line of
+problems. A fork takes milliseconds, an import of torch more than a second. `Runner` is its client.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Runner:
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, program: Program) -> dict[str, Any]:
-        """The answer: problems, seconds, and the texts that explain them."""
+        """Returns the problems, the seconds, and the texts that explain them."""
         self.send(program)
         return self.receive()
 
@@ -86,7 +87,7 @@ def _files() -> set[str]:
 
 
 def _files_of(pids: list[int]) -> set[str]:
-    """Files of dscomm that name one of these processes; other tests may run beside."""
+    """dscomm's files that name one of these processes; other tests may run at the same time."""
     return {file for file in _files() if not set(file.split(".")).isdisjoint(map(str, pids))}
 
 
@@ -104,7 +105,7 @@ def _session_members(sessions: set[int]) -> list[int]:
 
 
 def _enter(number: int) -> None:
-    """The network and the name of a host, of those whose processes WALK_HOSTS has."""
+    """Enters the network and host name of a host, given by a process of WALK_HOSTS."""
     pid = os.environ["WALK_HOSTS"].split(",")[number]
     libc = ctypes.CDLL(None, use_errno=True)
     for name in ("net", "uts"):
@@ -122,7 +123,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def hard_limit_s(program: Program) -> float:
-    """Each group may cost its timeout once, and groups that are made as well."""
+    """Each group may cost its timeout once when it is made, and once more afterwards."""
     groups = sum(step["do"] in ("world", "group") for step in program["steps"])
     sleeps = sum(step.get("ms", 0) for step in program["steps"]) / 1000
     if program["faults"] and program["timeout_s"] < 10:
@@ -153,7 +154,7 @@ class _Job:
             self.exits.append(None)
 
     def events(self) -> list[tuple[float, int, int]]:
-        """Signals by time: after how many seconds, which process, which signal."""
+        """Timed signals: seconds, process, signal."""
         found = []
         for fault in self.program["faults"]:
             if "after_ms" not in fault:
@@ -170,7 +171,7 @@ class _Job:
         return sorted(found)
 
     def wait(self, limit_s: float) -> str:
-        """Until all have ended, or the limit; then the stacks of those that have not."""
+        """Waits until all have ended; at the limit returns the stacks of those that have not."""
         events = self.events()
         deadline = time.monotonic() + limit_s
         ready_at: float | None = None
@@ -225,10 +226,10 @@ def _run(program: Program) -> dict[str, Any]:
     import rank
     import reference
 
-    # Short: names of Unix sockets and the like grow with it.
+    # Short, because it is part of the names of Unix sockets.
     folder = Path(tempfile.mkdtemp(prefix="dscomm-test-walk-"))
     began = time.monotonic()
-    known = _files()  # one of them may name an earlier process of the same number
+    known = _files()  # one of them may name an earlier process with a reused id
     job = _Job(program, folder)
     job.start(rank.serve)
     hung = job.wait(hard_limit_s(program))
@@ -266,7 +267,7 @@ def _serve() -> None:
     import torch
     from torch.testing._internal.distributed import multi_threaded_pg  # noqa: F401
 
-    import deepspeed_comm  # noqa: F401 - before the forks, so that they have it
+    import deepspeed_comm  # noqa: F401 - imported before the forks
 
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")

@@ -1,9 +1,9 @@
-"""Makes a failing program smaller: fewer ranks, groups, steps and settings, plainer calls.
+"""Makes a failing program smaller: fewer ranks, groups, steps and settings, simpler calls.
 
-A candidate counts as failing when it fails in the same way as the original. Faults may be races, so
-a candidate is run several times before it counts as passing. Only whole units go: a call with its
-waits, a send with its receive, a group with all that is done in it. So what is left still cannot
-lock up.
+A candidate counts as failing if it fails in the same way as the original. Failures may be races, so
+a candidate is run several times before it counts as passing. Only whole units are removed: a call
+with its waits, a send with its receive, a group with all of its steps. So the rest still cannot
+deadlock.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KINDS = (
 
 
 def kind_of(problems: list[str]) -> str:
-    """Of the worst problem: what a smaller program must share with the original."""
+    """The kind of the worst problem, which a smaller program must share."""
     text = "\n".join(problems)
     return next((kind for kind in KINDS if kind in text), "other" if problems else "")
 
 
 def units(program: Program) -> list[set[int]]:
-    """Steps that go together."""
+    """Sets of steps that must stay together."""
     groups: dict[str, set[int]] = {}
     found: dict[int, set[int]] = {}
     sends: dict[Any, list[int]] = defaultdict(list)
@@ -74,7 +74,7 @@ def without_steps(program: Program, gone: set[int]) -> Program | None:
     faults = []
     for fault in program["faults"]:
         if fault.get("before") in gone:
-            # The fault comes before whatever is next.
+            # The fault moves to the next remaining step.
             places = [step["id"] for step in program["steps"]]
             later = [i for i in places[places.index(fault["before"]) :] if i not in gone]
             if not later or fault["kind"] in ("skip", "change", "absent"):
@@ -91,7 +91,7 @@ def without_steps(program: Program, gone: set[int]) -> Program | None:
 
 
 def without_rank(program: Program, rank: int) -> Program | None:
-    """The program of the other ranks, renumbered."""
+    """The program without this rank; the others are renumbered."""
     if program["size"] <= 2 or any(fault.get("rank") == rank for fault in program["faults"]):
         return None
     program = copy.deepcopy(program)
@@ -154,7 +154,7 @@ def without_rank(program: Program, rank: int) -> Program | None:
 
 
 def simpler_steps(program: Program, step: Step) -> Iterator[Step]:
-    """Plainer forms of one step."""
+    """Simpler forms of one step."""
     if step["do"] == "call":
         plain = {"layouts": [["plain", "plain"] for _ in step["how"]], "op": "SUM"}
         yield {**step, **plain, "dtype": "float32"}
@@ -177,7 +177,7 @@ def simpler_steps(program: Program, step: Step) -> Iterator[Step]:
 
 
 def _drop_idle_waits(program: Program) -> Program:
-    """Without waits for calls that have become synchronous."""
+    """Removes waits for calls that have become synchronous."""
     how: dict[tuple[int, int], str] = {}
     for step in program["steps"]:
         if step["do"] == "call":

@@ -1,7 +1,8 @@
 """Data of random programs: inputs that every process can derive, layouts in memory, reductions.
 
-Inputs of reductions are small whole numbers, so that every order of additions gives the same bits.
-Data that is only moved is random bytes, so that a wrong place shows. Results travel as checksums.
+Inputs of reductions are small whole numbers, so that any order of additions gives the same bits.
+Data that is only moved is random bytes, so that a misplaced element is detected. Results are sent
+as checksums.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ WHOLE = sorted({*INTEGERS, *UNSIGNED})
 REDUCED = ["bool", *WHOLE, *FLOATS, *COMPLEX]
 MOVED = [*REDUCED, *FLOAT8]
 OPERATORS = ["SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
-FACTOR = 2.0  # of PREMUL_SUM
-# Layouts of a tensor in memory. "matrix" is a transposed one, which some calls do not take.
+FACTOR = 2.0  # for PREMUL_SUM
+# Layouts of a tensor in memory. "matrix" is transposed, which some calls do not accept.
 LAYOUTS = ["plain", "pool", "strided", "offset", "pool_offset", "matrix"]
 
 
 def has_meaning(dtype: str, op: str) -> bool:
-    """Whether `dist` and the backend take this operator for this dtype."""
+    """Whether `dist` and the backend support this operator for this dtype."""
     if dtype == "bool" or dtype in WHOLE:
         return op not in ("AVG", "PREMUL_SUM")
     if dtype in COMPLEX:
@@ -49,7 +50,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def checksum(tensor: torch.Tensor) -> list[int]:
-    """Elements and checksum: what a rank reports of a result, and what is expected of it."""
+    """Number of elements and checksum, in which reported and expected results are compared."""
     return [tensor.numel(), zlib.crc32(bytes_of(tensor))]
 
 
@@ -103,11 +104,11 @@ _WITH = {
 
 
 def reduction(dtype: str, op: str, count: int, keys: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Of the inputs with these keys, one for each rank of the group."""
+    """The reduction of the inputs with these keys, one key per rank of the group."""
     total = _small(dtype, op, count, keys[0])
     for key in keys[1:]:
         total = _WITH[op](total, _small(dtype, op, count, key))
-    if dtype == "bool":  # a sum is an or, a product an and
+    if dtype == "bool":  # a sum is "or", a product "and"
         total = np.minimum(total, 1)
     if op == "PREMUL_SUM":
         total = total * int(FACTOR)
@@ -122,7 +123,7 @@ def reduction(dtype: str, op: str, count: int, keys: Sequence[Sequence[int]]) ->
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One after the other; torch cannot do that with every dtype."""
+    """Concatenates the tensors; torch cannot do that for every dtype."""
     raw = np.frombuffer(b"".join(bytes_of(part) for part in parts), dtype=np.uint8)
     if raw.size == 0:
         return torch.empty(0, dtype=parts[0].dtype)

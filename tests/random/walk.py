@@ -54,7 +54,7 @@ def report(name: str, program: Program, answer: dict[str, Any], again: str, most
 
 
 def keep(program: Program, answer: dict[str, Any]) -> None:
-    """For a failure that does not come again."""
+    """Keeps a failure's texts, in case it does not happen again."""
     KEPT.mkdir(parents=True, exist_ok=True)
     parts = [json.dumps(program), *answer["problems"]]
     parts += [*answer.get("outputs", []), *answer.get("reports", [])]
@@ -69,7 +69,8 @@ def how_often(runner: Runner, program: Program, kind: str, times: int = 3) -> st
 def run_all(
     programs: Iterator[tuple[str, Program]], nice: int = 0
 ) -> Iterator[tuple[str, Program, dict[str, Any], Runner]]:
-    """Runs programs, some at a time; gives their names, answers, and the idle runner of each."""
+    """Runs programs, several at a time; yields names, programs, answers, and each one's idle
+    runner."""
     runners = [Runner(nice) for _ in range(AT_ONCE)]
     busy: dict[int, tuple[Runner, str, Program]] = {}
     idle = list(runners)
@@ -91,10 +92,10 @@ def run_all(
 
 
 def on_hosts(program: Program, count: int, mpi: str) -> Program:
-    """The same across hosts, over that MPI: each rank is a process of its own, and ends in order,
-    as what MPI has not sent yet ends with its process. That a rank has left a group is not told
-    between hosts. The longest calls get so long that what is done inside hosts and between them
-    overlaps."""
+    """The same program across hosts, over this MPI. Each rank is a process, and ends in order,
+    because data that MPI has not sent yet is lost with its process. Other hosts are not told that a
+    rank has left a group. The longest calls are made longer, so that the work inside and between
+    hosts overlaps."""
     program["processes"] = [[rank] for rank in range(program["size"])]
     program["cpus"] = None
     for name in [name for name in program["environment"] if "TOPOLOGY" in name]:
@@ -111,7 +112,7 @@ def on_hosts(program: Program, count: int, mpi: str) -> Program:
 
 
 def walk(first: int, arguments: argparse.Namespace) -> int:
-    """Programs by seed until the time has passed; returns how many failed."""
+    """Runs programs by seed until the time is over; returns how many failed."""
     began = time.monotonic()
     done = failed = 0
 
@@ -139,8 +140,8 @@ def walk(first: int, arguments: argparse.Namespace) -> int:
 
 
 def replay_found() -> int:
-    """The programs that once failed; returns how many do again. Those of faults that are known and
-    not mended yet, in found/pending, are listed and do not count."""
+    """Runs the programs that once failed; returns how many still do. Those in found/pending, whose
+    faults are known and not fixed yet, are listed and do not count."""
     paths = [*sorted(FOUND.glob("*.json")), *sorted((FOUND / "pending").glob("*.json"))]
     programs = ((str(path), json.loads(path.read_text())) for path in paths)
     repeated = ((n, p) for n, p in programs for _ in range(p.get("times", 1)))
@@ -177,7 +178,7 @@ def shrink(
 
 
 def self_test(first: int) -> int:
-    """Puts a defect into a rank, which must be found; then shrinks one of the programs."""
+    """Gives a rank a defect, which must be found; then shrinks one of the programs."""
     runner, failed = Runner(), 0
     for defect in DEFECTS:
         found = 0
@@ -189,7 +190,7 @@ def self_test(first: int) -> int:
             program["sabotage"] = {"rank": seed % program["size"], "call": 2, "how": defect}
             answer = runner.run(program)
             if not answer["problems"]:
-                continue  # it makes no second call, or one that writes nothing
+                continue  # its rank makes no second call, or one without a result
             found += 1
             if defect == "wrong":
                 smaller = shrink(program, runner, 30, 1, quiet=True)
