@@ -1,10 +1,10 @@
 """Ranks for tests: real processes, forked from a parent that has imported torch.
 
-Importing torch takes longer than most cases here, so ranks are forked and kept. `Ranks` is a set of
-processes with one process group; it runs module-level functions in every rank and brings back
-what they return, or one error that shows the traceback of every rank that raised. A set whose
-case failed is killed, and forked anew for the next case. `run_fresh` is for cases that make their
-own process group, or none.
+Importing torch takes longer than most cases here, so ranks are forked and reused. `Ranks` is a set
+of processes with one process group; it runs module-level functions in every rank and returns their
+results, or raises one error with the traceback of every rank that raised. A set whose case failed
+is killed, and forked anew for the next case. `run_fresh` is for cases that make their own process
+group, or none.
 
 The parent never makes a process group and computes on one thread, since the threads of an OpenMP
 pool do not survive a fork.
@@ -33,11 +33,11 @@ import torch.distributed as dist
 import deepspeed_comm  # noqa: F401 - torch 1.13 learns of the backend by this import.
 
 TORCH_2 = int(torch.__version__.split(".")[0]) >= 2
-# Well above what a loaded machine needs; a case that gets here hangs.
+# Well above what a loaded machine needs; a case that takes this long hangs.
 HARD_LIMIT_S = 90.0
-# What the other ranks have left to say once one has failed.
+# How long the other ranks may continue once one has failed.
 _AFTERMATH_S = 5.0
-# Of the process group: a rank left alone by one that failed raises before HARD_LIMIT_S.
+# Timeout of the process group: a rank left alone by a failed one raises before HARD_LIMIT_S.
 GROUP_TIMEOUT = timedelta(seconds=30)
 
 _PR_SET_PDEATHSIG = 1
@@ -45,12 +45,12 @@ _fork = multiprocessing.get_context("fork")
 
 
 class RankFailure(AssertionError):
-    """What went wrong, rank by rank."""
+    """The errors of a case, by rank."""
 
 
 @dataclasses.dataclass
 class World:
-    """What a function run by run_fresh needs to make its process group."""
+    """The parameters from which a function run by run_fresh makes its process group."""
 
     rank: int
     size: int
@@ -70,8 +70,8 @@ class World:
 
 
 def _serve(world: World, connection: Connection, with_group: bool) -> None:
-    """A rank's life: cases from the connection, answers to it, until None comes."""
-    # Should the parent be killed, so is this rank.
+    """Runs a rank: gets cases from the connection and answers them until None arrives."""
+    # If the parent is killed, so is this rank.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     torch.set_num_threads(1)
@@ -98,7 +98,7 @@ def _serve(world: World, connection: Connection, with_group: bool) -> None:
 def _child(
     world: World, connections: list[tuple[Connection, Connection]], with_group: bool
 ) -> None:
-    # The parent's ends, inherited by the fork, would hide its end from the ranks.
+    # Inherited copies of the parent's ends would keep the ranks from noticing the parent's death.
     for rank, (parent_end, child_end) in enumerate(connections):
         parent_end.close()
         if rank != world.rank:
@@ -121,7 +121,7 @@ class Ranks:
     def run(
         self, function: Callable[..., Any], *arguments: Any, limit_s: float = HARD_LIMIT_S
     ) -> list[Any]:
-        """function(*arguments) in every rank; returns what the ranks returned, in their order."""
+        """Runs function(*arguments) in every rank; returns the ranks' results, by rank."""
         if not self._processes:
             self._start()
         for connection in self._connections:
@@ -133,9 +133,9 @@ class Ranks:
         return [process.pid or 0 for process in self._processes]
 
     def close(self) -> None:
-        """Lets the ranks leave in peace, then kills what is left."""
+        """Lets the ranks end by themselves, then kills the rest."""
         for connection in self._connections:
-            # Said in words: ranks forked later hold copies of this end, which keep it open.
+            # An explicit message: ranks forked later hold copies of this end, which keep it open.
             with contextlib.suppress(BrokenPipeError):
                 connection.send(None)
         deadline = time.monotonic() + 20
@@ -220,7 +220,7 @@ def _fresh_case(
 def run_fresh(
     size: int, function: Callable[..., Any], *arguments: Any, limit_s: float = HARD_LIMIT_S
 ) -> list[Any]:
-    """function(world, *arguments) in `size` new processes without a process group."""
+    """Runs function(world, *arguments) in `size` new processes without a process group."""
     ranks = Ranks(size, with_group=False)
     try:
         ranks._start()
@@ -233,7 +233,7 @@ def run_fresh(
 
 
 class RankSets:
-    """The kept sets, by size."""
+    """The reused sets, by size."""
 
     def __init__(self) -> None:
         self._sets: dict[int, Ranks] = {}

@@ -1,4 +1,4 @@
-"""What collectives should give, computed plainly and in rank order by numpy and torch."""
+"""Reference results of collectives, computed in rank order by numpy and torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPS = {
     "BXOR": Op.BXOR,
 }
 
-# numpy's dtype of the same bytes, for those that torch computes little with.
+# numpy's dtype of the same size, for dtypes for which torch has few operations.
 _NUMPY = {torch.uint8: np.uint8, torch.int8: np.int8, torch.int16: np.int16, torch.int32: np.int32}
 _NUMPY |= {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
 _NUMPY |= {torch.bool: np.bool_, torch.complex64: np.complex64, torch.complex128: np.complex128}
@@ -60,13 +60,13 @@ def has_meaning(dtype: torch.dtype, op: str) -> bool:
     if dtype in BOOL or dtype in INTEGERS:
         return op not in ("AVG", "PREMUL_SUM")
     if dtype in COMPLEX:
-        # PRODUCT of complex numbers is refused by torch.distributed itself.
+        # torch.distributed itself refuses PRODUCT of complex numbers.
         return op in ("SUM", "AVG", "PREMUL_SUM")
     return dtype in FLOATS and op not in ("BAND", "BOR", "BXOR")
 
 
 def make_input(dtype: torch.dtype, shape: Sequence[int], rank: int, seed: int = 0) -> torch.Tensor:
-    """The same on every rank that asks for rank's input; integers from the whole range."""
+    """A rank's input, the same wherever it is made; integers use the whole range."""
     generator = torch.Generator().manual_seed(seed * 1000 + rank)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).to(torch.bool)
@@ -114,7 +114,7 @@ def reduce_reference(inputs: Sequence[torch.Tensor], op: str, factor: float = 1.
         wide = reduce_reference([tensor.float() for tensor in inputs], op, factor)
         return wide.to(dtype)
     if dtype in COMPLEX and op != "PRODUCT":
-        # Real and imaginary parts on their own, as torch.distributed hands them to a backend.
+        # Real and imaginary parts separately, as torch.distributed passes them to a backend.
         parts = [torch.view_as_real(tensor) for tensor in inputs]
         return torch.view_as_complex(reduce_reference(parts, op, factor))
     arrays = [to_numpy(tensor.reshape(-1)) for tensor in inputs]
@@ -130,11 +130,11 @@ def reduce_reference(inputs: Sequence[torch.Tensor], op: str, factor: float = 1.
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes, so that NaNs, signed zeros and float8 compare."""
+    """The bytes, so that NaNs, signed zeros and float8 can be compared."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     if flat.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
-    # A copy, since even one contiguous element may have a stride that a view of bytes cannot.
+    # A copy, since even one contiguous element may have a stride that cannot be viewed as bytes.
     return torch.empty(flat.shape, dtype=flat.dtype).copy_(flat).view(torch.uint8)
 
 

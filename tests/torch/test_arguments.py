@@ -1,4 +1,4 @@
-"""Wrong arguments: an exception at once, on the rank that made the call, naming the argument."""
+"""Wrong arguments: the calling rank raises an exception at once, which names the argument."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _arguments_case() -> None:
     _refuses(lambda: dist.isend(t, (rank + 1) % size, tag=-5), "tag", "-5")
     _refuses(lambda: world.recv([t], size + 3, 0), "src", str(size + 3))
     _refuses(lambda: world.send([t, t], (rank + 1) % size, 0), "tensor", "2")
-    # After all of which the group is as good as new.
+    # After all of these errors the group still works.
     dist.all_reduce(t)
     dist.barrier()
 
@@ -144,7 +144,7 @@ def test_arguments_of_newer_calls(ranks: RankSets) -> None:
 
 
 def _backend_case() -> None:
-    """Straight to the backend, where no dispatcher looks at devices first."""
+    """Calls the backend directly, without a dispatcher that checks devices first."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     options = dist.AllreduceOptions()
     with pytest.raises(ValueError, match=r"tensor: got a tensor on meta, expected one on the CPU"):
@@ -207,7 +207,7 @@ def _mistaken_rank_case(world: World, mistaken: tuple[int, ...]) -> str:
 
 @pytest.mark.parametrize("mistaken", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
 def test_a_mistaken_setting_of_some_ranks_is_told_to_all(mistaken: tuple[int, ...]) -> None:
-    """At once: no rank waits until its timeout for those that have no group."""
+    """At once: no rank waits until its timeout for ranks that have no group."""
     for rank, text in enumerate(run_fresh(3, _mistaken_rank_case, mistaken)):
         assert "DSCOMM_SPIN_PAUSE is not a setting of dscomm; did you mean" in text, text
         assert "timed out" not in text
@@ -224,7 +224,7 @@ def _freed(
 
 
 def _without_memory_case() -> None:
-    """Each operation, with each of its tensors freed, refuses at once; nothing is published."""
+    """Each operation refuses a freed tensor in each position at once; peers see nothing of it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     world = dist.group.WORLD
     right, left = (rank + 1) % size, (rank - 1) % size
@@ -270,7 +270,7 @@ def _without_memory_case() -> None:
         with pytest.raises(ValueError, match="without memory.*the storage was freed"):
             call()
             raise AssertionError(number)
-    # A part of the storage is left, and a tensor of it has memory; one without elements needs none.
+    # If part of the storage is left, a tensor within it is valid; an empty tensor needs no memory.
     tensor = torch.ones(8)
     tensor.untyped_storage().resize_(16)
     with pytest.raises(ValueError, match="span 32 bytes, and its storage holds 16"):

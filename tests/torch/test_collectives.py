@@ -1,4 +1,4 @@
-"""Every collective with every dtype and op, waited for at once or later, against references."""
+"""Every collective with every dtype and op, synchronous and asynchronous, against references."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reference import (
 )
 
 SIZES = [1, 2, 3, 4]
-# Below and above one cache line's payload, odd, and over several chunks of staging.
+# Below and above one cache line's payload, odd, and several chunks of staging.
 COUNTS = [0, 1, 7, 1000]
 BIG = 300_001
 
@@ -115,7 +115,7 @@ def _refused_reductions_case() -> None:
         with pytest.raises((RuntimeError, NotImplementedError, ValueError)) as caught:
             dist.all_reduce(tensor, OPS[op])
         assert op in str(caught.value) or "complex" in str(caught.value), str(caught.value)
-    # Nothing was published: the group is as good as before.
+    # Peers saw nothing of the call, so the group still works.
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [dist.get_world_size()] * 3
@@ -176,7 +176,7 @@ def test_all_gather(ranks: RankSets, size: int) -> None:
 
 def _uneven_all_gather_case() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    shapes = [(k, 3) for k in range(size)]  # rank 0 has nothing
+    shapes = [(k, 3) for k in range(size)]  # rank 0's is empty
     inputs = [make_input(torch.float32, shape, k) for k, shape in enumerate(shapes)]
     outputs = [torch.empty(shape) for shape in shapes]
     dist.all_gather(outputs, inputs[rank])
@@ -276,7 +276,7 @@ def _reduce_scatter_case() -> None:
 def _complex_product_case() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     for dtype in (torch.complex64, torch.complex128):
-        # Whole numbers, so that the product does not depend on how it is rounded.
+        # Whole numbers, so that the product needs no rounding.
         inputs = [torch.tensor([1 + 1j, 2 - 1j, k + 2j]).to(dtype) for k in range(size)]
         product = torch.stack(inputs).prod(0)
         tensor = inputs[rank].clone()
@@ -327,7 +327,7 @@ def _all_to_all_case() -> None:
         for k in range(size):
             theirs = make_input(dtype, (size * 2, 3), k, seed=number)[2 * rank : 2 * rank + 2]
             assert_same_bits(output[2 * k : 2 * k + 2], theirs, (dtype, "equal"))
-    # In place, which a transport alone could not do.
+    # In place, which needs staging.
     tensor = torch.arange(size * 2) + 100 * rank
     dist.all_to_all_single(tensor, tensor)
     assert tensor.tolist() == [100 * k + 2 * rank + i for k in range(size) for i in range(2)]
@@ -385,7 +385,7 @@ OVERLAPS: list[Callable[[torch.Tensor, int], list[torch.Tensor]]] = [
 
 
 def _coalesced_overlap_case(world: World, backend: str) -> None:
-    """Parts that share memory: each reads what its tensors held before the call."""
+    """Parts that share memory: each reads the values from before the call."""
     world.init(backend)
     group, rank = dist.group.WORLD, world.rank
 
@@ -402,7 +402,7 @@ def _coalesced_overlap_case(world: World, backend: str) -> None:
             tensor, covered = before.clone(), torch.zeros(8 * n, dtype=torch.bool)
             given = parts(tensor, n)
             if backend == "gloo" and not all(part.is_contiguous() for part in given):
-                continue  # it ignores strides
+                continue  # gloo ignores strides
             group.allreduce_coalesced(given, options).wait()
             for part in parts(covered, n):
                 part.fill_(True)
@@ -429,11 +429,11 @@ def _coalesced_overlap_case(world: World, backend: str) -> None:
     source = torch.arange(4.0) + rank
     group.reduce_scatter_tensor_coalesced([first, second], [source, first]).wait()
     assert first.tolist() == [4 * rank + 1.0, 4 * rank + 3.0] and second.tolist() == [0.0]
-    # Of two outputs in one place the later one's values remain.
+    # Where two outputs overlap, the later one's values remain.
     first = torch.zeros(4)
     group.allgather_into_tensor_coalesced([first, first], [pair(), pair() + 100]).wait()
     assert first.tolist() == [101.0, 110.0, 102.0, 111.0]
-    # Each rank's input is a slice of the output: in place, beside another such part.
+    # Each rank's input is a slice of the output: in place, with a second such part.
     gathered = [torch.zeros(4), torch.zeros(6)]
     own = [each.chunk(2)[rank].fill_(rank + 1.0) for each in gathered]
     group.allgather_into_tensor_coalesced(gathered, own).wait()
@@ -448,7 +448,7 @@ def test_coalesced_parts_that_overlap() -> None:
 
 @needs_torch_2
 def test_coalesced_parts_that_overlap_over_gloo() -> None:
-    """What the case above expects is what gloo gives."""
+    """gloo gives the results that the case above expects."""
     run_fresh(2, _coalesced_overlap_case, "gloo")
 
 
@@ -475,7 +475,7 @@ def test_coalescing_manager(ranks: RankSets) -> None:
 
 
 def _coalescing_by_device_case() -> None:
-    """With a device, the manager has the backend start all calls and wait for them together."""
+    """With a device, the manager makes the backend start all calls and wait for them together."""
     rank, size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cpu")
     total = float(sum(range(size)))
@@ -503,7 +503,7 @@ def _coalescing_by_device_case() -> None:
     with pytest.raises(ValueError, match="has not started"):
         backend._end_coalescing()
 
-    # What raises inside the block ends the block, which torch leaves open: later calls are made,
+    # An exception inside the block ends the coalescing, which torch leaves open: later calls run,
     # and are done when they return.
     def body_that_raises(how: str) -> None:
         with dist._coalescing_manager(group, device=device):
@@ -522,7 +522,7 @@ def _coalescing_by_device_case() -> None:
                 dist.broadcast(tensors[0], 0, group=group)
             manager.wait()
         if how != "body, held":
-            del raised  # with the frames in which the manager stood
+            del raised  # and with it the frames that hold the manager
         for number in range(10):
             tensor = torch.full((100_000,), float(number if rank == 0 else -1))
             dist.broadcast(tensor, 0, group=group)
@@ -540,7 +540,7 @@ def test_coalescing_manager_with_a_device(ranks: RankSets) -> None:
 
 
 def _null_work_case() -> None:
-    """A synchronous call is over when it returns, so there is nothing to wait for."""
+    """A synchronous call is over when it returns, so its Work is null."""
     options = dist.AllreduceOptions()
     options.asyncOp = False
     tensor = torch.ones(3)
@@ -599,7 +599,7 @@ def test_object_collectives(ranks: RankSets, size: int) -> None:
 
 
 def _mixed_asynchronous_case(rounds: int) -> None:
-    """Many calls in flight, waited for out of order, synchronous ones between."""
+    """Many calls in flight, waited for out of order, with synchronous calls between them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     works, checks = [], []
     for i in range(rounds):
@@ -626,14 +626,14 @@ def test_mixed_synchronous_and_asynchronous(ranks: RankSets, size: int) -> None:
 
 
 def test_integers_are_covered() -> None:
-    """A dtype that this torch has and the lists above forget would otherwise go untested."""
+    """A dtype of this torch that is missing from the lists above would go untested."""
     expected = 8 if TORCH_2 else 5
     assert len(INTEGERS) == expected
     assert len(FLOAT8) == (5 if TORCH_2 else 0)
 
 
 def _three_gib_case() -> None:
-    """Bytes, counts and offsets past 2^31 and, for the sum, past 2^32 in all that a call moves."""
+    """Bytes, counts and offsets exceed 2^31, and the sum of all moved bytes exceeds 2^32."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((3 << 30,), rank + 1, dtype=torch.uint8)
     marks = torch.tensor([0, (1 << 31) - 1, 1 << 31, (3 << 30) - 1])
@@ -649,6 +649,6 @@ def _three_gib_case() -> None:
 
 def test_three_gib(ranks: RankSets) -> None:
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if available < 8 << 30:  # a tensor in each of two ranks
+    if available < 8 << 30:  # one tensor in each of two ranks
         pytest.skip("needs 8 GiB of free memory")
     ranks(2).run(_three_gib_case)

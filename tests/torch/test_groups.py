@@ -34,7 +34,7 @@ def _subgroups_case() -> None:
     for members, group in groups.items():
         if rank in members:
             assert _total(group) == sum(members)
-            # Roots are named by their global rank.
+            # Roots are given by global rank.
             tensor = torch.tensor([float(rank)])
             dist.broadcast(tensor, members[-1], group=group)
             assert tensor.item() == members[-1]
@@ -43,7 +43,7 @@ def _subgroups_case() -> None:
     for members, group in groups.items():
         if rank in members:
             dist.destroy_process_group(group)
-            if TORCH_2:  # torch 1.13 only forgets a group, which lives on where somebody holds it
+            if TORCH_2:  # torch 1.13 only forgets a group, which lives on while it is referenced
                 with pytest.raises((ValueError, RuntimeError)):
                     _total(group)
     assert _total() == sum(range(size))
@@ -65,7 +65,7 @@ def _orders_case() -> None:
         for i in (1, 0) if rank == 0 else (0, 1):
             works[i].wait()
         assert [tensor[0].item() for tensor in tensors] == [1.0, 1.0]
-    # Polled, not waited for: a worker of each group brings them to their end.
+    # Polled instead of waited for: a worker of each group completes the calls.
     tensors = [torch.full((10,), float(rank)) for _ in groups]
     order = (0, 1) if rank == 0 else (1, 0)
     works = {i: dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order}
@@ -111,12 +111,12 @@ def test_threads_on_groups_of_their_own(ranks: RankSets) -> None:
 
 
 def _loads_meanwhile_case(world: World) -> None:
-    """What another thread gets while one still runs the code of the native module."""
+    """Another thread that loads the native module, while one still runs its code, waits for it."""
     from importlib.machinery import ExtensionFileLoader
 
     from deepspeed_comm import _backend, native_executor
 
-    # What a loader has in sys.modules before the module's code has run.
+    # Set once sys.modules has the module, whose code has not run yet.
     begun = threading.Event()
     run_code = ExtensionFileLoader.exec_module
 
@@ -142,7 +142,7 @@ def test_a_thread_waits_for_another_one_that_loads_the_native_code() -> None:
 
 
 def _other_thread_runs_case() -> None:
-    """A call that waits for its peers holds no GIL."""
+    """A call that waits for its peers does not hold the GIL."""
     rank = dist.get_rank()
     ticks = 0
     stop = threading.Event()
@@ -207,11 +207,11 @@ def _reinit_case(world: World) -> None:
         world.init(name=f"generation{generation}")
         assert _total() == sum(range(world.size))
         if generation % 2:
-            dist.new_group()  # left for destroy_process_group() to find
+            dist.new_group()  # for destroy_process_group() to destroy
         dist.destroy_process_group()
     if not TORCH_2:
-        return  # torch 1.13's own barrier cannot be passed twice in one store.
-    # The same store a second time, as torchrun's outlives a destroyed group.
+        return  # torch 1.13's own barrier cannot run twice in one store
+    # Uses the same store again, as torchrun's store outlives a destroyed group.
     store = dist.FileStore(os.path.join(world.folder, "shared"), world.size)
     for _ in range(3):
         dist.init_process_group(
@@ -241,7 +241,7 @@ def _stores_case(world: World, kind: str, port: int) -> None:
     assert _total() == sum(range(world.size))
     if world.rank == 0:
         dist.barrier()
-        time.sleep(0.5)  # keeps the server of the store up while the others leave
+        time.sleep(0.5)  # keeps the store's server up while the others leave
     else:
         dist.barrier()
 
@@ -355,13 +355,13 @@ def _detail_case(world: World) -> None:
     assert [output[0].item() for output in outputs] == list(range(world.size))
     group = dist.new_group()
     assert _total(group) == sum(range(world.size))
-    # A view whose negative bit is set passes the wrapper of this mode as well.
+    # A view with a negative bit passes through this mode's wrapper too.
     view = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
     dist.all_reduce(view)
     assert view.tolist() == [-float(world.size)] * 3
     dist.barrier()
     with pytest.raises(RuntimeError):
-        # torch itself finds this one, through the sequence numbers and shapes of its wrapper.
+        # torch itself detects this, from the sequence numbers and shapes of its wrapper.
         dist.all_reduce(torch.ones(3 + world.rank))
 
 
@@ -370,7 +370,7 @@ def test_detail_debug_mode() -> None:
 
 
 def _fork_case() -> None:
-    """A child that a rank forks, as DataLoader does, cannot use the group; the rank still can."""
+    """A child forked by a rank, as by DataLoader, cannot use the group; the rank still can."""
     rank, size = dist.get_rank(), dist.get_world_size()
     reading, writing = os.pipe()
     pid = os.fork()
@@ -395,8 +395,8 @@ def test_fork_after_init(ranks: RankSets) -> None:
     ranks(2).run(_fork_case)
 
 
-# One process imports torch and forks all the ranks, which is most of what this costs; each of them
-# then ends as a program does, with all that the interpreter does at its end.
+# One process imports torch, the main cost here, and forks all ranks. Each rank then ends as a
+# program does, including the interpreter's own end.
 _EXIT_PROGRAM = """
 import atexit, os, signal, sys, threading, time
 at_end = []  # after all that dscomm does at exit, as it is registered before torch is imported
@@ -477,7 +477,7 @@ if how == "destroyed":
 
 
 def test_exit(tmp_path: Any) -> None:
-    """A program may end without destroy_process_group(), with calls under way, or by raising."""
+    """A program may end without destroy_process_group(), with calls in progress, or by raising."""
     done = subprocess.run(
         [sys.executable, "-c", _EXIT_PROGRAM, str(tmp_path)],
         capture_output=True,
@@ -521,7 +521,7 @@ def test_monitored_barrier(absent: list[int]) -> None:
 
 
 def _errors_case(world: World) -> None:
-    """What get_error() of the backend says of groups that end in different ways."""
+    """get_error() of the backend, for groups that end in different ways."""
     from torch._C._distributed_c10d import ErrorType
 
     world.init()
@@ -554,7 +554,7 @@ def _errors_case(world: World) -> None:
             call()
         assert error_of(name) == getattr(ErrorType, _ERRORS[name]), name
     dist.barrier()
-    if rank == 1:  # rank 0 gave up, and rank 1 is told when it comes
+    if rank == 1:  # rank 0 gave up, and rank 1 learns it when it comes
         with pytest.raises(RuntimeError):
             dist.all_reduce(tensor, group=groups["timeout"])
         assert error_of("timeout") == ErrorType.TIMEOUT
@@ -575,7 +575,7 @@ def test_get_error_after_each_end_of_a_group() -> None:
 
 
 def _timing_and_timeout_case(world: World) -> None:
-    """What programs call on the groups of torch's own backends."""
+    """Methods that programs call on the groups of torch's own backends."""
     world.init()
     dist.group.WORLD._enable_collectives_timing()
     work = dist.all_reduce(torch.ones(4), async_op=True)

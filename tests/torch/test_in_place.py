@@ -1,5 +1,5 @@
-"""Tensors that the other ranks read where they are: the same bits as from staging, whoever does it,
-and free to be written when a call has returned."""
+"""Tensors that other ranks read in place: results have the same bits as with staging, whichever
+ranks use such tensors, and the tensors may be written once a call has returned."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from harness import World, run_fresh
 import deepspeed_comm
 from deepspeed_comm._backend import load_extension
 
-# More than what goes in one shot, and no whole number of chunks.
+# More than a one-shot call, and no multiple of a chunk.
 COUNT = 300_007
 
 
 class Maker:
-    """Tensors of one rank, of which some are read in place, each at an odd place of the pool."""
+    """Tensors of one rank, some of them read in place, each at an odd offset of the pool."""
 
     def __init__(self, rank: int, share: float) -> None:
         self.random = random.Random(f"{rank} of {share}")
@@ -46,7 +46,8 @@ def _values(seed: int, dtype: torch.dtype, count: int = COUNT) -> torch.Tensor:
 
 
 def _results(rank: int, size: int, dtype: torch.dtype, make: Maker) -> list[torch.Tensor]:
-    """Of every collective with random data. What a call has used is spoiled when it returns."""
+    """The results of every collective with random data. A call's tensors are overwritten when it
+    returns."""
     results: list[torch.Tensor] = []
 
     def done(used: torch.Tensor, *outputs: torch.Tensor) -> None:
@@ -83,7 +84,7 @@ def _results(rank: int, size: int, dtype: torch.dtype, make: Maker) -> list[torc
     parts = [torch.empty_like(tensor) for _ in range(size)]
     dist.all_gather(parts, tensor)
     done(tensor, *parts)
-    # As FSDP2: the input is a part of the output.
+    # As in FSDP2: the input is a part of the output.
     whole = make.like(torch.zeros(COUNT * size, dtype=dtype))
     whole.chunk(size)[rank].copy_(_values(rank, dtype))
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -94,7 +95,7 @@ def _results(rank: int, size: int, dtype: torch.dtype, make: Maker) -> list[torc
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     scatter(output, whole)
     done(whole, output)
-    sent = [10_000 * (rank + k) for k in range(size)]  # sent[k] here is got[rank] there
+    sent = [10_000 * (rank + k) for k in range(size)]  # received by rank k
     whole = make.like(_values(rank, dtype, sum(sent)))
     output = torch.empty(sum(sent), dtype=dtype)
     dist.all_to_all_single(output, whole, sent, sent)
@@ -124,7 +125,7 @@ def test_same_bits(monkeypatch: pytest.MonkeyPatch, size: int, dtype: torch.dtyp
 
 
 def _large_case(world: World) -> None:
-    """By what was measured, and past all caches."""
+    """Uses the measured threshold, with tensors that exceed all caches."""
     world.init()
     count = 10_000_000
     for number in range(3):
@@ -142,11 +143,11 @@ def test_large() -> None:
 
 
 def _overlapping_case(world: World) -> None:
-    """Arguments that share memory, which the others must not read while it is written."""
+    """Arguments that share memory, which peers must not read while it is written."""
     world.init()
     rank, size = world.rank, world.size
     whole = deepspeed_comm.empty(COUNT * size).fill_(-1)
-    whole[:COUNT] = _values(rank, torch.float32)  # not the place of this rank
+    whole[:COUNT] = _values(rank, torch.float32)  # not this rank's slot
     parts = list(whole.chunk(size))
     dist.all_gather(parts, whole[:COUNT])
     for k, part in enumerate(parts):
@@ -164,7 +165,7 @@ def test_arguments_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _keywords_case(world: World) -> None:
-    """Those of torch.empty() and empty_like(): the same tensors, in the pool where they can be."""
+    """The keywords of torch.empty() and empty_like(): the same tensors, in the pool if possible."""
     world.init()
     made = deepspeed_comm.empty(100, 200, dtype=torch.float64, device="cpu", requires_grad=True)
     assert made.is_leaf and made.requires_grad and deepspeed_comm.is_pooled(made)
@@ -184,7 +185,7 @@ def _keywords_case(world: World) -> None:
     assert not deepspeed_comm.is_pooled(deepspeed_comm.empty_like(torch.empty(0)))
     with pytest.raises(TypeError, match="tensor: expected a strided one, got one of torch.sparse"):
         deepspeed_comm.empty_like(torch.eye(3).to_sparse())
-    # In its own memory, whatever the place of its elements.
+    # Has its own dense memory, with its elements in the source's order.
     transposed = deepspeed_comm.empty_like(dense.permute(2, 0, 1)).fill_(world.rank)
     dist.all_reduce(transposed)
     assert transposed.eq(sum(range(world.size))).all()

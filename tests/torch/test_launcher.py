@@ -1,4 +1,4 @@
-"""What launchers say of a rank's place, and the errors of mpi:// where they say too little."""
+"""The ranks that launchers give, and the errors of mpi:// if they give too little."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PLACES = {
         Place("mpirun", 1, 4, ("10.0.0.1", "172.17.0.1"), "26"),
     ),
     "PMI": ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Place("PMI", 0, 2, (), "")),
-    # Of a job that was allocated, outside of srun.
+    # salloc's variables, outside of srun.
     "salloc": ({"SLURM_NTASKS": "8"}, None),
     "nothing": ({}, None),
 }

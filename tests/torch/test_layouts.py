@@ -1,4 +1,4 @@
-"""Tensors that are not plain contiguous memory: the right result or a refusal."""
+"""Tensors that are not plain contiguous memory: the right result, or a refusal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex
 
 
 def _fill(layout: str, dtype: torch.dtype, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor of that layout with rank's input, and the input as plain memory."""
+    """A tensor with this layout and the rank's input, and the input as plain memory."""
     tensor = LAYOUTS[layout](dtype)
     plain = make_input(dtype, tensor.shape, rank, seed=3)
     tensor.copy_(plain)
@@ -65,7 +65,7 @@ def _fill(layout: str, dtype: torch.dtype, rank: int) -> tuple[torch.Tensor, tor
 
 
 def _untouched_around(tensor: torch.Tensor) -> bool:
-    """Whether all memory of the storage that is not the tensor's is still zero."""
+    """Whether the storage's memory outside of the tensor is still zero."""
     whole = torch.empty(0, dtype=tensor.dtype).set_(
         tensor.storage() if not TORCH_2 else tensor.untyped_storage()
     )
@@ -107,7 +107,7 @@ def _layout_case(layout: str, is_async: bool) -> None:
             assert_same_bits(output, expected, (layout, dtype))
             assert _untouched_around(output)
 
-        # Layouts that differ between the ranks: elements count in row-major order.
+        # Layouts that differ between ranks: elements match in row-major order.
         tensor, _ = _fill(layout if rank == 0 else "with_offset", dtype, rank)
         tensor = tensor.reshape(shape) if rank else tensor
         finish(dist.all_reduce(tensor, async_op=is_async))
@@ -174,7 +174,7 @@ def test_layouts_of_single_tensor_calls(ranks: RankSets) -> None:
 
 
 def _ordered_case() -> None:
-    """The result of one queued call is the input of the next, staged or not."""
+    """The result of a queued call is the input of the next one, staged or not."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((4, 5), float(rank + 1)).t()
     works = [dist.all_reduce(tensor, async_op=True) for _ in range(5)]
@@ -193,15 +193,15 @@ def test_queued_calls_on_one_strided_tensor(ranks: RankSets) -> None:
 def _expanded_case() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     total = float(sum(range(size)))
-    # All elements are one: whatever is written to them is the same.
+    # All elements share one address, and get the same value.
     tensor = torch.tensor([float(rank)]).expand(5)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [total] * 5
-    # As an input it is like any other.
+    # As an input it is an ordinary tensor.
     outputs = [torch.zeros(3, 2) for _ in range(size)]
     dist.all_gather(outputs, torch.tensor([[float(rank)], [1.0], [2.0]]).expand(3, 2))
     assert outputs[-1].tolist() == [[float(size - 1)] * 2, [1.0] * 2, [2.0] * 2]
-    # A rank whose elements are to differ cannot hold the result in one place.
+    # If the elements should differ, the shared address cannot hold the result.
     tensor = torch.zeros(1).expand(3) if rank == 0 else torch.arange(3.0)
     if rank == 0:
         with pytest.raises((ValueError, RuntimeError), match="share memory"):
@@ -209,7 +209,7 @@ def _expanded_case() -> None:
     else:
         dist.all_reduce(tensor)
         assert tensor.tolist() == [(size - 1) * value for value in (0.0, 1.0, 2.0)]
-    # As a part of a coalesced call: the parts after it are made all the same.
+    # As a part of a coalesced call: the parts after it still run.
     tensors = [torch.zeros(1).expand(3) if rank == 0 else torch.arange(3.0), torch.ones(2)]
     options = dist.AllreduceCoalescedOptions()
     coalesced = dist.group.WORLD.allreduce_coalesced(tensors, options)
@@ -237,14 +237,14 @@ def _overlapping_outputs_case() -> None:
     memory = torch.zeros(4 + size)
     with pytest.raises((ValueError, RuntimeError), match="shares memory"):
         dist.all_gather([memory[k : k + 4] for k in range(size)], torch.ones(4))
-    # Columns of a matrix lie between each other and share nothing.
+    # Columns of a matrix interleave and do not overlap.
     matrix = torch.zeros(6, size)
     dist.all_gather(list(matrix.unbind(1)), torch.full((6,), float(rank)))
     assert matrix.tolist() == [[float(k) for k in range(size)]] * 6
     matrix = torch.zeros(size, 6)
     dist.all_gather(list(matrix.unbind(0)), torch.full((6,), float(rank)))
     assert matrix.tolist() == [[float(k)] * 6 for k in range(size)]
-    # An input that lies somewhere among the outputs.
+    # The input overlaps the outputs at an arbitrary place.
     memory = torch.arange(3.0 * size) + 100 * rank
     dist.all_gather(list(memory.view(size, 3).unbind(0)), memory[1:4])
     assert memory.tolist() == [100.0 * k + i for k in range(size) for i in (1, 2, 3)]
@@ -255,7 +255,7 @@ def test_overlapping_outputs(ranks: RankSets) -> None:
 
 
 def _overlapping_reduce_scatter_case() -> None:
-    """Rank 1's output is the place of its own input and part of another input, over many chunks."""
+    """Rank 1's output overlaps its own input and part of another input, over many chunks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     chunk = 32768
     length = 4 * chunk
@@ -281,7 +281,7 @@ def _small_shapes_case() -> None:
     dist.broadcast(empty.permute(2, 0, 1), 0)
     outputs = [torch.empty(7, 0) for _ in range(size)]
     dist.all_gather(outputs, torch.empty(7, 0).t().t())
-    # One shape here, another there, as long as the elements are as many.
+    # Shapes may differ between ranks if the numbers of elements are equal.
     tensor = torch.arange(6.0).reshape((2, 3) if rank else (6,))
     dist.all_reduce(tensor)
     assert tensor.flatten().tolist() == [value * size for value in range(6)]
@@ -328,7 +328,7 @@ def _lazy_bits_case() -> None:
         assert view.is_neg()
         return base, view
 
-    # The result goes through the view to the memory behind it.
+    # The result is written through the view into its base.
     base, view = negative()
     expected = sum(-(torch.arange(3.0) * 10 + k + 1) for k in range(size))
     for is_async in (False, True):
@@ -351,7 +351,7 @@ def _lazy_bits_case() -> None:
     assert view.is_conj()
     assert torch.equal(view, torch.complex(torch.arange(3.0), -torch.arange(3.0)))
     assert torch.equal(base, torch.complex(torch.arange(3.0), torch.arange(3.0)))
-    # torch.distributed itself views complex tensors as real ones, which a conjugate cannot be.
+    # torch.distributed views complex tensors as real ones, which a conjugate view does not allow.
     with pytest.raises(RuntimeError, match="view_as_real"):
         dist.all_reduce(view)
 
@@ -371,7 +371,7 @@ def test_conjugate_and_negative_views(ranks: RankSets) -> None:
 
 
 def _gloo_bits_case() -> None:
-    """The kernels that let such views through leave every other backend as it was."""
+    """The kernels that pass such views on do not change any other backend."""
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.new_group(backend="gloo")
     view = torch.complex(torch.zeros(3), torch.full((3,), rank + 1.0)).conj().imag

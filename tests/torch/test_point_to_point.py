@@ -33,7 +33,7 @@ def test_every_dtype(ranks: RankSets, size: int) -> None:
 
 
 def _blocking_case() -> None:
-    """A message larger than any channel's staging, sent and received by blocking calls."""
+    """Blocking calls send and receive a message that exceeds any channel's staging."""
     rank = dist.get_rank()
     for count in (1, 100_000, 3_000_000):
         tensor = torch.arange(count, dtype=torch.float32)
@@ -111,7 +111,7 @@ def test_receive_from_any_source(ranks: RankSets, size: int) -> None:
 
 
 def _source_of_subgroup_case() -> None:
-    """dist.recv names the global rank of who sent within a subgroup."""
+    """dist.recv returns the sender's global rank in a subgroup."""
     rank = dist.get_rank()
     group = dist.new_group([1, 3])
     if rank == 3:
@@ -148,7 +148,7 @@ def test_batch_isend_irecv(ranks: RankSets, size: int) -> None:
 
 
 def _crossing_case() -> None:
-    """Both send 4 MiB before either receives: messages are taken in while nobody waits for them."""
+    """Both send 4 MiB before either receives: messages progress while no rank waits for them."""
     rank = dist.get_rank()
     tensor = torch.full((1 << 20,), float(rank))
     sender = dist.isend(tensor, 1 - rank)
@@ -163,7 +163,7 @@ def test_crossing_messages(ranks: RankSets) -> None:
 
 
 def _beside_collectives_case() -> None:
-    """A message that waits does not hold up collectives, nor they the message."""
+    """A waiting message does not delay collectives, and vice versa."""
     rank = dist.get_rank()
     tensor = torch.zeros(4)
     if rank == 0:
@@ -193,7 +193,7 @@ def _size_mismatch_case() -> None:
             dist.send(torch.ones(8), 1, group=group)
             dist.recv(
                 torch.zeros(1), 1, group=group
-            )  # the sender may have left before it could hear
+            )  # the sender may have left before it could get the error
         else:
             dist.recv(torch.zeros(4), 0, group=group)
     dist.barrier()
@@ -234,7 +234,7 @@ def _threads_case(world: World) -> None:
                         check(got, 100 * other + 10 * rank + number)
             together.wait()
             if rank == 0:
-                backend.shutdown()  # ends nothing of the other ranks
+                backend.shutdown()  # ends nothing on the other ranks
             together.wait()
             if rank == 1:
                 backend.send([torch.tensor([7.0])], 2, 5).wait()
@@ -261,7 +261,7 @@ def test_ranks_that_are_threads_get_their_own_messages() -> None:
 
 
 def _abort_case() -> None:
-    """What was sent before an abort is received, as gloo has it; then comes the error."""
+    """A message sent before an abort is received, as with gloo; then comes the error."""
     rank = dist.get_rank()
     tensor = torch.zeros(1)
     if rank == 0:

@@ -1,4 +1,4 @@
-"""Shapes and splits that nobody thought of, from hypothesis; every example runs on kept ranks."""
+"""Random shapes and splits, from hypothesis; every example runs on reused ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference import assert_same_bits, make_input, reduce_reference
 SIZE = 3
 EXAMPLES = settings(
     max_examples=40,
-    deadline=None,  # ranks share few cores, so an example may take its time
+    deadline=None,  # ranks share few cores, so an example may be slow
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 dtypes = st.sampled_from(
@@ -24,7 +24,7 @@ matrices = st.lists(counts, min_size=SIZE, max_size=SIZE)
 
 
 def _strided_like(tensor: torch.Tensor, order: list[int], step: int) -> torch.Tensor:
-    """The same values, in memory of another order with gaps."""
+    """The same values, in memory of another order, with gaps."""
     order = [d for d in order if d < tensor.dim()]
     permuted = tensor.permute(order)
     memory = torch.zeros([extent * step for extent in permuted.shape], dtype=tensor.dtype)

@@ -47,7 +47,7 @@ def _one_rounding_case() -> None:
         tensor = torch.sparse_coo_tensor(torch.arange(50).unsqueeze(0), inputs[rank], (50,))
         dist.all_reduce(tensor)
         assert_same_bits(tensor.to_dense(), reduce_reference(inputs, "SUM"), dtype)
-        # Entries of one index on one rank are added before anything is rounded, too.
+        # Entries with the same index on one rank are also summed before rounding.
         values = torch.tensor([1.0, 2.0**-7, 2.0**-7, 2.0**-11]).to(dtype)
         tensor = torch.sparse_coo_tensor(torch.zeros(1, 4, dtype=torch.int64), values, (1,))
         dist.all_reduce(tensor)
@@ -92,7 +92,7 @@ def _different_shapes_case() -> None:
     shape = (3, 4) if dist.get_rank() == 0 else (3, 5)
     with pytest.raises(RuntimeError, match=r"\[3, 4\].*\[3, 5\]|\[3, 5\].*\[3, 4\]"):
         dist.all_reduce(torch.sparse_coo_tensor([[0], [1]], [1.0], shape), group=group)
-    # It ended the group.
+    # The mismatch ended the group.
     with pytest.raises(RuntimeError, match=r"\[3, 4\].*\[3, 5\]|\[3, 5\].*\[3, 4\]"):
         dist.barrier(group=group)
 

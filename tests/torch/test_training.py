@@ -59,7 +59,7 @@ def _ddp_case(hook_name: str | None) -> None:
         group = dist.new_group(backend=backend)
         results[backend] = _train(group, hook)
         dist.destroy_process_group(group)
-    # Two addends, so there is one order: gloo must give the same bits where both sum in fp32.
+    # With two addends there is one order: gloo must give the same bits where both sum in fp32.
     for theirs, ours in zip(results["gloo"], results["dscomm"], strict=True):
         assert torch.equal(theirs, ours), (theirs - ours).abs().max()
 
@@ -80,7 +80,7 @@ def _ddp_memory_case(world: World) -> None:
         return work.get_future().then(lambda done: done.value()[0])
 
     _train(dist.group.WORLD, hook)
-    assert seen and any(seen)  # a bucket of less than a page is not
+    assert seen and any(seen)  # buckets of less than a page are not pooled
     _ddp_case(None)
 
 
@@ -102,7 +102,7 @@ def _allocate_case() -> None:
     large = backend.allocate_tensor(5000, dtype=torch.float32, device=torch.device("cpu"))
     assert is_in_pool(large) and not is_in_pool(torch.ones(5000))
     assert is_in_pool(large[77:200]) and not is_in_pool(large.clone())
-    assert is_in_pool(large.resize_(50_000))  # by the allocator that it came from
+    assert is_in_pool(large.resize_(50_000))  # keeps its allocator
     assert backend.allocate_tensor(0, dtype=torch.float32, device=torch.device("cpu")).numel() == 0
     for size, device, got in [(-1, "cpu", "size -1"), (3, "meta", "device meta")]:
         with pytest.raises(ValueError, match=f"allocate_tensor: got {got}, expected"):
@@ -134,7 +134,7 @@ def _functional_case() -> None:
     assert several[0][0, 0].item() == size - 1 and several[1].tolist() == [1.0] * 3
     lists = functional.all_gather_into_tensor_coalesced([tensor, torch.ones(3)], group)
     assert lists[0].shape == (4 * size, 2) and lists[1].shape == (3 * size,)
-    # Works that were waited for have left the registry, or torch warns of them at exit.
+    # Works that were waited for must have left the registry, or torch warns of them at exit.
     registry_size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     for result in (gathered, scattered, exchanged, *several, *lists):
         result.clone()

@@ -1,4 +1,4 @@
-"""What an asynchronous call hands back, and what the profiler sees."""
+"""The Work of an asynchronous call, and the profiler's view of calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _semantics_case() -> None:
     assert [tensor.data_ptr() for tensor in value] == [output.data_ptr() for output in outputs]
     assert [tensor[0].item() for tensor in value] == [float(k) for k in range(size)]
 
-    # A future asked for after the end is complete.
+    # A future requested after the end is complete.
     work = dist.barrier(async_op=True)
     work.wait()
     assert work.get_future().done()
@@ -44,7 +44,7 @@ def test_work(ranks: RankSets) -> None:
 
 
 def _callbacks_case() -> None:
-    """Callbacks run after the call has left the queue: they may start the next one."""
+    """Callbacks run after the call has left the queue, so they may start the next one."""
     rank, size = dist.get_rank(), dist.get_world_size()
     order: list[str] = []
 
@@ -66,7 +66,7 @@ def test_callbacks_may_start_calls(ranks: RankSets) -> None:
 
 
 def _lifetime_case() -> None:
-    """The queue owns what it works on: the caller may drop tensors and works."""
+    """A queued call owns its data: the caller may drop tensors and works."""
     rank, size = dist.get_rank(), dist.get_world_size()
     last = torch.zeros(1)
     for i in range(50):
@@ -99,9 +99,9 @@ def _wait_limit_case(world: World) -> None:
         with pytest.raises(RuntimeError, match="200 ms"):
             work.wait(timedelta(milliseconds=200))
         assert not work.is_completed() and not work.is_success()
-        if TORCH_2:  # torch 1.13 cannot hand an exception to Python, not even none
+        if TORCH_2:  # torch 1.13 cannot pass an exception to Python, not even None
             assert work.exception() is None
-    # The call itself goes on.
+    # The call itself continues.
     work.wait()
     assert tensor.tolist() == [2.0] * 3
 
@@ -129,7 +129,7 @@ def _failure_case(world: World) -> None:
             with pytest.raises(RuntimeError):
                 dist.all_reduce(tensor, group=group)
         assert tensor.tolist() == [1.0] * 3
-    # The world, on which nothing failed, lives on.
+    # The default group, in which nothing failed, goes on.
     dist.all_reduce(tensor)
     assert tensor.tolist() == [2.0] * 3
 
