@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-# Before torch: ranks are forked, and an OpenMP pool of the parent would not survive that.
+# Before importing torch: ranks are forked, which an OpenMP pool of the parent would not survive.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
@@ -18,15 +18,15 @@ _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # TEST_DRILL=1 runs the long forms too, where no other choice was made.
+    # TEST_DRILL=1 runs the long forms too, unless other marks are selected.
     if os.environ.get("TEST_DRILL") == "1" and config.option.markexpr == "not drill":
         config.option.markexpr = ""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def private_folders() -> Iterator[None]:
-    """A TMPDIR of its own, and where root runs them a /dev/shm: tests look at what is left there,
-    and other jobs of the host shall leave nothing in them."""
+    """A private TMPDIR and, for root, a private /dev/shm: tests check for leftovers there, which
+    other jobs of the host must not disturb."""
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() == 0 and libc.unshare(_CLONE_NEWNS) == 0:
         libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)

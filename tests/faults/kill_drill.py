@@ -1,13 +1,13 @@
-"""Kills ranks at random times during collectives and messages, and measures how the others hear.
+"""Kills ranks at random times during collectives and messages, and measures when others notice.
 
     python tests/faults/kill_drill.py --count 300 --ranks 4 --seed 1
 
-Every kill is a job of its own: ranks are forked, work (small and chunked, synchronous and not, with
-messages), and one of them (in one of ten jobs two, in one of ten the first rank) gets SIGKILL. The
-time counts from just before the kill, by the killer's clock, to the raise, by the survivor's; both
-read CLOCK_MONOTONIC. A kill passes when every survivor raises within a second, its error names a
-rank that was killed with its pid and host, its group can be destroyed, and nothing is left: no
-process, no abstract socket, no memory, no file.
+Every kill is a separate job: ranks are forked, work (small and chunked, synchronous and
+asynchronous calls, messages), and one of them (in one of ten jobs two, in one of ten the first
+rank) gets SIGKILL. The time is measured from just before the kill, by the killer's clock, to the
+error, by the survivor's; both read CLOCK_MONOTONIC. A kill passes if every survivor raises within a
+second, its error names a killed rank with pid and host, its group can be destroyed, and nothing is
+left behind: no process, abstract socket, memory or file.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from workloads import (  # noqa: E402
 
 
 class Pulse:
-    """A thread that sleeps 5 ms at a time, and how late it woke at most: how long the machine, or
-    this process alone, stood still. Use as a context manager."""
+    """Context manager with a thread that sleeps 5 ms at a time and records its longest delay: how
+    long the machine, or this process, stood still."""
 
     SLEEP_S = 0.005
 
@@ -64,7 +64,7 @@ class Pulse:
 
 @dataclasses.dataclass
 class Outcome:
-    times_s: list[float]  # from kill to raise, of every survivor of the kills that passed
+    times_s: list[float]  # from kill to error, for all survivors of the kills that passed
     passed: int
     failures: list[str]
 
@@ -105,7 +105,7 @@ def run(count: int, ranks: int, seed: int, progress: bool = False) -> Outcome:
     for number in range(count):
         try:
             with Pulse() as pulse:
-                # A generator for each kill: a failure can be repeated alone.
+                # A separate generator for each kill, so that a failure can be repeated alone.
                 outcome.times_s += kill_once(ranks, random.Random(f"{seed}/{ranks}/{number}"))
             outcome.passed += 1
         except AssertionError as failure:

@@ -1,9 +1,9 @@
 """Ranks that may die: real processes, forked from one that has imported torch, and a watcher.
 
-A `Job` forks `size` ranks, each of which runs one function and reports what happens to it as
-events with the time of CLOCK_MONOTONIC, which all processes of a host share: so the time from a
-kill (the killer's clock) to a raise (the survivor's) can be told. Whatever a job started is killed
-at its end, and a job that outlasts its limit fails and says what every rank did last.
+A `Job` forks `size` ranks. Each runs one function and reports events with the time of
+CLOCK_MONOTONIC, which all processes of a host share: so the time from a kill (the killer's clock)
+to an error (the survivor's) can be measured. At the end of a job all of its processes are killed. A
+job that exceeds its limit fails and reports each rank's last event.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ import torch.distributed as dist
 import deepspeed_comm  # noqa: F401 - torch 1.13 learns of the backend by this import.
 
 TORCH_2 = int(torch.__version__.split(".")[0]) >= 2
-# What a fault raises. torch 1.13 has no error of its own for it.
+# The error that a fault raises; torch 1.13 has no special one.
 FAULT: type[BaseException] = getattr(dist, "DistBackendError", RuntimeError)
 HOST = socket.gethostname()
-# Every rank that is in a group hears of a fault within this, counted from the fault.
+# Every rank of a group must get the error within this time of a fault.
 SOON_S = 1.0
-# Longer than any case takes on a loaded machine; a job that gets here hangs.
+# Longer than any case takes on a loaded machine; a job that takes this long hangs.
 HARD_LIMIT_S = 60.0
-# Of process groups. Well above SOON_S, so that an error within SOON_S is no timeout.
+# Timeout of process groups. Well above SOON_S, so that an error within SOON_S is no timeout.
 GROUP_TIMEOUT_S = 30.0
 
 _PR_SET_PDEATHSIG = 1
@@ -52,7 +52,7 @@ class Event:
 
 
 class World:
-    """A rank's side: who it is, how it makes its process group, and how it tells what happens."""
+    """A rank's side: its number, its process group, and its reports."""
 
     def __init__(self, rank: int, size: int, folder: str, connection: Connection) -> None:
         self.rank = rank
@@ -80,13 +80,14 @@ class World:
         )
 
     def compose(self) -> None:
-        """Before init(): a machine of two NUMA nodes of a core each, on which even and odd ranks
-        are bound apart, so that groups get a HierarchicalTeam of domains [0, 2] and [1, 3]."""
+        """Call it before init(): declares a machine of two NUMA nodes with one core each, and binds
+        even and odd ranks to different nodes, so that groups get a HierarchicalTeam of domains [0,
+        2] and [1, 3]."""
         os.environ["DSCOMM_TOPOLOGY"] = "numa:2 core:1 pu:1"
         os.sched_setaffinity(0, {self.rank % 2})
 
     def tcp_store(self, keeper: int = 0) -> dist.Store:
-        """A store that one rank keeps. It opens nothing more once it is there."""
+        """A store kept by one rank. It opens no more descriptors once it exists."""
         where = Path(self.folder, "port")
         if self.rank == keeper:
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -102,7 +103,7 @@ class World:
         self._connection.send(Event(name, time.monotonic(), facts))
 
     def hear(self) -> Any:
-        """What Job.tell() says to this rank. Ends: the job kills its ranks at its limit."""
+        """Waits for a message from Job.tell(). Ends at the latest at the job's limit."""
         return self._connection.recv()
 
     def say_raised(self, error: BaseException, at_s: float | None = None) -> None:
@@ -112,7 +113,8 @@ class World:
         self._connection.send(Event("raised", at_s, facts))
 
     def until_raised(self, step: Callable[[int], Any]) -> None:
-        """step(0), step(1), ... until one raises what a fault raises; says so, with the time."""
+        """Calls step(0), step(1), ... until one raises the error of a fault; reports it with the
+        time."""
         number = 0
         while True:
             try:
@@ -125,7 +127,7 @@ class World:
 
 def _serve(world: World, function: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()  # what this rank starts can be told by its session
+    os.setsid()  # the session identifies processes that this rank starts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
@@ -138,11 +140,11 @@ def _serve(world: World, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 class JobFailure(AssertionError):
-    """A job that did not do what it must: what every rank said and printed."""
+    """A job failed: the events and output of every rank."""
 
 
 class Job:
-    """`size` ranks that run function(world, *arguments). Use as a context manager."""
+    """Context manager: `size` ranks that run function(world, *arguments)."""
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class Job:
         self._folder = tempfile.TemporaryDirectory(prefix="dscomm-test-")
         self.folder = self._folder.name
         self.pids: list[int] = []
-        self.exit_codes: dict[int, int] = {}  # as waitstatus_to_exitcode: -9 for SIGKILL
+        self.exit_codes: dict[int, int] = {}  # as from waitstatus_to_exitcode: -9 for SIGKILL
         self.events: list[list[Event]] = [[] for _ in range(size)]
         self._connections: list[Connection | None] = []
         for rank in range(size):
@@ -173,7 +175,7 @@ class Job:
         if pid == 0:
             code = 70
             try:
-                # Other ranks' ends would hide from them that the parent has gone.
+                # Copies of other ranks' ends would keep them from noticing the parent's death.
                 for other in [ours, *self._connections]:
                     if other is not None:
                         other.close()
@@ -204,7 +206,7 @@ class Job:
         self.close()
 
     def close(self) -> None:
-        """Kills and reaps what still runs, grandchildren included."""
+        """Kills and reaps all remaining processes, including grandchildren."""
         for rank, pid in enumerate(self.pids):
             for victim in {pid, *processes_of_session(pid)}:
                 if rank not in self.exit_codes or victim != pid:
@@ -235,7 +237,7 @@ class Job:
     def wait_for(
         self, name: str, ranks: Iterable[int] | None = None, limit_s: float | None = None
     ) -> list[Event]:
-        """The first event of that name of every rank; fails if one ends before, or at the limit."""
+        """Every rank's first event of this name; fails if a rank ends before, or at the limit."""
         ranks = list(range(self.size) if ranks is None else ranks)
         deadline = self._deadline
         if limit_s is not None:
@@ -251,7 +253,7 @@ class Job:
                 raise JobFailure(f"rank {missing[0]} did not say '{name}'\n{self.report()}")
 
     def finish(self, ranks: Iterable[int] | None = None, limit_s: float | None = None) -> None:
-        """Until those ranks have ended."""
+        """Waits until these ranks have ended."""
         ranks = list(range(self.size) if ranks is None else ranks)
         deadline = self._deadline
         if limit_s is not None:
@@ -264,7 +266,7 @@ class Job:
                 raise JobFailure(f"rank {rank} does not end\n{self.report()}")
 
     def results(self) -> list[Any]:
-        """Finishes; every rank must have returned: what they returned."""
+        """Finishes the job; returns the ranks' results. Every rank must have returned."""
         self.finish()
         returned = [self.first(rank, "returned") for rank in range(self.size)]
         if None in returned or any(self.exit_codes.values()):
@@ -282,7 +284,7 @@ class Job:
         return "\n".join(lines)
 
     def _listen(self, deadline: float, ranks: Iterable[int] | None = None) -> bool:
-        """Takes what ranks say; False when the deadline has passed."""
+        """Reads the ranks' events; False after the deadline."""
         numbers = range(self.size) if ranks is None else ranks
         open_ones = {c: rank for rank in numbers if (c := self._connections[rank]) is not None}
         ready = wait(list(open_ones), max(0.0, deadline - time.monotonic()))
@@ -309,7 +311,7 @@ class Job:
         return True
 
 
-# --- what can be seen from outside
+# --- observations from outside
 
 
 def _send_signal(pid: int, number: int) -> None:
@@ -320,7 +322,7 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def process_state(pid: int) -> str:
-    """The letter in /proc, or "gone"."""
+    """The state letter from /proc, or "gone"."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -342,7 +344,7 @@ def processes_of_session(session: int) -> list[int]:
 
 
 def memory_descriptors(pid: int | str = "self") -> list[str]:
-    """The descriptors of a process that are arenas or pools, as inode numbers (one for each)."""
+    """A process's descriptors of arenas and pools, as inode numbers (each once)."""
     return _descriptors(pid, r"/memfd:dscomm-(arena|pool)")
 
 
@@ -362,7 +364,7 @@ def _descriptors(pid: int | str, pattern: str) -> list[str]:
 
 
 def memory_mappings(pid: int | str = "self") -> list[str]:
-    """The inode numbers of arenas and pools that a process maps, each once."""
+    """The inode numbers of the arenas and pools that a process maps (each once)."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -393,7 +395,7 @@ def sockets_of_host() -> set[str]:
 
 
 class Belongings:
-    """What processes hold while they live, so that its absence can be proved afterwards."""
+    """Resources of live processes, to check later that they are gone."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self.pids = list(pids)
@@ -402,7 +404,7 @@ class Belongings:
         self._files = _files_in_memory()
 
     def left_behind(self, limit_s: float = 5.0) -> str:
-        """What is still there of it once `limit_s` has passed; empty at once when nothing is."""
+        """The resources that remain after `limit_s`; returns empty as soon as none remain."""
         deadline = time.monotonic() + limit_s
         while True:
             left = self._look()
@@ -424,7 +426,7 @@ class Belongings:
 
 
 def _files_in_memory() -> set[str]:
-    """Files that an engine with names would leave: all of /dev/shm, and those of dscomm in /tmp."""
+    """Files that could be left behind: all in /dev/shm, and dscomm's in /tmp."""
     files = {str(path) for path in Path("/dev/shm").iterdir()}
     for path in Path(tempfile.gettempdir()).glob("*dscomm*"):
         if not path.name.startswith("dscomm-test-"):  # of the tests themselves
@@ -433,5 +435,5 @@ def _files_in_memory() -> set[str]:
 
 
 def names_rank(text: str, rank: int, pid: int) -> bool:
-    """Whether a message says of a rank which it is, with pid and host."""
+    """Whether a message names this rank with pid and host."""
     return f"rank {rank} (pid {pid} on host {HOST})" in text

@@ -1,4 +1,4 @@
-"""After an error: it stays, nothing is written, other groups live on, a new start works."""
+"""After an error: it persists, nothing is written, other groups go on, a new start works."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _raises(call: Any) -> str:
 
 
 def _every_call_after(world: World) -> list[str]:
-    """One rank dies; what the others call afterwards raises at once with the first cause."""
+    """One rank dies; all later calls of the others raise at once with the first cause."""
     world.init()
     group = dist.new_group()
     pair = dist.new_group([0, 1])
@@ -59,7 +59,7 @@ def _every_call_after(world: World) -> list[str]:
     texts = [_raises(call) for call in calls]
     assert len(set(texts)) == 1, texts
     assert canary.eq(CANARY).all() and all(part.eq(CANARY).all() for part in parts)
-    # A group without the dead rank is not concerned.
+    # A group without the dead rank is not affected.
     if world.rank < 2:
         total = torch.ones(5000)
         dist.all_reduce(total, group=pair)
@@ -77,7 +77,7 @@ def test_later_calls_raise_the_first_cause_at_once() -> None:
 
 
 def _writes_late(world: World, asynchronous: bool) -> float:
-    """Rank 1 stops in the middle of large calls; what the others then hold must not change."""
+    """Rank 1 stops during large calls; afterwards the others' tensors must not change."""
     world.init(timeout_s=1.5)
     source = torch.ones(3_000_000)
     dist.barrier()
@@ -91,7 +91,7 @@ def _writes_late(world: World, asynchronous: bool) -> float:
             else:
                 dist.all_reduce(tensor)
         except RuntimeError as error:
-            # From here on the tensor is the user's.
+            # From here on the tensor belongs to the user.
             tensor.fill_(CANARY)
             world.say_raised(error)
             world.hear()
@@ -109,7 +109,7 @@ def test_nothing_is_written_after_the_error(asynchronous: bool) -> None:
         time.sleep(0.03)
         job.kill(1, signal.SIGSTOP)
         job.wait_for("raised", [0, 2, 3])
-        # Now it goes on, and finds out.
+        # Rank 1 continues, and gets the error.
         job.kill(1, signal.SIGCONT)
         job.wait_for("raised", [1])
         job.tell("look")
@@ -117,13 +117,13 @@ def test_nothing_is_written_after_the_error(asynchronous: bool) -> None:
 
 
 def _starts_again(world: World, rounds: int) -> int:
-    """An error ends each round (a mismatch, a member that leaves); the next has a new start."""
+    """An error (a mismatch, a member that leaves) ends each round; the next round starts anew."""
     for number in range(rounds):
         world.init(name=f"world{number}")
         total = torch.ones(70_000)
         dist.all_reduce(total)
         assert total.eq(world.size).all()
-        # The error ends calls that are still under way too.
+        # The error also ends calls that are still in progress.
         world.say(f"done {number}")
         world.hear()
         odd = world.rank == number % world.size
@@ -189,8 +189,8 @@ def test_abort() -> None:
 
 
 def _aborts_once_done(world: World, tries: int, composed: bool) -> list[str]:
-    """Rank 0 aborts as soon as its own call has returned: what the same call of each rank raised,
-    and whether the next one does."""
+    """Rank 0 aborts as soon as its own call has returned: returns the errors of each rank's same
+    call, and whether the next call raises."""
     if composed:
         world.compose()
     world.init()
@@ -213,13 +213,13 @@ def _aborts_once_done(world: World, tries: int, composed: bool) -> list[str]:
 @needs_abort
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
 def test_abort_takes_nothing_back(composed: bool) -> None:
-    """A call that is complete on the rank that aborts is complete on all."""
+    """A call that has completed on the aborting rank completes on all ranks."""
     with Job(RANKS, _aborts_once_done, 30, composed) as job:
         assert job.results() == [[]] * RANKS
 
 
 def _calls_after_an_abort(world: World, asynchronous: bool, composed: bool) -> list[float]:
-    """Rank 0 completes a broadcast and aborts, before the others make the call."""
+    """Rank 0 completes a broadcast and aborts before the others make the call."""
     if composed:
         world.compose()
     world.init()

@@ -1,4 +1,4 @@
-"""Ranks that are killed, or leave: the others raise at once and name who it was."""
+"""Ranks that are killed, or leave: the others raise at once and name them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RANKS = 4
 
 
 DEAD = [[1], [0], [1, 3], [0, 2]]
-# Each workload and each choice of the dead once or twice; the drill has all pairs.
+# Each workload and each set of victims once or twice; the drill has all pairs.
 QUICK_KILLS = {(number, number % len(DEAD)) for number in range(len(WORKLOADS))}
 
 
@@ -64,7 +64,7 @@ def test_kill(step: Step, dead: list[int]) -> None:
             at_s = job.kill(rank)
         check_survivors(job, dead, at_s)
         job.finish()
-        # The second may have heard of the first and ended before its own kill came.
+        # The second victim may have got the first one's error and ended before its own kill.
         assert job.exit_codes[dead[0]] == -signal.SIGKILL, job.report()
         assert belongings.left_behind() == ""
 
@@ -74,7 +74,8 @@ def test_kill(step: Step, dead: list[int]) -> None:
 
 def _leaves_with_work_outstanding(world: World, how: str) -> None:
     world.init()
-    # No barrier: the error of one rank's later call would end it too, where another is still in it.
+    # No barrier: the error of one rank's later call would also end a barrier that others are still
+    # in.
     world.say("ready")
     world.hear()
     if world.rank == 2:
@@ -118,7 +119,7 @@ def _first_call_of_a_group(world: World) -> None:
 
 
 def test_death_shows_while_another_process_reserves_memory() -> None:
-    """What orders processes that reserve memory is held by one that does not run."""
+    """A process that does not run holds the lock that orders memory reservations."""
     with Job(RANKS, _first_call_of_a_group) as job:
         job.wait_for("ready")
         with memory_turn_held():
@@ -133,7 +134,7 @@ def test_death_shows_while_another_process_reserves_memory() -> None:
 def _becomes_another_program(world: World, waits_in: str) -> None:
     world.init()
     dist.all_reduce(torch.ones(LARGE))
-    for peer in (0, 1):  # so that there are channels
+    for peer in (0, 1):  # makes channels
         if world.rank == 2:
             dist.send(torch.ones(4), peer)
         elif world.rank == peer:
@@ -155,7 +156,7 @@ def _becomes_another_program(world: World, waits_in: str) -> None:
 
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv"])
 def test_exec_is_a_death(waits_in: str) -> None:
-    """The process goes on as another program, which has nothing of dscomm's."""
+    """The process continues as another program, without any of dscomm's resources."""
     with Job(3, _becomes_another_program, waits_in) as job:
         at_s = job.wait_for("leaving", [2])[0].at_s
         for event in job.wait_for("raised", [0, 1]):
@@ -165,7 +166,7 @@ def test_exec_is_a_death(waits_in: str) -> None:
         job.finish([0, 1])
         pid = job.pids[2]
         while Path(f"/proc/{pid}/comm").read_text() != "sleep\n":
-            time.sleep(0.01)  # it is on its way there
+            time.sleep(0.01)  # exec is still in progress
         held = [*memory_descriptors(pid), *memory_mappings(pid), *sockets_of(pid)]
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
         assert held == [] and str(pid) not in [fields[4] for fields in locks], (held, locks)
@@ -174,7 +175,7 @@ def test_exec_is_a_death(waits_in: str) -> None:
 
 
 def _root_leaves(world: World, ending: str) -> list[float]:
-    """The root of broadcasts and the sender of a message goes; the others read all of it."""
+    """The root of broadcasts and sender of a message leaves; the others still read its data."""
     world.init()
     dist.barrier()
     values = []
@@ -196,7 +197,7 @@ def _root_leaves(world: World, ending: str) -> list[float]:
         dist.recv(tensor, 0)
         values.append(tensor[0].item())
     world.say("read")
-    world.hear()  # an error ends the group: not before the other has read all
+    world.hear()  # an error ends the group, so wait until the other rank has read everything
     try:
         dist.all_reduce(torch.ones(4))
     except RuntimeError as error:
@@ -207,7 +208,8 @@ def _root_leaves(world: World, ending: str) -> list[float]:
 
 @pytest.mark.parametrize("ending", ["destroy", "exit"])
 def test_what_a_rank_published_is_read_after_it_left(ending: str) -> None:
-    """A rank that finished and left is no fault until someone waits for what it never published."""
+    """A rank that finished and left is no fault until a rank waits for data that it never
+    published."""
     with Job(3, _root_leaves, ending) as job:
         job.wait_for("leaving", [0])
         job.finish([0])
@@ -228,7 +230,7 @@ def test_what_a_rank_published_is_read_after_it_left(ending: str) -> None:
 
 
 def _leaves_in_turn(world: World) -> None:
-    """All make the same calls; each destroys as soon as it is done. Nobody may raise."""
+    """All make the same calls; each destroys its group as soon as it is done. No rank may raise."""
     world.init()
     for _ in range(10):
         total = torch.full((100,), 1.0)
@@ -244,7 +246,7 @@ def test_leaving_in_turn_is_no_fault() -> None:
 
 
 def _completes_and_exits(world: World, ending: str) -> float:
-    """Rank 3 completes the last call and goes; rank 0 comes to it late, and rank 2 waits for it."""
+    """Rank 3 completes the last call and ends; rank 0 comes late, and rank 2 waits for it."""
     world.compose()
     world.init()
     dist.barrier()
@@ -278,9 +280,9 @@ INIT_TIMEOUT_S = 3.0
 
 
 def _makes_groups(world: World, what: str) -> None:
-    """Everything of a group's life again and again, until something raises."""
-    # A FileStore does not outlive a writer that is killed in the middle of a record: readers wait
-    # for the rest of it without a deadline. So the last process keeps a store, and does no more.
+    """Makes, uses and destroys groups repeatedly until something raises."""
+    # A FileStore does not survive a writer that is killed while it writes a record: readers wait
+    # for the rest without a deadline. So the last process keeps a store, and does nothing else.
     store = world.tcp_store(keeper=RANKS)
     if world.rank == RANKS:
         world.hear()
@@ -311,7 +313,7 @@ def _makes_groups(world: World, what: str) -> None:
     "attempt", [0, *(pytest.param(n, marks=pytest.mark.drill) for n in range(1, 15))]
 )
 def test_kill_while_groups_are_made(what: str, dead: int, attempt: int) -> None:
-    """Of creation, use and destruction the kill hits any: an error, at the timeout or sooner."""
+    """The kill hits creation, use or destruction: the others raise, at the timeout or sooner."""
     with Job(RANKS + 1, _makes_groups, what) as job:
         job.wait_for("making", range(RANKS))
         time.sleep(random.Random(f"{what}{dead}{attempt}").uniform(0.05, 0.4))
@@ -320,7 +322,7 @@ def test_kill_while_groups_are_made(what: str, dead: int, attempt: int) -> None:
         survivors = [rank for rank in range(RANKS) if rank != dead]
         for event in job.wait_for("raised", survivors):
             text = event.facts["text"]
-            # torch 1.13 ends new_group() with a barrier of its own, which counts and names nobody.
+            # torch 1.13 ends new_group() with its own barrier, whose error names no rank.
             assert f"rank {dead}" in text or (not TORCH_2 and "worker_count=3" in text), (
                 job.report()
             )
@@ -383,7 +385,7 @@ def _destroys(world: World) -> None:
     "delay_ms", [5, *(pytest.param(ms, marks=pytest.mark.drill) for ms in (0, 2, 10, 20))]
 )
 def test_kill_during_destroy(delay_ms: int) -> None:
-    """Destroying waits for nobody: survivors finish."""
+    """Destroying waits for no other rank: survivors finish."""
     with Job(RANKS, _destroys) as job:
         job.wait_for("destroying", [1])
         time.sleep(delay_ms / 1000)

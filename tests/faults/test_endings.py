@@ -1,4 +1,4 @@
-"""How a process ends, and what its peers are told of it."""
+"""The ways in which a process ends, and the errors of its peers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 import pytest
 from rank_processes import TORCH_2
 
-# One process imports torch and forks the ranks of all cases, which is most of what this costs. Each
-# of them then ends as a program does, by the interpreter's own end, or as one of multiprocessing.
+# One process imports torch, the main cost here, and forks the ranks of all cases. Each then ends as
+# a program does, by the interpreter's own end, or as a child of multiprocessing.
 _PROGRAM = """
 import atexit, ctypes, multiprocessing, os, sys, threading, time
 
@@ -201,7 +201,7 @@ main()
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], tuple[int, int]]:
-    """By case and rank: the pid and the exit code. What they wrote is in the fixture's folder."""
+    """By case and rank: pid and exit code. The outputs are in the fixture's folder."""
     folder = tmp_path_factory.mktemp("endings")
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(folder)], capture_output=True, text=True, timeout=240
@@ -291,7 +291,7 @@ def test_message_says_how_the_peer_ended(
 def test_end_is_told_before_the_process_is_gone(
     endings: dict[tuple[str, int], tuple[int, int]],
 ) -> None:
-    """What a process does after Python's end, in destructors of libraries, keeps nobody waiting."""
+    """Work after Python's end, in destructors of libraries, keeps no peer waiting."""
     assert re.search(r"state of the other: [RSD]", _outputs["slow", 0]), _outputs["slow", 0]
 
 
@@ -313,7 +313,7 @@ def test_end_without_destroy_after_the_same_calls_is_silent(
 def test_end_without_destroy_after_different_calls_warns(
     endings: dict[tuple[str, int], tuple[int, int]], how: str
 ) -> None:
-    """Of two ranks that leave, the later one can compare; both may."""
+    """Of two ranks that leave, the later one can compare their calls; both may."""
     outputs = [_outputs[how, rank] for rank in range(2)]
     assert [endings[how, rank][1] for rank in range(2)] == [0, 0], outputs
     warnings = [
@@ -328,7 +328,7 @@ def test_end_without_destroy_after_different_calls_warns(
 def test_collectives_in_exit_handlers(
     endings: dict[tuple[str, int], tuple[int, int]], how: str
 ) -> None:
-    """Handlers registered before the first group, and even before torch is imported."""
+    """Exit handlers registered before the first group, and even before torch is imported."""
     for rank in range(2):
         assert endings[how, rank][1] == 0, _outputs[how, rank]
         assert _outputs[how, rank] == "told: [8.0, 8.0, 8.0, 8.0]\n", _outputs[how, rank]

@@ -1,4 +1,4 @@
-"""The files that ranks write when a group fails or on a signal, and torch's analyser of them."""
+"""The files that ranks write when a group fails or on a signal, and torch's analyser for them."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def _fails(world: World, folder: str, how: str) -> str:
     if how == "timeout" and TORCH_2:
         dist.group.WORLD.set_timeout(timedelta(seconds=0.5))
     parts = [torch.ones(2) for _ in range(world.size)]
-    for _ in range(4):  # more than is kept
+    for _ in range(4):  # more than are kept
         dist.barrier(group=group)
         dist.all_reduce(torch.ones(5), async_op=True).wait()
         dist.all_gather(parts, torch.ones(2))
         dist.reduce_scatter(torch.ones(2), parts)
-    assert not Path(folder).exists() or list(Path(folder).iterdir()) == []  # while all is well
+    assert not Path(folder).exists() or list(Path(folder).iterdir()) == []  # no error yet
     if world.rank == 1:
         if how == "death":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "timeout":
-            world.hear()  # until the other has waited for long enough
+            world.hear()  # until the other rank has timed out
     count = 7 if how == "mismatch" and world.rank == 1 else 6
     try:
         dist.all_reduce(torch.ones(count))
@@ -68,7 +68,7 @@ def _fails(world: World, folder: str, how: str) -> str:
 
 @pytest.mark.parametrize("how", ["mismatch", "timeout", "death"])
 def test_failure_writes_a_record_of_each_rank_that_lives(tmp_path: Path, how: str) -> None:
-    folder = tmp_path / "records"  # made by the ranks
+    folder = tmp_path / "records"  # the ranks make it
     with Job(RANKS, _fails, str(folder), how) as job:
         if how == "timeout":
             job.wait_for("raised", [0])
@@ -87,7 +87,7 @@ def test_failure_writes_a_record_of_each_rank_that_lives(tmp_path: Path, how: st
             **{name: "[0, 1]" for name in record["pg_config"]},
         }
         last = record["entries"][-1]
-        # All calls of torch 1.13 are asynchronous: one to a group that has ended is refused before
+        # All calls of torch 1.13 are asynchronous: one in a group that has ended is refused before
         # it is recorded.
         refused = how == "timeout" and rank == 1 and not TORCH_2
         if refused:
@@ -141,14 +141,14 @@ def _on_signal(world: World, folder: str) -> None:
     world.say("ready")
     if world.rank == 1:
         world.hear()
-    dist.all_reduce(torch.ones(3))  # in which rank 0 waits while the signal comes
+    dist.all_reduce(torch.ones(3))  # the signal comes while rank 0 waits in it
     if work is None:
         dist.send(torch.ones(3), 0, tag=5)
     else:
         work.wait()
     pid = os.fork()
     if pid == 0:
-        os.kill(os.getpid(), signal.SIGUSR2)  # which ends a child, as it ever did
+        os.kill(os.getpid(), signal.SIGUSR2)  # ends a child, by the default action
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGUSR2
     dist.destroy_process_group()

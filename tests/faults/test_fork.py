@@ -1,4 +1,4 @@
-"""Processes forked after the group was made: their calls raise, the parent is unaffected."""
+"""Processes forked after the group was made: their calls raise, and the parent is unaffected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANKS = 3
 
 
 def _in_child(function: object) -> str:
-    """What a forked child says; it must end by itself within 20 s."""
+    """The output of a forked child, which must end by itself within 20 s."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -60,16 +60,16 @@ def _calls_in_child(world: World) -> list[str]:
         lambda: dist.recv(torch.ones(3), (world.rank + 1) % world.size),
     ]
     said = [_in_child(call) for call in calls]
-    # Garbage and destruction in the child touch nothing of the parent's.
+    # Garbage collection and destruction in the child do not affect the parent.
     said.append(_in_child(lambda: dist.destroy_process_group()))
-    # While a call is under way in the parent, and what the parent has under way.
+    # During a call of the parent; the child also waits for the parent's pending calls.
     work = dist.all_reduce(torch.ones(500_000), async_op=True)
     said.append(_in_child(calls[0]))
     work.wait()
     received = torch.zeros(3)
     message = dist.irecv(received, (world.rank + 1) % world.size)
     said.append(_in_child(message.wait))
-    dist.barrier()  # nobody sends before all have asked their child
+    dist.barrier()  # no rank sends before all have run their children
     dist.send(torch.ones(3), (world.rank - 1) % world.size)
     message.wait()
     assert received.tolist() == [1.0] * 3
@@ -93,7 +93,7 @@ def test_a_call_in_a_forked_child_raises() -> None:
 
 
 def _reads_in_child(world: World) -> list[str]:
-    """What a child sees of tensors that peers of its parent read."""
+    """A child's view of tensors that peers of its parent read."""
     world.init()
     tensor = deepspeed_comm.empty(50_000).fill_(1)
 
@@ -121,7 +121,7 @@ def test_tensors_of_the_pool_in_a_child() -> None:
 
 
 def _makes_its_own(world: World) -> list[str]:
-    """Children of all ranks make a group of their own, in which all works."""
+    """Children of all ranks make a new group, in which everything works."""
     world.init()
     dist.barrier()
 
@@ -183,11 +183,11 @@ def _has_a_child(world: World, exit_early: bool) -> None:
         if child == 0:
             if exit_early:
                 os._exit(0)
-            time.sleep(30)  # longer than the case; the job ends it
+            time.sleep(30)  # longer than the case; the job kills it
             os._exit(0)
         if exit_early:
             os.waitpid(child, 0)
-            # The child's end was not its parent's.
+            # The child's end must not look like its parent's.
             for _ in range(50):
                 dist.all_reduce(torch.ones(3000))
                 time.sleep(0.002)
@@ -204,7 +204,7 @@ def _has_a_child(world: World, exit_early: bool) -> None:
 
 @pytest.mark.parametrize("exit_early", [False, True])
 def test_parent_killed_while_a_child_lives(exit_early: bool) -> None:
-    """The child inherited the parent's descriptors; the parent's death shows all the same."""
+    """The child inherited the parent's descriptors; the parent's death must still be noticed."""
     with Job(RANKS, _has_a_child, exit_early) as job:
         child = job.wait_for("working")[1].facts["child"]
         time.sleep(0.05)
@@ -215,6 +215,6 @@ def test_parent_killed_while_a_child_lives(exit_early: bool) -> None:
         job.finish([0, 2])
         assert Path(f"/proc/{child}").exists() == (not exit_early)
         if not exit_early:
-            # It holds neither the parent's memory nor its sockets.
+            # It must hold neither the parent's memory nor its sockets.
             assert memory_descriptors(child) == memory_mappings(child) == sockets_of(child) == []
             os.kill(child, signal.SIGKILL)

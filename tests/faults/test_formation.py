@@ -1,4 +1,4 @@
-"""Groups that cannot be formed: told to all ranks, in time, whatever has happened to the store."""
+"""Groups that cannot be formed: all ranks get an error in time, whatever happens to the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rank_processes import Job, World
 
 TIMEOUT_S = 3.0
-KEEPER = 2  # of the store; no member of any group
+KEEPER = 2  # keeps the store; in no group
 
 
 def _form_after_a_death(world: World) -> None:
@@ -56,7 +56,7 @@ def _form_without_a_store(world: World) -> tuple[str, float]:
     except RuntimeError as error:
         text = str(error)
     took_s = time.monotonic() - began_s
-    # What needs no store goes on.
+    # Calls that need no store go on.
     tensor = torch.ones(4)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [2.0] * 4
@@ -90,6 +90,6 @@ def test_new_group_without_a_store_says_who_kept_it() -> None:
             returned = job.first(rank, "returned")
             assert returned is not None, job.report()
             text, took_s = returned.facts["value"]
-            # This torch knows of no launcher, so it takes rank 0 for the keeper.
+            # torch without a launcher takes rank 0 for the keeper.
             assert "which the job's rank 0 keeps at 127.0.0.1:" in text, text
             assert took_s < TIMEOUT_S, (text, took_s)

@@ -1,4 +1,4 @@
-"""Nothing is left behind, nothing is open to others, and jobs of one host do not meet."""
+"""Nothing is left behind or open to other users, and jobs of one host do not affect each other."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _works_forever(world: World) -> None:
     "attempt", [n if n in (1, 6) else pytest.param(n, marks=pytest.mark.drill) for n in range(8)]
 )
 def test_all_ranks_killed(attempt: int) -> None:
-    """At any time of a job's life, from before the first socket is made."""
+    """Kills at any time of a job, even before the first socket is made."""
     with Job(RANKS, _works_forever) as job:
         if attempt >= 4:
             job.wait_for("working")
@@ -63,7 +63,7 @@ def test_all_ranks_killed(attempt: int) -> None:
         job.finish()
         if attempt >= 4:
             assert len(belongings.memory) == 2 * RANKS  # an arena and a pool each
-            assert len(belongings.sockets) == 2 * RANKS  # one listens, one is the doorbell
+            assert len(belongings.sockets) == 2 * RANKS  # a listening socket and a doorbell each
         assert belongings.left_behind() == ""
 
 
@@ -81,12 +81,12 @@ while True:
 
 @pytest.mark.parametrize("whom", ["torchrun and ranks", "torchrun alone"])
 def test_torchrun_killed(whom: str, tmp_path: Path) -> None:
-    """torchrun's ranks outlive it when only it is killed; then its store's end is their end."""
+    """If only torchrun is killed, its ranks work on; once one is killed too, the other one ends."""
     script = tmp_path / "job.py"
     script.write_text(TORCHRUN_SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     if not TORCH_2:
-        # torch 1.13 with Python 3.11 cannot take its own default, which is to redirect nothing.
+        # torch 1.13 with Python 3.11 rejects its own default, which redirects nothing.
         command += ["--redirects=1", "--tee=1"]
     agent = subprocess.Popen(
         [*command, str(script)],
@@ -112,8 +112,8 @@ def test_torchrun_killed(whom: str, tmp_path: Path) -> None:
             for pid in ranks:
                 os.kill(pid, signal.SIGKILL)
         else:
-            # They were started in sessions or groups of their own, so they work on; nothing of them
-            # depends on the agent. Then one is killed, and the other ends by itself with an error.
+            # They run in other sessions or process groups, so they work on without the agent. The
+            # survivor of a kill ends by itself with an error.
             time.sleep(0.3)
             os.kill(ranks[0], signal.SIGKILL)
         assert belongings.left_behind(limit_s=15) == ""
@@ -126,11 +126,11 @@ def test_torchrun_killed(whom: str, tmp_path: Path) -> None:
         agent.stdout and agent.stdout.close()
 
 
-# --- others
+# --- other users and jobs
 
 
 def _waits(world: World) -> float:
-    """A job that lives until it is told to end, and works then."""
+    """A job that waits for a message from the test, then works."""
     world.init()
     dist.barrier()
     world.say("ready")
@@ -142,13 +142,13 @@ def _waits(world: World) -> float:
 
 
 def _memory_paths(pid: int) -> list[str]:
-    """Its arena and its pool."""
+    """The paths of a process's arena and pool."""
     paths = {os.readlink(entry): str(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
     return [paths[f"/memfd:dscomm-{name} (deleted)"] for name in ("arena", "pool")]
 
 
 def _as_nobody(paths: list[str], names: list[str]) -> dict[str, str]:
-    """Run in a child of its own: what another user gets when it tries."""
+    """Runs in a separate child: the results of another user's attempts."""
     os.setgid(65534)
     os.setuid(65534)
     got = {}
@@ -169,7 +169,7 @@ def _as_nobody(paths: list[str], names: list[str]) -> dict[str, str]:
                     got.setdefault(name, error.strerror)
                     continue
                 if kind == socket.SOCK_DGRAM:
-                    # The doorbell takes a byte from anyone: a false alarm, nothing else.
+                    # The doorbell accepts a byte from any sender: a false alarm, nothing else.
                     got[name] = "doorbell"
                     endpoint.send(b"x")
                     continue
@@ -210,7 +210,7 @@ def test_another_user() -> None:
 def _joins(world: World, folder: str) -> str:
     """The last rank becomes another user before it makes its group."""
     world.folder = folder
-    # Before that user has to read it: the checkout may lie where others may not look.
+    # Loaded before, because that user may not be able to read the checkout.
     load_extension()
     if world.rank == world.size - 1:
         os.setgid(65534)
@@ -236,7 +236,7 @@ def test_another_user_cannot_join() -> None:
 
 
 def test_another_job() -> None:
-    """Jobs with the same group names, at the same time: the one's deaths are not the other's."""
+    """Concurrent jobs with the same group names: deaths in one do not affect the other."""
     with Job(2, _waits) as first, Job(RANKS, _works_forever) as second, Job(2, _waits) as third:
         for job, word in ((first, "ready"), (second, "working"), (third, "ready")):
             job.wait_for(word)
@@ -256,7 +256,7 @@ F_ADD_SEALS, F_GET_SEALS = 1033, 1034
 
 
 def test_the_memory_is_sealed() -> None:
-    """A process of the same user that opens the memory cannot shrink it or write it."""
+    """A process of the same user that opens the memory can neither shrink nor write it."""
     with Job(2, _waits) as job:
         job.wait_for("ready")
         for path in (path for pid in job.pids for path in _memory_paths(pid)):
@@ -277,7 +277,7 @@ def test_the_memory_is_sealed() -> None:
             finally:
                 os.close(descriptor)
         for pid in job.pids:
-            # What a rank maps of its peers it cannot write; its own arena and pool it can.
+            # A rank cannot write its mappings of its peers; it can write its own arena and pool.
             writable = [
                 line
                 for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
@@ -290,7 +290,7 @@ def test_the_memory_is_sealed() -> None:
 
 
 def test_processes_are_counted() -> None:
-    """The search for leftovers finds what is there."""
+    """The search for leftovers finds existing resources."""
     with Job(1, _waits_alone) as job:
         job.wait_for("ready")
         belongings = Belongings(job.pids)

@@ -56,7 +56,7 @@ def _form(world: World) -> None:
 
 
 def test_many_ranks_meet_in_a_tcp_store() -> None:
-    """So many that the store is asked for their keys at once."""
+    """So many ranks that their keys are read from the store in one request."""
     with Job(36, _form) as job:
         job.results()
 
@@ -93,7 +93,7 @@ def _latency(world: World) -> list[float]:
 @pytest.mark.drill
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_latency_of_eight_bytes(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed, for a person to judge: a loaded machine proves nothing."""
+    """Only printed: on a loaded machine it proves nothing."""
     with Job(ranks, _latency, limit_s=300) as job:
         times_s = sorted(job.results()[0])
     with capsys.disabled():
@@ -125,8 +125,8 @@ def _usage() -> dict[str, int]:
 
 
 def _usage_without_workers() -> dict[str, int]:
-    """Once idle workers have ended: how many a loaded machine needs, where one that is preempted at
-    its end is not there for the next call, says nothing of what groups leave behind."""
+    """Waits until idle workers have ended. Their number on a loaded machine says nothing about
+    leaks: a worker that is preempted at its end is not available to the next call."""
     threads = Path("/proc/self/task")
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:
@@ -140,7 +140,7 @@ def _makes_groups(
     world: World, warm_up: int, count: int
 ) -> tuple[dict[str, int], dict[str, int]] | None:
     os.environ["DSCOMM_WORKER_IDLE_MS"] = "100"
-    # Stores keep every key for ever, a FileStore in every process: so a process of its own has it.
+    # Stores keep every key for ever, a FileStore in every process, so a separate process keeps it.
     store = world.tcp_store(keeper=2)
     if world.rank == 2:
         world.hear()
@@ -176,8 +176,8 @@ def _make_groups(warm_up: int, count: int, limit_s: float) -> None:
             _check_flat(before, after, count)
 
 
-# A group's staging with its table. One more than before may be taken: that of a group whose readers
-# were not done yet when the next group took its own.
+# A group's staging with its table. There may be one more than before: that of a group whose readers
+# were not done when the next group allocated.
 ONE_STAGING = 5 * (512 << 10) + (256 << 10)
 
 
@@ -187,7 +187,7 @@ def _check_flat(before: dict[str, int], after: dict[str, int], count: int) -> No
     assert after["threads"] <= before["threads"], text
     assert after["arena_bytes"] <= before["arena_bytes"] + ONE_STAGING, text
     assert after["mappings"] <= before["mappings"] + 8, text
-    # torch itself keeps some 400 bytes of each group it made.
+    # torch itself keeps some 400 bytes for each group it made.
     assert after["resident_kib"] <= before["resident_kib"] + 1024 + count + ONE_STAGING // 1024, (
         text
     )
@@ -224,8 +224,8 @@ def test_groups_alive(count: int) -> None:
         for before, after in job.results():
             text = f"before {before}, with {count} groups {after}"
             assert after["descriptors"] <= before["descriptors"] + 1, text
-            # Workers of busy groups: torch 1.13 cannot ask for a call that runs inline. One that is
-            # preempted at its end is not there for the next group, so a loaded machine has more.
+            # Workers of busy groups: torch 1.13 has no calls that run inline. A worker that is
+            # preempted at its end is not available to the next group, so a loaded machine has more.
             assert after["threads"] <= before["threads"] + (1 if TORCH_2 else count // 4), text
             assert after["arena_bytes"] - before["arena_bytes"] <= 16384 * count + (1 << 20), text
 
@@ -261,19 +261,19 @@ def _outruns_a_reader(world: World, count: int, calls: int, elements: int, is_as
 
 
 def test_small_calls_before_a_late_reader_take_what_they_need() -> None:
-    """Four broadcasts of 1 KiB in each of 40 groups, all before the reader makes its first."""
+    """Four broadcasts of 1 KiB in each of 40 groups, all before the reader's first call."""
     with Job(2, _outruns_a_reader, 40, 4, 256, False) as job:
         job.wait_for("called", [0])
         job.tell("go", [1])
         job.results()
         called = job.first(0, "called")
-    # A quarter of the arena is what groups keep between calls.
+    # Groups keep at most a quarter of the arena between calls.
     assert called is not None and called.facts["arena_bytes"] < 24 << 20, called
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_large_calls_before_a_late_reader_wait_for_it(is_async: bool) -> None:
-    """More is sent than the arena holds: the sender waits, and goes on when the reader does."""
+    """The data exceeds the arena: the sender waits, and continues when the reader does."""
     with Job(2, _outruns_a_reader, 40, 3, 400_000, is_async) as job:
         job.wait_for("ready", [1])
         with pytest.raises(JobFailure, match="did not say 'called'"):

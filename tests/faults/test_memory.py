@@ -1,4 +1,4 @@
-"""Memory that is short: a small or missing /dev/shm, cgroups, and what ulimit limits."""
+"""Memory shortage: a small or missing /dev/shm, cgroups, and ulimits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ print("passed")
 
 MOUNTS = {
     "64 MB": "mount -t tmpfs -o size=64m tmpfs /dev/shm",
-    # A tmpfs of size=0 is one without a limit; one page is the least there is, and it is taken.
+    # A tmpfs of size=0 has no limit; the minimum is one page, which is then filled.
     "0": "mount -t tmpfs -o size=4k tmpfs /dev/shm && head -c 4096 /dev/zero > /dev/shm/full",
     "read-only": "mount -t tmpfs -o ro tmpfs /dev/shm",
 }
@@ -95,12 +95,12 @@ def test_dev_shm(what: str) -> None:
 
 # --- memory cgroups
 
-# Room for the ranks themselves (their private memory is counted too) and none for staging.
+# Room for the ranks' private memory, which counts too, but not for staging.
 ROOM = 64 << 20
 
 
 def _cgroup_root() -> tuple[Path, str] | None:
-    """Where a memory cgroup can be made, and the file of its limit."""
+    """A folder for new memory cgroups, and the name of their limit file; None if there is none."""
     unified = Path("/sys/fs/cgroup")
     if (unified / "cgroup.controllers").exists():
         if "memory" in (unified / "cgroup.subtree_control").read_text().split():
@@ -113,7 +113,7 @@ def _cgroup_root() -> tuple[Path, str] | None:
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A memory cgroup with a limit of ROOM; its limit's file is in the folder."""
+    """A memory cgroup with a limit of ROOM, as its folder."""
     found = _cgroup_root()
     if found is None:
         pytest.skip("no memory controller to make a cgroup of")
@@ -152,7 +152,7 @@ def test_cgroup_too_small(cgroup: Path) -> None:
     for text in texts:
         match = re.search(r"2 ranks on this host need (\d+) bytes .* leaves (\d+)", text)
         assert match is not None and cgroup.name in text, texts
-        # Staging of four chunks and a page of lines for each rank.
+        # Four chunks of staging and a page of mailboxes for each rank.
         assert int(match.group(1)) == 2 * (4 * chunk_bytes + 4096), texts
         assert 0 <= int(match.group(2)) <= ROOM, texts
 
@@ -164,7 +164,7 @@ def test_cgroup_large_enough(cgroup: Path) -> None:
 
 
 def _exhaust(world: World, folder: str) -> str:
-    """Groups with staging of their own until the limit is reached, which is an error."""
+    """Makes groups, each with its own staging, until the limit is reached, which is an error."""
     world.init()
     dist.barrier()
     (Path(folder) / "cgroup.procs").write_text(str(os.getpid()))
@@ -183,15 +183,15 @@ def _exhaust(world: World, folder: str) -> str:
 
 @needs_root
 def test_cgroup_filled_later(cgroup: Path) -> None:
-    """Groups one after the other: works, or raises with numbers; nobody is killed."""
+    """Groups made in turn: each works, or raises with numbers; no process is killed."""
     with Job(2, _exhaust, str(cgroup)) as job:
         texts = job.results()
     assert all(text == "" or "leaves" in text for text in texts), texts
 
 
-# --- several processes that take memory at once
+# --- several processes that reserve memory at once
 
-POOLED = 192 << 20  # of each rank
+POOLED = 192 << 20  # per rank
 
 
 def _take_at_once(world: World, folder: str) -> str:
@@ -207,7 +207,7 @@ def _take_at_once(world: World, folder: str) -> str:
 
 
 def _results_at_once(cgroup: Path, function: Callable[[World, str], str]) -> list[str]:
-    """Of four ranks that begin at one moment, with room for what two of them take."""
+    """Results of four ranks that start at the same time, with room for two of them."""
     found = _cgroup_root()
     assert found is not None
     (cgroup / found[1]).write_text(str(ROOM + 2 * POOLED + POOLED // 2))
@@ -219,7 +219,7 @@ def _results_at_once(cgroup: Path, function: Callable[[World, str], str]) -> lis
 
 @needs_root
 def test_pool_tensors_taken_at_once_fall_back(cgroup: Path) -> None:
-    """Two of four fit: none is killed, and not more than two have the pool."""
+    """Two of four fit: no rank is killed, and no more than two use the pool."""
     kinds = _results_at_once(cgroup, _take_at_once)
     assert sorted(kinds) == ["ordinary", "ordinary", "pool", "pool"], kinds
 
@@ -241,7 +241,7 @@ def _stage_at_once(world: World, folder: str) -> str:
 
 @needs_root
 def test_first_large_calls_at_once_are_refused(cgroup: Path) -> None:
-    """Staging of two of four ranks fits: none is killed, and all are told what is missing."""
+    """Staging of two of four ranks fits: no rank is killed, and all get an error with numbers."""
     texts = _results_at_once(cgroup, _stage_at_once)
     assert all("leaves" in text and cgroup.name in text for text in texts), texts
 
@@ -276,9 +276,9 @@ def _try(world: World, name: str, store: dist.Store | None) -> str:
 
 def _init_under_limit(world: World, which: int, value: int) -> str:
     store = world.tcp_store()
-    load_extension()  # the limit is for what making a group takes
+    load_extension()  # the limit applies only to making a group
     if which == resource.RLIMIT_AS:
-        # Beyond what the process has mapped already.
+        # Beyond what is mapped already.
         value += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(which)
     resource.setrlimit(which, (value, hard))
@@ -286,14 +286,14 @@ def _init_under_limit(world: World, which: int, value: int) -> str:
         return _try(world, "world", store)
     finally:
         resource.setrlimit(which, (hard, hard))
-        # The first rank holds the store until all are done.
+        # The first rank keeps the store until all are done.
         world.say("tried")
         world.hear()
 
 
 @pytest.mark.parametrize("what", LIMITS)
 def test_ulimit(what: str) -> None:
-    """Works, or says in a sentence which limit it was; never a signal."""
+    """Works, or raises an error that names the limit; never a signal."""
     which, value = LIMITS[what]
     with Job(2, _init_under_limit, which, value) as job:
         job.wait_for("tried")
@@ -313,9 +313,9 @@ def test_ulimit(what: str) -> None:
         assert "" not in texts
 
 
-# A filter of system calls in classic BPF, as a container's seccomp profile becomes one: load the
-# number of the call; of memfd_create it is an error, and else allowed.
-_MEMFD_CREATE = {"x86_64": 319}.get(platform.machine(), 279)  # 279: aarch64 and all newer ones
+# A system-call filter in classic BPF, like a container's seccomp profile: loads the number of the
+# call; memfd_create fails, anything else is allowed.
+_MEMFD_CREATE = {"x86_64": 319}.get(platform.machine(), 279)  # 279: aarch64 and newer
 _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
@@ -362,7 +362,7 @@ def test_memfd_create_forbidden_by_seccomp_says_what_to_allow() -> None:
 
 
 def _queue_without_threads(world: World) -> list[str]:
-    """Rank 0 queues calls in many groups, each of which needs a thread, when none can be had."""
+    """Rank 0 queues calls in many groups, which need a thread each, when no thread can start."""
     world.init()
     groups = [dist.new_group() for _ in range(16)]
     dist.barrier()
@@ -371,7 +371,7 @@ def _queue_without_threads(world: World) -> list[str]:
         return [_text_of(lambda group=group: dist.barrier(group=group)) for group in groups]
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    # The C library keeps the stacks of some threads that have ended: a few may start all the same.
+    # The C library reuses the stacks of some ended threads, so a few may still start.
     resource.setrlimit(resource.RLIMIT_AS, (mapped + (2 << 20), hard))
     works = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for group in groups]
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
@@ -388,7 +388,7 @@ def _text_of(call: Callable[[], Any]) -> str:
 
 
 def test_no_thread_for_a_queue() -> None:
-    """The group ends on every rank, naming the limit; nothing waits for what can never run."""
+    """The group ends on every rank and names the limit; no call that cannot run is waited for."""
     with Job(2, _queue_without_threads) as job:
         job.wait_for("queued", ranks=[0])
         job.tell("go")
@@ -401,13 +401,13 @@ def test_no_thread_for_a_queue() -> None:
 
 
 def _open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd")) - 1  # one lists them
+    return len(os.listdir("/proc/self/fd")) - 1  # one of them lists the others
 
 
 def _one_descriptor_more(world: World) -> list[str]:
-    """Tries with no descriptor left, with one, two and so on, in one process, until it works."""
+    """Tries with no free descriptor, with one, two and so on, in one process, until it works."""
     store = world.tcp_store()
-    # What torch opens once must be open: it is not what is tested.
+    # Opens torch's own descriptors first, which are not under test.
     world.init(name="first", store=store, backend="gloo")
     dist.barrier()
     dist.destroy_process_group()
@@ -420,7 +420,8 @@ def _one_descriptor_more(world: World) -> list[str]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         if not texts[-1]:
             break
-    # The process's own: arena, listening socket, doorbell, and what ends the thread that listens.
+    # The process's own: arena, listening socket, doorbell, and the one that ends the listening
+    # thread.
     assert _open_descriptors() <= before + 8
     return texts
 
@@ -433,7 +434,7 @@ def test_ulimit_of_descriptors() -> None:
     for texts in answers:
         assert texts[-1] == "" and len(texts) > 3, answers
         for text in texts[:-1]:
-            # A rank whose peer could not even begin hears nothing from it.
+            # A rank whose peer could not even start gets no error from it.
             assert any(
                 part in text
                 for part in ("Too many open files", "ulimit -n", "waiting for rank", "timed out")

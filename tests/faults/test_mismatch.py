@@ -1,4 +1,4 @@
-"""Ranks that disagree: twelve kinds of it in three sizes, each named on every rank at once."""
+"""Ranks that disagree: twelve kinds in three sizes, each reported on every rank at once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _floats(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(count, dtype=dtype)
 
 
-# Each function makes the calls of one rank in a group. `odd` is the rank that differs, which is
-# the first rank in one half of the cases and the last in the other.
+# Each function makes the calls of one rank in a group. `odd` is true on the rank that differs: the
+# first rank in half of the cases, the last in the others.
 
 
 def other_collective(group: Any, odd: bool, count: int) -> None:
@@ -89,7 +89,8 @@ def lists_of_different_length(group: Any, odd: bool, count: int) -> None:
 
 
 def receive_smaller_than_the_send(group: Any, odd: bool, count: int) -> None:
-    """Ranks 0 and 2 talk, whichever is odd receives less than it is sent; rank 1 calls after."""
+    """Ranks 0 and 2 exchange a message, of which the odd one receives too little; rank 1 calls
+    after."""
     rank = dist.get_rank()
     if odd:
         dist.recv(_floats(count - 1), 2 - rank, group=group)
@@ -100,7 +101,8 @@ def receive_smaller_than_the_send(group: Any, odd: bool, count: int) -> None:
 @dataclasses.dataclass
 class Kind:
     calls: Callable[[Any, bool, int], None]
-    # What the message must show of both sides; the names in braces are those of `counts` below.
+    # Texts that the message must contain for both sides; names in braces are those of `counts`
+    # below.
     sides: tuple[str, str]
 
 
@@ -139,12 +141,12 @@ KINDS = [
 
 
 def _cause(text: str) -> str:
-    """A message without its first words, which name the call that raised it."""
+    """A message without its prefix, which names the call that raised it."""
     return re.sub(r"^dscomm: \w+ in group '\w+': ", "", text)
 
 
 def _rank(world: World, cases: list[tuple[int, int, int]]) -> list[tuple[str, float, bool]]:
-    """Every case in a group of its own, among the same processes; what each raised, and when."""
+    """Runs each case in a new group of the same processes; returns each error and its time."""
     world.init()
     answers = []
     for kind, count, odd_rank in cases:
@@ -155,12 +157,12 @@ def _rank(world: World, cases: list[tuple[int, int, int]]) -> list[tuple[str, fl
         text, is_fault = "", False
         try:
             KINDS[kind].calls(group, world.rank == odd_rank, count)
-            # Who could not know yet learns in its next call.
+            # A rank without an error so far gets it in its next call.
             dist.all_reduce(canary, group=group)
         except RuntimeError as error:
             text, is_fault = str(error), isinstance(error, FAULT)
         took_s = time.monotonic() - began_s
-        # Later calls raise at once, with the first cause, and leave the tensor alone.
+        # Later calls raise at once, with the first cause, and do not write the tensor.
         canary.fill_(CANARY)
         again = ""
         try:
@@ -173,7 +175,7 @@ def _rank(world: World, cases: list[tuple[int, int, int]]) -> list[tuple[str, fl
         )
         dist.barrier()
         dist.destroy_process_group(group)
-    # The other group lived through all of it.
+    # The other group is not affected.
     total = torch.full((5,), float(world.rank))
     dist.all_reduce(total)
     assert total.tolist() == [float(sum(range(world.size)))] * 5
@@ -229,7 +231,8 @@ def test_mismatch(size: str, odd_rank: int) -> None:
                 problems.append(f"the next call does not repeat it, or wrote: {where}")
             if took_s > SOON_S:
                 problems.append(f"took {took_s:.2f} s: {where}")
-        # Ranks that see it at the same time may show another pair of ranks, of the same call.
+        # Ranks that detect it at the same time may report different pairs of ranks, of the same
+        # call.
         if (
             len(
                 {
@@ -245,8 +248,8 @@ def test_mismatch(size: str, odd_rank: int) -> None:
 
 # --- a group made of different ranks
 
-# What each of three ranks passes to new_group(); None: a list that it is not in. (torch sorts the
-# list, so another order is no disagreement.)
+# The list that each of three ranks passes to new_group(); None: a list without the rank. (torch
+# sorts the list, so another order is no disagreement.)
 MEMBERSHIPS = {
     "two disjoint claims to be first": ([0, 1], [1, 2], None),
     "one list is longer": ([0, 1, 2], [0, 1], [0, 1, 2]),
@@ -269,7 +272,7 @@ def _make_groups(world: World, lists: tuple[list[int] | None, ...]) -> str:
     took_s = time.monotonic() - began_s
     dist.barrier()
     assert took_s < SOON_S, f"{took_s:.2f} s: {text}"
-    # The world lives on.
+    # The default group goes on.
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == world.size
@@ -284,7 +287,7 @@ def test_group_of_different_ranks(what: str) -> None:
     with Job(RANKS, _make_groups, lists, limit_s=50) as job:
         texts = job.results()
     for rank, text in enumerate(texts):
-        # Members that agree may have made their group before the one that does not agree came.
+        # Members that agree may have made their group before the disagreeing one came.
         same = [other for other in lists if other == lists[rank]]
         if lists[rank] is not None and len(same) != len(lists[rank]):
             assert "different members" in text or "believes in" in text, texts
@@ -293,7 +296,7 @@ def test_group_of_different_ranks(what: str) -> None:
 
 # --- in the last calls
 
-# What must be shown of both sides.
+# Texts that the error must contain for both sides.
 LAST_CALLS = {
     "other root": ("broadcast(float32[3], root 0)", "broadcast(float32[3], root 3)"),
     "one more": ("made 9 calls", "made 10 calls"),
@@ -303,8 +306,8 @@ LAST_CALLS = {
 
 
 def _leaves_groups(world: World, composed: bool) -> list[str]:
-    """Groups in which rank 3 differs in its last call, or calls once less, and is the first or the
-    last to leave, or leaves together with the others: what destroying each of them raised."""
+    """Rank 3 differs in its last call, or makes one call less, and leaves first, last, or together
+    with the others. Returns the error of destroying each group."""
     if composed:
         world.compose()
     world.init()
@@ -314,9 +317,10 @@ def _leaves_groups(world: World, composed: bool) -> list[str]:
         for first in ([3], [0, 1, 2], [0, 1, 2, 3]):
             group = dist.new_group()
             value = torch.zeros(3)
-            # Nobody waits for rank 3 in these, so all return.
+            # No rank waits for rank 3 in these calls, so all return.
             if calls == "other root":
-                # Root 0 first: a rank that waits long for a root compares its call with all ranks.
+                # Root 0 first: a rank that waits long for a root would compare its call with all
+                # ranks.
                 if world.rank == 0:
                     dist.broadcast(value, 0, group=group)
                 dist.barrier()
@@ -337,7 +341,7 @@ def _leaves_groups(world: World, composed: bool) -> list[str]:
             except RuntimeError as error:
                 assert isinstance(error, FAULT)
                 text = str(error)
-                dist.destroy_process_group(group)  # what torch had yet to do
+                dist.destroy_process_group(group)  # completes torch's part
             if world.rank in first:
                 dist.barrier()
             texts.append(text)

@@ -1,4 +1,4 @@
-"""Containers of one pod: PID namespaces of their own, one network, shared memory all the same."""
+"""Containers of one pod: separate PID namespaces, one network, and shared memory still works."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RANKS = 2
 
 @contextlib.contextmanager
 def _pod(kind: str, folder: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Each rank in a PID, mount, IPC and UTS namespace of its own, with its own /proc."""
+    """Each rank has its own PID, mount, IPC and UTS namespace, and its own /proc."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--ipc", "--uts", "--kill-child"]
     containers = [
         subprocess.Popen(
@@ -102,7 +102,7 @@ def test_containers_of_one_pod(kind: str, dead: int) -> None:
         for container in pod:
             _, pid, arenas = _lines_until(container, "working")
             assert pid == "1"  # its own namespace
-            assert arenas.strip() == str(RANKS)  # shared memory all the same
+            assert arenas.strip() == str(RANKS)  # shared memory still works
         child = Path(f"/proc/{pod[dead].pid}/task/{pod[dead].pid}/children").read_text().split()
         assert len(child) == 1
         time.sleep(0.05)
@@ -110,6 +110,6 @@ def test_containers_of_one_pod(kind: str, dead: int) -> None:
         os.kill(int(child[0]), signal.SIGKILL)
         _, raised_s, text = _lines_until(pod[1 - dead], "raised")
         assert float(raised_s) - at_s < SOON_S
-        # The pid is the one that its own container knows it by.
+        # The pid is that within the rank's own container.
         assert f"rank {dead} (pid 1 on host" in text, text
         assert pod[1 - dead].wait(20) == 0

@@ -1,5 +1,5 @@
-"""Jobs that torchrun restarts after a rank has died: all come back at the first attempt, whatever
-the attempt before has left in the store that they share."""
+"""Jobs that torchrun restarts after a rank died: all ranks return in the first new attempt,
+whatever earlier attempts left in the shared store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS = 3
 LIMIT_S = 60.0
 PLACES = ("before init", "in init", "before new_group", "in new_group", "in a call")
 
-# The victim ends at a place of the first attempts. What each rank saw is one line each.
+# The victim ends at a given point of the first attempts. Each rank prints one line.
 SCRIPT = """
 import os, sys, threading, time
 import torch, torch.distributed as dist
@@ -54,7 +54,7 @@ os.write(1, f"rank {rank} of attempt {attempt}: {tensor.tolist()[0]}\\n".encode(
 
 
 def _restart(folder: Path, victims: list[int], place: str, delay_s: float, elastic: bool) -> str:
-    """What torchrun and its ranks printed; it has one restart for each victim."""
+    """The output of torchrun and its ranks; there is one restart per victim."""
     script = folder / "job.py"
     script.write_text(SCRIPT)
     with socket.socket() as probe:
@@ -67,7 +67,7 @@ def _restart(folder: Path, victims: list[int], place: str, delay_s: float, elast
     else:
         command += ["--master_addr=127.0.0.1", f"--master_port={port}"]
     if not TORCH_2:
-        # torch 1.13 with Python 3.11 cannot take its own default, which is to redirect nothing.
+        # torch 1.13 with Python 3.11 rejects its own default, which redirects nothing.
         command += ["--redirects=9:0", "--tee=9:0"]
     arguments = [",".join(map(str, victims)), place, str(delay_s)]
     began_s = time.monotonic()

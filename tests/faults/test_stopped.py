@@ -1,4 +1,4 @@
-"""Ranks that are stopped: named with their state at the timeout, and no fault before it."""
+"""Stopped ranks: named with their state at the timeout, and no error before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _works(world: World, kind: str, with_messages: bool) -> None:
 
     def step(number: int) -> None:
         if with_messages:
-            # Everyone waits for rank 1 itself: in a ring some would wait for those who wait.
+            # All wait for rank 1 directly: in a ring some would wait for waiting ranks.
             peers = [0, 2] if world.rank == 1 else [1]
             works = [dist.isend(torch.ones(20), peer) for peer in peers]
             for peer in peers:
@@ -53,7 +53,7 @@ def test_stopped_past_the_timeout(kind: str) -> None:
             # The wait may have begun just before the stop.
             assert TIMEOUT_S - 0.5 < event.at_s - at_s < TIMEOUT_S + 1.0, job.report()
         job.finish([0, 2])
-        # Once it runs again it hears of the same.
+        # The stopped rank gets the same error once it runs again.
         job.kill(stopped, signal.SIGCONT)
         event = job.wait_for("raised", [stopped])[0]
         assert "timed out" in event.facts["text"], job.report()
@@ -62,7 +62,7 @@ def test_stopped_past_the_timeout(kind: str) -> None:
 
 
 def _counts(world: World, seconds: float) -> int:
-    """Checks every result of many calls, of all kinds of sizes, for a while."""
+    """Checks the results of many calls of various sizes for a while."""
     world.init()
     dist.barrier()
     world.say("working")
@@ -85,7 +85,7 @@ def _counts(world: World, seconds: float) -> int:
             dist.recv(got, 0)
             assert torch.equal(got, peer)
         number += 1
-        # All stop after the same call.
+        # All ranks stop after the same call.
         running = torch.tensor([1.0 if time.monotonic() < end_s else 0.0])
         dist.all_reduce(running, dist.ReduceOp.MIN)
     dist.destroy_process_group()
@@ -110,7 +110,7 @@ STOP_S = 2.0  # longer than the timeouts below
 
 def _waits_through_a_stop(world: World, kind: str) -> float:
     """Rank 0 computes while the others wait for it, and all are stopped meanwhile. With messages it
-    is rank 1: rank 2 waits for a message of it, and rank 0 for both in a monitored barrier."""
+    is rank 1: rank 2 waits for its message, and rank 0 for both in a monitored barrier."""
     if kind == "composed":
         world.compose()
     world.init(timeout_s=1.5)
@@ -119,9 +119,9 @@ def _waits_through_a_stop(world: World, kind: str) -> float:
     world.say("waiting")
     if world.rank == (1 if kind == "messages" else 0):
         end_s = time.monotonic() + 0.7 + STOP_S
-        while time.monotonic() < end_s:  # the time of the stop counts
+        while time.monotonic() < end_s:  # the time of the stop counts here
             time.sleep(0.01)
-    # Runs out in the stop; the timeout of the group does not.
+    # Expires during the stop; the timeout of the group does not.
     limit = timedelta(seconds=1.2)
     if kind == "messages":
         if world.rank == 1:
@@ -149,7 +149,7 @@ def _waits_through_a_stop(world: World, kind: str) -> float:
 
 @pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "limit", "messages", "composed"])
 def test_job_stopped_as_a_whole_goes_on(kind: str) -> None:
-    """Time in which a process did not run is not charged to its deadlines."""
+    """Time in which a process did not run does not count towards its deadlines."""
     ranks = 4 if kind == "composed" else RANKS
     with Job(ranks, _waits_through_a_stop, kind) as job:
         job.wait_for("waiting")
@@ -157,7 +157,7 @@ def test_job_stopped_as_a_whole_goes_on(kind: str) -> None:
         for rank in range(ranks):
             job.kill(rank, signal.SIGSTOP)
         time.sleep(STOP_S)
-        # The ranks that wait go on first, one after another.
+        # Waiting ranks continue first, one after another.
         for rank in reversed(range(ranks)):
             job.kill(rank, signal.SIGCONT)
             time.sleep(0.05)

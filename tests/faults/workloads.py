@@ -1,4 +1,4 @@
-"""What ranks do when a fault comes, and what must then be true of those that live on."""
+"""The work of ranks when a fault happens, and the checks of the survivors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mixed(world: World, number: int) -> None:
 
 
 def in_place(world: World, number: int) -> None:
-    """Tensors that the others read where they are, of all ranks but the last."""
+    """All ranks except the last pass tensors that others read in place."""
     size = world.size
     make = deepspeed_comm.empty if world.rank < size - 1 else torch.empty
     tensor = make(LARGE).fill_(1.0)
@@ -62,7 +62,7 @@ def in_place(world: World, number: int) -> None:
 
 
 def ring(world: World, number: int) -> None:
-    """Point-to-point around a ring: every rank waits for a neighbour."""
+    """Messages around a ring: every rank waits for a neighbour."""
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     count = LARGE if number % 5 == 4 else 50
     work = dist.isend(torch.ones(count), right)
@@ -82,12 +82,12 @@ WORKLOADS: list[Step] = [
 
 
 def work_until_raised(world: World, step: Step) -> None:
-    os.environ["DSCOMM_IN_PLACE_BYTES"] = "0"  # far less than it pays for, so that steps are short
+    os.environ["DSCOMM_IN_PLACE_BYTES"] = "0"  # a low threshold, so that steps are short
     world.init()
     dist.barrier()
     world.say("working")
     world.until_raised(lambda number: step(world, number))
-    # The first cause stays, and the process can end its group and make another.
+    # The first cause persists, and the process can destroy its group and make another.
     canary = torch.full((9,), 5.0)
     try:
         dist.all_reduce(canary)
@@ -95,13 +95,13 @@ def work_until_raised(world: World, step: Step) -> None:
         world.say("raised again", text=str(error))
     assert canary.tolist() == [5.0] * 9
     dist.destroy_process_group()
-    # Of arenas and pools only its own are open: those of peers are closed once they are mapped.
+    # Only its own arena and pool are open: those of peers are closed once they are mapped.
     world.say("destroyed", descriptors=len(memory_descriptors()))
 
 
 @contextlib.contextmanager
 def memory_turn_held() -> Iterator[None]:
-    """As a process of any job of the machine that is stopped while it reserves memory."""
+    """Simulates a process of another job that is stopped while it reserves memory."""
     path = "/proc/self/ns/time" if os.path.exists("/proc/self/ns/time") else "/proc/self/ns/user"
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -112,7 +112,7 @@ def memory_turn_held() -> Iterator[None]:
 
 
 def check_survivors(job: Job, dead: list[int], at_s: float, limit_s: float = SOON_S) -> list[float]:
-    """Every survivor has raised soon, named a dead rank, and ended in peace: how long each took."""
+    """Every survivor raised soon, named a dead rank, and ended in order; returns their times."""
     survivors = [rank for rank in range(job.size) if rank not in dead]
     took = []
     for event in job.wait_for("raised", survivors, limit_s=20):
@@ -135,5 +135,5 @@ def check_survivors(job: Job, dead: list[int], at_s: float, limit_s: float = SOO
 
 
 def cause(text: str) -> str:
-    """A message without its first words, which name the call that raised it."""
+    """A message without its prefix, which names the call that raised it."""
     return text.split(": ", 2)[-1]
