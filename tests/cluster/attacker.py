@@ -1,9 +1,9 @@
-"""A stranger: connects to the ports of a host, again and again, with words of no rank.
+"""A stranger: repeatedly connects to a host's ports, with data that no rank sends.
 
-attacker.py ADDRESS UID SPARED [PORTS]: as that user. PORTS, as in 1024-1100, are those it tries;
-without them it tries all listening ports of its own network namespace, at ADDRESS and at 127.0.0.1.
-SPARED is a port that it leaves alone. It holds on to each connection for as long as it can, until
-SIGTERM; then it prints, as JSON, how often it was connected to which port.
+attacker.py ADDRESS UID SPARED [PORTS]: runs as user UID. It attacks PORTS, such as 1024-1100; by
+default all listening ports of its own network namespace, at ADDRESS and at 127.0.0.1. It never
+connects to port SPARED. It keeps each connection for as long as it can, until SIGTERM; then it
+prints, as JSON, how often it was connected to each port.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import sys
 import time
 from pathlib import Path
 
-# Nothing; less than a greeting; other protocols; noise; Open MPI's greeting, of rank 0 and of no
-# rank, with more behind it; and a header that announces a huge message.
+# Nothing; less than a greeting; other protocols; noise; Open MPI's greeting, from rank 0 and from
+# an invalid rank, with more data after it; and a header that announces a huge message.
 WORDS = [
     b"",
     b"\x00",
@@ -30,7 +30,7 @@ WORDS = [
     b"OPAL-TCP-BTL\0\0\0\0" + b"\xff" * 200,
     b"\xff" * 16,
 ]
-AT_ONCE = 4  # connections to one port with the same words
+AT_ONCE = 4  # connections to one port with the same data
 
 
 def listening(address: str) -> set[tuple[str, int]]:
@@ -88,13 +88,13 @@ def main() -> None:
                             if number == 1:
                                 held[key].shutdown(socket.SHUT_WR)  # half open
                             elif number == 2:
-                                held.pop(key).close()  # a scan
+                                held.pop(key).close()  # like a port scan
                         elif held[key].recv(4096) == b"":
-                            held.pop(key).close()  # turned away: once more
+                            held.pop(key).close()  # closed by the peer: connects again
                     except BlockingIOError:
                         pass
                     except OSError:
-                        # Not connected yet, or no more.
+                        # Not connected yet, or no longer.
                         client = held.get(key)
                         if client and client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0:
                             held.pop(key).close()

@@ -14,7 +14,7 @@ from hosts import Hosts, why_not  # noqa: E402
 
 @pytest.fixture
 def make_hosts(tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
-    """make_hosts(3): three hosts, which last as long as the test; options as those of Hosts."""
+    """make_hosts(3): three hosts for one test; options as for Hosts."""
     if why_not():
         pytest.skip(why_not())
     with contextlib.ExitStack() as stack:

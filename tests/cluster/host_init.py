@@ -1,9 +1,9 @@
-"""Process 1 of a test's host: makes the host its own, and keeps it until its input is closed.
+"""Process 1 of a test's host: sets the host up, and keeps it until standard input is closed.
 
     unshare --net --mount --uts --ipc --pid --fork --mount-proc python host_init.py SETTINGS
 
-SETTINGS is JSON: the name of the host, what /etc/hosts shall say, and the folders below /tmp and
-/dev/shm that stay visible. The kernel ends every process of the host when this one ends.
+SETTINGS is JSON: the host's name, the content of /etc/hosts, and the folders below /tmp and
+/dev/shm that stay visible. When this process ends, the kernel ends every process of the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(source: str, target: str, kind: str = "none", flags: int = 0, options: str = "") -> None:
-    # The system call itself: mount(8) would resolve /proc/self/fd to a path that is covered by now.
+    # The system call, because mount(8) would resolve /proc/self/fd to a path that is hidden by now.
     texts = [os.fsencode(text) for text in (source, target, kind)]
     if _libc.mount(*texts, flags, os.fsencode(options)) != 0:
         number = ctypes.get_errno()
@@ -30,7 +30,7 @@ def mount(source: str, target: str, kind: str = "none", flags: int = 0, options:
 
 
 def empty_memory_folders(kept: list[str]) -> None:
-    """Own and empty /tmp and /dev/shm, with the kept folders where they were."""
+    """Mounts an empty /tmp and /dev/shm, in which the kept folders have their old paths."""
     before = {path: os.open(path, os.O_PATH) for path in kept}
     for place in EMPTIED:
         mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
@@ -41,7 +41,7 @@ def empty_memory_folders(kept: list[str]) -> None:
 
 
 def know_names(lines: str) -> None:
-    """Own /etc/hosts. The file has no name of its own: nothing is left to be found."""
+    """Mounts a private /etc/hosts, from a file that is deleted: nothing is left behind."""
     path = "/tmp/names-of-hosts"
     with open(path, "w") as file:
         file.write(lines)
@@ -54,7 +54,7 @@ def main() -> None:
     socket.sethostname(settings["name"])
     empty_memory_folders(settings["kept"])
     know_names(settings["names"])
-    # The kernel then takes away orphans as they end.
+    # Makes the kernel reap orphans.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     sys.stdin.buffer.read()

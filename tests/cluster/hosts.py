@@ -1,13 +1,13 @@
 """Hosts for tests, all on this machine: sets of namespaces, linked by a switch.
 
-A host has a network, mount, UTS, IPC and PID namespace of its own: its own name (host-a, host-b,
-...), address (10.77.0.1, ...), processes, and an empty /tmp and /dev/shm. The rest of the file
-system is the machine's, so the same Python runs there. Hosts reach each other over a bridge in one
-more network namespace, and nothing else: none has a route to the outside.
+A host has its own network, mount, UTS, IPC and PID namespaces: its own name (host-a, host-b, ...),
+address (10.77.0.1, ...), processes, and an empty /tmp and /dev/shm. The rest of the file system is
+the machine's, so the same Python runs there. Hosts reach each other over a bridge in another
+network namespace, and nothing else: none has a route to the outside.
 
-Nothing here has a name that others could see or that could be left behind. A host lives as long as
-its process 1, and that one as long as a pipe of the test process: however the test process ends,
-the kernel takes the host's processes, links and files away.
+Nothing here has a name that other users could see or that could be left behind. A host lives as
+long as its process 1, and that lives as long as a pipe of the test process: however the test
+process ends, the kernel removes the host's processes, links and files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMMAND_LIMIT_S = 20.0
 
 
 class HostsFailure(AssertionError):
-    """Hosts could not be made, or one does not do what it is told."""
+    """Hosts cannot be made, or a command on a host fails."""
 
 
 @functools.cache
@@ -61,12 +61,12 @@ def why_not() -> str:
 
 
 def _path() -> str:
-    """Where commands are; those of networks may lie outside of a user's PATH."""
+    """The search path for commands; networking commands may be outside of a user's PATH."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def _kept_folders(more: Iterable[Path]) -> list[str]:
-    """The folders below /tmp and /dev/shm without which the tests' own programs would not run."""
+    """The folders below /tmp and /dev/shm that the tests' own programs need."""
     wanted = {ROOT, Path(sys.prefix), Path(sys.base_prefix), *more}
     wanted |= {Path(entry) for entry in sys.path if entry and Path(entry).is_dir()}
     below = {
@@ -78,7 +78,7 @@ def _kept_folders(more: Iterable[Path]) -> list[str]:
 
 
 def base_environment() -> dict[str, str]:
-    """This process's environment, without what an outer launcher may have told it."""
+    """This process's environment, without the variables of an outer launcher."""
     launchers = ("TORCHELASTIC_", "OMPI_", "PMIX_", "PMI_", "DSCOMM_", "GLOO_", "SLURM_")
     own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
     kept = {
@@ -92,16 +92,16 @@ def base_environment() -> dict[str, str]:
 
 
 class HostProcess:
-    """A command that runs in a host. Both its pid here and its output are known."""
+    """A command that runs in a host, with its pid on this machine and its output."""
 
     def __init__(self, entered: subprocess.Popen[bytes], argv: Sequence[str], output: Path) -> None:
         self.argv = list(argv)
         self.output_path = output
-        self._entered = entered  # nsenter, which waits for the command and ends as it does
+        self._entered = entered  # nsenter, which waits for the command and then exits
 
     @functools.cached_property
     def pid(self) -> int:
-        """As this machine sees it, to send signals to."""
+        """The pid on this machine, for signals."""
         deadline = time.monotonic() + _COMMAND_LIMIT_S
         while time.monotonic() < deadline:
             if children := _children(self._entered.pid):
@@ -125,7 +125,7 @@ class HostProcess:
         return self.output_path.read_text(errors="replace")
 
     def close(self) -> None:
-        """Once its host has been emptied. nsenter ends with the command, and stops with it too."""
+        """Call it when the host is empty. nsenter ends, and stops, with its command."""
         for number, limit_s in ((signal.SIGCONT, 5.0), (signal.SIGKILL, 5.0)):
             if self._entered.poll() is None:
                 self._entered.send_signal(number)
@@ -137,11 +137,11 @@ class Host:
     number: int
     name: str
     address: str
-    folder: Path  # of its processes' output
+    folder: Path  # for its processes' output
     kept: list[str]
 
     def __post_init__(self) -> None:
-        self.pid = 0  # of its process 1, as this machine sees it
+        self.pid = 0  # its process 1's pid on this machine
         self._init: subprocess.Popen[bytes] | None = None
         self._processes: list[HostProcess] = []
         self._started = 0
@@ -154,7 +154,7 @@ class Host:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # an interrupt is for the test, which then ends the host
+            start_new_session=True,  # an interrupt goes to the test only, which then ends the host
         )
         assert self._init.stdout is not None
         if self._init.stdout.readline() != b"ready\n":
@@ -164,7 +164,7 @@ class Host:
         self._namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
 
     def start(self, argv: Sequence[str], env: dict[str, str] | None = None) -> HostProcess:
-        """Runs a command in the host, in a session of its own."""
+        """Runs a command in the host, in a new session."""
         self._started += 1
         output = self.folder / f"{self.name}-{self._started}.txt"
         with output.open("wb") as file:
@@ -181,7 +181,7 @@ class Host:
         return process
 
     def run(self, *argv: str, limit_s: float = _COMMAND_LIMIT_S) -> str:
-        """Runs a short command to its end, which must be a good one: what it printed."""
+        """Runs a short command, which must succeed, and returns its output."""
         process = self.start(argv)
         if (code := process.wait(limit_s)) != 0:
             raise HostsFailure(f"{argv} on {self.name} gave {code}: {process.output()}")
@@ -191,7 +191,7 @@ class Host:
         return ["nsenter", "--target", str(self.pid), *(namespaces or _NAMESPACES), "--"]
 
     def processes(self) -> dict[int, str]:
-        """What runs in the host besides its process 1: pids as this machine sees them."""
+        """All processes of the host except process 1, by their pids on this machine."""
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == self.pid:
@@ -202,11 +202,11 @@ class Host:
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
                 found[int(entry.name)] = words or (entry / "comm").read_text().strip()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
         return found
 
     def pid_here(self, pid_there: int) -> int:
-        """The pid as this machine sees it of a process that knows its own within the host."""
+        """The pid on this machine of a process, given its pid within the host."""
         for pid in self.processes():
             try:
                 status = Path(f"/proc/{pid}/status").read_text()
@@ -218,7 +218,7 @@ class Host:
         raise HostsFailure(f"{self.name} has no process {pid_there}: {self.processes()}")
 
     def files(self) -> list[str]:
-        """What lies in /tmp and /dev/shm, but for the kept folders."""
+        """The files in /tmp and /dev/shm, outside of the kept folders."""
         on_the_way = {str(parent) for path in self.kept for parent in Path(path).parents}
         found = []
 
@@ -235,7 +235,7 @@ class Host:
         return sorted(found)
 
     def leftovers(self, limit_s: float = 0.0) -> list[str]:
-        """Processes and files; with a limit, what is still there when it has passed."""
+        """Processes and files; with a limit, those that remain after it."""
         deadline = time.monotonic() + limit_s
         while True:
             left = [f"process {pid}: {words}" for pid, words in self.processes().items()]
@@ -245,7 +245,7 @@ class Host:
             time.sleep(0.02)
 
     def kill_all(self) -> None:
-        """Ends whatever runs in the host."""
+        """Kills all processes of the host."""
         deadline = time.monotonic() + _COMMAND_LIMIT_S
         while (pids := self.processes()) and time.monotonic() < deadline:
             for pid in pids:
@@ -254,7 +254,7 @@ class Host:
                 except ProcessLookupError:
                     pass
             for process in self._processes:
-                process.exit_code()  # takes it away
+                process.exit_code()  # reaps it
             time.sleep(0.01)
         for process in self._processes:
             process.close()
@@ -272,13 +272,13 @@ class Host:
             try:
                 self._init.wait(_COMMAND_LIMIT_S)
             except subprocess.TimeoutExpired:
-                self._init.kill()  # and with it process 1 of the host
+                self._init.kill()  # and thereby process 1 of the host
                 self._init.wait()
             self._init.stdout.close()
             self._init, self.pid = None, 0
 
     def set_network(self, *lines: str) -> None:
-        """Commands of ip(8) in the host's network namespace."""
+        """Runs ip(8) commands in the host's network namespace."""
         _batch(self._enter("--net"), ["ip", "-batch", "-"], lines)
 
     def set_rate(self, *lines: str) -> None:
@@ -309,7 +309,7 @@ class _Switch:
         _batch(self._enter(), ["tc", "-batch", "-"], lines)
 
     def forward(self) -> None:
-        """Passes packets from one subnet to another."""
+        """Routes packets between subnets."""
         _batch(self._enter(), ["tee", "/proc/sys/net/ipv4/ip_forward"], ["1"])
 
     def _enter(self) -> list[str]:
@@ -323,10 +323,10 @@ class _Switch:
 
 
 class Hosts:
-    """`count` hosts that reach each other. Use as a context manager.
+    """Context manager: `count` hosts that reach each other.
 
-    With is_routed each host has a subnet of its own (10.78.1.0/24, ...), and the switch is a router
-        between them. With is_ipv6 the hosts have addresses of IPv6 alone (fd77::1, ...).
+    With is_routed each host has its own subnet (10.78.1.0/24, ...), and the switch routes between
+    them. With is_ipv6 the hosts have only IPv6 addresses (fd77::1, ...).
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class Hosts:
         self.folder = folder
         self._is_routed = is_routed
         self._switch: _Switch | None = None
-        self._stack = contextlib.ExitStack()  # ends each of them, whatever becomes of another
+        self._stack = contextlib.ExitStack()  # closes each, even if another fails
 
     def __enter__(self) -> Hosts:
         names = "127.0.0.1 localhost\n"
@@ -381,7 +381,7 @@ class Hosts:
             f"link add name {port} type veth peer name eth0 netns {host.pid}",
             f"link set {port} up" if self._is_routed else f"link set {port} master bridge0 up",
         )
-        # An address of IPv6 is usable at once only where nobody is asked whether it is taken.
+        # Without duplicate address detection, an IPv6 address is usable at once.
         network = f"{host.address}/64 nodad" if ":" in host.address else f"{host.address}/24"
         host.set_network("link set lo up", f"addr add {network} dev eth0", "link set eth0 up")
         if self._is_routed:
@@ -407,43 +407,43 @@ class Hosts:
     # --- the network
 
     def link_down(self, number: int) -> None:
-        """Pulls a host's cable: its interface has no carrier."""
+        """Unplugs a host's cable: its interface has no carrier."""
         self.switch.set_network(f"link set port{number} down")
 
     def link_up(self, number: int) -> None:
         self.switch.set_network(f"link set port{number} up")
 
     def drop_packets(self, number: int) -> None:
-        """A host's packets are lost on the way, both ways; its interface sees nothing of that."""
+        """Drops a host's packets in both directions; its interface does not notice."""
         self.switch.set_network(f"link set port{number} nomaster")
 
     def pass_packets(self, number: int) -> None:
         self.switch.set_network(f"link set port{number} master bridge0")
 
     def limit(self, mbit: float) -> None:
-        """Holds every link to a rate, each direction on its own."""
+        """Limits the rate of every link, separately in each direction."""
         shape = f"root tbf rate {mbit}mbit burst 128kb latency 50ms"
         for host in self._hosts:
             host.set_rate(f"qdisc replace dev eth0 {shape}")
             self.switch.set_rate(f"qdisc replace dev port{host.number} {shape}")
 
     def add_same_bridge(self, numbers: Iterable[int] | None = None) -> None:
-        """What a container engine makes on every machine: a bridge of one and the same address."""
+        """Adds a bridge with the same address to every host, as container engines do."""
         for number in range(len(self)) if numbers is None else numbers:
             self[number].set_network(
                 "link add name docker0 type bridge",
                 "addr add 172.17.0.1/16 dev docker0",
                 "link set docker0 up",
-                # Something on it, without which it would be down.
+                # An attached interface, without which the bridge would be down.
                 "link add name container type veth peer name engine",
                 "link set engine master docker0 up",
                 "link set container up",
             )
 
-    # --- what is left
+    # --- leftovers
 
     def leftovers(self, limit_s: float = 0.0) -> dict[str, list[str]]:
-        """Of every host on which something is left."""
+        """The leftovers of every host that has any."""
         deadline = time.monotonic() + limit_s
         left = {h.name: h.leftovers(max(0.0, deadline - time.monotonic())) for h in self._hosts}
         return {name: things for name, things in left.items() if things}

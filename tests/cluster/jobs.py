@@ -1,8 +1,8 @@
-"""Jobs on hosts: ranks started one by one where a placement puts them, or by torchrun.
+"""Jobs on hosts: ranks started one by one as a placement says, or by torchrun.
 
-A program of `programs/` runs on every rank and writes what happens to it, as events with the time
-of CLOCK_MONOTONIC, which all hosts share. A job that outlasts its limit, or ends other than it
-must, fails and shows what every rank said and printed.
+A program of `programs/` runs on every rank and writes events with the time of CLOCK_MONOTONIC,
+which all hosts share. A job that exceeds its limit, or does not end as it must, fails and shows
+every rank's events and output.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 from hosts import Host, HostProcess, Hosts, base_environment
 
 BACKEND = os.environ.get("TEST_CLUSTER_BACKEND", "dscomm")
-# "openmpi" or "mpich": what carries dscomm between hosts.
+# "openmpi" or "mpich": the MPI that dscomm uses between hosts.
 MPI = os.environ.get("TEST_CLUSTER_MPI", "openmpi")
 PROGRAMS = Path(__file__).with_name("programs")
-# Of the references, cases and workloads that programs take from there.
+# Folders with references, cases and workloads that programs import.
 _MODULES = [str(Path(__file__).parents[1] / folder) for folder in ("torch", "faults")]
-# Well above what a loaded machine needs; a job that gets here hangs.
+# Well above what a loaded machine needs; a job that takes this long hangs.
 LIMIT_S = 120.0
-# What the other ranks have left to end once one has failed.
+# How long the other ranks may take to end once one has failed.
 _AFTERMATH_S = 10.0
 _FIRST_PORT = 29500
 
@@ -40,16 +40,16 @@ _FIRST_PORT = 29500
 class Event:
     name: str
     at_s: float  # CLOCK_MONOTONIC
-    attempt: int  # how often the rank had been started before
+    attempt: int  # earlier starts of the rank
     facts: dict[str, Any]
 
 
 class JobFailure(AssertionError):
-    """A job that did not do what it must: what every rank said and printed."""
+    """A job failed: the events and output of every rank."""
 
 
 class ForkedRank:
-    """A rank that the rank starter made; used as a HostProcess is."""
+    """A rank forked by the rank starter; has the interface of HostProcess."""
 
     def __init__(self, output: Path) -> None:
         self.output_path = output
@@ -82,8 +82,8 @@ def _python_path() -> dict[str, str]:
 
 @functools.cache
 def _rank_starter(library_path: str | None) -> subprocess.Popen[str]:
-    """One for all jobs with the same LD_LIBRARY_PATH, which is read when a process starts; it ends
-    with this process."""
+    """A rank starter for all jobs with the same LD_LIBRARY_PATH, which is read when a process
+    starts. It ends with this process."""
     libraries = {} if library_path is None else {"LD_LIBRARY_PATH": library_path}
     starter = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("rank_starter.py"))],
@@ -92,14 +92,14 @@ def _rank_starter(library_path: str | None) -> subprocess.Popen[str]:
         env=base_environment() | _python_path() | libraries,
         start_new_session=True,
     )
-    atexit.register(starter.communicate)  # which closes its input
+    atexit.register(starter.communicate)  # closes its input
     return starter
 
 
 def fork_rank(
     host: Host, program: Path, arguments: Sequence[str], env: dict[str, str], output: Path
 ) -> ForkedRank:
-    """Runs one of the programs in a host, without the seconds that importing torch takes."""
+    """Runs a program in a host, without the seconds that importing torch takes."""
     own = base_environment() | env
     starter = _rank_starter(own.get("LD_LIBRARY_PATH"))
     order = {"host": host.pid, "argv": [str(program), *arguments], "output": str(output)}
@@ -111,7 +111,7 @@ def fork_rank(
 
 
 class Job:
-    """Ranks on hosts. Use as a context manager: at its end nothing of it runs."""
+    """Context manager: ranks on hosts. At its end all of its processes are ended."""
 
     def __init__(self, hosts: Hosts, placement: Sequence[int], limit_s: float) -> None:
         self.hosts = hosts
@@ -125,7 +125,7 @@ class Job:
         self._limit_s = limit_s
         self._deadline = time.monotonic() + limit_s
 
-    # --- what launchers use
+    # --- for launchers
 
     @property
     def port(self) -> int:
@@ -138,7 +138,7 @@ class Job:
             "TEST_CLUSTER_LIMIT_S": str(self._limit_s),
             "TEST_CLUSTER_PLACEMENT": json.dumps(self.placement),
             **_python_path(),
-            # torch's own, which would be left in /tmp.
+            # torch's own cache, which would be left in /tmp.
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
         }
 
@@ -152,11 +152,11 @@ class Job:
         self.processes[f"launcher on {host.name}"] = host.start(argv, self.environment() | env)
 
     def start_keeper(self, host: Host) -> None:
-        """Of the store, as torchrun is one; it stays until the ranks have ended."""
+        """Starts a keeper of the store, as torchrun is one; it runs until the ranks have ended."""
         arguments, output = [str(self.port)], self.folder / "output-store"
         self._keeper = fork_rank(host, PROGRAMS / "store.py", arguments, {}, output)
 
-    # --- its life
+    # --- the run of a job
 
     def __enter__(self) -> Job:
         return self
@@ -169,7 +169,7 @@ class Job:
         return {label: process.exit_code() for label, process in self.processes.items()}
 
     def finish(self, limit_s: float | None = None) -> None:
-        """Until all processes have ended; soon, once one has ended badly."""
+        """Waits until all processes have ended; once one has failed, not for long."""
         deadline = self._limit(limit_s)
         while None in (codes := self.exit_codes()).values():
             if any(codes.values()):
@@ -183,18 +183,18 @@ class Job:
             self._keeper = None
 
     def results(self, limit_s: float | None = None, attempt: int = 0) -> list[dict[str, Any]]:
-        """Finishes, and well: what every rank said to be "done"."""
+        """Finishes the job, which must succeed; returns the facts of every rank's "done"."""
         self.finish(limit_s)
         if any(self.exit_codes().values()):
             raise JobFailure(f"not every process ended well\n{self.report()}")
         return [event.facts for event in self.wait_for("done", limit_s=0.0, attempt=attempt)]
 
-    # --- what ranks say
+    # --- events
 
     def events(self, rank: int) -> list[Event]:
         path = self.folder / f"events-{rank}"
         text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # the last line may be half written
+        whole = text[: text.rfind("\n") + 1]  # the last line may be incomplete
         return [Event(**json.loads(line)) for line in whole.splitlines()]
 
     def first(self, rank: int, name: str, attempt: int = 0) -> Event | None:
@@ -208,11 +208,12 @@ class Job:
         limit_s: float | None = None,
         attempt: int = 0,
     ) -> list[Event]:
-        """The first event of that name of every rank; fails when it cannot come, or at a limit."""
+        """Every rank's first event of this name; fails when one cannot come any more, or at a
+        limit."""
         ranks = range(self.size) if ranks is None else list(ranks)
         deadline = self._limit(limit_s)
         while True:
-            # Before the look at the events: what ended has said all of it.
+            # Read before the events: a rank that has ended has written all of its events.
             ended = self._ended()
             found = {rank: self.first(rank, name, attempt) for rank in ranks}
             missing = [rank for rank, event in found.items() if event is None]
@@ -225,7 +226,7 @@ class Job:
             time.sleep(0.01)
 
     def _ended(self) -> set[int]:
-        """Ranks that will say no more."""
+        """Ranks that will write no more events."""
         codes = self.exit_codes()
         if None not in codes.values():
             return set(range(self.size))
@@ -238,10 +239,10 @@ class Job:
     def _limit(self, limit_s: float | None) -> float:
         return min(self._deadline, time.monotonic() + (LIMIT_S if limit_s is None else limit_s))
 
-    # --- what is done to ranks
+    # --- actions on ranks
 
     def name(self, rank: int, attempt: int = 0) -> str:
-        """How a message names a rank: with the pid that its own host knows it by."""
+        """The name of a rank in messages, with its pid within its host."""
         started = self.first(rank, "started", attempt)
         assert started is not None, self.report()
         host = self.hosts[self.placement[rank]].name
@@ -280,10 +281,10 @@ def start_ranks(
     store_apart: bool = False,
     limit_s: float = LIMIT_S,
 ) -> Job:
-    """A program on ranks; placement has the host of each, env_of what single ranks have besides.
+    """Starts a program on ranks; placement: each rank's host; env_of: variables of single ranks.
 
-    With store_apart the store is kept by one more process on the first host, as torchrun keeps it,
-    and not by rank 0: then any rank can die and leave the others their store.
+    With store_apart another process on the first host keeps the store, as torchrun does, instead of
+    rank 0: then any rank can die and leave the others their store.
     """
     job = Job(hosts, placement, limit_s)
     keeper = hosts[0 if store_apart else placement[0]]
@@ -295,7 +296,7 @@ def start_ranks(
     }
     if store_apart:
         job.start_keeper(keeper)
-        # By this torch knows that a launcher keeps the store.
+        # From this torch knows that a launcher keeps the store.
         common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     of_host: collections.Counter[int] = collections.Counter()
     for rank, number in enumerate(placement):
@@ -320,7 +321,7 @@ def torchrun(
     rendezvous: str = "static",
     limit_s: float = LIMIT_S,
 ) -> Job:
-    """A program on nproc ranks of every host, started by torchrun on each."""
+    """Starts a program on nproc ranks of every host, by torchrun on each."""
     job = Job(hosts, [host.number for host in hosts for _ in range(nproc)], limit_s)
     first = hosts[0].address
     for host in hosts:
@@ -330,24 +331,24 @@ def torchrun(
             launcher += [f"--node-rank={host.number}", f"--master-addr={first}"]
             launcher += [f"--master-port={job.port}"]
         else:
-            # Nodes have the order of their addresses.
+            # Nodes are ordered by their addresses.
             launcher += [f"--rdzv-backend={rendezvous}", f"--rdzv-endpoint={first}:{job.port}"]
             launcher += ["--rdzv-id=job", f"--local-addr={host.address}"]
-        # Else it leaves a folder in /tmp.
+        # Otherwise torchrun leaves a folder in /tmp.
         launcher += [f"--log-dir={job.folder / host.name}"]
         job.start_launcher(host, [*launcher, str(PROGRAMS / program), *arguments], env or {})
     return job
 
 
 def slurm(hosts: Hosts, nproc: int, program: str, *arguments: str) -> Job:
-    """A program on nproc ranks of every host, in an environment like that of Slurm's srun."""
+    """Starts a program on nproc ranks of every host, in an environment like srun's."""
     job = Job(hosts, [host.number for host in hosts for _ in range(nproc)], LIMIT_S)
     common = {
         "SLURM_JOB_ID": "77",
         "SLURM_STEP_ID": "0",
         "SLURM_NTASKS": str(job.size),
         "SLURM_NNODES": str(len(hosts)),
-        # host-[a-b] would be no list of Slurm's, whose ranges are of numbers.
+        # Slurm would not write host-[a-b], since its ranges are of numbers.
         "SLURM_JOB_NODELIST": ",".join(host.name for host in hosts),
     }
     for rank in range(job.size):
@@ -356,8 +357,8 @@ def slurm(hosts: Hosts, nproc: int, program: str, *arguments: str) -> Job:
 
 
 class MpiJob(Job):
-    """mpirun on the first host, which reaches the others by a stand-in for ssh: what it asks for is
-    started by this process, when it looks at the job."""
+    """mpirun on the first host. It reaches the others through a stand-in for ssh: this process
+    starts the requested commands, when it checks the job."""
 
     def exit_codes(self) -> dict[str, int | None]:
         for order in sorted(self.folder.glob("order-*.json")):
@@ -379,7 +380,7 @@ def mpirun(
     *arguments: str,
     limit_s: float = LIMIT_S,
 ) -> Job:
-    """A program on nproc ranks of every host, started by mpirun on the first."""
+    """Starts a program on nproc ranks of every host, by mpirun on the first."""
     job = MpiJob(hosts, [host.number for host in hosts for _ in range(nproc)], limit_s)
     places = ",".join(f"{host.name}:{nproc}" for host in hosts)
     launcher = ["mpirun", "--allow-run-as-root", "-np", str(job.size), "--host", places]

@@ -1,9 +1,9 @@
 """Forks ranks into hosts from one process that has imported torch, which takes seconds.
 
-Each line of the input is a rank to start, as JSON: the pid of its host's process 1, the program
-with its arguments, its environment, and a path. What the rank prints goes to that path, its pid
-and in the end its exit code to files beside it. A rank is a process of its own in every other
-way, and ends as a program does. This one ends with its input.
+Each input line is a rank to start, as JSON: the pid of its host's process 1, the program with its
+arguments, its environment, and a path. The rank's output goes to that path; its pid and finally its
+exit code go to files beside it. Otherwise a rank is an ordinary process, and ends as a program
+does. The starter ends with its input.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(pid: int) -> None:
-    """Into all namespaces of a process; that of pids holds for the next child."""
-    # All are opened before the first is entered, which may hide /proc.
+    """Enters all namespaces of a process; the PID namespace applies to the next child."""
+    # Opens all before it enters the first, which may hide /proc.
     descriptors = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in _NAMESPACES]
     for descriptor in descriptors:
         if _libc.setns(descriptor, 0) != 0:
@@ -36,13 +36,14 @@ def enter(pid: int) -> None:
 
 
 def tell(path: str, value: int) -> None:
-    """A file that is either whole or not there."""
+    """Writes a file that appears complete or not at all."""
     Path(f"{path}.new").write_text(str(value))
     Path(f"{path}.new").rename(path)
 
 
 def attend(order: dict[str, Any]) -> bool:
-    """In a fork: True in the rank itself; the other, outside of the host, waits for its end."""
+    """Runs in a fork. Returns True in the rank itself; the parent, outside of the host, waits for
+    it."""
     output = order["output"]
     try:
         enter(order["host"])
@@ -58,7 +59,7 @@ def attend(order: dict[str, Any]) -> bool:
 
 
 def next_rank() -> dict[str, Any]:
-    """Returns in a process that is to be a rank; ends this one when there is no more input."""
+    """Returns in a process that becomes a rank; ends this process when there is no more input."""
     for line in sys.stdin:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0] != 0:

@@ -1,6 +1,6 @@
 """make bench-hosts: a small run measures every contender, and unavailable libraries are reported.
 
-The figures of a small run mean nothing, and no test looks at them.
+The figures of a small run mean nothing, so the test does not check them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.one_host.fetch import Unavailable  # noqa: E402
 
 
 def run(tmp_path: Path, flags: str) -> tuple[dict[str, Any], str]:
-    """The figures, and what was printed."""
+    """Returns the figures and the output."""
     path = tmp_path / "hosts.json"
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.hosts", *flags.split(), "--json", str(path)],
@@ -35,7 +35,7 @@ def run(tmp_path: Path, flags: str) -> tuple[dict[str, Any], str]:
     return json.loads(path.read_text()), result.stdout
 
 
-@pytest.mark.usefixtures("make_hosts")  # which skips where there can be none
+@pytest.mark.usefixtures("make_hosts")  # skips if hosts cannot be made
 def test_a_small_run_measures_every_contender(tmp_path: Path) -> None:
     flags = "--layouts 2x1 --wires 0 --collectives all_reduce --sizes 4096 --rounds 3 --passes 1 "
     flags += "--overlap-wires --bring-ups 0 --mpis debian mpich"
@@ -54,7 +54,7 @@ def test_a_small_run_measures_every_contender(tmp_path: Path) -> None:
     assert set(times) == columns | {"gloo"} and all(us > 0 for us in times.values())
 
 
-@pytest.mark.usefixtures("make_hosts")  # which skips where there can be none
+@pytest.mark.usefixtures("make_hosts")  # skips if hosts cannot be made
 def test_overlap_is_measured_beside_gloo(tmp_path: Path) -> None:
     flags = "--collectives --bring-ups 0 --mpis debian --overlap-wires 0 --overlap-rounds 1"
     found, said = run(tmp_path, flags)

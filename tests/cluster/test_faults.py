@@ -1,4 +1,4 @@
-"""What goes wrong between hosts: every rank hears of it in time, and nothing is left behind."""
+"""Faults between hosts: every rank gets the error in time, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import pytest
 from hosts import Hosts
 from jobs import BACKEND, MPI, Job, start_ranks, torchrun
 
-# dscomm names who is at fault, and tells what ranks disagree about; gloo, which this harness can be
-# tried with, does neither.
+# dscomm names the faulty rank and the disagreement; gloo, with which this harness can be tried,
+# does neither.
 NAMES = BACKEND == "dscomm"
-# On each host, those that Open MPI is started by; MPICH and gloo need none.
+# Helpers of Open MPI on each host; MPICH and gloo need none.
 HELPERS = 1 if NAMES and MPI == "openmpi" else 0
 TWO_AND_TWO = [0, 0, 1, 1]
-# From a death to the error on every other rank of the job. (With gloo they hear of it when the
-# process that heard of it before them has ended.)
+# From a death to the error on every other rank of the job. (With gloo a rank notices when the
+# process that noticed before it has ended.)
 SOON_S = 2.0 if NAMES else 8.0
 # Well above SOON_S, so that an error within SOON_S is no timeout.
 LONG_S = 30.0
 TIMEOUT_S = 3.0
-# How far from it the error may come: the wait may have begun just before the fault.
+# Tolerance for the time of an error: the wait may have begun just before the fault.
 EARLY_S, LATE_S = 0.5, 2.0
-# To be gone after an error, however the network is.
+# Limit for ending after an error, in any state of the network.
 EXIT_S = 15.0
 
 
 def in_peace(job: Job, ranks: list[int]) -> None:
-    """Those ranks have ended well, none hangs, and no host keeps anything."""
+    """These ranks ended successfully, none hangs, and no host has leftovers."""
     job.finish(EXIT_S)
     codes = [*job.exit_codes().values()]
     assert [codes[rank] for rank in ranks] == [0] * len(ranks), job.report()
@@ -51,7 +51,7 @@ def in_peace(job: Job, ranks: list[int]) -> None:
     ],
 )
 def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str) -> None:
-    """The first of a host, another one, the first of all, and all of a host."""
+    """Kills the first rank of a host, another one, the first of all, or all of a host."""
     arguments = ["until_raised.py", workload, str(LONG_S)]
     if NAMES:
         arguments.append("new_group")
@@ -65,7 +65,7 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
             if NAMES:
                 assert event.facts["is_fault"], job.report()
                 assert any(job.name(rank) in event.facts["text"] for rank in dead), job.report()
-        if NAMES:  # nor do they wait for a group with the dead
+        if NAMES:  # nor do they wait to make a group with the dead
             for event in job.wait_for("no group", survivors, limit_s=20.0):
                 assert any(job.name(rank) in event.facts["text"] for rank in dead), job.report()
         in_peace(job, survivors)
@@ -76,7 +76,7 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
 def test_kill_in_a_group_after_another_death(
     make_hosts: Callable[[int], Hosts], first: int
 ) -> None:
-    """A group hears of the deaths of its members whoever has died before, outside of it."""
+    """A group notices deaths of its members after an earlier death outside of it."""
     members = [rank for rank in range(4) if rank != first]
     with start_ranks(
         make_hosts(2), TWO_AND_TWO, "subgroup.py", *map(str, members), store_apart=True
@@ -88,7 +88,7 @@ def test_kill_in_a_group_after_another_death(
         at_s = job.kill(3)
         for event in job.wait_for("raised", members[:2], limit_s=20.0):
             assert event.at_s - at_s < SOON_S, job.report()
-            place = job.name(3).partition("(")[2]  # its rank in the group is another
+            place = job.name(3).partition("(")[2]  # its rank differs within the group
             assert not NAMES or place in event.facts["text"], job.report()
         in_peace(job, members[:2])
 
@@ -118,10 +118,10 @@ def test_kill_after_that_of_the_first(make_hosts: Callable[[int], Hosts], worklo
     "workload", ["chunked_all_reduce", pytest.param("ring", marks=pytest.mark.drill)]
 )
 def test_kill_with_messages_under_way(make_hosts: Callable[[int], Hosts], workload: str) -> None:
-    """Messages to a rank wait for room in its connection when the kernel resets that.
+    """Messages to a rank wait for room in its connection when the kernel resets the connection.
 
-    Open MPI takes that for the end of the process that sends them. The rank is stopped first, so
-    that it reads no more, and the connections are short of memory, so that they fill up.
+    Open MPI then ends the sending process. The rank is stopped first, so that it reads no more, and
+    the connections have little buffer memory, so that they fill up.
     """
     dead = 2
     short = dict.fromkeys(("OMPI_MCA_btl_tcp_sndbuf", "OMPI_MCA_btl_tcp_rcvbuf"), "8192")
@@ -180,7 +180,7 @@ def test_cut_off(make_hosts: Callable[[int], Hosts], what: str, workload: str) -
 def test_end_of_a_process_is_told_to_other_hosts(
     make_hosts: Callable[[int], Hosts], ending: str, waits_in: str
 ) -> None:
-    """Also to those that hear of it through the first rank, and before a rank that waits at the end
+    """Also for ranks that learn it through the first rank, and before a rank that waits at the end
     of its process gives up."""
     with start_ranks(make_hosts(3), [0, 1, 2], "departs.py", ending, waits_in) as job:
         for event in job.wait_for("told", [0] if waits_in == "exit" else [0, 1], limit_s=30.0):
@@ -206,7 +206,7 @@ def test_any_source_goes_on_while_a_living_rank_can_send(
         job.wait_for("working")
         time.sleep(0.3)
         job.kill(dead)
-        time.sleep(0.7)  # the others have heard of it
+        time.sleep(0.7)  # the others have noticed by now
         (job.folder / "go").touch()
         received = job.wait_for("received", [receiver, sender], limit_s=20.0)
         assert received[0].facts == {"source": sender, "number": 7.0}, job.report()
@@ -218,7 +218,7 @@ def test_any_source_goes_on_while_a_living_rank_can_send(
 def test_who_leaves_once_a_group_is_made_is_no_death(
     make_hosts: Callable[[int], Hosts], leavers: list[int]
 ) -> None:
-    """The others may still make its Teams between the hosts."""
+    """The other ranks may still be making the group's Teams between hosts."""
     arguments = ["leaves_at_once.py", *map(str, leavers)]
     with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments, store_apart=True) as job:
         job.wait_for("done", limit_s=30.0)
@@ -237,7 +237,7 @@ def test_exec_is_a_death(make_hosts: Callable[[int], Hosts], waits_in: str) -> N
 
 @pytest.mark.skipif(not NAMES, reason="gloo is not MPI")
 def test_reset_connection_ends_calls_and_no_process(make_hosts: Callable[[int], Hosts]) -> None:
-    """MPI may end the process, or stay in a call."""
+    """MPI may end the process, or hang in a call."""
     with start_ranks(make_hosts(2), [0, 1], "breaks_connection.py", str(TIMEOUT_S)) as job:
         for event in job.wait_for("took", limit_s=60.0):
             assert event.facts["seconds"] < TIMEOUT_S + 2 * LATE_S, job.report()
@@ -258,7 +258,7 @@ def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
             if NAMES:
                 assert "timed out" in event.facts["text"], job.report()
                 assert job.name(stopped) in event.facts["text"], job.report()
-        # Once it runs again it hears of it too.
+        # The stopped rank also gets the error, once it runs again.
         job.kill(stopped, signal.SIGCONT)
         job.wait_for("raised", [stopped], limit_s=TIMEOUT_S + 20.0)
         in_peace(job, list(range(job.size)))
@@ -266,7 +266,7 @@ def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
 
 @pytest.mark.parametrize("killed", [[1], pytest.param([0, 1], marks=pytest.mark.drill)])
 def test_ranks_outlive_their_helper(make_hosts: Callable[[int], Hosts], killed: list[int]) -> None:
-    """dscomm-pmix of a host is killed: its ranks work on, and nothing stays when they have left."""
+    """A host's dscomm-pmix is killed: its ranks work on, and leave nothing behind."""
     hosts = make_hosts(2)
     with start_ranks(hosts, TWO_AND_TWO, "works_on.py") as job:
         job.wait_for("working")
@@ -285,10 +285,10 @@ def test_ranks_outlive_their_helper(make_hosts: Callable[[int], Hosts], killed: 
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_restart(make_hosts: Callable[[int], Hosts], rendezvous: str) -> None:
-    """torchrun starts all ranks again after one was killed, and they work."""
+    """torchrun restarts all ranks after one was killed, and they work."""
     env = {}
     if BACKEND == "gloo":
-        # torch keeps one store for all attempts, and gloo takes for its own what the first wrote.
+        # torch keeps one store for all attempts, and gloo would use keys of the first attempt.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if rendezvous == "static":
             pytest.skip("static rendezvous cannot do without the shared store")
@@ -299,7 +299,7 @@ def test_restart(make_hosts: Callable[[int], Hosts], rendezvous: str) -> None:
         job.kill(3)
         assert len(job.results(attempt=1)) == job.size
         if rendezvous == "static":
-            # The other host's launcher knows of nothing: its ranks raise by themselves.
+            # The other host's launcher does not notice: its ranks raise by themselves.
             for event in job.wait_for("raised", [0, 1]):
                 assert not NAMES or job.name(3) in event.facts["text"], job.report()
         left = job.hosts.leftovers(limit_s=5.0)
@@ -318,7 +318,7 @@ def test_restart(make_hosts: Callable[[int], Hosts], rendezvous: str) -> None:
 def test_mismatch(
     make_hosts: Callable[[int], Hosts], count: int, odd_rank: int, placement: list[int]
 ) -> None:
-    """Every way to disagree that the tests of one host know, each named on every rank."""
+    """Every kind of disagreement of the tests of one host is reported on every rank."""
     sys.path.append(str(Path(__file__).parents[1] / "faults"))
     from test_mismatch import KINDS, RANKS
 

@@ -1,4 +1,5 @@
-"""The harness itself: hosts are apart, their network does as told, and nothing hides a failure."""
+"""The harness itself: hosts are isolated, their network works as configured, and failures are
+reported."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def listen(hosts: Hosts, number: int) -> None:
 
 
 def send(hosts: Hosts, sender: int, receiver: int, count: int = 1000) -> float:
-    """How long it took; HostsFailure when it does not get there."""
+    """Returns the seconds that it took; raises HostsFailure if the data does not arrive."""
     words = [hosts[receiver].name, str(count)]
     return float(hosts[sender].run(sys.executable, "-c", SEND, *words))
 
@@ -66,7 +67,7 @@ def test_hosts_are_apart(make_hosts: MakeHosts) -> None:
     assert not Path("/tmp/mine").exists() and not Path("/dev/shm/mine").exists()
     found = {host.name: ["file /dev/shm/mine", "file /tmp/mine"] for host in hosts}
     assert hosts.leftovers() == found
-    # Its own processes are all that it sees.
+    # It sees only its own processes.
     assert hosts[0].run("sh", "-c", "ls -d /proc/[0-9]* | wc -l").strip() in ("2", "3", "4")
     assert socket.gethostname() not in ("host-a", "host-b")
 
@@ -103,7 +104,7 @@ def test_rate(make_hosts: MakeHosts) -> None:
     listen(hosts, 1)
     free_s = send(hosts, 0, 1, 4_000_000)
     hosts.limit(40)
-    # 32 Mbit, of which the first may pass at once.
+    # 32 Mbit, of which a burst passes at once.
     assert max(0.6, free_s) < send(hosts, 0, 1, 4_000_000) < 5.0
 
 
@@ -134,8 +135,8 @@ def test_orphans_are_seen_and_ended(make_hosts: MakeHosts) -> None:
 
 
 def test_all_goes_when_the_test_process_dies(make_hosts: MakeHosts, tmp_path: Path) -> None:
-    """However it dies; here it can do nothing about it."""
-    make_hosts(1)  # skips where there can be none
+    """Even if it is killed, and can do nothing about it."""
+    make_hosts(1)  # skips if hosts cannot be made
     script = f"""
         import os, signal, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})

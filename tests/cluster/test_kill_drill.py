@@ -1,4 +1,4 @@
-"""Random kills across hosts: the form that only the drill runs."""
+"""Random kills across hosts, for the drill only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ PLACES = [0, 0, 1, 1, 2, 2]
 @pytest.mark.drill
 @pytest.mark.timeout(3600)
 def test_many_random_kills(make_hosts: Callable[[int], Hosts]) -> None:
-    """One to three of 3x2 ranks, at any moment of any work, the store in rank 0 or apart: every
-    survivor raises soon and names one of them, all end, and no host keeps anything."""
+    """Kills one to three of 3x2 ranks, at any moment of any work, with the store in rank 0 or in
+    another process: every survivor raises soon and names one of them, all end, and no host has
+    leftovers."""
     hosts = make_hosts(3)
     dice = random.Random(5)
     times_s = []

@@ -1,4 +1,4 @@
-"""Strangers connect to every open port: none is admitted or waited for."""
+"""Strangers connect to every open port: none is admitted, and no rank waits for one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jobs import MPI, Job, start_ranks
 
 ATTACKER = str(Path(__file__).with_name("attacker.py"))
 NOBODY = 65534
-# Of the groups that work: a call that waits for a stranger outlasts it.
+# Timeout of the groups: a call that waits for a stranger exceeds it.
 TIMEOUT_S = 3.0
 STORE_PORT = 29500
-# Where Open MPI begins to look for a port; two families of addresses, two ranks, and some more.
-# MPICH is told to.
+# Open MPI's first ports: for two address families and two ranks, and some more. MPICH is configured
+# to use them.
 PORTS_OF_MPI = range(1024, 1040)
 ENV = {
     "openmpi": {},
@@ -42,7 +42,7 @@ def attack(hosts: Hosts, place: int, victim: int, uid: int, *ports: str) -> Iter
 
 
 def end(attacker: HostProcess) -> dict[int, int]:
-    """How often it was connected, by port."""
+    """Ends the attacker; returns how often it was connected, by port."""
     os.kill(attacker.pid, signal.SIGTERM)
     attacker.wait(10)
     words = attacker.output().splitlines()[-1]
@@ -50,7 +50,7 @@ def end(attacker: HostProcess) -> dict[int, int]:
 
 
 def start(hosts: Hosts) -> Job:
-    """Two ranks on each of the first two hosts, with dscomm whatever the harness is tried with."""
+    """Two ranks on each of the first two hosts, with dscomm whatever the harness's backend."""
     env = {"TEST_CLUSTER_BACKEND": "dscomm", **ENV}
     return start_ranks(hosts, [0, 0, 1, 1], "endures.py", str(TIMEOUT_S), env=env)
 
@@ -78,14 +78,14 @@ def test_attack_from_another_host_is_dropped(make_hosts: Callable[[int], Hosts])
 def test_attack_from_a_host_of_the_job_stops_nobody(
     make_hosts: Callable[[int], Hosts], uid: int
 ) -> None:
-    """By another user and by the same one, on loopback ports too."""
+    """Attacks by another user and by the same one, on loopback ports too."""
     hosts = make_hosts(2)
     with attack(hosts, 0, 0, uid) as attacker:
         with start(hosts) as job:
             endures(job)
             connected = end(attacker)
             assert any(port in PORTS_OF_MPI for port in connected), connected
-            # That of dscomm-pmix, which MPICH does not need.
+            # The port of dscomm-pmix, which MPICH does not need.
             assert MPI == "mpich" or any(port not in PORTS_OF_MPI for port in connected), connected
 
 

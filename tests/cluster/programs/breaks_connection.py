@@ -1,4 +1,4 @@
-"""Rank 0 resets the connection that carries MPI's messages, again and again, until a call fails:
+"""Rank 0 resets the connection of MPI's messages repeatedly until a call fails:
 breaks_connection.py TIMEOUT_S."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from world import World
 COUNT = 1_000_000
 CALLS_BETWEEN = 3
 RESET_WHEN_CLOSED = struct.pack("ii", 1, 0)  # struct linger
-# struct tcp_info of linux/tcp.h has the acknowledged bytes there, as 64 bits.
+# Offset of the acknowledged bytes, 64 bits, in struct tcp_info of linux/tcp.h.
 BYTES_ACKED = 120
 
 
@@ -36,7 +36,7 @@ def busiest_connection() -> int | None:
                 continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    connection.getpeername()  # fails if it listens
+                    connection.getpeername()  # fails for a listening socket
                     sent[int(name)] = acknowledged_bytes(connection)
         except OSError:
             continue
@@ -47,7 +47,7 @@ def reset(descriptor: int) -> None:
     connection = socket.socket(fileno=os.dup(descriptor))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_WHEN_CLOSED)
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, descriptor)  # the number stays taken
+    os.dup2(null, descriptor)  # keeps the number in use
     os.close(null)
     connection.close()  # the last descriptor of the connection
 
@@ -67,7 +67,7 @@ def main() -> None:
         dist.all_reduce(torch.ones(COUNT))
 
     def break_until_it_counts() -> None:
-        """MPI may connect again, and lose nothing."""
+        """Repeats, since MPI may reconnect without losing data."""
         broken_at = -CALLS_BETWEEN
         while True:
             time.sleep(0.1)

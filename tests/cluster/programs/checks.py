@@ -1,15 +1,16 @@
-"""Every collective, with dtypes, operators and sizes, in groups that lie in every way on hosts.
+"""Every collective, with dtypes, operators and sizes, in groups with every kind of placement on
+hosts.
 
     checks.py all|few [again] [CASE ...]
 
-"all" takes every dtype and operator in the group of all ranks, "few" a choice of them; smaller
-groups always take the choice. A CASE is a function of the tests of one host that the ranks run
-together afterwards, as test_point_to_point:_tags_case. With "again" they make their group a second
-time in the end, in the same store.
+"all" uses every dtype and operator in the group of all ranks, "few" a selection; smaller groups
+always use the selection. A CASE is a function of the tests of one host that the ranks run together
+afterwards, such as test_point_to_point:_tags_case. With "again" they finally make their group a
+second time, in the same store.
 
-What is only moved, integers, and MIN and MAX have the bits of the reference. Floats are summed
-across hosts in an order that is not ours: they may differ from the reference by the rounding of as
-many additions, and have the same bits on every rank.
+Data that is only moved, integers, and MIN and MAX must have the bits of the reference. The order of
+float sums across hosts is not specified: they may differ from the reference by the rounding of as
+many additions, and must have the same bits on every rank.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from world import BACKEND, World
 import deepspeed_comm as api
 
 if BACKEND == "gloo":
-    # What gloo has not. Before the cases are imported, which go through these lists as well.
+    # Dtypes that gloo lacks. Removed before the cases, which use these lists too, are imported.
     _lacked = {torch.int16, torch.uint16, torch.uint32, torch.uint64}
     for _name in ("REDUCED", "MOVED"):
         _left = [t for t in getattr(reference, _name) if t not in _lacked]
@@ -78,7 +79,7 @@ def large_input(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 def all_reductions() -> list[tuple[torch.dtype, str]]:
     found = [(t, op) for t, op in itertools.product(REDUCED, OPS) if has_meaning(t, op)]
-    if BACKEND == "gloo":  # it adds and multiplies bools as bytes
+    if BACKEND == "gloo":  # gloo adds and multiplies bools as bytes
         found = [(t, op) for t, op in found if t != torch.bool]
     return found
 
@@ -88,7 +89,7 @@ class Group:
     name: str
     members: list[int]  # global ranks
     handle: Any
-    rank: int  # of this process in it
+    rank: int  # of this process in the group
     thorough: bool
     checks: int = 0
     digest: Any = dataclasses.field(default_factory=hashlib.sha256)
@@ -104,10 +105,10 @@ class Group:
         return MOVED if self.thorough else FEW_MOVED
 
     def inputs(self, dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> list[torch.Tensor]:
-        """What each member passes; no two groups pass the same."""
+        """Each member's input; no two groups have the same."""
         if shape[0] < 100_000:
             return [make_input(dtype, shape, member, seed=seed) for member in self.members]
-        # Random numbers take longer than the collectives do.
+        # Generating random numbers would take longer than the collectives.
         return [large_input(dtype, shape).roll(9973 * member + seed) for member in self.members]
 
     def same(self, got: torch.Tensor, expected: torch.Tensor, *what: object) -> None:
@@ -131,7 +132,7 @@ class Group:
 def assert_rounded(
     got: torch.Tensor, expected: torch.Tensor, inputs: list[torch.Tensor], op: str, what: object
 ) -> None:
-    """No further from the reference than two orders of the same additions can be."""
+    """Checks that the results differ no more than two orders of the same additions can."""
     assert got.shape == expected.shape and got.dtype == expected.dtype, what
     if got.dtype in COMPLEX:
         parts = [torch.view_as_real(tensor) for tensor in inputs]
@@ -150,7 +151,7 @@ def assert_rounded(
 def finish(work: Any, is_async: bool) -> None:
     if is_async:
         work.wait()
-        # gloo's reduce_scatter does not say so.
+        # gloo's reduce_scatter never completes its Work.
         assert work.is_completed() or BACKEND == "gloo"
     else:
         assert work is None
@@ -189,7 +190,7 @@ def check_reduce(group: Group) -> None:
         finish(work, is_async)
         if group.rank == root:
             group.reduced(tensor, inputs, op, dtype, count, root)
-        elif BACKEND != "gloo":  # which leaves partial sums there
+        elif BACKEND != "gloo":  # gloo leaves partial sums there
             group.same(tensor, inputs[group.rank], "reduce, not the root", dtype, count, root)
 
 
@@ -328,7 +329,8 @@ def check_objects(group: Group) -> None:
 
 
 def check_messages(group: Group) -> None:
-    """Around a ring of the members, with a tag; then to the first, which takes from anyone."""
+    """Around a ring of the members, with a tag; then to the first one, which receives from any
+    source."""
     right = group.members[(group.rank + 1) % group.size]
     left = group.members[group.rank - 1]
     for number, (dtype, count) in enumerate(itertools.product(group.moved(), (0, 5, 3000))):
@@ -353,7 +355,7 @@ def check_messages(group: Group) -> None:
 
 
 def check_many_in_flight(group: Group) -> None:
-    """Asynchronous calls waited for out of order, synchronous ones between."""
+    """Asynchronous calls waited for out of order, with synchronous ones between them."""
     works, checks = [], []
     for i in range(40):
         tensor = torch.full((i * 50 + 1,), float(group.rank + i))
@@ -363,7 +365,7 @@ def check_many_in_flight(group: Group) -> None:
             single = torch.tensor([group.rank])
             dist.all_reduce(single, dist.ReduceOp.MAX, group.handle)
             assert single.item() == group.size - 1
-        dist.barrier(group.handle, async_op=True)  # nobody waits for it
+        dist.barrier(group.handle, async_op=True)  # never waited for
     for work in reversed(works):
         work.wait()
     for tensor, expected in checks:
@@ -406,10 +408,10 @@ def subsets(world: World) -> dict[str, list[int]]:
 
 
 def groups_of(world: World, thorough: bool) -> Iterator[Group]:
-    """The groups that this rank is in, each destroyed after its use."""
+    """The groups of this rank, each destroyed after its use."""
     everyone = list(range(world.size))
     yield Group("world", everyone, dist.group.WORLD, world.rank, thorough)
-    # All are made before the first is used: they live side by side.
+    # All are made before the first is used, so that they exist at the same time.
     handles = {name: dist.new_group(members) for name, members in subsets(world).items()}
     for name, members in subsets(world).items():
         if world.rank in members:

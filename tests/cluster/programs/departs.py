@@ -1,6 +1,6 @@
 """The last rank ends while the others wait: departs.py raises|forgets|execs all_reduce|recv|exit.
 
-exit: they wait in an all_reduce, rank 1 of them at the end of its process.
+exit: they wait in an all_reduce, rank 1 at the end of its process.
 """
 
 from __future__ import annotations

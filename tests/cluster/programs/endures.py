@@ -1,6 +1,6 @@
-"""Works, rests, and works on, with new connections and groups: endures.py S.
+"""Works, rests, and works again, with new connections and groups: endures.py S.
 
-S is the timeout in seconds of the groups that do so. Making the first group may take longer.
+S is the timeout in seconds of the groups that work. Making the first group may take longer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     work(world, 1.5, group)
     world.say("working")
     time.sleep(1.0)
-    # Messages between any two of them: connections that MPI has not made so far.
+    # Messages between all pairs: connections that MPI has not made so far.
     for distance in range(1, world.size):
         number = torch.zeros(1)
         after = (world.rank + distance) % world.size

@@ -1,4 +1,4 @@
-"""Calls MPI_Finalize by itself in the end, as a program may that uses MPI beside dscomm."""
+"""Calls MPI_Finalize itself at the end, as a program that also uses MPI directly may do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> None:
     world.init()
     dist.all_reduce(torch.ones(3))
     dist.destroy_process_group()
-    # The library that carries dscomm is loaded for all.
+    # The MPI library is loaded globally, so its functions can be found.
     world.say("done", code=ctypes.CDLL(None).MPI_Finalize())
 
 

@@ -1,4 +1,4 @@
-"""One sum of bfloat16, which tells by its bits how it travelled: halves.py VALUE_OF_RANK..."""
+"""A bfloat16 sum, whose bits show in which format it travelled: halves.py VALUE_OF_RANK..."""
 
 from __future__ import annotations
 

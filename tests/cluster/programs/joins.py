@@ -1,4 +1,4 @@
-"""Says what init_process_group() raises, if it does. Its timeout in seconds may be given."""
+"""Reports the error of init_process_group(), if any. The argument is its timeout in seconds."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def main() -> None:
         total = torch.ones(1000)
         dist.all_reduce(total, group=stay)
         assert total.eq(world.size - len(leavers)).all()
-        # A call of the group would miss them.
+        # Not a call: the group's calls need the ranks that left.
         assert dist.get_world_size(group) == world.size
     world.say("done")
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What a harness must not let pass: misbehaves.py fails|hangs|silent."""
+"""Failures that the harness must report: misbehaves.py fails|hangs|silent."""
 
 from __future__ import annotations
 

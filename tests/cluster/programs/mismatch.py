@@ -1,4 +1,4 @@
-"""Ranks that disagree, in every way that the tests of one host know: mismatch.py COUNT ODD_RANK."""
+"""Ranks that disagree, in every way of the tests of one host: mismatch.py COUNT ODD_RANK."""
 
 from __future__ import annotations
 

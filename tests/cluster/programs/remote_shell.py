@@ -1,6 +1,6 @@
-"""A stand-in for ssh, as mpirun calls it: remote_shell.py HOST WORD...
+"""A stand-in for ssh, as called by mpirun: remote_shell.py HOST WORD...
 
-Hands the command to the test process, which can enter the host, and ends as the command does.
+Passes the command to the test process, which can enter the host, and exits as the command does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ folder = Path(os.environ["TEST_CLUSTER_FOLDER"])
 host = sys.argv[1]
 order = folder / f"order-{host}"
 order.write_text(json.dumps(sys.argv[1:]))
-order.rename(order.with_suffix(".json"))  # whole, or not there
+order.rename(order.with_suffix(".json"))  # appears complete or not at all
 deadline = time.monotonic() + float(os.environ["TEST_CLUSTER_LIMIT_S"])
 while not (ended := folder / f"ended-{host}").exists() or not ended.read_text():
     if time.monotonic() > deadline:

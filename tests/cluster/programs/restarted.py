@@ -1,4 +1,4 @@
-"""Works until something raises, and fails then; when restarted, does a job to its end."""
+"""Works until something raises, then fails; after a restart, completes a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0 has more to do at its end than the others: saves_at_the_end.py."""
+"""Rank 0 has more work at its end than the others: saves_at_the_end.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from world import World
 
-# Longer than a rank stays that has given up on the others.
+# Longer than a rank stays after it has given up on the others.
 SAVING_S = 9.0
 
 

@@ -1,7 +1,7 @@
-"""A small model is trained in every way: over the backend, over gloo, and by one process alone.
+"""Trains a small model in every way: over the backend, over gloo, and in a single process.
 
-Every rank sees its share of the same batches, so each way must give the same losses and weights,
-but for the order in which gradients were added.
+Every rank gets its share of the same batches, so each way must give the same losses and weights,
+apart from the order in which gradients are added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from world import BACKEND, World
 
 STEPS = 8
-SHARE = 6  # rows of a batch that a rank sees
+SHARE = 6  # rows of a batch for one rank
 Model = torch.nn.Module
 
 
@@ -31,12 +31,12 @@ def batch(step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
     rows = SHARE * size
     inputs = torch.randn(rows, 20, generator=generator)
-    # Something that can be learned.
+    # A function that can be learned.
     return inputs, inputs[:, :5].argmax(1)
 
 
 def train(world: World, prepare: Callable[[Model], Model], whole: bool = False) -> dict[str, Any]:
-    """Losses of this rank's share, and the weights at the end."""
+    """The losses of this rank's share, and the final weights."""
     model = prepare(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     share = slice(SHARE * world.rank, SHARE * (world.rank + 1))
@@ -66,7 +66,7 @@ def shard(model: Model, mesh: DeviceMesh) -> Model:
 
 def ways(world: World) -> dict[str, Callable[[Model], Model]]:
     def replicated(group: Any) -> Callable[[Model], Model]:
-        # Buckets so small that there are several.
+        # Buckets small enough that there are several.
         return lambda model: DistributedDataParallel(
             model, process_group=group, bucket_cap_mb=0.005
         )

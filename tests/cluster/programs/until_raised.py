@@ -1,5 +1,4 @@
-"""Works until something raises, and ends in peace: until_raised.py WORKLOAD TIMEOUT_S
-[new_group]."""
+"""Works until something raises, then ends: until_raised.py WORKLOAD TIMEOUT_S [new_group]."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ def main() -> None:
     name, timeout_s, *then = sys.argv[1:]
     step = {workload.__name__: workload for workload in WORKLOADS}[name]
     world = World()
-    # The bring-up may need more than the calls are given.
+    # The bring-up may take longer than the timeout of the calls.
     world.init()
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     set_timeout = backend._set_default_timeout if BACKEND == "gloo" else backend.set_timeout
@@ -24,7 +23,7 @@ def main() -> None:
     dist.barrier()
     world.say("working")
     world.until_raised(lambda number: step(world, number))
-    if BACKEND != "gloo":  # where the group is not over, and the call waits for the timeout again
+    if BACKEND != "gloo":  # gloo's group does not end, so the call would wait for the timeout again
         try:
             dist.all_reduce(torch.ones(9))
         except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""Each rank makes a call, and then waits in no call of a library until all others have made it:
+"""Each rank makes a call, and then waits outside of any library until all others have made it:
 waits_elsewhere.py BYTES...
 
-MPI moves nothing meanwhile: what a call has still to send when it returns would not get there.
+MPI moves nothing meanwhile: data that a call still has to send when it returns would not arrive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Works until the test says "go" and then in a new group: works_on.py."""
+"""Works until the test says "go", then in a new group: works_on.py."""
 
 from __future__ import annotations
 

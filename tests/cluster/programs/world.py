@@ -1,4 +1,4 @@
-"""A rank's own side of a job: where it is, its process group, and what it tells the test."""
+"""A rank's side of a job: its placement, its process group, and its events for the test."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 BACKEND = os.environ["TEST_CLUSTER_BACKEND"]
-# A rank left alone by one that failed raises before the job's limit.
+# A rank left alone by a failed one raises before the job's limit.
 GROUP_TIMEOUT_S = 30.0
 
 
-# By what launchers tell a rank its number, and how the ranks meet then.
+# The variables with which launchers number ranks, and the init_method for each.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "env://"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpi://"),
@@ -33,10 +33,10 @@ class World:
         self.rank, self.size = int(os.environ[rank]), int(os.environ[size])
         self.placement: list[int] = json.loads(os.environ["TEST_CLUSTER_PLACEMENT"])
         self._events = Path(os.environ["TEST_CLUSTER_FOLDER"], f"events-{self.rank}")
-        # TORCHELASTIC_RESTART_COUNT may differ from host to host.
+        # TORCHELASTIC_RESTART_COUNT may differ between hosts.
         before = self._events.read_text() if self._events.exists() else ""
         self.attempt = before.count('"started"')
-        # Else it would prove nothing of hosts.
+        # Otherwise the test would prove nothing about hosts.
         host = f"host-{'abcdefgh'[self.placement[self.rank]]}"
         assert socket.gethostname() == host, (socket.gethostname(), host)
         torch.set_num_threads(1)
@@ -58,7 +58,8 @@ class World:
             file.write(json.dumps(event) + "\n")
 
     def until_raised(self, step: Callable[[int], Any]) -> None:
-        """step(0), step(1), ... until one raises what a fault raises; says so, with the time."""
+        """Calls step(0), step(1), ... until one raises the error of a fault; reports it with the
+        time."""
         number = 0
         while True:
             try:
