@@ -1,16 +1,16 @@
-"""Walks through random programs and says which fail; replays and shrinks them.
+"""Walks through random programs and reports those that fail; replays and shrinks them.
 
   walk.py                    random programs for a minute, two at a time
   walk.py --seconds 600      for longer
-  walk.py --seed 17          one program, with all that it says; --times 20 repeats it
-  walk.py --file FILE        a program in JSON, as --shrink writes it
-  walk.py --seed 17 --shrink the smallest program that fails alike, as JSON
-  walk.py --slow             faults that cost their whole timeout as well
-  walk.py --hosts 3          across hosts, of network namespaces
-  walk.py --self-test        whether defects that are put in are found and shrunk
+  walk.py --seed 17          one program, with its output; --times 20 repeats it
+  walk.py --file FILE        a program in JSON, as written by --shrink
+  walk.py --seed 17 --shrink the smallest program with the same failure, as JSON
+  walk.py --slow             also faults that cost their whole timeout
+  walk.py --hosts 3          across hosts, which are network namespaces
+  walk.py --self-test        checks that injected defects are found and shrunk
 
-Seeds count up from --first, which is the time of day unless it is given. A program that fails is
-run again, to tell how often it does; what its ranks reported and said is kept in build/random.
+Seeds count up from --first, by default the time of day. A program that fails is run again, to
+measure how often it fails; its ranks' reports and output are kept in build/random.
 Ranks are forked from warm processes: see runner.py.
 """
 
