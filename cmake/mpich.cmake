@@ -1,7 +1,6 @@
 # The transport between hosts over MPICH: the sources of csrc/mpi, compiled with MPICH's mpi.h.
 # Built if that is found: below DSCOMM_MPICH_ROOT, in the environment of Python_EXECUTABLE (`pip
-# install mpich`), or by pkg-config. Needs no PMIx. DSCOMM_MPICH_VERSION is empty if there is no
-# MPICH.
+# install mpich`), or by pkg-config. Needs no PMIx. Without it DSCOMM_MPICH_VERSION is empty.
 
 # Reads the version, "5.0.2", from a folder with include/mpi.h and the library.
 function(read_mpich root version)

@@ -1,6 +1,6 @@
 # Looks for Open MPI's headers. They are optional: without them groups of one host still work.
-# DSCOMM_HAVE_MPI is 1 or 0, for CMake and for the extension, which then reports what is missing
-# when a group spans hosts.
+# DSCOMM_HAVE_MPI is 1 or 0, for CMake and for the extension, which reports it when a group spans
+# hosts.
 
 set(DSCOMM_HAVE_MPI 0)
 set(DSCOMM_MPI_VERSION "")

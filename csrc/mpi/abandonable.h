@@ -16,8 +16,7 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
                        const Look& look);
 
 // MPI has failed with `refused`. A broken connection is often the first sign of a death, so polls
-// `look` for the real reason, for a moment and not beyond `end`. Returns that reason, else
-// `refused`.
+// `look` for the reason, for a moment, up to `end`. Returns it, else `refused`.
 Status reason_or(const Status& refused, const Deadline& end, const Look& look);
 
 }  // namespace dscomm

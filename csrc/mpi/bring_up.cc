@@ -24,8 +24,7 @@ constexpr int kGroupTag = 0x2473;
 // The largest job whose ranks all connect in advance: each connection takes a descriptor.
 constexpr int kMostConnected = 256;
 
-// An MPI_Init_thread that never returned leaves MPI in an unknown state. Sequentially consistent;
-// it guards no other data.
+// An MPI_Init_thread that never returned leaves MPI in an unknown state. Guards no data.
 std::atomic<bool> initialisation_left_behind{false};
 
 // A rank's place in MPI_COMM_WORLD, and whether its connections can carry a token.

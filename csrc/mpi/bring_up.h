@@ -35,8 +35,7 @@ class MpiWorld {
 
   // What started MPI, for messages: "dscomm-pmix", "the launcher".
   const char* started_by() const;
-  // The members, in the order of the request. Errors are returned. Never freed: it lasts as long as
-  // MPI.
+  // The members, in the order of the request. Errors are returned. Never freed.
   MPI_Comm comm() const { return comm_; }
   // Each member's rank in MPI_COMM_WORLD, which may have other ranks too.
   const std::vector<int>& world_ranks() const { return world_ranks_; }

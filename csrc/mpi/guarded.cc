@@ -9,8 +9,7 @@
 namespace dscomm {
 namespace {
 
-// Relaxed: a thread that reads it late calls MPI once more, as happens anyway when the calls of two
-// threads overlap.
+// Relaxed: a thread that reads it late calls MPI once more, as when two threads call at once.
 std::atomic<bool> gave_up{false};
 std::mutex words_mutex;
 std::string words;

@@ -74,8 +74,7 @@ int call_inside(Calls& calls, bool is_watched, const Call& call) {
 
 // Returns the MPI code that `call` returns, or MPI_ERR_OTHER if MPI gives up in it or has done so
 // before. For calls that may communicate but do not wait for other ranks; calls that only query or
-// allocate need no guard. `call` must not hold objects with destructors: they do not run if it is
-// left.
+// allocate need no guard. `call` must not hold objects with destructors, as they would not run.
 template <typename Call>
 int guarded(const Call& call) {
   if (mpi_gave_up()) return MPI_ERR_OTHER;
@@ -85,8 +84,7 @@ int guarded(const Call& call) {
   return guard::call_inside(calls, true, call);
 }
 
-// The same for calls that wait for other ranks, which must run on a thread that can be abandoned
-// (run_abandonable()).
+// The same for calls that wait for other ranks, on a thread that can be abandoned.
 template <typename Call>
 int guarded_blocking(const Call& call) {
   if (mpi_gave_up()) return MPI_ERR_OTHER;

@@ -1,5 +1,5 @@
-// Verifies that the ranks of an MpiTeam make the same call before they use received data, and words
-// the error if they do not.
+// Verifies that the ranks of an MpiTeam make the same call before they use received data, and
+// reports a mismatch.
 //
 // In a gather, a scatter or an all_to_all each receiver verifies the headings of its senders
 // (mpi_team_exchange.cc). Every other call begins with a header, its Lead, which is combined over

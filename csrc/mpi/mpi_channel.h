@@ -28,8 +28,8 @@ class MpiArrivals {
 
   MPI_Comm comm() const { return comm_; }
   // For the channel to `rank`: sets *is_any to whether a cell from any rank has arrived without a
-  // posted receive. If none has, the other channels get the same answer in the same pass. Returns
-  // MPI's code.
+  // posted receive. If not, other channels get the same answer in the same pass. Returns MPI's
+  // code.
   int ask(int rank, bool* is_any);
 
  private:

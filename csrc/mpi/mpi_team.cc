@@ -19,8 +19,7 @@ constexpr int64_t kAskEveryNs = 1'000'000;
 constexpr int64_t kCompareAfterNs = 100'000'000;
 
 // The time that a live rank needs to answer on an overloaded machine, or a twentieth of a shorter
-// timeout. Less than HierarchicalTeam::later() adds for ranks that wait inside the host, because
-// those know less.
+// timeout. Less than HierarchicalTeam::later() adds for ranks inside the host, which know less.
 constexpr int64_t kAnswerMs = 150;
 // All ranks of a Team time out together, and if all asked at once there would be an answer for each
 // pair of ranks. The first three ask at once. The others wait for their findings: a step for each
@@ -64,8 +63,7 @@ class MpiTeam::Watch final : public MpiWatch {
     return team_.look_for_the_gone(place_);
   }
 
-  // Asks which ranks are stopped before naming any. Meanwhile a better informed rank may end the
-  // Team.
+  // Asks which ranks are stopped before naming any. A better informed rank may end the Team.
   Status timed_out() override {
     team_.outermost().compare_calls(false);
     FailureDetector& detector = team_.detector_;
@@ -179,8 +177,7 @@ Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const LeadWa
 
 Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
                              bool only_receives) {
-  // A rank that ended the Team may have finished this call and its part may still be needed by
-  // others.
+  // The rank that ended the Team may have finished this call; others then need this rank's part.
   if (!look(options.whole != nullptr ? options.whole->number() : sequence_ + 1).ok())
     return failure();
   deadline_ = &options.deadline;
@@ -191,8 +188,8 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
   call_.sequence = ++sequence_;
   if (options.whole == nullptr) detector_.note_call(options_.id, call_, caller_);
   look_at_detector();
-  // A rank that is gone cannot make this call, so it gets no grace. But messages from a rank that
-  // has left may still arrive.
+  // A rank that is gone cannot make this call, so it gets no grace. But messages of a rank that
+  // left may arrive.
   gone_since_ns_ = -kGraceOfLeaversNs;
   DSCOMM_RETURN_IF_ERROR(look_for_the_gone(only_receives ? Place::kMoving : Place::kEntering));
   if (only_receives) gone_since_ns_ = monotonic_ns();
@@ -416,8 +413,7 @@ size_t MpiTeam::piece_of_each(size_t element_bytes) const {
 size_t MpiTeam::within_chunks(size_t piece) const {
   if (chunks_ == nullptr) return piece;
   piece = std::max<size_t>(std::min(piece, chunks_->count / kInFlight), 1);
-  // A piece must not cross the end of a ring; ring sizes are multiples of messages or powers of
-  // two.
+  // A piece must not cross a ring's end; ring sizes are multiples of messages or powers of two.
   const size_t ring = std::max(chunks_->ring, chunks_->out_ring);
   while (ring % piece != 0) --piece;
   return piece;

@@ -74,18 +74,16 @@ struct MpiTeamOptions {
   // Open MPI sends eagerly over TCP: 64 KiB with its header. UCX and libfabric, both over TCP, took
   // 0.8 to 1.4 times as long with pieces of 256 KiB, and 1.2 to 1.4 times along a chain.
   size_t message_bytes = size_t{60} << 10;
-  // Among more than `few_ranks`, calls go by pairs (mpi_team_pairs.cc) if each rank gets a message
-  // of at least this size; the cost of shorter messages exceeds that of their bytes. The same on
-  // all members.
+  // Among more than `few_ranks`, calls go by pairs (mpi_team_pairs.cc) if each rank gets at least
+  // this many bytes; shorter messages cost more than their bytes. The same on all members.
   size_t least_pair_bytes = size_t{16} << 10;
   // Some host has several of the ranks, which share its network link. MPI then does long
-  // all-reduces among many ranks, since most of its messages stay inside hosts. The same on all
-  // members.
+  // all-reduces among many, as its messages stay mostly inside hosts. The same on all members.
   bool shares_hosts = false;
   // Messages in flight in each direction of a gather, a scatter or an all_to_all.
   size_t places = 16;
-  // If MPI reduces: halves travel as float32 and are rounded once, not once per hop. The same on
-  // all members.
+  // If MPI reduces, halves travel as float32 and are rounded once, not per hop. The same on all
+  // members.
   bool halves_as_float32 = false;
   // Up to this many ranks are "few" and send their Leads to each other in one hop; more ranks let
   // MPI reduce them, up and down a tree. The same on all members.
@@ -190,8 +188,7 @@ class MpiTeam final : public Team {
       // A piece after the last one, or before the first (it wraps around), has no elements.
       return {index / 2 - index % 2, step, index % 2 == 1};
     }
-    // Pieces whose values must be there when the round starts, and whose results are there when it
-    // ends.
+    // Pieces whose values the round needs at its start, and whose results exist at its end.
     size_t begun(size_t round) const { return round / steps / (twice ? 2 : 1) + 1; }
     size_t ended(size_t round) const {
       const size_t indices = (round + 1) / steps;
@@ -254,8 +251,8 @@ class MpiTeam final : public Team {
   template <typename ShareOf, typename Gets>
   Status spread_shares(const Pieces& shares, void* out, size_t count, const ShareOf& share_of,
                        const Gets& gets);
-  // By pairs, among many ranks. `piece`: elements of a message or, in an all-reduce, of a message
-  // to each rank.
+  // By pairs, among many ranks. `piece`: elements of a message; in an all-reduce, of one to each
+  // rank.
   bool fits_pairs(size_t bytes_of_message) const;
   // The length of equal pieces of `count` elements that are no longer than `most`.
   size_t even_piece(size_t count, size_t most) const;
@@ -280,8 +277,7 @@ class MpiTeam final : public Team {
   class Exchange;
   Status exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
                          std::span<void* const> outs, const CallOptions& options);
-  // The prepared all-reduce for the current call, possibly still to be prepared; null if none is
-  // due.
+  // The prepared all-reduce for the current call, perhaps not prepared yet; null if none is due.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
   bool fits_lead(size_t count, const Reduction& reduction) const;
@@ -293,8 +289,7 @@ class MpiTeam final : public Team {
   size_t ride_room() const {
     return is_few() ? kRideBytesOfFew / static_cast<size_t>(size() - 1) : kRideBytes;
   }
-  // Returns where to put them. Among many ranks they are reduced, so every rank adds the same
-  // number.
+  // Returns where to put them. Among many ranks each adds as many, as they are reduced.
   std::byte* ride(size_t bytes);
   std::byte* ride_to_be_reduced(DType dtype, ReduceOp op, size_t count);
   // The same with different data for each rank, among few ranks; up to a message each.
@@ -324,12 +319,10 @@ class MpiTeam final : public Team {
   Status disagree();
   Status differs(const CallRecord& theirs, int rank);
   Team& outermost() { return composer_ != nullptr ? *composer_ : *this; }
-  // Makes all ranks compare their last calls, or leaves that to another rank, and waits a moment
-  // for the result.
+  // Makes all ranks compare their last calls, or leaves that to another one, and awaits the result.
   Status find_difference(bool asks);
   // Counts a message to a rank that may not have taken the previous ones. Returns whether the
-  // message must complete only when its receive is posted, which bounds the messages and bytes that
-  // MPI buffers for the rank.
+  // message must complete only when its receive is posted, which bounds MPI's buffers for the rank.
   bool note_sent(int rank, size_t bytes) {
     size_t& unread = unread_bytes_[static_cast<size_t>(rank)];
     unread += std::max(bytes, kMostUnread / kSendsAhead);
@@ -418,8 +411,7 @@ class MpiTeam final : public Team {
   static constexpr size_t kMostUnread = size_t{128} << 10;
   std::vector<size_t> unread_bytes_;  // by rank; see note_sent()
   std::array<MpiStaging, kInFlight> staging_;
-  // By plan, count, dtype and op. Factors are applied before sending, so they are no part of the
-  // key.
+  // By plan, count, dtype and op. A factor is applied before sending.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
   std::vector<const void*> sources_;  // of a reduction; a member, to save an allocation per round
 

@@ -1,8 +1,7 @@
 // Gather, scatter and all_to_all of MpiTeam: pairs of ranks exchange their blocks.
 //
 // Each block is a stream of messages that MPI sends eagerly (see mpi_team.h), from and into
-// staging. The streams share the slots of staging; the first messages of all streams go before the
-// second ones.
+// staging. The streams share the slots of staging; first messages precede second ones.
 //
 // These calls have no Lead. The first message of each stream begins with a heading, which the
 // receiver compares with its own call.
@@ -83,8 +82,7 @@ Status MpiTeam::Exchange::run() {
   return {};
 }
 
-// Starts messages in all free slots. Receives start with the predecessor, which sends to this rank
-// first.
+// Starts messages in all free slots. Receives start with the predecessor, the first sender.
 Status MpiTeam::Exchange::fill() {
   const size_t count = partners_.size();
   const auto start = [&](Cursor& cursor, size_t first_place, auto messages_of, auto begin) {
@@ -204,8 +202,7 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
     if (--headings_left_ == 0)
       team_.detector_.note_position(team_.options_.id, team_.position(Place::kMoving));
   }
-  // Without a heading yet, another thread's poll completed it: it comes next and reports the
-  // mismatch.
+  // Without a heading yet, another thread's poll completed it: it comes next.
   if (bytes != bytes_of(partner.out_count, message))
     return partner.has_agreed ? wrong_length(partner) : Status();
   if (bytes > 0) std::memcpy(partner.out + message * piece_bytes_, data, bytes);

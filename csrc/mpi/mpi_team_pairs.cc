@@ -64,8 +64,7 @@ size_t MpiTeam::even_piece(size_t count, size_t most) const {
   return std::max<size_t>((count + pieces - 1) / pieces, 1);
 }
 
-// One message each way, to and from staging. Both sides know the counts, so empty ones are not
-// sent.
+// One message each way, to and from staging, unless it is empty.
 int MpiTeam::exchange_in_turn(const Turn& turn, size_t sent_bytes, size_t got_bytes, size_t room,
                               MpiStaging& staging) const {
   if (got_bytes > 0)

@@ -15,8 +15,7 @@
 // Few ranks swap or exchange because Open MPI 4 and 5 are slow among them: with fewer than four
 // ranks Iallreduce reduces everything to rank 0 and sends it back, so that only one direction of
 // the link is busy at a time; Ireduce_scatter does the same with any number of ranks; and long
-// messages are slow (see mpi_team.h). Between two ranks a swap sends as many bytes as an exchange,
-// in one hop instead of two.
+// messages are slow (see mpi_team.h). Between two ranks a swap saves an exchange's second hop.
 
 #include <complex>
 
@@ -30,8 +29,7 @@ namespace {
 
 constexpr int kSwapTag = 2;
 
-// All-reduces that MPI prepares for one Team; each has its own staging. Further ones are not
-// prepared.
+// All-reduces that MPI prepares for one Team; each has its own staging. The rest is not.
 constexpr size_t kMostPrepared = 64;
 
 }  // namespace

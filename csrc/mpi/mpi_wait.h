@@ -37,8 +37,8 @@ struct MpiWaitPolicy {
 
 class MpiWatch {
  public:
-  // Called in each poll, so it must be cheap. If it fails, the wait ends with its status. waited_ns
-  // is 0 while the wait spins.
+  // Called in each poll, so it must be cheap. A failure ends the wait. waited_ns is 0 while it
+  // spins.
   virtual Status look(int64_t waited_ns) = 0;
   // Returns the status for a wait that has reached its deadline.
   virtual Status timed_out() = 0;

@@ -8,8 +8,7 @@ namespace dscomm {
 
 void quarantine(std::unique_ptr<std::byte[]> memory) {
   static std::mutex mutex;
-  // Never destroyed, because MPI may be polled at exit. It stays reachable, so leak checkers are
-  // quiet.
+  // Never destroyed, because MPI may be polled at exit. Reachable, so it is not reported as a leak.
   static auto* kept = new std::vector<std::unique_ptr<std::byte[]>>();
   if (memory == nullptr) return;
   std::lock_guard lock(mutex);

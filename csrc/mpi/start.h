@@ -44,8 +44,7 @@ class MpiStart {
   virtual Status get_ready(StartContext& context) = 0;
   // Sets the environment of MPI_Init_thread for the lifetime of the result.
   virtual std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) = 0;
-  // Polled every few milliseconds during MPI_Init_thread: serves it, and returns a reason to give
-  // up.
+  // Polled every few milliseconds in MPI_Init_thread: serves it; returns a reason to give up.
   virtual Status look(StartContext& context) = 0;
   // The hosts that MPI_Init_thread waits for: "a, b", or empty if unknown.
   virtual std::string waiting_for() const { return ""; }

@@ -174,8 +174,8 @@ class Helper {
     return "";
   }
 
-  // The directory for the ranks' shared memory. Owned by this process, so that files of a killed
-  // rank are removed with it.
+  // The directory for the ranks' shared memory. This process removes it, with files of killed
+  // ranks.
   const std::string& shared_directory() {
     struct statvfs space{};
     uint64_t needed = kSharedBytesPerRank * description_.clients.size();

@@ -34,8 +34,7 @@ OtherProcess::OtherProcess(int64_t pid, uint64_t start_time) : pid_(pid), start_
   descriptor_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
   if (!descriptor_.valid() && errno == ESRCH) gone_ = true;
 #endif
-  // Checked after the descriptor was opened: with another start time, the descriptor is another
-  // process's too.
+  // Checked after opening the descriptor, which may otherwise be of a process with a reused id.
   if (process_start_time(pid) != start_time) gone_ = true;
 }
 

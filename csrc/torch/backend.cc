@@ -40,8 +40,7 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
-// Calls object.method() and returns a new reference; null, with the exception cleared, if it
-// raises.
+// Calls object.method(); returns a new reference, or null, with the exception cleared.
 PyObject* call_or_null(PyObject* object, const char* method) {
   PyObject* result = object == nullptr ? nullptr : PyObject_CallMethod(object, method, nullptr);
   if (result == nullptr && PyErr_Occurred()) PyErr_Clear();

@@ -137,8 +137,7 @@ class DscommBackend : public BackendBase {
 
   // All-reduce for deepspeed_comm, without torch.distributed's layers. The Work is null unless
   // asynchronous. all_reduce_caching() is for a call that is repeated under one match_id, which is
-  // the same on all ranks, with a tensor of the same dtype and size: the Team keeps what it
-  // prepares.
+  // the same on all ranks, with the same dtype and size: the Team keeps what it prepares.
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                             bool asynchronous);
   // The parts of such a call that do not change.
@@ -173,8 +172,7 @@ class DscommBackend : public BackendBase {
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   // Blocking messages for deepspeed_comm, without torch.distributed's layers and without a Work.
   // They return when the tensor may be reused (send) or holds the message (receive). src -1 takes
-  // any source; the source's rank in the group is returned. For dense tensors, and only if
-  // may_block().
+  // any source; its rank in the group is returned. For dense tensors, if may_block().
   void send_and_wait(const at::Tensor& tensor, int dst, int tag);
   int receive_and_wait(const at::Tensor& tensor, int src, int tag);
   // False while calls are coalesced or a profiler listens, as both need a Work.
@@ -231,8 +229,7 @@ class DscommBackend : public BackendBase {
     const bool is_needed_;
     const int exceptions_;
   };
-  // Whether this thread is coalescing calls. Relaxed: the thread compares with an id that it stored
-  // itself.
+  // Whether this thread is coalescing calls. Relaxed: a thread looks for its own id.
   bool coalescing() const {
     const std::thread::id thread = coalescing_thread_.load(std::memory_order_relaxed);
     return thread != std::thread::id() && thread == std::this_thread::get_id();

@@ -72,8 +72,7 @@ CallInfo make_call(OpType type, const char* title, const Options& options, const
 // held when the call began, even if an earlier part has written them. Where outputs of two parts
 // overlap, the later part wins. gloo does the same.
 //
-// All parts share one deadline, which starts with the first part: an unstarted Deadline would start
-// anew in each copy.
+// All parts share one deadline, started by the first: copies of an unstarted one start anew.
 template <typename Part>
 struct CoalescedBody {
   std::vector<Part> parts;
@@ -119,8 +118,7 @@ auto make_coalesced(size_t parts, Make make) {
 }
 
 // Increments the tensor's version as torch's in-place operators do, for calls that bypass c10d: a
-// backward pass that needs the old value then raises. (c10d's own operators do not do this,
-// whatever the backend.)
+// backward pass that needs the old value then raises. (c10d's operators never do this.)
 void tell_autograd(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }

@@ -47,8 +47,7 @@ using BackendBase = c10d::ProcessGroup;
 using DistBackendError = c10::Error;  // raised in Python as RuntimeError
 #endif
 
-// Whether the call may return before it is done. torch 1.13 has no such option and waits for each
-// Work.
+// Whether the call may return before it is done. torch 1.13 always waits for the Work.
 template <typename Options>
 bool is_asynchronous(const Options& options) {
   if constexpr (requires { options.asyncOp; })
@@ -66,8 +65,8 @@ constexpr OpType reduce_scatter_tensor_coalesced() {
     return OpType::_REDUCE_SCATTER_BASE;
 }
 
-// A call for the profiler: torch 2.12 added, as the last argument, whether it is asynchronous, and
-// torch 2.13 its number.
+// A call for the profiler: torch 2.12 added a last argument, asynchronous, and torch 2.13 its
+// number.
 template <typename Info, typename... Arguments>
 std::shared_ptr<Info> make_profiled_info(bool asynchronous, Arguments&&... arguments) {
   if constexpr (std::is_constructible_v<Info, Arguments..., bool>)

@@ -11,8 +11,7 @@
 
 namespace dscomm {
 
-// The name of a tensor in a message: "tensor", or "output_tensors[3]". Makes the text only when an
-// argument is wrong.
+// The name of a tensor in a message: "tensor", or "output_tensors[3]". Made only for an error.
 struct Argument {
   const char* name;
   int64_t index = -1;

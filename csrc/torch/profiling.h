@@ -26,8 +26,7 @@ struct GroupIdentity {
 // Whether a profiler listens; the only cost of profiling when none does.
 inline bool profiled() { return at::hasCallbacks(); }
 
-// The event of a synchronous call, for its lifetime. (An asynchronous call's event belongs to its
-// Work.)
+// The event of a synchronous call, for its lifetime. (Work holds an asynchronous call's.)
 class ProfiledCall {
  public:
   ProfiledCall(const CallInfo& call, at::TensorList inputs);

@@ -13,8 +13,7 @@ namespace {
 constexpr std::chrono::milliseconds kFirstPause{1};
 constexpr std::chrono::milliseconds kLongestPause{50};
 
-// Up to this many keys are read one by one, because c10d's multiGet() blocks if a key is removed
-// after check().
+// Up to this many keys are read one by one, as c10d's multiGet() blocks if a key is removed.
 constexpr size_t kFewKeys = 32;
 
 using Bytes = std::vector<uint8_t>;

@@ -19,7 +19,7 @@ struct Dimension {
   int64_t stride_bytes;
 };
 
-// The dimensions with more than one element, outermost first; neighbours that one stride covers are
+// The dimensions with more than one element, outermost first; neighbours with one stride are
 // merged.
 c10::SmallVector<Dimension, 6> merged_dimensions(const at::Tensor& tensor) {
   c10::SmallVector<Dimension, 6> dimensions;
@@ -37,8 +37,7 @@ c10::SmallVector<Dimension, 6> merged_dimensions(const at::Tensor& tensor) {
 }
 
 // Calls visit(strided, dense, bytes) for each element in row-major order, or for each contiguous
-// row. ATen's own copies would start an OpenMP team per worker thread and consult grad and
-// inference modes.
+// row. ATen's own copies would start an OpenMP team per thread and read grad modes.
 template <typename Visit>
 void walk(const at::Tensor& tensor, char* dense, Visit visit) {
   if (tensor.numel() == 0) return;

@@ -33,8 +33,7 @@ class Buffer {
  public:
   Buffer() = default;
   // Raises for a tensor that is undefined, not on the CPU, not strided, of an unsupported dtype, or
-  // without memory. Allocates the staging now, so that running out of memory raises on the calling
-  // thread.
+  // without memory. Allocates the staging, so that a lack of memory raises here.
   Buffer(const at::Tensor& tensor, Use use, const Argument& argument);
 
   void* data() const { return data_; }
@@ -95,8 +94,8 @@ struct PartBuffers {
 };
 
 // Stages every buffer that one part reads and another part writes, and returns whether it staged
-// any. If all parts are loaded before the first one runs, each then reads what its tensors held
-// when the call began.
+// any. If all parts are loaded before the first one runs, each then reads the values from before
+// the call.
 bool separate_parts(std::span<const PartBuffers> parts);
 
 void load_all(std::span<const Buffer> buffers);

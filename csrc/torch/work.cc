@@ -64,8 +64,7 @@ void DscommWork::complete() {
 }
 
 void DscommWork::mark(c10::ivalue::Future& future) {
-  // Runs the future's callbacks. An exception of theirs must not end this thread, which merely
-  // finished the call.
+  // Runs the future's callbacks. Their exceptions must not end this thread.
   try {
     if (std::exception_ptr error = told_error()) {
       future.setError(error);
@@ -199,8 +198,8 @@ void CoalescedWork::abort() {
 c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  // The last part to end completes the future. The extra count keeps it open until every part has
-  // its callback.
+  // The last part to end completes the future. The extra count delays that until all have
+  // callbacks.
   auto pending = std::make_shared<std::atomic<size_t>>(parts_.size() + 1);
   auto self = c10::intrusive_ptr<CoalescedWork>::unsafe_reclaim_from_nonowning(this);
   auto one_less = [self, future, pending] {

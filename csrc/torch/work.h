@@ -31,8 +31,7 @@ class DscommWork : public c10d::Work {
   std::exception_ptr exception() const override;
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
-  // timeout 0: the operation's own deadline. A wait that times out earlier raises and leaves the
-  // operation running.
+  // timeout 0: the operation's own deadline. An earlier timeout raises, and the operation goes on.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

@@ -14,8 +14,7 @@ import pytest
 from hosts import Hosts
 from jobs import BACKEND, MPI, Job, start_ranks, torchrun
 
-# dscomm names the faulty rank and the disagreement; gloo, with which this harness can be tried,
-# does neither.
+# dscomm names the faulty rank and the disagreement; gloo, as TEST_CLUSTER_BACKEND, does not.
 NAMES = BACKEND == "dscomm"
 # Helpers of Open MPI on each host; MPICH and gloo need none.
 HELPERS = 1 if NAMES and MPI == "openmpi" else 0

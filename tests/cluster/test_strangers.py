@@ -20,8 +20,8 @@ NOBODY = 65534
 # Timeout of the groups: a call that waits for a stranger exceeds it.
 TIMEOUT_S = 3.0
 STORE_PORT = 29500
-# Open MPI's first ports: for two address families and two ranks, and some more. MPICH is configured
-# to use them.
+# Open MPI's first ports: for two address families and two ranks, and spares. MPICH is told to use
+# them.
 PORTS_OF_MPI = range(1024, 1040)
 ENV = {
     "openmpi": {},

@@ -74,8 +74,7 @@ TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
   });
 }
 
-// The default group knows the ranks of this host, so the first rank of a later group speaks for
-// all.
+// The default group knows the ranks of this host, so a later group's first rank speaks for all.
 TEST(Engine, LaterGroupsOfAHostAskTheStoreByTheirFirstRankAlone) {
   MemoryStore store;
   run_world(4, [&](InProcessHost&, std::shared_ptr<Context> context, int rank) {

@@ -122,8 +122,7 @@ class FarPeerTest : public ::testing::Test {
     EXPECT_EQ(receive(group, kTag, kWait).code(), Code::kTimeout);
     return (peer_.passes - before) / kPassesOfSleep;
   }
-  // A receive spins in a second group, after a first group has used the far peer. Returns the polls
-  // of the far peer.
+  // The polls of the far peer, used by a first group, while a receive spins in a second group.
   uint64_t questions_of_receive_in_second_group(bool is_far) {
     EXPECT_EQ(receive(make_group(1, true), kTag, milliseconds(1)).code(), Code::kTimeout);
     const auto second = make_group(2, is_far);

@@ -60,8 +60,7 @@ TEST(Flooding, ThousandsHearOfADeathInAFewHops) {
     network.kill({dead});
     network.run(kNever);
     expect_heard(network, {dead});
-    // Each member sends at most one message per link; the path is some 2 log6 of the hosts, plus
-    // the hop into the host.
+    // Each member sends at most one message per link; paths have 2 log6(hosts) hops plus one.
     const SimulatedNetwork::Traffic traffic = network.take_traffic();
     EXPECT_LE(*std::max_element(traffic.messages.begin(), traffic.messages.end()), 64u);
     EXPECT_LT(network.now_us() - began_us, 12 * (kHopUs + 64 * kHandleUs));

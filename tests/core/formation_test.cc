@@ -26,8 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Ranks that do not know their hosts; two ranks per host; and the same with leaders that relay the
-// member table.
+// Ranks that do not know their hosts; two ranks per host; the same with relayed member tables.
 struct RanksPerHost {
   int count;
   bool relays;

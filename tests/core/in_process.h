@@ -90,8 +90,7 @@ class ForwardingStore : public Store {
   Store& store_;
 };
 
-// Counts the writes and reads of one rank. (Waiting ranks read now and then whether others have
-// failed.)
+// Counts the writes and reads of one rank. (Waiting ranks also read failures.)
 class NotingStore final : public ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;

@@ -390,8 +390,7 @@ double half_value(uint16_t bits, int fraction_bits, int bias) {
   return sign * std::ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
 }
 
-// The nearest value that a half can hold, ties to even, computed in double, which is exact for
-// every value of this test.
+// The nearest value that a half can hold, ties to even, computed in double, which is exact here.
 double nearest_half(double value, int fraction_bits, int bias) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), 1 - bias);

@@ -1,5 +1,4 @@
-// ShmTeam: every collective against the reference, and failures. Ranks are threads over one mapping
-// of real arenas.
+// ShmTeam: every collective against the reference, and failures. Ranks are threads, on real arenas.
 
 #include "core/shm/shm_team.h"
 
@@ -100,8 +99,7 @@ TEST_P(ShmTeamRanks, TensorsMayBeWrittenAtOnce) {
       small_settings(), 0.7);
 }
 
-// A rank whose tensor is read in place waits for its readers until the deadline, and notices
-// readers that leave.
+// A rank whose tensor is read in place awaits readers until the deadline, and notices leaving ones.
 TEST(ShmTeam, ReadersInPlaceThatLeaveOrAreLate) {
   for (bool leaves : {true, false}) {
     auto registry = std::make_shared<Registry>();
@@ -424,8 +422,7 @@ TEST(ShmTeam, AbortTakesNothingBackThatWasPublished) {
   }
 }
 
-// Every wait takes the slow path, which checks for aborts; with staged data, and with tensors read
-// in place.
+// Every wait takes the slow path, which checks for aborts; with staging and in place.
 TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInIt) {
   Settings settings = small_settings();
   settings.spin_pauses = 0;
@@ -462,8 +459,7 @@ TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInAComposedTeam) {
     });
 }
 
-// Rank 3 completes a broadcast and dies; it shares a Team with rank 2, which still waits for rank
-// 0.
+// Rank 3 completes a broadcast and dies; rank 2, in a Team with it, waits for rank 0.
 TEST(ShmTeam, DeathEndsNoOtherWaitOfAComposedTeam) {
   std::atomic<bool> dead{false};
   std::unique_ptr<Team> of_the_dead;  // it does not leave
@@ -680,8 +676,8 @@ void await_relaxed(const std::atomic<int>& counter, int value) {
 }
 
 // Memory that one group returns is reused by another at once. Only the readers' done and closed
-// words order the old reads before the new writes: the groups are formed before, and the root reads
-// no rank's data.
+// words order the old reads before the new writes: the groups exist already, and the root reads
+// nothing.
 TEST(ShmTeam, StagingGoesFromGroupToGroup) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -750,8 +746,7 @@ TEST(ShmTeam, StagingIsReusedAfterItsReadersLeft) {
     // The root waits for rank 1, and never checks the reader's progress.
     Status status = team->broadcast(data.data(), data.size(), DType::kUInt8, 0, within(60000));
     EXPECT_EQ(status.code(), Code::kPeerLeft) << status.message();
-    // The root first checks after the reader has left: an earlier word of the reader would also
-    // order its reads.
+    // The root first checks after the reader has left: earlier words of it would order its reads.
     if (rank == 0) await_relaxed(left, 1);
     const size_t used_bytes = party.arena->used_bytes();
     team.reset();

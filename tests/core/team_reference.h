@@ -173,8 +173,7 @@ inline int value_of(const Reduction& reduction, int rank, size_t index, unsigned
   return negative ? -magnitude : magnitude;
 }
 
-// Compares bytes first; a zero of a complex product may have either sign, since its order is the
-// Team's.
+// Compares bytes first; a zero of a complex product may have either sign.
 inline bool elements_are_equal(DType dtype, const std::byte* a, const std::byte* b, size_t count) {
   size_t bytes = count * dtype_bytes(dtype);
   if (bytes == 0 || std::memcmp(a, b, bytes) == 0) return true;
@@ -492,8 +491,7 @@ inline void check_moves(ReferenceRank& rank, int ranks, const ReferenceOptions& 
   }
 }
 
-// A Team whose barrier does nothing passes check_moves; one whose barrier releases a rank early
-// fails here.
+// A Team whose barrier does nothing passes check_moves; an early release fails here.
 inline void check_barrier_holds(Team& team, std::atomic<int>& entered, const CallOptions& options) {
   for (int round = 1; round <= 20; ++round) {
     entered.fetch_add(1);
@@ -714,8 +712,7 @@ inline std::vector<Disagreement> disagreements() {
       {"all_gather of another count",
        [=](Team& team, bool odd, const CallOptions& options) {
          Data data(team);
-         // The odd ranks expect one element more from rank 0, which sends it only if it is odd
-         // itself.
+         // The odd ranks expect one element more from rank 0, which sends it if it is odd.
          std::vector<size_t> out_counts = counts(team, 10);
          if (odd) ++out_counts[0];
          size_t count = out_counts[static_cast<size_t>(team.rank())];
@@ -761,8 +758,7 @@ inline std::vector<Disagreement> disagreements() {
   };
 }
 
-// Ranks make different calls, then a barrier: by then every rank has got kMismatch, well before the
-// deadline.
+// Ranks make different calls, then a barrier: by then all have got kMismatch, well in time.
 inline void check_disagreements(
     int ranks, const RunRanks& run_ranks,
     std::chrono::milliseconds timeout = std::chrono::milliseconds(60000)) {

@@ -1,5 +1,4 @@
-// Tests the test tools: ThreadTeam passes the checks of every Team, and the checks fail for a wrong
-// Team.
+// Tests the test tools: ThreadTeam passes the checks of every Team, and wrong Teams fail them.
 
 #include "thread_team.h"
 

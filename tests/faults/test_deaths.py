@@ -74,8 +74,7 @@ def test_kill(step: Step, dead: list[int]) -> None:
 
 def _leaves_with_work_outstanding(world: World, how: str) -> None:
     world.init()
-    # No barrier: the error of one rank's later call would also end a barrier that others are still
-    # in.
+    # No barrier: one rank's later error would also end a barrier that others are still in.
     world.say("ready")
     world.hear()
     if world.rank == 2:

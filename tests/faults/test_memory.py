@@ -420,8 +420,7 @@ def _one_descriptor_more(world: World) -> list[str]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         if not texts[-1]:
             break
-    # The process's own: arena, listening socket, doorbell, and the one that ends the listening
-    # thread.
+    # The process's own: arena, listening socket, doorbell, and one to stop the listener.
     assert _open_descriptors() <= before + 8
     return texts
 

@@ -101,8 +101,7 @@ def receive_smaller_than_the_send(group: Any, odd: bool, count: int) -> None:
 @dataclasses.dataclass
 class Kind:
     calls: Callable[[Any, bool, int], None]
-    # Texts that the message must contain for both sides; names in braces are those of `counts`
-    # below.
+    # Both sides' texts in the message; names in braces are those of `counts` below.
     sides: tuple[str, str]
 
 
@@ -231,8 +230,7 @@ def test_mismatch(size: str, odd_rank: int) -> None:
                 problems.append(f"the next call does not repeat it, or wrote: {where}")
             if took_s > SOON_S:
                 problems.append(f"took {took_s:.2f} s: {where}")
-        # Ranks that detect it at the same time may report different pairs of ranks, of the same
-        # call.
+        # Ranks that detect it together may report different pairs, of the same call.
         if (
             len(
                 {
@@ -319,8 +317,7 @@ def _leaves_groups(world: World, composed: bool) -> list[str]:
             value = torch.zeros(3)
             # No rank waits for rank 3 in these calls, so all return.
             if calls == "other root":
-                # Root 0 first: a rank that waits long for a root would compare its call with all
-                # ranks.
+                # Root 0 first: a rank that waits long for a root compares all calls.
                 if world.rank == 0:
                     dist.broadcast(value, 0, group=group)
                 dist.barrier()

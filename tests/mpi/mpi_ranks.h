@@ -239,8 +239,7 @@ class Job {
     meet();
   }
 
-  // Collective over `ranks`. All ranks make their Teams in the same order, so that their ids agree;
-  // `id` distinguishes Teams.
+  // Collective over `ranks`. Teams are made in the same order everywhere, so that their ids agree.
   std::unique_ptr<MpiTeam> make_team(const std::vector<int>& ranks, MpiTeamOptions options,
                                      uint64_t id) {
     options.id = id;

@@ -493,8 +493,8 @@ TEST(MpiTeam, DisagreementOfRanksThatDoNotWaitIsShownInTheNextCall) {
   });
 }
 
-// The last rank broadcasts to others that broadcast too, so none waits for it. A late rank gets the
-// error in its broadcast.
+// The last rank broadcasts to others that broadcast too, so none waits for it. Late ranks get the
+// error there.
 TEST(MpiTeam, DisagreementBeforeAnExchangeOfBlocksIsShown) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();

@@ -448,8 +448,7 @@ class Model:
     def spread_to_message(self, each: Operation, unclean: set[str]) -> bool:
         partners = each.sources if each.sources else [each.partner] if each.partner else []
         if each.kind == "receive":
-            # Messages that a dying rank had sent before arrive, whatever its death does to the
-            # group.
+            # Messages sent before a rank's death arrive, whatever happens to the group.
             if partners and all(p.rank == self.faulty and p.certain for p in partners):
                 if self.fault_kind in DEADLY:
                     return False

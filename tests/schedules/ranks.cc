@@ -15,8 +15,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTimeout{20'000};
-// No call may take longer than this: its timeout, the extra time of later steps of a composed call,
-// and formation's grace.
+// No call may take longer than this: its timeout, the extra time of composed calls, and formation's
+// grace.
 constexpr int64_t kMostNs = 30'000'000'000;
 // The same if sleeps last until a wake-up, as they do without a fault. (A rank that misses its
 // wake-up checks again at its timeout, and may then go on.)
@@ -427,8 +427,7 @@ class Rank {
                  (code == Code::kMismatch && is_of_leaving)) &&
                 someone_failed());
       default:
-        // Ranks that still form parts of a composed Team take a member that has left and ended for
-        // dead.
+        // Ranks that still form a composed Team take a member that left and ended for dead.
         return code == Code::kPeerDied && is_forming && program_.exits;
     }
   }
@@ -511,8 +510,7 @@ void run_world(const Program& program) {
     while (!is_dead(process) && context.use_count() > others)
       std::this_thread::sleep_for(milliseconds(1));
     if (is_dead(process)) {
-      // Its threads never run again, so it cannot be destroyed: it is leaked until this process
-      // ends.
+      // Its threads never run again, so it cannot be destroyed, and is leaked.
       new std::shared_ptr<Context>(std::move(context));
       continue;
     }

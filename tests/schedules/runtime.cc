@@ -110,8 +110,8 @@ struct Thread {
   uint64_t looked_at = 0;  // the world's progress at its last check
   int shared_mutexes = 0;
   Clock clock{};
-  // Its stores to shared memory with an order below seq_cst since its last fence: address, number
-  // of the store.
+  // Its stores to shared memory with an order below seq_cst since its last fence, with their
+  // numbers.
   std::vector<std::pair<uintptr_t, uint64_t>> unfenced;
   std::array<void*, 2> exceptions{};  // the C++ runtime's state, which it keeps per kernel thread
 };

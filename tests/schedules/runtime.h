@@ -1,5 +1,4 @@
-// Runs a world of threads whose interleaving a seed decides: deterministic, replayable, in virtual
-// time.
+// Runs a world of threads whose interleaving a seed decides: replayable, in virtual time.
 //
 // The code under test is unmodified. It is compiled with -fsanitize=thread but linked without
 // ThreadSanitizer: this runtime provides the functions that the compiler calls at every atomic

@@ -1,5 +1,5 @@
-// Walks through schedules: makes a program for each seed, runs it in a new world, and prints the
-// seeds of those that fail.
+// Walks through schedules: makes a program for each seed, runs it in a new world, and prints
+// failing seeds.
 //
 //   walk [--schedules N] [--seconds S] [--seed FIRST] [--jobs J] [--stop] [--shrink]
 //   walk --replay SEED [--shrink]: runs one program, prints it and its result

@@ -65,8 +65,8 @@ HWY_INLINE void reduce_one_vector(D d, const Operator& op, void* dst, const void
 }
 
 // Four vectors at a time: four chains of additions hide the latency, and each source is read for
-// four vectors before the next. Named variables, because vectors of unknown length (SVE) cannot be
-// in an array.
+// four vectors before the next. Named variables, since vectors of unknown length (SVE) allow no
+// array.
 template <class Lanes, class D, class Operator, typename SourceCount>
 HWY_INLINE void reduce_four_vectors(D d, const Operator& op, void* dst, const void* const* sources,
                                     SourceCount n, size_t i) {
@@ -143,8 +143,7 @@ HWY_INLINE void reduce_all(const Operator& op, void* dst, const void* const* sou
 }
 
 // Two sources are the common case (two ranks, or one step of a tree) and get code without a loop
-// over sources. Their pointers are copied because the compiler must assume that dst overwrites
-// them.
+// over sources. Their pointers are copied in case dst overwrites them.
 template <class Lanes, class Operator>
 HWY_NOINLINE void reduce_with(const Operator& op, const Operands& operands) {
   if (operands.n == 2) {

@@ -41,8 +41,8 @@ class PmiDialogue {
   bool is_in_long_question_ = false;
 };
 
-// "(vector,(0,1,2),(1,1,1))": the first host has the first two ranks, the second host the next one.
-// `hosts` by rank.
+// "(vector,(0,1,2),(1,1,1))": ranks 0 and 1 are on the first host, 2 on the second. `hosts` by
+// rank.
 std::string node_map_of(const std::vector<size_t>& hosts);
 
 }  // namespace dscomm

@@ -108,8 +108,7 @@ class MpichStart final : public MpiStart {
   void has_met(bool are_all_connected) override {
     if (server_ != nullptr) remove_names_of_shared_files();
     // A message to a departed rank retries its connection for ever. Without connections in advance,
-    // a first message to a slow rank looks the same and must not be interrupted, even after its
-    // deadline.
+    // a first message to a slow rank looks the same and must never be interrupted.
     if (are_all_connected) watch_calls_closely();
   }
 

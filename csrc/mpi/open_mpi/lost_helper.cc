@@ -21,8 +21,7 @@ struct LostHelper {
   std::mutex mutex;
   std::set<std::string> directories;  // of the helper
   bool is_lost = false, has_left = false;
-  // Shared locks on the directories' lock files: while a rank holds one, the directory is not
-  // removed as abandoned.
+  // Shared locks on the directories' lock files: a directory with one is not abandoned.
   std::vector<UniqueFd> locks;
 };
 LostHelper& lost_helper() {

@@ -32,8 +32,7 @@ constexpr int kSliceMs = 10;
 // Between two store requests: hosts that start together enter a fence within the first few.
 constexpr int kFirstPauseMs = 1, kLongestPauseMs = 20;
 
-// How often a host that does not gather lists the missing hosts; each time costs a request per
-// host.
+// How often a host that does not gather lists the missing hosts, with a request per host.
 constexpr int64_t kNameEveryNs = 1'000'000'000;
 
 // Liveness probes: how long the helper may take to answer one, and how often a late answer is
@@ -108,8 +107,8 @@ class Starter {
   pid_t pid_ = 0;
 };
 
-// A fence in progress. The first of its hosts gathers what the others put into the store, and puts
-// the combined data there.
+// A fence in progress. The first of its hosts gathers the others' data from the store, and puts all
+// of it there.
 struct Fence {
   PmixFence asked;
   std::vector<std::optional<std::string>> data;  // on the first host: by entry of asked.hosts
@@ -375,8 +374,7 @@ std::string PmixHelper::silent_helper(Store& store, const std::string& prefix) {
   return found.ok() ? found.value().value_or("") : "";
 }
 
-// Continues a stopped helper, so that it can end. Its pid is valid while it holds its end of the
-// socket.
+// Continues a stopped helper, so that it can end. Its pid is valid while its socket is open.
 void PmixHelper::State::resume() {
   if (pid > 0 && socket.exchange()) ::kill(static_cast<pid_t>(pid), SIGCONT);
 }

@@ -30,8 +30,7 @@ class PmixHelper {
   // does not answer, in short requests.
   Status serve();
 
-  // Call it when MPI is up on all ranks: removes this host's keys from the store and stops the
-  // probes.
+  // Call it when MPI is up on all ranks: removes this host's store keys and stops the probes.
   void remove_keys();
 
   // A sentence about a helper that does not answer, on any host; empty if all do. Any rank may ask.

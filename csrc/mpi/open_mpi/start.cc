@@ -138,8 +138,7 @@ class OpenMpiStart final : public MpiStart {
   }
 
   void has_started(const StartContext& context) override {
-    // Watch calls until the ranks have met: the first message to a rank asks the helper, which may
-    // hang.
+    // Watch calls from now on: the first message to a rank asks the helper, which may hang.
     watch_calls();
     if (context.plan.origin != MpiOrigin::kDscomm) return;
     std::vector<std::string> given = own_variables_;
@@ -216,8 +215,7 @@ class OpenMpiStart final : public MpiStart {
       for (const std::string& variable : own_variables_) environment.set(variable);
       for (const std::string& variable : defaults_) set_default(environment, variable);
       // Open MPI makes a process that its own daemon did not start a job of one rank, unless a
-      // launcher that it knows did. IBM's jsrun is such a launcher and leaves everything else to
-      // PMIx.
+      // known launcher did. IBM's jsrun is one, and leaves everything else to PMIx.
       set_default(environment, "JSM_JSRUN_PORT=0");
       set_default(environment, "OMPI_MCA_schizo=jsm");
       // Makes waiting ranks yield their cores if the host has more ranks than cores.
@@ -265,8 +263,7 @@ class OpenMpiStart final : public MpiStart {
 
   // Open MPI tries all interfaces, including container bridges that have the same address on every
   // host and lead nowhere: the first message then never arrives. A launcher's own configuration is
-  // kept unless the user sets an interface. Open MPI rejects an include list together with an
-  // exclude list.
+  // kept unless the user sets an interface. Open MPI rejects both an include and an exclude list.
   std::string networks_for_mpi(const StartContext& context) const {
     if (!environment_value("OMPI_MCA_btl_tcp_if_exclude").empty()) return "";
     if (files_.contains("btl_tcp_if_exclude")) {
