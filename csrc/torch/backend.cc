@@ -266,8 +266,7 @@ void DscommBackend::check_alive(const char* title) const { refuse_for(group_->fa
 
 void DscommBackend::refuse_for(const Status& status, const char* title) const {
   if (status.ok()) return;
-  group_->note_refused(status);
-  raise_error(status, title, *group_);
+  raise_error(group_->refuse(status), title, *group_);
 }
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group::Body body,

@@ -247,6 +247,42 @@ TEST(Engine, AnAbortFailsWhatIsQueuedAndWhatComes) {
   });
 }
 
+// Calls that were queued by then could not know, and raise the cause as their own.
+TEST(Engine, CallAfterTheEndOfTheGroupSaysThatItEndedEarlier) {
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 2);
+    int64_t x = 1, y = 1;
+    OperationPtr one = group->start(kSum, sum_of(&x), milliseconds(0));
+    EXPECT_TRUE(one->wait().ok());
+    if (rank == 1) {
+      group->abort("the test wants it");
+      EXPECT_TRUE(group->shutdown().ok());
+      return;
+    }
+    std::vector<OperationPtr> queued;
+    for (int k = 0; k < 2; ++k) queued.push_back(group->start(kSum, sum_of(&x), milliseconds(0)));
+    const std::string first =
+        "group '" + group->name() + "' was aborted by rank 1: the test wants it";
+    const std::string later = "group '" + group->name() + "' ended earlier: " + first;
+    EXPECT_EQ(queued[1]->wait().message(), first);
+    EXPECT_EQ(queued[0]->wait().message(), first);
+    for (int k = 0; k < 2; ++k) {
+      EXPECT_EQ(group->run(kSum, sum_of(&y), milliseconds(0)).message(), later);
+      EXPECT_EQ(group->start(kSum, sum_of(&y), milliseconds(0))->wait().message(), later);
+      EXPECT_EQ(group->refuse(group->failure()).message(), later);
+      EXPECT_EQ(group->blocking_send(&y, 1, DType::kInt64, 1, 0, milliseconds(0)).message(), later);
+      EXPECT_EQ(group->blocking_receive(&y, 1, DType::kInt64, 1, 0, milliseconds(0)).message(),
+                later);
+      EXPECT_EQ(group->send(&y, 1, DType::kInt64, 1, 0, nullptr, milliseconds(0))->wait().message(),
+                later);
+    }
+    EXPECT_EQ(group->failure().message(), first);
+    EXPECT_TRUE(group->shutdown().ok());
+    EXPECT_EQ(group->run(kSum, sum_of(&y), milliseconds(0)).message(),
+              "group '" + group->name() + "' has been destroyed on this rank");
+  });
+}
+
 TEST(Engine, ABodyThatThrowsEndsTheGroupAndNotTheProcess) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);

@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from rank_processes import SOON_S, Job, World, names_rank
-from workloads import cause
+from workloads import cause, is_of_later_call
+
+import deepspeed_comm
 
 RANKS = 4
 CANARY = 41.0
@@ -33,7 +35,7 @@ def _raises(call: Any) -> str:
 
 
 def _every_call_after(world: World) -> list[str]:
-    """One rank dies; all later calls of the others raise at once with the first cause."""
+    """One rank dies; every later call of the others raises at once and names the first cause."""
     world.init()
     group = dist.new_group()
     pair = dist.new_group([0, 1])
@@ -55,9 +57,18 @@ def _every_call_after(world: World) -> list[str]:
         lambda: dist.barrier(group=group),
         lambda: dist.send(canary, peer, group=group),
         lambda: dist.recv(canary, peer, group=group),
+        lambda: dist.isend(canary, peer, group=group).wait(),
+        lambda: dist.irecv(canary, peer, group=group).wait(),
+        lambda: dist.all_reduce(torch.eye(3).to_sparse(), group=group),
+        lambda: deepspeed_comm.all_reduce(canary, group=group),
+        lambda: deepspeed_comm.all_reduce(canary, group=group, async_op=True).wait(),
+        lambda: deepspeed_comm.all_reduce_caching(canary, match_id="a", group=group),
+        lambda: deepspeed_comm.send(canary, peer, group=group),
+        lambda: deepspeed_comm.recv(canary, peer, group=group),
+        lambda: deepspeed_comm.inference_all_reduce(canary, group=group),
     ]
     texts = [_raises(call) for call in calls]
-    assert len(set(texts)) == 1, texts
+    assert all(is_of_later_call(text, texts[0]) for text in texts[1:]), texts
     assert canary.eq(CANARY).all() and all(part.eq(CANARY).all() for part in parts)
     # A group without the dead rank is not affected.
     if world.rank < 2:
@@ -67,13 +78,43 @@ def _every_call_after(world: World) -> list[str]:
     return texts
 
 
-def test_later_calls_raise_the_first_cause_at_once() -> None:
+def test_call_after_the_end_of_the_group_names_the_first_cause() -> None:
     with Job(RANKS, _every_call_after) as job:
         job.finish()
         for rank in range(3):
             event = job.first(rank, "returned")
             assert event is not None, job.report()
             assert names_rank(event.facts["value"][0], 3, job.pids[3]), job.report()
+
+
+def _overlapping(world: World) -> dict[str, str]:
+    """Three queued calls and a message in flight when rank 1 dies, and one that follows."""
+    world.init()
+    dist.barrier()
+    if world.rank == 1:
+        world.say("here")
+        world.hear()
+        os._exit(1)
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+    works.append(dist.irecv(torch.ones(3), 1))
+    world.say("queued")
+    texts = {f"call {number}": _raises(work.wait) for number, work in enumerate(works)}
+    texts["later"] = _raises(lambda: dist.all_reduce(torch.ones(3), async_op=True))
+    texts["wait again"] = _raises(works[0].wait)
+    return texts
+
+
+def test_call_queued_before_the_end_of_the_group_keeps_the_plain_error() -> None:
+    with Job(2, _overlapping) as job:
+        job.wait_for("queued", [0])
+        job.tell("go", [1])
+        job.finish([0])
+        event = job.first(0, "returned")
+        assert event is not None, job.report()
+        texts = event.facts["value"]
+        first = texts["call 0"]
+        assert is_of_later_call(texts.pop("later"), first), job.report()
+        assert names_rank(first, 1, job.pids[1]) and set(texts.values()) == {first}, texts
 
 
 def _writes_late(world: World, asynchronous: bool) -> float:
@@ -185,7 +226,9 @@ def test_abort() -> None:
         job.wait_for("ready")
         job.tell("go")
         texts = job.results()
-    assert len(set(texts)) == 1 and "aborted by rank 0" in texts[0], texts
+    assert "aborted by rank 0" in texts[1], texts
+    # The rank that aborted has known of the end before its call.
+    assert is_of_later_call(texts[0], texts[1]) and len(set(texts[1:])) == 1, texts
 
 
 def _aborts_once_done(world: World, tries: int, composed: bool) -> list[str]:

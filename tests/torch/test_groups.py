@@ -509,6 +509,9 @@ def _monitored_case(world: World, absent: list[int]) -> None:
     with pytest.raises(RuntimeError) as caught:
         backend.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True)
     text = str(caught.value)
+    assert "ended earlier" not in text
+    with pytest.raises(RuntimeError, match=r"group '\w+' ended earlier: .*monitored"):
+        backend.monitored_barrier(timedelta(seconds=1))
     named = text[text.index("heard nothing") :] if "heard nothing" in text else text
     assert all(f"{rank}" in named.split(":")[-1] for rank in absent), text
     if world.rank == 0:

@@ -46,11 +46,16 @@ class Group::Queued final : public Operation {
  public:
   Queued(std::shared_ptr<Group> group, Body body, std::chrono::milliseconds timeout,
          uint64_t ticket)
-      : group_(std::move(group)), body_(std::move(body)), timeout_(timeout), ticket_(ticket) {}
+      : group_(std::move(group)),
+        body_(std::move(body)),
+        timeout_(timeout),
+        ticket_(ticket),
+        had_ended_(group_->has_ended_.load(std::memory_order_relaxed)) {}
 
+  // What was queued before the group ended raises the cause as its own: its caller could not know.
   Status execute() {
     group_->recorder_.running(ticket_);
-    Status status = group_->execute(body_, timeout_);
+    Status status = group_->execute(body_, timeout_, had_ended_);
     group_->recorder_.finished(ticket_, status.ok());
     body_ = nullptr;  // releases the tensors before other threads see that the operation is done
     return status;
@@ -67,6 +72,7 @@ class Group::Queued final : public Operation {
   Body body_;
   const std::chrono::milliseconds timeout_;
   const uint64_t ticket_;
+  const bool had_ended_;
 };
 
 Group::Group(std::shared_ptr<Context> context, GroupOptions options)
@@ -249,11 +255,31 @@ Status Group::refuse_locked() const {
   return {};
 }
 
-Status Group::execute(const Body& body, std::chrono::milliseconds timeout) {
+Status Group::execute(const Body& body, std::chrono::milliseconds timeout, bool had_ended) {
   Status status = execute_body(body, timeout);
-  if (!status.ok()) [[unlikely]]
-    record_failure(status);
-  return status;
+  if (status.ok()) [[likely]]
+    return status;
+  note_failure(status);
+  return told(status, had_ended);
+}
+
+Status Group::refuse(const Status& cause) {
+  const bool had_ended = has_ended_.load(std::memory_order_relaxed);
+  note_told();
+  note_failure(cause);
+  return told(cause, had_ended);
+}
+
+void Group::note_failure(const Status& status) {
+  if (!failure().ok()) has_ended_.store(true, std::memory_order_relaxed);
+  record_failure(status);
+}
+
+// The error of a call that was made when the group had ended or not. One that is not the group's
+// cause is the call's own: a receive that does not fit what was sent before, for one.
+Status Group::told(const Status& status, bool had_ended) const {
+  if (!had_ended || status.message() != failure().message()) return status;
+  return Status(status.code(), "group '" + options_.name + "' ended earlier: " + status.message());
 }
 
 // Once, for the error that ended the group; an abort by the user is not a failure.
@@ -301,6 +327,7 @@ Status Group::execute_body(const Body& body, std::chrono::milliseconds timeout) 
 
 Status Group::run(const OperationInfo& info, const Body& body, std::chrono::milliseconds timeout) {
   DSCOMM_RETURN_IF_ERROR(context_->check_process());
+  const bool had_ended = has_ended_.load(std::memory_order_relaxed);
   uint64_t state = state_.load(std::memory_order_relaxed);  // the exchange orders
   uint64_t running = 0;
   do {
@@ -315,7 +342,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   } while (!state_.compare_exchange_weak(state, running, std::memory_order_acquire,
                                          std::memory_order_relaxed));
   uint64_t ticket = recorder_.started(info, running / kOneCall);
-  Status status = execute(body, timeout);
+  Status status = execute(body, timeout, had_ended);
   if (!status.ok()) [[unlikely]]
     note_told();
   recorder_.finished(ticket, status.ok());
@@ -426,11 +453,11 @@ Status Group::blocking_send(const void* data, size_t count, DType dtype, int dst
                             std::chrono::milliseconds timeout) {
   if (!context_->check_process().ok() || may_refuse() || point_to_point_ == nullptr)
     return send(data, count, dtype, dst, tag, nullptr, timeout)->wait();
+  const bool had_ended = has_ended_.load(std::memory_order_relaxed);
   const uint64_t ticket = recorder_.started(message_info("send", dtype, count, dst, tag, false));
   Status status = context_->point_to_point().blocking_send(point_to_point_, data, count, dtype, dst,
                                                            tag, limit_of(timeout));
-  recorder_.finished(ticket, status.ok());
-  return status;
+  return finish_message(ticket, status, had_ended);
 }
 
 Status Group::blocking_receive(void* data, size_t count, DType dtype, int src, int tag,
@@ -441,11 +468,19 @@ Status Group::blocking_receive(void* data, size_t count, DType dtype, int src, i
     if (came_from != nullptr) *came_from = operation->source();
     return status;
   }
+  const bool had_ended = has_ended_.load(std::memory_order_relaxed);
   const uint64_t ticket = recorder_.started(message_info("recv", dtype, count, src, tag, false));
   Status status = context_->point_to_point().blocking_receive(
       point_to_point_, data, count, dtype, src, tag, limit_of(timeout), came_from);
+  return finish_message(ticket, status, had_ended);
+}
+
+Status Group::finish_message(uint64_t ticket, const Status& status, bool had_ended) {
   recorder_.finished(ticket, status.ok());
-  return status;
+  if (status.ok()) [[likely]]
+    return status;
+  note_failure(status);
+  return told(status, had_ended);
 }
 
 template <typename Start>
@@ -459,13 +494,16 @@ OperationPtr Group::start_message(const OperationInfo& info, std::chrono::millis
           Status(Code::kInvalidArgument, std::string(info.title) + ": group '" + options_.name +
                                              "' has no other rank to talk to"));
   }
+  const bool had_ended = has_ended_.load(std::memory_order_relaxed);
   uint64_t ticket = recorder_.started(info);
   OperationPtr operation = start(context_->point_to_point(), limit_of(timeout));
   operation->when_done([self = shared_from_this(), ticket](const Status& status) {
     self->recorder_.finished(ticket, status.ok());
-    if (!status.ok()) self->record_failure(status);
+    if (!status.ok()) self->note_failure(status);
   });
-  return operation;
+  // Of a group that has ended a message is done at once, or has failed.
+  const Status status = operation->status();
+  return had_ended && !status.ok() ? Operation::refuse(told(status, had_ended)) : operation;
 }
 
 Status Group::check_process() const { return context_->check_process(); }
@@ -568,6 +606,7 @@ void Group::abort(const std::string& reason) {
 
 // Under mutex_.
 void Group::end_locked(const Status& cause) {
+  has_ended_.store(true, std::memory_order_relaxed);
   if (team_) team_->abort(cause);
   if (flat_) flat_->abort(cause);
 }

@@ -128,11 +128,8 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   void shutdown_with_warning();
   // Notes that a caller has received an error of a call of this group. Any thread.
   void note_told() { was_told_.store(true, std::memory_order_relaxed); }  // orders nothing
-  // Notes that a call has been refused because the group has ended with this cause. Any thread.
-  void note_refused(const Status& cause) {
-    note_told();
-    record_failure(cause);
-  }
+  // A call is refused because the group has ended with this cause: the error to raise. Any thread.
+  Status refuse(const Status& cause);
 
   // kPeerDied or kPeerLeft for a member whose process is known to have ended; else OK, also if the
   // group has been destroyed on this rank.
@@ -176,9 +173,12 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   bool begin_running_locked() { return (state_.fetch_or(kRunning) & kRunning) == 0; }
   void end_running_locked();
   void drain(const Operation* until, bool was_scheduled = false);
-  Status execute(const Body& body, std::chrono::milliseconds timeout);
+  Status execute(const Body& body, std::chrono::milliseconds timeout, bool had_ended);
   Status execute_body(const Body& body, std::chrono::milliseconds timeout);
+  void note_failure(const Status& status);
   void record_failure(const Status& status);
+  Status told(const Status& status, bool had_ended) const;
+  Status finish_message(uint64_t ticket, const Status& status, bool had_ended);
   Status schedule_locked();
   void end_locked(const Status& cause);
   template <typename Start>
@@ -212,6 +212,9 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   bool scheduled_ = false;       // a worker has been requested
   std::thread::id exit_thread_;  // set with kExiting
   std::atomic<uint64_t> state_{0};
+  // The end of the group was noticed here: a call failed for it, or this rank aborted. Relaxed: a
+  // call that overlaps with the end may be told either way.
+  std::atomic<bool> has_ended_{false};
   std::atomic<int64_t> timeout_ms_;
 };
 
