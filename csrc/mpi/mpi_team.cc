@@ -116,7 +116,8 @@ MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTe
       check_(check == MPI_COMM_NULL ? data : check),
       detector_(detector),
       options_(bounded(std::move(options))),
-      unread_bytes_(options_.members.size()) {
+      unread_bytes_(options_.members.size()),
+      tally_(CallTally::make(options_.name, describe())) {
   int size_in_mpi = 0;
   // Neither call communicates.
   MPI_Comm_rank(check_, &rank_);

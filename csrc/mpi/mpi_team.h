@@ -32,6 +32,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <tuple>
@@ -39,6 +40,7 @@
 
 #include "core/detector/failure_detector.h"
 #include "core/team/call.h"
+#include "core/team/call_tally.h"
 #include "core/team/first_cause.h"
 #include "core/team/team.h"
 #include "mpi/guarded.h"
@@ -379,6 +381,11 @@ class MpiTeam final : public Team {
   std::string names_of(const std::vector<MpiTeamMember>& members,
                        const std::vector<Progress>& answers, Progress answer) const;
 
+  // For the log.
+  void note(Collective kind, const char* algorithm, size_t bytes) const {
+    if (tally_ != nullptr) tally_->add(kind, algorithm, bytes);
+  }
+
   std::string name_of(int member) const { return options_.members[member].name; }
   std::string name_call() const;
   uint64_t position(Place place) const { return 2 * sequence_ + static_cast<uint64_t>(place); }
@@ -414,6 +421,7 @@ class MpiTeam final : public Team {
   // By plan, count, dtype and op. A factor is applied before sending.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
   std::vector<const void*> sources_;  // of a reduction; a member, to save an allocation per round
+  std::unique_ptr<CallTally> tally_;  // null unless calls are logged
 
   // The failure detector's state when the waiting thread last read it.
   uint64_t seen_count_ = 0;

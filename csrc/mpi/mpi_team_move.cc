@@ -16,6 +16,12 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   const LeadWay way{.from = root, .chain = rides ? 0 : size()};
   DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(call, count, way, options)
                                                  : begin(call, count, options));
+  note(Collective::kBroadcast,
+       rides        ? "in the header"
+       : has_shares ? "in shares"
+       : is_few()   ? "along a chain"
+                    : "by MPI",
+       bytes);
   if (rides) {
     if (!is_few()) {
       // The other ranks add zeros.

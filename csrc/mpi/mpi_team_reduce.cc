@@ -39,19 +39,30 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(
       begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
-  if (all_is_there(chunks_, count) && fits_lead(count, reduction))
+  const auto take = [&](const char* algorithm) {
+    note(Collective::kAllReduce, algorithm, count * dtype_bytes(reduction.dtype));
+  };
+  if (all_is_there(chunks_, count) && fits_lead(count, reduction)) {
+    take("in the header");
     return reduce_small(in, out, count, reduction, kEveryRank);
-  if (fits_shares(count, dtype_bytes(reduction.dtype), size(), options.chunks))
+  }
+  if (fits_shares(count, dtype_bytes(reduction.dtype), size(), options.chunks)) {
+    take("in shares");
     return reduce_by_shares(in, out, count, reduction, kEveryRank);
+  }
   if (!is_few()) {
-    if (PersistentAllReduce* prepared = find_prepared(count, reduction); prepared != nullptr)
+    if (PersistentAllReduce* prepared = find_prepared(count, reduction); prepared != nullptr) {
+      take("by plan");
       return reduce_by_plan(in, out, count, reduction, *prepared);
+    }
     const auto ranks = static_cast<size_t>(size()), bytes = on_wire(reduction).wire_bytes();
     const size_t piece = even_piece(count, ranks * piece_of_message(bytes));
-    return !options_.shares_hosts && fits_pairs(piece / ranks * bytes)
-               ? reduce_by_pairs(in, out, count, piece, reduction)
-               : reduce_by_mpi(in, out, count, reduction, kEveryRank);
+    const bool by_pairs = !options_.shares_hosts && fits_pairs(piece / ranks * bytes);
+    take(by_pairs ? "by pairs" : "by MPI");
+    return by_pairs ? reduce_by_pairs(in, out, count, piece, reduction)
+                    : reduce_by_mpi(in, out, count, reduction, kEveryRank);
   }
+  take(size() == 2 ? "by swap" : "by exchange");
   return size() == 2 ? reduce_by_swap(in, out, count, reduction)
                      : reduce_by_exchange(in, out, count, reduction);
 }
@@ -67,6 +78,12 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
   const LeadWay way{.to = root, .chain = rides ? 0 : size()};
   DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(call, count, way, options)
                                                  : begin(call, count, options));
+  note(Collective::kReduce,
+       rides        ? "in the header"
+       : has_shares ? "in shares"
+       : is_few()   ? "along a chain"
+                    : "by MPI",
+       count * dtype_bytes(reduction.dtype));
   if (rides) return reduce_small(in, out, count, reduction, root);
   if (has_shares) return reduce_by_shares(in, out, count, reduction, root);
   return is_few() ? reduce_along_chain(in, out, count, reduction, way)

@@ -88,7 +88,10 @@
        "timeout, a mismatch, a death or another failure; empty writes none")                       \
   TEXT(flight_record_signal, "DSCOMM_FLIGHT_RECORD_SIGNAL", "none", "none|SIGUSR2",                \
        "a signal upon which a rank writes its flight record; needs DSCOMM_FLIGHT_RECORD_DIR")      \
-  TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug", "what is logged to standard error")
+  TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug",                                     \
+       "what is logged to standard error; info adds how each group communicates, and debug, when " \
+       "a "                                                                                        \
+       "group ends, the algorithms that its calls took, by size")
 
 namespace dscomm {
 

@@ -14,6 +14,7 @@ Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t bytes = count * element_bytes;
+  note(Collective::kAllGather, "in rounds", bytes);
   if (outs[rank()] != in && bytes > 0) std::memcpy(outs[rank()], in, bytes);
 
   const uint32_t rounds =

@@ -68,10 +68,16 @@ Status ShmTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   DSCOMM_RETURN_IF_ERROR(
       lines_->begin(make_record(Collective::kAllReduce, reduction, count, options), options));
   size_t bytes = count * dtype_bytes(reduction.dtype);
-  if (bytes <= kTinyBytes) return all_reduce_tiny(in, out, count, reduction);
+  if (bytes <= kTinyBytes) {
+    note(Collective::kAllReduce, "tiny", bytes);
+    return all_reduce_tiny(in, out, count, reduction);
+  }
   const size_t others_bytes = bytes * (static_cast<size_t>(size()) - 1);
-  if (bytes <= tuning_.chunk_bytes && others_bytes <= tuning_.one_shot_bytes)
+  if (bytes <= tuning_.chunk_bytes && others_bytes <= tuning_.one_shot_bytes) {
+    note(Collective::kAllReduce, "one shot", bytes);
     return all_reduce_one_shot(in, out, count, reduction);
+  }
+  note(Collective::kAllReduce, "chunked", bytes);
   return all_reduce_chunked(in, out, count, reduction);
 }
 

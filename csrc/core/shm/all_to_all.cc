@@ -20,6 +20,7 @@ Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const siz
   call.own_count = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
   DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
+  note(Collective::kAllToAll, "in rounds", call.own_count * element_bytes);
   DSCOMM_ASSIGN_OR_RETURN(const Blocks own, open_blocks(ins, in_counts, element_bytes,
                                                         call.own_count * element_bytes, true));
   const size_t piece = own.piece_bytes;

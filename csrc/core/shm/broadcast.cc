@@ -15,6 +15,7 @@ Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   auto* data = static_cast<std::byte*>(buffer);
   const size_t bytes = count * dtype_bytes(dtype);
 
+  note(Collective::kBroadcast, bytes <= kTinyBytes ? "tiny" : "in rounds", bytes);
   if (bytes <= kTinyBytes) {
     if (rank() == root) lines_->put_tiny(data, bytes);
     lines_->post(1);

@@ -53,6 +53,12 @@ class Distance {
   // Whether distances are known and all these members run on this core, as hardware threads or in
   // turn, so that they share its first-level caches.
   bool is_same_core() const { return same_ > 0 && same_ == far_ + near_; }
+  // For people, a literal.
+  const char* describe() const {
+    if (far_ + near_ == 0) return "distance not measured yet";
+    if (is_far()) return "cache-far";
+    return is_same_core() ? "same core" : "cache-near";
+  }
 
  private:
   struct Member {

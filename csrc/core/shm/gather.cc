@@ -15,6 +15,7 @@ Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void
   DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t bytes = count * element_bytes;
+  note(Collective::kGather, "in rounds", bytes);
   if (rank() != root) return publish(in, bytes, root);
 
   lines_->post(1);

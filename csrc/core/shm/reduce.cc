@@ -13,6 +13,7 @@ Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction&
       lines_->begin(make_record(Collective::kReduce, reduction, count, options, root), options));
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const size_t chunk = tuning_.chunk_bytes, bytes = count * element_bytes;
+  note(Collective::kReduce, "in rounds", bytes);
   if (rank() != root) return publish(in, bytes, root);
 
   lines_->post(1);

@@ -17,6 +17,7 @@ Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
+  note(Collective::kReduceScatter, "in rounds", total * element_bytes);
   const size_t own_begin =
       std::accumulate(counts.begin(), counts.begin() + rank(), size_t{0}) * element_bytes;
   DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks,

@@ -17,6 +17,7 @@ Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t
   call.own_count = count;
   DSCOMM_RETURN_IF_ERROR(lines_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
+  note(Collective::kScatter, "in rounds", bytes);
 
   if (rank() == root) {
     const size_t longest_bytes = std::ranges::max(in_counts) * element_bytes;

@@ -18,7 +18,8 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
     : arena_(std::move(arena)),
       lines_offset_(members[rank].lines_offset),
       tuning_(tuning),
-      in_place_(std::move(in_place)) {
+      in_place_(std::move(in_place)),
+      tally_(CallTally::make(name, "shared memory, " + std::to_string(members.size()) + " ranks")) {
   lines_ =
       std::make_unique<Lines>(arena_, group_id, std::move(name), rank, std::move(members), policy);
   stage_ = std::make_unique<Stage>(arena_, *lines_, tuning_.staging_bytes);
@@ -45,7 +46,9 @@ std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) co
   if (bytes < least) return {};
   // Too many rounds: Stage::fill() refuses the call.
   if (bytes / tuning_.chunk_bytes * static_cast<size_t>(size()) >= kLastPhase / 4) return {};
-  return in_place_.pool->find(data, bytes);
+  const std::optional<uint64_t> place = in_place_.pool->find(data, bytes);
+  if (tally_ != nullptr) tally_->add_tensor(place.has_value());
+  return place;
 }
 
 std::optional<uint64_t> ShmTeam::find_in_pool(std::span<const void* const> blocks,

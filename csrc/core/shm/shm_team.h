@@ -18,6 +18,7 @@
 #include "core/shm/stage.h"
 #include "core/team/arguments.h"
 #include "core/team/call.h"
+#include "core/team/call_tally.h"
 #include "core/team/team.h"
 
 namespace dscomm {
@@ -83,6 +84,14 @@ class ShmTeam final : public Team {
   Status all_reduce_tiny(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_one_shot(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_chunked(const void* in, void* out, size_t count, const Reduction& reduction);
+
+  // For the log.
+  void note(Collective kind, const char* algorithm, size_t bytes) const {
+    if (tally_ == nullptr) [[likely]]
+      return;
+    tally_->set_distance(lines_->distance().describe());
+    tally_->add(kind, algorithm, bytes);
+  }
 
   // How this rank writes data that the others read.
   Stores stores() const {
@@ -169,6 +178,7 @@ class ShmTeam final : public Team {
   std::unique_ptr<Stage> stage_;
   std::vector<const void*>
       sources_;  // one per rank, for reductions; a member to avoid an allocation per call
+  std::unique_ptr<CallTally> tally_;  // null unless calls are logged
 };
 
 // Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, as every rank posts.

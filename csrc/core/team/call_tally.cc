@@ -1,0 +1,67 @@
+#include "core/team/call_tally.h"
+
+#include <algorithm>
+
+#include "core/base/log.h"
+
+namespace dscomm {
+namespace {
+
+std::string range_text(size_t least_bytes, size_t most_bytes) {
+  std::string text = std::to_string(least_bytes);
+  if (most_bytes != least_bytes) text += " to " + std::to_string(most_bytes);
+  return text + " bytes";
+}
+
+}  // namespace
+
+std::unique_ptr<CallTally> CallTally::make(const std::string& group, const std::string& team) {
+  if (!log_enabled(LogLevel::kDebug)) return nullptr;
+  return std::make_unique<CallTally>("group '" + group + "' (" + team + ")");
+}
+
+CallTally::~CallTally() {
+  for (size_t k = 0; k < tallies_.size(); ++k)
+    if (const std::string text = summary(static_cast<Collective>(k + 1)); !text.empty())
+      log_line(LogLevel::kDebug, "%s", text.c_str());
+}
+
+void CallTally::add(Collective kind, const char* algorithm, size_t bytes) {
+  current_ = kind;
+  std::vector<Use>& uses = of(kind).uses;
+  // By address: of one literal in two files, both are kept.
+  const auto use = std::ranges::find(uses, algorithm, &Use::algorithm);
+  if (use == uses.end()) {
+    uses.push_back({algorithm, 1, bytes, bytes});
+    log_line(LogLevel::kDebug, "%s: first %s %s: %zu bytes", team_.c_str(), collective_name(kind),
+             algorithm, bytes);
+    return;
+  }
+  ++use->calls;
+  use->least_bytes = std::min(use->least_bytes, bytes);
+  use->most_bytes = std::max(use->most_bytes, bytes);
+}
+
+void CallTally::add_tensor(bool is_in_pool) {
+  Tally& tally = of(current_);
+  ++tally.tensors;
+  if (is_in_pool) ++tally.in_pool;
+}
+
+std::string CallTally::summary(Collective kind) const {
+  const Tally& tally = tallies_[static_cast<size_t>(kind) - 1];
+  if (tally.uses.empty()) return "";
+  std::string text = team_ + ": " + collective_name(kind);
+  const char* separator = ": ";
+  for (const Use& use : tally.uses) {
+    text += separator + std::to_string(use.calls) + " " + use.algorithm + ", " +
+            range_text(use.least_bytes, use.most_bytes);
+    separator = "; ";
+  }
+  if (tally.tensors > 0)
+    text += "; " + std::to_string(tally.in_pool) + " of " + std::to_string(tally.tensors) +
+            " large tensors read in place, from the pool";
+  return *distance_ == '\0' ? text : text + "; peers: " + distance_;
+}
+
+}  // namespace dscomm
