@@ -257,8 +257,8 @@ GroupIdentity DscommBackend::identity() const {
 int DscommBackend::check_rank(int64_t rank, const char* argument) const {
   if (rank < 0 || rank >= getSize())
     raise_value_error(std::string(argument) + ": got rank " + std::to_string(rank) +
-                      ", expected 0 to " + std::to_string(getSize() - 1) +
-                      ", a rank of this group");
+                      ", expected 0 to " + std::to_string(getSize() - 1) + ", a rank of group '" +
+                      group_->name() + "'");
   return static_cast<int>(rank);
 }
 

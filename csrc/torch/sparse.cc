@@ -105,7 +105,9 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
     if (headers[k].same_shape(header) && headers[k].entries >= 0) continue;
     // All ranks compare the same headers, so all find the mismatch, and the group ends.
     Status status =
-        make_status(Code::kMismatch, "rank %zu has a sparse tensor of %s, this rank (%d) one of %s",
+        make_status(Code::kMismatch,
+                    "rank %zu has a sparse tensor of %s, this rank (%d) one of %s; every rank must "
+                    "pass the same shape and dtype",
                     k, headers[k].text().c_str(), team.rank(), header.text().c_str());
     team.abort(status);
     return team.failure();

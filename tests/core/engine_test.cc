@@ -283,6 +283,21 @@ TEST(Engine, CallAfterTheEndOfTheGroupSaysThatItEndedEarlier) {
   });
 }
 
+TEST(Engine, CallAfterAPeerLeftWithoutAnyCallSaysSoOnce) {
+  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+    std::shared_ptr<Group> group = host.group(context, rank, 2);
+    if (rank == 0) {
+      int64_t x = 1;
+      const Status status = group->run(kSum, sum_of(&x), milliseconds(0));
+      EXPECT_NE(status.message().find(
+                    " left the group before its first call; every rank must make the same calls"),
+                std::string::npos)
+          << status.message();
+    }
+    EXPECT_TRUE(group->shutdown().ok());
+  });
+}
+
 TEST(Engine, ABodyThatThrowsEndsTheGroupAndNotTheProcess) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);

@@ -488,7 +488,7 @@ TEST(LocalExchange, RankThatBeganBeforeItsLeaderIsExcused) {
 }
 
 // Ranks 0 and 1 expect a group of two; rank 2 expects a group of three with them.
-TEST(LocalExchange, WhoSeesAnotherGroupIsRefused) {
+TEST(LocalExchange, RankOfAnotherWorldSizeIsToldBothSizes) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
@@ -499,6 +499,10 @@ TEST(LocalExchange, WhoSeesAnotherGroupIsRefused) {
     Result<Formation> formation = party.form(store, rank, size);
     ASSERT_FALSE(formation.ok());
     EXPECT_EQ(formation.status().code(), Code::kMismatch) << formation.status().message();
+    const std::string& message = formation.status().message();
+    for (const char* part : {"world sizes differ: rank ", " has 3", " has 2",
+                             "; start all ranks with the same world size"})
+      EXPECT_NE(message.find(part), std::string::npos) << message;
   });
   EXPECT_LT(monotonic_ns() - start_ns, 20'000'000'000);
 }

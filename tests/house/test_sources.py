@@ -176,6 +176,14 @@ def test_files_of_the_core_share_no_names_of_their_own() -> None:
     assert {name: where for name, where in files.items() if len(where) > 1} == {}
 
 
+def test_messages_name_no_page_of_the_repository() -> None:
+    """A wheel has no docs folder: what to do stands in the message, or `dscomm` shows it."""
+    pages = re.compile(r"docs/|\b(README|CONTRIBUTING|[a-z_]+)\.md\b")
+    assert pages.search("see docs/settings.md") and pages.search("see settings.md")
+    named = [text for text in literals().split("\n") if pages.search(text)]
+    assert named == []
+
+
 def test_messages_of_the_page_of_errors_are_in_the_sources() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     text = re.sub(r"torch: `[^`\n]+`", "", page)  # torch's own messages are marked so

@@ -19,6 +19,6 @@ inline std::string duration_text(int64_t milliseconds) {
 
 // The end of a message about a timeout.
 inline constexpr const char* kRaiseTheTimeout =
-    "; if that is only slow, raise the timeout (timeout= of the group or the call)";
+    "; if that is only slow, raise the timeout (timeout= of init_process_group or new_group)";
 
 }  // namespace dscomm

@@ -34,9 +34,10 @@ void log_line(LogLevel level, const char* format, ...) {
   if (!log_enabled(level)) return;
   static const char* const names[] = {"error", "warning", "info", "debug"};
   char line[1024];
-  int length = std::snprintf(
-      line, sizeof line, "[dscomm rank %d pid %d] %s: ", log_rank.load(std::memory_order_relaxed),
-      static_cast<int>(getpid()), names[static_cast<int>(level)]);
+  const int rank = log_rank.load(std::memory_order_relaxed);
+  const std::string who = rank < 0 ? "" : " rank " + std::to_string(rank);
+  int length = std::snprintf(line, sizeof line, "[dscomm%s pid %d] %s: ", who.c_str(),
+                             static_cast<int>(getpid()), names[static_cast<int>(level)]);
   va_list arguments;
   va_start(arguments, format);
   length += std::vsnprintf(line + length, sizeof line - static_cast<size_t>(length) - 1, format,

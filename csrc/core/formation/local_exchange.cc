@@ -182,14 +182,25 @@ void LocalLeader::take_entry(Member& member, const std::string& text) {
   member.socket.send(LocalMessageKind::kTaken, own_.name);
 }
 
+Status members_differ(const MembersView& one, const MembersView& other) {
+  // Of the default group no rank passes members.
+  if (one.members.empty() && other.members.empty())
+    return Status(Code::kMismatch, "world sizes differ: " + one.rank + " has " +
+                                       std::to_string(one.size) + ", " + other.rank + " has " +
+                                       std::to_string(other.size) +
+                                       "; start all ranks with the same world size");
+  const auto view = [](const MembersView& seen) {
+    return seen.rank + " made it of " + std::to_string(seen.size) + " ranks (global ranks " +
+           seen.members + ")";
+  };
+  return Status(Code::kMismatch, "the ranks passed different members to it: " + view(one) + ", " +
+                                     view(other) + "; pass the same list on every rank");
+}
+
 Status LocalLeader::compare(const LocalEntry& other) const {
   if (other.size == own_.size && other.members == own_.members) return {};
-  const auto view = [](const LocalEntry& entry) {
-    return entry.name + " made it of " + std::to_string(entry.size) + " ranks (global ranks " +
-           entry.members + ")";
-  };
-  return Status(Code::kMismatch,
-                "the ranks passed different members to it: " + view(own_) + ", " + view(other));
+  return members_differ({own_.name, own_.size, own_.members},
+                        {other.name, other.size, other.members});
 }
 
 void LocalLeader::tell(LocalMessageKind kind, const std::string& text) {

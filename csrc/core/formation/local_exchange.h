@@ -48,6 +48,16 @@ struct LocalEntry {
   MemberText body;
 };
 
+// How a rank sees the members of a group.
+struct MembersView {
+  std::string rank;  // its name
+  int size = 1;
+  std::string members;  // as of LocalEntry; empty of the default group
+};
+
+// The fault of two ranks that see them differently.
+Status members_differ(const MembersView& one, const MembersView& other);
+
 // Used by one rank on one thread, like LocalMember.
 class LocalLeader {
  public:

@@ -399,7 +399,8 @@ Status Meeting::collect() {
     if (is_over)
       return Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
                                         " waiting for " + missing() +
-                                        " to call it; did it start, and does it call it too?");
+                                        " to join it; see whether it has started and makes "
+                                        "this call");
     DSCOMM_RETURN_IF_ERROR(listen(pause, deadline_));
   }
 }
@@ -492,10 +493,8 @@ Status Meeting::fault_of(int rank) const {
   const Entry& entry = seen_[static_cast<size_t>(rank)];
   DSCOMM_RETURN_IF_ERROR(entry.cause);
   if (entry.size == request_.size) return {};
-  return make_status(Code::kMismatch,
-                     "the ranks passed different members to it: rank 0 made it of %d ranks, rank "
-                     "%d of %d (global ranks %s)",
-                     request_.size, rank, entry.size, entry.members.c_str());
+  return members_differ({"rank 0", request_.size, request_.members},
+                        {"rank " + std::to_string(rank), entry.size, entry.members});
 }
 
 // Checks now and then for a reason to give up waiting.
@@ -797,9 +796,12 @@ Status Meeting::look_for_the_awaited() {
 
 // Two live processes claim this rank of the group.
 Status Meeting::conflict(const Entry& other) {
-  const Status cause(Code::kMismatch, claimed_twice(request_.rank) +
-                                          ", one made it of global ranks " + other.members +
-                                          ", the other of " + request_.members);
+  // Of the default group no rank passes members.
+  const std::string advice =
+      other.members.empty() && request_.members.empty()
+          ? "; start one process for each rank, and give each job a store of its own"
+          : ", one made it of global ranks " + other.members + ", the other of " + request_.members;
+  const Status cause(Code::kMismatch, claimed_twice(request_.rank) + advice);
   const uint64_t theirs = other.nonce;
   has_conflict_ = true;
   // Rank 0 reads only entries.
@@ -812,8 +814,8 @@ Status Meeting::conflict(const Entry& other) {
 }
 
 std::string Meeting::claimed_twice(int rank) const {
-  return "the ranks passed different members to it: two processes are its rank " +
-         std::to_string(rank);
+  const std::string twice = "two processes are its rank " + std::to_string(rank);
+  return request_.members.empty() ? twice : "the ranks passed different members to it: " + twice;
 }
 
 // By rank: whether an entry speaks for it. Reads all entries again.

@@ -45,7 +45,7 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology*
     return make_status(
         Code::kResource,
         "the limits on file size or address space (ulimit -f, ulimit -v) leave %zu bytes for "
-        "shared memory; at least 1 MiB is needed",
+        "shared memory; at least 1 MiB is needed: raise them",
         arena_bytes);
 
   std::shared_ptr<Arena> arena(new Arena);

@@ -121,13 +121,15 @@ class Lines::MemberWatch final : public Watch {
     DSCOMM_RETURN_IF_ERROR(lines_.adopt_abort(kAnyCall));
     const GroupLines& view = *lines_.views_[member];
     uint64_t reached = sequence_of(view.done.load(std::memory_order_acquire));  // pairs with end()
-    std::string calls =
-        reached > 1 ? "after " + std::to_string(reached - 1) + " calls" : "before its first call";
+    const bool has_made_calls = reached > 1;
+    const std::string calls = has_made_calls ? "after " + std::to_string(reached - 1) + " calls"
+                                             : "before its first call";
     if (presence == Presence::kLeft) {
       const Departure departure = lines_.departure(member);
-      return lines_.fail(Code::kPeerLeft, lines_.name_member(member) + " " + departure.how() + " " +
-                                              calls + ", before it made this call; " +
-                                              departure.advice());
+      return lines_.fail(Code::kPeerLeft,
+                         lines_.name_member(member) + " " + departure.how() + " " + calls +
+                             (has_made_calls ? ", before it made this call; " : "; ") +
+                             departure.advice());
     }
     return lines_.fail(Code::kPeerDied, lines_.name_member(member) + " died or exited " + calls +
                                             ", without leaving the group" + kSeeItsError);

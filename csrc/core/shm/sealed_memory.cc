@@ -39,8 +39,8 @@ Result<SealedMemory> SealedMemory::reserve(const char* name, size_t bytes) {
   if (!memory.fd_.valid() && (errno == EPERM || errno == EACCES || errno == ENOSYS))
     return Status(Code::kResource,
                   std::string("memfd_create failed: ") + std::strerror(errno) +
-                      "; shared memory is made by it: allow it in the seccomp profile of the "
-                      "container, as those of Docker and Podman do");
+                      "; dscomm makes shared memory with it: allow it in the seccomp profile of "
+                      "the container, as those of Docker and Podman do");
   if (!memory.fd_.valid()) return system_error("memfd_create");
   if (ftruncate(memory.fd(), static_cast<off_t>(bytes)) != 0)
     return system_error("ftruncate of shared memory");

@@ -1,6 +1,7 @@
 #include "core/store/bounded_store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <thread>
@@ -121,8 +122,12 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
   }
   std::shared_ptr<Caller> caller = take_caller();
   if (caller == nullptr) {
-    log_line(LogLevel::kWarn,
-             "no thread can be started for calls of the store, which have no time limit now");
+    // Once, as each call of the store comes here then. Relaxed: orders nothing.
+    static std::atomic<bool> has_warned{false};
+    if (!has_warned.exchange(true, std::memory_order_relaxed))
+      log_line(LogLevel::kWarn,
+               "no thread can be started for calls of the store, which have no time limit now; "
+               "see ulimit -u, ulimit -v and the memory limit");
     body();
     return {};
   }
