@@ -261,9 +261,9 @@ setup(
     ext_modules=[Extension("deepspeed_comm._C", sources=[])],
     cmdclass={"build": Build, "build_ext": CMakeBuild, "build_py": BuildPython},
     entry_points={
-        "torch.backends": ["dscomm = deepspeed_comm._backend:_autoload"],
+        "torch.backends": ["dscomm = deepspeed_comm._plugin:_autoload"],
         # torch 2.14 and later ask here for a backend that they do not know.
-        "torch.distributed.backends": ["dscomm = deepspeed_comm._backend:_register"],
+        "torch.distributed.backends": ["dscomm = deepspeed_comm._plugin:_register"],
         "console_scripts": ["dscomm = deepspeed_comm.__main__:main"],
     },
     zip_safe=False,

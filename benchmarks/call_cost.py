@@ -43,7 +43,7 @@ import torch.distributed as dist
 from torch.utils import cpp_extension
 
 import deepspeed_comm
-from deepspeed_comm import _backend, native_executor
+from deepspeed_comm import _plugin, native_executor
 
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = 200
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--json", type=Path, help="also write the times there")
     options = parser.parse_args()
-    _backend.load_extension()  # which makes torch.ops.dscomm
+    _plugin.load_extension()  # which makes torch.ops.dscomm
     nothing_module()
     print(f"{'us per call':<16}" + "".join(f"{column:>12}" for column in COLUMNS))
     found: dict[str, Any] = {}

@@ -12,7 +12,7 @@ has deepspeed.comm's API: everything of comm.py is found here under its name.
 The extension fits one torch, so each build of it lies in a folder named after its torch, and an
 editable install can serve several environments. The folder for the torch at hand joins the
 package's search path here, which is what makes `deepspeed_comm._C` importable. A checkout without
-such a folder uses that of the installed package: see _use_installed_build() of _backend.py.
+such a folder uses that of the installed package: see _use_installed_build() of _plugin.py.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import importlib.util
 from types import ModuleType
 from typing import Any
 
-from deepspeed_comm import _backend
+from deepspeed_comm import _plugin
 
 __version__ = "0.1.0"
 
-_torch_version = None if _backend.only_examines() else _backend.torch_version()
+_torch_version = None if _plugin.only_examines() else _plugin.torch_version()
 if _torch_version is not None:
-    __path__.append(_backend.native_folder(_torch_version))
-    _backend._autoload()
+    __path__.append(_plugin.native_folder(_torch_version))
+    _plugin._autoload()
 
 
 _CHANGING = ("cdb",)  # names that comm.py gives new values

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm import _backend
+from deepspeed_comm import _plugin
 from deepspeed_comm.comm import default_pg_timeout
 from deepspeed_comm.environment import own_address
 from deepspeed_comm.plans import Plans
@@ -207,4 +207,4 @@ def _make_group(name: str, ranks: list[int], rank: int, kvs: Any) -> Any:
     options.group_size = len(ranks)
     options.global_ranks_in_group = ranks
     options.timeout = default_pg_timeout
-    return _backend._create_backend(options)
+    return _plugin._create_backend(options)

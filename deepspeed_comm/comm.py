@@ -34,10 +34,10 @@ import torch.distributed
 from torch.distributed import GradBucket  # noqa: F401
 
 from deepspeed_comm import comms_trace, environment, log_files, native_executor, utils
-from deepspeed_comm._backend import load_extension, loaded_extension
 from deepspeed_comm._compiler import is_compiling as _is_compiling
 from deepspeed_comm._compiler import outside_graphs as _outside_graphs
 from deepspeed_comm._log import logger, warn_once
+from deepspeed_comm._plugin import load_extension, loaded_extension
 from deepspeed_comm.backend import NOT_INITIALIZED as _NOT_INITIALIZED
 from deepspeed_comm.backend import Backend
 from deepspeed_comm.comms_logging import CommsLogger

@@ -119,7 +119,7 @@ def describe_group() -> str:
     carrier = backend_object()
     if not hasattr(carrier, "describe"):
         return dist.get_backend()
-    from deepspeed_comm._backend import load_extension
+    from deepspeed_comm._plugin import load_extension
 
     return f"dscomm, {carrier.describe()}, reductions on {load_extension().reduce_target()}"
 

@@ -23,8 +23,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm._backend import load_extension, loaded_extension
 from deepspeed_comm._compiler import outside_graphs
+from deepspeed_comm._plugin import load_extension, loaded_extension
 from deepspeed_comm.reduce_op import ReduceOp, foreign_ops, torch_reduce_op
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed
 
-from deepspeed_comm._backend import loaded_extension
+from deepspeed_comm._plugin import loaded_extension
 
 
 class ReduceOp(enum.Enum):

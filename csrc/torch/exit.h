@@ -3,7 +3,7 @@
 // Once the interpreter has begun to end, Python kills a thread that asks for the GIL, which takes
 // the whole process down, and a worker asks for the GIL when it drops the last reference to a
 // tensor. So end_calls() ends all calls while the interpreter is still intact; the exit handler
-// that _backend.py registers when torch is imported calls it. Exit handlers registered earlier run
+// that _plugin.py registers when torch is imported calls it. Exit handlers registered earlier run
 // later and may still make calls, which then run on their own thread. leave_groups() leaves the
 // groups when the interpreter clears its modules.
 //

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import deepspeed_comm
-from deepspeed_comm import _backend
+from deepspeed_comm import _plugin
 from deepspeed_comm._machine import processor_name
 from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import Finding
@@ -115,7 +115,7 @@ def check_extension(finding: Finding, examination: Examination) -> None:
     if "extension" not in facts:
         finding.problem(
             f"it was not loaded ({answer.reason or 'no torch.distributed to load it with'})",
-            f"build it again against this torch: {_backend.rebuild_command()}",
+            f"build it again against this torch: {_plugin.rebuild_command()}",
         )
         return
     finding.say(facts["extension"])

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any
 
-from deepspeed_comm import _backend
+from deepspeed_comm import _plugin
 from deepspeed_comm.doctor.child import tell
 
 
@@ -28,7 +28,7 @@ def main() -> None:
         return
     tell(registered=hasattr(dist.Backend, "DSCOMM"), **_build(str(torch.__version__)))
     try:
-        native = _backend.load_extension()
+        native = _plugin.load_extension()
     except RuntimeError as error:
         tell(extension_error=str(error))
         return
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _build(torch_version: str) -> dict[str, Any]:
-    folder = _backend.native_folder(torch_version)
+    folder = _plugin.native_folder(torch_version)
     return {"folder": folder, "build": _build_record(folder)}
 
 

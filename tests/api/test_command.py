@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from deepspeed_comm import __main__ as command
-from deepspeed_comm import _backend
-from deepspeed_comm._backend import native_folder
+from deepspeed_comm import _plugin
+from deepspeed_comm._plugin import native_folder
 
 LIMIT_S = 120
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,4 +129,4 @@ def test_command_that_examines_is_recognised(
     monkeypatch: pytest.MonkeyPatch, words: str, expected: bool
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", words.split())
-    assert _backend.only_examines() is expected
+    assert _plugin.only_examines() is expected

@@ -22,8 +22,8 @@ from harness import TORCH_2, World, run_fresh
 
 import deepspeed_comm as dist
 from deepspeed_comm import comm, comms_trace, native_executor
-from deepspeed_comm._backend import load_extension
 from deepspeed_comm._log import warn_once
+from deepspeed_comm._plugin import load_extension
 from deepspeed_comm.torch import Noop
 
 needs_torch_2 = pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no such thing")

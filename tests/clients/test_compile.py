@@ -17,7 +17,7 @@ from harness import World
 from over_both import equal_over_both
 
 import deepspeed_comm
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 ROWS, COLUMNS = 6, 4
 

@@ -17,7 +17,7 @@ import pytest
 from hosts import ROOT, Host, Hosts
 from jobs import MPI, Job, JobFailure, mpirun, slurm, start_ranks, torchrun
 
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 
 def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Hosts]) -> None:

@@ -30,7 +30,7 @@ from rank_processes import (
     sockets_of,
 )
 
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 RANKS = 3
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")

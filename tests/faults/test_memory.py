@@ -22,7 +22,7 @@ import torch.distributed as dist
 from rank_processes import Job, World
 
 import deepspeed_comm
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and cgroups need root")

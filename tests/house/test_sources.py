@@ -11,7 +11,7 @@ import pytest
 from source_tree import ROOT, name_of, native_sources, tracked_files, without_comments
 
 import deepspeed_comm
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 TEXTS = [file for file in tracked_files() if b"\0" not in file.read_bytes()[:4096]]
 PAGES = [file for file in TEXTS if file.suffix == ".md"]

@@ -16,7 +16,7 @@ import pytest
 from source_tree import ROOT
 
 import deepspeed_comm
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 STUB = ROOT / "deepspeed_comm" / "_C.pyi"
 CACHE = ROOT / "build" / "mypy"

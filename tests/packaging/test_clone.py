@@ -110,7 +110,7 @@ def test_a_source_distribution_can_be_installed(
     shell(newcomer, f"pip install --no-build-isolation --no-deps {archive}", tmp_path)
     found = newcomer.run(
         "-c",
-        "from deepspeed_comm import _backend; print(_backend.load_extension().__file__)\n"
+        "from deepspeed_comm import _plugin; print(_plugin.load_extension().__file__)\n"
         "from importlib.metadata import distribution, metadata\n"
         "about = metadata('deepspeed_comm')\n"
         "assert about['Author'] == 'the deepspeed_comm developers', about['Author']\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Environment
 
-ENTRY_POINTS = "[torch.backends]\ndscomm = deepspeed_comm._backend:_autoload\n"
+ENTRY_POINTS = "[torch.backends]\ndscomm = deepspeed_comm._plugin:_autoload\n"
 
 # Creates a group of one rank and prints the error that comes of it.
 USE_BACKEND = """
@@ -74,7 +74,7 @@ def run(
         ("import torch", "0", False),
         ("import torch, deepspeed_comm", "0", True),
         ("import deepspeed_comm, torch", "0", True),
-        ("import deepspeed_comm._backend, torch, deepspeed_comm", "0", True),
+        ("import deepspeed_comm._plugin, torch, deepspeed_comm", "0", True),
     ],
 )
 def test_import_orders(
@@ -287,8 +287,8 @@ def test_the_hook_loads_no_native_code_and_starts_no_thread(
     program = """
 import os, sys, torch, torch.distributed
 threads = len(os.listdir("/proc/self/task"))
-from deepspeed_comm import _backend
-_backend._autoload()
+from deepspeed_comm import _plugin
+_plugin._autoload()
 print(len(os.listdir("/proc/self/task")) - threads, "deepspeed_comm._C" in sys.modules)
 """
     result = run(environment, installation, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
@@ -300,8 +300,8 @@ def test_the_hook_costs_a_few_milliseconds(environment: Environment, installatio
     program = """
 import torch, time
 began = time.process_time()
-from deepspeed_comm import _backend
-_backend._autoload()
+from deepspeed_comm import _plugin
+_plugin._autoload()
 print(time.process_time() - began)
 """
     seconds = [
@@ -316,9 +316,9 @@ def test_without_torch_the_package_imports_and_says_what_to_install(
 ) -> None:
     program = """
 import deepspeed_comm
-from deepspeed_comm import _backend
+from deepspeed_comm import _plugin
 try:
-    _backend.load_extension()
+    _plugin.load_extension()
 except RuntimeError as error:
     print(error)
 """

@@ -21,11 +21,11 @@ from conftest import NEW_PIP, OLD_PIP, ROOT, Environment, clean_environment, qui
 WHERE_IS_IT = """
 import importlib.metadata as metadata
 import deepspeed_comm, torch
-from deepspeed_comm import _backend
+from deepspeed_comm import _plugin
 [hook] = metadata.entry_points(group="torch.backends", name="dscomm")
 print(hook.value)
 print(deepspeed_comm.__file__)
-print(_backend.load_extension().__file__)
+print(_plugin.load_extension().__file__)
 """
 
 # Uses the backend and prints every file that was loaded or mapped for it.
@@ -101,7 +101,7 @@ def test_editable_install(
     options = [] if isolation == "isolated" else ["--no-build-isolation"]
     pip_environment.pip("install", *options, "-e", str(ROOT))
     hook, package, native_code = installed_files(pip_environment)
-    assert hook == "deepspeed_comm._backend:_autoload"
+    assert hook == "deepspeed_comm._plugin:_autoload"
     assert package.startswith(str(ROOT))
     assert native_code.startswith(str(ROOT / "deepspeed_comm" / "_native"))
     pip_environment.all_reduce_works(tmp_path / "store")
@@ -121,7 +121,7 @@ def test_wheel_installs_and_runs_elsewhere(
     assert len({Path(name).parent for name in natives}) == 1, natives
     pip_environment.pip("install", "--no-index", str(wheel))
     hook, package, native_code = installed_files(pip_environment)
-    assert hook == "deepspeed_comm._backend:_autoload"
+    assert hook == "deepspeed_comm._plugin:_autoload"
     assert package.startswith(str(pip_environment.path))
     assert native_code.startswith(str(pip_environment.path))
     loaded = pip_environment.run("-c", LOADED_FILES).stdout

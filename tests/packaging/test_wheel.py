@@ -171,8 +171,8 @@ def test_module_for_several_hosts_loads_the_mpi_of_this_host(
     environment, _ = installed
     script = (
         "import ctypes, os\n"
-        "from deepspeed_comm import _backend\n"
-        "folder = os.path.dirname(os.path.dirname(_backend.load_extension().__file__))\n"
+        "from deepspeed_comm import _plugin\n"
+        "folder = os.path.dirname(os.path.dirname(_plugin.load_extension().__file__))\n"
         "ctypes.CDLL(folder + '/libdscomm_mpi.so', mode=ctypes.RTLD_GLOBAL)\n"
         "print(os.access(folder + '/dscomm-pmix', os.X_OK))\n"
     )

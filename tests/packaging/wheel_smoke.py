@@ -60,8 +60,8 @@ work.wait()
 group = dist.new_group([0, 1], backend="dscomm")
 dist.barrier(group)
 if rank == 0:
-    from deepspeed_comm import _backend
+    from deepspeed_comm import _plugin
 
-    print(_backend.load_extension().__file__)
+    print(_plugin.load_extension().__file__)
     print("all collectives are right", flush=True)
 dist.destroy_process_group()

@@ -29,7 +29,7 @@ from program import COALESCED, Program, Step, actions, members, uses_deepspeed
 from values import FACTOR, blank, checksum, moved_input, placed, reduced_input
 
 import deepspeed_comm
-from deepspeed_comm import _backend
+from deepspeed_comm import _plugin
 
 _PR_SET_PDEATHSIG = 1
 
@@ -490,7 +490,7 @@ def _end_interpreter() -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     # The interpreter clears its modules.
-    vars(_backend.load_extension()).pop("_at_end")
+    vars(_plugin.load_extension()).pop("_at_end")
 
 
 def _alone(program: Program, number: int, folder: Path) -> int:

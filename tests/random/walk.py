@@ -234,7 +234,7 @@ def main() -> int:
 
 
 def has_mpich() -> bool:
-    from deepspeed_comm._backend import load_extension
+    from deepspeed_comm._plugin import load_extension
 
     return Path(load_extension().__file__).with_name("libdscomm_mpich.so").exists()
 

@@ -114,7 +114,7 @@ def _loads_meanwhile_case(world: World) -> None:
     """Another thread that loads the native module, while one still runs its code, waits for it."""
     from importlib.machinery import ExtensionFileLoader
 
-    from deepspeed_comm import _backend, native_executor
+    from deepspeed_comm import _plugin, native_executor
 
     # Set once sys.modules has the module, whose code has not run yet.
     begun = threading.Event()
@@ -128,12 +128,12 @@ def _loads_meanwhile_case(world: World) -> None:
 
     ExtensionFileLoader.exec_module = exec_module  # type: ignore[method-assign]
     assert "deepspeed_comm._C" not in sys.modules
-    first = threading.Thread(target=_backend.load_extension)
+    first = threading.Thread(target=_plugin.load_extension)
     first.start()
     assert begun.wait(30)
     assert "deepspeed_comm._C" in sys.modules
     assert native_executor.find_backend(None, torch.ones(1)) is None
-    assert callable(_backend.load_extension().create_backend)
+    assert callable(_plugin.load_extension().create_backend)
     first.join()
 
 

@@ -13,7 +13,7 @@ from conftest import needs_torch_2
 from harness import World, run_fresh
 
 import deepspeed_comm
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 # More than a one-shot call, and no multiple of a chunk.
 COUNT = 300_007

@@ -16,7 +16,7 @@ from conftest import needs_torch_2
 from harness import TORCH_2, RankSets, World, run_fresh
 from torch.nn.parallel import DistributedDataParallel
 
-from deepspeed_comm._backend import load_extension
+from deepspeed_comm._plugin import load_extension
 
 
 def is_in_pool(tensor: torch.Tensor) -> bool:

@@ -48,14 +48,14 @@ struct LocalEntry {
   MemberText body;
 };
 
-// How a rank sees the members of a group.
+// The members of a group as one rank knows them.
 struct MembersView {
   std::string rank;  // its name
   int size = 1;
   std::string members;  // as of LocalEntry; empty of the default group
 };
 
-// The fault of two ranks that see them differently.
+// The error of two ranks that know different members.
 Status members_differ(const MembersView& one, const MembersView& other);
 
 // Used by one rank on one thread, like LocalMember.
