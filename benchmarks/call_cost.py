@@ -43,7 +43,7 @@ import torch.distributed as dist
 from torch.utils import cpp_extension
 
 import deepspeed_comm
-from deepspeed_comm import _plugin, native_executor
+from deepspeed_comm import _direct, _plugin
 
 ROOT = Path(__file__).resolve().parent.parent
 CALLS = 200
@@ -90,7 +90,7 @@ def timers(size: int, nothing: Any, clock: Callable[[], float]) -> dict[str, tim
         "match_id": f"call of {size} bytes",
         "operation": torch.ops.dscomm.inference_all_reduce_,
         "name": world.group_name,
-        "native": native_executor.find_backend(None, tensor),
+        "native": _direct.find_backend(None, tensor),
         "TORCH_SUM": dist.ReduceOp.SUM,
     }
     return {way: timeit.Timer(written, timer=clock, globals=known) for way, written in WAYS.items()}
@@ -103,7 +103,7 @@ def message_timers(size: int, rank: int, clock: Callable[[], float]) -> dict[str
         "tensor": torch.zeros(size // 4),
         "world": dist.group.WORLD,
         "api": deepspeed_comm,
-        "direct": native_executor,
+        "direct": _direct,
     }
     in_order = {way: calls if rank == 0 else calls[::-1] for way, calls in MESSAGES.items()}
     return {

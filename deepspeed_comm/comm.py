@@ -33,7 +33,7 @@ import torch
 import torch.distributed
 from torch.distributed import GradBucket  # noqa: F401
 
-from deepspeed_comm import comms_trace, environment, log_files, native_executor, utils
+from deepspeed_comm import _direct, comms_trace, environment, log_files, utils
 from deepspeed_comm._compiler import is_compiling as _is_compiling
 from deepspeed_comm._compiler import outside_graphs as _outside_graphs
 from deepspeed_comm._log import logger, warn_once
@@ -865,7 +865,7 @@ def empty(
     shape = _shape(size)
     dtype = dtype or torch.get_default_dtype()
     device = torch.device("cpu" if device is None else device)
-    if device.type != "cpu" or pin_memory or native_executor.find_group_backend(group) is None:
+    if device.type != "cpu" or pin_memory or _direct.find_group_backend(group) is None:
         return torch.empty(
             shape, dtype=dtype, device=device, requires_grad=requires_grad, pin_memory=pin_memory
         )

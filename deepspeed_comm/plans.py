@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deepspeed_comm.native_executor import not_implemented
+from deepspeed_comm._direct import not_implemented
 from deepspeed_comm.reduce_op import torch_reduce_op
 
 

@@ -66,7 +66,7 @@ def _remember_foreign(op: Any, torch_op: Any) -> None:
     if len(foreign_ops) >= MOST_FOREIGN_OPS:
         return
     foreign_ops[id(op)] = (op, torch_op)
-    # Before the extension is loaded there is no direct call to tell; see native_executor.py.
+    # Before the extension is loaded there is no direct call to tell; see _direct.py.
     native = loaded_extension()
     if native is not None:
         native.remember_op(op, torch_op)

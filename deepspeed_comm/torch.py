@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm import constants, native_executor
+from deepspeed_comm import _direct, constants
 from deepspeed_comm._compiler import is_compiling, is_dynamo, outside_graphs
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import Backend, select_backend
@@ -224,7 +224,7 @@ class TorchBackend(Backend):
         self.initialized = True
 
     def is_initialized(self) -> bool:
-        return native_executor.world._default_pg is not None
+        return _direct.world._default_pg is not None
 
     # --- collectives
 
@@ -241,8 +241,8 @@ class TorchBackend(Backend):
         # A call of Python takes as long as a quarter of the native one. So that comes first, and
         # the rest is looked at where it does not know what it is given.
         if not is_dynamo() and not _switched_off:
-            work = native_executor.direct_all_reduce(
-                tensor, op, native_executor.world._default_pg if group is None else group, async_op
+            work = _direct.direct_all_reduce(
+                tensor, op, _direct.world._default_pg if group is None else group, async_op
             )
             if work is not NotImplemented:
                 return work if async_op else tensor
@@ -251,7 +251,7 @@ class TorchBackend(Backend):
             return Noop() if async_op else tensor
         if is_compiling():
             return self._traced_all_reduce(tensor, op, group, async_op)
-        native = native_executor.find_backend(group, tensor)
+        native = _direct.find_backend(group, tensor)
         if native is not None:
             work = native.all_reduce(tensor, torch_reduce_op(op), async_op)
         else:
@@ -293,7 +293,7 @@ class TorchBackend(Backend):
         plan = self._plans.known.get(match_id) if type(match_id) is str else None
         if plan is not None and not _switched_off:
             work = plan.repeat(
-                tensor, op, native_executor.world._default_pg if group is None else group, async_op
+                tensor, op, _direct.world._default_pg if group is None else group, async_op
             )
             if work is not NotImplemented:
                 return work
@@ -309,8 +309,8 @@ class TorchBackend(Backend):
         plan = self._plans.find(match_id, tensor, op, group or dist.group.WORLD)
         if _is_off("all_reduce"):
             return Noop()
-        native = native_executor.find_backend(group, tensor)
-        of_group = native or native_executor.find_group_backend(group)
+        native = _direct.find_backend(group, tensor)
+        of_group = native or _direct.find_group_backend(group)
         if native is None and of_group is not None:
             work = of_group.with_match_id(
                 match_id, lambda: dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
@@ -326,8 +326,8 @@ class TorchBackend(Backend):
             _tell_autograd(tensor)
         else:
             work = native.all_reduce_caching(tensor, torch_reduce_op(op), match_id, async_op)
-            if plan.repeat is native_executor.not_implemented:
-                plan.repeat = native_executor.repeated_all_reduce(
+            if plan.repeat is _direct.not_implemented:
+                plan.repeat = _direct.repeated_all_reduce(
                     tensor, op, group or dist.group.WORLD, native, match_id
                 )
         self._plans.keep(match_id, plan)
@@ -574,22 +574,22 @@ class TorchBackend(Backend):
 
     def send(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
         if not is_dynamo():
-            own_group = native_executor.world._default_pg if group is None else group
-            done = native_executor.direct_send(tensor, dst, own_group, tag)
+            own_group = _direct.world._default_pg if group is None else group
+            done = _direct.direct_send(tensor, dst, own_group, tag)
             if done is not NotImplemented:
                 return done
             self.check_initialized()
-            native_executor.remember_ranks(group)
+            _direct.remember_ranks(group)
         return dist.send(tensor, group=group, tag=tag, **_peer("dst", dst, None, group))
 
     def recv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
         if not is_dynamo():
-            own_group = native_executor.world._default_pg if group is None else group
-            source = native_executor.direct_recv(tensor, src, own_group, tag)
+            own_group = _direct.world._default_pg if group is None else group
+            source = _direct.direct_recv(tensor, src, own_group, tag)
             if source is not NotImplemented:
                 return source
             self.check_initialized()
-            native_executor.remember_ranks(group)
+            _direct.remember_ranks(group)
         if is_unlisted(group):
             return _receive_of_unlisted(tensor, src, group, tag)
         return dist.recv(tensor, src, group, tag)

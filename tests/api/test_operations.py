@@ -21,7 +21,7 @@ import torch.distributed
 from harness import TORCH_2, World, run_fresh
 
 import deepspeed_comm as dist
-from deepspeed_comm import comm, comms_trace, native_executor
+from deepspeed_comm import _direct, comm, comms_trace
 from deepspeed_comm._log import warn_once
 from deepspeed_comm._plugin import load_extension
 from deepspeed_comm.torch import Noop
@@ -250,12 +250,12 @@ def _direct_calls(world: World) -> None:
     """What the native entry does itself, what it leaves to others, and what it refuses."""
     init(world)
     everyone = torch.distributed.group.WORLD
-    assert native_executor.world._default_pg is everyone
+    assert _direct.world._default_pg is everyone
     tensor = values(world.rank)
     dist.all_reduce_caching(tensor, match_id="again")
     dist.inference_all_reduce(tensor)
     SUM = dist.ReduceOp.SUM
-    direct = native_executor.direct_all_reduce
+    direct = _direct.direct_all_reduce
     repeat = dist.cdb._plans.known["again"].repeat
     assert "not_implemented" not in (direct.__name__, repeat.__name__)
     total = values(0) + values(1)
@@ -344,12 +344,12 @@ def _direct_calls(world: World) -> None:
     # And so does the world, after which there may be another one.
     dist.barrier()
     dist.destroy_process_group()
-    assert native_executor.world._default_pg is None
+    assert _direct.world._default_pg is None
     for call in (dist.inference_all_reduce, caching):
         with pytest.raises(AssertionError, match="initialize it"):
             call(tensor)
     init(world, name="another")
-    assert native_executor.world._default_pg is torch.distributed.group.WORLD
+    assert _direct.world._default_pg is torch.distributed.group.WORLD
     tensor = values(world.rank)
     dist.inference_all_reduce(tensor)
     dist.all_reduce_caching(tensor, match_id="again")
@@ -381,7 +381,7 @@ def _direct_messages(world: World) -> None:
     assert around(None, right, left, me == 0) == left
     if me > 0:
         around(pair, 3 - me, 3 - me, me == 1)
-    send, recv = native_executor.direct_send, native_executor.direct_recv
+    send, recv = _direct.direct_send, _direct.direct_recv
     assert "not_implemented" not in (send.__name__, recv.__name__)
 
     # From now on torch's own are not called.
@@ -468,7 +468,7 @@ def _failing_messages(world: World) -> list[list[Any]]:
                 api.send(tensor, 1, group=each)
             else:
                 api.recv(tensor, 0, group=each)
-        known = native_executor.direct_send(tensor, world.rank, group, 0)
+        known = _direct.direct_send(tensor, world.rank, group, 0)
         assert known is NotImplemented  # to itself, which torch refuses
         lines = []
         if apart is not None:
@@ -486,7 +486,7 @@ def _failing_messages(world: World) -> list[list[Any]]:
         with pytest.raises((RuntimeError, ValueError)) as ended:
             api.send(tensor, 1 - world.rank, group=group)
         lines.append(str(ended.value))
-        record = native_executor.find_group_backend(late).flight_record()
+        record = _direct.find_group_backend(late).flight_record()
         fields = ("title", "dtype", "count", "peer", "tag", "state")
         entries = [[entry[field] for field in fields] for entry in json.loads(record)]
         # What the other rank is doing at that moment is as it may be.
@@ -869,7 +869,7 @@ def _modes(world: World) -> None:
             mode = BaseTorchFunctionMode() if world.rank in ranks else contextlib.nullcontext()
             with mode:
                 tensor = values(world.rank)
-                for native in (native_executor.direct_all_reduce, repeat):
+                for native in (_direct.direct_all_reduce, repeat):
                     if world.rank in ranks:
                         given = (tensor, dist.ReduceOp.SUM, everyone, False)
                         assert native(*given) is NotImplemented
@@ -928,7 +928,7 @@ def _modes_of_messages(rank: int) -> None:
                     dist.send(tensor, 1)
                 else:
                     assert dist.recv(tensor, 0) == 0
-                for native in (native_executor.direct_send, native_executor.direct_recv):
+                for native in (_direct.direct_send, _direct.direct_recv):
                     assert not is_seen or native(tensor, 1 - rank, everyone, 0) is NotImplemented
             assert torch.equal(tensor, values(0))
             if is_seen and names is not None:

@@ -17,7 +17,7 @@ from harness import World, run_fresh
 from test_operations import init
 
 import deepspeed_comm as dist
-from deepspeed_comm import native_executor, reduce_op
+from deepspeed_comm import _direct, reduce_op
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import select_backend
 from deepspeed_comm.config import CommsLoggerConfig
@@ -81,7 +81,7 @@ def _foreign_op_case(world: World) -> None:
         # From then on the call goes the direct way.
         out = tensor.clone()
         group = torch.distributed.group.WORLD
-        assert native_executor.direct_all_reduce(out, op, group, False) is None
+        assert _direct.direct_all_reduce(out, op, group, False) is None
         assert out.tolist() == [expected] * 4
         for _ in range(2):
             out = tensor.clone()

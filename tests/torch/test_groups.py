@@ -114,7 +114,7 @@ def _loads_meanwhile_case(world: World) -> None:
     """Another thread that loads the native module, while one still runs its code, waits for it."""
     from importlib.machinery import ExtensionFileLoader
 
-    from deepspeed_comm import _plugin, native_executor
+    from deepspeed_comm import _direct, _plugin
 
     # Set once sys.modules has the module, whose code has not run yet.
     begun = threading.Event()
@@ -132,7 +132,7 @@ def _loads_meanwhile_case(world: World) -> None:
     first.start()
     assert begun.wait(30)
     assert "deepspeed_comm._C" in sys.modules
-    assert native_executor.find_backend(None, torch.ones(1)) is None
+    assert _direct.find_backend(None, torch.ones(1)) is None
     assert callable(_plugin.load_extension().create_backend)
     first.join()
 
