@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_comm import _plugin
+from deepspeed_comm._caching import Plans
 from deepspeed_comm.comm import default_pg_timeout
 from deepspeed_comm.environment import own_address
-from deepspeed_comm.plans import Plans
 from deepspeed_comm.reduce_op import torch_reduce_op
 
 _ADDRESS_BYTES = 256  # of oneCCL's addresses, which programs make room for

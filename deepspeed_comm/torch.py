@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_comm import _direct, constants
+from deepspeed_comm._caching import Plans
 from deepspeed_comm._compiler import is_compiling, is_dynamo, outside_graphs
 from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import Backend, select_backend
-from deepspeed_comm.plans import Plans
 from deepspeed_comm.reduce_op import ReduceOp, torch_reduce_op
 
 # What is switched off returns a Noop instead of communicating: to see what a job would gain.
