@@ -21,7 +21,7 @@ PROGRAMS = {
     "config": "deepspeed_comm.doctor.config",
     "doctor": "deepspeed_comm.doctor.__main__",
     "bench": "deepspeed_comm.bench.__main__",
-    "plot": "deepspeed_comm.comms_plot",
+    "plot": "deepspeed_comm.comms_log.plot",
     "records": "deepspeed_comm.flight_record",
 }
 

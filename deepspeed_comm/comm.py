@@ -33,13 +33,15 @@ import torch
 import torch.distributed
 from torch.distributed import GradBucket  # noqa: F401
 
-from deepspeed_comm import _direct, comms_trace, environment, log_files, utils
+from deepspeed_comm import _direct, environment, utils
 from deepspeed_comm._compiler import is_compiling as _is_compiling
 from deepspeed_comm._compiler import outside_graphs as _outside_graphs
 from deepspeed_comm._log import logger, warn_once
 from deepspeed_comm._plugin import load_extension, loaded_extension
 from deepspeed_comm.backend import NOT_INITIALIZED as _NOT_INITIALIZED
 from deepspeed_comm.backend import Backend
+from deepspeed_comm.comms_log import files as _files
+from deepspeed_comm.comms_log import trace as _trace
 from deepspeed_comm.comms_logging import CommsLogger
 from deepspeed_comm.config import DeepSpeedCommsConfig
 from deepspeed_comm.constants import *  # noqa: F403
@@ -216,7 +218,7 @@ def timed_op(func: _Function) -> _Function:
         group = _group_of(given)
         group_size = _backend().get_world_size(group)
         # Now: a group may be gone when its last call is done.
-        group_name = comms_trace.group_text(group) if group_size > 0 else ""
+        group_name = _trace.group_text(group) if group_size > 0 else ""
         device = _gpu_of(given)
         if device is not None:  # what is under way there is none of this call's time
             torch.cuda.synchronize(device)
@@ -226,7 +228,7 @@ def timed_op(func: _Function) -> _Function:
             ended_ns = time.perf_counter_ns()
             if comms_logger.trace_events > 0:
                 dtype = utils.get_dtype(given)
-                call = comms_trace.Call(name, record, began_ns, ended_ns, size, group_name, dtype)
+                call = _trace.Call(name, record, began_ns, ended_ns, size, group_name, dtype)
                 comms_logger.trace(call)
             took_ms = (ended_ns - began_ns) / 1e6
             comms_logger.append(name, record, took_ms, size, group_size, group_name)
@@ -330,7 +332,7 @@ def save_log(path: str | os.PathLike[str], format: str | None = None) -> None:
     """Rank 0 writes what all ranks have logged into one file, as a whole or not at all.
 
     format: "json" or "csv"; by default the end of the name says it. Both have a row for each rank,
-    operation and message size, with the columns of log_files.COLUMNS; JSON has the rows under
+    operation and message size, with the columns of comms_log.files.COLUMNS; JSON has the rows under
     "records", beside "world_size", "timestamp" and the ranks' "hosts".
 
     A collective over all ranks, of whose arguments rank 0's count. Raises RuntimeError on all of
@@ -338,9 +340,9 @@ def save_log(path: str | os.PathLike[str], format: str | None = None) -> None:
     """
     _backend()
     comms_logger.settle()
-    log_files.gather_and_write(
-        log_files.own_log(comms_logger.get_summary()),
-        lambda everyones: log_files.write_log(everyones, path, format),
+    _files.gather_and_write(
+        _files.own_log(comms_logger.get_summary()),
+        lambda everyones: _files.write_log(everyones, path, format),
         path,
     )
 
@@ -349,16 +351,16 @@ def save_trace(path: str | os.PathLike[str]) -> None:
     """Rank 0 writes the calls that all ranks have kept, with trace_events, as one Chrome trace.
 
     Each rank is a process of it and each group a thread; times are in us since the first call, by
-    rank 0's clock (how others' are compared says comms_trace.py).
+    rank 0's clock (comms_log/trace.py says how clocks are compared).
 
     A collective over all ranks, of whose paths rank 0's counts. Raises RuntimeError on all of them
     when the file cannot be written, or no rank keeps calls.
     """
     _backend()
     comms_logger.settle()
-    log_files.gather_and_write(
+    _files.gather_and_write(
         comms_logger.own_trace(),
-        lambda everyones: comms_trace.write_trace(everyones, path),
+        lambda everyones: _trace.write_trace(everyones, path),
         path,
     )
 

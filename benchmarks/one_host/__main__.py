@@ -30,7 +30,7 @@ from benchmarks.one_host.runs import OPERATIONS, Plan, Run, run_once
 from benchmarks.one_host.states import STATES, cpus_of_ranks
 from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm.bench.flags import byte_size
-from deepspeed_comm.log_files import replaced_when_complete
+from deepspeed_comm.comms_log.files import replaced_when_complete
 
 SIZES = tuple(8 << k for k in (0, 3, 6, 9, 12, 15, 17, 19, 21, 23))  # 8 bytes to 64 MB
 MESSAGE_SIZES = (8, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20)

@@ -20,7 +20,7 @@ import deepspeed_comm
 from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm.bench.flags import Options
 from deepspeed_comm.bench.measurement import Refusal, Row, compared
-from deepspeed_comm.log_files import replaced_when_complete
+from deepspeed_comm.comms_log.files import replaced_when_complete
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
 # nccl-tests' columns, with two percentiles in place of its one time, then the backend.

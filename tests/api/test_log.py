@@ -13,11 +13,13 @@ from harness import World, run_fresh
 from test_operations import init
 
 import deepspeed_comm as dist
-from deepspeed_comm import comms_logging
-from deepspeed_comm.comms_logging import CommsLogger, calc_bw_log, convert_size, trimmed_mean
-from deepspeed_comm.comms_trace import Call
+from deepspeed_comm.comms_log import log as log_module
+from deepspeed_comm.comms_log import record
+from deepspeed_comm.comms_log.histogram import RELATIVE_ERROR
+from deepspeed_comm.comms_log.summary import trimmed_mean
+from deepspeed_comm.comms_log.trace import Call
+from deepspeed_comm.comms_logging import CommsLogger, calc_bw_log, convert_size
 from deepspeed_comm.config import CommsLoggerConfig, DeepSpeedCommsConfig
-from deepspeed_comm.histogram import RELATIVE_ERROR
 
 SLEEP_S = 0.2
 
@@ -102,7 +104,7 @@ def test_memory_is_bounded() -> None:
         log.trace(Call("barrier", "barrier", k, k + 1, 0, "world"))
     count, latencies, algbws, busbws = log.get_raw_data()["barrier"][0]
     assert count == log.get_total_operations() == 10_000
-    kept = comms_logging.KEPT_SAMPLES
+    kept = record.KEPT_SAMPLES
     assert latencies == [1.0 + k for k in range(10_000 - kept, 10_000)]  # in their order
     assert len(latencies) == len(algbws) == len(busbws) == kept
     summary = log.get_operation_summary("barrier")
@@ -122,19 +124,19 @@ def test_memory_is_bounded() -> None:
 def test_sizes_and_names_without_end() -> None:
     """As of a job whose messages are as long as its sentences, or whose log_name has a counter."""
     log = CommsLogger()
-    for size in range(3 * comms_logging.MOST_RECORDS):
+    for size in range(3 * log_module.MOST_RECORDS):
         log.append("all_reduce", "all_reduce", 1.0, size, 2)
     summary = log.get_operation_summary("all_reduce")
     assert summary is not None
-    most = comms_logging.MOST_RECORDS
+    most = log_module.MOST_RECORDS
     # 0 to 2047 by themselves; 2048 is a power of two, up to it and 4096 and 8192 the others go.
     assert set(summary) == {*range(most), 2048, 4096, 8192}
     assert [summary[size]["count"] for size in (5, 2048, 4096, 8192)] == [1, 1, 2048, 2047]
-    for k in range(2 * comms_logging.MOST_NAMES):
+    for k in range(2 * log_module.MOST_NAMES):
         log.append("barrier", f"step {k}", 1.0, 0, 2)
     names = log.get_operation_names()
-    assert len(names) == comms_logging.MOST_NAMES + 1 and comms_logging.OTHERS in names
-    assert log.get_total_operations() == 3 * most + 2 * comms_logging.MOST_NAMES
+    assert len(names) == log_module.MOST_NAMES + 1 and log_module.OTHERS in names
+    assert log.get_total_operations() == 3 * most + 2 * log_module.MOST_NAMES
     log.reset_data()
     log.append("all_reduce", "all_reduce", 1.0, 5000, 2)
     assert list(log.get_raw_data()["all_reduce"]) == [5000]

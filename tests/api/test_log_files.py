@@ -14,7 +14,7 @@ from harness import World, run_fresh
 from test_operations import BACKENDS, init
 
 import deepspeed_comm as dist
-from deepspeed_comm import log_files
+from deepspeed_comm.comms_log import files
 
 SIZES = [4, 400, 40_000]  # bytes
 
@@ -25,7 +25,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".json":
             return list(json.load(file)["records"])
         rows = list(csv.DictReader(file))
-    assert all(list(row) == list(log_files.COLUMNS) for row in rows)
+    assert all(list(row) == list(files.COLUMNS) for row in rows)
     kinds: dict[str, type] = {"rank": int, "operation": str, "msg_size_bytes": int, "count": int}
     return [{key: kinds.get(key, float)(value) for key, value in row.items()} for row in rows]
 
@@ -61,8 +61,8 @@ def _files(world: World, backend: str) -> None:
     assert summary is not None
     for row in own:  # as log_summary() has it
         told = summary["summary"][row["operation"]][row["msg_size_bytes"]]
-        assert {key: told[key] for key in log_files.COLUMNS[2:]} == {
-            key: row[key] for key in log_files.COLUMNS[2:]
+        assert {key: told[key] for key in files.COLUMNS[2:]} == {
+            key: row[key] for key in files.COLUMNS[2:]
         }
 
     # Every rank gets the error of the one that writes, and what was there stays.
@@ -93,12 +93,12 @@ def test_files(backend: str) -> None:
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_text("before")
-    with pytest.raises(ZeroDivisionError), log_files.replaced_when_complete(path) as file:
+    with pytest.raises(ZeroDivisionError), files.replaced_when_complete(path) as file:
         file.write("half of it")
         file.flush()
         assert path.read_text() == "before"
         raise ZeroDivisionError
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["log.json"]
-    with log_files.replaced_when_complete(path) as file:
+    with files.replaced_when_complete(path) as file:
         file.write("after")
     assert path.read_text() == "after" and os.listdir(tmp_path) == ["log.json"]

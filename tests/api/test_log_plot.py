@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepspeed_comm import comms_plot, log_files
+from deepspeed_comm.comms_log import files, plot
 from deepspeed_comm.comms_logging import CommsLogger
 
 
@@ -21,13 +21,13 @@ def saved(folder: Path) -> Path:
             log.append("all_reduce", "all_reduce", (1.0 + rank) * size / 1024, size, 2)
         log.append("barrier", "barrier", 0.5, 0, 2)
         log.append("broadcast", "broadcast", 1.0, 4096, 2)
-        everyones.append(log_files.own_log(log.get_summary()))
-    log_files.write_log(everyones, folder / "log.json", None)
+        everyones.append(files.own_log(log.get_summary()))
+    files.write_log(everyones, folder / "log.json", None)
     return folder / "log.json"
 
 
 def test_curves_lie_between_the_ranks(tmp_path: Path) -> None:
-    curves = comms_plot.curves(comms_plot.read_records(saved(tmp_path)), "p50_latency_ms")
+    curves = plot.curves(plot.read_records(saved(tmp_path)), "p50_latency_ms")
     assert list(curves) == ["all_reduce", "barrier", "broadcast"]
     assert curves["all_reduce"] == [
         (size, size / 1024, 1.5 * size / 1024, 2.0 * size / 1024) for size in (8, 1024, 1 << 20)
@@ -36,7 +36,7 @@ def test_curves_lie_between_the_ranks(tmp_path: Path) -> None:
 
 def test_figure(tmp_path: Path) -> None:
     log = saved(tmp_path)
-    figure = comms_plot.draw(comms_plot.read_records(log))
+    figure = plot.draw(plot.read_records(log))
     latency, bandwidth = figure.axes
     assert latency.get_xscale() == latency.get_yscale() == bandwidth.get_yscale() == "log"
     assert [text.get_text() for text in latency.get_xticklabels()][:2] == ["8 B", "64 B"]
@@ -46,22 +46,22 @@ def test_figure(tmp_path: Path) -> None:
     assert list(lines["all_reduce"].get_ydata()) == [1.5 / 128, 1.5, 1536]
     assert {line.get_label() for line in bandwidth.get_lines()} == {"all_reduce", "broadcast"}
     for name, beginning in (("figure.png", b"\x89PNG"), ("figure.svg", b"<?xml")):
-        comms_plot.main([str(log), str(tmp_path / name)])
+        plot.main([str(log), str(tmp_path / name)])
         assert (tmp_path / name).read_bytes().startswith(beginning)
-    log_files.write_log([log_files.own_log({})], tmp_path / "empty.json", None)
-    comms_plot.main([str(tmp_path / "empty.json"), str(tmp_path / "empty.png")])
+    files.write_log([files.own_log({})], tmp_path / "empty.json", None)
+    plot.main([str(tmp_path / "empty.json"), str(tmp_path / "empty.png")])
 
 
 def test_what_is_no_log_is_said(tmp_path: Path) -> None:
     log, figure = saved(tmp_path), tmp_path / "figure.png"
     for text in ("rank,operation\n", "[]", '{"records": 1}', '{"other": []}', "\xff"):
         (tmp_path / "other").write_text(text, encoding="latin-1")
-        with pytest.raises(SystemExit, match="comms_plot: .*other is no log in JSON, as save_log"):
-            comms_plot.main([str(tmp_path / "other"), str(figure)])
-    with pytest.raises(SystemExit, match="comms_plot: .*No such file"):
-        comms_plot.main([str(tmp_path / "none.json"), str(figure)])
-    with pytest.raises(SystemExit, match="comms_plot: Format 'nonsense' is not supported"):
-        comms_plot.main([str(log), str(tmp_path / "figure.nonsense")])
+        with pytest.raises(SystemExit, match="dscomm plot: .*other is no log in JSON, as save_log"):
+            plot.main([str(tmp_path / "other"), str(figure)])
+    with pytest.raises(SystemExit, match="dscomm plot: .*No such file"):
+        plot.main([str(tmp_path / "none.json"), str(figure)])
+    with pytest.raises(SystemExit, match="dscomm plot: Format 'nonsense' is not supported"):
+        plot.main([str(log), str(tmp_path / "figure.nonsense")])
     assert not figure.exists()
 
 
@@ -70,7 +70,7 @@ def test_without_matplotlib(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import deepspeed_comm; deepspeed_comm.all_reduce\n"
-        "from deepspeed_comm import comms_plot; comms_plot.main(sys.argv[1:])\n"
+        "from deepspeed_comm.comms_log import plot; plot.main(sys.argv[1:])\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program, str(saved(tmp_path)), str(tmp_path / "figure.png")],
@@ -79,4 +79,4 @@ def test_without_matplotlib(tmp_path: Path) -> None:
         timeout=120,
     )
     assert result.returncode == 1
-    assert "comms_plot: a figure of the log needs matplotlib: pip install" in result.stderr
+    assert "dscomm plot: a figure of the log needs matplotlib: pip install" in result.stderr

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_operations import BACKENDS, init
 
 import deepspeed_comm as dist
-from deepspeed_comm.comms_trace import (
+from deepspeed_comm.comms_log.trace import (
     Call,
     Clock,
     OwnTrace,

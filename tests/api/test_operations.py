@@ -21,9 +21,10 @@ import torch.distributed
 from harness import TORCH_2, World, run_fresh
 
 import deepspeed_comm as dist
-from deepspeed_comm import _direct, comm, comms_trace
+from deepspeed_comm import _direct, comm
 from deepspeed_comm._log import warn_once
 from deepspeed_comm._plugin import load_extension
+from deepspeed_comm.comms_log import trace
 from deepspeed_comm.torch import Noop
 
 needs_torch_2 = pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no such thing")
@@ -1034,7 +1035,7 @@ def _split_groups(world: World, is_logged: bool) -> None:
         assert dist.empty(3, group=group).shape == (3,)
         if is_logged:
             assert "all_reduce" in dist.get_logged_comm_ops()
-            assert comms_trace.group_text(group) == f"group {group.group_name}"
+            assert trace.group_text(group) == f"group {group.group_name}"
             assert dist.comms_logger.get_raw_data()["monitored_barrier"]
         group.shutdown()
     else:

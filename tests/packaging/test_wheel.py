@@ -1,6 +1,6 @@
 """The wheel of tools/wheels: what is in it, and that it works without a compiler and a network.
 
-One for this torch is built, unless WHEEL names one, as in `make test-wheel` and in the drill.
+A wheel for this torch is built, unless WHEEL names one, as `make test-wheel` and the drill do.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         plot_log(options.log, options.figure)
     except (OSError, ValueError, ModuleNotFoundError) as error:
-        sys.exit(f"comms_plot: {error}")
+        sys.exit(f"dscomm plot: {error}")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepspeed_comm.comms_logging import trimmed_mean
-from deepspeed_comm.histogram import LARGEST, MOST_BUCKETS, RELATIVE_ERROR, SMALLEST, Histogram
+from deepspeed_comm.comms_log.histogram import (
+    LARGEST,
+    MOST_BUCKETS,
+    RELATIVE_ERROR,
+    SMALLEST,
+    Histogram,
+)
+from deepspeed_comm.comms_log.summary import trimmed_mean
 
 # At the edge of a bucket the logarithm may round to either side.
 BOUND = RELATIVE_ERROR + 1e-9

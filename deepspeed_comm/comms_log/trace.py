@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from deepspeed_comm.log_files import replaced_when_complete
+from deepspeed_comm.comms_log.files import replaced_when_complete
 from deepspeed_comm.torch import is_unlisted
 
 # Each takes microseconds to a millisecond; the quickest of them decide.
