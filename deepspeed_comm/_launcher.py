@@ -1,85 +1,159 @@
-"""Where a rank stands in its job, as the launcher that started it says, and the rendezvous "mpi://".
+"""The launcher's variables: the rank, the size and the host of a process in its job.
 
-mpirun and srun start a program with a rank of its own, but tell torch nothing. With
-
-    torch.distributed.init_process_group("dscomm", init_method="mpi://")
-
-rank and size come from the launcher's variables. The ranks meet at rank 0's host: it is named in
-the URL (mpi://host:port), by MASTER_ADDR and MASTER_PORT, or by the launcher, in this order.
+Only this module knows their names: torchrun's RANK, WORLD_SIZE and LOCAL_*; Open MPI's
+OMPI_COMM_WORLD_*; Slurm's SLURM_*; PMI_* and MPI_LOCAL* of MPICH and Intel MPI.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import socket
-import time
-import zlib
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
-from typing import Any
-from urllib.parse import parse_qs, urlparse
+from collections.abc import Mapping
 
-# Below the ports that Linux gives to whoever asks for any.
-_FIRST_PORT, _PORTS = 10000, 20000
-_RETRY_S = 0.05
-_CONNECT_S = 2.0
+# The variables of torch's rendezvous env://, and the local rank.
+REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
+# Rank, size and local rank under Open MPI; Azure ML and SageMaker start ranks with it.
+OPEN_MPI_RANKS = (
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+)
+OPEN_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_RANKS_OF_HOST = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+# OMPI_MCA_* and PMIX_MCA_* are missing here: they are settings, which users also set by hand.
+_SIGNS_OF_MPI = ("OMPI_COMM_WORLD_", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Of one rank. `addresses` are those at which rank 0's host may be reached, best first; none
-    where the launcher does not say."""
+    """The place of one rank in its job. None and empty values are unknown."""
 
-    launcher: str
+    launcher: str  # "mpirun", "Slurm" or "PMI"
     rank: int
     size: int
-    addresses: tuple[str, ...]
-    job: str  # names the job among those of a host
+    addresses: tuple[str, ...]  # of rank 0's host, best first
+    job: str  # distinguishes the jobs of a host
+    local_rank: int | None = None
+
+
+def number(environment: Mapping[str, str], name: str) -> int | None:
+    """The value of a variable, or None if it is not a whole number."""
+    text = environment.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def world_rank(environment: Mapping[str, str]) -> int:
+    """RANK, else Open MPI's variable, else 0. Raises ValueError if it is not a number."""
+    return _first_set(environment, ("RANK", OPEN_MPI_RANKS[0]), 0)
+
+
+def world_size(environment: Mapping[str, str]) -> int:
+    """WORLD_SIZE, else Open MPI's variable, else 1. Raises ValueError if it is not a number."""
+    return _first_set(environment, ("WORLD_SIZE", OPEN_MPI_RANKS[1]), 1)
+
+
+def local_rank(environment: Mapping[str, str]) -> int:
+    """LOCAL_RANK, else Open MPI's variable, else 0. Raises ValueError if it is not a number."""
+    return _first_set(environment, ("LOCAL_RANK", OPEN_MPI_RANKS[2]), 0)
+
+
+def local_world_size(environment: Mapping[str, str], default: int) -> int:
+    """LOCAL_WORLD_SIZE, else `default`. Raises ValueError if it is not a number."""
+    return _first_set(environment, ("LOCAL_WORLD_SIZE",), default)
+
+
+def _first_set(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    return next((int(environment[name]) for name in names if name in environment), default)
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
-    """What the launcher has told this process, or None where no launcher is known by its variables.
+    """The place given by mpirun, srun or PMI's launchers; None without one of them.
 
-    Under mpirun in a Slurm job it is mpirun that counts: srun starts one process on each host then,
-    whose numbers the ranks inherit. (srun itself may set PMI's numbers, the same as its own.)
+    In a Slurm job mpirun takes precedence: it starts one process per host by srun, and the ranks
+    inherit that process's SLURM_* variables.
     """
-    slurm, pmi = _of_slurm(environment), _of_pmi(environment)
+    slurm, pmi = _slurm_place(environment), _pmi_place(environment)
     if pmi is not None and slurm is not None:
         if (pmi.rank, pmi.size) == (slurm.rank, slurm.size):
-            pmi = None
+            pmi = None  # srun itself sets PMI's variables, too
         else:
             pmi = dataclasses.replace(pmi, addresses=pmi.addresses or slurm.addresses)
-    return _of_open_mpi(environment) or pmi or slurm
+    return _open_mpi_place(environment) or pmi or slurm
+
+
+def find_started_place(environment: Mapping[str, str]) -> Place | None:
+    """find_place(), except for a Slurm batch script: it has SLURM_PROCID, but is not a rank."""
+    place = find_place(environment)
+    is_script = place is not None and place.launcher == "Slurm" and not _is_slurm_step(environment)
+    return None if is_script else place
+
+
+def find_rank(environment: Mapping[str, str]) -> tuple[int, int | None]:
+    """(rank, size) from torchrun's variables, else from another launcher's; (0, None) without one.
+
+    The size is None if RANK is set without a number in WORLD_SIZE.
+    """
+    rank = number(environment, "RANK")
+    if rank is not None:
+        return rank, number(environment, "WORLD_SIZE")
+    place = find_place(environment)
+    return (place.rank, place.size) if place else (0, None)
+
+
+def ranks_of_host(environment: Mapping[str, str]) -> int | None:
+    """The number of ranks that the launcher starts on this host; None if it does not say."""
+    found = (number(environment, name) for name in _RANKS_OF_HOST)
+    return next((value for value in found if value is not None), None)
+
+
+def spans_hosts(environment: Mapping[str, str]) -> bool:
+    """Whether the job has several nodes, or more ranks than the launcher starts on this host."""
+    nodes = environment.get("SLURM_STEP_NUM_NODES", "") or environment.get("SLURM_NNODES", "")
+    if nodes.isdigit() and int(nodes) > 1:
+        return True
+    sizes = (environment.get(name, "") for name in ("WORLD_SIZE", OPEN_MPI_SIZES[0], "PMI_SIZE"))
+    size, here = next(filter(None, sizes), ""), ranks_of_host(environment)
+    return here is not None and size.isdigit() and int(size) > here
+
+
+def has_signs_of_mpi(environment: Mapping[str, str]) -> bool:
+    """Whether an MPI launcher has set any of its variables."""
+    return any(name.startswith(_SIGNS_OF_MPI) for name in environment)
 
 
 def _numbers(environment: Mapping[str, str], *names: str) -> list[int] | None:
-    values = [environment.get(name, "") for name in names]
-    return [int(value) for value in values] if all(v.isdigit() for v in values) else None
+    values = [number(environment, name) for name in names]
+    found = [value for value in values if value is not None]
+    return found if len(found) == len(names) else None
 
 
-def _of_open_mpi(environment: Mapping[str, str]) -> Place | None:
-    found = _numbers(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+def _open_mpi_place(environment: Mapping[str, str]) -> Place | None:
+    found = _numbers(environment, *OPEN_MPI_RANKS[:2])
     if found is None:
         return None
-    # "1234.0;tcp://10.0.0.1,192.168.0.1:5000;tcp6://...": of mpirun, on whose host rank 0 is unless
-    # the user has said otherwise.
+    # "1234.0;tcp://10.0.0.1,192.168.0.1:5000;tcp6://[...]:5000" is mpirun's contact. Rank 0 is on
+    # mpirun's host unless the user maps ranks otherwise.
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
     listed = re.search(r"tcp://([0-9.,]+):", uri)
     addresses = tuple(listed.group(1).split(",")) if listed else ()
-    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(found[1]):
+    if environment.get(OPEN_MPI_SIZES[1]) == str(found[1]):
         addresses = ("127.0.0.1",)
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid", "")
-    return Place("mpirun", found[0], found[1], addresses, job)
+    return Place(
+        "mpirun", found[0], found[1], addresses, job, number(environment, OPEN_MPI_RANKS[2])
+    )
 
 
-def _of_slurm(environment: Mapping[str, str]) -> Place | None:
+def _is_slurm_step(environment: Mapping[str, str]) -> bool:
+    return "SLURM_STEP_NUM_TASKS" in environment
+
+
+def _slurm_place(environment: Mapping[str, str]) -> Place | None:
     found = _numbers(environment, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     found = found or _numbers(environment, "SLURM_PROCID", "SLURM_NTASKS")
     if found is None:
         return None
-    # Task 0 is on the first node in every distribution but "arbitrary".
+    # Every distribution but "arbitrary" puts task 0 on the first node.
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     first = first_node(nodes)
     count = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES")
@@ -87,89 +161,21 @@ def _of_slurm(environment: Mapping[str, str]) -> Place | None:
     if count == "1":
         addresses = ("127.0.0.1",)
     job = ".".join(environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return Place("Slurm", found[0], found[1], addresses, job)
+    return Place("Slurm", found[0], found[1], addresses, job, number(environment, "SLURM_LOCALID"))
 
 
-def _of_pmi(environment: Mapping[str, str]) -> Place | None:
-    """MPICH's and Intel's mpirun, which say no address."""
+def _pmi_place(environment: Mapping[str, str]) -> Place | None:
+    """The place under mpirun of MPICH or Intel MPI, which sets no address."""
     found = _numbers(environment, "PMI_RANK", "PMI_SIZE")
     if found is None:
         return None
     on_one_host = environment.get("MPI_LOCALNRANKS") == str(found[1])
     addresses = ("127.0.0.1",) if on_one_host else ()
-    return Place("PMI", found[0], found[1], addresses, environment.get("PMI_JOBID", ""))
+    job = environment.get("PMI_JOBID", "")
+    return Place("PMI", found[0], found[1], addresses, job, number(environment, "MPI_LOCALRANKID"))
 
 
 def first_node(nodes: str) -> str:
-    """The first host of a list as Slurm writes it: "n[01-04,7],m2" gives "n01"."""
+    """The first host of a Slurm node list: "n[01-04,7],m2" gives "n01"."""
     first = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,\[]*)", nodes)
     return "".join(part or "" for part in first.groups()) if first else ""
-
-
-def rendezvous(
-    url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
-) -> Iterator[tuple[Any, int, int]]:
-    """torch's handler of "mpi://": yields the store, the rank and the size, once.
-
-    A RuntimeError says what is missing, or who could not be reached within the timeout.
-    """
-    from torch.distributed import TCPStore
-
-    parts = urlparse(url)
-    given = {name: int(values[-1]) for name, values in parse_qs(parts.query).items()}
-    place = find_place(os.environ)
-    if place is None:
-        raise RuntimeError(
-            "mpi:// found no launcher: none of OMPI_COMM_WORLD_RANK, SLURM_PROCID and PMI_RANK is "
-            "set with its size. Start the program with mpirun or srun, or use env:// with torchrun."
-        )
-    rank, size = given.get("rank", place.rank), given.get("world_size", place.size)
-    named = parts.hostname or os.environ.get("MASTER_ADDR")
-    addresses = (named,) if named else place.addresses
-    if not addresses:
-        raise RuntimeError(
-            f"mpi:// does not know the host of rank 0, which {place.launcher} does not say: set "
-            "MASTER_ADDR, or name it in the URL, mpi://host:port."
-        )
-    port = parts.port or int(os.environ.get("MASTER_PORT") or _port_of(place.job))
-    if rank == 0:
-        # On all of its addresses.
-        try:
-            store = TCPStore(addresses[0], port, size, True, timeout)
-        except Exception as error:
-            raise RuntimeError(
-                f"mpi://: rank 0 of {size} could not meet the others on port {port} ({error}). "
-                "Set MASTER_PORT on all ranks if the port is in use."
-            ) from error
-    else:
-        began = time.monotonic()
-        address = _reachable(addresses, port, timeout, rank)
-        left = timeout - timedelta(seconds=time.monotonic() - began)
-        store = TCPStore(address, port, size, False, max(left, timedelta(seconds=1)))
-    yield store, rank, size
-    raise RuntimeError("mpi:// brings ranks together once; a job that changes needs torchrun.")
-
-
-def _port_of(job: str) -> int:
-    return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
-
-
-def _reachable(addresses: tuple[str, ...], port: int, timeout: timedelta, rank: int) -> str:
-    """The first address where rank 0 answers, which may take it a while."""
-    if len(addresses) == 1:
-        return addresses[0]  # the store itself tries again
-    deadline = time.monotonic() + timeout.total_seconds()
-    reason = ""
-    while time.monotonic() < deadline:
-        for address in addresses:
-            try:
-                socket.create_connection((address, port), _CONNECT_S).close()
-                return address
-            except OSError as error:
-                reason = f"{address}: {error}"
-        time.sleep(_RETRY_S)
-    raise RuntimeError(
-        f"mpi://: rank {rank} timed out after {timeout.total_seconds():g} s: it could not connect "
-        f"to rank 0 at {', '.join(addresses)}, port {port} ({reason}). If rank 0 is not on the "
-        "launcher's host, set MASTER_ADDR to its host."
-    )

@@ -58,10 +58,10 @@ def _register() -> None:
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-    """init_method="mpi://"; see _launcher.py."""
-    from deepspeed_comm import _launcher
+    """init_method="mpi://"; see _rendezvous.py."""
+    from deepspeed_comm import _rendezvous
 
-    return _launcher.rendezvous(url, **options)
+    return _rendezvous.rendezvous(url, **options)
 
 
 def _create_backend(distributed_backend_options: Any, pg_options: Any = None) -> Any:

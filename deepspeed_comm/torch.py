@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm import _direct, constants
+from deepspeed_comm import _direct, _launcher, constants
 from deepspeed_comm._caching import Plans
 from deepspeed_comm._compiler import is_compiling, is_dynamo, outside_graphs
 from deepspeed_comm._log import warn_once
@@ -699,5 +699,4 @@ def known_world_size(world_size: int | None) -> int | None:
     """`world_size` where it is one, else WORLD_SIZE, else None: no guess."""
     if world_size is not None and world_size > 0:
         return world_size
-    given = os.environ.get("WORLD_SIZE", "")
-    return int(given) if given.isdigit() and int(given) > 0 else None
+    return _launcher.number(os.environ, "WORLD_SIZE") or None

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from deepspeed_comm import _launcher
+
 # The parameters that hold the data of a call, in the order in which they are looked for.
 _DATA_PARAMETERS = (
     "tensor",
@@ -18,23 +20,19 @@ _DATA_PARAMETERS = (
 )
 
 
-def _first_of(names: tuple[str, ...], default: int) -> int:
-    return next((int(os.environ[name]) for name in names if name in os.environ), default)
-
-
 def get_local_rank_from_launcher() -> int:
     """LOCAL_RANK, else OMPI_COMM_WORLD_LOCAL_RANK, else 0."""
-    return _first_of(("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), 0)
+    return _launcher.local_rank(os.environ)
 
 
 def get_world_rank_from_launcher() -> int:
     """RANK, else OMPI_COMM_WORLD_RANK, else 0."""
-    return _first_of(("RANK", "OMPI_COMM_WORLD_RANK"), 0)
+    return _launcher.world_rank(os.environ)
 
 
 def get_world_size_from_launcher() -> int:
     """WORLD_SIZE, else OMPI_COMM_WORLD_SIZE, else 1."""
-    return _first_of(("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"), 1)
+    return _launcher.world_size(os.environ)
 
 
 def get_caller_func(frame: int = 3) -> str:

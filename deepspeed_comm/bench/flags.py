@@ -58,11 +58,7 @@ def launched_as() -> tuple[int, int | None]:
     """This process's rank and the number of ranks (None: not known), before there is a group."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if given[0].isdigit():
-        return int(given[0]), int(given[1]) if given[1].isdigit() else None
-    place = _launcher.find_place(os.environ)
-    return (place.rank, place.size) if place else (0, None)
+    return _launcher.find_rank(os.environ)
 
 
 class _Parser(argparse.ArgumentParser):

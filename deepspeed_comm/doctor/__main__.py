@@ -10,8 +10,8 @@ import signal
 import sys
 
 import deepspeed_comm
+from deepspeed_comm._launcher import spans_hosts
 from deepspeed_comm.doctor.checks import examine
-from deepspeed_comm.doctor.examination import spans_hosts
 from deepspeed_comm.doctor.report import (
     Finding,
     Outcome,

@@ -5,12 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
 
 from deepspeed_comm.doctor import child
-
-# Where a launcher says how many ranks it starts on this host.
-_RANKS_OF_HOST = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +73,6 @@ class Examination:
         # Beside the extension or, in a wheel for several torches, in the folder above.
         paths = [os.path.join(each, name) for each in (folder, os.path.dirname(folder)) if each]
         return next((path for path in paths if os.path.exists(path)), "")
-
-
-def ranks_of_host(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the launcher starts on this host; None where it does not say."""
-    texts = (environment.get(name, "") for name in _RANKS_OF_HOST)
-    return next((int(text) for text in texts if text.isdigit()), None)
-
-
-def spans_hosts(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher says that the job has more ranks than this host, or several nodes."""
-    nodes = environment.get("SLURM_STEP_NUM_NODES", "") or environment.get("SLURM_NNODES", "")
-    if nodes.isdigit() and int(nodes) > 1:
-        return True
-    here, world = ranks_of_host(environment), environment.get("WORLD_SIZE", "")
-    world = world or environment.get("OMPI_COMM_WORLD_SIZE", "") or environment.get("PMI_SIZE", "")
-    return here is not None and world.isdigit() and int(world) > here
 
 
 def setting(name: str, default: int) -> int:

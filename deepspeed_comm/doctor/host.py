@@ -20,8 +20,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from deepspeed_comm._launcher import ranks_of_host
 from deepspeed_comm._machine import core_count, describe_place
-from deepspeed_comm.doctor.examination import OPEN_MPI, Examination, ranks_of_host, setting
+from deepspeed_comm.doctor.examination import OPEN_MPI, Examination, setting
 from deepspeed_comm.doctor.job import fast_adapters
 from deepspeed_comm.doctor.report import Finding
 

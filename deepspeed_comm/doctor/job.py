@@ -17,7 +17,6 @@ from deepspeed_comm.doctor import child
 from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import Finding
 
-_REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _ASK_ADDRESS = "import socket, sys; socket.getaddrinfo(sys.argv[1], None)"
 _ADDRESS_LIMIT_S = 10.0
 
@@ -29,7 +28,7 @@ _MOST_ADDRESSES = 1024
 
 
 def check_launcher(finding: Finding, examination: Examination) -> None:
-    given = {name: os.environ[name] for name in _REQUIRED if name in os.environ}
+    given = {name: os.environ[name] for name in _launcher.REQUIRED if name in os.environ}
     place = _launcher.find_place(os.environ)
     finding.facts.update(given=given, launcher=place.launcher if place else None)
     if given:
@@ -52,12 +51,12 @@ def check_launcher(finding: Finding, examination: Examination) -> None:
         finding.say(
             "none: a program started like this is a world of one rank, or says its own place"
         )
-    missing = [name for name in _REQUIRED[:4] if name not in given and name != "LOCAL_RANK"]
+    missing = [name for name in _launcher.REQUIRED[:3] if name not in given]
     if given and missing and place is None and given.get("WORLD_SIZE") != "1":
         finding.warn(
             f"{', '.join(missing)} is not set, though {', '.join(given)} is",
             "start the program with torchrun, mpirun or srun, or set all of "
-            f"{', '.join(_REQUIRED)} on every rank",
+            f"{', '.join(_launcher.REQUIRED)} on every rank",
         )
 
 

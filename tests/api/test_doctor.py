@@ -23,10 +23,11 @@ import torch
 
 import deepspeed_comm
 from deepspeed_comm import _machine
+from deepspeed_comm._launcher import spans_hosts
 from deepspeed_comm._plugin import native_folder
 from deepspeed_comm.doctor import child, host, installation, job, mpi, report
 from deepspeed_comm.doctor.checks import CHECKS, examine
-from deepspeed_comm.doctor.examination import Examination, spans_hosts
+from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import Finding, Outcome
 
 PACKAGE = Path(deepspeed_comm.__file__).parent
