@@ -17,7 +17,6 @@ one that torch.distributed.init_process_group() has made is taken.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 import os
@@ -38,6 +37,7 @@ from deepspeed_comm._compiler import is_compiling as _is_compiling
 from deepspeed_comm._compiler import outside_graphs as _outside_graphs
 from deepspeed_comm._log import logger, warn_once
 from deepspeed_comm._plugin import load_extension, loaded_extension
+from deepspeed_comm._switch import switch as _switch
 from deepspeed_comm.backend import NOT_INITIALIZED as _NOT_INITIALIZED
 from deepspeed_comm.backend import Backend
 from deepspeed_comm.comms_log import files as _files
@@ -245,37 +245,7 @@ def timed_op(func: _Function) -> _Function:
         log()
         return result
 
-    return _with_own_parameters(func, timed)
-
-
-def _with_own_parameters(func: _Function, timed: Callable[..., Any]) -> _Function:
-    """func, or timed while the log is enabled, under func's name and with its parameters.
-
-    It is compiled for func: passing *args and **kwargs on would take 0.09 us of a call with
-    positional arguments and 0.23 us of one with three names, and this takes 0.04 us of either
-    (benchmarks/log_cost.py).
-    """
-    parameters = inspect.signature(func).parameters.values()
-    taken = given = "*args, **kwargs"  # where a function of others has other parameters than ours
-    reserved = {"_func", "_timed", "_defaults", "comms_logger"}
-    if all(p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in reserved for p in parameters):
-        given = ", ".join(p.name for p in parameters)
-        taken = ", ".join(
-            p.name if p.default is p.empty else f"{p.name}=_defaults[{p.name!r}]"
-            for p in parameters
-        )
-    source = f"""
-def make(_func, _timed, _defaults):
-    def wrapper({taken}):
-        if not comms_logger.enabled:
-            return _func({given})
-        return _timed({given})
-    return wrapper
-"""
-    made: dict[str, Any] = {}
-    exec(compile(source, f"<timed_op of {func.__name__}>", "exec"), globals(), made)
-    wrapper = made["make"](func, timed, get_default_args(func))
-    return functools.wraps(func)(wrapper)  # type: ignore[return-value]
+    return _switch(func, timed, "comms_logger.enabled", globals())
 
 
 def _is_work(result: Any) -> bool:
