@@ -1,4 +1,7 @@
-"""Times of calls that all ranks make, taken in turns, so that noise meets every contender alike."""
+"""Times calls that all ranks make. The slowest rank's time counts.
+
+The demo, `dscomm bench` and benchmarks/ measure with these functions.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,48 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 
-# A sample runs as many calls as take about this long, so that the clock and the start of the sample
-# do not show in it.
+# A sample of median_times() makes as many calls as take about this long, so that reading the clock
+# and leaving the barrier are negligible.
 SAMPLE_S = 0.005
 MOST_CALLS = 1000
 
 
 def median_times(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median time of one call of each contender, in us; of every sample the slowest rank's.
+    """The median time of one call of each contender, in us, by name.
 
-    Collective over the default group, in which every rank names the same contenders. `rounds` is
-    the number of samples of each.
+    contenders: the calls by name, the same names on all ranks. They take turns, so that noise meets
+    all of them. rounds: the number of samples of each.
+
+    Collective over the default group.
     """
     calls = {}
     for name, call in contenders.items():
-        # The second of two calls: the first may set something up.
-        _sample(call, 1)
-        pilot = torch.tensor(_sample(call, 1), dtype=torch.float64)
-        dist.all_reduce(pilot, dist.ReduceOp.MAX)
-        calls[name] = min(MOST_CALLS, max(1, int(SAMPLE_S / pilot.item())))
+        sample(call)  # the first call may set something up
+        calls[name] = min(MOST_CALLS, max(1, int(SAMPLE_S / slowest(call))))
     times = torch.zeros(len(contenders), rounds, dtype=torch.float64)
     for k in range(rounds):
         for row, (name, call) in enumerate(contenders.items()):
-            times[row, k] = _sample(call, calls[name])
+            times[row, k] = sample(call, calls[name])
     dist.all_reduce(times, dist.ReduceOp.MAX)
     medians = [1e6 * statistics.median(row) for row in times.tolist()]
     return dict(zip(contenders, medians, strict=True))
 
 
-def _sample(call: Callable[[], object], calls: int) -> float:
-    """Seconds that a call takes, once all ranks are there."""
+def slowest(call: Callable[[], object]) -> float:
+    """Seconds of one call on the slowest rank, the same on all ranks. Collective."""
+    found = torch.tensor(sample(call), dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+def sample(call: Callable[[], object], calls: int = 1) -> float:
+    """Seconds per call on this rank, after a barrier of the default group."""
     dist.barrier()
     return seconds_per_call(call, calls)
 
 
-def seconds_per_call(call: Callable[[], object], calls: int) -> float:
-    """The mean of `calls` in a row, on this rank."""
+def seconds_per_call(call: Callable[[], object], calls: int = 1) -> float:
+    """The mean seconds of `calls` consecutive calls on this rank."""
     began = time.perf_counter()
     for _ in range(calls):
         call()
@@ -55,8 +64,11 @@ def seconds_per_call(call: Callable[[], object], calls: int) -> float:
 def all_reduce_times(
     contenders: Mapping[str, Callable[[torch.Tensor], object]], size: int, rounds: int
 ) -> dict[str, float]:
-    """median_times() of all-reduces in place of `size` bytes of float32, with checked results."""
-    # The sum of zeros stays what it is, however often it is taken.
+    """median_times() of in-place all-reduces of `size` bytes of float32; checks the results.
+
+    Raises RuntimeError for a wrong result.
+    """
+    # Zeros, because their sum does not grow from call to call.
     tensors = {name: torch.zeros(size // 4) for name in contenders}
     for name, all_reduce in contenders.items():
         _check(name, all_reduce, size)
@@ -71,7 +83,7 @@ def all_reduce_times(
 
 
 def _check(name: str, all_reduce: Callable[[torch.Tensor], object], size: int) -> None:
-    """Integers of different ranks, whose sum float32 holds exactly, against the sum by hand."""
+    """Reduces whole numbers that differ between ranks; float32 holds their sum exactly."""
     ramp = torch.arange(size // 4) % 1000
     world = dist.get_world_size()
     tensor = (ramp + dist.get_rank()).float()

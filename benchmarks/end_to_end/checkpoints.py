@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from train_fsdp2 import shard
 from training import batch, digest, make_optimizer, prepare, train_step, whole_model
 from workload import Measured, Metric, Workload
+
+from deepspeed_comm._timing import sample
 
 
 def measure(contender: str, quick: bool) -> Measured:
@@ -29,11 +30,11 @@ def measure(contender: str, quick: bool) -> Measured:
     try:
         for number in range(2 if quick else 4):
             path = f"{folders[0]}/{number}"
-            save.append(seconds(lambda path=path: checkpoint.save(state, checkpoint_id=path)))
+            save.append(sample(lambda path=path: checkpoint.save(state, checkpoint_id=path)))
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
-            load.append(seconds(lambda path=path: checkpoint.load(state, checkpoint_id=path)))
+            load.append(sample(lambda path=path: checkpoint.load(state, checkpoint_id=path)))
     finally:
         if is_first():
             shutil.rmtree(folders[0])
@@ -45,13 +46,6 @@ def measure(contender: str, quick: bool) -> Measured:
 
 def is_first() -> bool:
     return dist.get_rank() == 0
-
-
-def seconds(call: Any) -> float:
-    dist.barrier()
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 WORKLOAD = Workload(

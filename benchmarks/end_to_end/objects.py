@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from workload import Measured, Metric, Workload
+
+from deepspeed_comm._timing import seconds_per_call
 
 WARM_UP = 20  # calls
 
@@ -34,12 +35,7 @@ def measure(contender: str, quick: bool) -> Measured:
 
 def times(call: Callable[[], Any], count: int) -> list[float]:
     """Seconds of each call, one after the other."""
-    found = []
-    for _ in range(WARM_UP + count):
-        began = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - began)
-    return found[WARM_UP:]
+    return [seconds_per_call(call) for _ in range(WARM_UP + count)][WARM_UP:]
 
 
 WORKLOAD = Workload(

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from workload import Measured, Metric, Workload
 
-from benchmarks.slowest import slowest
+from deepspeed_comm._timing import slowest
 
 SIDE = 256  # of the square matrices: 2 MB with the result, which stay in the cache
 

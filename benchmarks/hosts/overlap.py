@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.slowest import slowest
+from deepspeed_comm._timing import slowest
 
 COUNT = 4 << 20  # float32 elements: 16 MB
 SIDE = 256  # of the square matrices: 0.8 MB in all

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deepspeed_comm._timing import seconds_per_call
+from deepspeed_comm._timing import sample, seconds_per_call
 from deepspeed_comm.bench.case import Case
 from deepspeed_comm.bench.collectives import DIRECT, bandwidths
 from deepspeed_comm.bench.flags import DTYPES, Options
@@ -206,12 +206,9 @@ def copy_rate(ledger: Ledger) -> float:
     target = torch.empty_like(source)
     copy = functools.partial(target.copy_, source)
     copy()
-    times = []
-    for _ in range(5):
-        dist.barrier()
-        times.append(seconds_per_call(copy, 1))
+    times = [sample(copy) for _ in range(5)]
     everyones = ledger.gather(times)
     if everyones is None:
         return 0.0
-    slowest = [max(sample) for sample in zip(*everyones, strict=True)]
+    slowest = [max(times) for times in zip(*everyones, strict=True)]
     return COPY_BYTES / float(statistics.median(slowest)) / 1e9
