@@ -1,18 +1,19 @@
 """deepspeed_comm: the torch.distributed backend "dscomm" for CPU tensors.
 
-Importing this package makes the backend known to torch where torch does not do so by itself: old
-torch has no plugins, and newer torch may be told to load none. The native code is loaded with the
-first process group. torch imports this package in every program of its environment, so whatever
-is added here must be imported when it is asked for (__getattr__ of PEP 562), not at the top.
+Importing this package registers the backend, for a torch that does not load plugins: torch before
+2.5, or TORCH_DEVICE_BACKEND_AUTOLOAD=0. The first process group loads the native code.
 
     import deepspeed_comm as dist  # was: from deepspeed import comm as dist
 
-has deepspeed.comm's API: everything of comm.py is found here under its name.
+The package has deepspeed.comm's API: all names of comm.py.
 
-The extension fits one torch, so each build of it lies in a folder named after its torch, and an
-editable install can serve several environments. The folder for the torch at hand joins the
-package's search path here, which is what makes `deepspeed_comm._C` importable. A checkout without
-such a folder uses that of the installed package: see _use_installed_build() of _plugin.py.
+torch imports this package in every program of its environment, so other modules are imported on
+first use, by __getattr__ (PEP 562), never at the top.
+
+Each build of the native code fits one torch and has a folder named after it, so an editable install
+can serve several environments. The folder for the current torch is added to __path__ below, which
+makes `deepspeed_comm._C` importable. Without a build in this folder, that of an installed package
+is used: see _use_installed_build() in _plugin.py.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ if _torch_version is not None:
     _plugin._autoload()
 
 
-_CHANGING = ("cdb",)  # names that comm.py gives new values
+_CHANGING = ("cdb",)  # names that comm.py assigns again
 
 
 def __getattr__(name: str) -> Any:
-    # What is private is of a module. torch asks for "__path__" and the like while it loads plugins.
+    # Private names belong to modules. torch looks up "__path__" and the like while loading plugins.
     if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}")
-    # By its full name: "from deepspeed_comm import comm" would come here again. Modules come first,
-    # for comm.py imports most of them, and they must not need it.
+    # Modules first, because comm.py imports most of them. By the full name, because
+    # "from deepspeed_comm import comm" would call this function again.
     if importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")
     api = importlib.import_module("deepspeed_comm.comm")
@@ -50,7 +51,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(api, name)
     except AttributeError:
         raise AttributeError(f"module 'deepspeed_comm' has no attribute {name!r}") from None
-    # Kept: this way takes more than a microsecond.
+    # Cached, because this lookup takes more than a microsecond.
     if name not in _CHANGING:
         globals()[name] = value
     return value

@@ -1,13 +1,13 @@
-"""The command `dscomm`, which is `python -m deepspeed_comm`, too: the programs of this package.
+"""The command `dscomm`, also `python -m deepspeed_comm`: the programs of this package.
 
-    dscomm info [--json]       versions, this host, and the ways between ranks here
-    dscomm config [--json]     every setting: its value, its default, and where the value is from
-    dscomm doctor ...          the faults of this host
-    dscomm bench ...           times collectives of the ranks that torchrun starts
-    dscomm plot LOG FIGURE     a figure of a log that save_log() wrote
-    dscomm records FOLDER ...  flight records that ranks wrote, through torch's analyser
+    dscomm info [--json]       show versions, this host, and the transports available on it
+    dscomm config [--json]     show every setting: its value, its default, and its source
+    dscomm doctor ...          check this host for faults
+    dscomm bench ...           time collectives on the ranks that torchrun starts
+    dscomm plot LOG FIGURE     draw a figure of a log written by save_log()
+    dscomm records FOLDER ...  analyse the flight records of a job with torch's analyser
 
-Each has --help. The exit status is the program's; 2 for a wrong word.
+Each has --help. The exit status is the program's, or 2 for an unknown program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRAMS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program that the first word names, with the other words as its own."""
+    """Runs the program named by the first argument with the other arguments."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         print(__doc__.strip())

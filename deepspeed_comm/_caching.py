@@ -1,4 +1,4 @@
-"""The plans of all_reduce_caching(): what a program promises to repeat under each match_id."""
+"""The plans of all_reduce_caching(): the call that each match_id stands for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from deepspeed_comm.reduce_op import torch_reduce_op
 
 
 class Plan:
-    """The first call of a match_id, and `repeat`, which makes it again, or returns NotImplemented
-    where it is another call, or where dscomm does not carry it."""
+    """The first call with a match_id.
+
+    `repeat` makes the call again. It returns NotImplemented if the arguments differ, or if the
+    group does not use dscomm.
+    """
 
     def __init__(self, tensor: Any, op: Any, group: Any, is_listed: bool) -> None:
         self.repeat: Callable[[Any, Any, Any, Any], Any] = not_implemented
@@ -32,11 +35,11 @@ class Plan:
 
 
 class Plans:
-    """By match_id, in `known`. A match_id is free again once its group has been destroyed.
+    """All plans by match_id, in `known`. A match_id can be reused once its group is destroyed.
 
-    ranks_of gives the ranks of a group, for messages. is_listed says whether torch keeps a list of
-    the group's ranks. torch drops the list when the group is destroyed; if it never had one, a
-    match_id is free once the program has dropped the group.
+    ranks_of: returns the ranks of a group, for error messages. is_listed: whether torch has a list
+    of the group's ranks, which it drops when the group is destroyed. Without such a list, a
+    match_id can be reused once the program has released the group.
     """
 
     def __init__(
@@ -49,11 +52,12 @@ class Plans:
         self._is_listed = is_listed
 
     def find(self, match_id: str, tensor: Any, op: Any, group: Any) -> Plan:
-        """The plan of a call that repeats what its match_id stands for, or is its first; that of a
-        first call is kept once the backend has accepted it, by keep().
+        """The plan of this match_id; a new one for its first call.
 
-        Raises ValueError, which says what differs, for another call than the first one, and
-        TypeError for a match_id that is not a string of at least one letter.
+        keep() stores a new plan, after the backend has accepted the call.
+
+        Raises ValueError with the difference if the call differs from the first one. Raises
+        TypeError if match_id is not a string, or is empty.
         """
         plan = self.known.get(match_id) if isinstance(match_id, str) else None
         if plan is not None and plan.fits(tensor, op, group):
@@ -67,7 +71,7 @@ class Plans:
             raise ValueError(
                 f"match_id: {match_id!r} stands for another call: "
                 f"{self._difference(plan, tensor, op, group)}. One match_id is for one group, "
-                f"shape, dtype and op; give this call a match_id of its own"
+                f"shape, dtype and op; give this call another match_id"
             )
         return Plan(tensor, op, group, self._is_listed(group))
 
@@ -85,7 +89,7 @@ class Plans:
         return f"op {plan.op} before, {op} now"
 
     def _has_gone(self, plan: Plan) -> bool:
-        """Whether its group has been destroyed; the program may hold on to it all the same."""
+        """Whether its group has been destroyed; the program may still hold the object."""
         group = plan.group()
         if group is None:
             return True
@@ -96,5 +100,5 @@ class Plans:
     def _ranks(self, group: Any) -> list[int] | None:
         try:
             return None if group is None else list(self._ranks_of(group))
-        except (ValueError, RuntimeError):  # as torch says that it does not know them
+        except (ValueError, RuntimeError):  # torch does not know them
             return None

@@ -1,8 +1,8 @@
-"""Whose calls the backend coalesces: the _coalescing_manager() of torch that told it to start.
+"""Detects that a torch _coalescing_manager() has been left by an exception.
 
-torch's manager does not tell the backend to stop when the body of its `with` raises, nor does it
-forget the calls that it has collected, so that later calls of the group would be collected, too,
-and never made. The backend asks here whether the manager that started it is still at work.
+When the body of its `with` raises, torch's manager neither ends the backend's coalescing nor drops
+the calls that it collected. Later calls of the group would be collected, too, and never run. So the
+backend asks here whether the manager that started coalescing is still active.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Manager:
-    """A manager in the midst of its `with`."""
+    """A manager whose `with` block has been entered."""
 
     def __init__(self, generator: GeneratorType[Any, Any, Any], frame: FrameType) -> None:
         self._generator = weakref.ref(generator)
@@ -29,8 +29,8 @@ class Manager:
 
 
 def calling_manager() -> Manager | None:
-    """The manager whose body begins once the caller returns; None if the caller is none."""
-    # The generator runs in __enter__ of the context manager that contextlib made of it.
+    """The manager that calls the backend now, or None if another function does."""
+    # contextlib runs the generator in __enter__ of its context manager.
     frame = sys._getframe(1)
     entering = frame.f_back
     manager = entering.f_locals.get("self") if entering is not None else None
@@ -41,7 +41,7 @@ def calling_manager() -> Manager | None:
 
 
 def _forget(calls: list[Any]) -> None:
-    """Has torch forget the calls that a manager has collected and not made."""
+    """Drops the calls that a manager collected from torch's state."""
     import torch.distributed as dist
 
     state = dist.distributed_c10d._world.pg_coalesce_state

@@ -1,4 +1,5 @@
-"""What torch.compile is told, without importing it: that takes longer than all of this package."""
+"""Keeps torch.compile from tracing functions, without importing Dynamo, whose import takes longer
+than all of this package's."""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ def _never() -> bool:
     return False
 
 
-# Whether torch.compile traces this; torch 1.13 has none. The second is of Dynamo alone, which reads
-# Python, and takes a third of the time.
+# Whether torch.compile is tracing; never with torch 1.13. is_dynamo() only knows Dynamo, the part
+# that reads Python, and takes a third of the time.
 _compiler: Any = getattr(torch, "compiler", None)
 is_compiling: Callable[[], bool] = getattr(_compiler, "is_compiling", _never)
 is_dynamo: Callable[[], bool] = getattr(_compiler, "is_dynamo_compiling", is_compiling)
 
-# Of torch's native code, which is there without Dynamo; not of its documented API.
+# Part of torch's native code, so it needs no Dynamo. It is not in the documented API.
 _skip_code: Any = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "skip_code", None
 )
 
 
 def outside_graphs(function: _Function) -> _Function:
-    """function, which torch.compile calls and does not trace: a graph ends before it.
+    """Makes torch.compile end its graph before `function`, and call it without tracing.
 
-    For what asks a process group for more than torch has registered with Dynamo, which then raises
-    InternalTorchDynamoError instead of ending the graph. torch.compiler.disable() is the same, and
-    imports Dynamo.
+    For functions that use methods of process groups unknown to Dynamo, which would raise
+    InternalTorchDynamoError instead of ending the graph. Does the same as torch.compiler.disable(),
+    which imports Dynamo.
     """
     if _compiler is None:
         return function
@@ -48,9 +49,9 @@ def outside_graphs(function: _Function) -> _Function:
             apart = _compiler.disable(function)
         return apart(*args, **kwargs)
 
-    # What disable() leaves there: a graph ends before the call. Nor shall the frame of the call
-    # become a graph: tracing sys.modules alone takes Dynamo a third of a second.
+    # disable() sets the same mark, which ends the graph before the call. The frame of `call` itself
+    # is skipped, too: tracing sys.modules takes Dynamo a third of a second.
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     if _skip_code is not None:
-        _skip_code(getattr(call, "__code__"))  # noqa: B009 - mypy takes it for another class
+        _skip_code(getattr(call, "__code__"))  # noqa: B009 - mypy assumes a class without it
     return call  # type: ignore[return-value]

@@ -1,18 +1,18 @@
-"""The native executor: dscomm's own calls, past the layers of torch.distributed.
+"""Direct calls: all-reduces, sends and receives that bypass torch.distributed's Python layers.
 
-A call of torch.distributed goes through its Python checks, its logging and torch's dispatcher
-before it gets to the backend. What programs call most and shortest goes there at once, where the
-group's backend is dscomm.
+A call of torch.distributed passes its Python checks, its logging and torch's dispatcher before the
+backend. The most frequent small calls go to the backend directly if that is dscomm.
 
-direct_all_reduce(tensor, op, group, async_op), by position, is the native module's of that name
-once that is loaded: it makes the call where it knows the op and the group, which find_backend()
-tells it of, and else returns NotImplemented. So it does if the tensor is more than CPU memory, and
-if a mode (TorchDispatchMode, TorchFunctionMode), a transform of torch.func or a tracer that is
-active on this thread has to see the call: it then goes through torch's dispatcher, with the same
-result.
+direct_all_reduce(tensor, op, group, async_op), with positional arguments only, is the native
+module's function once that is loaded. It returns NotImplemented, and the call then goes through
+torch's dispatcher with the same result, if
+- it does not know the op or the group; find_backend() registers them,
+- the tensor is not a plain CPU tensor,
+- a mode (TorchDispatchMode, TorchFunctionMode), a torch.func transform or a tracer is active on
+  this thread and must see the call.
 
-direct_send(tensor, dst, group, tag) and direct_recv(tensor, src, group, tag) are the same for
-blocking messages, in groups that remember_ranks() tells the native module of.
+direct_send(tensor, dst, group, tag) and direct_recv(tensor, src, group, tag) do the same for
+blocking messages; remember_ranks() registers their groups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from deepspeed_comm.reduce_op import ReduceOp, foreign_ops, torch_reduce_op
 
 
 def not_implemented(tensor: Any, op: Any, group: Any, async_op: Any) -> Any:
-    """What is not known yet."""
+    """A direct call before the native module is loaded."""
     return NotImplemented
 
 
@@ -39,14 +39,14 @@ direct_recv: Callable[[Any, Any, Any, Any], Any] = not_implemented
 
 
 class _DefaultGroup:
-    """The default group where torch does not keep it as below."""
+    """The default group, for a torch without _world._default_pg."""
 
     @property
     def _default_pg(self) -> Any:
         return dist.group.WORLD
 
 
-# world._default_pg is the default group, or None; asking for dist.group.WORLD takes 0.08 us more.
+# world._default_pg is the default group, or None. dist.group.WORLD would take 0.08 us more.
 world: Any = getattr(dist.distributed_c10d, "_world", None)
 if not hasattr(world, "_default_pg"):
     world = _DefaultGroup()
@@ -54,10 +54,10 @@ if not hasattr(world, "_default_pg"):
 
 @outside_graphs
 def find_backend(group: Any, tensor: Any) -> Any:
-    """The dscomm backend that a call with the tensor may go to past torch's dispatcher.
+    """The dscomm backend for a call that bypasses torch's dispatcher, or None.
 
-    None if the group uses another backend, if something (torch's debug mode) stands before it, if
-    the tensor is more than CPU memory, or if a mode or a transform of torch is to see the call.
+    None if the group uses another backend, if torch's debug mode wraps it, if the tensor is not a
+    plain CPU tensor, or if a mode or a transform of torch must see the call.
     """
     native = loaded_extension()
     if native is None or not native.is_plain(tensor):
@@ -67,13 +67,13 @@ def find_backend(group: Any, tensor: Any) -> Any:
 
 @outside_graphs
 def find_group_backend(group: Any) -> Any:
-    """The dscomm backend that the group uses for CPU tensors, None where it uses another one."""
+    """The dscomm backend that the group (None: the default) uses for CPU tensors, or None."""
     if group is None:
         group = dist.group.WORLD
     native = loaded_extension()
-    if native is None:  # no group of dscomm has been made
+    if native is None:  # no group uses dscomm yet
         return None
-    if isinstance(group, native.DscommBackend):  # torch 1.13's groups are their backends
+    if isinstance(group, native.DscommBackend):  # in torch 1.13 a group is its backend
         backend = group
     else:
         find = getattr(group, "_get_backend", None)
@@ -91,8 +91,8 @@ def find_group_backend(group: Any) -> Any:
 
 @outside_graphs
 def remember_ranks(group: Any) -> None:
-    """Lets direct_send() and direct_recv() make the group's later calls, where it is dscomm's and
-    torch knows its ranks."""
+    """Registers the group for direct_send() and direct_recv(), if it uses dscomm and torch knows
+    its ranks."""
     group = world._default_pg if group is None else group
     native = loaded_extension()
     if native is None or native.knows_ranks(group) or find_group_backend(group) is None:
@@ -103,7 +103,7 @@ def remember_ranks(group: Any) -> None:
 
 
 def _ranks_of_groups() -> dict[Any, dict[int, int]]:
-    """torch's table: of each group, the rank in it by global rank."""
+    """torch's table of groups: for each group, its ranks by global rank."""
     of_world: Any = getattr(world, "pg_group_ranks", None)
     if of_world is None:  # torch 1.13
         of_world = getattr(dist.distributed_c10d, "_pg_group_ranks", {})
@@ -117,7 +117,7 @@ def _remember(native: Any, group: Any, backend: Any) -> None:
             if op is not ReduceOp.UNUSED:
                 native.remember_op(op, op.torch_op)
                 native.remember_op(op.torch_op, op.torch_op)
-        # A copy: a thread of another rank may add to it.
+        # A copy, because a thread of another rank may add to it.
         for op, torch_op in list(foreign_ops.values()):
             native.remember_op(op, torch_op)
         direct_all_reduce = native.direct_all_reduce
@@ -128,8 +128,8 @@ def _remember(native: Any, group: Any, backend: Any) -> None:
 def repeated_all_reduce(
     tensor: Any, op: Any, group: Any, backend: Any, match_id: str
 ) -> Callable[[Any, Any, Any, Any], Any]:
-    """all_reduce_caching() of these, of another tensor like this one: a function as
-    direct_all_reduce(), which returns NotImplemented for any other call."""
+    """A function like direct_all_reduce() that repeats all_reduce_caching() with these arguments
+    and a tensor like this one. It returns NotImplemented for any other call."""
     native = load_extension()
     repeat: Callable[[Any, Any, Any, Any], Any] = native.repeated_all_reduce(
         tensor, op, torch_reduce_op(op), group, backend, match_id

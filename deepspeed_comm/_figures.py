@@ -1,10 +1,10 @@
-"""What all figures share: a colour for each product, axes of sizes, one legend for all panels."""
+"""Shared by all figures: a colour for each product, size axes, one legend for all panels."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Each product has one colour in every figure. Blue is dscomm's alone.
+# One colour for each product in every figure. Only dscomm is blue.
 COLOURS = {
     "dscomm": "#1f4fa3",
     "dscomm torch": "#00a3c4",
@@ -22,13 +22,13 @@ COLOURS = {
     "nccl": "#5b6b00",
 }
 _OTHERS = ("#666666", "#9c6b6b", "#3f7f7f", "#a05fa0", "#a0a0a0")
-OURS = "dscomm"  # names with this word are drawn thicker
+OURS = "dscomm"  # labels with this word have thicker lines
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def colour_of(product: str, others: list[str]) -> str:
-    """The product's own, or, of a name that has none, one by its place in `others`."""
+    """The product's colour; for an unknown product, one chosen by its position in `others`."""
     if product in COLOURS:
         return COLOURS[product]
     unknown = [name for name in others if name not in COLOURS]
@@ -40,7 +40,7 @@ def width_of(product: str) -> float:
 
 
 def size_text(size: int) -> str:
-    """8 B, 4 KiB, 1 MiB; 1.5 KiB."""
+    """Formats bytes: 8 B, 1.5 KiB, 1 MiB."""
     for unit, name in _UNITS:
         if size >= unit:
             return f"{size / unit:g} {name}"
@@ -48,7 +48,7 @@ def size_text(size: int) -> str:
 
 
 def set_size_axis(axes: Any, sizes: list[int]) -> None:
-    """Ticks at powers of two, at most nine, named as people say them."""
+    """A logarithmic axis with at most nine ticks, at powers of two."""
     shown = sorted({size for size in sizes if size > 0})
     axes.set(xlabel="size")
     axes.set_xscale("log", base=2)
@@ -66,12 +66,13 @@ _LEGEND_COLUMNS = 6
 def make_figure(
     width: float, height: float, title: str = "", labels: int = 12
 ) -> tuple[Any, Any, Any]:
-    """(the matplotlib Figure, the part for panels, the strip below it for a legend of so many
-    labels), in inches.
+    """Returns the matplotlib Figure, its area for panels, and the strip below for the legend.
 
-    Raises ModuleNotFoundError where there is no matplotlib.
+    width, height: inches, of the area for panels. labels: the number of labels in the legend.
+
+    Raises ModuleNotFoundError without matplotlib.
     """
-    from matplotlib.figure import Figure  # without pyplot, which may want a screen
+    from matplotlib.figure import Figure  # not pyplot, which may need a display
 
     strip = 0.2 + 0.2 * max(2, -(-labels // _LEGEND_COLUMNS))
     figure = Figure(figsize=(width, height + strip), layout="constrained")
@@ -83,7 +84,7 @@ def make_figure(
 
 
 def set_legend(strip: Any, panels: list[Any]) -> None:
-    """One for all panels, with each label once."""
+    """Draws one legend for all panels, with each label once."""
     labels: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

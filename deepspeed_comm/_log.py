@@ -1,5 +1,5 @@
-"""The package's logger: lines of level INFO and above on standard error, unless the program has
-configured the logger "deepspeed_comm" itself."""
+"""The package's logger. It writes INFO and above to standard error, unless the program has added a
+handler to the logger "deepspeed_comm"."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ if not logger.handlers:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Each text once for a process."""
+    """Logs a warning, each text once in a process."""
     logger.warning(message)

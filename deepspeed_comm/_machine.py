@@ -1,4 +1,4 @@
-"""What Linux says of the processor, and of the cpus that this process may run on."""
+"""The processor, and the CPUs that this process may run on, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def processor_name() -> str:
-    with contextlib.suppress(OSError):  # a kernel without it
+    """The processor's model, or the architecture if Linux does not name it."""
+    with contextlib.suppress(OSError):  # /proc/cpuinfo may be missing
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
         if found:
             return found[1]
@@ -21,7 +22,7 @@ def processor_name() -> str:
 
 
 def describe_place() -> str:
-    """The cpus that this process may run on, and the packages, NUMA nodes and L3s they span."""
+    """The host, the CPUs that this process may run on, and their packages, NUMA nodes and L3s."""
     cpus = sorted(os.sched_getaffinity(0))
 
     def count(what: str, marks: Callable[[Path], list[str]]) -> str:
@@ -40,20 +41,19 @@ def describe_place() -> str:
 
 
 def core_count(cpus: set[int]) -> int:
-    """Cores among these cpus: the threads of one core count once. All of them where Linux does not
-    say which cpus share a core."""
+    """The number of cores of these CPUs; CPUs whose core is unknown count as one core each."""
     siblings = {_siblings(cpu) or str(cpu) for cpu in cpus}
     return len(siblings)
 
 
 def _siblings(cpu: int) -> str:
-    with contextlib.suppress(OSError):  # a container may not show it
+    with contextlib.suppress(OSError):  # a container may hide it
         return (_CPUS / f"cpu{cpu}" / "topology/thread_siblings_list").read_text().strip()
     return ""
 
 
 def ranges(numbers: list[int]) -> str:
-    """Ascending numbers as the kernel writes them: 0-3,8."""
+    """Formats ascending numbers like the kernel: 0-3,8."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

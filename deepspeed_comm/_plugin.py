@@ -1,9 +1,9 @@
-"""The hook through which torch learns of the backend "dscomm".
+"""The plugin hook that registers the backend "dscomm" with torch, and the native code's loader.
 
-torch calls _autoload() at the end of every `import torch` in this environment, whatever the program
-is about, and an exception from it would make that import fail. So this module imports no torch at
-its top, loads no native code, starts no thread, and the hook raises nothing. What is wrong with an
-installation is said when the backend is first used.
+torch calls _autoload() at the end of every `import torch` in this environment, and an exception
+would make that import fail. So the hook never raises, loads no native code and starts no thread,
+and this module does not import torch at its top. Faults of the installation are reported when the
+backend is first used.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-# The folder of the native code: the package's own, or that of _use_installed_build().
+# The folder of the native code: this package's, or the one that _use_installed_build() found.
 _native = os.path.join(_PACKAGE, "_native")
-# The native module, once it is loaded. In sys.modules it stands while a thread still loads it, too.
+# The native module after loading; sys.modules also has it while a thread is still loading it.
 _extension: ModuleType | None = None
 
 
 def _autoload() -> None:
-    """Makes "dscomm" known to torch. The entry point in the group torch.backends; never raises."""
+    """Registers "dscomm" with torch. The entry point of the group torch.backends; never raises."""
     try:
         _register()
-    except Exception as error:  # An exception would break `import torch` for all.
+    except Exception as error:  # would break `import torch` in every program
         try:
             warnings.warn(f"the backend dscomm could not be registered: {error!r}", stacklevel=2)
-        except Exception:  # Warnings may have been turned into errors.
+        except Exception:  # warnings may be errors
             pass
 
 
@@ -44,17 +44,17 @@ def _register() -> None:
     if not dist.is_available() or hasattr(dist.Backend, "DSCOMM"):
         return
     register_backend = dist.Backend.register_backend
-    # Torch 1.13 knows no devices there, and its backends serve all of them.
+    # torch 1.13 has no such parameter; its backends serve all devices.
     takes_devices = "devices" in inspect.signature(register_backend).parameters
-    # A list: torch walks through a plain "cpu" letter by letter.
+    # A list, because torch would iterate over the letters of "cpu".
     devices = {"devices": ["cpu"]} if takes_devices else {}
     register_backend("dscomm", _create_backend, extended_api=True, **devices)
-    # So early, because exit handlers run in the opposite order: those of the program come first.
+    # Registered this early to run last: exit handlers run in reverse order.
     atexit.register(_end_calls)
     try:
         dist.register_rendezvous_handler("mpi", _rendezvous)
     except RuntimeError:
-        pass  # another package has taken the scheme, and keeps it
+        pass  # another package has registered the scheme
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
@@ -65,7 +65,7 @@ def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
 
 
 def _create_backend(distributed_backend_options: Any, pg_options: Any = None) -> Any:
-    """Called by torch for each process group of this backend."""
+    """The backend of one process group; torch calls this."""
     native = load_extension()
     _end_with_multiprocessing()
     return native.create_backend(distributed_backend_options, pg_options)
@@ -81,7 +81,7 @@ _pid_of_finalizer = 0
 
 
 def _end_with_multiprocessing() -> None:
-    """Has a child of multiprocessing, which runs no exit handlers, end its groups all the same."""
+    """Ends the groups of a multiprocessing child at its exit, because it runs no exit handlers."""
     global _pid_of_finalizer
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is None or multiprocessing.parent_process() is None:
@@ -91,7 +91,7 @@ def _end_with_multiprocessing() -> None:
     _pid_of_finalizer = os.getpid()
     from multiprocessing import util
 
-    # After all others, among which may be calls.
+    # Last, because other finalizers may still call collectives.
     util.Finalize(None, _end_child, exitpriority=-sys.maxsize)
 
 
@@ -103,23 +103,26 @@ def _end_child() -> None:
 
 
 def _unhandled_exception() -> str:
-    """The type of the exception that ends this process, "" where none is known to."""
-    error = sys.exc_info()[1]  # a child of multiprocessing is on its way out with it
+    """The type of the exception that ends this process, or "" if none is known."""
+    error = sys.exc_info()[1]  # set while a multiprocessing child is ending
     if isinstance(error, SystemExit):
-        # torch.multiprocessing exits with a status out of its handler of the exception.
+        # torch.multiprocessing raises SystemExit while it handles the exception.
         error = error.__context__ if error.code not in (None, 0) else None
-    elif error is None and not hasattr(sys, "ps1"):  # there every mistake is kept as the last one
+    elif error is None and not hasattr(sys, "ps1"):  # an interactive session keeps old errors
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return type(error).__name__ if error is not None else ""
 
 
 def loaded_extension() -> ModuleType | None:
-    """The native module, None while no thread has loaded it."""
+    """The native module, or None before it has been loaded."""
     return _extension
 
 
 def load_extension() -> ModuleType:
-    """The native module, or a RuntimeError that says which torch it fits and how to rebuild it."""
+    """Loads the native module.
+
+    Raises RuntimeError with the torch that it was built for and the command that rebuilds it.
+    """
     global _extension
     if _extension is not None:
         return _extension
@@ -149,7 +152,7 @@ def load_extension() -> ModuleType:
             ) from error
         raise RuntimeError(
             f"the native code of deepspeed_comm, built against torch {version}, cannot be loaded "
-            f"({error}). Where no limit on this process explains that (ulimit -n, ulimit -v), "
+            f"({error}). If no limit of this process (ulimit -n, ulimit -v) is the cause, "
             f"rebuild it with `{rebuild_command()}`."
         ) from error
     _keep_when_traced()
@@ -158,34 +161,33 @@ def load_extension() -> ModuleType:
 
 
 def _keep_when_traced() -> None:
-    """Has torch's compiler keep our operations where a rank has no use for their result: the others
-    wait for it."""
+    """Keeps torch.compile from removing collectives with unused results: other ranks wait there."""
     import torch
 
     operations = getattr(torch.ops, "dscomm", None)
     for name in ("inference_all_reduce", "inference_all_reduce_"):
-        if hasattr(operations, name):  # with torch 2
+        if hasattr(operations, name):  # torch 2
             from torch.fx.node import has_side_effect
 
             has_side_effect(getattr(operations, name).default)
 
 
 def torch_version() -> str | None:
-    """The version of the torch that this Python imports, or None where it imports none."""
+    """The version of the torch that this Python can import, or None."""
     try:
         import torch
-    # A library of torch may be missing (OSError), or another package's plugin fail (RuntimeError).
+    # OSError: a library of torch is missing. RuntimeError: another package's plugin failed.
     except (ImportError, OSError, RuntimeError):
         return None
     return str(torch.__version__)
 
 
-# The words of `dscomm` that examine torch from another process, because it may crash or hang.
+# The programs of `dscomm` that import torch in a child process, because it may crash or hang.
 _EXAMINING = ("doctor", "info", "config")
 
 
 def only_examines() -> bool:
-    """Whether this process only examines the installation, and imports no torch itself."""
+    """Whether this process runs such a program, and must not import torch itself."""
     program = _program_of(sys.orig_argv[1:])
     if program[:2] == ["-m", "deepspeed_comm.doctor"]:
         return True
@@ -196,7 +198,8 @@ def only_examines() -> bool:
 
 
 def _program_of(arguments: list[str]) -> list[str]:
-    """["-m", module, ...] or [script, ...]: the interpreter's arguments without its own options."""
+    """The program and its arguments, without the interpreter's options: ["-m", module, ...] or
+    [script, ...]."""
     arguments = list(arguments)
     while arguments and arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-"):
         if re.fullmatch(r"-[A-Za-z]+m", arguments[0]):  # as in -um
@@ -208,13 +211,13 @@ def _program_of(arguments: list[str]) -> list[str]:
 
 
 def native_folder(version: str) -> str:
-    """Where the native code for this torch lies."""
+    """The folder of the native code for this torch, which need not exist."""
     return _folder_in(_native, version)
 
 
 def _folder_in(native: str, version: str) -> str:
-    """That of a build against this torch, as setup.py makes it; else, if it exists, that for all
-    torches of its minor version, as in a wheel."""
+    """The folder of setup.py's build, for exactly this torch, or of a wheel's build, for all
+    torches of the minor version."""
     own, shared = (
         os.path.join(native, "torch_" + re.sub(r"\W", "_", each))
         for each in (version, _minor(version))
@@ -223,17 +226,17 @@ def _folder_in(native: str, version: str) -> str:
 
 
 def _minor(version: str) -> str:
-    """2.13, of 2.13.0+cpu."""
+    """The minor version: 2.13 for 2.13.0+cpu."""
     return ".".join(version.split(".")[:2])
 
 
 def _fits(built_against: str | None, version: str) -> bool:
-    """Whether a build serves this torch: one for it alone, or for all of its minor version."""
+    """Whether a build fits this torch: one for this version, or for all of its minor version."""
     return built_against in (version, _minor(version))
 
 
 def _no_build(version: str, builds: list[str]) -> str:
-    """Why there is no native code for this torch, and what to do."""
+    """The error message for a torch without native code."""
     if builds and all(build == _minor(build) for build in builds):  # a wheel
         return (
             f"this deepspeed_comm is for torch {', '.join(builds)}, and this is torch {version}: "
@@ -252,9 +255,11 @@ def _no_build(version: str, builds: list[str]) -> str:
 
 
 def _use_installed_build(version: str) -> None:
-    """Takes the native code of an installed package that this one hides. A program that runs in a
-    clone finds the clone's Python files first, although `pip install .` put the native code
-    elsewhere. Both packages must have the same Python files, since only then do they fit."""
+    """Uses the native code of an installed package that this folder shadows.
+
+    A program that runs in a clone imports the clone's Python files, although `pip install .` put
+    the native code elsewhere. Raises RuntimeError if the Python files of both differ.
+    """
     global _native
     for package in _installed_packages():
         native = os.path.join(package, "_native")
@@ -282,7 +287,7 @@ def _installed_packages() -> Iterator[str]:
 
     for distribution in distributions(name="deepspeed_comm"):
         yield str(distribution.locate_file("deepspeed_comm"))
-        try:  # PEP 610: where an editable install has its files
+        try:  # PEP 610: the source folder of an editable install
             origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         except ValueError:
             continue
@@ -291,7 +296,7 @@ def _installed_packages() -> Iterator[str]:
 
 
 def _python_files(package: str) -> dict[str, bytes]:
-    """The Python files of a package, by their names in it."""
+    """The contents of a package's Python files, by their path in it."""
     files = {}
     for folder, folders, names in os.walk(package):
         folders[:] = [each for each in folders if each not in ("_native", "__pycache__")]
@@ -304,12 +309,12 @@ def _python_files(package: str) -> dict[str, bytes]:
 
 
 def _torch_of_build(folder: str) -> str | None:
-    """The torch named in a build's record, or None where the folder holds no build."""
+    """The torch of the build in this folder, or None without a build."""
     try:
         with open(os.path.join(folder, "_build_info.py")) as record:
             found = re.search(r'^torch_version = "(.*)"$', record.read(), re.MULTILINE)
     except (FileNotFoundError, NotADirectoryError):
-        # Another error (no descriptor left, say) is not the absence of a build.
+        # Other errors, such as too many open files, do not mean that there is no build.
         return None
     return found.group(1) if found else None
 
@@ -325,7 +330,7 @@ def _torches_of_all_builds() -> list[str]:
 
 
 def rebuild_command() -> str:
-    """Of pip, for a user to type."""
+    """The pip command that builds this package again, for messages."""
     source_tree = os.path.dirname(_PACKAGE)
     pip = f"{sys.executable} -m pip install --no-build-isolation --no-deps --force-reinstall"
     if os.path.exists(os.path.join(source_tree, "setup.py")):

@@ -1,4 +1,7 @@
-"""The backend selector, and what every backend of this package is."""
+"""The base class of backends, and the choice of torch's backend.
+
+Mirrors deepspeed.comm.backend: same names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ NOT_INITIALIZED = "DeepSpeed backend not set, please initialize it using init_pr
 
 
 class Backend:
-    """A way to communicate: what `cdb` is."""
+    """The base class of backends; comm.cdb is one."""
 
     def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
         self.name = name
@@ -38,10 +41,11 @@ class Backend:
 
 
 def select_backend(wanted: str | None = None) -> str:
-    """The name that torch.distributed.init_process_group() is given.
+    """The backend's name for torch.distributed.init_process_group().
 
-    What is wanted, else dscomm for CPU tensors and, where there is a GPU, NCCL for its own. "ccl",
-    which is what DeepSpeed calls its CPU backend, is dscomm unless oneCCL's bindings are loaded.
+    wanted: a name, or names by device such as "cpu:gloo,cuda:nccl". By default dscomm, with NCCL
+    for CUDA tensors if a GPU is available. "ccl", DeepSpeed's name of its CPU backend, becomes
+    dscomm unless oneCCL's bindings are loaded.
     """
     if wanted is not None:
         return ",".join(_known_name(part) for part in wanted.split(","))
@@ -51,10 +55,10 @@ def select_backend(wanted: str | None = None) -> str:
 
 
 def _known_name(part: str) -> str:
-    """A part of "cpu:gloo,cuda:nccl", or a name alone."""
+    """Replaces ccl in one part of the names: "cpu:ccl", or just "ccl"."""
     device, colon, name = part.rpartition(":")
     is_ccl = name.lower() == constants.CCL_BACKEND
     if not is_ccl or hasattr(torch.distributed.Backend, constants.CCL_BACKEND.upper()):
         return part
-    warn_once("the backend ccl is not registered with torch; dscomm takes its place")
+    warn_once("the backend ccl is not registered with torch; dscomm is used instead")
     return device + colon + constants.DSCOMM_BACKEND

@@ -1,19 +1,21 @@
-"""The surface of DeepSpeed's CCL module, for programs that use it directly, over dscomm.
+"""DeepSpeed's oneCCL module over dscomm, for programs that use it directly.
+
+Mirrors the module that DeepSpeed's CCLCommBuilder loads: same names.
 
     from deepspeed_comm import ccl
 
     kvs = torch.tensor(ccl.get_kvs_addr(rank), dtype=torch.uint8)
-    ...  # every rank gets rank 0's: by MPI, a file, another process group
+    ...  # pass rank 0's tensor to all ranks: by MPI, a file, or another process group
     ccl.initialize(size, rank, kvs)
     ccl.all_reduce(tensor, deepspeed_comm.ReduceOp.SUM, list(range(size)), False)
 
-It needs no process group of torch.distributed and makes none: its groups are its own. A group is a
-list of the ranks of initialize(), in order: the world needs no more, any other list is made known
-by initialize_sub_comm() first. Roots are positions in that list.
+It neither needs nor makes a process group of torch.distributed. A group is a list of ranks of
+initialize(), in order. Lists other than all ranks must be passed to initialize_sub_comm() first.
+Roots are positions in the list. Collectives change CPU tensors in place.
 
-Where the original is wrong this is not: every dtype and op of dscomm (DeepSpeed's ReduceOp or
-torch's) is reduced as such, an unknown group raises instead of being the world, and async_op=True
-returns a torch Work. A synchronous call returns None when it is done.
+Synchronous calls return None when they are done; async_op=True returns a torch Work. Unlike in
+DeepSpeed's module, every dtype and op of dscomm is reduced correctly (with DeepSpeed's ReduceOp or
+torch's), and an unknown group raises ValueError instead of meaning all ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from deepspeed_comm.comm import default_pg_timeout
 from deepspeed_comm.environment import own_address
 from deepspeed_comm.reduce_op import torch_reduce_op
 
-_ADDRESS_BYTES = 256  # of oneCCL's addresses, which programs make room for
+_ADDRESS_BYTES = 256  # the size of oneCCL's addresses, which programs expect
 _COLLECTIVES = (
     "broadcast",
     "all_reduce",
@@ -38,7 +40,7 @@ _COLLECTIVES = (
     "barrier",
 )
 
-# Stores that this process serves, for as long as it lives: others may still need them.
+# The stores of this process, kept until it ends, because other ranks may still use them.
 _served: list[Any] = []
 _groups: dict[tuple[int, ...], Any] = {}
 _plans = Plans(lambda native: next(key for key, each in _groups.items() if each is native))
@@ -47,9 +49,9 @@ _rank = -1
 
 
 def _serve_store() -> list[int]:
-    """The address of a new store of this process, as bytes."""
+    """Starts a store in this process; returns its address as bytes."""
     host = own_address()
-    # The others bring no count: it must not wait for them.
+    # The other ranks connect without a world size, so the store must not wait for them.
     store = dist.TCPStore(
         host, 0, None, is_master=True, timeout=default_pg_timeout, wait_for_workers=False
     )
@@ -59,24 +61,25 @@ def _serve_store() -> list[int]:
 
 
 def get_kvs_addr(rank: int) -> list[int]:
-    """What initialize() of every rank is to be given: on rank 0, the address of a store that it
-    serves; zeros elsewhere. 256 bytes."""
+    """On rank 0, starts a store and returns its address, for initialize() of every rank.
+
+    Returns 256 bytes; on other ranks they are 0.
+    """
     return _serve_store() if rank == 0 else [0] * _ADDRESS_BYTES
 
 
 def get_sub_kvs_addr(first: bool) -> list[int]:
-    """The same for initialize_sub_comm(): on the group's first rank, and zeros elsewhere."""
+    """get_kvs_addr() for initialize_sub_comm(); `first` is true on the group's first rank."""
     return _serve_store() if first else [0] * _ADDRESS_BYTES
 
 
 def initialize(size: int, rank: int, kvs: Any) -> None:
-    """Meets the other ranks. Collective; a second call changes nothing.
+    """Connects all ranks. Collective; a second call does nothing.
 
     kvs: rank 0's get_kvs_addr(), as a uint8 tensor or a list.
 
-    Raises ValueError for a rank that is none of `size` and for an address that is none, and
-    DistBackendError, which names who is missing, when the ranks do not meet within
-    DEEPSPEED_TIMEOUT.
+    Raises ValueError if rank is not below size, or if kvs is not an address. Raises
+    DistBackendError, with the missing ranks, if the ranks do not meet within DEEPSPEED_TIMEOUT.
     """
     global _world, _rank
     if _world:
@@ -89,10 +92,12 @@ def initialize(size: int, rank: int, kvs: Any) -> None:
 
 
 def initialize_sub_comm(size: int, rank: int, kvs: Any, ranks: list[int]) -> None:
-    """Makes the group of these ranks known; collective over them.
+    """Makes the group of these ranks. Collective over them.
 
-    size, rank: of the group, and this process's position in it. kvs: get_sub_kvs_addr() of the
-    group's first rank. ranks: of initialize(), in order.
+    size: the number of ranks in the group. rank: this process's position in it. kvs:
+    get_sub_kvs_addr() of the group's first rank. ranks: ranks of initialize(), in order.
+
+    Raises ValueError if size, rank and ranks contradict each other.
     """
     _check_initialized("initialize_sub_comm")
     key = tuple(ranks)
@@ -100,31 +105,34 @@ def initialize_sub_comm(size: int, rank: int, kvs: Any, ranks: list[int]) -> Non
         return
     if len(key) != size or not 0 <= rank < size or key[rank] != _rank:
         raise ValueError(
-            f"initialize_sub_comm: this is rank {_rank}, which is not number {rank} of the {size} "
-            f"ranks {list(ranks)}"
+            f"initialize_sub_comm: this is rank {_rank}, which is not at position {rank} of the "
+            f"{size} ranks {list(ranks)}"
         )
     name = "ccl " + ",".join(map(str, key))
     _groups[key] = _make_group(name, list(key), rank, kvs)
 
 
 def get_rank(group: Any = 0) -> int:
-    """This rank in the group: a list of ranks; 0 is the world. -1 where it is not in it."""
+    """This rank's position in the group, a list of ranks; -1 if it is not a member.
+
+    group: 0 means all ranks.
+    """
     members = _members("get_rank", group)
     return members.index(_rank) if _rank in members else -1
 
 
 def get_world_size(group: Any = 0) -> int:
-    """Ranks of the group: a list of ranks; 0 is the world."""
+    """The number of ranks of the group, a list of ranks; 0 means all ranks."""
     return len(_members("get_world_size", group))
 
 
 def get_available_coll() -> list[str]:
-    """The collectives of this module."""
+    """The names of this module's collectives."""
     return list(_COLLECTIVES)
 
 
 def broadcast(tensor: Any, src: int, group: list[int], async_op: bool = False) -> Any:
-    """Every rank's tensor becomes that of number `src` of the group."""
+    """Copies the tensor of the group's position `src` to all its ranks."""
     options = dist.BroadcastOptions()
     options.rootRank = src
     options.rootTensor = 0
@@ -132,12 +140,12 @@ def broadcast(tensor: Any, src: int, group: list[int], async_op: bool = False) -
 
 
 def all_reduce(tensor: Any, op: Any, group: list[int], async_op: bool = False) -> Any:
-    """In place: the reduction of the group's tensors, on each of its ranks."""
+    """Reduces the group's tensors in place, with the result on all its ranks."""
     return _group("all_reduce", group).all_reduce(tensor, torch_reduce_op(op), async_op)
 
 
 def inference_all_reduce(tensor: Any, op: Any, async_op: bool = False) -> Any:
-    """The same over all ranks."""
+    """all_reduce() over all ranks."""
     return _group("inference_all_reduce", list(_world)).all_reduce(
         tensor, torch_reduce_op(op), async_op
     )
@@ -146,8 +154,10 @@ def inference_all_reduce(tensor: Any, op: Any, async_op: bool = False) -> Any:
 def all_reduce_caching(
     tensor: Any, op: Any, match_id: str, group: list[int], async_op: bool = False
 ) -> Any:
-    """all_reduce() for a call that is made again and again under one match_id, on all ranks the
-    same; see deepspeed_comm.all_reduce_caching()."""
+    """all_reduce() for a call that is repeated, named by match_id.
+
+    See deepspeed_comm.all_reduce_caching().
+    """
     native = _group("all_reduce_caching", group)
     plan = _plans.find(match_id, tensor, op, native)
     work = native.all_reduce_caching(tensor, torch_reduce_op(op), match_id, async_op)
@@ -156,7 +166,7 @@ def all_reduce_caching(
 
 
 def barrier(group: list[int], async_op: bool = False) -> Any:
-    """Until every rank of the group is here."""
+    """Waits until all ranks of the group have called it."""
     return _finish(_group("barrier", group).barrier(), async_op)
 
 
@@ -182,7 +192,7 @@ def _group(call: str, ranks: list[int]) -> Any:
     found = _groups.get(tuple(ranks))
     if found is None:
         raise ValueError(
-            f"{call}: no group of the ranks {list(ranks)}: initialize_sub_comm() makes one"
+            f"{call}: no group of the ranks {list(ranks)}: call initialize_sub_comm() first"
         )
     return found
 
@@ -196,8 +206,8 @@ def _make_group(name: str, ranks: list[int], rank: int, kvs: Any) -> Any:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit():
         raise ValueError(
-            f"kvs: expected the bytes of rank 0's get_kvs_addr(), got {text!r}; every rank must be "
-            f"given those of the first rank, not its own"
+            f"kvs: expected the bytes of rank 0's get_kvs_addr(), got {text!r}; every rank "
+            f"must pass those of the first rank, not its own"
         )
     store = dist.TCPStore(host, int(port), None, is_master=False, timeout=default_pg_timeout)
     options = dist.distributed_c10d._DistributedBackendOptions()

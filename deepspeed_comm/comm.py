@@ -1,18 +1,21 @@
 """deepspeed.comm's API: collectives, point-to-point, groups, the log, and init_distributed().
 
+Mirrors deepspeed.comm.comm: same names.
+
     import deepspeed_comm as dist  # was: from deepspeed import comm as dist
 
-Every operation is that of torch.distributed, with DeepSpeed's names and defaults, on whatever
-backend init_distributed() was given (dscomm for CPU tensors unless told otherwise). It returns
-None, or a torch Work with async_op=True. `group` is a torch ProcessGroup, None the default one;
-src, dst and peer are global ranks, group_src and group_dst ranks of the group.
+Operations behave like those of torch.distributed, with DeepSpeed's names and defaults, on any
+backend of torch; init_distributed() uses dscomm for CPU tensors by default. They return None, or a
+torch Work with async_op=True. Unless a function says more, tensors have any shape and any dtype of
+the backend, equal on all ranks. `group` is a torch ProcessGroup; None is the default group. src,
+dst and peer are global ranks; group_src and group_dst are ranks of the group.
 
-What takes `prof`, `log_name` and `debug` can be logged: a call is while the log is enabled and
-prof_all is set, or the call's own `prof`, or its name is one of prof_ops. `debug` is the caller to
-show; by default it is looked up.
+Operations with the parameters `prof`, `log_name` and `debug` can be logged. While the log is
+enabled, a call is logged if prof_all is set, if its `prof` is true, or if its log_name is in
+prof_ops. `debug` is the caller's name for the log; by default it is looked up.
 
-All of it raises AssertionError before there is a process group: init_distributed() makes one, and
-one that torch.distributed.init_process_group() has made is taken.
+Operations raise AssertionError without a process group. init_distributed() makes one; a group made
+by torch.distributed.init_process_group() works, too.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from enum import Enum  # noqa: F401 - names that the original's module has
+from enum import Enum  # noqa: F401 - DeepSpeed's module has these names
 from typing import Any, TypeVar
 
 import torch
@@ -71,7 +74,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 default_pg_timeout = timedelta(minutes=int(os.getenv("DEEPSPEED_TIMEOUT", default=10)))
 
-# The backend in use ("current deepspeed backend"), and those of DeepSpeed's own that there are not.
+# The current backend. The others are DeepSpeed's own backends, which this package does not have.
 cdb: Backend | None = None
 nccl_backend = None
 mpi_backend = None
@@ -82,7 +85,7 @@ comms_logger = CommsLogger()
 
 
 class ProcessGroup:
-    """Holds an id and ranks. Kept for programs that name it; nothing uses it."""
+    """An id and ranks. Unused; for programs that import the name."""
 
     def __init__(self, comm_id: Any, ranks: list[int] | None = None) -> None:
         self.ranks = ranks or []
@@ -91,11 +94,11 @@ class ProcessGroup:
 
 
 def _backend() -> TorchBackend:
-    """`cdb`. It is made here if a program has called torch's own init_process_group() alone."""
+    """Returns `cdb`; makes it if the program only called torch's init_process_group()."""
     if (cdb is None or not cdb.is_initialized()) and torch.distributed.is_initialized():
         _take_group_of_torch()
     assert cdb is not None and cdb.is_initialized(), _NOT_INITIALIZED
-    return cdb  # type: ignore[return-value]  # or what a program has set that is like it
+    return cdb  # type: ignore[return-value]  # or a similar object that the program has set
 
 
 @_outside_graphs
@@ -115,11 +118,20 @@ def configure(
     debug: bool | None = None,
     trace_events: int | None = None,
 ) -> None:
-    """Sets up the log: from a configuration first, then from what else is given.
+    """Configures the log; None leaves a value unchanged.
 
-    deepspeed_config is a DeepSpeedConfig (of which the comms_config is taken), or a DeepSpeed
-    configuration as a dictionary. trace_events is how many calls, the latest ones, are kept for
-    save_trace(), some 250 bytes each; 0 keeps none.
+    deepspeed_config: a DeepSpeedConfig, or a DeepSpeed configuration as a dictionary; the other
+        parameters override it.
+    enabled: whether calls are logged at all.
+    prof_all: logs all operations.
+    prof_ops: the names (log_name) of the operations to log without prof_all.
+    verbose: also prints each call on rank 0.
+    debug: adds the name of the calling function to the name of a call.
+    trace_events: the number of latest calls to keep for save_trace(), about 250 bytes each; 0 keeps
+        none.
+
+    Raises TypeError for an unknown key in the configuration or a value of the wrong type, and
+    ValueError for a negative trace_events.
     """
     if isinstance(deepspeed_config, dict):
         comms_logger.configure(DeepSpeedCommsConfig(deepspeed_config))
@@ -139,7 +151,7 @@ def configure(
 
 
 class _LoggedWork:
-    """A Work that cannot call back when it is done: its call is logged when it was waited for."""
+    """A Work without a future: its call is logged when wait() returns."""
 
     def __init__(self, work: Any, log: Callable[[], None]) -> None:
         self._work = work
@@ -157,10 +169,10 @@ class _LoggedWork:
 
 
 def _logged_when_done(works: list[Any], log: Callable[[], None]) -> list[Any]:
-    """The same works; log() is called when the last of them is done, unless one has failed."""
+    """Returns the works, and calls log() when the last one completes, unless one has failed."""
     left = len(works)
     has_failed = False
-    mutex = threading.Lock()  # they may end on several threads
+    mutex = threading.Lock()  # works may complete on several threads
     call = comms_logger.launched(works)
 
     def one_is_done(future: Any = None) -> None:
@@ -180,8 +192,8 @@ def _logged_when_done(works: list[Any], log: Callable[[], None]) -> list[Any]:
         try:
             work.get_future().add_done_callback(one_is_done)
             watched.append(work)
-        except (RuntimeError, AttributeError):  # as torch says that a backend's works have none
-            comms_logger.done(call)  # nothing is logged before it is waited for
+        except (RuntimeError, AttributeError):  # this backend's works have no future
+            comms_logger.done(call)  # settle() must not wait for it
             watched.append(_LoggedWork(work, one_is_done))
     return watched
 
@@ -189,19 +201,19 @@ def _logged_when_done(works: list[Any], log: Callable[[], None]) -> list[Any]:
 def _has_failed(future: Any) -> bool:
     try:
         future.value()
-    except Exception:  # whatever the call has raised; who waits for it is told
+    except Exception:  # wait() raises it in the program
         return True
     return False
 
 
 def timed_op(func: _Function) -> _Function:
-    """A collective that can be logged; while the log is off, one question more than without."""
+    """Decorator: makes an operation loggable. With the log off, it adds one check to a call."""
     signature = inspect.signature(func)
     name = func.__name__
     default_log_name = get_default_args(func).get("log_name", name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():  # what is traced is no call
+        if _is_compiling():  # tracing is not a call
             return func(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -217,10 +229,10 @@ def timed_op(func: _Function) -> _Function:
         size = utils.get_msg_size(given)
         group = _group_of(given)
         group_size = _backend().get_world_size(group)
-        # Now: a group may be gone when its last call is done.
+        # Before the call, because the group may be destroyed when its last call completes.
         group_name = _trace.group_text(group) if group_size > 0 else ""
         device = _gpu_of(given)
-        if device is not None:  # what is under way there is none of this call's time
+        if device is not None:  # exclude work queued on the GPU before this call
             torch.cuda.synchronize(device)
         began_ns = time.perf_counter_ns()
 
@@ -234,13 +246,13 @@ def timed_op(func: _Function) -> _Function:
             comms_logger.append(name, record, took_ms, size, group_size, group_name)
 
         result = func(*args, **kwargs)
-        if group_size < 0:  # not a rank of the group
+        if group_size < 0:  # this rank is not a member
             return result
         if device is None and _is_work(result):
             return _logged_when_done([result], log)[0]
         if device is None and _are_works(result):
             return _logged_when_done(result, log)
-        if device is not None:  # whose works are done when the call has been queued
+        if device is not None:  # the Work of a GPU completes when the call is queued
             torch.cuda.synchronize(device)
         log()
         return result
@@ -249,7 +261,7 @@ def timed_op(func: _Function) -> _Function:
 
 
 def _is_work(result: Any) -> bool:
-    # A tensor may have a wait(), too: an AsyncCollectiveTensor of the functional collectives.
+    # AsyncCollectiveTensor, of the functional collectives, is a tensor with wait().
     return hasattr(result, "wait") and not isinstance(result, torch.Tensor)
 
 
@@ -258,13 +270,13 @@ def _are_works(result: Any) -> bool:
 
 
 def _group_of(given: dict[str, Any]) -> Any:
-    """The group of a call: its own, or that of the messages of a batch."""
+    """The group of a call, or of the first message of a batch."""
     messages = given.get("p2p_op_list")
     return getattr(messages[0], "group", None) if messages else given.get("group")
 
 
 def _gpu_of(given: dict[str, Any]) -> Any:
-    """The GPU that a call's tensors are on, if any."""
+    """The GPU of a call's tensors, or None."""
     for value in given.values():
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         tensor = getattr(first, "tensor", first)  # of a P2POp
@@ -276,7 +288,10 @@ def _gpu_of(given: dict[str, Any]) -> Any:
 def log_summary(
     show_straggler: bool = False, return_dict: bool = False, compact: bool = False
 ) -> dict[str, Any] | None:
-    """Rank 0 prints what was logged there; all ranks return their own with return_dict=True:
+    """Prints the log of rank 0. Collective over all ranks.
+
+    show_straggler: adds the time that calls waited for slower ranks. return_dict: returns the log
+    of this rank; latencies in ms, bandwidths in Gbit/s:
 
         {"summary": {name: {bytes: {count, total_latency_ms, avg_latency_ms, tput_avg_gbps,
                                     busbw_avg_gbps, msg_size_bytes, msg_size_str,
@@ -285,9 +300,7 @@ def log_summary(
                                     total_straggler_ms, avg_comm_lat_ms, avg_straggler_ms, ...}}},
          "metadata": {world_size, rank, timestamp}}
 
-    compact: a table that is 100 characters wide, instead of DeepSpeed's of 180.
-
-    A collective over all ranks.
+    compact: a table of 100 columns instead of DeepSpeed's 180.
     """
     backend = _backend()
     comms_logger.settle()
@@ -299,14 +312,14 @@ def log_summary(
 
 
 def save_log(path: str | os.PathLike[str], format: str | None = None) -> None:
-    """Rank 0 writes what all ranks have logged into one file, as a whole or not at all.
+    """Writes the log of all ranks to one file on rank 0, atomically. Collective over all ranks.
 
-    format: "json" or "csv"; by default the end of the name says it. Both have a row for each rank,
-    operation and message size, with the columns of comms_log.files.COLUMNS; JSON has the rows under
-    "records", beside "world_size", "timestamp" and the ranks' "hosts".
+    path, format: those of rank 0 count. format is "json" or "csv"; by default the suffix of path
+    selects it. The file has a row for each rank, operation and message size, with the columns of
+    comms_log.files.COLUMNS. JSON has the rows in "records", and "world_size", "timestamp" and the
+    ranks' "hosts".
 
-    A collective over all ranks, of whose arguments rank 0's count. Raises RuntimeError on all of
-    them when the file cannot be written.
+    Raises RuntimeError on all ranks if the file cannot be written.
     """
     _backend()
     comms_logger.settle()
@@ -318,13 +331,13 @@ def save_log(path: str | os.PathLike[str], format: str | None = None) -> None:
 
 
 def save_trace(path: str | os.PathLike[str]) -> None:
-    """Rank 0 writes the calls that all ranks have kept, with trace_events, as one Chrome trace.
+    """Writes the calls that all ranks kept (see trace_events) to one Chrome trace on rank 0.
 
-    Each rank is a process of it and each group a thread; times are in us since the first call, by
-    rank 0's clock (comms_log/trace.py says how clocks are compared).
+    Collective over all ranks; the path of rank 0 counts. Each rank is a process of the trace, and
+    each group a thread. Times are in us by rank 0's clock, with the origin of torch.profiler;
+    comms_log/trace.py describes how the clocks are compared.
 
-    A collective over all ranks, of whose paths rank 0's counts. Raises RuntimeError on all of them
-    when the file cannot be written, or no rank keeps calls.
+    Raises RuntimeError on all ranks if the file cannot be written, or if no rank keeps calls.
     """
     _backend()
     comms_logger.settle()
@@ -336,21 +349,22 @@ def save_trace(path: str | os.PathLike[str]) -> None:
 
 
 def reset_log() -> None:
-    """Forgets what was logged, as at the beginning of an epoch."""
+    """Clears the log of this rank."""
     comms_logger.reset_data()
 
 
 def has_comm_data() -> bool:
+    """Whether this rank has logged any call."""
     return comms_logger.has_data()
 
 
 def get_comm_operation_count() -> int:
-    """Calls that were logged on this rank."""
+    """The number of calls logged on this rank."""
     return comms_logger.get_total_operations()
 
 
 def get_logged_comm_ops() -> list[str]:
-    """The names that calls were logged under."""
+    """The names of the operations logged on this rank."""
     return comms_logger.get_operation_names()
 
 
@@ -368,7 +382,7 @@ def broadcast(
     debug: str | None = None,
     group_src: int | None = None,
 ) -> Any:
-    """Every rank's `tensor` becomes that of `src`."""
+    """Copies `tensor` of `src` to all ranks of the group, in place."""
     return _backend().broadcast(tensor, src, group, async_op, group_src)
 
 
@@ -383,7 +397,7 @@ def broadcast_object_list(
     debug: str | None = None,
     group_src: int | None = None,
 ) -> Any:
-    """Every rank's objects become those of `src`; pickled, so from trusted ranks only."""
+    """Copies the objects of `src` to all ranks. Pickled, so all ranks must be trusted."""
     return _backend().broadcast_object_list(object_list, src, group, device, group_src)
 
 
@@ -397,7 +411,7 @@ def all_gather(
     log_name: str = "all_gather",
     debug: str | None = None,
 ) -> Any:
-    """tensor_list[k] becomes the `tensor` of rank k of the group."""
+    """Writes `tensor` of the group's rank k to tensor_list[k], on all ranks."""
     return _backend().all_gather(tensor_list, tensor, group, async_op)
 
 
@@ -410,7 +424,7 @@ def all_gather_object(
     log_name: str = "all_gather_object",
     debug: str | None = None,
 ) -> Any:
-    """object_list[k] becomes the `obj` of rank k of the group."""
+    """Writes `obj` of the group's rank k to object_list[k], on all ranks; pickled."""
     return _backend().all_gather_object(object_list, obj, group)
 
 
@@ -424,7 +438,10 @@ def all_gather_into_tensor(
     log_name: str = "all_gather_into_tensor",
     debug: str | None = None,
 ) -> Any:
-    """output_tensor becomes the tensors of all ranks, one after the other, or stacked."""
+    """Writes the tensors of all ranks to output_tensor.
+
+    output_tensor: the tensors concatenated along dimension 0, or stacked on a new dimension 0.
+    """
     return _backend().all_gather_into_tensor(output_tensor, tensor, group, async_op)
 
 
@@ -435,7 +452,7 @@ def allgather_fn(
     async_op: bool = False,
     debug: str | None = None,
 ) -> Any:
-    """all_gather_into_tensor(), or all_gather() into parts where torch has no such call."""
+    """all_gather_into_tensor(), or all_gather() with a torch that lacks it."""
     if has_all_gather_into_tensor():
         return all_gather_into_tensor(
             output_tensor, input_tensor, group=group, async_op=async_op, debug=debug
@@ -448,7 +465,7 @@ def allgather_fn(
 def all_gather_coalesced(
     output_tensors: list[Any], input_tensors: list[Any], group: Any = None, async_op: bool = False
 ) -> Any:
-    """all_gather_into_tensor() of several tensors at once."""
+    """all_gather_into_tensor() of several tensors in one call; lists of equal length."""
     return _backend().all_gather_coalesced(output_tensors, input_tensors, group, async_op)
 
 
@@ -464,7 +481,7 @@ def reduce(
     debug: str | None = None,
     group_dst: int | None = None,
 ) -> Any:
-    """The `tensor` of `dst` becomes the reduction of all."""
+    """Reduces `tensor` of all ranks with `op`; the result is in `tensor` of `dst`."""
     return _backend().reduce(tensor, dst, op, group, async_op, group_dst)
 
 
@@ -479,7 +496,7 @@ def reduce_scatter(
     log_name: str = "reduce_scatter",
     debug: str | None = None,
 ) -> Any:
-    """`output` becomes the reduction of what all have in input_list for this rank."""
+    """Reduces input_list[k] of all ranks with `op`; the result is in `output` of rank k."""
     return _backend().reduce_scatter(output, input_list, op, group, async_op)
 
 
@@ -494,7 +511,10 @@ def reduce_scatter_tensor(
     log_name: str = "reduce_scatter_tensor",
     debug: str | None = None,
 ) -> Any:
-    """output_tensor becomes this rank's part of the reduction of `tensor`."""
+    """Reduces `tensor` of all ranks with `op`; output_tensor is this rank's part of the result.
+
+    The parts are equal, along dimension 0, in the order of ranks.
+    """
     return _backend().reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
 
 
@@ -507,7 +527,7 @@ def reduce_scatter_fn(
     prof: bool = False,
     debug: str | None = None,
 ) -> Any:
-    """reduce_scatter_tensor(), or reduce_scatter() of parts where torch has no such call."""
+    """reduce_scatter_tensor(), or reduce_scatter() with a torch that lacks it."""
     options = {"op": op, "group": group, "async_op": async_op, "prof": prof, "debug": debug}
     if has_reduce_scatter_tensor():
         return reduce_scatter_tensor(output_tensor, tensor, **options)
@@ -535,7 +555,7 @@ def all_reduce(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> Any:
-    """Every rank's `tensor` becomes the reduction of all."""
+    """Reduces `tensor` of all ranks with `op`, in place, with the result on all ranks."""
     return _backend().all_reduce(tensor, op, group, async_op)
 
 
@@ -549,11 +569,11 @@ def inference_all_reduce(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> Any:
-    """As all_reduce(), the shortest way; returns `tensor`, or a Work with async_op=True.
+    """all_reduce() with the least overhead; returns `tensor`, or a Work with async_op=True.
 
-    torch.compile can trace it, with an `op` of ReduceOp and async_op=False.
+    torch.compile can trace it, if `op` is a ReduceOp and async_op is False.
     """
-    # TorchBackend asks itself whether it is initialised, if the call cannot be made at once.
+    # TorchBackend checks by itself whether it is initialised, if the direct call is not possible.
     backend = cdb if type(cdb) is TorchBackend else _backend()
     return backend.inference_all_reduce(tensor, op, group, async_op)
 
@@ -569,13 +589,14 @@ def all_reduce_caching(
     log_name: str = "all_reduce_caching",
     debug: str | None = None,
 ) -> Any:
-    """As all_reduce(), for a call that is made again and again: what it takes is prepared once.
+    """all_reduce() for a call that is repeated: prepares the call once.
 
-    match_id: a string that names this call of the program, the same on all ranks. Its first call
-        fixes the group, shape, dtype and op; it is free again when the group has been destroyed.
+    match_id: the name of this call, the same on all ranks. The first call with a match_id fixes the
+        group, shape, dtype and op. A match_id can be reused after its group is destroyed.
 
-    Raises ValueError for another group, shape, dtype or op under the same match_id, TypeError for
-    none. Ranks of dscomm that come with different match_ids all raise DistBackendError.
+    Raises ValueError if the group, shape, dtype or op differ from the first call, and TypeError if
+    match_id is empty or not a string. Over dscomm, different match_ids on different ranks raise
+    DistBackendError on all of them.
     """
     backend = cdb if type(cdb) is TorchBackend else _backend()  # as above
     return backend.all_reduce_caching(tensor, op, match_id, group, async_op)
@@ -591,7 +612,7 @@ def all_reduce_coalesced(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> Any:
-    """all_reduce() of several tensors of one dtype at once."""
+    """all_reduce() of several tensors of one dtype in one call."""
     return _backend().all_reduce_coalesced(tensors, op, group, async_op)
 
 
@@ -607,7 +628,11 @@ def all_to_all_single(
     log_name: str = "all_to_all_single",
     debug: str | None = None,
 ) -> Any:
-    """Part k of `tensor` goes to rank k, whose part for this rank comes to part k of `output`."""
+    """Sends part k of `tensor` to rank k, and receives part k of `output` from rank k.
+
+    output_split_sizes, input_split_sizes: the lengths of the parts along dimension 0; equal parts
+    by default.
+    """
     return _backend().all_to_all_single(
         output, tensor, output_split_sizes, input_split_sizes, group, async_op
     )
@@ -623,7 +648,7 @@ def all_to_all(
     log_name: str = "all_to_all",
     debug: str | None = None,
 ) -> Any:
-    """As all_to_all_single(), of lists with a tensor for each rank."""
+    """all_to_all_single() with one tensor for each rank; shapes may differ."""
     return _backend().all_to_all(output_tensor_list, input_tensor_list, group, async_op)
 
 
@@ -639,7 +664,7 @@ def gather(
     debug: str | None = None,
     group_dst: int | None = None,
 ) -> Any:
-    """On `dst`, gather_list[k] becomes the `tensor` of rank k; elsewhere it is None."""
+    """Writes `tensor` of rank k to gather_list[k] of `dst`; gather_list is None on other ranks."""
     return _backend().gather(tensor, gather_list, dst, group, async_op, group_dst)
 
 
@@ -655,7 +680,7 @@ def scatter(
     debug: str | None = None,
     group_src: int | None = None,
 ) -> Any:
-    """The `tensor` of rank k becomes scatter_list[k] of `src`; elsewhere that is None."""
+    """Writes scatter_list[k] of `src` to `tensor` of rank k; it is None on other ranks."""
     return _backend().scatter(tensor, scatter_list, src, group, async_op, group_src)
 
 
@@ -670,7 +695,7 @@ def gather_object(
     debug: str | None = None,
     group_dst: int | None = None,
 ) -> Any:
-    """On `dst`, object_gather_list[k] becomes the `obj` of rank k."""
+    """Writes `obj` of rank k to object_gather_list[k] of `dst`; pickled."""
     return _backend().gather_object(obj, object_gather_list, dst, group, group_dst)
 
 
@@ -685,7 +710,8 @@ def scatter_object_list(
     debug: str | None = None,
     group_src: int | None = None,
 ) -> Any:
-    """scatter_object_output_list[0] becomes this rank's of the objects of `src`."""
+    """Writes object k of scatter_object_input_list of `src` to scatter_object_output_list[0] of
+    rank k."""
     return _backend().scatter_object_list(
         scatter_object_output_list, scatter_object_input_list, src, group, group_src
     )
@@ -700,7 +726,7 @@ def barrier(
     log_name: str = "barrier",
     debug: str | None = None,
 ) -> Any:
-    """Until every rank of the group is here."""
+    """Waits until all ranks of the group have called it."""
     return _backend().barrier(group, async_op, device_ids)
 
 
@@ -713,7 +739,10 @@ def monitored_barrier(
     log_name: str = "monitored_barrier",
     debug: str | None = None,
 ) -> Any:
-    """A barrier that names the ranks which do not come, all of them with wait_all_ranks."""
+    """barrier() that names the missing ranks after `timeout`.
+
+    wait_all_ranks: names all missing ranks, not just the first one.
+    """
     return _backend().monitored_barrier(group, timeout, wait_all_ranks)
 
 
@@ -730,7 +759,7 @@ def send(
     log_name: str = "send",
     debug: str | None = None,
 ) -> Any:
-    """Returns when `tensor` may be used again."""
+    """Sends `tensor` to `dst`; returns when `tensor` may be changed."""
     backend = cdb if type(cdb) is TorchBackend else _backend()  # as in inference_all_reduce()
     return backend.send(tensor, dst, group, tag)
 
@@ -745,7 +774,7 @@ def recv(
     log_name: str = "recv",
     debug: str | None = None,
 ) -> Any:
-    """Returns the global rank that sent; src=None takes any."""
+    """Receives `tensor` from `src` (None: any rank); returns the sender's global rank."""
     backend = cdb if type(cdb) is TorchBackend else _backend()  # as in inference_all_reduce()
     return backend.recv(tensor, src, group, tag)
 
@@ -760,7 +789,7 @@ def isend(
     log_name: str = "isend",
     debug: str | None = None,
 ) -> Any:
-    """Returns a Work at once."""
+    """Starts to send `tensor`, which must not change until the returned Work is done."""
     return _backend().isend(tensor, dst, group, tag)
 
 
@@ -774,12 +803,15 @@ def irecv(
     log_name: str = "irecv",
     debug: str | None = None,
 ) -> Any:
-    """Returns a Work at once."""
+    """Starts to receive `tensor` from `src` (None: any rank); returns a Work."""
     return _backend().irecv(tensor, src, group, tag)
 
 
 class P2POp:
-    """One of batch_isend_irecv()'s: `op` is isend or irecv of this module, `peer` a global rank."""
+    """A message for batch_isend_irecv().
+
+    op: isend or irecv of this module. peer: a global rank.
+    """
 
     def __init__(
         self, op: Callable[..., Any], tensor: Any, peer: int, group: Any = None, tag: int = 0
@@ -799,7 +831,7 @@ def batch_isend_irecv(
     log_name: str = "batch_isend_irecv",
     debug: str | None = None,
 ) -> list[Any]:
-    """Starts all of them; returns a Work for each."""
+    """Starts all messages; returns a Work for each."""
     return _backend().batch_isend_irecv(p2p_op_list)
 
 
@@ -815,21 +847,22 @@ def empty(
     pin_memory: bool = False,
     group: Any = None,
 ) -> torch.Tensor:
-    """An uninitialized CPU tensor whose memory the other ranks of its host can read.
+    """An uninitialized CPU tensor in memory that the other ranks of this host can read.
 
-    Over dscomm, large collectives of such a tensor, or of any part of it, go without copies to and
-    from staging; results are the same. It may outlive the group, and serves every group of dscomm.
-    In a forked child it is no snapshot: what the parent writes later may show there.
-    It is an ordinary tensor, as torch.empty() makes it, where the group has another backend, where
-    there is no room (DSCOMM_POOL_BYTES), for another device, and with pin_memory=True, because what
-    CUDA pins cannot be shared; is_pooled() tells.
+    Over dscomm, large collectives on such a tensor, or on any part of it, skip the copies to and
+    from staging memory; results are the same. The tensor may outlive the group, and works with all
+    groups of dscomm. A forked child shares the memory, and may see later writes of the parent.
 
-    size: whole numbers or one sequence of them, as of torch.empty().
-    dtype: torch's default dtype unless another one is given.
-    device: the CPU unless another one is given, whatever torch's default device is.
-    requires_grad, pin_memory: as of torch.empty().
+    Returns an ordinary tensor of torch.empty() if the group has another backend, if the pool is
+    full (DSCOMM_POOL_BYTES), on another device, and with pin_memory=True, because CUDA cannot pin
+    shared memory. is_pooled() tells which one it is.
 
-    Raises AssertionError before there is a process group of torch.
+    size: integers, or one sequence of them, like torch.empty().
+    dtype: torch's default dtype by default.
+    device: the CPU by default, regardless of torch's default device.
+    requires_grad, pin_memory: like torch.empty().
+
+    Raises AssertionError without a process group, and TypeError if size is not whole numbers.
     """
     assert torch.distributed.is_initialized(), (
         "empty() asks the backend of a process group: call init_distributed() first"
@@ -854,11 +887,11 @@ def empty_like(
     pin_memory: bool = False,
     group: Any = None,
 ) -> torch.Tensor:
-    """empty() of the shape, dtype and device of `tensor`, with the strides of torch.empty_like().
+    """empty() with the shape, dtype and device of `tensor`, and the strides of torch.empty_like().
 
-    Keywords change what they name.
+    Keywords override the properties of `tensor`.
 
-    Raises what empty() raises, and TypeError where `tensor` is not strided.
+    Raises the errors of empty(), and TypeError if `tensor` is not strided.
     """
     if tensor.layout != torch.strided:
         raise TypeError(f"tensor: expected a strided one, got one of {tensor.layout}")
@@ -875,13 +908,13 @@ def empty_like(
 
 
 def is_pooled(tensor: torch.Tensor) -> bool:
-    """Whether the other ranks of the host can read `tensor` where it is, as those of empty()."""
+    """Whether `tensor` is in memory of empty(), which other ranks of the host can read."""
     native = loaded_extension()
     return native is not None and bool(native.is_in_pool(tensor))
 
 
 def _shape(size: tuple[Any, ...]) -> torch.Size:
-    """Whole numbers of any kind, such as NumPy's, or one sequence of them."""
+    """The shape from integers of any type, such as NumPy's, or from one sequence of them."""
     try:
         if len(size) == 1 and not _is_whole(size[0]):
             size = tuple(size[0])
@@ -904,24 +937,26 @@ def _is_whole(number: Any) -> bool:
 
 
 def is_available() -> bool:
+    """Always true."""
     return True
 
 
 def is_initialized() -> bool:
-    """Whether init_distributed() was called, or an operation of this package has taken the group of
-    torch's own init_process_group()."""
+    """Whether init_distributed() was called, or an operation of this package has used the group of
+    torch's init_process_group()."""
     return cdb is not None and cdb.is_initialized()
 
 
 def new_group(ranks: list[int] | None = None, **options: Any) -> Any:
-    """A group of these global ranks; all ranks call it. `options` are torch's: timeout, backend,
-    group_desc ..."""
+    """Makes a group of these global ranks (None: all). Collective over all ranks.
+
+    options: keywords of torch.distributed.new_group(): timeout, backend, group_desc ...
+    """
     return _backend().new_group(ranks, **options)
 
 
 def destroy_process_group(group: Any = None) -> Any:
-    """Of all groups when none is named. What DeepSpeed, where it is loaded, keeps of them is
-    released, as its own function does."""
+    """Destroys the group (None: all groups), and DeepSpeed's references to it, if it is loaded."""
     if cdb is None and not torch.distributed.is_initialized():
         return None
     is_whole_world = group is None or group is get_world_group()
@@ -934,6 +969,7 @@ def destroy_process_group(group: Any = None) -> Any:
 
 
 def get_world_group() -> Any:
+    """The default group."""
     return _backend().get_world_group()
 
 
@@ -943,23 +979,23 @@ def get_backend(group: Any = None) -> str:
 
 
 def get_world_size(group: Any = None) -> int:
-    """Ranks of the group; -1 where this is none of them."""
+    """The number of ranks of the group; -1 if this rank is not a member."""
     return _backend().get_world_size(group)
 
 
 def get_rank(group: Any = None) -> int:
-    """This rank's number in the group; -1 where it is not in it."""
+    """This rank's position in the group; -1 if it is not a member."""
     return _backend().get_rank(group)
 
 
 def get_local_rank() -> int:
-    """This rank's number on its host, as the launcher says."""
+    """This rank's position on its host, from the launcher."""
     _backend()
     return get_local_rank_from_launcher()
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
-    """The number in the world of a rank of the group. Raises ValueError for none of its ranks."""
+    """The global rank of a rank of the group. Raises ValueError if the group has no such rank."""
     ranks = get_all_ranks_from_group(group)
     if not 0 <= group_rank < len(ranks):
         raise ValueError(f"group_rank: the group has {len(ranks)} ranks, got {group_rank}")
@@ -967,22 +1003,22 @@ def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
 
 
 def get_process_group_ranks(group: Any = None) -> list[int]:
-    """The global ranks of the group, in its order; of all ranks when none is named."""
+    """The global ranks of the group, in its order; group=None is the default group."""
     return _backend().get_process_group_ranks(group)
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
-    """The same under DeepSpeed's name."""
+    """get_process_group_ranks() with DeepSpeed's name."""
     return get_process_group_ranks(group)
 
 
 def initialize_mesh_device(mesh_shape: Any, mesh_dim_names: Any) -> Any:
-    """torch's DeviceMesh over all ranks."""
+    """Makes torch's DeviceMesh over all ranks."""
     return _backend().init_device_mesh(mesh_shape, mesh_dim_names)
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
-    """torch's symmetric memory. Raises RuntimeError where torch or the device has none."""
+    """Enables torch's symmetric memory. Raises RuntimeError if torch or the device has none."""
     _backend().enable_symm_mem_for_group(group_name)
 
 
@@ -1003,11 +1039,11 @@ def has_coalescing_manager() -> bool:
     return _backend().has_coalescing_manager
 
 
-# Their names in torch 2.13.
+# Names of torch 2.13.
 all_gather_single = all_gather_into_tensor
 reduce_scatter_single = reduce_scatter_tensor
 
-# Their names in older versions of deepspeed.comm.
+# Names of older versions of deepspeed.comm.
 all_gather_base = all_gather_into_tensor
 reduce_scatter_base = reduce_scatter_tensor
 has_allgather_base = has_all_gather_into_tensor
@@ -1020,12 +1056,12 @@ has_reduce_scatter_base = has_reduce_scatter_tensor
 def init_deepspeed_backend(
     ds_backend: str, timeout: timedelta | None = None, init_method: str | None = None
 ) -> None:
-    """Where DeepSpeed makes backends of its own. Here torch has them all."""
+    """Does nothing; torch makes all backends. In DeepSpeed, it makes DeepSpeed's own ones."""
     logger.debug("%s is a backend of torch.distributed", ds_backend)
 
 
 def set_backend(backend: Backend | None = None) -> None:
-    """Makes it the one in use, where one is given."""
+    """Sets `cdb`; None leaves it unchanged."""
     global cdb
     if backend is not None:
         cdb = backend
@@ -1034,8 +1070,8 @@ def set_backend(backend: Backend | None = None) -> None:
 def mpi_discovery(
     distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True
 ) -> None:
-    """Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where they are missing, from
-    what mpirun or Slurm says. Raises RuntimeError where that is not enough."""
+    """Sets missing variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) from those of
+    mpirun or Slurm. Raises RuntimeError if these are not enough."""
     environment.mpi_discovery(distributed_port, verbose)
     if is_initialized():
         for name, known in (("RANK", get_rank()), ("WORLD_SIZE", get_world_size())):
@@ -1054,19 +1090,20 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Makes the default process group, unless there is one, and sets `cdb`.
+    """Makes the default process group, unless it exists, and sets `cdb`.
 
-    dist_backend: any of torch's backends; by default dscomm for CPU tensors (and NCCL for a GPU's).
-    auto_mpi_discovery: variables that are missing are found as environment.py says; without a
-        launcher the program is a world of one rank.
-    distributed_port: MASTER_PORT where nothing says another one.
-    timeout: of every call; DEEPSPEED_TIMEOUT (minutes, 10) is the default.
-    init_method, rank, world_size: torch's.
-    dist_init_required: False for a program that has initialised before.
+    dist_backend: any of torch's backends; by default dscomm for CPU tensors, and NCCL for CUDA's.
+    auto_mpi_discovery: sets missing environment variables from the launcher (see environment.py);
+        without a launcher, the program is a world of one rank.
+    verbose: logs the backend and the discovered ranks.
+    distributed_port: the default of MASTER_PORT.
+    timeout: of every call; the default is DEEPSPEED_TIMEOUT, in minutes, or 10 minutes.
+    init_method, rank, world_size: like torch.distributed.init_process_group().
+    dist_init_required: False asserts that a process group exists.
     config: a DeepSpeed configuration, for the log.
 
-    Raises RuntimeError that names what is missing in the environment, AssertionError when
-    dist_init_required is False and nothing is initialised.
+    Raises RuntimeError with the missing environment variables, AssertionError if dist_init_required
+    is False without a process group, and TypeError if timeout is not a timedelta.
     """
     global cdb
     configure(deepspeed_config=config)
@@ -1074,7 +1111,7 @@ def init_distributed(
         if get_rank() == 0:
             logger.info("Distributed backend already initialized")
         return
-    # torch's process group may have been made without us, or anew.
+    # The program may have made, or made again, torch's process group.
     if torch.distributed.is_initialized():
         cdb = TorchBackend(dist_backend, timeout, init_method)
         return

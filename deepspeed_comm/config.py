@@ -1,4 +1,7 @@
-"""The configuration manager: the part "comms_logger" of a DeepSpeed configuration."""
+"""Parses the part "comms_logger" of a DeepSpeed configuration.
+
+Mirrors deepspeed.comm.config: same names.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ _TRUE = {"1", "on", "t", "true", "y", "yes"}
 _FALSE = {"0", "off", "f", "false", "n", "no"}
 
 
-# A value is taken where pydantic, by which DeepSpeed reads its configuration, takes it. Each raises
-# ValueError for one that it does not take.
+# These accept the values that pydantic accepts, with which DeepSpeed reads its configuration. They
+# raise ValueError for others.
 
 
 def _to_bool(value: Any) -> bool:
@@ -26,7 +29,7 @@ def _to_bool(value: Any) -> bool:
 
 
 def _to_int(value: Any) -> int:
-    if isinstance(value, bool):  # an int to Python, and to pydantic, but hardly meant as one
+    if isinstance(value, bool):  # an int in Python, but not meant as a number
         raise ValueError
     if isinstance(value, int):
         return value
@@ -41,7 +44,7 @@ def _to_list(value: Any) -> list[Any]:
     raise ValueError
 
 
-# Of the keys that are no switches: the type, and how a value becomes one.
+# The keys that are not bool: the name of their type, and its converter.
 _TYPES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     constants.COMMS_LOGGER_PROF_OPS: ("list", _to_list),
     constants.COMMS_LOGGER_TRACE_EVENTS: ("int", _to_int),
@@ -50,11 +53,10 @@ _TYPES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 @dataclasses.dataclass
 class CommsLoggerConfig:
-    """What the communication log shall do; see constants.COMMS_LOGGER_FORMAT.
+    """The configuration of the communication log; constants.COMMS_LOGGER_FORMAT is an example.
 
-    Values of another type are converted as DeepSpeed converts them: 1, "true" and "on" are True.
-    Raises TypeError for a key that it does not know or a value that cannot be converted, and
-    ValueError for a negative number.
+    Values are converted like DeepSpeed's: 1, "true" and "on" are True. Raises TypeError for a value
+    that cannot be converted, and ValueError for a negative trace_events.
     """
 
     enabled: bool = constants.COMMS_LOGGER_ENABLED_DEFAULT
@@ -62,7 +64,7 @@ class CommsLoggerConfig:
     prof_ops: list[str] = dataclasses.field(default_factory=list)
     verbose: bool = constants.COMMS_LOGGER_VERBOSE_DEFAULT
     debug: bool = constants.COMMS_LOGGER_DEBUG_DEFAULT
-    # Ours: how many calls are kept for a trace, the latest ones; 0: none.
+    # Not in DeepSpeed: the number of latest calls to keep for a trace; 0 keeps none.
     trace_events: int = constants.COMMS_LOGGER_TRACE_EVENTS_DEFAULT
 
     def __post_init__(self) -> None:
@@ -82,24 +84,25 @@ class CommsLoggerConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> CommsLoggerConfig:
-        """From the part of a configuration that has the key "comms_logger"."""
+        """Reads the value of the key "comms_logger". Raises TypeError for an unknown key."""
         known = [field.name for field in dataclasses.fields(cls)]
         if unknown := sorted(set(given) - set(known)):
             raise TypeError(
-                f"comms_logger: {', '.join(unknown)}: no such key; there are {', '.join(known)}"
+                f"comms_logger: {', '.join(unknown)}: unknown key; expected {', '.join(known)}"
             )
         return cls(**given)
 
 
 class DeepSpeedCommsConfig:
-    """Of a whole DeepSpeed configuration, a dictionary, what concerns communication."""
+    """The communication part of a DeepSpeed configuration, given as a dictionary."""
 
     def __init__(self, ds_config: Mapping[str, Any]) -> None:
         self.comms_logger_enabled = False
-        self.comms_logger: CommsLoggerConfig | None = None  # where the configuration has none
+        self.comms_logger: CommsLoggerConfig | None = None  # None if not configured
         given = ds_config.get(constants.COMMS_LOGGER)
         if given is None:
             return
-        # The key alone says yes, as in deepspeed.comm; "enabled": false says no, unlike there.
+        # The key enables the log, as in DeepSpeed; "enabled": false disables it, unlike in
+        # DeepSpeed.
         self.comms_logger = CommsLoggerConfig.parse({"enabled": True, **given})
         self.comms_logger_enabled = self.comms_logger.enabled

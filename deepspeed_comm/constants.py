@@ -1,4 +1,7 @@
-"""The constants of deepspeed.comm: names of backends, defaults of Azure ML, keys of the log."""
+"""Names of backends, defaults for Azure ML, keys and defaults of the log's configuration.
+
+Mirrors deepspeed.comm.constants: same names.
+"""
 
 NCCL_BACKEND = "nccl"
 CCL_BACKEND = "ccl"
@@ -6,7 +9,7 @@ MPI_BACKEND = "mpi"
 GLOO_BACKEND = "gloo"
 SCCL_BACKEND = "sccl"
 HCCL_BACKEND = "hccl"
-DSCOMM_BACKEND = "dscomm"  # ours: not in deepspeed.comm
+DSCOMM_BACKEND = "dscomm"  # not in deepspeed.comm
 
 DEFAULT_AML_MASTER_PORT = "54965"
 DEFAULT_AML_NCCL_SOCKET_IFNAME = "^docker0,lo"
@@ -34,6 +37,6 @@ COMMS_LOGGER_DEBUG = "debug"
 COMMS_LOGGER_DEBUG_DEFAULT = False
 COMMS_LOGGER_PROF_OPS = "prof_ops"
 COMMS_LOGGER_PROF_OPS_DEFAULT: list[str] = []
-# Ours: not in deepspeed.comm.
+# Not in deepspeed.comm.
 COMMS_LOGGER_TRACE_EVENTS = "trace_events"
 COMMS_LOGGER_TRACE_EVENTS_DEFAULT = 0

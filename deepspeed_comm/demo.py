@@ -1,11 +1,10 @@
-"""The demo: trains on handwritten digits over dscomm, then times it beside gloo.
+"""The demo: trains on handwritten digits over dscomm, then compares it with gloo.
 
     torchrun --nproc-per-node=2 -m deepspeed_comm.demo [options]
 
-DistributedDataParallel trains a small network on the digits that come with scikit-learn, over the
-backend named by --backend. Every batch is divided among the ranks, so the losses hardly depend on
-how many there are. Then every size of all-reduce is timed on dscomm and on gloo in turn, in this
-one run, and each result is checked.
+DistributedDataParallel trains a small network on scikit-learn's digits, over the backend of
+--backend. Batches are divided among the ranks, so the losses hardly depend on the number of ranks.
+Then all-reduces of several sizes are timed on dscomm and gloo, interleaved, and checked.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm._timing import all_reduce_times
 
 BACKENDS = ("dscomm", "gloo")
-BATCH = 64  # of all ranks together
-HELD_OUT = 360  # of the 1797 digits
-# Of the flight record, unless the environment says otherwise; more than the demo makes.
+BATCH = 64  # digits, of all ranks together
+HELD_OUT = 360  # of the 1797 digits, for the accuracy
+# The length of the flight record, more calls than the demo makes, unless the user sets it.
 RECORDER_ENTRIES = 100_000
 
 
@@ -40,7 +39,7 @@ def main() -> None:
     options = parse_options()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         sys.exit(
-            "The demo trains with several processes, and torchrun starts them:\n"
+            "The demo needs several processes; start it with torchrun:\n"
             "  torchrun --nproc-per-node=2 -m deepspeed_comm.demo"
         )
     os.environ.setdefault("DSCOMM_RECORDER_ENTRIES", str(RECORDER_ENTRIES))
@@ -60,9 +59,11 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="torchrun --nproc-per-node=2 -m deepspeed_comm.demo",
-        description="Train on handwritten digits over dscomm, then time all-reduces beside gloo.",
+        description="Train on handwritten digits over dscomm, then compare all-reduces with gloo.",
     )
-    parser.add_argument("--backend", choices=BACKENDS, default="dscomm", help="what trains")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="dscomm", help="the backend of the training"
+    )
     parser.add_argument("--epochs", type=positive, default=12)
     parser.add_argument(
         "--sizes",
@@ -70,10 +71,10 @@ def parse_options() -> argparse.Namespace:
         nargs="+",
         default=[8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20],
         metavar="BYTES",
-        help="of the all-reduces, such as 8 64K 16M",
+        help="sizes of the all-reduces, such as 8 64K 16M",
     )
     parser.add_argument(
-        "--rounds", type=positive, default=15, help="samples of each time; the median is shown"
+        "--rounds", type=positive, default=15, help="samples of each time; prints their median"
     )
     return parser.parse_args()
 
@@ -86,7 +87,7 @@ def positive(text: str) -> int:
 
 
 def byte_size(text: str) -> int:
-    """8, 64K or 16M as bytes; the elements are float32."""
+    """Parses bytes such as 8, 64K or 16M; a multiple of 4, for float32."""
     found = re.fullmatch(r"(\d+)([KMG]?)i?B?", text, re.IGNORECASE)
     size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()] if found else 0
     if size < 4 or size % 4:
@@ -100,7 +101,7 @@ def say(text: str = "") -> None:
 
 
 def introduce() -> None:
-    """One line for each rank: where it runs, and what carries its group."""
+    """Prints the host, the CPUs and the transport of each rank."""
     say(f"{dist.get_world_size()} ranks, torch {torch.__version__}, {processor_name()}")
     lines: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(lines, f"pid {os.getpid()} on {describe_place()}: {describe_group()}")
@@ -109,7 +110,7 @@ def introduce() -> None:
 
 
 def backend_object() -> Any:
-    """What carries the CPU tensors of the default group; with torch 1.13 that is the group."""
+    """The default group's backend for CPU tensors; with torch 1.13 that is the group."""
     group: Any = dist.distributed_c10d._get_default_group()
     if hasattr(group, "_get_backend"):
         group = group._get_backend(torch.device("cpu"))
@@ -126,7 +127,7 @@ def describe_group() -> str:
 
 
 def load_digits(generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """Images and labels to train on, then images and labels held out; the same on every rank."""
+    """Images and labels to train on, then held-out images and labels; equal on all ranks."""
     try:
         import sklearn.datasets
     except ImportError as error:
@@ -183,7 +184,7 @@ def train(options: argparse.Namespace) -> None:
             seconds = time.perf_counter() - began
             tell(f"  epoch {epoch:2d}  loss {loss_mean:.4f}  {seconds:.2f} s")
 
-    # Every rank answers for its share of what was held out.
+    # Each rank evaluates its share of the held-out digits.
     with torch.no_grad():
         answers = network(x_held_out[rank::world]).argmax(1)
     right = (answers == y_held_out[rank::world]).sum()
@@ -193,12 +194,12 @@ def train(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def progress(steps: int) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
-    """(call after each step, print a line): with a bar on rank 0 where it writes to a terminal."""
+    """Yields (call after each step, print a line); shows a bar on rank 0 on a terminal."""
     with_bar = dist.get_rank() == 0 and sys.stdout.isatty()
     if with_bar:
         try:
             from rich.progress import Progress
-        except ImportError:  # a bar is not worth a failure
+        except ImportError:  # the bar is optional
             with_bar = False
     if not with_bar:
         yield (lambda: None), say
@@ -210,12 +211,10 @@ def progress(steps: int) -> Iterator[tuple[Callable[[], None], Callable[[str], N
 
 
 def report_communication() -> None:
-    """What the training communicated, from the group's own record of its calls."""
+    """Prints the training's communication, from the group's flight record."""
     carrier = backend_object()
     if not hasattr(carrier, "flight_record"):
-        say(
-            f"\nwhat was communicated is not known: {dist.get_backend()} keeps no record of it here"
-        )
+        say(f"\nno summary of the communication: {dist.get_backend()} has no flight record here")
         return
     calls = json.loads(carrier.flight_record())
     totals: dict[str, list[float]] = {}
@@ -237,7 +236,7 @@ def element_bytes(dtype: str) -> int:
 
 
 def compare(sizes: list[int], rounds: int) -> None:
-    """All-reduce times of both backends, in samples that take turns; the slowest rank counts."""
+    """Times all-reduces of both backends, interleaved; the slowest rank counts."""
     carried_by = dist.get_backend()
     contenders = {}
     for name in BACKENDS:

@@ -1,14 +1,14 @@
-"""Shows what the flight records of a job say, by torch's own analyser.
+"""Analyses the flight records of a job with torch's analyser.
 
     dscomm records FOLDER [options of the analyser]
 
-FOLDER holds the files that ranks wrote with DSCOMM_FLIGHT_RECORD_DIR, one for each rank, those of
-several hosts in one folder. It prints the reason that each rank gave, then what torch's analyser
-(torch.distributed.flight_recorder, torch 2.13) finds when it compares their collectives. `-j`
-prints the calls side by side (with the package tabulate); `--allow-incomplete-ranks` goes on where
-ranks have written nothing; `-h` lists the rest.
+FOLDER has the files written with DSCOMM_FLIGHT_RECORD_DIR, one for each rank of all hosts. The
+output is each rank's reason for writing, then the report of torch's analyser
+(torch.distributed.flight_recorder, torch 2.13), which compares the ranks' collectives. `-j` prints
+the calls side by side (needs the package tabulate). `--allow-incomplete-ranks` accepts missing
+ranks. `-h` lists the other options.
 
-The analyser reads pickles; the files are JSON, which runs no code when it is read.
+The files are JSON, because loading a pickle can run code; the analyser gets pickles made from them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ _PREFIX = "rank_"
 
 
 def read_folder(folder: str | Path) -> dict[int, dict[str, Any]]:
-    """The records by rank. Raises OSError, or ValueError for a file that is none."""
+    """Reads the records, by rank. Raises OSError, or ValueError for a file that is not a record."""
     found = {}
     for path in sorted(Path(folder).iterdir()):
         if match := _FILE.fullmatch(path.name):
             record = json.loads(path.read_text())
             if not {"version", "pg_config", "entries"} <= set(record):
-                raise ValueError(f"{path} is no flight record")
+                raise ValueError(f"{path} is not a flight record")
             found[int(match.group(1))] = record
     return found
 
 
 def align(records: dict[int, dict[str, Any]]) -> None:
-    """Leaves out of each group what not all ranks still have: a rank keeps the last calls of each
-    of its groups. The analyser does so by the number of the record, over all groups at once."""
+    """Keeps the calls of each group that all ranks still have: a rank keeps its latest calls only.
+
+    The analyser would compare record numbers, which count the calls of all groups together.
+    """
     first: dict[str, int] = {}
     for record in records.values():
         own: dict[str, int] = {}
@@ -61,7 +63,7 @@ def align(records: dict[int, dict[str, Any]]) -> None:
 
 
 def reasons(records: dict[int, dict[str, Any]]) -> list[str]:
-    """Why each rank wrote, in the order in which they did."""
+    """The reason of each rank for writing, in the order of time."""
     by_time = sorted(records.items(), key=lambda item: item[1]["dscomm"]["written_ns"])
     return [f"rank {rank}: {record['dscomm']['reason']}" for rank, record in by_time]
 
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in reasons(records):
         print(line, flush=True)
     if {"-j", "--just_print_entries"} & set(options) and find_spec("tabulate") is None:
-        print("the analyser prints no table without the package tabulate: pip install tabulate")
+        print("the analyser needs the package tabulate for -j: pip install tabulate")
         return 1
     align(records)
     with tempfile.TemporaryDirectory() as pickles:
@@ -99,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (Path(pickles) / f"{_PREFIX}{rank}").write_bytes(pickle.dumps(record))
         try:
             fr_trace.main([pickles, "--prefix", _PREFIX, *options])
-        except AssertionError as error:  # as it says that ranks are missing
+        except AssertionError as error:  # ranks are missing
             print(error, file=sys.stderr)
             return 1
     return 0

@@ -1,4 +1,7 @@
-"""A question about groups that DeepSpeed's layers ask."""
+"""A helper of DeepSpeed's layers.
+
+Mirrors deepspeed.comm.pg_utils: same names.
+"""
 
 from __future__ import annotations
 
@@ -8,5 +11,5 @@ from deepspeed_comm import comm
 
 
 def is_parallel(group: Any) -> bool:
-    """Whether it is a group, and of more than one rank."""
+    """Whether `group` is a group of more than one rank."""
     return group is not None and comm.get_world_size(group) > 1

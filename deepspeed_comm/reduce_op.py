@@ -1,4 +1,7 @@
-"""Reduction operations: deepspeed.comm's ReduceOp, and what torch calls them."""
+"""Reduction operators, and their conversion to torch's.
+
+Mirrors deepspeed.comm.reduce_op: same names.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ from deepspeed_comm._plugin import loaded_extension
 
 
 class ReduceOp(enum.Enum):
-    """Not torch's, which is accepted wherever this is. Which dtypes an operation has depends on the
-    backend; AVG of integers, for one, has no meaning."""
+    """Operators of reductions. torch's ReduceOp is accepted wherever this is.
 
-    torch_op: Any  # what torch calls it; UNUSED has none
+    Which dtypes an operator takes depends on the backend; AVG of integers is undefined.
+    """
+
+    torch_op: Any  # torch's operator; missing for UNUSED
 
     SUM = 0
     PRODUCT = 1
@@ -32,15 +37,17 @@ for _op in ReduceOp:
         _op.torch_op = getattr(torch.distributed.ReduceOp, _op.name)
 
 
-# Operations of other packages' enums: by the id of the member, the member, which keeps the id its
-# own, and torch's operation. Bounded, as a program may make enums without end.
+# Members of other packages' enums: (the member, torch's operator) by the member's id. Holding the
+# member keeps its id valid. Bounded for programs that make ever new enums.
 MOST_FOREIGN_OPS = 64
 foreign_ops: dict[int, tuple[Any, Any]] = {}
 
 
 def torch_reduce_op(op: Any) -> Any:
-    """torch's operation for one of ours, or for the member of the same name of another enum called
-    ReduceOp, as deepspeed.comm's is; torch's own are returned as they are.
+    """Converts an operator to torch's.
+
+    op: a member of this ReduceOp or of another enum called ReduceOp, such as deepspeed.comm's, or
+    one of torch's operators.
 
     Raises TypeError for anything else, and for UNUSED.
     """
@@ -66,7 +73,8 @@ def _remember_foreign(op: Any, torch_op: Any) -> None:
     if len(foreign_ops) >= MOST_FOREIGN_OPS:
         return
     foreign_ops[id(op)] = (op, torch_op)
-    # Before the extension is loaded there is no direct call to tell; see _direct.py.
+    # Before that, direct calls are not possible; _direct.py passes all operators when they become
+    # so.
     native = loaded_extension()
     if native is not None:
         native.remember_op(op, torch_op)

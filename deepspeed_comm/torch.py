@@ -1,8 +1,10 @@
-"""Every operation of the API on torch.distributed, whatever its backend.
+"""The operations of the API on torch.distributed, with any of its backends.
 
-Operations return what torch.distributed returns: None, or a Work with async_op=True; None as well
-on ranks outside the group. `group` is a torch ProcessGroup, None the default one; src, dst and peer
-are global ranks, group_src and group_dst are ranks of the group.
+Mirrors deepspeed.comm.torch: same names.
+
+Operations return None, or a torch Work with async_op=True; on ranks outside the group they return
+None. `group` is a torch ProcessGroup; None is the default group. src, dst and peer are global
+ranks; group_src and group_dst are ranks of the group.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import Backend, select_backend
 from deepspeed_comm.reduce_op import ReduceOp, torch_reduce_op
 
-# What is switched off returns a Noop instead of communicating: to see what a job would gain.
+# Operations that return a Noop instead of communicating, to measure a job without their time.
 _switched_off: set[str] = set()
 
 
@@ -50,13 +52,13 @@ def reduce_comm_off(flag: bool = False) -> None:
 
 
 def backward_comm_off(flag: bool = False) -> None:
-    """What a backward pass calls: all-gather and reduce-scatter."""
+    """Switches off all-gather and reduce-scatter, the operations of a backward pass."""
     all_gather_comm_off(flag)
     reduce_scatter_comm_off(flag)
 
 
 class Noop:
-    """The Work of what is switched off."""
+    """The Work of an operation that is switched off."""
 
     def wait(self) -> None:
         return None
@@ -70,50 +72,51 @@ def _is_off(operation: str) -> bool:
     return True
 
 
-def _tell_of_fallback(missing: str, instead: str) -> None:
-    """Once, on rank 0."""
+def _warn_of_fallback(missing: str, instead: str) -> None:
+    """Warns once, on rank 0."""
     if dist.get_rank() == 0:
         warn_once(f"{missing}; {instead}")
 
 
 def has_all_reduce_coalesced() -> bool:
-    """Whether torch has it; every backend for CPU tensors does."""
+    """Whether torch has all_reduce_coalesced(); all backends for CPU tensors support it."""
     return hasattr(dist, "all_reduce_coalesced")
 
 
 @outside_graphs
 def has_coalescing_manager(group: Any = None, device: Any = "cpu") -> bool:
-    """Whether torch has it and the group's backend for that device can do it, as gloo cannot."""
+    """Whether torch has a coalescing manager, and the group's backend for `device` supports it."""
     if not hasattr(dist.distributed_c10d, "_coalescing_manager"):
         return False
     if not dist.is_initialized():
         return True
-    # Torch 1.13 has a manager of another kind, and groups that are their own backend.
+    # torch 1.13 has another kind of manager, and its groups are their own backends.
     find_backend = getattr(group or dist.group.WORLD, "_get_backend", None)
     if find_backend is None:
         return False
     try:
         backend = find_backend(torch.device(device))
-    except RuntimeError:  # the group has none for it
+    except RuntimeError:  # the group has no backend for the device
         return False
-    # dscomm can, but says no there: torch would make one Work of a batch of messages.
+    # dscomm supports it, but reports false, because torch would make one Work of a batch of
+    # messages.
     is_ours = backend.name() == constants.DSCOMM_BACKEND
     return is_ours or bool(getattr(backend, "supports_coalescing", False))
 
 
 def _device_type() -> str:
-    """Of tensors that the default group is for, a GPU's first."""
+    """The device type of the default group's tensors; a GPU's, if it has several."""
     devices = getattr(dist.group.WORLD, "_device_types", [torch.device("cpu")])
     return next((device.type for device in devices if device.type != "cpu"), "cpu")
 
 
-# What torch knows of its groups; torch 1.13, which has no split_group, keeps it elsewhere.
+# torch's tables of groups. torch 1.13 has no _world, and no split_group() either.
 _torch_world: Any = getattr(dist.distributed_c10d, "_world", None)
 
 
 def is_unlisted(group: Any) -> bool:
-    """Whether torch keeps no list of the group's ranks, as of those that group.split_group() and
-    group.merge_remote_group() make: its functions raise where they need that list."""
+    """Whether torch has no list of the group's ranks, as for groups of group.split_group() and
+    group.merge_remote_group(). torch's functions that need the list raise."""
     return (
         _torch_world is not None
         and isinstance(group, dist.ProcessGroup)
@@ -131,17 +134,19 @@ def _ranks_of_unlisted(group: Any) -> list[int]:
         if len(ranks) == group.size():
             return ranks
     raise ValueError(
-        f"the global ranks of group '{group.group_name}' are not known: torch has no list of them, "
-        f"and neither has its backend; use ranks of the group (group_src, group_dst)"
+        f"the global ranks of group '{group.group_name}' are unknown to torch and to its backend; "
+        f"use ranks of the group (group_src, group_dst)"
     )
 
 
 def _peer(
     name: str, rank: int | None, group_rank: int | None, group: Any, default: int | None = None
 ) -> dict[str, int]:
-    """src= or dst= for torch, a global rank. `default` is what `rank` is where nobody gave it.
+    """The keyword src= or dst= (`name`) for torch, a global rank; for an unlisted group, group_src=
+    or group_dst=.
 
-    Of a group that torch does not list, group_src= or group_dst=.
+    default: the value of `rank` if the program has not given one. Raises ValueError for both a rank
+    and a group_rank, for neither, and for a rank outside an unlisted group.
     """
     if group_rank is not None and rank == default:
         if is_unlisted(group):
@@ -163,7 +168,7 @@ def _peer(
 
 
 class TorchBackend(Backend):
-    """torch.distributed with any backend; initialises it unless that is done already."""
+    """torch.distributed with any backend. Makes the default group, unless it exists."""
 
     def __init__(
         self,
@@ -183,7 +188,7 @@ class TorchBackend(Backend):
         self.reduce_scatter_function = self.get_reduce_scatter_function()
         self.init_process_group(backend, timeout, init_method, rank, world_size)
         self._has_operations = hasattr(torch.ops.dscomm, "inference_all_reduce_")
-        self.shm_comm_op = None  # dscomm has no need of a second way
+        self.shm_comm_op = None  # DeepSpeed's shared-memory extension, which dscomm replaces
         self.world_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.using_mpi = dist.get_backend() == "mpi"
 
@@ -191,7 +196,7 @@ class TorchBackend(Backend):
     def has_coalescing_manager(self) -> bool:
         return has_coalescing_manager(device=_device_type())
 
-    # torch 2.13 warns of the older names.
+    # torch 2.13 deprecates the older names.
     def get_all_gather_function(self) -> Any:
         return getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
 
@@ -238,8 +243,8 @@ class TorchBackend(Backend):
     def inference_all_reduce(
         self, tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        # A call of Python takes as long as a quarter of the native one. So that comes first, and
-        # the rest is looked at where it does not know what it is given.
+        # The native call comes first, and checks its arguments by itself: one Python call takes a
+        # quarter of its time.
         if not is_dynamo() and not _switched_off:
             work = _direct.direct_all_reduce(
                 tensor, op, _direct.world._default_pg if group is None else group, async_op
@@ -256,16 +261,14 @@ class TorchBackend(Backend):
             work = native.all_reduce(tensor, torch_reduce_op(op), async_op)
         else:
             work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
-            _tell_autograd(tensor)
+            _mark_changed(tensor)
         return work if async_op else tensor
 
     def _traced_all_reduce(self, tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
-        """inference_all_reduce() as torch.compile sees it."""
+        """inference_all_reduce() while torch.compile is tracing."""
         target: Any = group or dist.group.WORLD
         name = getattr(op, "name", None)
-        if (
-            name is None and is_dynamo()
-        ):  # PREMUL_SUM, which comes with a factor: none can be traced
+        if name is None and is_dynamo():  # PREMUL_SUM has a factor, and cannot be traced
             return self._all_reduce_apart(tensor, op, group, async_op)
         if (
             self._has_operations
@@ -315,15 +318,14 @@ class TorchBackend(Backend):
             work = of_group.with_match_id(
                 match_id, lambda: dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
             )
-            _tell_autograd(tensor)
+            _mark_changed(tensor)
         elif native is None:
-            _tell_of_fallback(
-                f"{self.get_backend(group)} keeps nothing for a match_id",
-                "all_reduce_caching is all_reduce, and does not see match_ids that differ between "
-                "ranks",
+            _warn_of_fallback(
+                f"{self.get_backend(group)} does not cache calls",
+                "all_reduce_caching is all_reduce, and does not compare the match_ids of ranks",
             )
             work = dist.all_reduce(tensor, torch_reduce_op(op), group, async_op)
-            _tell_autograd(tensor)
+            _mark_changed(tensor)
         else:
             work = native.all_reduce_caching(tensor, torch_reduce_op(op), match_id, async_op)
             if plan.repeat is _direct.not_implemented:
@@ -416,7 +418,7 @@ class TorchBackend(Backend):
         parts = list(torch.chunk(output_tensor, dist.get_world_size(group)))
         return self.all_gather(parts, input_tensor, group, async_op)
 
-    all_gather_base = all_gather_into_tensor  # its name in older versions
+    all_gather_base = all_gather_into_tensor  # the name in older versions
 
     @outside_graphs
     def all_gather_coalesced(
@@ -426,7 +428,7 @@ class TorchBackend(Backend):
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Each output tensor gathers the input tensor in the same place of its list."""
+        """Gathers each input tensor into the output tensor at the same index."""
         assert len(output_tensors) == len(input_tensors), (
             f"all_gather_coalesced: {len(output_tensors)} output tensors for "
             f"{len(input_tensors)} input tensors"
@@ -438,7 +440,7 @@ class TorchBackend(Backend):
         pairs = list(zip(output_tensors, input_tensors, strict=True))
         if has_coalescing_manager(group, input_tensors[0].device):
             return self._all_gather_at_once(pairs, group, async_op)
-        _tell_of_fallback(
+        _warn_of_fallback(
             f"{self.get_backend(group)} cannot coalesce calls",
             "all_gather_coalesced gathers one tensor after the other",
         )
@@ -456,7 +458,7 @@ class TorchBackend(Backend):
                 for output, own in pairs:
                     self.all_gather_function(output, own, group, async_op)
         except BaseException:
-            # Left behind, it would make later calls of the group do nothing.
+            # Otherwise torch would collect later calls of the group, and never run them.
             whole: Any = group or dist.group.WORLD
             c10d._world.pg_coalesce_state.pop(whole, None)
             raise
@@ -515,7 +517,7 @@ class TorchBackend(Backend):
     def monitored_barrier(
         self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> Any:
-        """torch allows it for gloo alone, by name; dscomm has one of its own."""
+        """torch's function accepts only gloo, so dscomm's method is called here."""
         if self.get_rank(group) < 0:
             return None
         own = getattr(group or dist.group.WORLD, "monitored_barrier", None)
@@ -570,7 +572,7 @@ class TorchBackend(Backend):
 
     # --- point-to-point
 
-    # As inference_all_reduce(): the direct call first, which says where it cannot make it.
+    # The direct call comes first, as in inference_all_reduce().
 
     def send(self, tensor: Any, dst: int, group: Any = None, tag: int = 0) -> Any:
         if not is_dynamo():
@@ -603,7 +605,7 @@ class TorchBackend(Backend):
         return dist.irecv(tensor, src, group, tag)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Any]:
-        """Takes P2POps of this package; returns a Work for each."""
+        """Starts messages, P2POps of this package; returns a Work for each."""
         return dist.batch_isend_irecv(
             [
                 dist.P2POp(getattr(dist, p2p.op), p2p.tensor, p2p.peer, p2p.group, p2p.tag)
@@ -662,7 +664,7 @@ class TorchBackend(Backend):
 
 
 def _receive_of_unlisted(tensor: Any, src: int | None, group: Any, tag: int) -> int:
-    """dist.recv(), which asks torch's list of ranks who the sender was."""
+    """dist.recv() for a group without torch's list of ranks, which it needs to name the sender."""
     if src is not None:
         dist.irecv(tensor, group=group, tag=tag, **_peer("src", src, None, group)).wait()  # type: ignore[union-attr]
         return src
@@ -674,15 +676,15 @@ def _receive_of_unlisted(tensor: Any, src: int | None, group: Any, tag: int) -> 
 _increment_version: Any = getattr(torch.autograd.graph, "increment_version", None)
 
 
-def _tell_autograd(tensor: Any) -> None:
-    """That what it has saved of the tensor is another value now, as dscomm's own calls do; torch's
-    collectives do not."""
+def _mark_changed(tensor: Any) -> None:
+    """Marks the tensor as changed in place, so that autograd detects stale saved tensors. dscomm's
+    calls do this; torch's collectives do not."""
     if _increment_version is not None and not tensor.is_inference():
         _increment_version(tensor)
 
 
 class _Works:
-    """Several Works as one."""
+    """One Work for several."""
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works
@@ -696,7 +698,7 @@ class _Works:
 
 
 def known_world_size(world_size: int | None) -> int | None:
-    """`world_size` where it is one, else WORLD_SIZE, else None: no guess."""
+    """`world_size` if it is positive, else the variable WORLD_SIZE, else None."""
     if world_size is not None and world_size > 0:
         return world_size
     return _launcher.number(os.environ, "WORLD_SIZE") or None

@@ -1,4 +1,7 @@
-"""Small helpers: what the launcher says of this rank, and how much data a call moves."""
+"""The launcher's ranks, and the arguments of logged calls.
+
+Mirrors deepspeed.comm.utils: same names.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from deepspeed_comm import _launcher
 
-# The parameters that hold the data of a call, in the order in which they are looked for.
+# The parameters that may hold a call's data; the first one present counts.
 _DATA_PARAMETERS = (
     "tensor",
     "tensors",
@@ -36,33 +39,30 @@ def get_world_size_from_launcher() -> int:
 
 
 def get_caller_func(frame: int = 3) -> str:
-    """The name of the function so many frames up."""
+    """The name of the function `frame` stack frames up."""
     return sys._getframe(frame).f_code.co_name
 
 
 def get_default_args(func: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters that have defaults, with these."""
+    """The default values of the parameters that have one, by name."""
     parameters = inspect.signature(func).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
 def get_tensor_position(func: Callable[..., Any]) -> int:
-    """Where in the signature the data of a collective is, or -1."""
+    """The position of a collective's data among its parameters, or -1."""
     names = list(inspect.signature(func).parameters)
     return next((names.index(name) for name in _DATA_PARAMETERS if name in names), -1)
 
 
 def get_tensor_kwarg(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
-    """The data of a collective, where it is given by name; None where it is not."""
+    """A collective's data passed by keyword, or None."""
     known = {**get_default_args(func), **kwargs}
     return next((known[name] for name in _DATA_PARAMETERS if name in known), None)
 
 
 def get_msg_size_from_args(func: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Bytes of the data that a call of a collective was given; of a list, those of all tensors.
-
-    0 where there is no data, as in a barrier.
-    """
+    """The bytes of a call's data, summed over a list of tensors; 0 without data (a barrier)."""
     position = get_tensor_position(func)
     return _bytes_of(
         args[position] if 0 <= position < len(args) else get_tensor_kwarg(func, kwargs)
@@ -70,12 +70,12 @@ def get_msg_size_from_args(func: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def get_msg_size(given: Mapping[str, Any]) -> int:
-    """The same of all arguments by name, with the defaults. Looks at no signature: that is slow."""
+    """get_msg_size_from_args() of all arguments by name, without inspecting a signature."""
     return _bytes_of(next((given[name] for name in _DATA_PARAMETERS if name in given), None))
 
 
 def get_dtype(given: Mapping[str, Any]) -> str:
-    """The dtype of the same data, as in "float32"; of several, with commas; "" of none."""
+    """The dtypes of a call's data, such as "float32" or "float32, int64"; "" without data."""
     data = next((given[name] for name in _DATA_PARAMETERS if name in given), None)
     names = (str(tensor.dtype).removeprefix("torch.") for tensor in _tensors_of(data))
     return ", ".join(dict.fromkeys(names))
@@ -89,11 +89,11 @@ def _tensors_of(data: Any) -> list[Any]:
     if data is None:
         return []
     parts = data if isinstance(data, (list, tuple)) else [data]
-    return [getattr(part, "tensor", part) for part in parts]  # a P2POp holds a tensor
+    return [getattr(part, "tensor", part) for part in parts]  # a P2POp has a tensor
 
 
 def get_debug_log_name(func_args: Mapping[str, Any], debug: bool) -> str:
-    """The name that a call is logged under; with `debug` it says who called."""
+    """The name of a call in the log; with `debug`, it includes the caller's name."""
     name = str(func_args["log_name"])
     caller = func_args.get("debug") or get_caller_func()
     return f"{name} | [Caller Func: {caller}]" if debug else name

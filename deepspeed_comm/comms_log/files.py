@@ -1,6 +1,6 @@
-"""Files of what all ranks logged: gathered by rank 0, which alone writes, in one step.
+"""Writes the log of all ranks to a file on rank 0.
 
-A file is there as a whole or not at all, and an old one stays until the new one is complete.
+Files are replaced atomically: an existing file stays until the new one is complete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLUMNS = (
 
 @contextlib.contextmanager
 def replaced_when_complete(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """A text file that takes the place of `path` at the end, and leaves nothing after an error."""
+    """A text file that replaces `path` when the block ends; after an error, `path` is unchanged."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -47,9 +47,9 @@ def replaced_when_complete(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
 
 
 def gather_and_write(mine: Any, write: Callable[[list[Any]], None], path: Any) -> None:
-    """Calls write() on rank 0 with the objects of all ranks, in their order. A collective.
+    """Calls write() on rank 0 with the objects of all ranks, in rank order.
 
-    Raises RuntimeError on every rank where that fails on rank 0.
+    Collective over the default group. Raises RuntimeError on every rank if write() fails.
     """
     is_writer = dist.get_rank() == 0
     everyones: list[Any] | None = [None] * dist.get_world_size() if is_writer else None
@@ -59,7 +59,7 @@ def gather_and_write(mine: Any, write: Callable[[list[Any]], None], path: Any) -
     if everyones is not None:
         try:
             write(everyones)
-        except Exception as error:  # the others wait for the outcome, whatever it is
+        except Exception as error:  # the other ranks wait for the outcome
             cause = error
             outcome[0] = f"rank 0 could not write {path}: {type(error).__name__}: {error}"
     dist.broadcast_object_list(outcome, src=0)
@@ -85,7 +85,7 @@ def _rows(rank: int, summary: dict[str, dict[int, dict[str, Any]]]) -> Iterator[
 
 
 def write_log(everyones: list[Any], path: str | os.PathLike[str], format: str | None) -> None:
-    """Writes what each rank's own_log() is. Raises ValueError for a format that is not known."""
+    """Writes the own_log() of all ranks, in rank order. Raises ValueError for an unknown format."""
     wanted = _format_of(path, format)
     rows = [row for rank, own in enumerate(everyones) for row in _rows(rank, own["summary"])]
     with replaced_when_complete(path) as file:
@@ -105,5 +105,5 @@ def write_log(everyones: list[Any], path: str | os.PathLike[str], format: str | 
 
 
 def own_log(summary: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
-    """What a rank gives to the file: by name and bytes, what it logged."""
+    """This rank's part of the file. summary: CommsLogger.get_summary()."""
     return {"host": socket.gethostname(), "summary": summary}

@@ -1,8 +1,7 @@
-"""A histogram of positive numbers whose memory does not grow with them: buckets as wide as their
-place on a logarithmic scale, 32 to each doubling.
+"""A histogram of positive numbers with bounded memory: 32 logarithmic buckets for each doubling.
 
-What it answers is of all numbers that were added. The total is exact; a percentile lies in the
-bucket of the exact one, so it is off by RELATIVE_ERROR (2.2 %) at most, and so is a trimmed mean.
+The count and the total are exact. Percentiles and trimmed means have a relative error of at most
+RELATIVE_ERROR (2.2 %).
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Iterator
 
 _BUCKETS_PER_DOUBLING = 32
 RELATIVE_ERROR = 2 ** (1 / _BUCKETS_PER_DOUBLING) - 1
-# What is smaller or larger is counted in the outermost buckets, without that bound: for ms, less
-# than a femtosecond and more than thirty years.
+# Smaller and larger numbers go into the outermost buckets, without the bound on the error. In ms,
+# that is below a femtosecond and above thirty years.
 SMALLEST, LARGEST = 2.0**-40, 2.0**40
 MOST_BUCKETS = 80 * _BUCKETS_PER_DOUBLING + 2
-_NOT_POSITIVE = -40 * _BUCKETS_PER_DOUBLING - 1  # below that of SMALLEST
+_NOT_POSITIVE = -40 * _BUCKETS_PER_DOUBLING - 1  # the bucket below SMALLEST
 
 
 def _bucket_of(value: float) -> int:
@@ -31,9 +30,9 @@ class Histogram:
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
-        # By bucket, those alone that hold something: a call's times fill few.
+        # By bucket, without empty ones; the times of a call fill few.
         self._counts: dict[int, int] = {}
-        # Sums keep the means right: of equal numbers, and of one, every answer is exact.
+        # Sums make the mean of each bucket exact.
         self._sums: dict[int, float] = {}
 
     def add(self, value: float) -> None:
@@ -44,11 +43,11 @@ class Histogram:
         self._sums[bucket] = self._sums.get(bucket, 0.0) + value
 
     def bucket_count(self) -> int:
-        """Buckets that hold something: MOST_BUCKETS at most."""
+        """The number of buckets in use, at most MOST_BUCKETS."""
         return len(self._counts)
 
     def percentile(self, percent: float) -> float:
-        """The least number that `percent` of all are not above (the nearest rank); 0 of none."""
+        """The percentile by nearest rank; 0 without numbers. Raises ValueError outside 0 to 100."""
         if not 0 <= percent <= 100:
             raise ValueError(f"percent: expected 0 to 100, got {percent!r}")
         rank = max(1, math.ceil(self.count * percent / 100))
@@ -60,9 +59,9 @@ class Histogram:
         return 0.0
 
     def trimmed_mean(self, share: float) -> float:
-        """The mean without round(count * share) numbers at either end; 0 of none."""
+        """The mean without round(count * share) numbers at either end; 0 without numbers."""
         cut = round(self.count * share)
-        first, last = cut, self.count - cut  # the ranks that stay
+        first, last = cut, self.count - cut  # the ranks that remain
         seen, kept = 0, 0.0
         for count, mean in self._ascending():
             kept += mean * max(0, min(seen + count, last) - max(seen, first))

@@ -1,9 +1,9 @@
-"""A figure of a saved log: latency and bus bandwidth against message size, for each operation.
+"""Draws a saved log: latency and bus bandwidth by message size, for each operation.
 
     dscomm plot LOG.json FIGURE.png
 
-LOG.json is what save_log() wrote. The figure's name says its format, any of matplotlib's. A line is
-the median of the ranks, the area around it what lies between them.
+LOG.json is a file of save_log(). The suffix of the figure selects one of matplotlib's formats.
+Lines show the median of the ranks; the areas span all ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PANELS = (
 
 
 def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a log in JSON. Raises ValueError where the file is none."""
+    """The rows of a log in JSON. Raises OSError, or ValueError if the file is not one."""
     try:
         with open(path, encoding="utf-8") as file:
             return list(json.load(file)["records"])
@@ -39,7 +39,7 @@ def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def curves(
     records: list[dict[str, Any]], quantity: str
 ) -> dict[str, list[tuple[int, float, float, float]]]:
-    """By operation, in the order of sizes: (bytes, lowest, median and highest of the ranks)."""
+    """By operation, ascending by size: (bytes, minimum, median and maximum over the ranks)."""
     values: dict[str, dict[int, list[float]]] = {}
     for record in records:
         of_operation = values.setdefault(record["operation"], {})
@@ -54,7 +54,7 @@ def curves(
 
 
 def draw(records: list[dict[str, Any]]) -> Any:
-    """The matplotlib Figure. Raises ModuleNotFoundError where there is no matplotlib."""
+    """Draws the matplotlib Figure. Raises ModuleNotFoundError without matplotlib."""
     try:
         figure, area, strip = _figures.make_figure(12, 5)
     except ModuleNotFoundError as error:
@@ -76,8 +76,8 @@ def draw(records: list[dict[str, Any]]) -> Any:
 def _draw_curve(
     axes: Any, operation: str, points: list[tuple[int, float, float, float]], color: str
 ) -> None:
-    # Neither a size nor a value of 0 has a place on a logarithmic axis. What has no size is drawn
-    # as a level; a bandwidth of 0, as of a barrier or a world of one, is left out.
+    # Logarithmic axes cannot show 0. A call without data is a horizontal line; a bandwidth of 0, as
+    # of a barrier or one rank, is left out.
     for size, _, median, _ in points:
         if size == 0 and median > 0:
             axes.axhline(median, color=color, linestyle=":", label=f"{operation} (no data)")
@@ -89,8 +89,11 @@ def _draw_curve(
 
 
 def plot_log(log: str | os.PathLike[str], figure: str | os.PathLike[str]) -> None:
-    """Draws the file that save_log() wrote. Raises ValueError where it is none, or where matplotlib
-    knows no format by the figure's name, and ModuleNotFoundError without matplotlib."""
+    """Draws a file of save_log().
+
+    Raises OSError, ModuleNotFoundError without matplotlib, and ValueError if the file is not a log
+    or matplotlib does not know the figure's suffix.
+    """
     draw(read_records(log)).savefig(figure)
 
 
@@ -98,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="dscomm plot", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("log", help="what save_log() wrote, JSON")
-    parser.add_argument("figure", help="where to write the figure: .png, .svg, .pdf ...")
+    parser.add_argument("log", help="a JSON file of save_log()")
+    parser.add_argument("figure", help="the figure to write: .png, .svg, .pdf ...")
     options = parser.parse_args(arguments)
     try:
         plot_log(options.log, options.figure)

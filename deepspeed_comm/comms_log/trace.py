@@ -1,14 +1,13 @@
-"""The trace of a job's calls: when each began and ended on every rank, as Chrome's trace format has
-it (chrome://tracing, https://ui.perfetto.dev).
+"""The trace of a job: the start and end of each call on every rank, in Chrome's trace format
+(chrome://tracing, https://ui.perfetto.dev).
 
-A rank keeps its latest calls in a ring. Times are those of its host's monotonic clock, which all
-ranks of a host share. Clocks of different hosts are compared when the file is written: no rank
-leaves a barrier before the last one has come, so each barrier bounds the offset between two clocks
-from both sides, whatever the network does. The middle of the tightest bounds is taken, and half
-their distance is written beside it. What clocks have drifted apart before that is not known.
+A rank keeps its latest calls in a ring buffer. Times are those of the host's monotonic clock, which
+all ranks of a host share. The clocks of different hosts are compared when the file is written: no
+rank leaves a barrier before all ranks have entered it, so each barrier bounds the offset between
+two clocks from both sides. The file has the middle of the tightest bounds as the offset, and half
+their distance as its error. Drift before that moment is not corrected.
 
-Times in the file count from the same moment as in the traces of torch.profiler, so that a viewer
-shows both on one time axis.
+Times have the same origin as in traces of torch.profiler, so that a viewer shows both on one axis.
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ import torch.distributed as dist
 from deepspeed_comm.comms_log.files import replaced_when_complete
 from deepspeed_comm.torch import is_unlisted
 
-# Each takes microseconds to a millisecond; the quickest of them decide.
+# A barrier takes microseconds to a millisecond; the fastest ones give the tightest bounds.
 _CLOCK_BARRIERS = 20
 _SHOWN_RUNS = 8
-# torch.profiler's times count from the latest multiple of this since 1970, three months: see
-# ChromeTraceBaseTime of libkineto (https://github.com/pytorch/kineto).
+# torch.profiler's origin is the latest multiple of three months since 1970: see ChromeTraceBaseTime
+# in libkineto (https://github.com/pytorch/kineto).
 _BASE_INTERVAL_NS = 7_889_238 * 10**9
 
 
 class Call(NamedTuple):
-    """One call, in ns of the host's monotonic clock."""
+    """One call; times in ns of the host's monotonic clock."""
 
     operation: str
     logged_as: str
     began_ns: int
     ended_ns: int
     size_bytes: int
-    group: str  # its ranks
-    dtype: str = ""  # of its data; none of a barrier
+    group: str  # group_text()
+    dtype: str = ""  # "" without data, as in a barrier
 
 
 class Ring:
-    """The latest `limit` calls; none where that is 0. Not thread-safe."""
+    """The latest `limit` calls. Not thread-safe."""
 
     def __init__(self, limit: int = 0) -> None:
         self._calls: collections.deque[Call] = collections.deque(maxlen=limit)
@@ -68,13 +67,13 @@ class Ring:
         return list(self._calls)
 
     def left_out(self) -> int:
-        """Calls that later ones have taken the place of."""
+        """The number of calls that were overwritten."""
         return self._added - len(self._calls)
 
 
 @dataclasses.dataclass
 class Clock:
-    """What a rank knows of its clock: which one it is, and when it came to and left barriers."""
+    """A rank's clock: its name, and when the rank entered and left each barrier."""
 
     host: str
     came_ns: list[int]
@@ -83,7 +82,7 @@ class Clock:
 
 @dataclasses.dataclass
 class Offset:
-    """What is to be added to a rank's clock to have rank 0's, and how far off that may be."""
+    """The difference of rank 0's clock to another rank's: clock of rank 0 = clock + ns."""
 
     ns: int
     error_ns: int
@@ -91,7 +90,7 @@ class Offset:
 
 @dataclasses.dataclass
 class OwnTrace:
-    """What a rank gives to the file."""
+    """One rank's part of the file."""
 
     limit: int
     calls: list[Call]
@@ -108,8 +107,8 @@ _ranks_of_groups: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionar
 
 
 def group_text(group: Any) -> str:
-    """The group as the trace names it: by its ranks, or by its own name if torch has no list of
-    them (as of the groups that group.split_group() makes)."""
+    """The group's name in the trace: "world", "ranks 0-3", or torch's name if torch has no list of
+    the ranks, as for groups of group.split_group()."""
     if group is None or group is dist.group.WORLD:
         return _WORLD
     known = _ranks_of_groups.get(group)
@@ -124,7 +123,7 @@ def group_text(group: Any) -> str:
 
 
 def ranks_text(ranks: list[int]) -> str:
-    """For people: [0, 1, 2, 5] is "0-2,5"; of a long list its beginning."""
+    """Formats ranks: [0, 1, 2, 5] becomes "0-2,5"; a long list is cut."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -140,7 +139,7 @@ def ranks_text(ranks: list[int]) -> str:
 
 
 def _which_clock() -> str:
-    """Equal where two processes read one clock: in one boot of a kernel and one time namespace."""
+    """The name of this process's clock: the kernel's boot id and the time namespace."""
     parts = [socket.gethostname()]
     readers: tuple[Callable[[], str], ...] = (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
@@ -149,14 +148,14 @@ def _which_clock() -> str:
     for read in readers:
         try:
             parts.append(read())
-        except OSError:  # not this kernel: the name of the host has to do
+        except OSError:  # an old kernel: use the host's name
             parts.append("")
-    # The same boot under two names, as containers have them, is one clock.
+    # Without the host's name if possible: containers of one host share the clock.
     return "/".join(parts[1:] if parts[1] else parts)
 
 
 def read_clock() -> Clock:
-    """Goes through barriers with all ranks. A collective."""
+    """Measures barriers with all ranks. Collective over the default group."""
     came, left = [], []
     for _ in range(_CLOCK_BARRIERS):
         came.append(time.perf_counter_ns())
@@ -166,10 +165,10 @@ def read_clock() -> Clock:
 
 
 def offsets(clocks: list[Clock]) -> list[Offset]:
-    """Of each rank's clock to that of rank 0.
+    """The offset of rank 0's clock to each rank's.
 
-    In every barrier, each rank came before any rank left. So for ranks `a` of rank 0's host and `b`
-    of another one: a.came <= b.left + offset, and b.came + offset <= a.left.
+    In a barrier, every rank enters before any rank leaves. So for ranks `a` of rank 0's host and
+    `b` of another host: a.came <= b.left + offset, and b.came + offset <= a.left.
     """
     of_host: dict[str, list[Clock]] = {}
     for clock in clocks:
@@ -187,7 +186,7 @@ def offsets(clocks: list[Clock]) -> list[Offset]:
         most = min(
             min(a.left_ns[k] for a in first) - max(b.came_ns[k] for b in ranks) for k in rounds
         )
-        # Clocks that drift within the few ms of the barriers may make these cross.
+        # The bounds may cross if the clocks drift during the barriers.
         found[host] = Offset((least + most) // 2, (abs(most - least) + 1) // 2)
     return [found[clock.host] for clock in clocks]
 
@@ -196,21 +195,23 @@ def offsets(clocks: list[Clock]) -> list[Offset]:
 
 
 def own_trace(ring_limit: int, calls: list[Call], left_out: int) -> OwnTrace:
-    """This rank's part. A collective."""
+    """This rank's part of the trace. Collective, because it measures barriers."""
     return OwnTrace(ring_limit, calls, left_out, read_clock(), socket.gethostname(), os.getpid())
 
 
 def since_1970_ns() -> int:
-    """What is to be added to this host's monotonic clock to have the time since 1970."""
+    """The difference of the time since 1970 to this host's monotonic clock, in ns."""
     return time.time_ns() - time.perf_counter_ns()
 
 
 def write_trace(
     everyones: list[OwnTrace], path: str | os.PathLike[str], since_1970: int | None = None
 ) -> None:
-    """One file of all ranks' parts. Raises ValueError where no rank has kept calls.
+    """Writes the parts of all ranks, in rank order, to one file.
 
-    since_1970: since_1970_ns() of rank 0's host, which is this one unless it is given.
+    since_1970: since_1970_ns() of rank 0's host; by default this host's.
+
+    Raises ValueError if no rank has kept calls.
     """
     if not any(own.limit for own in everyones):
         raise ValueError("no rank keeps calls for a trace: configure(trace_events=10000) first")
@@ -244,15 +245,15 @@ def write_trace(
 
 
 def _events(rank: int, own: OwnTrace, shift_ns: int) -> list[dict[str, Any]]:
-    """Of one rank, a process of the trace. Each group is a thread of it."""
+    """The events of one rank, which is a process of the trace. Each group is a thread of it."""
     name = f"rank {rank} on {own.host_name} (pid {own.pid})"
     events = [
         _name("process_name", rank, 1, {"name": name}),
         _name("process_sort_index", rank, 1, {"sort_index": rank}),
     ]
-    # Calls that overlap, as asynchronous ones do, cannot share a thread: viewers nest what a thread
-    # does. Each goes to the first of its group's threads that is free.
-    threads: list[tuple[str, int]] = []  # (group, when it is free)
+    # Viewers nest the events of a thread, so overlapping (asynchronous) calls need several threads.
+    # Each call goes to the first free thread of its group.
+    threads: list[tuple[str, int]] = []  # (group, end of its last call in ns)
     for call in sorted(own.calls, key=lambda call: call.began_ns):
         free = (
             k
