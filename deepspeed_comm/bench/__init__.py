@@ -1,4 +1,4 @@
-"""Times of torch.distributed's collectives over CPU backends, as nccl-tests measures NCCL's.
+"""Times torch.distributed's collectives over CPU backends, with the method of nccl-tests.
 
 torchrun --nproc-per-node=2 -m deepspeed_comm.bench [collective ...] [flags]
 """

@@ -1,7 +1,4 @@
-"""`dscomm bench`: measures what the flags say, on the ranks of a launcher.
-
-Without a launcher it is a world of one rank.
-"""
+"""`dscomm bench`: times collectives on the ranks of a launcher; without one, on one rank."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from deepspeed_comm.bench.plan import settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status, the same on all ranks."""
+    """Returns the exit status, the same on all ranks."""
     rank, world = launched_as()
     options = parse(arguments, rank, world)
     comm.init_distributed(options.backends[0], verbose=False)
@@ -37,14 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))
     try:
         status = run(options)
-        dist.barrier()  # rank 0 may hold the store, which the others still read
+        dist.barrier()  # rank 0 may serve the store, which other ranks still read
         return status
     finally:
         dist.destroy_process_group()
 
 
 def run(options: Options, kind: type[Measurement] = Measurement) -> int:
-    """Over the default process group; the exit status, the same on all ranks."""
+    """Measures over the default group; returns the exit status, the same on all ranks."""
     ledger = Ledger()
     planned = settings(options, ledger.world)
     steps = sum(len(each.sizes(options, ledger.world)) for each in planned)
@@ -73,7 +70,7 @@ def run(options: Options, kind: type[Measurement] = Measurement) -> int:
                 step_done()
         after = copy_rate(ledger)
         tell(
-            f"#\n# copies of {COPY_BYTES >> 20} MiB by all ranks at once, the slowest rank's: "
+            f"#\n# copy rate of the slowest rank, {COPY_BYTES >> 20} MiB, all ranks at once: "
             f"{before:.1f} GB/s before, {after:.1f} GB/s after"
         )
         status = _conclude(options, ledger, found, (before, after), tell)
@@ -81,11 +78,11 @@ def run(options: Options, kind: type[Measurement] = Measurement) -> int:
 
 
 def _mistake(options: Options, ledger: Ledger, steps: int) -> str | None:
-    """What is wrong with the flags and is known only now; what rank 0 says of it counts."""
+    """A mistake in the flags that needs the number of ranks to be found; rank 0's answer counts."""
     if options.root is not None and options.root >= ledger.world:
         return f"-r/--root: rank {options.root} is not one of {ledger.world}"
     if steps == 0:
-        return "no size holds an element of every rank: raise -e/--maxbytes"
+        return "no size has an element for every rank: raise -e/--maxbytes"
     return report.why_not_writable(options) if ledger.rank == 0 else None
 
 
@@ -96,7 +93,7 @@ def _conclude(
     copies: tuple[float, float],
     tell: report.Tell,
 ) -> int:
-    """Writes the files; the exit status, which is rank 0's to say."""
+    """Prints the footer and writes the files; returns the exit status, which counts on rank 0."""
     if ledger.rank != 0:
         return 0
     rows = [each for each in found if isinstance(each, Row)]

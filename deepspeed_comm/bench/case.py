@@ -1,7 +1,7 @@
-"""One collective over one backend at one size: tensors, the call, and the check of its result.
+"""One collective over one backend with one size: tensors, the call, and the check of its result.
 
-The reference knows nothing of what carries the data. Every input is a function of rank and place
-with small whole numbers for values, so that each result is exact in every dtype, in any order.
+Inputs are small whole numbers, a function of the rank and the index, so results are exact in every
+dtype and for every order of reduction. The reference is computed locally.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch.distributed as dist
 
 from deepspeed_comm.bench.collectives import COLLECTIVES, make_call
 
-CHUNK = 1 << 20  # elements that are made or compared at a time
-_UNWRITTEN = 3  # in every output before a call
+CHUNK = 1 << 20  # elements made or compared at a time
+_UNWRITTEN = 3  # the value of outputs before a call
 
 
 def values(rank: int, first: int, count: int, op: str, world: int, seed: int) -> torch.Tensor:
-    """Elements first to first + count of rank's input, int64.
+    """Elements first to first + count of the input of `rank`; int64.
 
-    No part of it repeats, so that data in a wrong place is seen. Sums of up to 127 ranks fit into
-    127, those of more are at most their number; products fit into 64.
+    The values do not repeat, so misplaced data is detected. Sums are at most 127, or the number of
+    ranks if that is larger; products are at most 64.
     """
     mixed = (torch.arange(first, first + count) + rank * 1_000_003 + seed * 7_654_321) * 2654435761
     mixed = ((mixed ^ (mixed >> 17)) * 2246822519) >> 24
@@ -33,7 +33,7 @@ def values(rank: int, first: int, count: int, op: str, world: int, seed: int) ->
 
 
 def reduced(first: int, count: int, op: str, world: int, seed: int) -> torch.Tensor:
-    """The same elements of all ranks' inputs, reduced; float64."""
+    """The reduction of all ranks' values(); float64."""
     inputs = (values(rank, first, count, op, world, seed).double() for rank in range(world))
     joined = {"prod": torch.mul, "min": torch.minimum, "max": torch.maximum}.get(op, torch.add)
     total = functools.reduce(joined, inputs)
@@ -41,7 +41,7 @@ def reduced(first: int, count: int, op: str, world: int, seed: int) -> torch.Ten
 
 
 class Case:
-    """Of this rank. `direct` makes deepspeed_comm's own calls, else torch.distributed's."""
+    """The collective of this rank. direct: by deepspeed_comm's direct calls, not torch's."""
 
     def __init__(
         self,
@@ -68,22 +68,22 @@ class Case:
         )
 
     def clear(self) -> None:
-        """Zeros, which stay what they are, however often they are reduced in place."""
+        """Sets the input to zeros, which repeated reductions in place do not change."""
         self.output.fill_(_UNWRITTEN)
         self.touch()
 
     def touch(self) -> None:
-        """Rewrites the whole input."""
+        """Writes the whole input again."""
         self.input.fill_(0)
 
     def wrong_after_clear(self) -> int:
-        """How many elements of this rank's output the zeros of all ranks did not make 0."""
+        """The number of elements of this rank's output that are not 0 after a call with clear()."""
         if not self.sources:
             return 0
         return sum(int((chunk.double() != 0).sum().item()) for chunk in self.output.split(CHUNK))
 
     def wrong_in_a_call(self, seed: int) -> int:
-        """Calls once with new values; how many elements of this rank's output are wrong."""
+        """Calls once with new values; returns the number of wrong elements of the output."""
         if not self.in_place:
             self.output.fill_(_UNWRITTEN)
         for first in range(0, self.input.numel(), CHUNK):
@@ -102,7 +102,7 @@ class Case:
 
     def _same(self, got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
         if self.op == "avg" and self.world & (self.world - 1):
-            # A third of a whole number is none, and a backend may round the thirds, or their sum.
+            # The mean may be a fraction; backends may round each term or the sum.
             eps = torch.finfo(self.input.dtype).eps
             return (got - expected).abs() <= self.world * eps * expected.abs()
         return got == expected

@@ -1,4 +1,4 @@
-"""The collectives: where data comes from, what their bandwidth is, and how each is called."""
+"""The collectives: the source of their data, their bandwidth, and their calls."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch.distributed as dist
 
 from deepspeed_comm import comm
 
-# Of an output's part: (the rank whose input it is, None for the reduction of all ranks'; the part
-# of that input).
+# The source of one part of an output: (the rank of the input, None for the reduction over all
+# ranks; the part of that input).
 Source = tuple["int | None", int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Inputs and outputs are made of parts of `count` elements, as nccl-tests counts them.
+    """Inputs and outputs consist of parts of `count` elements, as in nccl-tests.
 
-    inputs, sources: by (this rank, number of ranks, root), the number of parts of this rank's input
-        and where those of its output come from.
-    factor: busbw / algbw, by the number of ranks.
-    divided: the size is that of all ranks' parts together, not of one.
+    inputs: from (this rank, number of ranks, root), the number of parts of this rank's input.
+    sources: likewise, the sources of the parts of this rank's output.
+    factor: busbw / algbw, from the number of ranks.
+    divided: the size counts the parts of all ranks, not of one.
     in_place: the output is the input.
     """
 
@@ -37,11 +37,11 @@ class Collective:
     rooted: bool = False
 
     def count(self, size: int, element_bytes: int, world: int) -> int:
-        """The elements of a part, where `size` bytes are asked for; rounded down."""
+        """The number of elements of a part for a size of `size` bytes, rounded down."""
         return size // element_bytes // (world if self.divided else 1)
 
     def size(self, count: int, element_bytes: int, world: int) -> int:
-        """The bytes that count as the size."""
+        """The size in bytes of parts of `count` elements."""
         return count * element_bytes * (world if self.divided else 1)
 
 
@@ -54,13 +54,13 @@ def _each(me: int, world: int, root: int) -> int:
 
 
 def _pinged(me: int, world: int, root: int) -> list[Source]:
-    """Of the even rank of a pair, whose input comes back; the last of an odd number has no pair."""
+    """Both ranks of a pair get the even rank's input; the last of an odd number has no pair."""
     first = me - me % 2
     return [(first, 0)] if first + 1 < world else []
 
 
 def _neighbours(me: int, world: int, root: int) -> list[Source]:
-    """What the one before sends onwards, and the next one back: parts 0 and 1 of their inputs."""
+    """Part 0 of the previous rank's input and part 1 of the next rank's."""
     return [((me - 1) % world, 0), ((me + 1) % world, 1)]
 
 
@@ -72,8 +72,8 @@ def _whole(world: int) -> float:
     return 1.0
 
 
-# nccl-tests, doc/PERFORMANCE.md; gather, scatter and send_recv from its sources. It has neither
-# ping_pong nor exchange: docs/benchmarks.md has their factors.
+# Factors of nccl-tests' doc/PERFORMANCE.md, and of its sources for gather, scatter and send_recv.
+# nccl-tests has no ping_pong and no exchange; docs/benchmarks.md explains their factors.
 COLLECTIVES = {
     "all_reduce": Collective(
         _one, lambda me, world, root: [(None, 0)], lambda world: 2 * _share(world),
@@ -111,12 +111,12 @@ COLLECTIVES = {
 }  # fmt: skip
 
 
-# Those that deepspeed_comm has a direct call for.
+# The collectives with a direct call of deepspeed_comm.
 DIRECT = ("all_reduce", "ping_pong")
 
 
 def bandwidths(collective: str, size: int, seconds: float, world: int) -> tuple[float, float]:
-    """(algbw, busbw) in GB/s, 10^9 bytes a second, of `size` bytes as nccl-tests counts them."""
+    """Returns (algbw, busbw) in GB/s (10^9 bytes per second) for a size in bytes."""
     algbw = size / seconds / 1e9
     return algbw, algbw * COLLECTIVES[collective].factor(world)
 
@@ -126,7 +126,7 @@ def torch_op(op: str) -> Any:
 
 
 def _newest(name: str) -> Any:
-    """The call on one tensor for all ranks, whose old name newer torch warns of."""
+    """torch's collective on one tensor; newer torch deprecates its old name."""
     old = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[name]
     return getattr(dist, f"{name}_single", None) or getattr(dist, old)
 
@@ -140,10 +140,12 @@ def make_call(
     group: Any,
     direct: bool = False,
 ) -> Callable[[], object]:
-    """One call of torch.distributed, blocking, over tensors of one dimension; of all ranks.
+    """A function that makes one blocking call on one-dimensional tensors. All ranks must call it.
 
-    What a rank has no part in is an empty tensor. direct: one of DIRECT by deepspeed_comm's own
-    calls. Raises ValueError for what cannot be called.
+    given, result: the input and the output; empty on ranks without one. root: -1 without one.
+    direct: uses deepspeed_comm's direct call, for a name in DIRECT.
+
+    Raises ValueError if the collective needs more ranks.
     """
     me, world = dist.get_rank(group), dist.get_world_size(group)
     if name == "all_reduce":
@@ -191,7 +193,7 @@ def _exchange(
     before: int,
     group: Any,
 ) -> None:
-    """Tag 0 goes around one way, tag 1 the other: with two ranks both neighbours are the same."""
+    """Tags distinguish the directions, because with two ranks both neighbours are the same."""
     works = [
         dist.irecv(result[0], before, group, 0),
         dist.irecv(result[1], following, group, 1),
@@ -206,7 +208,7 @@ def _exchange(
 def _ping_pong(
     given: torch.Tensor, result: torch.Tensor, group: Any, api: Any
 ) -> Callable[[], object]:
-    """Even ranks send to the next one and get it back. The odd ones send what they received."""
+    """Even ranks send to the next rank, which sends the data back."""
     me = dist.get_rank(group)
     if not result.numel():
         return lambda: None

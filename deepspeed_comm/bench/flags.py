@@ -1,6 +1,6 @@
-"""The command line: nccl-tests' flags where it has one, and what is measured as a whole.
+"""The command line, with nccl-tests' flags where it has them.
 
-A wrong flag is said once, by rank 0, and ends every rank at once: all of them read the same line.
+All ranks parse the same line, so all end at a wrong flag; only rank 0 prints the error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from deepspeed_comm import _launcher
 from deepspeed_comm.bench.collectives import COLLECTIVES, DIRECT
 
-# By nccl-tests' names; old torch lacks some.
+# By the names of nccl-tests; old torch lacks some.
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
@@ -35,7 +35,7 @@ MOST_SIZES = 10_000
 
 @dataclasses.dataclass
 class Options:
-    """Sizes in bytes. root is None for all of them; check is whether results are verified."""
+    """The parsed flags. Sizes are in bytes; root is None for all ranks; check verifies results."""
 
     collectives: list[str]
     backends: list[str]
@@ -55,19 +55,19 @@ class Options:
 
 
 def launched_as() -> tuple[int, int | None]:
-    """This process's rank and the number of ranks (None: not known), before there is a group."""
+    """The rank and the number of ranks (None if unknown), also before there is a group."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return _launcher.find_rank(os.environ)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Speaks on rank 0 alone."""
+    """A parser that prints only on rank 0."""
 
-    is_speaker = True
+    prints = True
 
     def _print_message(self, message: str, file: object = None) -> None:
-        if self.is_speaker:
+        if self.prints:
             super()._print_message(message, file)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def byte_size(text: str) -> int:
-    """8, 64K, 16M or 1G in bytes."""
+    """Parses bytes such as 8, 64K, 16M or 1G."""
     found = re.fullmatch(r"(\d+)([KMG]?)", text, re.IGNORECASE)
     size = int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2].upper()] if found else 0
     if size < 1:
@@ -84,6 +84,7 @@ def byte_size(text: str) -> int:
 
 
 def whole(least: int, text: str) -> int:
+    """Parses a whole number of at least `least`."""
     if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
     return int(text)
@@ -109,44 +110,44 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="dscomm bench",
         description="Time collectives of torch.distributed on CPU tensors; check every result.",
-        epilog="Exit status: 0, 1 for a wrong result or where nothing could be measured, 2 for a "
+        epilog="Exit status: 0; 1 for a wrong result, or if nothing could be measured; 2 for a "
         "wrong flag.",
     )
     add = parser.add_argument
     add("collectives", nargs="*", metavar="COLLECTIVE",
         help=f"all or any of {', '.join(COLLECTIVES)} (default: all_reduce)")  # fmt: skip
-    add("-b", "--minbytes", type=byte_size, default=8, help="first size (default: 8)")
-    add("-e", "--maxbytes", type=byte_size, help="last size (default: 16M, or the first)")
+    add("-b", "--minbytes", type=byte_size, default=8, help="smallest size (default: 8)")
+    add("-e", "--maxbytes", type=byte_size, help="largest size (default: 16M, or the smallest)")
     steps = parser.add_mutually_exclusive_group()
-    steps.add_argument("-i", "--stepbytes", type=byte_size, help="added from size to size")
+    steps.add_argument("-i", "--stepbytes", type=byte_size, help="increment between sizes")
     steps.add_argument("-f", "--stepfactor", type=lambda text: whole(2, text),
-                       help="multiplied from size to size (default: 2)")  # fmt: skip
+                       help="factor between sizes (default: 2)")  # fmt: skip
     add("-n", "--iters", type=positive, default=100, help="timed samples (default: 100)")
     add("-w", "--warmup_iters", type=lambda text: whole(0, text), default=5,
-        help="calls before them (default: 5)")  # fmt: skip
+        help="calls before the samples (default: 5)")  # fmt: skip
     add("-m", "--agg_iters", type=positive, default=1,
-        help="calls in a sample, whose time is then their mean (default: 1)")  # fmt: skip
+        help="calls per sample, whose time is their mean (default: 1)")  # fmt: skip
     add("-c", "--check", type=lambda text: whole(0, text), default=1,
-        help="0 verifies no results (default: 1)")  # fmt: skip
+        help="0 does not check results (default: 1)")  # fmt: skip
     add("-o", "--op", choices=(*OPS, "all"), default="sum", help="reduction (default: sum)")
     add("-d", "--datatype", type=_dtypes, default="float",
         help=f"all or one of {', '.join(DTYPES)} (default: float)")  # fmt: skip
     add("-r", "--root", type=_root, default=0, help="a rank, or all (default: 0)")
     add("--backend", nargs="+", default=["dscomm"], metavar="NAME",
-        help="what is measured; several take turns (default: dscomm)")  # fmt: skip
+        help="backends to measure, interleaved (default: dscomm)")  # fmt: skip
     add("--touch", action="store_true",
-        help="ranks rewrite their tensors and meet before each timed call")  # fmt: skip
+        help="rewrite the tensors, then synchronize the ranks, before each timed call")  # fmt: skip
     add("--direct", action="store_true",
-        help="also all_reduce and ping_pong by deepspeed_comm's direct calls")  # fmt: skip
+        help="also measure deepspeed_comm's direct calls of all_reduce and ping_pong")  # fmt: skip
     for name, what in (("json", "rows and settings"), ("csv", "rows"), ("plot", "a PNG figure")):
-        add(f"--{name}", type=Path, metavar="FILE", help=f"where rank 0 writes {what}")
+        add(f"--{name}", type=Path, metavar="FILE", help=f"the file for {what}, written by rank 0")
     return parser
 
 
 def parse(arguments: Sequence[str] | None, rank: int, world: int | None) -> Options:
-    """Ends the process with status 2 for a wrong flag, which rank 0 says."""
+    """Parses the flags. Exits with status 2 for a wrong flag; rank 0 prints the error."""
     parser = _parser()
-    parser.is_speaker = rank == 0
+    parser.prints = rank == 0
     given = parser.parse_args(arguments)
     collectives = list(dict.fromkeys(given.collectives)) or ["all_reduce"]
     if "all" in collectives:
@@ -193,5 +194,5 @@ def _sizes(parser: _Parser, given: argparse.Namespace) -> list[int]:
 
 
 def has_meaning(op: str, dtype: str) -> bool:
-    """The mean of whole numbers is none of them."""
+    """Whether `dtype` supports `op`: a mean of integers is not an integer."""
     return op != "avg" or DTYPES[dtype].is_floating_point

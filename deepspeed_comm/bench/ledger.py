@@ -1,5 +1,5 @@
-"""What the ranks tell each other of a run goes through the job's store: a backend that is measured
-carries none of it, so that its faults cannot hide in it."""
+"""Exchanges results between ranks through the job's store, not through a measured backend, whose
+faults could corrupt them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import torch.distributed as dist
 
-_serial = itertools.count()  # of the calls in a process, the same on all ranks
+_serial = itertools.count()  # counts the exchanges of this process, equally on all ranks
 
 
 class Ledger:
-    """Its calls are collective over the default group; values are anything that JSON has. A rank
-    that does not come is an error of the store after the group's timeout."""
+    """Methods are collective over the default group. Values must be serializable as JSON. If a rank
+    is missing, the store raises after the group's timeout."""
 
     def __init__(self) -> None:
         self._store = dist.distributed_c10d._get_default_store()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def gather(self, mine: Any) -> list[Any] | None:
-        """On rank 0 the values of all ranks, in their order; None on the others."""
+        """Returns the values of all ranks, in rank order, on rank 0; None on other ranks."""
         key = f"deepspeed_comm.bench/{next(_serial)}"
         if self.rank != 0:
             self._store.set(f"{key}/{self.rank}", json.dumps(mine))
@@ -30,7 +30,7 @@ class Ledger:
         return [mine, *others]
 
     def agree(self, mine: Any) -> Any:
-        """Rank 0's value, on all ranks."""
+        """Returns rank 0's value on all ranks."""
         key = f"deepspeed_comm.bench/{next(_serial)}"
         if self.rank == 0:
             self._store.set(key, json.dumps(mine))

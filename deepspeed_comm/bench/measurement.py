@@ -1,4 +1,4 @@
-"""Rows of the table: at each size all backends in turns, slowest rank counted, results checked."""
+"""Measures all backends at each size, interleaved; the slowest rank counts, results are checked."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from deepspeed_comm.bench.flags import DTYPES, Options
 from deepspeed_comm.bench.ledger import Ledger
 from deepspeed_comm.bench.plan import Setting
 
-# Samples that a backend takes before it is the next one's turn.
+# Consecutive samples of a backend before the next one's turn.
 TURN = 10
 COPY_BYTES = 64 << 20
 
 
 @dataclasses.dataclass
 class Row:
-    """Of one backend. loop is tight or touch; wrong is None where nothing was checked."""
+    """One backend's result. loop is "tight" or "touch"; wrong is None without a check."""
 
     collective: str
     size_bytes: int
@@ -44,13 +44,13 @@ class Row:
 
     @property
     def call(self) -> tuple[str | int, ...]:
-        """What was measured, whatever the backend."""
+        """The measured call, without the backend."""
         return (self.collective, self.size_bytes, self.type, self.redop, self.root)
 
 
 def compared(rows: Iterable[Row], first: str) -> list[tuple[Row, float]]:
-    """The rows of other backends than `first`, each with its time by that of `first` for the same
-    call, where `first` has one."""
+    """The rows of other backends than `first`, each with its time divided by that of `first` for
+    the same call. Rows without such a time are left out."""
     rows = list(rows)
     times = {row.call: row.time_p50_us for row in rows if row.backend == first}
     return [
@@ -62,7 +62,7 @@ def compared(rows: Iterable[Row], first: str) -> list[tuple[Row, float]]:
 
 @dataclasses.dataclass
 class Refusal:
-    """What a backend cannot do, in its own words."""
+    """A call that a backend does not support, with its error message."""
 
     collective: str
     type: str
@@ -72,7 +72,7 @@ class Refusal:
 
 
 def groups_of(backends: list[str]) -> dict[str, Any]:
-    """A group of all ranks for each backend: the default group where that is its own."""
+    """A group of all ranks for each backend; the default group for its own backend."""
     world: Any = dist.group.WORLD
     carried_by = dist.get_backend()
     return {
@@ -81,14 +81,14 @@ def groups_of(backends: list[str]) -> dict[str, Any]:
 
 
 class Measurement:
-    """Collective over the default group, by whose barrier the ranks meet before they are timed."""
+    """Measures settings. Collective over the default group, whose barrier starts each turn."""
 
     def __init__(self, options: Options, groups: dict[str, Any], ledger: Ledger) -> None:
         self.options, self.groups, self.ledger = options, groups, ledger
 
     def rows(self, setting: Setting) -> Iterator[list[Row | Refusal]]:
-        """One list for each size, the first of which begins with what was refused; on rank 0,
-        elsewhere they are empty."""
+        """Yields one list for each size, on rank 0; empty lists on other ranks. The first list
+        begins with the refusals."""
         sizes = setting.sizes(self.options, self.ledger.world)
         names = list(self.groups)
         if self.options.direct and setting.collective in DIRECT:
@@ -109,19 +109,19 @@ class Measurement:
             found = []
 
     def case(self, name: str, setting: Setting, count: int) -> Case:
-        """Of one of the groups' names, or of dscomm-direct."""
+        """The case of a backend, or of "dscomm-direct"."""
         direct = name == "dscomm-direct"
         group = self.groups["dscomm" if direct else name]
         dtype = DTYPES[setting.dtype]
         return Case(setting.collective, count, dtype, setting.op, setting.root, group, direct)
 
     def _refusal(self, name: str, setting: Setting, count: int) -> str | None:
-        """Why all ranks cannot make this call at all, or None. Raises where only some cannot."""
+        """Why no rank can make this call, or None. Raises RuntimeError if just some cannot."""
         mine = None
         try:
             self.case(name, setting, count).call()
         except (RuntimeError, ValueError, TypeError) as error:
-            # A connection that broke, or a rank that died, is no refusal.
+            # A broken connection or a dead rank is not a refusal.
             if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError"):
                 raise
             lines = str(error).splitlines() or [""]
@@ -132,7 +132,7 @@ class Measurement:
         reason, partly = self.ledger.agree([everyones[failed[0]] if failed else None, partly])
         if partly:
             raise RuntimeError(
-                f"{name}: {setting.collective} failed on some of the ranks alone: {reason}"
+                f"{name}: {setting.collective} failed on some of the ranks only: {reason}"
             )
         return None if reason is None else str(reason)
 
@@ -163,9 +163,9 @@ class Measurement:
         ]  # fmt: skip
 
     def _turn(self, case: Case, samples: int) -> list[float]:
-        """Seconds of one call, by sample."""
+        """Takes samples of this rank: seconds per call."""
         dist.barrier()
-        # In it the ranks come into step, and the caches hold what this backend uses.
+        # An untimed call synchronizes the ranks and warms the caches for this backend.
         case.call()
         times = []
         for _ in range(samples):
@@ -195,13 +195,16 @@ class Measurement:
 
 
 def nearest_rank(numbers: list[float], percent: int) -> float:
-    """The least of them that `percent` of all are not above."""
+    """The percentile by nearest rank."""
     return sorted(numbers)[math.ceil(len(numbers) * percent / 100) - 1]
 
 
 def copy_rate(ledger: Ledger) -> float:
-    """GB/s at which the slowest rank copies COPY_BYTES while all do; the median of five. 0 but on
-    rank 0."""
+    """The copy rate of the slowest rank in GB/s while all ranks copy COPY_BYTES; the median of
+    five.
+
+    0 on other ranks than 0.
+    """
     source = torch.ones(COPY_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
     copy = functools.partial(target.copy_, source)

@@ -1,4 +1,4 @@
-"""What the flags ask for, in the order of the table."""
+"""The settings to measure, in the order of the table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deepspeed_comm.bench.flags import DTYPES, Options, has_meaning
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is measured at one size after another; op and root also where they have no meaning."""
+    """One collective, dtype, operator and root; op and root are set even if unused."""
 
     collective: str
     dtype: str
@@ -20,7 +20,8 @@ class Setting:
     root: int
 
     def sizes(self, options: Options, world: int) -> list[tuple[int, int]]:
-        """(bytes, count), rounded down to whole elements of every rank; none twice."""
+        """The sizes as (bytes, count), rounded down to whole elements of every rank, without
+        repeats."""
         collective = COLLECTIVES[self.collective]
         width = torch.empty(0, dtype=DTYPES[self.dtype]).element_size()
         counts = dict.fromkeys(collective.count(size, width, world) for size in options.sizes)
@@ -38,7 +39,7 @@ class Setting:
 
 
 def settings(options: Options, world: int) -> list[Setting]:
-    """In the order of the table."""
+    """All settings of the flags, in the order of the table."""
     found = []
     for name in options.collectives:
         collective = COLLECTIVES[name]

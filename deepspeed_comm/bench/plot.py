@@ -1,5 +1,5 @@
-"""A figure of a run: for each collective its time against size. Beside it the times of the other
-backends by those of the first one, or, of one backend alone, its bus bandwidth."""
+"""Draws a run: for each collective, the time by size. A second panel has the times relative to the
+first backend's or, for a single backend, the bus bandwidth."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from deepspeed_comm import _figures
 from deepspeed_comm.bench.measurement import Row, compared
 
-_PAIRS_IN_A_LINE = 2  # where there are several collectives
+_PAIRS_IN_A_LINE = 2
 
 
 def curves(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
-    """By collective, by label, in the order of sizes. A label is the backend, and what else differs
-    within the collective."""
+    """The rows by collective and label, ascending by size. A label is the backend, plus the dtype,
+    the operator or the root if these differ within the collective."""
     found: dict[str, dict[str, list[Row]]] = {}
     for name in dict.fromkeys(row.collective for row in rows):
         own = [row for row in rows if row.collective == name]
@@ -31,8 +31,7 @@ def _cells(row: Row, keys: list[str]) -> list[str]:
 
 
 def draw(rows: list[Row], first: str, title: str = "") -> Any:
-    """The matplotlib Figure. `first`: the backend that the others are compared with. `title` says
-    where it was measured, and when."""
+    """Draws the matplotlib Figure. first: the backend that the others are compared with."""
     collectives = curves(rows)
     backends = list(dict.fromkeys(row.backend for row in rows))
     pairs = min(_PAIRS_IN_A_LINE, max(1, len(collectives)))
@@ -50,7 +49,7 @@ def draw(rows: list[Row], first: str, title: str = "") -> Any:
         for label, own in of_labels.items():
             _draw_curve(times, [(row.size_bytes, row.time_p50_us) for row in own], label, looks)
         if len(backends) > 1:
-            beside.set(title=f"{name}: time by that of {first}", ylabel="times as long")
+            beside.set(title=f"{name}: time relative to {first}", ylabel="ratio")
             beside.axhline(1.0, color="black", linewidth=0.8)
             ratios = {id(row): ratio for row, ratio in compared(sum(of_labels.values(), []), first)}
             for label, own in of_labels.items():
@@ -70,8 +69,8 @@ def draw(rows: list[Row], first: str, title: str = "") -> Any:
 def _looks(
     collectives: dict[str, dict[str, list[Row]]], backends: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """By label, the same in all panels. The colour is the backend's, and what else differs has
-    another line; of one backend alone it has another colour."""
+    """Line properties by label, the same in all panels. Each backend has a colour, and its labels
+    have different line styles. With a single backend, its labels have different colours."""
     styles = ("-", "--", ":", "-.")
     backend_of = {
         label: own[0].backend
@@ -96,7 +95,8 @@ def _looks(
 def _draw_curve(
     axes: Any, points: list[tuple[int, float]], label: str, looks: dict[str, dict[str, Any]]
 ) -> None:
-    # 0 has no place on a logarithmic axis: what has no size is a level, a bandwidth of 0 left out.
+    # Logarithmic axes cannot show 0: a call without data is a horizontal line, a bandwidth of 0 is
+    # left out.
     points = [(size, height) for size, height in points if height > 0]
     if points and points[0][0] == 0:
         axes.axhline(points[0][1], label=label, **{**looks[label], "linestyle": ":"})

@@ -1,4 +1,4 @@
-"""What rank 0 says of a run: nccl-tests' table while it goes, and the files at its end."""
+"""The output of rank 0: nccl-tests' table during the run, and the files at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from deepspeed_comm.bench.measurement import Refusal, Row, compared
 from deepspeed_comm.comms_log.files import replaced_when_complete
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
-# nccl-tests' columns, with two percentiles in place of its one time, then the backend.
+# nccl-tests' columns, with two percentiles instead of its one time, and the backend.
 HEADINGS = (
     ("size", "count", "type", "redop", "root", "time p50", "time p99", "algbw", "busbw", "#wrong"),
     ("(B)", "(elements)", "", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", ""),
@@ -33,7 +33,7 @@ _BACKEND_WIDTH = 13
 
 
 def heading(first: str = "") -> str:
-    """`first`: the backend whose times the others are compared with; empty: there is only one."""
+    """The table's heading. first: the backend to compare with; "" with a single backend."""
     ends = (f"  {'backend':<{_BACKEND_WIDTH}}" + (f"  vs {first}" if first else ""), "")
     lines = zip(HEADINGS, ends, strict=True)
     return "\n".join(f"#{_cells(cells)[1:]}{end}".rstrip() for cells, end in lines)
@@ -44,10 +44,10 @@ def _cells(texts: tuple[str, ...]) -> str:
 
 
 def line_of(found: Row | Refusal, ratio: float | None = None) -> str:
-    """`ratio`: its time by that of the first backend."""
+    """One line of the table. ratio: the time relative to the first backend's."""
     if isinstance(found, Refusal):
         what = f"{found.collective} of {found.type}, {found.redop}"
-        return f"# {found.backend} cannot do {what}: {found.reason}"
+        return f"# {found.backend} does not support {what}: {found.reason}"
     wrong = "N/A" if found.wrong is None else str(found.wrong)
     cells = (
         *(str(found.size_bytes), str(found.count), found.type, found.redop, str(found.root)),
@@ -59,7 +59,7 @@ def line_of(found: Row | Refusal, ratio: float | None = None) -> str:
 
 
 def footer(rows: list[Row], first: str) -> list[str]:
-    """nccl-tests' last line for each backend; of several, how long each took against the first."""
+    """nccl-tests' last line for each backend, and the times relative to the first backend."""
     backends = sorted({row.backend: None for row in rows}, key=lambda name: name != first)
     lines = []
     for backend in backends:
@@ -79,13 +79,13 @@ def footer(rows: list[Row], first: str) -> list[str]:
 
 def introduction(options: Options, world: int) -> str:
     call = "after each rank rewrote its tensors" if options.touch else "in a tight loop"
-    turns = " in turns" if len(options.backends) + options.direct > 1 else ""
+    turns = ", interleaved" if len(options.backends) + options.direct > 1 else ""
     return (
         f"# {world} rank{'s' * (world != 1)}, torch {torch.__version__}, {processor_name()}\n"
         f"# rank 0 on {describe_place()}\n"
         f"# {options.iters} samples of {options.agg_iters} call{'s' * (options.agg_iters != 1)}"
         f"{turns}, {call}; "
-        "times are those of the slowest rank"
+        "times of the slowest rank"
     )
 
 
@@ -94,16 +94,17 @@ Tell = Callable[[str], None]
 
 @contextlib.contextmanager
 def progress(rank: int, steps: int) -> Iterator[tuple[Callable[[], None], Tell]]:
-    """(call after each step, print a line), which do nothing but on rank 0. A bar on a terminal."""
+    """Yields (call after each step, print a line); both do nothing on other ranks than 0. Shows a
+    bar on a terminal."""
     if rank != 0:
         yield (lambda: None), (lambda line: None)
         return
     bar: Any = None
     if sys.stdout.isatty():
-        with contextlib.suppress(ImportError):  # a bar is not worth a failure
+        with contextlib.suppress(ImportError):  # the bar is optional
             from rich.progress import Progress
 
-            # Drawn between measurements alone: no thread that wakes up in them.
+            # Drawn between measurements only, because a thread would disturb them.
             bar = Progress(transient=True, auto_refresh=False)
     if bar is None:
         yield (lambda: None), (lambda line: print(line, flush=True))
@@ -117,10 +118,10 @@ def progress(rank: int, steps: int) -> Iterator[tuple[Callable[[], None], Tell]]
 
 
 def why_not_writable(options: Options) -> str | None:
-    """What would keep rank 0 from writing the files, found before hours of measuring."""
+    """Why rank 0 could not write the files, or None; checked before the measurement."""
     for path in (options.json, options.csv, options.plot):
         if path is not None and (not path.absolute().parent.is_dir() or path.is_dir()):
-            return f"{path}: its folder has to exist, and it must be none itself"
+            return f"{path}: its folder must exist, and it must not be a folder"
     if options.plot is not None:
         try:
             import matplotlib  # noqa: F401
@@ -134,7 +135,10 @@ def why_not_writable(options: Options) -> str | None:
 def write_files(
     options: Options, world: int, found: list[Row | Refusal], copies: tuple[float, float]
 ) -> None:
-    """copies: GB/s, before and after. Raises OSError where a file cannot be written."""
+    """Writes the files of the flags. copies: the copy rates before and after, in GB/s.
+
+    Raises OSError if a file cannot be written.
+    """
     rows = [each for each in found if isinstance(each, Row)]
     if options.json is not None:
         _write_json(options.json, options, world, found, copies)
