@@ -1,10 +1,10 @@
-"""The doctor: looks at one host and says what would keep dscomm from working there.
+"""The doctor: checks one host for faults that keep dscomm from working.
 
     dscomm doctor [--json] [--hosts] [--limit SECONDS]
 
-Run it on each host, in the environment, container and job in which the ranks run: under a launcher
-it also looks at what that has set. Nothing is changed, and nothing is left behind. What might crash
-or hang happens in processes of its own, which are ended at the limit.
+Run it on each host, in the environment, container and job of the ranks; under a launcher it also
+checks the launcher's variables. It changes nothing and leaves no files. Checks that may crash or
+hang run in child processes, which are killed at the limit.
 
-The exit status is 0 without a problem, 1 with one, 2 for a wrong option. Warnings are no problems.
+The exit status is 0 without a problem, 1 with one, 2 for a wrong option. Warnings are not problems.
 """

@@ -1,4 +1,4 @@
-"""`dscomm doctor`: runs the checks and shows what they found."""
+"""`dscomm doctor`: runs the checks and prints their findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deepspeed_comm.doctor.report import (
 
 def main() -> int:
     options = parse_options()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # what is under way is ended as at any exit
+    for number in (signal.SIGTERM, signal.SIGHUP):  # ends the child processes, too
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     show = (lambda finding: None) if options.json else printer()
     findings: list[Finding] = []
@@ -44,22 +44,22 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dscomm doctor",
-        description="Look at this host and say what would keep dscomm from working on it.",
+        description="Check this host for faults that keep dscomm from working.",
         epilog="Exit status: 0 without a problem, 1 with one, 2 for a wrong option.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--hosts",
         action="store_true",
-        help="groups are to span hosts: what keeps MPI from working is a problem (without it, and "
-        "where no launcher says so, a warning)",
+        help="the job spans hosts, so a fault of MPI is a problem, not a warning; the default if a "
+        "launcher says so",
     )
     parser.add_argument(
         "--limit",
         type=seconds,
         default=60.0,
         metavar="SECONDS",
-        help="what each check that runs a process may take (default: 60)",
+        help="time limit of each check that runs a process (default: 60)",
     )
     return parser.parse_args()
 

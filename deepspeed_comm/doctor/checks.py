@@ -1,4 +1,4 @@
-"""The list of checks, and the guard around each: none of them raises."""
+"""The list of checks, and a guard that turns their exceptions into problems."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ CHECKS: dict[str, Check] = {
 }
 
 
-# Groups of one host work without these.
+# Checks that only matter to groups of several hosts.
 FOR_HOSTS = ("folders", "MPI", "PMIx helper")
 
 
 def examine(
     limit_s: float, checks: dict[str, Check] = CHECKS, hosts: bool = False
 ) -> Iterator[Finding]:
-    """Runs the checks, one after the other; gives each finding as soon as it is there. `hosts`:
-    groups are to span hosts, so what keeps them from it is a problem, and no warning."""
+    """Runs the checks, and yields each finding when it is ready.
+
+    limit_s: the time limit of each child process. hosts: whether groups span hosts; if not, the
+    problems of FOR_HOSTS become warnings.
+    """
     examination = Examination(limit_s)
     for name, check in checks.items():
         finding = Finding(name)
@@ -45,7 +48,7 @@ def examine(
         except Exception as error:
             finding.problem(
                 f"the check itself failed: {type(error).__name__}: {error}",
-                "look at what it names; if that is in order, report this as a defect of the doctor",
+                "check the named cause; if it is in order, report this as a bug of the doctor",
             )
         if name in FOR_HOSTS and not hosts:
             finding.soften()

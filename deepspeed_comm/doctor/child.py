@@ -1,7 +1,7 @@
-"""Processes for what might crash or hang: each tells facts as it goes, and is ended at its limit.
+"""Child processes for checks that may crash or hang; each has a time limit.
 
-A child is a program of this package. It writes its facts to standard output, a line of JSON each,
-so that what it found before it crashed is known.
+A child is a program of this package. It prints its facts as lines of JSON, so that facts found
+before a crash are known.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import IO, Any
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _MARK = "doctor: "
 TOO_LATE = "did not end in time"  # of Answer.ended
-# Of faulthandler: the signal, the thread, where it was.
+# The first lines of faulthandler's report: the signal, the thread, the place.
 _LINES_OF_A_CRASH = 4
-# For a child to be gone once it has been killed.
+# The time for a killed child to end.
 _KILLED_S = 5.0
 
 
@@ -33,22 +33,22 @@ _libc = ctypes.CDLL(None)
 
 
 def _end_with_parent() -> None:
-    """In the child: should the doctor be killed, so is this."""
+    """In the child: asks the kernel to kill this process if the doctor dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def tell(**facts: Any) -> None:
-    """Called by the child."""
+    """In the child: reports facts."""
     print(_MARK + json.dumps(facts), flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a child said, and how it ended; `ended` is empty where it ended well."""
+    """A child's facts, and how it ended; `ended` is "" after success."""
 
     facts: dict[str, Any]
     ended: str
-    errors: str  # the end of its standard error
+    errors: str  # the last line of its standard error
 
     @property
     def reason(self) -> str:
@@ -56,14 +56,14 @@ class Answer:
 
 
 class Child:
-    """A child under way. A context manager, at whose end it is ended."""
+    """A running child. A context manager that kills it at its end."""
 
     def __init__(
         self,
         command: list[str],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        # Files, not pipes: what the child has started may hold a pipe open for ever.
+        # Files, not pipes, because a grandchild may keep a pipe open.
         self._output: IO[bytes] = tempfile.TemporaryFile()
         self._errors: IO[bytes] = tempfile.TemporaryFile()
         try:
@@ -73,7 +73,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._errors,
-                # A process group of its own, so that what it starts can be ended with it.
+                # A process group, so that grandchildren are killed, too.
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
@@ -92,15 +92,15 @@ class Child:
 
     def _end(self) -> None:
         if self._process.poll() is None:
-            # It has not been waited for, so the number is still its own.
+            # The child has not been waited for, so its pid is not reused.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            # One that waits for a device, or for a file system that is gone, does not end.
+            # A child that waits for a device or a dead file system cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILLED_S)
 
     def answer(self, limit_s: float) -> Answer:
-        """Waits for its end, so many seconds at most; then it is ended."""
+        """Waits for the child's end; kills it after limit_s seconds."""
         ended = ""
         try:
             status = self._process.wait(max(limit_s, 0))
@@ -118,31 +118,32 @@ class Child:
         facts: dict[str, Any] = {}
         for line in _text_of(self._output).splitlines():
             if line.startswith(_MARK):
-                # One that crashed may have left half a line.
+                # A crash may leave half a line.
                 with contextlib.suppress(ValueError):
                     facts.update(json.loads(line[len(_MARK) :]))
         return Answer(facts, ended, _last_words(_text_of(self._errors)))
 
 
 def run(command: list[str], limit_s: float, environment: Mapping[str, str] | None = None) -> Answer:
+    """Runs a child to its end, or for limit_s seconds."""
     with Child(command, environment) as child:
         return child.answer(limit_s)
 
 
 def program(module: str, *arguments: str) -> list[str]:
-    """The command of a child that is a module of this folder."""
+    """The command that runs a module of this folder as a child."""
     return [sys.executable, "-X", "faulthandler", "-m", f"{__package__}.{module}", *arguments]
 
 
 def file(name: str, *arguments: str) -> list[str]:
-    """The command of a child that is a file of this folder, and does not import this package."""
+    """The command that runs a file of this folder as a child, without importing this package."""
     run = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
     return [sys.executable, "-X", "faulthandler", "-c", run, path, *arguments]
 
 
 def program_environment() -> dict[str, str]:
-    """The environment, in which the child finds the package that asks."""
+    """This environment, with this package in the child's PYTHONPATH."""
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), _PACKAGE_PARENT]
     return {
         "OMP_NUM_THREADS": "1",
@@ -153,7 +154,7 @@ def program_environment() -> dict[str, str]:
 
 
 class Limit:
-    """So many seconds from now on, shared by several waits."""
+    """A deadline, shared by several waits."""
 
     def __init__(self, seconds: float) -> None:
         self._end_s = time.monotonic() + seconds
@@ -175,7 +176,7 @@ def _text_of(file: IO[bytes]) -> str:
 
 
 def _last_words(text: str, most: int = 600) -> str:
-    """The end of an output as one line: the last line of a traceback, the first ones of a crash."""
+    """One line of an output's end: the last line of a traceback, or the first lines of a crash."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     crash = [place for place, line in enumerate(lines) if line.startswith("Fatal Python error")]
     if crash:

@@ -1,4 +1,4 @@
-"""`dscomm config`: every setting, its value here, its default, and where the value is from."""
+"""`dscomm config`: every setting, its value, its default, and the source of the value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import status_of
 
-LIMIT_S = 60.0  # for a child to load the native module
+LIMIT_S = 60.0  # of the child that loads the native module
 
 
 def main() -> int:
@@ -40,17 +40,19 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dscomm config",
-        description="Show every setting, its value, its default, and where the value is from.",
-        epilog="Exit status: 0; 1 where a value is none that is allowed, or a name starts with "
-        "DSCOMM_ and is no setting, or the native module does not load.",
+        description="Show every setting, its value, its default, and the source of the value.",
+        epilog="Exit status: 0; 1 if a value is not allowed, if a variable DSCOMM_... is not a "
+        "setting, or if the native module does not load.",
     )
-    parser.add_argument("--changed", action="store_true", help="only those that are not default")
+    parser.add_argument(
+        "--changed", action="store_true", help="only settings that differ from their default"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser.parse_args()
 
 
 def chosen(rows: list[dict[str, str]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The extension's table of settings with "value" and "origin" ("default", "environment")."""
+    """Adds "value" and "origin" ("default" or "environment") to the extension's settings."""
     found = []
     for row in rows:
         # An empty value means the default.
@@ -61,7 +63,7 @@ def chosen(rows: list[dict[str, str]], environment: Mapping[str, str]) -> list[d
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """A line each: name, value with its unit, origin, default."""
+    """Prints a line for each setting: name, value with unit, origin, default."""
     if not rows:
         print("all settings have their defaults")
         return

@@ -1,4 +1,4 @@
-"""What the checks share: the limit of each wait, and what the probe of the extension told."""
+"""The state that checks share: the time limit, and the answer of the extension's probe."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from deepspeed_comm.doctor import child
 
 @dataclasses.dataclass(frozen=True)
 class MpiLibrary:
-    """One that groups of several hosts can use, as csrc/core/transport/load.cc knows it."""
+    """An MPI library for groups of several hosts, as in csrc/core/transport/load.cc."""
 
-    setting: str  # of DSCOMM_MPI
+    setting: str  # its value of DSCOMM_MPI
     name: str
     module: str  # the file built with it
-    version_key: str  # of the build record: what it was built with
-    to_run: str  # what to install
+    version_key: str  # the key of its version in the build record
+    to_run: str  # the commands that install it
 
 
 OPEN_MPI = MpiLibrary(
@@ -37,21 +37,21 @@ MPICH = MpiLibrary(
 
 
 class Examination:
-    """One run of the doctor. limit_s is what each child may take, in seconds."""
+    """One run of the doctor. limit_s: the time limit of each child."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
 
     @functools.cached_property
     def extension(self) -> child.Answer:
-        """Of probe_extension.py."""
+        """The answer of probe_extension.py."""
         return child.run(
             child.program("probe_extension"), self.limit_s, child.program_environment()
         )
 
     @property
     def mpi(self) -> MpiLibrary:
-        """The library that groups of several hosts would use."""
+        """The MPI library that groups of several hosts would use."""
         wanted = os.environ.get("DSCOMM_MPI", "auto")
         for library in (OPEN_MPI, MPICH):
             if wanted == library.setting or (wanted == "auto" and self._built(library.module)):
@@ -60,12 +60,12 @@ class Examination:
 
     @property
     def transport_file(self) -> str:
-        """The module that carries groups between hosts, or "" where the build has none."""
+        """The path of the transport module for MPI, or "" if the build has none."""
         return self._built(self.mpi.module)
 
     @property
     def helper_file(self) -> str:
-        """dscomm-pmix, or "" where the build has none."""
+        """The path of dscomm-pmix, or "" if the build has none."""
         return self._built("dscomm-pmix")
 
     def _built(self, name: str) -> str:
@@ -76,6 +76,6 @@ class Examination:
 
 
 def setting(name: str, default: int) -> int:
-    """A setting as the core reads it; the default where it is not set, or is a mistake."""
+    """A setting's value; `default` if it is not set or invalid."""
     text = os.environ.get(name, "")
     return int(text) if text.isdigit() else default

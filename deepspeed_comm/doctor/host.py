@@ -1,8 +1,8 @@
-"""Checks of the host: processors, memory, descriptors, and what sharing memory needs.
+"""Checks of the host: processors, memory, descriptors, and the conditions for shared memory.
 
-dscomm shares memory by descriptors that are passed over abstract Unix sockets, so what counts is
-the network namespace and the user. It uses neither process_vm_readv nor ptrace nor names in
-/dev/shm, so what forbids or limits these does not matter.
+dscomm shares memory by passing descriptors over abstract Unix sockets, so ranks need the same
+network namespace and user. It does not use process_vm_readv, ptrace or files in /dev/shm, so limits
+on these do not matter.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from deepspeed_comm.doctor.job import fast_adapters
 from deepspeed_comm.doctor.report import Finding
 
 _CGROUPS = Path("/sys/fs/cgroup")
-# As csrc/core/shm/arena.cc: what is left to the rest of the machine, the least arena, and the share
-# of the address space that an arena may take.
+# Of csrc/core/shm/arena.cc: the memory left to other programs, the smallest arena, and the inverse
+# share of the address space that an arena may take.
 _SPARE_BYTES = 16 << 20
 _LEAST_ARENA_BYTES = 1 << 20
 _ARENA_SHARE = 16
@@ -37,14 +37,14 @@ _STAGING_BYTES, _CHUNK_BYTES, _ARENA_BYTES = (
     512 << 10,
     1 << 30,
 )  # the defaults of csrc/core/base/settings.h
-_LEAST_CHUNKS = 4  # in the staging
+_LEAST_CHUNKS = 4  # in the staging memory
 _PAGE_OF_LINES = 4096
-# What Open MPI takes of /dev/shm for each rank of a host, as csrc/pmix/main.cc.
+# Open MPI's use of /dev/shm for each rank of a host, as in csrc/pmix/main.cc.
 _MPI_SHARED_BYTES = 8 << 20
-# What a rank opens beside two for each other one: dscomm's own, and the job's store. Two ranks that
-# do nothing else work with 14 in all.
+# Descriptors of a rank for dscomm and the job's store, besides two for each other rank. Two ranks
+# need 14 in all.
 _OWN_DESCRIPTORS = 12
-# With what programs open beside that: files, and the workers of a DataLoader.
+# Descriptors that programs usually need: files, and the workers of a DataLoader.
 _USUAL_DESCRIPTORS = 256
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, of Linux 5.1
@@ -68,17 +68,17 @@ def check_processors(finding: Finding, examination: Examination) -> None:
     if ranks is None:
         return
     finding.say(f"the launcher starts {ranks} ranks on this host")
-    # A rank that is bound shows its own cpus alone; the others have theirs.
+    # A bound rank sees only its own CPUs; other ranks have others.
     room = min(quota, online if len(cpus) < online else cores)
     if ranks > room:
         finding.warn(
-            f"{ranks} ranks share {room:g} cores: who waits takes the time of who computes",
-            "start one rank for each core at most, or give the job more cores",
+            f"{ranks} ranks share {room:g} cores: waiting ranks slow down computing ones",
+            "start at most one rank per core, or give the job more cores",
         )
 
 
 def cpu_quota() -> float:
-    """The time of how many cpus this process's cgroups allow; inf without a limit."""
+    """The CPU quota of this process's cgroups, in CPUs; inf without a limit."""
     quotas = [math.inf]
     for controllers, folder in _cgroup_folders("cpu"):
         with contextlib.suppress(OSError, ValueError):  # a group without this controller, or "max"
@@ -93,10 +93,10 @@ def cpu_quota() -> float:
 
 
 def _cgroup_folders(controller: str) -> Iterator[tuple[str, Path]]:
-    """(controllers of v1, or "" for v2; folder) of this process's cgroups and all above them."""
+    """(controllers of v1, or "" for v2; folder) of this process's cgroups and their parents."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:  # a kernel without them
+    except OSError:  # a kernel without cgroups
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -110,16 +110,16 @@ def _cgroup_folders(controller: str) -> Iterator[tuple[str, Path]]:
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Bytes that can still be taken, and what sets that limit."""
+    """The available memory in bytes, and the limit that decides it."""
 
     available_bytes: float
     limit: str
 
 
 def memory_room() -> Room:
-    """The least of MemAvailable and what the cgroups leave, as csrc/core/base/memory_limit.cc."""
+    """The minimum of MemAvailable and the cgroups' limits, as in csrc/core/base/memory_limit.cc."""
     rooms = [Room(math.inf, "no limit")]
-    with contextlib.suppress(OSError):  # then the cgroups alone say
+    with contextlib.suppress(OSError):  # without it, the cgroups decide
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 rooms.append(Room(int(line.split()[1]) * 1024, "MemAvailable"))
@@ -150,7 +150,7 @@ def check_memory(finding: Finding, examination: Examination) -> None:
         limited_by=room.limit,
         needed_bytes=needed,
     )
-    finding.say(f"{_size(room.available_bytes)} can be taken, by {room.limit}")
+    finding.say(f"{_size(room.available_bytes)} available, limited by {room.limit}")
     if room.available_bytes < needed:
         finding.problem(
             f"{ranks} ranks need {_size(needed)} for a first group",
@@ -163,13 +163,13 @@ def check_memory(finding: Finding, examination: Examination) -> None:
 
 
 def _check_memfd(finding: Finding) -> None:
-    """Makes memory as an arena is made."""
+    """Makes shared memory like an arena."""
     try:
         descriptor = os.memfd_create("dscomm-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         finding.problem(
             f"memfd_create fails: {error.strerror}",
-            "allow it in the seccomp profile of the container; shared memory is made by it",
+            "allow it in the seccomp profile of the container; dscomm's shared memory needs it",
         )
         return
     try:
@@ -184,13 +184,13 @@ def _check_memfd(finding: Finding) -> None:
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
                 finding.say("memfd: works")
                 finding.warn(
-                    "this kernel cannot keep peers from writing into it",
-                    "Linux 5.1 or newer can; until then ranks trust each other",
+                    "this kernel cannot make it read-only for peers",
+                    "use Linux 5.1 or newer; until then, ranks must trust each other",
                 )
     except OSError as error:
         finding.problem(
-            f"a memfd can be made, and cannot be used: {error.strerror}",
-            "look at ulimit -f, ulimit -v, and the seccomp profile of the container",
+            f"a memfd can be created, but not used: {error.strerror}",
+            "check ulimit -f, ulimit -v, and the seccomp profile of the container",
         )
     finally:
         os.close(descriptor)
@@ -211,7 +211,7 @@ def _check_address_space(finding: Finding) -> None:
         finding.say(f"the limit on {name} (ulimit {option}) is {_size(soft)}")
         if arena < _LEAST_ARENA_BYTES:
             finding.problem(
-                f"that leaves {_size(arena)} for shared memory; 1.0 MiB is the least",
+                f"that leaves {_size(arena)} for shared memory; the minimum is 1.0 MiB",
                 f"raise it: ulimit {option} unlimited",
             )
         elif arena < wanted:
@@ -231,7 +231,7 @@ def _check_locked_memory(finding: Finding) -> None:
     finding.facts["limit_locked_memory"] = _limit_or_none(soft)
     if fast_adapters() and soft != resource.RLIM_INFINITY:
         finding.warn(
-            f"{_size(soft)} may be locked (ulimit -l), and MPI locks what it sends over "
+            f"the limit on locked memory (ulimit -l) is {_size(soft)}, and MPI locks its data on "
             f"{', '.join(fast_adapters())}",
             "raise it for the user of the ranks: ulimit -l unlimited",
         )
@@ -242,13 +242,13 @@ def _check_shared_folder(finding: Finding, examination: Examination, ranks: int)
         usage = shutil.disk_usage("/dev/shm")
     except OSError as error:
         finding.facts["dev_shm"] = None
-        finding.say(f"/dev/shm: {error.strerror}; dscomm does without it")
+        finding.say(f"/dev/shm: {error.strerror}; dscomm does not need it")
         return
     finding.facts["dev_shm"] = {"bytes": usage.total, "free_bytes": usage.free}
-    text = f"/dev/shm: {_size(usage.total)}, {_size(usage.free)} free; dscomm does without it"
+    text = f"/dev/shm: {_size(usage.total)}, {_size(usage.free)} free; dscomm does not need it"
     has_open_mpi = examination.mpi is OPEN_MPI and examination.transport_file
     if has_open_mpi and usage.free < ranks * _MPI_SHARED_BYTES:
-        text += ", and Open MPI takes the folder for temporary files instead"
+        text += ", and Open MPI uses the folder for temporary files instead"
     finding.say(text)
 
 
@@ -260,33 +260,34 @@ def check_folders(finding: Finding, examination: Examination) -> None:
     finding.say(f"temporary files: {temporary}; home: {home or 'HOME is not set'}")
     if not os.access(temporary, os.W_OK | os.X_OK):
         finding.problem(
-            f"{temporary}, the folder for temporary files, cannot be written",
-            "set TMPDIR to one that can be, on a disk of the host; groups of several hosts need it",
+            f"{temporary}, the folder for temporary files, is not writable",
+            "set TMPDIR to a writable folder on a local disk; groups of several hosts need it",
         )
     if home and not os.access(home, os.R_OK | os.X_OK):
         finding.warn(
-            f"HOME={home} cannot be read: settings of Open MPI and caches of torch's compiler are "
-            "looked for there",
-            "set HOME to the user's folder, which a container may not have",
+            f"HOME={home} is not readable: Open MPI has settings there, torch.compile caches",
+            "set HOME to a readable folder; a container may lack the user's",
         )
 
 
 def check_descriptors(finding: Finding, examination: Examination) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = len(os.listdir("/proc/self/fd")) - 1  # one lists them
-    ranks = ranks_of_host(os.environ) or 2  # where no launcher says more: the least that talk
-    # One for each peer, and of the rank that keeps the job's store a connection to each.
+    opened = len(os.listdir("/proc/self/fd")) - 1  # without listdir's own
+    ranks = ranks_of_host(os.environ) or 2  # without a launcher, the fewest that communicate
+    # One for each peer; the rank with the job's store has a connection to each, too.
     needed = opened + _OWN_DESCRIPTORS + 2 * ranks
     finding.facts.update(soft=_limit_or_none(soft), hard=_limit_or_none(hard), open=opened)
     finding.facts.update(needed=needed)
-    finding.say(f"{_number(soft)} can be open (ulimit -n), at most {_number(hard)}; {opened} are")
+    finding.say(
+        f"the limit is {_number(soft)} (ulimit -n), at most {_number(hard)}; {opened} are open"
+    )
     usual = _USUAL_DESCRIPTORS + needed
     if soft == resource.RLIM_INFINITY or soft >= usual:
         return
     advice = f"raise the limit: ulimit -n {usual}, or more"
     if hard != resource.RLIM_INFINITY and hard < usual:
         advice = (
-            f"have the hard limit raised to {usual} or more (limits.conf, or the option of the "
+            f"have the hard limit raised to {usual} or more (limits.conf, or an option of the "
             "container)"
         )
     if soft < needed:
@@ -302,29 +303,29 @@ def check_descriptors(finding: Finding, examination: Examination) -> None:
 def check_sharing(finding: Finding, examination: Examination) -> None:
     names = {}
     for name in ("net", "pid", "user", "ipc", "mnt"):
-        with contextlib.suppress(OSError):  # what is missing is warned of below
+        with contextlib.suppress(OSError):  # the check below warns of missing ones
             names[name] = os.readlink(f"/proc/self/ns/{name}")
     container = _container()
     finding.facts.update(user=os.geteuid(), namespaces=names, container=container)
     finding.say(
-        f"ranks share memory where they run as user {os.geteuid()} in the network namespace "
+        f"ranks share memory if they run as user {os.geteuid()} in the network namespace "
         f"{names.get('net', 'unknown')}; other namespaces may differ"
     )
     if container:
         finding.say(
-            f"this is a container ({container}); two that have a network each are two hosts"
+            f"this is a container ({container}); containers with separate networks count as hosts"
         )
     if "net" not in names or not Path("/proc/sys/kernel/random/boot_id").exists():
         finding.warn(
-            "/proc does not tell the host's boot id and network namespace",
-            "mount /proc; until then ranks ask every member whether it is on this host",
+            "/proc has no boot id or no network namespace",
+            "mount /proc; until then, ranks ask every member whether it is on this host",
         )
     _check_sockets(finding)
     _check_process_descriptors(finding)
 
 
 def _container() -> str:
-    """What says that this is a container, or ""."""
+    """The sign that this is a container, or ""."""
     for mark in ("/.dockerenv", "/run/.containerenv"):
         if os.path.exists(mark):
             return mark
@@ -335,7 +336,7 @@ def _container() -> str:
 
 
 def _check_sockets(finding: Finding) -> None:
-    """Two ends meet at an abstract name, as ranks do."""
+    """Connects two sockets by an abstract name, as ranks do."""
     name = b"\0dscomm-doctor-" + secrets.token_hex(8).encode()
     try:
         with contextlib.ExitStack() as ends:
@@ -351,7 +352,7 @@ def _check_sockets(finding: Finding) -> None:
     except OSError as error:
         finding.problem(
             f"abstract Unix sockets fail: {error}",
-            "allow them in the security profile of the container; ranks meet by them",
+            "allow them in the security profile of the container; ranks connect with them",
         )
 
 
@@ -362,8 +363,8 @@ def _check_process_descriptors(finding: Finding) -> None:
     except (OSError, AttributeError) as error:
         finding.warn(
             f"pidfd_open fails: {error}",
-            "Linux 5.3 has it, and the container's seccomp profile must allow it; without it the "
-            "state of a rank that is slow cannot be told",
+            "use Linux 5.3 or newer, and allow it in the container's seccomp profile; without it, "
+            "errors do not show the state of a slow rank",
         )
 
 
@@ -376,7 +377,7 @@ def _number(limit: int) -> str:
 
 
 def _size(count: float) -> str:
-    """Bytes, as 1.5 GiB."""
+    """Formats bytes: 1.5 GiB."""
     if math.isinf(count):
         return "any amount"
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):

@@ -1,4 +1,4 @@
-"""`dscomm info`: versions, this host, and the ways between ranks here."""
+"""`dscomm info`: versions, this host, and the transports available on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepspeed_comm._machine import describe_place, processor_name
 from deepspeed_comm.doctor.examination import MPICH, OPEN_MPI, Examination
 from deepspeed_comm.doctor.report import status_of
 
-LIMIT_S = 60.0  # for a child to load the native module
+LIMIT_S = 60.0  # of the child that loads the native module
 
 
 def main() -> int:
@@ -32,15 +32,15 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dscomm info",
-        description="Show versions, this host, and the ways between ranks here.",
-        epilog="Exit status: 0; 1 where the native module does not load.",
+        description="Show versions, this host, and the transports available on it.",
+        epilog="Exit status: 0; 1 if the native module does not load.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     return parser.parse_args()
 
 
 def gather(examination: Examination) -> dict[str, str]:
-    """By what it is about, a line of text each."""
+    """The lines of the output, by their heading."""
     extension = examination.extension
     facts, build = extension.facts, extension.facts.get("build", {})
     python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -51,7 +51,7 @@ def gather(examination: Examination) -> dict[str, str]:
         "native module": native_module(facts, build, extension.reason),
         "processor": processor_name(),
         "host": describe_place(),
-        "inside a host": "memory that the ranks share"
+        "inside a host": "shared memory"
         if facts.get("group") == "made"
         else f"nothing: {facts.get('group_error') or 'no group could be made'}",
         "between hosts": between_hosts(examination, build),
@@ -73,7 +73,7 @@ def native_module(facts: dict[str, Any], build: dict[str, str], reason: str) -> 
 
 
 def between_hosts(examination: Examination, build: dict[str, str]) -> str:
-    """The MPI that DSCOMM_MPI chooses among those that the build has."""
+    """The MPI library chosen by DSCOMM_MPI, and the others of the build."""
     libraries = (OPEN_MPI, MPICH)
     versions = {library.name: build.get(library.version_key) for library in libraries}
     built = {name: version for name, version in versions.items() if version}

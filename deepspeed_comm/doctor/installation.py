@@ -1,4 +1,4 @@
-"""Checks of what is installed: versions, the native module, its instruction set, the settings."""
+"""Checks of the installation: versions, the native module, its instruction set, the settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import Finding
 
 _TESTED_TORCH = ("1.13.", "2.13.")
-# torch loads its plugins from 2.5 on, and from 2.14 on also asks for a backend that it misses.
+# torch loads plugins since 2.5; since 2.14 it also searches the plugin of an unknown backend.
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _FIRST_WITH_PLUGINS, _FIRST_THAT_ASKS = (2, 5), (2, 14)
 _PLUGIN_GROUPS = ("torch.backends", "torch.distributed.backends")
 _TORCH_COMMAND = "pip install torch==2.13.0, then build deepspeed_comm again"
-# By which features of the kernel: memory that peers cannot write, and descriptors of processes.
+# Linux 5.1 has memory that is read-only for peers; 5.3 has pidfd_open().
 _BEST_KERNEL = (5, 3)
 
-# From Highway's instruction sets to what they need, slowest first. Those above AVX3 differ from it
-# in what reductions do not use.
+# Ranks of Highway's instruction sets by speed. Reductions do not use the additions to AVX3.
 _VECTORS = {
     "EMU128": 0,
     "SCALAR": 0,
@@ -75,15 +74,15 @@ def check_versions(finding: Finding, examination: Examination) -> None:
         finding.problem("this torch was built without torch.distributed", _TORCH_COMMAND)
     if not facts["torch"].startswith(_TESTED_TORCH):
         finding.warn(
-            f"torch {facts['torch']} has not been tested, 1.13.1 and 2.13 have",
-            "run the tests on it (make test), or take a torch that is tested",
+            f"torch {facts['torch']} is not tested; 1.13.1 and 2.13 are",
+            "run the tests with it (make test), or use a tested torch",
         )
     numbers = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if numbers < _BEST_KERNEL:
         finding.warn(
-            f"Linux {platform.release()} is older than 5.3: peers are trusted not to write into "
-            "each other's memory, and a rank that dies may be noticed later",
-            "take a newer kernel where you can",
+            f"Linux {platform.release()} is older than 5.3: peers may be able to write to each "
+            "other's memory, and a dead rank may be noticed later",
+            "use a newer kernel if possible",
         )
 
 
@@ -105,16 +104,16 @@ def check_extension(finding: Finding, examination: Examination) -> None:
     if "torch" in facts:
         finding.say(f"torch's C++ ABI: {'cxx11' if facts['cxx11_abi'] else 'before cxx11'}")
     if "extension_error" in facts:
-        # It says how to build it again. The loader says which library is missing.
+        # The message has the command that rebuilds it, or the loader's missing library.
         missing = re.search(r"\(lib(hwloc|hwy)\S* cannot open", facts["extension_error"])
         advice = "run the command above"
         if missing:
-            advice = "apt-get install libhwloc15 libhwy1, or what they are called here"
+            advice = "apt-get install libhwloc15 libhwy1, or their packages on this system"
         finding.problem(facts["extension_error"], advice)
         return
     if "extension" not in facts:
         finding.problem(
-            f"it was not loaded ({answer.reason or 'no torch.distributed to load it with'})",
+            f"it was not loaded ({answer.reason or 'torch.distributed is missing'})",
             f"build it again against this torch: {_plugin.rebuild_command()}",
         )
         return
@@ -123,10 +122,10 @@ def check_extension(finding: Finding, examination: Examination) -> None:
     if not facts["registered"]:
         finding.problem(
             'torch does not know the backend "dscomm"',
-            "import deepspeed_comm says why, as a warning",
+            "run python -c 'import deepspeed_comm'; its warning has the reason",
         )
     if "group_error" in facts:
-        finding.problem(f"a group of one rank fails: {facts['group_error']}", "mend that first")
+        finding.problem(f"a group of one rank fails: {facts['group_error']}", "fix that first")
     elif answer.ended:
         finding.problem(f"a group of one rank failed ({answer.reason})", "build it again")
     if build.get("sanitizers"):
@@ -139,29 +138,29 @@ def check_extension(finding: Finding, examination: Examination) -> None:
 
 
 def _check_plugin(finding: Finding, torch_version: str) -> None:
-    """Whether torch finds the backend in a program that does not import the package."""
+    """Checks that torch finds the backend in a program that does not import the package."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
     finding.facts["is_plugin"] = is_plugin(numbers, os.environ)
     if finding.facts["is_plugin"]:
         return
     if numbers < _FIRST_WITH_PLUGINS:
-        finding.say(f"torch {torch_version} knows no plugins: programs import deepspeed_comm")
+        finding.say(f"torch {torch_version} has no plugins: programs must import deepspeed_comm")
     elif os.environ.get(_AUTOLOAD, "1") != "1":
         finding.warn(
-            f"{_AUTOLOAD}={os.environ[_AUTOLOAD]}: torch loads no plugins, and does not know "
-            "dscomm in a program that does not import deepspeed_comm",
-            f"import deepspeed_comm before init_process_group(), or take {_AUTOLOAD} away",
+            f"{_AUTOLOAD}={os.environ[_AUTOLOAD]}: torch loads no plugins, so programs must import "
+            "deepspeed_comm to use dscomm",
+            f"import deepspeed_comm before init_process_group(), or unset {_AUTOLOAD}",
         )
     else:
         finding.warn(
-            "deepspeed_comm is found by PYTHONPATH or the current folder, and not installed: torch "
-            "does not know dscomm in a program that does not import it",
+            "deepspeed_comm is in PYTHONPATH or the current folder, but not installed: programs "
+            "must import it to use dscomm",
             "pip install it, or import deepspeed_comm before init_process_group()",
         )
 
 
 def is_plugin(torch_numbers: tuple[int, ...], environment: Mapping[str, str]) -> bool:
-    """Whether this torch, as (2, 13), finds "dscomm" by itself."""
+    """Whether this torch, such as (2, 13), registers "dscomm" by itself."""
     names = {group: entry_points(group=group, name="dscomm") for group in _PLUGIN_GROUPS}
     if torch_numbers >= _FIRST_WITH_PLUGINS and environment.get(_AUTOLOAD, "1") == "1":
         return bool(names["torch.backends"])
@@ -175,15 +174,16 @@ def check_settings(finding: Finding, examination: Examination) -> None:
     finding.say(
         ", ".join(f"{name}={text}" for name, text in sorted(set_here.items()))
         if set_here
-        else "none is set, the defaults are used"
+        else "none is set; the defaults are used"
     )
     for mistake in facts.get("mistakes", []):
         finding.problem(
-            mistake, "every rank refuses to make a group: dscomm config lists the settings"
+            mistake,
+            "no rank can make a group before this is fixed: dscomm config lists the settings",
         )
     if set_here and "mistakes" not in facts:
         finding.warn(
-            "they could not be checked, since the native module does not load", "see extension"
+            "they could not be checked, because the native module does not load", "see extension"
         )
 
 
@@ -192,22 +192,20 @@ def check_instruction_set(finding: Finding, examination: Examination) -> None:
     finding.facts.update(target=target, processor=processor_name())
     finding.say(processor_name())
     if target is None:
-        finding.warn(
-            "not known, since the native module does not load, which would say it", "see extension"
-        )
+        finding.warn("unknown, because the native module does not load", "see extension")
         return
     finding.say(f"reductions run on {target}")
     best = _best_target()
     finding.facts.update(best=best)
     if best is not None and _VECTORS.get(target, 5) < _VECTORS[best]:
         finding.warn(
-            f"the processor has what {best} needs, and reductions do not use it",
+            f"the processor supports {best}, but reductions do not use it",
             "build deepspeed_comm on this host with GCC 12 or newer",
         )
 
 
 def _best_target() -> str | None:
-    """The fastest set whose needs the kernel shows; None where that is not known (no x86)."""
+    """The fastest instruction set among the CPU's flags; None if unknown (not x86)."""
     found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     flags = set(found[1].split()) if found else set()
     needed: set[str] = set()

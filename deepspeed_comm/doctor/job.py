@@ -1,4 +1,4 @@
-"""Checks of the job: what a launcher has set, and the networks that groups of several hosts use."""
+"""Checks of the job: the launcher's variables, and the networks for groups of several hosts."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def check_launcher(finding: Finding, examination: Examination) -> None:
         finding.facts.update(rank=place.rank, size=place.size, addresses=list(place.addresses))
         finding.say(
             f"{place.launcher}: rank {place.rank} of {place.size}, rank 0's host "
-            f"{' or '.join(place.addresses) or 'not said'}"
+            f"{' or '.join(place.addresses) or 'unknown'}"
         )
         if not place.addresses and "MASTER_ADDR" not in given:
             finding.warn(
-                f"{place.launcher} does not say where rank 0's host is",
+                f"{place.launcher} does not name rank 0's host",
                 "set MASTER_ADDR to it on all ranks",
             )
     if not given and place is None:
         finding.say(
-            "none: a program started like this is a world of one rank, or says its own place"
+            "none: a program started like this is a world of one rank, unless it passes its rank"
         )
     missing = [name for name in _launcher.REQUIRED[:3] if name not in given]
     if given and missing and place is None and given.get("WORLD_SIZE") != "1":
@@ -68,7 +68,9 @@ def _check_numbers(finding: Finding, given: Mapping[str, str]) -> None:
         if given[name].isdigit():
             numbers[name] = int(given[name])
         else:
-            finding.problem(f"{name}={given[name]} is no number", "see how the ranks are started")
+            finding.problem(
+                f"{name}={given[name]} is not a number", "check how the ranks are started"
+            )
     if numbers.get("RANK", 0) >= numbers.get("WORLD_SIZE", sys.maxsize):
         finding.problem(
             f"RANK={given['RANK']} is not in a world of {given['WORLD_SIZE']}",
@@ -76,18 +78,18 @@ def _check_numbers(finding: Finding, given: Mapping[str, str]) -> None:
         )
     if not 0 < numbers.get("MASTER_PORT", 1) < 1 << 16:
         finding.problem(
-            f"MASTER_PORT={given['MASTER_PORT']} is no port", "choose one from 1024 to 65535"
+            f"MASTER_PORT={given['MASTER_PORT']} is not a port", "choose one from 1024 to 65535"
         )
 
 
 def _check_address(finding: Finding, address: str, limit_s: float) -> None:
-    # In a child: a resolver may take as long as it likes.
+    # In a child process, because a resolver may hang.
     command = [sys.executable, "-I", "-S", "-c", _ASK_ADDRESS, address]
     answer = child.run(command, min(limit_s, _ADDRESS_LIMIT_S))
     if answer.ended:
         finding.problem(
-            f"MASTER_ADDR={address} does not lead to an address ({answer.reason})",
-            "set it to a name or an address of rank 0's host that this host knows",
+            f"MASTER_ADDR={address} cannot be resolved ({answer.reason})",
+            "set it to an address of rank 0's host, or to a name that this host can resolve",
         )
 
 
@@ -99,13 +101,13 @@ def check_networks(finding: Finding, examination: Examination) -> None:
     adapters = fast_adapters()
     finding.facts.update(adapters=adapters)
     if adapters:
-        finding.say(f"adapters that MPI drives by libraries of its own: {', '.join(adapters)}")
+        finding.say(f"adapters for which MPI has special libraries: {', '.join(adapters)}")
     for wanted in filter(None, os.environ.get("DSCOMM_IFNAME", "").split(",")):
         if not any(_matches(wanted, name, network) for name, network in interfaces):
             finding.problem(
-                f"DSCOMM_IFNAME: '{wanted}' is neither the name of an interface that is up nor a "
-                "network in which one has an address",
-                f"choose among those that are up and not loopback: {there}",
+                f"DSCOMM_IFNAME: '{wanted}' is neither the name of an interface that is up nor the "
+                "network of one",
+                f"choose an interface that is up and not loopback: {there}",
             )
 
 
@@ -121,14 +123,15 @@ def _matches(wanted: str, name: str, network: str) -> bool:
 
 
 def fast_adapters() -> list[str]:
-    """InfiniBand, RoCE, Omni-Path, EFA, Slingshot, BXI: as csrc/mpi/host_networks.cc does."""
+    """Adapters of InfiniBand, RoCE, Omni-Path, EFA, Slingshot and BXI, as in
+    csrc/mpi/host_networks.cc."""
     kinds = ("infiniband", "cxi", "bxi")
     return sorted(adapter.name for kind in kinds for adapter in Path("/sys/class", kind).glob("*"))
 
 
 def own_interfaces() -> list[tuple[str, str]]:
-    """(name, address/prefix) of each IPv4 address of an interface that is up, runs, and is not
-    loopback: those that csrc/core/transport/networks.cc takes."""
+    """(name, address/prefix) of each IPv4 address of interfaces that are up, running and not
+    loopback, as in csrc/core/transport/networks.cc."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for request in _interface_requests(asker):
@@ -138,7 +141,7 @@ def own_interfaces() -> list[tuple[str, str]]:
                 continue
             mask = fcntl.ioctl(asker, _SIOCGIFNETMASK, request)[20:24]
             prefix = bin(int.from_bytes(mask, "big")).count("1")
-            # A second address has a label behind the name: "eth0:1".
+            # A second address has a suffix in its label: "eth0:1".
             found.append((label.split(":")[0], f"{socket.inet_ntoa(request[20:24])}/{prefix}"))
     return found
 

@@ -1,5 +1,5 @@
-"""Checks of what carries groups between hosts: the MPI library, and the helper through which ranks
-of torchrun start Open MPI."""
+"""Checks of the transport between hosts: the MPI library, and dscomm-pmix, the helper that starts
+Open MPI for ranks of torchrun."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from deepspeed_comm.doctor.report import Finding
 _LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
            "MPI_THREAD_MULTIPLE")  # fmt: skip
 _INSTALL_BOTH = (
-    "apt-get install libopenmpi-dev openmpi-bin libpmix-dev, or pip install mpich, then install it "
-    "again"
+    "apt-get install libopenmpi-dev openmpi-bin libpmix-dev, or pip install mpich, then install "
+    "deepspeed_comm again"
 )
-# What the helper answers who calls it by hand.
+# The helper's exit status without arguments.
 _HELPER_USAGE_STATUS = 2
 
 
 def check_mpi(finding: Finding, examination: Examination) -> None:
-    """Loads the library that groups of several hosts would load, and initialises it alone."""
+    """Loads the MPI library of groups of several hosts, and initialises it in a single process."""
     build = examination.extension.facts.get("build", {})
     path, library = examination.transport_file, examination.mpi
     version = build.get(library.version_key) or None
@@ -34,7 +34,7 @@ def check_mpi(finding: Finding, examination: Examination) -> None:
         return
     finding.say(f"built with {library.name} {version}")
     with tempfile.TemporaryDirectory(prefix="dscomm-doctor-") as folder:
-        # Open MPI leaves a folder where temporary files are.
+        # Open MPI leaves files in TMPDIR.
         environment = environment_for_mpi(os.environ) | {"TMPDIR": folder}
         command = [sys.executable, "-I", "-X", "faulthandler", probe_mpi.__file__, path]
         answer = child.run(command, examination.limit_s, environment)
@@ -43,11 +43,11 @@ def check_mpi(finding: Finding, examination: Examination) -> None:
 
 def _say_none(finding: Finding, examination: Examination) -> None:
     if "extension" not in examination.extension.facts:
-        finding.warn("not looked at, since the native module does not load", "see extension")
+        finding.warn("not checked, because the native module does not load", "see extension")
         return
-    finding.say("none: groups stay on one host")
+    finding.say("none: groups cannot span hosts")
     finding.problem(
-        f"groups that span hosts need {examination.mpi.name}, and this build is without it",
+        f"groups that span hosts need {examination.mpi.name}, which this build does not have",
         _INSTALL_BOTH,
     )
 
@@ -55,12 +55,12 @@ def _say_none(finding: Finding, examination: Examination) -> None:
 def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary = OPEN_MPI) -> None:
     facts = answer.facts
     name = library.name
-    advice = f"install it ({library.to_run}), or take what is not {name} out of LD_LIBRARY_PATH"
+    advice = f"install it ({library.to_run}), or remove other libraries from LD_LIBRARY_PATH"
     finding.facts.update(facts)
     if "library" not in facts:
         finding.problem(f"{name} cannot be loaded ({answer.reason})", advice)
         return
-    finding.say(f"loaded: {facts['library'] or 'a library that is not called libmpi'}")
+    finding.say(f"loaded: {facts['library'] or 'a library with another name than libmpi'}")
     if "version" in facts:
         finding.say(facts["version"].partition("\n")[0].partition(", package")[0])
         if not facts["version"].startswith(name):
@@ -70,7 +70,7 @@ def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary = OPEN_MP
         does = "does not return" if answer.ended == child.TOO_LATE else "ends its process"
         finding.problem(
             f"MPI_Init_thread {does} ({answer.reason})",
-            "try a small MPI program under mpirun; your own variables for MPI were kept",
+            "try a small MPI program with mpirun; the check used your MPI settings",
         )
         return
     level = facts["thread_level"]
@@ -78,32 +78,31 @@ def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary = OPEN_MP
     if facts["init_code"] != 0:
         finding.problem(
             f"MPI_Init_thread fails with code {facts['init_code']} ({answer.reason})",
-            "try a small MPI program under mpirun",
+            "try a small MPI program with mpirun",
         )
     elif level < probe_mpi.THREAD_MULTIPLE:
         finding.problem(
             "dscomm calls MPI from threads of its own, which needs MPI_THREAD_MULTIPLE",
-            f"take an installation of {name} that was built with it",
+            f"use an installation of {name} that was built with it",
         )
     elif answer.ended:
         finding.warn(f"MPI_Finalize fails ({answer.reason})", "a program may end with an error")
 
 
 def environment_for_mpi(environment: Mapping[str, str]) -> dict[str, str]:
-    """For a process that shall be alone in MPI's world: without what a launcher has set for the
-    one that asks, and with the user's own settings, as csrc/mpi/open_mpi/start.cc tells them
-    apart."""
-    kept = {name: text for name, text in environment.items() if not _tells_a_place(name)}
+    """The environment for a process alone in MPI's world: without the launcher's variables, but
+    with the user's settings of MPI. csrc/mpi/open_mpi/start.cc makes the same distinction."""
+    kept = {name: text for name, text in environment.items() if not _is_of_launcher(name)}
     kept.setdefault("OMPI_MCA_ess_singleton_isolated", "1")  # starts no daemon of its own
     if not fast_adapters():
-        # Looking for networks that are not there takes time.
+        # Searching for missing networks takes time.
         kept.setdefault("OMPI_MCA_mtl", "^ofi,psm,psm2")
         kept.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
         kept.setdefault("FI_PROVIDER", "tcp")
     return kept
 
 
-def _tells_a_place(name: str) -> bool:
+def _is_of_launcher(name: str) -> bool:
     if name.startswith("OMPI_MCA_"):
         rest = name[len("OMPI_MCA_") :]
         prefixes = ("orte_", "ess", "initial_wdir", "mpi_oversubscribe", "shmem_RUNTIME_QUERY_hint")
@@ -114,7 +113,7 @@ def _tells_a_place(name: str) -> bool:
 
 
 def check_helper(finding: Finding, examination: Examination) -> None:
-    """Starts dscomm-pmix as nobody should, which it refuses: so its libraries are there."""
+    """Starts dscomm-pmix without arguments: it prints its usage if its libraries load."""
     path = examination.helper_file
     finding.facts.update(path=path or None)
     if examination.mpi is MPICH:
@@ -135,7 +134,7 @@ def check_helper(finding: Finding, examination: Examination) -> None:
         return
     if answer.ended != f"ended with status {_HELPER_USAGE_STATUS}":
         finding.problem(
-            f"it does not run ({answer.reason or 'it ended without a word'})",
+            f"it does not run ({answer.reason or 'it ended without a message'})",
             "install PMIx (apt-get install libpmix2), or start the ranks with mpirun",
         )
     else:

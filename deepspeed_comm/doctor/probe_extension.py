@@ -1,6 +1,7 @@
 """A child of the doctor: imports torch, loads the native module, makes a group of one rank.
 
-Tells, as far as it gets: torch, extension, build, target; the mistakes in the settings; the group.
+Reports, in this order: torch, the build, the extension, its instruction set, the mistakes in the
+settings, the group.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def main() -> None:
         tell(extension_error=str(error))
         return
     tell(
-        # Loading may have found the build of another folder.
+        # Again, because loading may have found a build in another folder.
         **_build(str(torch.__version__)),
         extension=native.__file__,
         built_for=native.torch_version,
@@ -49,18 +50,18 @@ def _build(torch_version: str) -> dict[str, Any]:
 
 
 def _build_record(folder: str) -> dict[str, str]:
-    """The names and values of _build_info.py; empty where there is none."""
+    """The names and values of _build_info.py; empty without a build."""
     try:
         with open(os.path.join(folder, "_build_info.py")) as record:
             lines = re.findall(r'^(\w+) = (".*")$', record.read(), re.M)
-    except OSError:  # no build: loading the extension says so
+    except OSError:  # no build; loading the extension reports it
         return {}
     return {name: ast.literal_eval(text) for name, text in lines}
 
 
 def _read_settings() -> None:
-    """Makes a group of one rank. The core names one mistake at a time, so each is taken away and
-    the others are looked for."""
+    """Makes a group of one rank. The core reports one mistake at a time, so each is removed before
+    the next attempt."""
     import torch.distributed as dist
 
     mistakes: list[str] = []
@@ -78,7 +79,7 @@ def _read_settings() -> None:
             tell(mistakes=mistakes, group="made")
             dist.destroy_process_group()
             return
-    tell(mistakes=mistakes, group_error="the settings could not be told apart")
+    tell(mistakes=mistakes, group_error="the mistakes in the settings could not be separated")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A child of the doctor: loads the transport as the core does, and initialises MPI.
+"""A child of the doctor: loads the transport module like the core, and initialises MPI.
 
-Run by its path, away from the package, whose import would take torch's time. Tells the library, its
-version, and the thread level, as far as it gets.
+It runs as a file and does not import the package, whose import takes as long as torch's. Reports
+the library, its version, and the thread level, in this order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def tell(**facts: object) -> None:
 def main() -> None:
     # As csrc/core/transport/load.cc does.
     library = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_GLOBAL)
-    # Where /proc is not there, its file is not named.
+    # Without /proc, the library's file is not reported.
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         tell(library=next(iter(re.findall(r"/\S*/libmpi(?:ch)?\.so\S*", maps.read())), ""))
     version = ctypes.create_string_buffer(VERSION_BYTES)

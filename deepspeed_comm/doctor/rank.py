@@ -1,7 +1,7 @@
 """A child of the doctor: one rank of the self-test. Arguments: folder of the store, rank, seconds.
 
-Tells each step before it begins it, so that a rank that hangs says where. It is started by its path
-and imports the package only where torch does not know the backend without, as a user's program.
+Reports each step before it starts, so that the step of a hanging rank is known. Like a user's
+program, it imports the package only if torch does not register the backend by itself.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 RANKS = 2
-# In a line, in one piece, and in chunks: each form that an all-reduce has.
+# Sizes for each algorithm of an all-reduce: in the mailbox, in one piece, in chunks.
 COUNTS = (1, 3000, 500_000)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 
 def tell(**facts: Any) -> None:
-    """As tell() of child.py."""
+    """Reports facts, like tell() of child.py."""
     print("doctor: " + json.dumps(facts), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a check finds, and the three ways to show it: JSON, plain text, and rich on a terminal."""
+"""The findings of checks, and their output as JSON, as plain text, or with rich on a terminal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# Grows when a reader of the JSON would have to change.
+# Incremented with incompatible changes of the JSON.
 SCHEMA = 1
 
 
 class Outcome(enum.IntEnum):
-    """In the order of how bad they are."""
+    """Outcomes, in ascending order of severity."""
 
     OK = 0
     WARNING = 1
@@ -29,7 +29,7 @@ class Outcome(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Trouble:
-    """One thing that is wrong, and what to do."""
+    """One fault, and the advice to fix it."""
 
     outcome: Outcome
     wrong: str
@@ -38,12 +38,12 @@ class Trouble:
 
 @dataclasses.dataclass
 class Finding:
-    """Of one check. The check fills it, so what it found before it failed is kept."""
+    """The result of one check, which fills it step by step: facts survive a failure."""
 
     name: str
     found: list[str] = dataclasses.field(default_factory=list)
     troubles: list[Trouble] = dataclasses.field(default_factory=list)
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # values of JSON
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # serializable as JSON
 
     @property
     def outcome(self) -> Outcome:
@@ -53,15 +53,15 @@ class Finding:
         self.found.append(found)
 
     def warn(self, wrong: str, advice: str) -> None:
-        """Works, but not as well as it could, or not for everybody."""
+        """Adds a fault with which dscomm works, but slower or with limits."""
         self.troubles.append(Trouble(Outcome.WARNING, wrong, advice))
 
     def problem(self, wrong: str, advice: str) -> None:
-        """Does not work."""
+        """Adds a fault with which dscomm does not work."""
         self.troubles.append(Trouble(Outcome.PROBLEM, wrong, advice))
 
     def soften(self) -> None:
-        """What does not work is not needed here: warnings, no problems."""
+        """Turns problems into warnings, for features that the job does not need."""
         self.troubles = [
             dataclasses.replace(each, outcome=min(each.outcome, Outcome.WARNING))
             for each in self.troubles
@@ -85,7 +85,7 @@ def worst(findings: Iterable[Finding]) -> Outcome:
 
 
 def as_json(findings: list[Finding], about: dict[str, Any]) -> dict[str, Any]:
-    """The one object of --json; `about` says what was examined."""
+    """The object of --json. about: its entries about the host."""
     return {
         "schema": SCHEMA,
         **about,
@@ -103,27 +103,27 @@ def summary(findings: list[Finding]) -> str:
 
 
 def status_of(main: Callable[[], int]) -> int:
-    """main()'s exit status; that of SIGPIPE, and no traceback, where nobody reads on (`| head`)."""
+    """Runs main(); returns its exit status, or SIGPIPE's if the reader ended (`| head`)."""
     try:
         status = main()
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Python flushes once more when it ends.
+        # Python flushes standard output again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 
 
 def printer() -> Callable[[Finding], None]:
-    """What shows a finding: in colours on a terminal where rich is installed, else as plain text,
-    whose lines are not broken, so that it can be searched."""
+    """The function that prints a finding: with rich on a terminal, else as plain text with unbroken
+    lines, for grep."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         return _rich_printer()
     return _print_plain
 
 
 def _lines(finding: Finding) -> list[tuple[str, str]]:
-    """(what it is, text) of each line below the first."""
+    """(kind, text) of each line after the first."""
     lines = [("", text) for text in finding.found[1:]]
     for trouble in finding.troubles:
         lines += [(trouble.outcome.word, trouble.wrong), ("to do", trouble.advice)]
@@ -149,7 +149,7 @@ def _rich_printer() -> Callable[[Finding], None]:
     def show(finding: Finding) -> None:
         grid = Table.grid(padding=(0, 1))
         grid.add_column(width=8)
-        grid.add_column(overflow="fold")  # paths are shown to their end
+        grid.add_column(overflow="fold")  # do not cut paths
         word = finding.outcome.word
         first = Text().append(finding.name, style="bold")
         if finding.found:

@@ -1,4 +1,4 @@
-"""The last check: two ranks on this host communicate over dscomm, and look at what arrives."""
+"""The last check: two ranks on this host communicate over dscomm, and verify the data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANKS = 2
 
 
 def check_two_ranks(finding: Finding, examination: Examination) -> None:
-    # A rank whose peer has gone raises before it is ended, and says why.
+    # Half the limit, so that a rank whose peer died raises, with the reason, before it is killed.
     timeout_s = examination.limit_s / 2
     limit = child.Limit(examination.limit_s)
     with contextlib.ExitStack() as everything:
@@ -41,11 +41,11 @@ def check_two_ranks(finding: Finding, examination: Examination) -> None:
         step = f"at {answer.facts['step']}" if "step" in answer.facts else "before it began"
         finding.problem(
             f"rank {rank}, {step}: {answer.reason or 'ended too early'}",
-            "mend the problems above first; without any, report this with dscomm doctor --json",
+            "fix the problems above first; without any, report this with dscomm doctor --json",
         )
     if not failed:
         finding.say(
-            f"{RANKS} ranks: all_reduce, broadcast, barrier, send and receive, all values right"
+            f"{RANKS} ranks: all_reduce, broadcast, barrier, send and receive, all values correct"
         )
         if finding.facts["imported"]:
-            finding.say("they imported deepspeed_comm, without which torch does not know it here")
+            finding.say("they had to import deepspeed_comm, because torch did not load its plugin")

@@ -60,7 +60,7 @@ def test_info_of_sound_host_is_what_torch_and_extension_say() -> None:
     minor = ".".join(torch.__version__.split(".")[:2])
     assert built.startswith(f"built against torch {minor}.")
     assert " computes with " in built and f", {NATIVE}/_C" in built
-    assert facts["inside a host"] == "memory that the ranks share"
+    assert facts["inside a host"] == "shared memory"
     named = {"mpich": "MPICH (built with ", "auto": ("Open MPI (built with ", "nothing: ")}[mpi]
     assert facts["between hosts"].startswith(named)
     for name, text in facts.items():

@@ -274,7 +274,7 @@ def test_slower_instructions_than_there_are(bare: pytest.MonkeyPatch) -> None:
     facts = {"target": "SSE2", "torch": "2"}
     bare.setattr(Examination, "extension", child.Answer(facts, "", ""))
     bare.setattr("deepspeed_comm.doctor.installation._best_target", lambda: "AVX2")
-    assert "has what AVX2 needs" in troubles(look("instruction set"))
+    assert "supports AVX2" in troubles(look("instruction set"))
     bare.setattr("deepspeed_comm.doctor.installation._best_target", lambda: "SSE2")
     assert look("instruction set").outcome is Outcome.OK
 
@@ -362,7 +362,7 @@ def test_too_little_memory(bare: pytest.MonkeyPatch) -> None:
     bare.setattr(host, "memory_room", lambda: host.Room(1 << 20, "memory.max of /job"))
     finding = look("memory")
     assert "2 ranks need 21.0 MiB" in troubles(finding)
-    assert finding.found[0] == "1.0 MiB can be taken, by memory.max of /job"
+    assert finding.found[0] == "1.0 MiB available, limited by memory.max of /job"
     bare.setenv("LOCAL_WORLD_SIZE", "4")
     bare.setenv("DSCOMM_STAGING_CHUNK_BYTES", str(2 << 20))
     assert "4 ranks need 48.0 MiB" in troubles(look("memory"))
@@ -475,12 +475,15 @@ def test_sockets_are_forbidden(bare: pytest.MonkeyPatch) -> None:
     [
         ({}, ""),
         (dict.fromkeys(("RANK", "LOCAL_RANK"), "0") | {"WORLD_SIZE": "1"}, ""),
-        ({"RANK": "x"}, "problem: RANK=x is no number"),
+        ({"RANK": "x"}, "problem: RANK=x is not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "problem: RANK=2 is not in a world of 2"),
-        ({"MASTER_PORT": "70000"}, "problem: MASTER_PORT=70000 is no port"),
+        ({"MASTER_PORT": "70000"}, "problem: MASTER_PORT=70000 is not a port"),
         ({"WORLD_SIZE": "2"}, "warning: RANK, MASTER_ADDR is not set, though WORLD_SIZE is"),
-        ({"MASTER_ADDR": "no.such.invalid"}, "problem: MASTER_ADDR=no.such.invalid does not lead"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "warning: PMI does not say where rank 0's host is"),
+        (
+            {"MASTER_ADDR": "no.such.invalid"},
+            "problem: MASTER_ADDR=no.such.invalid cannot be resolved",
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "warning: PMI does not name rank 0's host"),
     ],
 )
 def test_launcher(bare: pytest.MonkeyPatch, variables: dict[str, str], wrong: str) -> None:
@@ -577,7 +580,9 @@ def test_plugins_switched_off_are_a_warning(bare: pytest.MonkeyPatch) -> None:
     finding = look("extension")
     if torch.__version__.startswith("1."):
         assert finding.outcome is Outcome.OK, finding
-        assert any("knows no plugins: programs import" in text for text in finding.found), finding
+        assert any("has no plugins: programs must import" in text for text in finding.found), (
+            finding
+        )
         return
     assert finding.outcome is Outcome.WARNING, finding
     assert "warning: TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no plugins" in troubles(finding)
@@ -590,7 +595,7 @@ def test_folders_that_cannot_be_used_are_named(bare: pytest.MonkeyPatch, tmp_pat
     bare.setenv("HOME", str(tmp_path / "nowhere"))
     finding = look("folders")
     assert f"problem: {tmp_path / 'gone'}, the folder for temporary files" in troubles(finding)
-    assert f"warning: HOME={tmp_path / 'nowhere'} cannot be read" in troubles(finding)
+    assert f"warning: HOME={tmp_path / 'nowhere'} is not readable" in troubles(finding)
 
 
 # --- MPI
@@ -664,7 +669,7 @@ def test_mpich(bare: pytest.MonkeyPatch) -> None:
     bare.setenv("DSCOMM_MPI", "mpich")
     finding = look("MPI")
     if not HAS_MPICH:
-        assert "need MPICH, and this build is without it" in troubles(finding), finding
+        assert "need MPICH, which this build does not have" in troubles(finding), finding
         return
     assert finding.outcome is Outcome.OK, finding
     assert any(text.startswith("built with MPICH 5") for text in finding.found), finding
@@ -688,7 +693,7 @@ def test_the_environment_of_mpi() -> None:
         ("exit 2", 0o755, ""),
         ("exit 127", 0o755, "problem: it does not run (ended with status 127"),
         ("kill -SEGV $$", 0o755, "problem: it does not run (was ended by SIGSEGV"),
-        ("exit 0", 0o755, "problem: it does not run (it ended without a word)"),
+        ("exit 0", 0o755, "problem: it does not run (it ended without a message)"),
         ("exit 2", 0o644, "problem: it cannot be started: Permission denied"),
     ],
 )
