@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
-# Before torch: ranks are forked, and an OpenMP pool of the parent would not survive that.
+# Before torch is imported, because ranks are forked, and OpenMP's threads do not survive a fork.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.append(str(Path(__file__).parents[1] / "torch"))

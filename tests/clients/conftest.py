@@ -10,15 +10,12 @@ makes .venv-clients with the packages; where one is missing its tests are skippe
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 # Before torch: ranks are forked, and an OpenMP pool of the parent would not survive that.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["DS_ACCELERATOR"] = "cpu"  # whatever else this machine has
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-sys.path.append(str(Path(__file__).parents[1] / "torch"))
 
 import torch  # noqa: E402
 

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
+from benchmarks.one_host import __main__ as bench
+from benchmarks.one_host import bound, fetch, peers, runs, states, tables
+from benchmarks.one_host.rows import Row, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from rich.console import Console  # noqa: E402
-
-from benchmarks.one_host import __main__ as bench  # noqa: E402
-from benchmarks.one_host import bound, fetch, peers, runs, states, tables  # noqa: E402
-from benchmarks.one_host.rows import Row, rows_of  # noqa: E402
 
 two_cores = pytest.mark.skipif(
     states.cpus_of_ranks(os.sched_getaffinity(0), 2) is None,
