@@ -1,5 +1,5 @@
-"""The native module, csrc/torch/bindings.cc. It lies in a folder of _native/ named after its torch,
-which joins the package's search path; tests/house/test_types.py compares this with it."""
+"""The native module, csrc/torch/bindings.cc. It is in the folder of _native/ named after its torch,
+which __init__.py adds to __path__. tests/house/test_types.py compares this stub with the module."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Backend, Work, _DistributedBackendOptions
 
 @type_check_only
 class Setting(TypedDict):
-    """One row of docs/settings.md; all are texts, as the environment has them."""
+    """One row of docs/settings.md; all values are text, like in the environment."""
 
     name: str
     default: str

@@ -1,4 +1,4 @@
-"""What type checkers see of the package: the names that __getattr__ of __init__.py finds."""
+"""The package for type checkers: the names that __getattr__ of __init__.py finds."""
 
 from enum import Enum as Enum
 

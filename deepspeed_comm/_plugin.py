@@ -59,9 +59,9 @@ def _register() -> None:
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
     """init_method="mpi://"; see _rendezvous.py."""
-    from deepspeed_comm import _rendezvous
+    from deepspeed_comm._rendezvous import rendezvous
 
-    return _rendezvous.rendezvous(url, **options)
+    return rendezvous(url, **options)
 
 
 def _create_backend(distributed_backend_options: Any, pg_options: Any = None) -> Any:

@@ -24,7 +24,7 @@ def switch(
     """A function with func's name and parameters that calls `other` while `condition` is true.
 
     condition: an expression, evaluated in `names` (the globals of a module) at each call. `other`
-    gets all of func's parameters by position, or just what the caller gave if func has parameters
+    gets all of func's parameters by position, or only the caller's arguments if func has parameters
     that are not positional.
     """
     parameters = inspect.signature(func).parameters

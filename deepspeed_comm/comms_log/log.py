@@ -57,7 +57,7 @@ class CommsLogger:
         given = getattr(comms_config, "comms_logger", None)
         if given is None and not comms_config.comms_logger_enabled:
             return  # the configuration has no "comms_logger"
-        # DeepSpeed's comms_logger_enabled is true with "enabled": false as well.
+        # DeepSpeed's comms_logger_enabled is also true with "enabled": false.
         self.enabled = bool(comms_config.comms_logger_enabled) and (
             given is None or "enabled" not in _set_fields(given) or bool(given.enabled)
         )

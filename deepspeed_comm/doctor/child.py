@@ -112,9 +112,7 @@ class Child:
             self._end()
             ended = TOO_LATE
             if self._process.poll() is None:
-                ended += (
-                    f", nor when it was killed (pid {self._process.pid}): it waits in the kernel"
-                )
+                ended += f" and cannot be killed (pid {self._process.pid}): it waits in the kernel"
         facts: dict[str, Any] = {}
         for line in _text_of(self._output).splitlines():
             if line.startswith(_MARK):

@@ -82,7 +82,7 @@ def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary = OPEN_MP
         )
     elif level < probe_mpi.THREAD_MULTIPLE:
         finding.problem(
-            "dscomm calls MPI from threads of its own, which needs MPI_THREAD_MULTIPLE",
+            "dscomm calls MPI from several threads, which needs MPI_THREAD_MULTIPLE",
             f"use an installation of {name} that was built with it",
         )
     elif answer.ended:
@@ -93,7 +93,7 @@ def environment_for_mpi(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a process alone in MPI's world: without the launcher's variables, but
     with the user's settings of MPI. csrc/mpi/open_mpi/start.cc makes the same distinction."""
     kept = {name: text for name, text in environment.items() if not _is_of_launcher(name)}
-    kept.setdefault("OMPI_MCA_ess_singleton_isolated", "1")  # starts no daemon of its own
+    kept.setdefault("OMPI_MCA_ess_singleton_isolated", "1")  # starts no daemon
     if not fast_adapters():
         # Searching for missing networks takes time.
         kept.setdefault("OMPI_MCA_mtl", "^ofi,psm,psm2")
