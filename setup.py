@@ -165,7 +165,6 @@ class CMakeBuild(build_ext):
                 f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'Release'}",
                 "-DDSCOMM_TORCH=ON",
                 "-DDSCOMM_TESTS=OFF",
-                "-DDSCOMM_LTO=ON",  # as an earlier CMAKE_ARGS may have left it off
                 f"-DDSCOMM_TORCH_VERSION={torch['version']}",
                 f"-DDSCOMM_TORCH_ROOT={torch['root']}",
                 f"-DDSCOMM_TORCH_CXX11_ABI={torch['cxx11_abi']}",

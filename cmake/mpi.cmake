@@ -24,8 +24,9 @@ endif()
 if(DSCOMM_HAVE_PMIX)
   file(GLOB mpi_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/open_mpi/*.cc)
   list(FILTER mpi_sources EXCLUDE REGEX "/module\\.cc$")
-  add_library(dscomm_mpi STATIC ${mpi_sources} csrc/pmix/messages.cc
-    csrc/pmix/own_directory.cc csrc/pmix/process.cc)
+  list(APPEND mpi_sources csrc/pmix/messages.cc csrc/pmix/own_directory.cc csrc/pmix/process.cc)
+  make_units(mpi_units mpi ${mpi_sources})
+  add_library(dscomm_mpi STATIC ${mpi_units})
   target_compile_options(dscomm_mpi PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off
     -fvisibility=hidden)
   # mpi.h includes deprecated C++ bindings, which need another library.
@@ -39,7 +40,8 @@ if(DSCOMM_HAVE_PMIX)
 
   # Without dscomm_core, so that it starts in a few milliseconds; it runs once per host.
   file(GLOB pmix_sources CONFIGURE_DEPENDS csrc/pmix/*.cc)
-  add_executable(dscomm-pmix ${pmix_sources} csrc/core/base/message_socket.cc
+  make_units(pmix_units pmix ${pmix_sources})
+  add_executable(dscomm-pmix ${pmix_units} csrc/core/base/message_socket.cc
     csrc/core/base/packer.cc)
   target_include_directories(dscomm-pmix PRIVATE csrc)
   target_compile_options(dscomm-pmix PRIVATE -Wall -Wextra -Wshadow)

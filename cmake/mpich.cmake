@@ -57,7 +57,8 @@ else()
   message(STATUS "MPICH ${DSCOMM_MPICH_VERSION}: found")
   file(GLOB mpich_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/mpich/*.cc)
   list(FILTER mpich_sources EXCLUDE REGEX "/module\\.cc$")
-  add_library(dscomm_mpich STATIC ${mpich_sources} csrc/pmix/process.cc)
+  make_units(mpich_units mpich ${mpich_sources})
+  add_library(dscomm_mpich STATIC ${mpich_units} csrc/pmix/process.cc)
   target_compile_options(dscomm_mpich PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off
     -fvisibility=hidden)
   # mpi.h includes deprecated C++ bindings, which need another library.

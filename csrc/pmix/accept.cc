@@ -26,7 +26,7 @@ constexpr int64_t kGreetingNs = 10'000'000'000;
 // Limit of one call.
 constexpr int64_t kTurnNs = 1'000'000'000;
 // Between checks of partial greetings.
-constexpr int kLookMs = 10;
+constexpr int kAcceptLookMs = 10;
 // Fits the usual limit of open files. Beyond this, the oldest is closed.
 constexpr size_t kMostArrivals = 512;
 // Between two checks.
@@ -97,7 +97,7 @@ class Arrivals {
     for (const Arrival& arrival : arrivals_)
       if (arrival.greeting == Greeting::kNothing)
         entries.push_back({arrival.socket.get(), POLLIN, 0});
-    ::poll(entries.data(), entries.size(), kLookMs);
+    ::poll(entries.data(), entries.size(), kAcceptLookMs);
   }
 
   std::vector<Arrival> arrivals_;

@@ -82,7 +82,8 @@ py::object make_reference(const py::handle& group, PyMethodDef* callback) {
   return py::reinterpret_steal<py::object>(reference);
 }
 
-void remember_group(const py::object& group, const c10::intrusive_ptr<DscommBackend>& backend) {
+void remember_direct_group(const py::object& group,
+                           const c10::intrusive_ptr<DscommBackend>& backend) {
   static PyMethodDef callback = {"forget_group", &forget_group, METH_O, nullptr};
   const KnownGroup* current = find_group(group.ptr());
   if (current != nullptr && current->backend.lock() == backend) return;
@@ -355,7 +356,7 @@ void add_direct_calls(py::module_& module) {
       py::arg("tensor"),
       "Whether a call may go past torch's dispatcher with it: it is no more than CPU memory, and "
       "no mode, transform or tracer is to see the call.");
-  module.def("remember_group", &remember_group, py::arg("group"), py::arg("backend"),
+  module.def("remember_group", &remember_direct_group, py::arg("group"), py::arg("backend"),
              "For direct_all_reduce(): the backend that the group uses, until the group is gone.");
   module.def("remember_ranks", &remember_ranks, py::arg("group"), py::arg("ranks"),
              "For direct_send() and direct_recv(), after remember_group(): the rank in the group "

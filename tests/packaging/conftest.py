@@ -124,7 +124,7 @@ def quick_build() -> str:
     """CMAKE_ARGS of a build that is tested for its files, not its speed. With ccache it compiles as
     the set-up did, and finds the results."""
     if shutil.which("ccache"):
-        return f"{os.environ.get('CMAKE_ARGS', '')} -DDSCOMM_LTO=OFF"
+        return os.environ.get("CMAKE_ARGS", "")
     return "-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0"
 
 

@@ -107,19 +107,19 @@ class Starter {
   pid_t pid_ = 0;
 };
 
-// A fence in progress. The first of its hosts gathers the others' data from the store, and puts all
-// of it there.
-struct Fence {
-  PmixFence asked;
-  std::vector<std::optional<std::string>> data;  // on the first host: by entry of asked.hosts
-  int64_t name_again_ns = 0;  // on the others: next time to list the missing hosts
-  std::string missing;        // the missing hosts then
-  bool is_answered = false;
-};
-
 }  // namespace
 
 struct PmixHelper::State {
+  // A fence in progress. The first of its hosts gathers the others' data from the store, and puts
+  // all of it there.
+  struct Fence {
+    PmixFence asked;
+    std::vector<std::optional<std::string>> data;  // on the first host: by entry of asked.hosts
+    int64_t name_again_ns = 0;  // on the others: next time to list the missing hosts
+    std::string missing;        // the missing hosts then
+    bool is_answered = false;
+  };
+
   PmixSocket socket;
   UniqueFd stop;
   std::shared_ptr<Store> store;
