@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent
 TESTED_TORCH = ("1.13.", "2.13.")
 # Of tools/wheels: a folder of native code, built for several torches, to be packed as it is.
 WHEEL_NATIVE = os.environ.get("DSCOMM_WHEEL_NATIVE")
+# Of tools/setup: a terminal to show progress on, as pip hides what a build prints.
+PROGRESS_TERMINAL = os.environ.get("DSCOMM_PROGRESS_TERMINAL")
 TRANSPORT_FILES = ("libdscomm_mpi.so", "dscomm-pmix", "libdscomm_mpich.so")
 DEBIAN_PACKAGES = "g++ cmake ninja-build pkg-config python3-dev libhwloc-dev libhwy-dev"
 
@@ -106,6 +108,7 @@ def run_tool(command: list[str], what: str) -> None:
     """Runs a build tool, showing its output; a failure ends with its last lines and advice."""
     print("+", " ".join(command), flush=True)
     last_lines: collections.deque[str] = collections.deque(maxlen=30)
+    terminal = open(PROGRESS_TERMINAL, "w") if PROGRESS_TERMINAL else None
     try:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -119,6 +122,10 @@ def run_tool(command: list[str], what: str) -> None:
     for line in process.stdout:
         print(line, end="", flush=True)
         last_lines.append(line)
+        if terminal and (step := re.match(r"\[\d+/\d+\]", line)):  # ninja's
+            print(f"\r{what}: {step[0]}", end="", file=terminal, flush=True)
+    if terminal:
+        print("\r\033[K", end="", file=terminal, flush=True)  # clears the line
     if process.wait() == 0:
         return
     raise SystemExit(
