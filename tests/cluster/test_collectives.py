@@ -107,6 +107,8 @@ def test_two_ranks_on_each_of_four_hosts(make_hosts: Callable[[int], Hosts]) -> 
             output = "".join(process.output() for process in job.processes.values())
             assert output.count("the member table of") >= 3 * 2, output[-3000:]
             assert "the member table comes from the store" not in output, output[-3000:]
+            for algorithm in ("in the header", "by exchange"):
+                assert f" ranks): first all_reduce {algorithm}: " in output, output[-3000:]
 
 
 # Open MPI uses these libraries for fast networks; here over TCP.

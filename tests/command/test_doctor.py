@@ -378,6 +378,16 @@ def test_memory_cannot_be_made(bare: pytest.MonkeyPatch) -> None:
     assert "problem: memfd_create fails: Operation not permitted" in troubles(finding)
 
 
+def test_little_locked_memory_is_a_warning_with_a_fast_adapter(bare: pytest.MonkeyPatch) -> None:
+    bare.setattr(resource, "getrlimit", lambda which: (64 << 10, 64 << 10))
+    for adapters, outcome in (([], Outcome.OK), (["mlx5_0"], Outcome.WARNING)):
+        bare.setattr(host, "fast_adapters", lambda adapters=adapters: adapters)
+        finding = Finding("memory")
+        host._check_locked_memory(finding)
+        assert finding.outcome is outcome, finding
+    assert "64.0 KiB may be locked (ulimit -l), and MPI locks" in troubles(finding)
+
+
 def make_cgroups(root: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         path = root / name

@@ -23,10 +23,13 @@ import importlib.metadata as metadata
 import deepspeed_comm, torch
 from deepspeed_comm import _plugin
 [hook] = metadata.entry_points(group="torch.backends", name="dscomm")
-print(hook.value)
+[later_hook] = metadata.entry_points(group="torch.distributed.backends", name="dscomm")
+print(hook.value, later_hook.value, sep=",")
 print(deepspeed_comm.__file__)
 print(_plugin.load_extension().__file__)
 """
+
+HOOKS = "deepspeed_comm._plugin:_autoload,deepspeed_comm._plugin:_register"
 
 # Uses the backend and prints every file that was loaded or mapped for it.
 LOADED_FILES = """
@@ -100,8 +103,8 @@ def test_editable_install(
 ) -> None:
     options = [] if isolation == "isolated" else ["--no-build-isolation"]
     pip_environment.pip("install", *options, "-e", str(ROOT))
-    hook, package, native_code = installed_files(pip_environment)
-    assert hook == "deepspeed_comm._plugin:_autoload"
+    hooks, package, native_code = installed_files(pip_environment)
+    assert hooks == HOOKS
     assert package.startswith(str(ROOT))
     assert native_code.startswith(str(ROOT / "deepspeed_comm" / "_native"))
     pip_environment.all_reduce_works(tmp_path / "store")
@@ -120,8 +123,8 @@ def test_wheel_installs_and_runs_elsewhere(
     natives = [name for name in ZipFile(wheel).namelist() if "_native/" in name]
     assert len({Path(name).parent for name in natives}) == 1, natives
     pip_environment.pip("install", "--no-index", str(wheel))
-    hook, package, native_code = installed_files(pip_environment)
-    assert hook == "deepspeed_comm._plugin:_autoload"
+    hooks, package, native_code = installed_files(pip_environment)
+    assert hooks == HOOKS
     assert package.startswith(str(pip_environment.path))
     assert native_code.startswith(str(pip_environment.path))
     loaded = pip_environment.run("-c", LOADED_FILES).stdout
