@@ -49,7 +49,7 @@ class StoppableStore final : public Store {
   MemoryStore store_;
 };
 
-TEST(BoundedStore, PassesCallsOn) {
+TEST(BoundedStore, CallsAreForwarded) {
   BoundedStore store(std::make_shared<MemoryStore>(), Deadline::after(seconds(60)));
   EXPECT_FALSE(store.has("key").value());
   EXPECT_TRUE(store.set("key", std::string("a\0b", 3)).ok());

@@ -76,7 +76,7 @@ class ChannelTest : public ::testing::Test {
   std::unique_ptr<Channel> out_, in_;
 };
 
-TEST_F(ChannelTest, NothingComesBeforeTheSenderOpensIt) {
+TEST_F(ChannelTest, ReceiveBeforeSenderOpensFindsNoCell) {
   ASSERT_TRUE(in_->next_cell().ok());
   EXPECT_FALSE(in_->next_cell().value());
   EXPECT_EQ(in_->next_flag().word, nullptr);
@@ -85,7 +85,7 @@ TEST_F(ChannelTest, NothingComesBeforeTheSenderOpensIt) {
   EXPECT_NE(in_->next_flag().word, nullptr);
 }
 
-TEST_F(ChannelTest, CellsOfEveryLengthComeInOrderThroughManyRounds) {
+TEST_F(ChannelTest, CellsOfEveryLengthArriveInOrder) {
   ASSERT_TRUE(out_->open(1 << 20, 1 << 20).ok());
   const size_t longest = out_->cell_bytes(1 << 20);
   for (int k = 0; k < 300; ++k) {
@@ -98,7 +98,7 @@ TEST_F(ChannelTest, CellsOfEveryLengthComeInOrderThroughManyRounds) {
   EXPECT_EQ(out_->published(), 300u);
 }
 
-TEST_F(ChannelTest, AFullRingTakesMoreOnceHalfOfItWasRead) {
+TEST_F(ChannelTest, SendToFullRingSucceedsAfterHalfIsRead) {
   ASSERT_TRUE(out_->open(0, 8).ok());
   const std::vector<std::byte> data = pattern(8, 1);
   for (uint32_t k = 0; k < kRingCells; ++k) ASSERT_TRUE(send(data));
@@ -112,7 +112,7 @@ TEST_F(ChannelTest, AFullRingTakesMoreOnceHalfOfItWasRead) {
   EXPECT_TRUE(send(data));
 }
 
-TEST_F(ChannelTest, CellsOfARunCanBeReadBeforeItEnds) {
+TEST_F(ChannelTest, CellsOfUnfinishedRunAreReadable) {
   ASSERT_TRUE(out_->open(0, 8).ok());
   CellHeader header{};
   for (int k = 0; k < 5; ++k) {
@@ -135,7 +135,7 @@ TEST_F(ChannelTest, UnreadPiecesAreNotOverwritten) {
   }
 }
 
-TEST_F(ChannelTest, WithoutRoomForPiecesACellHoldsAPage) {
+TEST_F(ChannelTest, CellWithoutRoomForPiecesHoldsOnePage) {
   ASSERT_TRUE(out_->open(kPageBytes, 1 << 20).ok());
   EXPECT_EQ(out_->cell_bytes(1 << 20), kPageBytes);
   EXPECT_EQ(out_->cell_bytes(8), kCellDataBytes);
@@ -143,7 +143,7 @@ TEST_F(ChannelTest, WithoutRoomForPiecesACellHoldsAPage) {
   EXPECT_TRUE(receive(pattern(kPageBytes, 3)));
 }
 
-TEST_F(ChannelTest, ACountOfCellsThatWereNeverSentIsNotBelieved) {
+TEST_F(ChannelTest, ConsumedCountBeyondSentCellsIsIgnored) {
   ASSERT_TRUE(out_->open(0, 8).ok());
   for (uint32_t k = 0; k < kRingCells; ++k) ASSERT_TRUE(send(pattern(8, 1)));
   ASSERT_TRUE(receive(pattern(8, 1)));  // makes the receiver allocate its mailbox
@@ -152,14 +152,14 @@ TEST_F(ChannelTest, ACountOfCellsThatWereNeverSentIsNotBelieved) {
   EXPECT_EQ(out_->given_back(), 0u);
 }
 
-TEST_F(ChannelTest, ANumberThatSkipsCellsIsAnError) {
+TEST_F(ChannelTest, CellNumberThatSkipsCellsIsAnError) {
   ASSERT_TRUE(out_->open(0, 8).ok());
   ASSERT_TRUE(send(pattern(8, 1)));
   cells()[0].number.store(2);
   EXPECT_EQ(code_of_next_cell(), Code::kInternal);
 }
 
-TEST_F(ChannelTest, MemoryThatIsNotThePeersIsAnError) {
+TEST_F(ChannelTest, OffsetsOutsidePeerMemoryAreErrors) {
   ASSERT_TRUE(out_->open(1 << 20, 1 << 20).ok());
   ASSERT_TRUE(send(pattern(kPageBytes, 1)));
   ChannelLines* own = lines(sender_of_receiver_, receiver_);
@@ -176,14 +176,14 @@ TEST_F(ChannelTest, MemoryThatIsNotThePeersIsAnError) {
   EXPECT_EQ(code_of_next_cell(), Code::kInternal);
 }
 
-TEST_F(ChannelTest, ARingThatIsNotThePeersIsAnError) {
+TEST_F(ChannelTest, RingOffsetOutsidePeerMemoryIsAnError) {
   ASSERT_TRUE(out_->open(0, 8).ok());
   lines(sender_of_receiver_, receiver_)->cells_offset.store(kArenaBytes);
   EXPECT_EQ(code_of_next_cell(), Code::kInternal);
   EXPECT_EQ(in_->next_flag().word, nullptr);
 }
 
-TEST_F(ChannelTest, DroppingGivesTheMemoryBackAndTheLinesToTheNext) {
+TEST_F(ChannelTest, DropReleasesMemoryAndChannelEntry) {
   ASSERT_TRUE(out_->open(1 << 20, 1 << 20).ok());
   ChannelLines* own = lines(sender_of_receiver_, receiver_);
   const size_t used = sender_.arena->used_bytes();
@@ -193,7 +193,7 @@ TEST_F(ChannelTest, DroppingGivesTheMemoryBackAndTheLinesToTheNext) {
   EXPECT_EQ(sender_.channels.take(ArenaId{1, 2}).value(), own);
 }
 
-TEST_F(ChannelTest, LinesAreFoundInEveryBlock) {
+TEST_F(ChannelTest, ChannelEntryIsFoundInEveryBlock) {
   std::vector<ChannelLines*> taken;
   for (uint64_t k = 1; k <= 2 * kChannelsPerBlock + 1; ++k)
     taken.push_back(sender_.channels.take(ArenaId{k, k}).value());

@@ -10,13 +10,13 @@ void add(Distance& distance, int member, int64_t load_ns, int times = 2) {
   for (int i = 0; i < times; ++i) distance.add(member, load_ns);
 }
 
-TEST(Distance, NothingIsKnownAtFirst) {
+TEST(Distance, NewDistanceIsNeitherFarNorSameCore) {
   Distance distance(2);
   EXPECT_FALSE(distance.is_far());
   EXPECT_FALSE(distance.is_same_core());
 }
 
-TEST(Distance, TwoLoadsInARowAreBelieved) {
+TEST(Distance, TwoFarLoadsInARowChangeTheState) {
   Distance distance(2);
   distance.add(1, 120);
   EXPECT_FALSE(distance.is_far());
@@ -24,7 +24,7 @@ TEST(Distance, TwoLoadsInARowAreBelieved) {
   EXPECT_TRUE(distance.is_far());
 }
 
-TEST(Distance, OneLoadThatWasInterruptedChangesNothing) {
+TEST(Distance, OneInterruptedLoadDoesNotChangeTheState) {
   Distance distance(2);
   for (int i = 0; i < 100; ++i) {
     add(distance, 1, 25);
@@ -33,7 +33,7 @@ TEST(Distance, OneLoadThatWasInterruptedChangesNothing) {
   }
 }
 
-TEST(Distance, CoresMove) {
+TEST(Distance, LoadsAfterMigrationChangeTheState) {
   Distance distance(2);
   for (int i = 0; i < 3; ++i) {
     add(distance, 1, 120);
@@ -43,7 +43,7 @@ TEST(Distance, CoresMove) {
   }
 }
 
-TEST(Distance, MostMembersDecide) {
+TEST(Distance, MajorityOfMembersDecides) {
   Distance distance(4);
   add(distance, 1, 120);
   add(distance, 2, 25);
@@ -54,7 +54,7 @@ TEST(Distance, MostMembersDecide) {
   EXPECT_FALSE(distance.is_far());
 }
 
-TEST(Distance, TheSameCoreIsTheMeanOfManyLoads) {
+TEST(Distance, SameCoreIsDecidedByMeanOfManyLoads) {
   Distance distance(2);
   // Like the clock of a virtual machine, with steps of 10 ns.
   for (int64_t load_ns : {-10, 0, 0, 10, 10, 0, -10, 0, 10, 0, 0, 10, 0, -10, 0})
@@ -67,7 +67,7 @@ TEST(Distance, TheSameCoreIsTheMeanOfManyLoads) {
   EXPECT_FALSE(distance.is_same_core());
 }
 
-TEST(Distance, WhoMovesAwayIsNotOnTheSameCore) {
+TEST(Distance, SameCoreAfterMigrationIsFalse) {
   Distance distance(2);
   add(distance, 1, 0, 16);
   EXPECT_TRUE(distance.is_same_core());
@@ -79,7 +79,7 @@ TEST(Distance, WhoMovesAwayIsNotOnTheSameCore) {
   EXPECT_FALSE(distance.is_same_core());
 }
 
-TEST(Distance, AllHaveToBeOnTheSameCore) {
+TEST(Distance, SameCoreRequiresAllMembers) {
   Distance distance(3);
   add(distance, 1, 0, 16);
   EXPECT_TRUE(distance.is_same_core());

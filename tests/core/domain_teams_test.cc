@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Domains, Division,
                                            DomainList{{0, 1}, {2, 3, 4}, {5}}));
 
 // A rank that has its Teams has published everything that the others need.
-TEST(DomainTeams, FormingSurvivesARankThatEndsEarly) {
+TEST(DomainTeams, FormationWithRankThatEndsEarlySucceeds) {
   for (int round = 0; round < 20; ++round) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -92,7 +92,7 @@ TEST(DomainTeams, FormingSurvivesARankThatEndsEarly) {
 }
 
 // Rank 3 skips a broadcast. The only rank that made the call and shares a Team with it dies.
-TEST(DomainTeams, LeavingComparesCallsOfRanksThatShareNoTeam) {
+TEST(DomainTeams, LeaveReportsMismatchOfRanksWithoutSharedTeam) {
   std::latch called(5), left(5);
   std::atomic<int> told{0};
   auto registry = std::make_shared<Registry>();
@@ -127,7 +127,7 @@ TEST(DomainTeams, LeavingComparesCallsOfRanksThatShareNoTeam) {
 }
 
 // Rank 0 waits for rank 1 of its domain, which comes late, and shares a Team with no other rank.
-TEST(DomainTeams, DeathInAnotherDomainIsSeenWhileTheWaitIsForAnotherRank) {
+TEST(DomainTeams, DeathInAnotherDomainEndsWaitForLateRank) {
   for (const bool is_barrier : {false, true}) {
     std::latch formed(4), failed(1);
     auto registry = std::make_shared<Registry>();
@@ -154,7 +154,7 @@ TEST(DomainTeams, DeathInAnotherDomainIsSeenWhileTheWaitIsForAnotherRank) {
 }
 
 // Rank 0 reads the cause from the Team of the whole host.
-TEST(DomainTeams, CauseOfARankThatLeftAnotherDomainIsTold) {
+TEST(DomainTeams, AbortByRankThatLeftAnotherDomainReportsItsCause) {
   std::latch left(4), failed(1);
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -180,7 +180,7 @@ TEST(DomainTeams, CauseOfARankThatLeftAnotherDomainIsTold) {
   });
 }
 
-TEST(DomainTeams, DeathOfAMemberIsNamed) {
+TEST(DomainTeams, DeathDuringFormationNamesTheRank) {
   std::latch checked(2);
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
@@ -199,7 +199,7 @@ TEST(DomainTeams, DeathOfAMemberIsNamed) {
   });
 }
 
-TEST(DomainTeams, FailureOfAMemberReachesAll) {
+TEST(DomainTeams, FailureDuringFormationReachesAllRanks) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(3, [&](int number) {

@@ -13,7 +13,7 @@ struct Bell {
   std::unique_ptr<Doorbell> doorbell = Doorbell::create(&token).value();
 };
 
-TEST(Doorbell, ARingWakesAndStaysUntilItIsCleared) {
+TEST(Doorbell, RingWakesSleeperUntilCleared) {
   Bell sleeper, ringer;
   ringer.doorbell->ring(sleeper.token);
   sleeper.doorbell->sleep(-1);  // would never return
@@ -24,7 +24,7 @@ TEST(Doorbell, ARingWakesAndStaysUntilItIsCleared) {
 }
 
 // The kernel charges unread bytes to their sender, up to a few hundred.
-TEST(Doorbell, WhoHasRungManyStillWakesOneMore) {
+TEST(Doorbell, RingAfterManyUnreadRingsWakesSleeper) {
   constexpr int kSleepers = 100, kRings = 20;  // more than a socket holds and than one sender may
                                                // have unread
   std::vector<Bell> sleepers(kSleepers);
@@ -37,7 +37,7 @@ TEST(Doorbell, WhoHasRungManyStillWakesOneMore) {
   last.doorbell->sleep(-1);  // would never return
 }
 
-TEST(Doorbell, RingingNobodyIsNoError) {
+TEST(Doorbell, RingOfClosedDoorbellIsHarmless) {
   ArenaId gone;
   {
     Bell bell;

@@ -6,7 +6,7 @@
 namespace dscomm {
 namespace {
 
-TEST(Duration, TextOfMillisecondsHasTheUnitThatPeopleUse) {
+TEST(Duration, DurationTextUsesReadableUnit) {
   const std::pair<int64_t, const char*> expected[] = {
       {0, "0 ms"},        {999, "999 ms"},       {1000, "1 s"},         {2500, "2.5 s"},
       {1001, "1.001 s"},  {90'000, "90 s"},      {60'000, "60 s"},      {120'000, "2 min"},

@@ -75,7 +75,7 @@ TEST(Engine, SynchronousAndAsynchronousCallsKeepTheirOrder) {
 }
 
 // The default group knows the ranks of this host, so a later group's first rank speaks for all.
-TEST(Engine, LaterGroupsOfAHostAskTheStoreByTheirFirstRankAlone) {
+TEST(Engine, LaterGroupOnOneHostUsesStoreOnlyFromFirstRank) {
   MemoryStore store;
   run_world(4, [&](InProcessHost&, std::shared_ptr<Context> context, int rank) {
     const auto group_of = [&](const std::vector<int>& ranks, const std::string& name) {
@@ -107,7 +107,7 @@ TEST(Engine, LaterGroupsOfAHostAskTheStoreByTheirFirstRankAlone) {
 }
 
 // Rank 2 believes that it is in a group that ranks 0 and 1 form without it.
-TEST(Engine, AGroupThatOthersHaveFormedIsNotWaitedFor) {
+TEST(Engine, GroupFormedWithoutThisRankIsMismatchAtOnce) {
   MemoryStore store;
   std::barrier together(3);
   const int64_t began_ns = monotonic_ns();
@@ -141,7 +141,7 @@ TEST(Engine, AGroupThatOthersHaveFormedIsNotWaitedFor) {
 }
 
 // Rank 0 makes no call, or another one; no rank waits for rank 1's call.
-TEST(Engine, LeavingTellsOfACallWhoseWorkWasDropped) {
+TEST(Engine, ShutdownReportsUnmatchedCallOfDroppedWork) {
   for (bool calls : {false, true}) {
     std::atomic<int> told{0};
     run_world(2, [&](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
@@ -186,7 +186,7 @@ TEST(Engine, GroupsProgressIndependently) {
   });
 }
 
-TEST(Engine, ACallbackMayStartTheNextCall) {
+TEST(Engine, CallbackMayStartAnotherCall) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
     int64_t x = 1, y = 1;
@@ -202,7 +202,7 @@ TEST(Engine, ACallbackMayStartTheNextCall) {
   });
 }
 
-TEST(Engine, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
+TEST(Engine, WaitWithLimitTimesOutAndOperationContinues) {
   std::atomic<bool> go{false};
   run_world(2, [&](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
@@ -221,7 +221,7 @@ TEST(Engine, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
   });
 }
 
-TEST(Engine, AnAbortFailsWhatIsQueuedAndWhatComes) {
+TEST(Engine, AbortFailsQueuedAndLaterCalls) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
     std::shared_ptr<Group> other = host.group(context, rank, 2, "other");
@@ -247,8 +247,8 @@ TEST(Engine, AnAbortFailsWhatIsQueuedAndWhatComes) {
   });
 }
 
-// Calls that were queued by then could not know, and raise the cause as their own.
-TEST(Engine, CallAfterTheEndOfTheGroupSaysThatItEndedEarlier) {
+// Calls that were queued when the group ended report its cause as their own.
+TEST(Engine, CallAfterGroupEndSaysEndedEarlier) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
     int64_t x = 1, y = 1;
@@ -283,7 +283,7 @@ TEST(Engine, CallAfterTheEndOfTheGroupSaysThatItEndedEarlier) {
   });
 }
 
-TEST(Engine, CallAfterAPeerLeftWithoutAnyCallSaysSoOnce) {
+TEST(Engine, CallAfterPeerLeftBeforeAnyCallNamesThePeer) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
     if (rank == 0) {
@@ -298,7 +298,7 @@ TEST(Engine, CallAfterAPeerLeftWithoutAnyCallSaysSoOnce) {
   });
 }
 
-TEST(Engine, ABodyThatThrowsEndsTheGroupAndNotTheProcess) {
+TEST(Engine, ExceptionInCallFailsGroupButNotProcess) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
     int64_t x = 1;
@@ -319,7 +319,7 @@ TEST(Engine, ABodyThatThrowsEndsTheGroupAndNotTheProcess) {
   });
 }
 
-TEST(Engine, ShutdownLetsTheQueueFinishAndRefusesWhatComes) {
+TEST(Engine, ShutdownFinishesQueueAndRefusesLaterCalls) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
     std::vector<int64_t> values(100, 1);
@@ -335,7 +335,7 @@ TEST(Engine, ShutdownLetsTheQueueFinishAndRefusesWhatComes) {
   });
 }
 
-TEST(Engine, AGroupOfOneNeedsNobody) {
+TEST(Engine, SingleRankGroupReducesAndRefusesSend) {
   run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 1);
     int64_t x = 7;
@@ -346,7 +346,7 @@ TEST(Engine, AGroupOfOneNeedsNobody) {
   });
 }
 
-TEST(Engine, TheRecorderKeepsTheLastOperations) {
+TEST(Engine, RecorderKeepsLatestOperations) {
   run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 1);
     int64_t x = 7;
@@ -362,7 +362,7 @@ TEST(Engine, TheRecorderKeepsTheLastOperations) {
   });
 }
 
-TEST(Engine, TheRecorderHasTheTimesOfTheWallClock) {
+TEST(Engine, RecorderUsesWallClockTimes) {
   run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 1);
     int64_t x = 7, inside = 0;
@@ -394,7 +394,7 @@ TEST(Engine, TheRecorderHasTheTimesOfTheWallClock) {
   });
 }
 
-TEST(Engine, ASynchronousCallAllocatesNothing) {
+TEST(Engine, SynchronousCallAllocatesNoMemory) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "AddressSanitizer's operators new do not count";
 #endif
@@ -415,7 +415,7 @@ TEST(Engine, ASynchronousCallAllocatesNothing) {
 
 // Several threads call in a group of one rank while others wait for the group to be idle; calls
 // must never overlap. Then the group is shut down while calls continue.
-TEST(Engine, CallsOfSeveralThreadsAndAShutdownMeet) {
+TEST(Engine, CallsOfSeveralThreadsDuringShutdownDoNotOverlap) {
   run_world(1, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int round = 0; round < 20; ++round) {
       std::shared_ptr<Group> group = host.group(context, rank, 1, std::to_string(round));
@@ -473,7 +473,7 @@ TEST(Engine, ReinitialisationUnderTheSameNameWorks) {
 }
 
 // Fails twice, then works: a rank that cannot begin still counts as having tried.
-TEST(Engine, ARankThatCannotBeginTellsTheOthers) {
+TEST(Engine, DecliningRankFailsOthersWithItsCause) {
   std::barrier told(3);
   run_world(3, [&told](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     for (int round = 0; round < 2; ++round) {

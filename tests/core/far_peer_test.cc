@@ -149,18 +149,18 @@ TEST_F(FarPeerTest, ReceiveWithQuietSocketsSleepsLong) {
 }
 
 // A poll costs system calls; polling in more than half of the passes would cost too much.
-TEST_F(FarPeerTest, ReceiveFromNearPeerAsksFarPeerNowAndThen) {
+TEST_F(FarPeerTest, ReceiveFromNearPeerPollsFarPeerInSomePasses) {
   const uint64_t asked = questions_of_receive_in_second_group(false);
   EXPECT_GE(asked, 1);
   EXPECT_LE(asked, kSpins / 2);
 }
 
 // Also in a group that has another endpoint for the same peer.
-TEST_F(FarPeerTest, ReceiveFromFarPeerAsksItInEveryPass) {
+TEST_F(FarPeerTest, ReceiveFromFarPeerPollsItInEveryPass) {
   EXPECT_GE(questions_of_receive_in_second_group(true), kSpins);
 }
 
-TEST_F(FarPeerTest, ReceiveWithDataThatNobodyReadsAfterBrokenChannelSleeps) {
+TEST_F(FarPeerTest, ReceiveAfterBrokenChannelWithUnreadDataSleeps) {
   const auto group = make_group(1, true);
   peer_.failure = Status(Code::kInternal, "broken");
   EXPECT_EQ(receive(group, kTag, 60 * kWait).code(), Code::kInternal);
@@ -168,7 +168,7 @@ TEST_F(FarPeerTest, ReceiveWithDataThatNobodyReadsAfterBrokenChannelSleeps) {
   EXPECT_LE(sleeps_of_receive(make_group(2, false)), most_sleeps(kShortestSleepNs));
 }
 
-TEST_F(FarPeerTest, ReceiveWithDataThatNobodyReadsWithoutRoomForMessageSleeps) {
+TEST_F(FarPeerTest, ReceiveWithoutRoomForUnreadMessageSleeps) {
   const auto group = make_group(1, true);
   CellHeader header{};
   header.group = group->id;

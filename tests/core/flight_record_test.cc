@@ -41,7 +41,7 @@ size_t count(const std::string& text, const std::string& part) {
   return found;
 }
 
-TEST(FlightRecord, TextsAreQuoted) {
+TEST(FlightRecord, JsonStringsAreEscaped) {
   GroupRecord group = group_of("a\"b\\c\n");
   group.failure = Status(Code::kTimeout, "tab\tend");
   const std::string text = flight_record_text({group}, "\"why\"");
@@ -49,7 +49,7 @@ TEST(FlightRecord, TextsAreQuoted) {
   EXPECT_NE(text.find("\"reason\": \"\\\"why\\\"\""), std::string::npos) << text;
 }
 
-TEST(FlightRecord, OperationsOfAllGroupsAreInTheOrderOfTheirTimes) {
+TEST(FlightRecord, OperationsOfAllGroupsAreSortedByTime) {
   GroupRecord one = group_of("0"), other = group_of("1");
   one.operations = {operation_of("all_reduce", 1, OperationState::kCompleted),
                     operation_of("all_gather", 4, OperationState::kFailed),
@@ -68,7 +68,7 @@ TEST(FlightRecord, OperationsOfAllGroupsAreInTheOrderOfTheirTimes) {
   EXPECT_EQ(numbers_of(text, "last_completed_collective"), (std::vector<int64_t>{1, 0}));
 }
 
-TEST(FlightRecord, TheNewestOperationsAreKept) {
+TEST(FlightRecord, NewestOperationsAreKept) {
   GroupRecord group = group_of("0");
   for (uint64_t k = 1; k <= 10'100; ++k)
     group.operations.push_back(operation_of("all_reduce", k, OperationState::kCompleted));
@@ -89,7 +89,7 @@ struct Told final : RecordedGroup {
   bool closed = false;
 };
 
-TEST(FlightRecord, EachRankOfTheProcessHasAFileOfItsLivingGroups) {
+TEST(FlightRecord, EachRankOfTheProcessWritesFileOfItsOpenGroups) {
   const std::string folder =
       ::testing::TempDir() + "/flight_record_test." + std::to_string(getpid());
   FlightRecord record(folder);
@@ -117,7 +117,7 @@ TEST(FlightRecord, EachRankOfTheProcessHasAFileOfItsLivingGroups) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(FlightRecord, WithoutAFolderNothingIsKept) {
+TEST(FlightRecord, RecordWithoutFolderIsDisabled) {
   FlightRecord record("");
   EXPECT_FALSE(record.enabled());
   record.add(std::make_shared<Told>(group_of("0")));

@@ -23,7 +23,7 @@ void expect_heard(SimulatedNetwork& network, const std::vector<int>& dead) {
   }
 }
 
-TEST(Flooding, RandomDeathsAreHeardByAllThatLive) {
+TEST(Flooding, RandomDeathsReachAllSurvivors) {
   std::mt19937 random(11);
   const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(1, most)(random); };
   for (int round = 0; round < 300; ++round) {
@@ -38,7 +38,7 @@ TEST(Flooding, RandomDeathsAreHeardByAllThatLive) {
   }
 }
 
-TEST(Flooding, TheDeathOfAWholeHostIsHeardOfAllItsMembers) {
+TEST(Flooding, DeathOfHostIsReportedForAllItsMembers) {
   for (int hosts : {2, 3, 9, 40})
     for (int host : {0, 1, hosts - 1}) {
       constexpr int kLocal = 5;
@@ -51,7 +51,7 @@ TEST(Flooding, TheDeathOfAWholeHostIsHeardOfAllItsMembers) {
     }
 }
 
-TEST(Flooding, ThousandsHearOfADeathInAFewHops) {
+TEST(Flooding, DeathReachesThousandsInFewHops) {
   SimulatedNetwork network(1024, 8, kHopUs, kHandleUs);
   EXPECT_LE(network.most_links(), 64u);
   for (int dead : {0, 4711}) {
@@ -67,7 +67,7 @@ TEST(Flooding, ThousandsHearOfADeathInAFewHops) {
   }
 }
 
-TEST(Flooding, WhatCannotBeMeantIsRefused) {
+TEST(Flooding, MalformedMessagesAreRefused) {
   SimulatedNetwork network(2, 2, kHopUs, kHandleUs);
   Flooding& node = network.node(0);
   const auto refused = [&](Message message, const std::string& text = "") {
@@ -117,7 +117,7 @@ TEST(Flooding, CompareCallsOfSameCallsEndsNothing) {
     EXPECT_TRUE(network.node(rank).ended(kTeam).ok());
 }
 
-TEST(Flooding, CompareCallsOfDifferentCallsTellsAllOfTheFirst) {
+TEST(Flooding, CompareCallsOfDifferentCallsReportsFirstToAll) {
   SimulatedNetwork network(3, 2, kHopUs, kHandleUs);
   for (uint64_t number = 1; number <= 20; ++number)
     for (int rank = 0; rank < network.size(); ++rank)
@@ -136,7 +136,7 @@ TEST(Flooding, CompareCallsOfDifferentCallsTellsAllOfTheFirst) {
   }
 }
 
-TEST(Flooding, CompareCallsOfRankThatIsBehindEndsTheTeamOnceItDiffers) {
+TEST(Flooding, CompareCallsOfRankBehindEndsTeamOnceItDiffers) {
   for (const bool is_first_call : {true, false}) {
     SimulatedNetwork network(2, 4, kHopUs, kHandleUs);
     for (int rank = 0; rank < network.size() && !is_first_call; ++rank)
@@ -162,7 +162,7 @@ TEST(Flooding, CompareCallsOfRankThatHasLeftTheTeamEndsIt) {
 }
 
 // All ranks of a job may wait at the same time.
-TEST(Flooding, CompareCallsThatAnotherRankHasAskedSendsNothing) {
+TEST(Flooding, CompareCallsAfterAnotherRankAskedSendsNothing) {
   SimulatedNetwork network(4, 4, kHopUs, kHandleUs);
   for (int rank = 0; rank < network.size(); ++rank) note(network, rank, gather_to(1, 1));
   compare(network, 5);
@@ -176,7 +176,7 @@ TEST(Flooding, CompareCallsThatAnotherRankHasAskedSendsNothing) {
   EXPECT_GT(network.take_traffic().bytes, 0u);
 }
 
-TEST(Flooding, NobodyBelievesInItsOwnDeath) {
+TEST(Flooding, NoticeOfOwnDeathIsIgnored) {
   SimulatedNetwork network(2, 1, kHopUs, kHandleUs);
   EXPECT_TRUE(network.node(0).take(
       1, Message::about(MessageKind::kGone, 0, 0, Status(Code::kPeerDied, "unreachable"))));

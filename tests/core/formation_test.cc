@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(RanksPerHost, FormationOf,
                                   (info.param.relays ? "Relay" : "");
                          });
 
-TEST_P(FormationOf, MemoryIsAskedForTheRanksOfThisHost) {
+TEST_P(FormationOf, MemoryCheckCountsRanksOfThisHost) {
   for (bool same_host : {false, true}) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -71,7 +71,7 @@ TEST_P(FormationOf, MemoryIsAskedForTheRanksOfThisHost) {
   }
 }
 
-TEST_P(FormationOf, AMissingRankIsNamed) {
+TEST_P(FormationOf, TimeoutNamesTheMissingRank) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(3, [&](int rank) {
@@ -106,7 +106,7 @@ class SlowOnceStore final : public ForwardingStore {
   bool was_slow_ = false;
 };
 
-TEST_P(FormationOf, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
+TEST_P(FormationOf, DeadlinePassedDuringStoreCallLeavesOthersOneSecond) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   SlowOnceStore slow(store, milliseconds(1600));
@@ -121,7 +121,7 @@ TEST_P(FormationOf, DeadlinePassedDuringAStoreQuestionLeavesTheOthersASecond) {
 }
 
 // Global rank 0 passes [0, 1] and global rank 1 passes [1, 2]: both are rank 0 of one group.
-TEST_P(FormationOf, RanksThatDisagreeOnTheMembersAreToldAtOnce) {
+TEST_P(FormationOf, DifferentMemberListsFailAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(2, [&](int rank) {
@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(Began, RanksThatCannotShareMemory,
                          ::testing::Values(0, std::numeric_limits<int64_t>::max()));
 
 // Rank 0 failed in this attempt, so the late rank does not wait for another one.
-TEST_P(FormationOf, LateRankIsToldOfADisagreementAtOnce) {
+TEST_P(FormationOf, LateRankAfterMismatchFailsAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::barrier gave_up(3);
@@ -176,7 +176,7 @@ TEST_P(FormationOf, LateRankIsToldOfADisagreementAtOnce) {
 }
 
 // The late rank fails at once, and the errors name only absent ranks.
-TEST_P(FormationOf, LateRankAfterTimeoutLearnsTheCause) {
+TEST_P(FormationOf, LateRankAfterTimeoutReportsTheCause) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::barrier gave_up(3);
@@ -406,7 +406,7 @@ TEST_P(FormationOf, MalformedEntryReportsAnotherVersion) {
 }
 
 // Three hosts of four ranks, and one host of twelve.
-TEST(LocalExchange, OnlyTheLeaderOfAHostAsksTheStore) {
+TEST(LocalExchange, OnlyHostLeadersWriteToStore) {
   constexpr int kRanks = 12;
   for (int per_host : {4, 12}) {
     auto registry = std::make_shared<Registry>();
@@ -431,7 +431,7 @@ TEST(LocalExchange, OnlyTheLeaderOfAHostAsksTheStore) {
 }
 
 // A rank whose leader is elsewhere, or too late to speak for it, speaks for itself.
-TEST(LocalExchange, WhoFindsNoLeaderSpeaksForItself) {
+TEST(LocalExchange, RankWithoutLeaderUsesStore) {
   for (bool is_late : {false, true}) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -472,7 +472,7 @@ TEST(LocalExchange, StoppedMemberOfAnotherHostIsNamed) {
 }
 
 // Rank 1 has found no leader and waits in the store since before the leader's process began.
-TEST(LocalExchange, RankThatBeganBeforeItsLeaderIsExcused) {
+TEST(LocalExchange, RankThatStartedBeforeItsLeaderFormsGroup) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(2, [&](int rank) {
@@ -488,7 +488,7 @@ TEST(LocalExchange, RankThatBeganBeforeItsLeaderIsExcused) {
 }
 
 // Ranks 0 and 1 expect a group of two; rank 2 expects a group of three with them.
-TEST(LocalExchange, RankOfAnotherWorldSizeIsToldBothSizes) {
+TEST(LocalExchange, DifferentGroupSizesOnOneHostAreMismatch) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();

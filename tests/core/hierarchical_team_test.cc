@@ -109,18 +109,18 @@ TEST_P(Placements, EveryCollectiveWithOverlap) {
   check_same_bits(ranks, over_threads(GetParam().domains, small, true));
 }
 
-TEST_P(Placements, SameBits) {
+TEST_P(Placements, ResultsAreBitIdenticalOnAllRanks) {
   check_same_bits(rank_count(GetParam().domains), over_threads(GetParam().domains));
 }
 
-TEST_P(Placements, DisagreementsAreToldToAll) {
+TEST_P(Placements, MismatchedCallsFailOnAllRanks) {
   for (size_t staging_bytes : {size_t{64}, size_t{1} << 20})
     check_disagreements(rank_count(GetParam().domains),
                         over_threads(GetParam().domains, staging_bytes));
 }
 
 // The order is by domain, then by rank; with these values another order gives other bits.
-TEST(HierarchicalTeam, ArithmeticIsInTheOrderOfTheDomains) {
+TEST(HierarchicalTeam, SumIsComputedByDomainThenRank) {
   const float values[4] = {1e8f, 1.0f, -1e8f, 1.0f};
   auto sum_over = [&](const Domains& domains) {
     std::atomic<float> result = 0;
@@ -138,7 +138,7 @@ TEST(HierarchicalTeam, ArithmeticIsInTheOrderOfTheDomains) {
 }
 
 // bfloat16 cannot hold 257: if the first domain rounds, the sum of 256 and 1 is 256 again.
-TEST(HierarchicalTeam, HalvesTravelAsFloat32WhereTheyAreToldTo) {
+TEST(HierarchicalTeam, HalvesSentAsFloat32AreRoundedOnce) {
   const uint16_t values[4] = {0x4380, 0x3f80, 0x3f80, 0x0000};  // 256, 1, 1, 0
   auto reduced = [&](ReduceOp op, bool halves_as_float32) {
     HierarchyOptions options;
@@ -169,7 +169,7 @@ TEST(HierarchicalTeam, HalvesTravelAsFloat32WhereTheyAreToldTo) {
   }
 }
 
-TEST(HierarchicalTeam, ExchangesOfBlocksCallInnerTeamMeanwhile) {
+TEST(HierarchicalTeam, BlockExchangesCheckInnerTeamWhileWaiting) {
   ThreadBoards boards(true);
   std::vector<std::thread> running;
   for (int rank = 0; rank < 4; ++rank)
@@ -199,7 +199,7 @@ TEST(HierarchicalTeam, DescribesItself) {
 }
 
 // Every rank leads the slices that the header file documents, and makes its Teams in one order.
-TEST(HierarchicalTeam, TeamsAreMadeInOneOrder) {
+TEST(HierarchicalTeam, TeamsAreCreatedInDocumentedOrder) {
   const Domains domains = {{0, 1}, {2, 3, 4, 5, 6}};
   ThreadBoards boards;
   std::vector<std::string> made;
@@ -214,7 +214,7 @@ TEST(HierarchicalTeam, TeamsAreMadeInOneOrder) {
                                             "g/direct: 0 1 2 3 4 5 6"}));
 }
 
-TEST(HierarchicalTeam, DomainsMustDivideTheRanks) {
+TEST(HierarchicalTeam, InvalidDomainsAreRefused) {
   TeamFactory never = [](std::span<const int>, const std::string&) {
     ADD_FAILURE() << "no Team can be made of these domains";
     return Result<std::unique_ptr<Team>>(make_status(Code::kInternal, "unreachable"));
@@ -229,7 +229,7 @@ TEST(HierarchicalTeam, DomainsMustDivideTheRanks) {
             Code::kInvalidArgument);
 }
 
-TEST(HierarchicalTeam, AFactoryThatFailsAbortsWhatWasMade) {
+TEST(HierarchicalTeam, FactoryFailureAbortsTeamsAlreadyMade) {
   ThreadBoards boards;
   TeamFactory inner = [&](std::span<const int> ranks, const std::string& name) {
     return Result<std::unique_ptr<Team>>(boards.make(0, ranks, name));
@@ -245,7 +245,7 @@ TEST(HierarchicalTeam, AFactoryThatFailsAbortsWhatWasMade) {
   EXPECT_EQ(boards.make(1, pair, "g/domain0")->failure().message(), "no wire");
 }
 
-TEST(HierarchicalTeam, MistakesAreNamedAndTheTeamLives) {
+TEST(HierarchicalTeam, InvalidArgumentsFailWithoutEndingTheTeam) {
   over_threads({{0, 1}, {2}})([](Team& team) {
     float value = 1;
     std::vector<void*> outs(3, &value), few_outs(2, &value);
@@ -273,7 +273,7 @@ TEST(HierarchicalTeam, MistakesAreNamedAndTheTeamLives) {
 }
 
 // Every rank fails by the deadline, whichever Team it waits in.
-TEST_P(Placements, AMissingRankIsATimeoutForAll) {
+TEST_P(Placements, MissingRankTimesOutOnAllRanks) {
   const int ranks = rank_count(GetParam().domains);
   for (int missing : {0, ranks - 1}) {
     over_threads(GetParam().domains)([missing](Team& team) {
@@ -290,7 +290,7 @@ TEST_P(Placements, AMissingRankIsATimeoutForAll) {
 }
 
 // An abort on any rank, from another thread, ends the waits of all ranks in all Teams.
-TEST_P(Placements, AnAbortEndsEveryonesWait) {
+TEST_P(Placements, AbortEndsWaitsOfAllRanks) {
   const int ranks = rank_count(GetParam().domains);
   for (int aborting = 0; aborting < ranks; ++aborting) {
     over_threads(GetParam().domains)([aborting](Team& team) {
@@ -308,7 +308,7 @@ TEST_P(Placements, AnAbortEndsEveryonesWait) {
 }
 
 // A cause found in one rank's sub-team reaches every rank.
-TEST(HierarchicalTeam, TheFirstCauseGoesThroughToFarRanks) {
+TEST(HierarchicalTeam, FirstCauseReachesRanksOfOtherDomains) {
   over_threads({{0, 1, 2}, {3, 4, 5}})([](Team& team) {
     std::vector<float> data(64);
     if (team.rank() == 5) {
@@ -323,7 +323,7 @@ TEST(HierarchicalTeam, TheFirstCauseGoesThroughToFarRanks) {
 }
 
 // A hierarchy inside a hierarchy: hosts of NUMA nodes.
-TEST(HierarchicalTeam, TeamsOfTeamsOfTeams) {
+TEST(HierarchicalTeam, NestedHierarchyMatchesReference) {
   const Domains hosts = {{0, 1, 2, 3}, {4, 5, 6}};
   RunRanks run_ranks = [&](const RankBody& body) {
     ThreadBoards boards;

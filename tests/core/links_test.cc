@@ -104,7 +104,7 @@ void expect_survives(const std::vector<int>& sizes, bool is_dealt = false) {
     expect_whole([&](int rank) { return members[static_cast<size_t>(rank)].host == host; });
 }
 
-TEST(Links, TheRestHangsTogetherWithoutAnyMemberOrHost) {
+TEST(Links, GraphWithoutAnyMemberOrHostStaysConnected) {
   for (int hosts : {1, 2, 3, 4, 5, 13, 14, 15, 40})
     for (int local : {1, 2, 3, 8})
       expect_survives(std::vector<int>(static_cast<size_t>(hosts), local));
@@ -120,11 +120,11 @@ TEST(Links, TheRestHangsTogetherWithoutAnyMemberOrHost) {
 }
 
 // Two hosts of two members: any two survivors are linked.
-TEST(Links, TwoByTwoAreAllLinked) {
+TEST(Links, TwoHostsOfTwoMembersAreAllLinked) {
   for (const std::set<int>& linked : graph_of(members_on({2, 2}))) EXPECT_EQ(linked.size(), 3u);
 }
 
-TEST(Links, FewAreHeldAndTheWayIsShortAmongThousands) {
+TEST(Links, GraphOfThousandsHasFewLinksAndShortPaths) {
   for (const auto& [hosts, local] :
        std::vector<std::pair<size_t, int>>{{1024, 8}, {4, 256}, {1000, 1}}) {
     const std::vector<TransportMember> members = members_on(std::vector<int>(hosts, local));

@@ -21,7 +21,7 @@ std::optional<Status> ask(bool sending, int peer, std::vector<MemberLife> member
   return hopeless(sending, peer, 0, members, "receive: ", name, departure);
 }
 
-TEST(Liveness, AMemberThatLeavesAndEndsDuringALookHasNotDied) {
+TEST(Liveness, MemberThatLeavesAndEndsDuringCheckHasNotDied) {
   bool left = false, lives = true;
   const auto alive = [&] {
     const bool before = lives;
@@ -37,13 +37,13 @@ TEST(Liveness, AMemberThatLeavesAndEndsDuringALookHasNotDied) {
   }
 }
 
-TEST(Liveness, AMemberThatEndsWithoutLeavingHasDied) {
+TEST(Liveness, MemberThatEndsWithoutLeavingHasDied) {
   const MemberLife life = look_at_member([] { return false; }, [] { return false; });
   EXPECT_TRUE(life.died);
   EXPECT_FALSE(life.left);
 }
 
-TEST(Liveness, ANamedReceiveGoesOnWhileCellsOfItsSourceAreUnread) {
+TEST(Liveness, ReceiveContinuesWhileSourceHasUnreadCells) {
   EXPECT_FALSE(ask(false, 1, {kLives, kLives, kDied}).has_value());
   EXPECT_FALSE(ask(false, 1, {kLives, kDiedUnread}).has_value());
   EXPECT_FALSE(ask(false, 1, {kLives, kLeftUnread}).has_value());
@@ -51,13 +51,13 @@ TEST(Liveness, ANamedReceiveGoesOnWhileCellsOfItsSourceAreUnread) {
   EXPECT_EQ(ask(false, 1, {kLives, kLeft})->code(), Code::kPeerLeft);
 }
 
-TEST(Liveness, ASendEndsWithItsDestination) {
+TEST(Liveness, SendFailsOnceDestinationIsGone) {
   EXPECT_FALSE(ask(true, 1, {kLives, kLives, kDied}).has_value());
   EXPECT_EQ(ask(true, 1, {kLives, kDiedUnread})->code(), Code::kPeerDied);
   EXPECT_EQ(ask(true, 1, {kLives, kLeftUnread})->code(), Code::kPeerLeft);
 }
 
-TEST(Liveness, AReceiveFromAnySourceEndsWhenNobodyIsLeftWhoCouldSend) {
+TEST(Liveness, AnySourceReceiveFailsOnceNoSenderIsLeft) {
   EXPECT_FALSE(ask(false, -1, {kLives, kDied, kLives}).has_value());
   EXPECT_FALSE(ask(false, -1, {kLives, kDied, kLeftUnread}).has_value());
   EXPECT_FALSE(ask(false, -1, {kLives, kDiedUnread, kLeft}).has_value());

@@ -35,7 +35,7 @@ LocalEntry entry_of(int rank) {
 
 const Look kNoReason = [] { return Status(); };
 
-TEST(LocalExchange, DeathsOfLeaderAndMemberAreHeard) {
+TEST(LocalExchange, DeathsOfLeaderAndMemberAreReported) {
   const LocalRanks local = ranks_of_this_test(3);
   const auto make_deadline = [] { return Deadline::after(seconds(60)); };
   for (int victim : {0, 2}) {
@@ -101,7 +101,7 @@ TEST(LocalExchange, FailureBeforeConfirmationReachesTheMember) {
 }
 
 // A member's report about a superseded table does not count for the next one.
-TEST(LocalExchange, ReportsAreOfOneTable) {
+TEST(LocalExchange, ReportOnSupersededTableIsIgnored) {
   const LocalRanks local = ranks_of_this_test(2);
   const auto make_deadline = [] { return Deadline::after(seconds(60)); };
   std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
@@ -142,7 +142,7 @@ TEST(LocalExchange, ReportsAreOfOneTable) {
 }
 
 // A failing member asks for an earlier cause; a member that confirms nothing does not count.
-TEST(LocalExchange, WhoFailsAsksAndWhoConfirmsNothingIsNoMember) {
+TEST(LocalExchange, UnconfirmedMemberIsIgnoredAndEarlierCauseWins) {
   const LocalRanks local = ranks_of_this_test(3);
   const auto make_deadline = [] { return Deadline::after(seconds(60)); };
   std::unique_ptr<LocalLeader> leader = LocalLeader::listen(local, entry_of(0));
@@ -171,7 +171,7 @@ TEST(LocalExchange, WhoFailsAsksAndWhoConfirmsNothingIsNoMember) {
   });
 }
 
-TEST(LocalRanks, AreThoseOfTorchrunsWorldAlone) {
+TEST(LocalRanks, EnvironmentOfAnotherWorldGivesNoRanks) {
   const auto ranks = [](int rank, int size) {
     return local_ranks_of_launcher(rank, size, "0").ranks;
   };

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-TEST(LostTime, OneStopThatSeveralThreadsSeeCountsOnce) {
+TEST(LostTime, StopSeenBySeveralThreadsCountsOnce) {
   LostTime lost;
   EXPECT_EQ(lost.since(0), 0);
   lost.note(10 * kSecond, 30 * kSecond);
@@ -34,13 +34,13 @@ TEST(LostTime, SeveralStopsAddUp) {
   EXPECT_EQ(lost.since(55 * kSecond), 10 * kSecond);
 }
 
-TEST(LostTime, ASlowSliceOfABusyMachineIsNotLost) {
+TEST(LostTime, DelayBelowMinimumIsNotLostTime) {
   LostTime lost;
   lost.note(10 * kSecond, 10 * kSecond + LostTime::kLeastNs - 1);
   EXPECT_EQ(lost.since(0), 0);
 }
 
-TEST(LostTime, DeadlinesLeaveItOut) {
+TEST(LostTime, DeadlineExcludesLostTime) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(100));
   const int64_t began_ns = monotonic_ns();
   const int64_t left_ns = deadline.remaining_ns();
@@ -53,7 +53,7 @@ TEST(LostTime, DeadlinesLeaveItOut) {
   EXPECT_LE(charged_ns, monotonic_ns() - began_ns - (continued_ns - stopped_ns));
 }
 
-TEST(LostTime, TimeBetweenTwoWaitsIsLeftOutOnceAndOnlyIfLong) {
+TEST(LostTime, LongTimeBetweenWaitsIsExcludedOnce) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(100));
   deadline.leave_out_time_since_last_look();  // not begun: nothing to exclude
   const int64_t left_ns = deadline.remaining_ns();
@@ -77,7 +77,7 @@ TEST(LostTime, TimeBetweenTwoWaitsIsLeftOutOnceAndOnlyIfLong) {
 }
 
 // The parts of a composed call have copies of the deadline; one copy waits after the other.
-TEST(LostTime, TimeThatAnotherCopyWaitedIsCharged) {
+TEST(LostTime, WaitOfAnotherDeadlineCopyIsCharged) {
   const Deadline whole = Deadline::after(std::chrono::seconds(100));
   const int64_t left_ns = whole.remaining_ns();
   const Deadline first = whole;
@@ -97,7 +97,7 @@ TEST(LostTime, TimeThatAnotherCopyWaitedIsCharged) {
 
 void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-TEST(TimeLeft, DeadlinePassedHalfASecondBeforeTheLookLeavesOneSecondOnce) {
+TEST(TimeLeft, DeadlinePassedHalfASecondBeforeCheckLeavesOneSecondOnce) {
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(10));
   TimeLeft time_left(deadline);
   sleep_ms(20 + LostTime::kLeastNs / 1'000'000);
@@ -115,7 +115,7 @@ TEST(TimeLeft, DeadlinePassedBeforeTheWaitLeavesOneSecond) {
   EXPECT_FALSE(TimeLeft(deadline).is_over());
 }
 
-TEST(TimeLeft, DeadlinePassedBetweenTwoLooksEndsTheWait) {
+TEST(TimeLeft, DeadlinePassedBetweenTwoChecksEndsTheWait) {
   for (int trial = 0; trial < 100; ++trial) {  // a busy machine may let this thread sleep too long
     const Deadline deadline = Deadline::after(std::chrono::milliseconds(2));
     TimeLeft time_left(deadline);
@@ -133,7 +133,7 @@ class LookAtNothing final : public Watch {
 };
 
 // If a rank is stopped between two waits of a call, no slice of a sleep notes it.
-TEST(TimeLeft, AWaitHasWhatWasLeftAtTheLastLook) {
+TEST(TimeLeft, WaitStartsWithTimeLeftAtLastCheck) {
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(1500));
   (void)deadline.remaining_ns();
   sleep_ms(1300);

@@ -48,7 +48,7 @@ TEST(Matching, MessagesOfATagMatchInArrivalOrder) {
   EXPECT_EQ(held(queues), (std::vector<const Message*>{&second, &third, &other_tag}));
 }
 
-TEST(Matching, ForgetsTagsWithNothingLeft) {
+TEST(Matching, TagsWithoutEntriesAreRemoved) {
   Queues queues;
   const Receive receive{0, 1};
   const Message message{0, 2};

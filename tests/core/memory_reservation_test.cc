@@ -56,7 +56,7 @@ class MemoryReservationTest : public ::testing::Test {
   std::string root_;
 };
 
-TEST_F(MemoryReservationTest, RefusesMoreThanALimitLeavesAndNamesIt) {
+TEST_F(MemoryReservationTest, RequestBeyondLimitIsRefusedAndNamesTheLimit) {
   Result<MemoryReservation> refused = make(100 * kMiB);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kResource);
@@ -65,7 +65,7 @@ TEST_F(MemoryReservationTest, RefusesMoreThanALimitLeavesAndNamesIt) {
   EXPECT_TRUE(make(80 * kMiB).ok());
 }
 
-TEST_F(MemoryReservationTest, TwoReservationsDoNotCountOnTheSameMemory) {
+TEST_F(MemoryReservationTest, ConcurrentReservationsDoNotShareMemory) {
   Result<MemoryReservation> first = make(50 * kMiB);
   ASSERT_TRUE(first.ok());
   std::atomic<bool> has_second{false};
@@ -87,7 +87,7 @@ TEST_F(MemoryReservationTest, TwoReservationsDoNotCountOnTheSameMemory) {
   other.join();
 }
 
-TEST_F(MemoryReservationTest, WhatIsChargedIsLeftToNobodyElse) {
+TEST_F(MemoryReservationTest, ChargedMemoryIsNotReservableAgain) {
   Result<MemoryReservation> first = make(50 * kMiB);
   ASSERT_TRUE(first.ok());
   set_limit("job", 100 * kMiB, 50 * kMiB);
@@ -97,7 +97,7 @@ TEST_F(MemoryReservationTest, WhatIsChargedIsLeftToNobodyElse) {
 }
 
 // Processes in two cgroups below the same limit.
-TEST_F(MemoryReservationTest, ProcessesOfOtherCgroupsCountUnderTheSameLimit) {
+TEST_F(MemoryReservationTest, ReservationsOfSiblingCgroupsShareTheLimit) {
   std::filesystem::create_directories(root_ + "/cgroup/job/other");
   int started[2], done[2];
   ASSERT_EQ(pipe(started), 0);
@@ -129,7 +129,7 @@ TEST_F(MemoryReservationTest, ProcessesOfOtherCgroupsCountUnderTheSameLimit) {
   for (int fd : {started[0], started[1], done[0], done[1]}) close(fd);
 }
 
-TEST_F(MemoryReservationTest, OfManyThreadsAsManyGetMemoryAsThereIs) {
+TEST_F(MemoryReservationTest, ConcurrentThreadsGetOnlyAvailableMemory) {
   for (int round = 0; round < 20; ++round) {
     constexpr int kThreads = 8;
     set_limit("job", 100 * kMiB, 0);
@@ -154,7 +154,7 @@ TEST_F(MemoryReservationTest, OfManyThreadsAsManyGetMemoryAsThereIs) {
   }
 }
 
-TEST_F(MemoryReservationTest, AStuckLockHoldsNobodyUp) {
+TEST_F(MemoryReservationTest, StuckLockDelaysReservationBriefly) {
   const int holder = open((root_ + "/cgroup/job").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(flock(holder, LOCK_EX), 0);
   // A rank's peers wait while it waits here, and must hear of a death within a second.
@@ -169,7 +169,7 @@ TEST_F(MemoryReservationTest, AStuckLockHoldsNobodyUp) {
   close(holder);
 }
 
-TEST_F(MemoryReservationTest, AnAnnouncementThatDoesNotChangeIsIgnored) {
+TEST_F(MemoryReservationTest, ReservationThatDoesNotChangeIsIgnored) {
   Result<MemoryReservation> stopped = make(80 * kMiB);
   ASSERT_TRUE(stopped.ok());
   Result<MemoryReservation> other = make(80 * kMiB);
@@ -177,7 +177,7 @@ TEST_F(MemoryReservationTest, AnAnnouncementThatDoesNotChangeIsIgnored) {
 }
 
 // Locks the whole ledger, with one lock without an end and with thousands of small ones.
-TEST_F(MemoryReservationTest, AHostileLedgerHoldsNobodyUp) {
+TEST_F(MemoryReservationTest, LockedLedgerDoesNotBlockReservation) {
   const int holder = open((root_ + "/cgroup/job").c_str(), O_RDONLY | O_CLOEXEC);
   for (int k = 0; k < 3000; ++k) {
     struct flock lock = {};
@@ -190,7 +190,7 @@ TEST_F(MemoryReservationTest, AHostileLedgerHoldsNobodyUp) {
   close(holder);
 }
 
-TEST_F(MemoryReservationTest, WithoutAPathThatCanBeLockedLimitsAreStillRead) {
+TEST_F(MemoryReservationTest, LimitsWithoutLockablePathAreStillEnforced) {
   std::filesystem::remove(root_ + "/proc/self/ns/time");
   write("proc/meminfo", "MemAvailable: 51200 kB\n");
   EXPECT_FALSE(make(60 * kMiB).ok());

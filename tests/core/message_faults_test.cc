@@ -110,7 +110,7 @@ TEST(MessageFaults, RanksOfOneProcessReceiveTheirOwnMessages) {
     });
 }
 
-TEST(MessageFaults, RanksOfTwoProcessesOfTwoRanksEachExchangeLargeMessages) {
+TEST(MessageFaults, TwoProcessesOfTwoRanksExchangeLargeMessages) {
   InProcessHost host;
   std::shared_ptr<Context> one = host.process(), other = host.process();
   auto group = host.groups({one, other, one, other}, "mixed");
@@ -133,7 +133,7 @@ TEST(MessageFaults, RanksOfTwoProcessesOfTwoRanksEachExchangeLargeMessages) {
   });
 }
 
-TEST(MessageFaults, ARankThatClosesItsGroupLeavesTheOthersOfItsProcessTheirMessages) {
+TEST(MessageFaults, ShutdownOfOneRankKeepsMessagesOfItsProcess) {
   InProcessHost host;
   std::shared_ptr<Context> process = host.process();
   auto group = host.groups({process, process, process}, "threads");
@@ -150,7 +150,7 @@ TEST(MessageFaults, ARankThatClosesItsGroupLeavesTheOthersOfItsProcessTheirMessa
   expect_failure(send(*group[1], 4, 0), Code::kPeerLeft, {"rank 0", "left the group"});
 }
 
-TEST(MessageFaults, AnySourceGoesOnWhileALivingRankCanStillSend) {
+TEST(MessageFaults, AnySourceReceiveContinuesWhileARankCanSend) {
   InProcessHost host;
   std::vector<std::shared_ptr<Context>> processes = {host.process(), host.process(),
                                                      host.process()};
@@ -170,7 +170,7 @@ TEST(MessageFaults, AnySourceGoesOnWhileALivingRankCanStillSend) {
                  {"timed out", "rank 1", "died"});
 }
 
-TEST(MessageFaults, WhatWasSentBeforeAnAbortIsReceived) {
+TEST(MessageFaults, MessagesSentBeforeAbortAreReceived) {
   InProcessHost host;
   auto group = host.groups({host.process(), host.process()}, "world");
   int64_t number = 0;
@@ -187,7 +187,7 @@ TEST(MessageFaults, WhatWasSentBeforeAnAbortIsReceived) {
   expect_failure(send(*group[0], 8, 1), Code::kAborted, {"that is all"});
 }
 
-TEST(MessageFaults, ReceiveAfterAMismatchTakesWhatHadBeenSent) {
+TEST(MessageFaults, ReceiveAfterMismatchGetsEarlierMessages) {
   InProcessHost host;
   auto group = host.groups({host.process(), host.process()}, "world");
   for (int64_t n : {5, 6}) EXPECT_STATUS_OK(send(*group[1], n, 0));
@@ -222,7 +222,7 @@ struct PoolTensor {
   int64_t* data;
 };
 
-TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
+TEST(MessageFaults, PoolTensorsAreReadInPlace) {
   InProcessHost host;
   Settings settings = small_settings();
   settings.in_place_bytes = 1 << 20;  // so that the measured distance of the cores does not matter
@@ -264,7 +264,7 @@ TEST(MessageFaults, TensorsOfThePoolAreReadInPlace) {
 }
 
 // Calls in exit handlers take another code path than earlier calls.
-TEST(MessageFaults, AReceiveFromAnySourceSaysWhoSentAtTheEndOfTheProcessToo) {
+TEST(MessageFaults, AnySourceReceiveDuringExitReportsTheSource) {
   InProcessHost host;
   auto group = host.groups({host.process(), host.process(), host.process()}, "world");
   EXPECT_STATUS_OK(send(*group[1], 7, 2, 0));
@@ -277,7 +277,7 @@ TEST(MessageFaults, AReceiveFromAnySourceSaysWhoSentAtTheEndOfTheProcessToo) {
   EXPECT_EQ(came_from, 1);
 }
 
-TEST(MessageFaults, ASendThatIsReadInPlaceAndGivenUpIsNotReceived) {
+TEST(MessageFaults, PendingInPlaceSendAtShutdownIsNotReceived) {
   InProcessHost host;
   std::shared_ptr<Context> zero = host.process(), one = host.process();
   auto group = host.groups({zero, one}, "world");
@@ -315,7 +315,7 @@ void be_stopped() {
   _exit(good ? 0 : 1);
 }
 
-TEST(MessageFaults, TimeInWhichTheProcessIsStoppedIsNotChargedToADeadline) {
+TEST(MessageFaults, StoppedTimeIsNotChargedToDeadline) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {

@@ -71,7 +71,7 @@ std::pair<UniqueFd, UniqueFd> socket_pair() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-TEST_F(MutatedBytes, ConnectionTakesMessagesOrEnds) {
+TEST_F(MutatedBytes, ConnectionDeliversValidMessagesOrEnds) {
   for (int round = 0; round < rounds_; ++round) {
     std::string sent;
     for (size_t i = 0, count = 1 + below(5); i < count; ++i)
@@ -118,7 +118,7 @@ TEST_F(MutatedBytes, LocalSocketDeliversWholeMessagesOnly) {
   }
 }
 
-TEST_F(MutatedBytes, ListenerAdmitsNobodyWithoutTheToken) {
+TEST_F(MutatedBytes, ListenerAdmitsNoConnectionWithoutToken) {
   TransportRequest request;
   request.id = random_();
   for (int rank = 0; rank < 3; ++rank) {

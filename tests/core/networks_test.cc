@@ -16,7 +16,7 @@ TransportMember on_host(int host, Texts networks) {
   return member;
 }
 
-TEST(Networks, OwnOnesAreAddressesWithAPrefix) {
+TEST(Networks, OwnNetworksHavePrefixAndNoLoopback) {
   for (const std::string& network : own_networks()) {
     EXPECT_NE(network.find('/'), std::string::npos) << network;
     EXPECT_FALSE(network.starts_with("127.")) << network;
@@ -25,7 +25,7 @@ TEST(Networks, OwnOnesAreAddressesWithAPrefix) {
   }
 }
 
-TEST(Networks, OwnAddressesAreThoseOfLoopbackToo) {
+TEST(Networks, OwnAddressesIncludeLoopback) {
   const Texts addresses = own_addresses();
   EXPECT_NE(std::find(addresses.begin(), addresses.end(), "127.0.0.1"), addresses.end());
   for (const std::string& network : own_networks())
@@ -34,13 +34,13 @@ TEST(Networks, OwnAddressesAreThoseOfLoopbackToo) {
         << network;
 }
 
-TEST(Networks, TheBridgeThatEveryHostHasIsNotCommon) {
+TEST(Networks, BridgeWithSameAddressOnAllHostsIsNotCommon) {
   EXPECT_EQ(common_networks({on_host(0, {"172.17.0.1/16", "10.77.0.1/24"}),
                              on_host(1, {"172.17.0.1/16", "10.77.0.2/24"})}),
             Texts{"10.77.0.0/24"});
 }
 
-TEST(Networks, EveryHostMustHaveAnAddressInIt) {
+TEST(Networks, CommonNetworkNeedsAnAddressOfEachHost) {
   EXPECT_EQ(
       common_networks({on_host(0, {"10.0.0.1/24", "10.1.0.1/24"}),
                        on_host(1, {"10.0.0.2/24", "10.1.0.2/24"}), on_host(2, {"10.0.0.3/24"})}),
@@ -92,13 +92,13 @@ TEST(Networks, EndpointTextRoundTrips) {
   EXPECT_FALSE(socket_address("fd77::x", 1).has_value());
 }
 
-TEST(Networks, MembersOfOneHostHaveTheSameAddresses) {
+TEST(Networks, MembersOfOneHostMayShareAnAddress) {
   EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1/24"}), on_host(0, {"10.0.0.1/24"}),
                              on_host(1, {"10.0.0.2/24"})}),
             Texts{"10.0.0.0/24"});
 }
 
-TEST(Networks, TheMostSpecificComeFirstAndLinkLocalOnesLast) {
+TEST(Networks, MostSpecificNetworksComeFirstAndLinkLocalLast) {
   const Texts one{"169.254.1.1/30", "10.0.0.1/8", "192.168.9.1/24", "192.168.1.1/24"};
   const Texts two{"192.168.1.2/24", "169.254.1.2/30", "192.168.9.2/24", "10.3.3.3/8"};
   const Texts expected{"192.168.1.0/24", "192.168.9.0/24", "10.0.0.0/8", "169.254.1.0/30"};
@@ -106,7 +106,7 @@ TEST(Networks, TheMostSpecificComeFirstAndLinkLocalOnesLast) {
   EXPECT_EQ(common_networks({on_host(0, two), on_host(1, one)}), expected);
 }
 
-TEST(Networks, WhatIsNoNetworkIsPassedOver) {
+TEST(Networks, MalformedNetworksAreIgnored) {
   EXPECT_EQ(common_networks({on_host(0, {"10.0.0.1", "10.0.0.1/33", "10.0.0.1/", "/24", "::1/129",
                                          "10.0.0.1/24x", "10.0.0/24", "10.0.0.1/24"}),
                              on_host(1, {"", "/", "10.0.0.2/-1", "10.0.0.2/24"})}),
@@ -125,12 +125,12 @@ TEST(Networks, AddressesInCommonNetworksAreTriedFirst) {
   EXPECT_EQ(reachable_addresses(members, 0, 0).size(), 4u);
 }
 
-TEST(Networks, OnOneHostItIsLoopback) {
+TEST(Networks, AddressOfPeerOnSameHostIsLoopback) {
   EXPECT_EQ(reachable_addresses({on_host(3, {"10.0.0.1/24"}), on_host(3, {})}, 1, 0),
             Texts{"127.0.0.1"});
 }
 
-TEST(Networks, AreSelectedByNameOrNetwork) {
+TEST(Networks, NetworksAreSelectedByInterfaceOrNetwork) {
   const std::vector<Interface> interfaces{{"eth0", "10.0.0.1/24"},
                                           {"eth1", "10.1.0.1/24"},
                                           {"eth1", "10.1.9.1/24"},

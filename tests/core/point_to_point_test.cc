@@ -202,7 +202,7 @@ void expect_numbers_pass(World& world, int from, int to, uint64_t group) {
   sender.join();
 }
 
-TEST(PointToPoint, MessagesOfEverySizeGoThereAndBack) {
+TEST(PointToPoint, MessagesOfEverySizeArriveInBothDirections) {
   // Without a ring of pieces, with the shortest one, and with one that a message does not fill.
   for (int64_t channel_bytes : {4096, 17 * 8192, 4194304}) {
     Settings settings = no_slices();
@@ -241,7 +241,7 @@ TEST(PointToPoint, ManyRoundsLoseNoWakeUp) {
   });
 }
 
-TEST(PointToPoint, TagsMatchOutOfOrderAndEachInOrder) {
+TEST(PointToPoint, TagsMatchOutOfOrderAndMessagesOfATagInOrder) {
   World world(2);
   run_ranks(2, [&](int rank) {
     End end(world, rank);
@@ -258,7 +258,7 @@ TEST(PointToPoint, TagsMatchOutOfOrderAndEachInOrder) {
   });
 }
 
-TEST(PointToPoint, ALargeMessageThatHasBegunToArriveIsClaimed) {
+TEST(PointToPoint, ReceiveOfPartlyArrivedLargeMessageCompletes) {
   World world(2);
   run_ranks(2, [&](int rank) {
     End end(world, rank);
@@ -282,7 +282,7 @@ TEST(PointToPoint, ALargeMessageThatHasBegunToArriveIsClaimed) {
   });
 }
 
-TEST(PointToPoint, AnySourceTakesEveryonesMessages) {
+TEST(PointToPoint, AnySourceReceivesMessagesOfAllRanks) {
   constexpr int kRanks = 4, kEach = 50;
   World world(kRanks);
   run_ranks(kRanks, [&](int rank) {
@@ -303,7 +303,7 @@ TEST(PointToPoint, AnySourceTakesEveryonesMessages) {
   });
 }
 
-TEST(PointToPoint, AnySourceTakesTheEarliestArrival) {
+TEST(PointToPoint, AnySourceReceivesTheEarliestArrival) {
   World world(3);
   End zero(world, 0);
   for (int sender : {2, 1}) {
@@ -352,7 +352,7 @@ TEST(PointToPoint, BlockingSendsInARingOfRanksDoNotDeadlock) {
   }
 }
 
-TEST(PointToPoint, AStormOfSendsBetweenAllPairs) {
+TEST(PointToPoint, ManySendsBetweenAllPairsArrive) {
   constexpr int kRanks = 4, kEach = 300;
   Settings settings = no_slices();
   settings.channel_bytes = 4096;
@@ -392,7 +392,7 @@ TEST(PointToPoint, AStormOfSendsBetweenAllPairs) {
 }
 
 // Every rank draws the same list of messages and does its part in its own order.
-TEST(PointToPoint, RandomTrafficArrivesWhole) {
+TEST(PointToPoint, RandomMessagesArriveIntact) {
   constexpr int kRanks = 3, kMessages = 200;
   struct Plan {
     int from, to, tag;
@@ -436,7 +436,7 @@ TEST(PointToPoint, RandomTrafficArrivesWhole) {
   }
 }
 
-TEST(PointToPoint, GroupsShareAChannelAndDoNotMix) {
+TEST(PointToPoint, MessagesOfGroupsOnOneChannelDoNotMix) {
   constexpr uint64_t kGroups = 60;
   World world(2);
   run_ranks(2, [&](int rank) {
@@ -454,7 +454,7 @@ TEST(PointToPoint, GroupsShareAChannelAndDoNotMix) {
   });
 }
 
-TEST(PointToPoint, ThreadsOfOneRankWaitSideBySide) {
+TEST(PointToPoint, ThreadsOfOneRankWaitConcurrently) {
   constexpr int kThreads = 3;
   World world(2);
   run_ranks(2 * kThreads, [&](int index) {
@@ -472,7 +472,7 @@ TEST(PointToPoint, ThreadsOfOneRankWaitSideBySide) {
   });
 }
 
-TEST(PointToPoint, TheWorkerFinishesWhatNobodyWaitsFor) {
+TEST(PointToPoint, WorkerFinishesOperationsWithoutWaiters) {
   World world(2);
   End zero(world, 0), one(world, 1);
   std::vector<uint8_t> in(1 << 20), out = pattern(in.size(), 9);
@@ -497,7 +497,7 @@ TEST(PointToPoint, TheWorkerFinishesWhatNobodyWaitsFor) {
 }
 
 // Both messages arrive in one poll; the first one's callback waits for the second one.
-TEST(PointToPoint, ACallbackWaitsForAnotherOperationOfItsBatch) {
+TEST(PointToPoint, CallbackMayWaitForAnotherOperationOfItsBatch) {
   World world(2);
   End zero(world, 0), one(world, 1);
   int64_t first = 0, second = 0, eight = 8, nine = 9;
@@ -515,7 +515,7 @@ TEST(PointToPoint, ACallbackWaitsForAnotherOperationOfItsBatch) {
   EXPECT_EQ(first + second, 17);
 }
 
-TEST(PointToPoint, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
+TEST(PointToPoint, WaitWithLimitTimesOutAndOperationContinues) {
   World world(2);
   End zero(world, 0), one(world, 1);
   int64_t number = 0, seven = 7;
@@ -527,7 +527,7 @@ TEST(PointToPoint, AWaitWithALimitGivesUpAndTheOperationGoesOn) {
   EXPECT_EQ(number, 7);
 }
 
-TEST(PointToPoint, ASendOutlivesItsBuffer) {
+TEST(PointToPoint, CompletedSendReleasesItsBuffer) {
   World world(2);
   End zero(world, 0), one(world, 1);
   auto keep = std::make_shared<std::vector<uint8_t>>(pattern(100, 1));
@@ -542,7 +542,7 @@ TEST(PointToPoint, ASendOutlivesItsBuffer) {
   EXPECT_TRUE(in == pattern(100, 1));
 }
 
-TEST(PointToPoint, OtherCountsAndDtypesAreAMismatchForBoth) {
+TEST(PointToPoint, DifferentCountOrDtypeFailsBothRanks) {
   struct Case {
     size_t sent, received;
     DType sent_as, received_as;
@@ -586,7 +586,7 @@ TEST(PointToPoint, OtherCountsAndDtypesAreAMismatchForBoth) {
     }
 }
 
-TEST(PointToPoint, AReceiveThatGetsNothingTimesOut) {
+TEST(PointToPoint, ReceiveWithoutMessageTimesOut) {
   World world(3, with_slices());
   End zero(world, 0);
   int64_t number = 5;
@@ -606,7 +606,7 @@ TEST(PointToPoint, AReceiveThatGetsNothingTimesOut) {
   EXPECT_EQ(number, 5);
 }
 
-TEST(PointToPoint, TheWorkerKeepsTheDeadlineToo) {
+TEST(PointToPoint, WorkerEnforcesTheDeadline) {
   World world(2);
   End zero(world, 0);
   int64_t number = 0;
@@ -620,7 +620,7 @@ TEST(PointToPoint, TheWorkerKeepsTheDeadlineToo) {
   EXPECT_EQ(patient->wait().code(), Code::kTimeout);
 }
 
-TEST(PointToPoint, WithoutRoomASendWaitsForItsReceive) {
+TEST(PointToPoint, SendWithoutBufferRoomWaitsForItsReceive) {
   Settings settings = no_slices();
   settings.unexpected_bytes = 0;
   settings.channel_bytes = 4096;
@@ -636,7 +636,7 @@ TEST(PointToPoint, WithoutRoomASendWaitsForItsReceive) {
   EXPECT_TRUE(in == out);
 }
 
-TEST(PointToPoint, HeldMessagesAreBoundedAndGiveTheirRoomBack) {
+TEST(PointToPoint, UnexpectedMessagesAreBoundedAndReleased) {
   Settings settings = with_slices();
   settings.unexpected_bytes = 3000;
   settings.channel_bytes = 4096;
@@ -664,7 +664,7 @@ TEST(PointToPoint, HeldMessagesAreBoundedAndGiveTheirRoomBack) {
                  {"tag 3", "DSCOMM_UNEXPECTED_BYTES"});
 }
 
-TEST(PointToPoint, ADeadPeerIsNamedAndItsLastMessageIsRead) {
+TEST(PointToPoint, ReceiveFromDeadPeerGetsItsLastMessageThenFails) {
   World world(3, with_slices());
   End zero(world, 0), one(world, 1);
   int64_t number = 11, read = 0, never = 0;
@@ -691,7 +691,7 @@ TEST(PointToPoint, ADeadPeerIsNamedAndItsLastMessageIsRead) {
                  {"rank 1 died", "rank 2 left", "group 'g3'", "no other rank is left"});
 }
 
-TEST(PointToPoint, ASendToAPeerThatDiesEnds) {
+TEST(PointToPoint, SendToDyingPeerFails) {
   Settings settings = with_slices();
   settings.unexpected_bytes = 0;
   World world(2, settings);
@@ -703,7 +703,7 @@ TEST(PointToPoint, ASendToAPeerThatDiesEnds) {
   expect_failure(send->wait(), Code::kPeerDied, {"send of uint8[1048576]", "rank 1"});
 }
 
-TEST(PointToPoint, APeerThatLeftIsNoFaultUntilItIsMissed) {
+TEST(PointToPoint, PeerThatLeftFailsOnlyOperationsThatNeedIt) {
   World world(3, with_slices());
   End zero(world, 0), one(world, 1), two(world, 2);
   int64_t number = 21, read = 0;
@@ -735,7 +735,7 @@ TEST(PointToPoint, APeerThatLeftIsNoFaultUntilItIsMissed) {
 }
 
 // A rank leaves and ends between two checks of it.
-TEST(PointToPoint, ARankThatLeavesAndEndsDuringALookHasLeft) {
+TEST(PointToPoint, RankThatLeavesAndEndsDuringCheckHasLeft) {
   World world(2, with_slices());
   End zero(world, 0);
   std::atomic<bool> gone{false};
@@ -749,7 +749,7 @@ TEST(PointToPoint, ARankThatLeavesAndEndsDuringALookHasLeft) {
                  {"rank 1", "left the group"});
 }
 
-TEST(PointToPoint, AnAbortEndsWhatIsPending) {
+TEST(PointToPoint, AbortFailsPendingAndLaterOperations) {
   World world(2, with_slices());
   End zero(world, 0);
   int64_t number = 0;
@@ -763,7 +763,7 @@ TEST(PointToPoint, AnAbortEndsWhatIsPending) {
   expect_failure(zero.send_number(number, 1)->wait(), Code::kAborted, {"the user said so"});
 }
 
-TEST(PointToPoint, ForgettingAGroupEndsItsOperationsAndFreesTheChannel) {
+TEST(PointToPoint, ClosedGroupFailsItsOperationsAndFreesTheChannel) {
   Settings settings = no_slices();
   settings.unexpected_bytes = 100'000;
   settings.channel_bytes = 4096;
@@ -792,7 +792,7 @@ TEST(PointToPoint, ForgettingAGroupEndsItsOperationsAndFreesTheChannel) {
   EXPECT_OK(large);
 }
 
-TEST(PointToPoint, ThreadsThatWaitHearThatTheirGroupIsForgotten) {
+TEST(PointToPoint, ClosedGroupWakesWaitingThreads) {
   World world(2);
   End zero(world, 0);
   int64_t numbers[2] = {};
@@ -808,7 +808,7 @@ TEST(PointToPoint, ThreadsThatWaitHearThatTheirGroupIsForgotten) {
   for (std::thread& thread : waiting) thread.join();
 }
 
-TEST(PointToPoint, AGivenUpSendEndsTheReceiveThatHadBegun) {
+TEST(PointToPoint, SendAbortedByCloseEndsItsStartedReceive) {
   Settings settings = with_slices();
   settings.channel_bytes = 4096;
   World world(2, settings);
@@ -823,7 +823,7 @@ TEST(PointToPoint, AGivenUpSendEndsTheReceiveThatHadBegun) {
   if (!received.ok()) expect_failure(received, Code::kAborted, {"rank 1", "half-way"});
 }
 
-TEST(PointToPoint, MessagesOfAGroupThatWasNeverUsedHereAreDroppedWithIt) {
+TEST(PointToPoint, CloseDropsMessagesOfGroupUnusedOnThisRank) {
   Settings settings = no_slices();
   settings.unexpected_bytes = 4000;
   World world(2, settings);
@@ -837,7 +837,7 @@ TEST(PointToPoint, MessagesOfAGroupThatWasNeverUsedHereAreDroppedWithIt) {
   }
 }
 
-TEST(PointToPoint, TheChannelOfADeadPeerIsGivenBack) {
+TEST(PointToPoint, ChannelOfDeadPeerIsFreed) {
   Settings settings = no_slices();
   settings.channel_bytes = 1 << 20;
   World world(3, settings);
@@ -869,7 +869,7 @@ TEST(PointToPoint, TheChannelOfADeadPeerIsGivenBack) {
   EXPECT_LT(world.rank(0).arena->used_bytes(), with_one);
 }
 
-TEST(PointToPoint, NonsenseInAPeersMemoryIsAnErrorAndNotACrash) {
+TEST(PointToPoint, CorruptPeerMemoryIsAnInternalError) {
   auto corrupt = [](const std::function<void(ChannelLines*, Cell*)>& change, const char* part,
                     size_t bytes = 8) {
     World world(2, with_slices());
@@ -902,7 +902,7 @@ TEST(PointToPoint, NonsenseInAPeersMemoryIsAnErrorAndNotACrash) {
           "says that it is from rank 0");
 }
 
-TEST(PointToPoint, BadArgumentsAreRefusedAndHarmNothing) {
+TEST(PointToPoint, InvalidArgumentsAreRefusedWithoutHarm) {
   World world(2);
   End zero(world, 0);
   int64_t number = 0;
@@ -924,7 +924,7 @@ TEST(PointToPoint, BadArgumentsAreRefusedAndHarmNothing) {
 }
 
 // Two processes, each with a read-only mapping of the other's arena.
-TEST(PointToPoint, ProcessesTalkAndOneDies) {
+TEST(PointToPoint, MessagesBetweenProcessesArriveUntilOneDies) {
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
   constexpr int64_t kRounds = 500;
@@ -1002,7 +1002,7 @@ TEST(PointToPoint, ProcessesTalkAndOneDies) {
   close(sockets[rank]);
 }
 
-TEST(PointToPoint, AnArenaWithoutRoomIsAResourceError) {
+TEST(PointToPoint, FullArenaIsAResourceError) {
   Settings settings = with_slices();
   settings.arena_bytes = 1 << 20;
   World world(24, settings);
@@ -1013,7 +1013,7 @@ TEST(PointToPoint, AnArenaWithoutRoomIsAResourceError) {
   expect_failure(status, Code::kResource, {"DSCOMM_ARENA_BYTES"});
 }
 
-TEST(PointToPoint, WhereALongRingHasNoRoomAShortOneDoes) {
+TEST(PointToPoint, ShortRingIsUsedIfLongRingDoesNotFit) {
   Settings settings = no_slices();
   settings.arena_bytes = 2 << 20;
   settings.channel_bytes = 4 << 20;

@@ -21,7 +21,7 @@ OperationInfo send_of(int number) {
   return info;
 }
 
-TEST(Recorder, AnOperationThatWasOverwrittenChangesNoOther) {
+TEST(Recorder, OverwrittenOperationDoesNotChangeLaterOne) {
   Recorder recorder(1);
   const uint64_t first = recorder.queued(send_of(1));
   const uint64_t second = recorder.queued(send_of(2));
@@ -36,7 +36,7 @@ TEST(Recorder, AnOperationThatWasOverwrittenChangesNoOther) {
   EXPECT_NE(recorder.json().find("\"state\": \"failed\""), std::string::npos) << recorder.json();
 }
 
-TEST(Recorder, WithoutEntriesItKeepsNothing) {
+TEST(Recorder, RecorderWithoutEntriesKeepsNothing) {
   Recorder recorder(0);
   recorder.finished(recorder.started(send_of(1)), true);
   EXPECT_EQ(recorder.json(), "[]");
@@ -56,7 +56,7 @@ size_t whole_entries(const std::string& json) {
 }
 
 // In a ring so small that entries are overwritten all the time.
-TEST(Recorder, EntriesAreWholeWhileThreadsWriteThem) {
+TEST(Recorder, ConcurrentWritesLeaveEntriesConsistent) {
   constexpr int kThreads = 3, kOperations = 20000;
   Recorder recorder(4);
   std::atomic<int> at_work{kThreads};
@@ -83,7 +83,7 @@ TEST(Recorder, EntriesAreWholeWhileThreadsWriteThem) {
   EXPECT_EQ(whole_entries(recorder.json()), 4u) << recorder.json();
 }
 
-TEST(Recorder, KeepsAsManyAsItHasEntries) {
+TEST(Recorder, RecorderKeepsAsManyOperationsAsEntries) {
   constexpr int kEntries = 256;
   Recorder recorder(kEntries);
   for (int number = 0; number < kEntries; ++number)
@@ -95,7 +95,7 @@ TEST(Recorder, KeepsAsManyAsItHasEntries) {
   EXPECT_EQ(numbers_of(json, "id").back(), kEntries + 1);
 }
 
-TEST(Recorder, SequencesBeyond32BitsAreWhole) {
+TEST(Recorder, SequencesBeyond32BitsAreKept) {
   constexpr uint64_t kWrap = uint64_t{1} << 32;
   Recorder recorder(4);
   for (const uint64_t sequence : {kWrap - 2, kWrap - 1, kWrap, kWrap + 1})

@@ -255,7 +255,7 @@ TEST(Reduce, RunsOnTheInstructionSetsItWasBuiltFor) {
   RecordProperty("targets", ::testing::PrintToString(names));
 }
 
-TEST(Reduce, GivesTheBitsOfTheScalarTwin) {
+TEST(Reduce, VectorKernelsMatchScalarReferenceBitForBit) {
   const size_t counts[] = {0,  1,  2,  3,  4,  5,  7,  8,   9,   12,  15,  16,  17,  23,
                            31, 32, 33, 47, 63, 64, 65, 100, 127, 129, 255, 259, 515, 1000};
   constexpr size_t kLargestCount = 1000;
@@ -418,7 +418,7 @@ bool same_double(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
 
-TEST(Reduce, EveryHalfIsTheFloatItStandsFor) {
+TEST(Reduce, EveryHalfConvertsToFloatExactly) {
   for (const Half& half : kHalves) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
       const auto element = static_cast<uint16_t>(bits);
@@ -558,7 +558,7 @@ TEST(Reduce, HalvesAccumulateInFloatAndAreRoundedOnce) {
                               {bits(INFINITY)});
 }
 
-TEST(Reduce, AverageIsADivision) {
+TEST(Reduce, AverageDividesInsteadOfMultiplyingByReciprocal) {
   ASSERT_NE(5 * (1.0f / 3), 5.0f / 3);
   ASSERT_NE(5 * (1.0 / 3), 5.0 / 3);
   expect_reduces_to<float>({DType::kFloat32, ReduceOp::kAvg}, {{2, 7}, {3, -7}}, {5.0f / 3, 0}, 3);
@@ -588,7 +588,7 @@ void expect_minimum_and_maximum_of_floats(DType dtype, T (*from)(float)) {
   }
 }
 
-TEST(Reduce, MinimumAndMaximumKnowSignedZeroAndNaN) {
+TEST(Reduce, MinimumAndMaximumHandleSignedZeroAndNaN) {
   expect_minimum_and_maximum_of_floats<uint16_t>(DType::kFloat16, float16_from_float);
   expect_minimum_and_maximum_of_floats<uint16_t>(DType::kBFloat16, bfloat16_from_float);
   expect_minimum_and_maximum_of_floats<float>(DType::kFloat32, [](float value) { return value; });
@@ -628,7 +628,7 @@ TEST(Reduce, IntegersWrapAndCompareWithTheirSign) {
   expect_integers_wrap<int64_t>(DType::kInt64);
 }
 
-TEST(Reduce, AnyByteButZeroIsTrue) {
+TEST(Reduce, AnyNonzeroBoolByteIsTrue) {
   const std::vector<std::vector<uint8_t>> lists = {{0, 0, 2, 255, 128}, {0, 1, 0, 254, 1}};
   for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kBor}) {
     expect_reduces_to<uint8_t>({DType::kBool, op}, lists, {0, 1, 1, 1, 1});
@@ -640,7 +640,7 @@ TEST(Reduce, AnyByteButZeroIsTrue) {
   expect_reduces_to<uint8_t>({DType::kBool, ReduceOp::kSum}, {{0, 1, 2, 255}}, {0, 1, 1, 1});
 }
 
-TEST(Reduce, ComplexNumbersMultiplyByTheSchoolFormula) {
+TEST(Reduce, ComplexProductUsesTheSchoolbookFormula) {
   expect_reduces_to<float>({DType::kComplex64, ReduceOp::kProduct}, {{1, 2, 0, 1}, {3, 4, 0, 1}},
                            {-5, 10, -1, 0});
   expect_reduces_to<double>({DType::kComplex128, ReduceOp::kProduct},
@@ -702,7 +702,7 @@ TEST(Reduce, DenormalsSurviveInAThreadThatFlushesThem) {
   }
 }
 
-TEST(Reduce, TheModeOfTheThreadChangesNoBit) {
+TEST(Reduce, FloatModeOfThreadDoesNotChangeResults) {
   constexpr size_t kCount = 1000;
   std::mt19937_64 random(7);
   for (const Reduction& reduction : every_reduction()) {
@@ -729,7 +729,7 @@ TEST(Reduce, TheModeOfTheThreadChangesNoBit) {
   }
 }
 
-TEST(Reduce, ExceptionsRaisedUnderTheGuardStayRaised) {
+TEST(Reduce, FloatExceptionsRaisedUnderGuardStayRaised) {
   for (FloatControl bits : {FloatControl{0}, kFlushBits}) {
     FloatMode mode(bits);
     std::feclearexcept(FE_ALL_EXCEPT);
@@ -742,7 +742,7 @@ TEST(Reduce, ExceptionsRaisedUnderTheGuardStayRaised) {
   }
 }
 
-TEST(ReduceDeathTest, WhatCheckReductionRefusesIsNotComputed) {
+TEST(ReduceDeathTest, UnsupportedReductionAborts) {
   const float source[2] = {1, 2};
   const void* sources[] = {source, source};
   float result[2];

@@ -18,7 +18,7 @@ TEST(SelfTeam, EveryCollective) {
   });
 }
 
-TEST(SelfTeam, AverageIsByOneAndTheFactorApplies) {
+TEST(SelfTeam, AverageKeepsValuesAndPremulSumScalesThem) {
   SelfTeam team;
   std::vector<float> in{1, -2, 3}, out(3);
   ASSERT_TRUE(
@@ -29,7 +29,7 @@ TEST(SelfTeam, AverageIsByOneAndTheFactorApplies) {
   EXPECT_EQ(in, (std::vector<float>{2, -4, 6}));
 }
 
-TEST(SelfTeam, MistakesAreNamedAndTheTeamLives) {
+TEST(SelfTeam, InvalidArgumentsFailWithoutEndingTheTeam) {
   SelfTeam team;
   float value = 1, other = 2;
   std::vector<const void*> ins{&value}, no_ins;

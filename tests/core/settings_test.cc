@@ -30,7 +30,7 @@ TEST(Settings, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(settings.value().topology, "");
 }
 
-TEST(Settings, EveryOneIsKnownByItsName) {
+TEST(Settings, EverySettingIsKnownAndSuggestedIfMisspelt) {
   for (const SettingRow& row : setting_rows()) {
     // An empty value means the default.
     EXPECT_EQ(error_of({{row.name.c_str(), ""}}), "");
@@ -41,7 +41,7 @@ TEST(Settings, EveryOneIsKnownByItsName) {
   }
 }
 
-TEST(Settings, AnUnknownNameIsAnErrorWhateverItsValue) {
+TEST(Settings, UnknownSettingIsAnErrorForAnyValue) {
   EXPECT_EQ(error_of({{"DSCOMM_SPIN_PAUSE", "5"}}),
             "DSCOMM_SPIN_PAUSE is not a setting of dscomm; did you mean DSCOMM_SPIN_PAUSES?");
   EXPECT_EQ(error_of({{"DSCOMM_YELD_US", ""}}),
@@ -51,7 +51,7 @@ TEST(Settings, AnUnknownNameIsAnErrorWhateverItsValue) {
   EXPECT_EQ(error_of({{"DSCOMM_yield_us", "3"}}).rfind("DSCOMM_yield_us is not", 0), 0u);
 }
 
-TEST(Settings, PortsAreARange) {
+TEST(Settings, PortsMustBeAValidRange) {
   for (const char* good : {"20000-20999", "1024-65535", "7000-7000"})
     EXPECT_EQ(error_of({{"DSCOMM_PORTS", good}}), "") << good;
   for (const char* bad : {"20000", "20000-", "-20000", "1023-2000", "2000-1999", "2000-65536",
@@ -64,7 +64,7 @@ TEST(Settings, PortsAreARange) {
   EXPECT_EQ(range.last, 20999);
 }
 
-TEST(Settings, NamesOfOthersAreTheirs) {
+TEST(Settings, VariablesOfOtherProgramsAreIgnored) {
   EXPECT_EQ(error_of({{"DSCOMMON", "1"}, {"MY_DSCOMM_YIELD", "1"}, {"dscomm_debug", "x"}}), "");
 }
 

@@ -43,8 +43,12 @@ TEST_P(ShmTeamRanks, EveryCollective) {
     options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kUInt8};
   check_every_collective(GetParam(), shm_ranks(GetParam()), options);
 }
-TEST_P(ShmTeamRanks, SameBits) { check_same_bits(GetParam(), shm_ranks(GetParam())); }
-TEST_P(ShmTeamRanks, Disagreements) { check_disagreements(GetParam(), shm_ranks(GetParam())); }
+TEST_P(ShmTeamRanks, ResultsAreBitIdenticalOnAllRanks) {
+  check_same_bits(GetParam(), shm_ranks(GetParam()));
+}
+TEST_P(ShmTeamRanks, MismatchedCallsFailOnAllRanks) {
+  check_disagreements(GetParam(), shm_ranks(GetParam()));
+}
 
 // All or some ranks pass tensors that peers read in place, drawn for each call; the PooledTeam
 // overwrites and frees them as soon as a call returns.
@@ -62,15 +66,15 @@ TEST_P(ShmTeamRanks, EveryCollectiveReadInPlace) {
   options.dtypes = {DType::kBFloat16, DType::kInt64, DType::kUInt8};
   check_every_collective(GetParam(), pooled_ranks(GetParam(), 0.5), options);
 }
-TEST_P(ShmTeamRanks, SameBitsReadInPlace) {
+TEST_P(ShmTeamRanks, ResultsReadInPlaceAreBitIdenticalOnAllRanks) {
   check_same_bits(GetParam(), pooled_ranks(GetParam(), 0.5));
 }
-TEST_P(ShmTeamRanks, DisagreementsReadInPlace) {
+TEST_P(ShmTeamRanks, MismatchedCallsReadInPlaceFailOnAllRanks) {
   check_disagreements(GetParam(), pooled_ranks(GetParam(), 0.5));
 }
 
 // Calls follow each other without any synchronisation except their own.
-TEST_P(ShmTeamRanks, TensorsMayBeWrittenAtOnce) {
+TEST_P(ShmTeamRanks, PoolTensorsMayBeRewrittenRightAfterTheCall) {
   run_shm_ranks(
       GetParam(),
       [](Team& team) {
@@ -100,7 +104,7 @@ TEST_P(ShmTeamRanks, TensorsMayBeWrittenAtOnce) {
 }
 
 // A rank whose tensor is read in place awaits readers until the deadline, and notices leaving ones.
-TEST(ShmTeam, ReadersInPlaceThatLeaveOrAreLate) {
+TEST(ShmTeam, BroadcastInPlaceFailsIfReaderLeavesOrIsLate) {
   for (bool leaves : {true, false}) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -152,7 +156,7 @@ RunRanks composed_ranks(std::vector<std::vector<int>> domains, double pooled_sha
   };
 }
 
-TEST(ShmTeam, ComposesEveryCollective) {
+TEST(ShmTeam, EveryCollectiveInHierarchyOfShmTeams) {
   ReferenceOptions options;
   options.dtypes = {DType::kFloat32, DType::kBFloat16, DType::kInt64};
   options.counts = {0, 1, 13, 3000};
@@ -193,7 +197,7 @@ TEST(ShmTeam, NoWakeUpIsLost) {
 }
 
 // Roots run ahead of their readers; unread data must not be overwritten.
-TEST(ShmTeam, RootsRunAhead) {
+TEST(ShmTeam, RootAheadOfReadersDoesNotOverwriteUnreadData) {
   run_shm_ranks(3, [](Team& team) {
     std::atomic<unsigned> pause{0};
     for (int i = 0; i < 2000; ++i) {
@@ -232,7 +236,7 @@ TEST(ShmTeam, RootsWaitForSlowReaders) {
 
 // Rank 1 waits for rank 3 in a Team of only these two, and rank 3 does nothing. Only rank 1's other
 // Team shows it that the group has ended.
-TEST(ShmTeam, APartOfAComposedTeamHearsOfTheOthers) {
+TEST(ShmTeam, AbortEndsWaitsInOtherTeamsOfTheHierarchy) {
   std::atomic<int> ended{0};
   composed_ranks({{0, 1}, {2, 3}})([&](Team& team) {
     if (team.rank() == 3) {
@@ -254,7 +258,7 @@ TEST(ShmTeam, APartOfAComposedTeamHearsOfTheOthers) {
   });
 }
 
-TEST(ShmTeam, ARankThatDiesIsNamed) {
+TEST(ShmTeam, DeathNamesTheRankOnAllRanks) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::atomic<int> reduced{0};
@@ -280,7 +284,7 @@ TEST(ShmTeam, ARankThatDiesIsNamed) {
 }
 
 // Rank 1, for which rank 0 waits first, is late: it may be waiting in another group.
-TEST(ShmTeam, DeathIsSeenWhileTheWaitIsForAnotherRank) {
+TEST(ShmTeam, DeathEndsWaitForAnotherRank) {
   constexpr size_t kCount = 40'000;  // floats, more than the staging holds
   using Call = std::function<Status(Team&, std::vector<float>&)>;
   const auto blocks = [](std::vector<float>& data) {
@@ -349,7 +353,7 @@ TEST(ShmTeam, DeathIsSeenWhileTheWaitIsForAnotherRank) {
   }
 }
 
-TEST(ShmTeam, WhatALeaverPublishedCanStillBeRead) {
+TEST(ShmTeam, DataOfRankThatLeftIsReadable) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   std::atomic<bool> left{false};
@@ -404,7 +408,7 @@ TEST(ShmTeam, RankThatLeavesAndEndsIsNeverTakenForDead) {
 }
 
 // An abort does not undo its rank's earlier data; the next call fails, and the members learn it.
-TEST(ShmTeam, AbortTakesNothingBackThatWasPublished) {
+TEST(ShmTeam, AbortKeepsPublishedData) {
   for (size_t count : {size_t{1}, size_t{1000}}) {
     std::atomic<bool> aborted{false};
     run_shm_ranks(3, [&](Team& team) {
@@ -423,7 +427,7 @@ TEST(ShmTeam, AbortTakesNothingBackThatWasPublished) {
 }
 
 // Every wait takes the slow path, which checks for aborts; with staging and in place.
-TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInIt) {
+TEST(ShmTeam, AbortAfterACallDoesNotFailThatCall) {
   Settings settings = small_settings();
   settings.spin_pauses = 0;
   settings.yield_us = 0;
@@ -442,7 +446,7 @@ TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInIt) {
         settings, i % 2 == 0 ? 0.7 : 0);
 }
 
-TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInAComposedTeam) {
+TEST(ShmTeam, AbortAfterACallDoesNotFailThatCallInHierarchy) {
   for (int i = 0; i < 20; ++i)
     composed_ranks({{0, 1}, {2, 3}})([&](Team& team) {
       // The last rank to reach its domain's last step is late for it.
@@ -460,7 +464,7 @@ TEST(ShmTeam, AbortAfterTheLastCallFailsNobodyInAComposedTeam) {
 }
 
 // Rank 3 completes a broadcast and dies; rank 2, in a Team with it, waits for rank 0.
-TEST(ShmTeam, DeathEndsNoOtherWaitOfAComposedTeam) {
+TEST(ShmTeam, DeathDoesNotEndUnrelatedWaitsInHierarchy) {
   std::atomic<bool> dead{false};
   std::unique_ptr<Team> of_the_dead;  // it does not leave
   auto registry = std::make_shared<Registry>();
@@ -526,7 +530,7 @@ std::vector<Status> leave_after(const std::vector<int>& calls, const std::vector
   return told;
 }
 
-TEST(ShmTeam, LeavingTellsOfADisagreementInTheLastCalls) {
+TEST(ShmTeam, LeaveReportsMismatchInTheLastCalls) {
   for (bool composed : {false, true})
     for (int i = 0; i < 4; ++i) {
       for (const auto& [calls, roots] :
@@ -552,7 +556,7 @@ TEST(ShmTeam, LeavingTellsOfADisagreementInTheLastCalls) {
     }
 }
 
-TEST(ShmTeam, LeavingTellsOfARankThatEndedWithFewerCalls) {
+TEST(ShmTeam, LeaveReportsRankThatEndedWithFewerCalls) {
   for (bool composed : {false, true})
     for (const std::string exception : {"", "ValueError"}) {
       size_t told = 0;
@@ -569,7 +573,7 @@ TEST(ShmTeam, LeavingTellsOfARankThatEndedWithFewerCalls) {
     }
 }
 
-TEST(ShmTeam, AMissingRankIsNamedAtTheDeadline) {
+TEST(ShmTeam, TimeoutNamesTheMissingRank) {
   run_shm_ranks(3, [](Team& team) {
     if (team.rank() == 1) {
       while (team.failure().ok()) std::this_thread::yield();
@@ -582,7 +586,7 @@ TEST(ShmTeam, AMissingRankIsNamedAtTheDeadline) {
   });
 }
 
-TEST(ShmTeam, AnAbortEndsTheWaitsOfAll) {
+TEST(ShmTeam, AbortEndsWaitsOfAllRanks) {
   run_shm_ranks(3, [](Team& team) {
     if (team.rank() == 0) {
       std::this_thread::sleep_for(milliseconds(50));
@@ -596,7 +600,7 @@ TEST(ShmTeam, AnAbortEndsTheWaitsOfAll) {
 }
 
 // Rank 2 only asks: first after rank 1's abort, then after rank 0's abort with another cause.
-TEST(ShmTeam, WhoAsksKeepsTheFirstCauseThatItWasTold) {
+TEST(ShmTeam, FailureKeepsTheFirstCauseSeen) {
   std::atomic<int> step{0};
   auto wait_for = [&step](int wanted) {
     while (step < wanted) std::this_thread::yield();
@@ -621,7 +625,7 @@ TEST(ShmTeam, WhoAsksKeepsTheFirstCauseThatItWasTold) {
   });
 }
 
-TEST(ShmTeam, ACallThatOneRankMakesTwiceIsFound) {
+TEST(ShmTeam, RepeatedCallOfOneRankIsMismatch) {
   run_shm_ranks(2, [](Team& team) {
     int32_t x = 0;
     Status status;
@@ -636,7 +640,7 @@ TEST(ShmTeam, ACallThatOneRankMakesTwiceIsFound) {
   });
 }
 
-TEST(ShmTeam, ThousandsOfGroupsReuseTheirMemory) {
+TEST(ShmTeam, ManyGroupsReuseTheirMemory) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   Settings settings = small_settings();
@@ -656,7 +660,7 @@ TEST(ShmTeam, ThousandsOfGroupsReuseTheirMemory) {
 
 // Two ranks that both believe to be the root wait for each other's acknowledgements, in a call with
 // more rounds than buffers; neither reads the other's data.
-TEST(ShmTeam, TwoRootsAreFound) {
+TEST(ShmTeam, DifferentRootsAreMismatch) {
   for (int ranks : {2, 3}) {
     run_shm_ranks(ranks, [](Team& team) {
       std::vector<float> data(20000);
@@ -678,7 +682,7 @@ void await_relaxed(const std::atomic<int>& counter, int value) {
 // Memory that one group returns is reused by another at once. Only the readers' done and closed
 // words order the old reads before the new writes: the groups exist already, and the root reads
 // nothing.
-TEST(ShmTeam, StagingGoesFromGroupToGroup) {
+TEST(ShmTeam, StagingReleasedByOneGroupIsReusedSafely) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   constexpr int kGroups = 40;
@@ -805,7 +809,7 @@ void broadcast_ahead(int groups, int calls, size_t bytes,
 }
 
 // Four calls: a fifth one in a group's ring waits for the readers of its first.
-TEST(StagingMemory, SmallCallsBeforeALateReaderTakeWhatTheyNeed) {
+TEST(StagingMemory, SmallCallsBeforeLateReaderUseLittleMemory) {
   std::atomic<bool> is_done{false};
   broadcast_ahead(
       40, 4, 1024,
@@ -854,7 +858,7 @@ Status outrun_readers(const CallOptions& options,
   return failed;
 }
 
-TEST(StagingMemory, AFullArenaTimesOut) {
+TEST(StagingMemory, CallInFullArenaTimesOut) {
   const Status status = outrun_readers(within(200), [](RankParty&) {});
   EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
   for (const char* part : {"timed out after 200 ms", "the arena of 16777216 bytes is full",
@@ -863,7 +867,7 @@ TEST(StagingMemory, AFullArenaTimesOut) {
 }
 
 // Rank 2 lives but reads nothing, so no memory is returned.
-TEST(StagingMemory, ADeathEndsTheWaitForMemory) {
+TEST(StagingMemory, DeathEndsTheWaitForMemory) {
   const Status status = outrun_readers(within(60000), [](RankParty& party) {
     std::this_thread::sleep_for(milliseconds(100));
     party.directory->die();
@@ -873,7 +877,7 @@ TEST(StagingMemory, ADeathEndsTheWaitForMemory) {
 }
 
 // No memory will be returned, so waiting would not help.
-TEST(StagingMemory, AnArenaFullOfWhatStaysIsAnErrorAtOnce) {
+TEST(StagingMemory, ArenaFullOfPermanentMemoryFailsAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(2, [&](int rank) {
@@ -889,7 +893,7 @@ TEST(StagingMemory, AnArenaFullOfWhatStaysIsAnErrorAtOnce) {
   });
 }
 
-TEST(Arena, JoinsWhatIsReleased) {
+TEST(Arena, ReleaseMergesNeighbours) {
   std::shared_ptr<Arena> arena = Arena::create(4 << 20).value();
   const size_t sizes[] = {300 << 10, 100 << 10, 700 << 10};
   std::vector<uint64_t> offsets;
@@ -900,7 +904,7 @@ TEST(Arena, JoinsWhatIsReleased) {
 }
 
 // Members of a group that is gone may still read its mailboxes, and must not find other data there.
-TEST(Arena, APageThatHeldLinesHoldsNothingElse) {
+TEST(Arena, MailboxPageIsReusedOnlyAsMailbox) {
   std::shared_ptr<Arena> arena = Arena::create(4 << 20).value();
   const uint64_t before = arena->allocate(kPageBytes).value();
   const uint64_t lines = arena->allocate_lines().value();
@@ -912,7 +916,7 @@ TEST(Arena, APageThatHeldLinesHoldsNothingElse) {
   EXPECT_EQ(arena->allocate_lines().value(), lines);
 }
 
-TEST(Arena, LentMemoryLeavesRoomForWhatStays) {
+TEST(Arena, LendLeavesRoomForPermanentMemory) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   std::vector<uint64_t> lent;
   while (true) {
@@ -929,7 +933,7 @@ TEST(Arena, LentMemoryLeavesRoomForWhatStays) {
   EXPECT_TRUE(arena->lend(10 << 20, {}).ok());
 }
 
-TEST(Arena, WhoWaitsForLentMemoryGetsItInTurn) {
+TEST(Arena, LendServesOldestTurnFirst) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   const uint64_t lent = arena->lend(10 << 20, {}).value();
   {
@@ -949,7 +953,7 @@ TEST(Arena, WhoWaitsForLentMemoryGetsItInTurn) {
 
 // Two ranks of one process: the memory of the other one for the same call, or a later one, is
 // returned only after this call.
-TEST(Arena, MemoryOfTheSameCallIsNotExpectedBack) {
+TEST(Arena, MemoryLentToTheSameCallIsNotExpectedBack) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   const uint64_t same = arena->lend(1 << 20, {1, 7}).value();
   ASSERT_TRUE(arena->lend(1 << 20, {1, 8}).ok());
@@ -971,7 +975,7 @@ TEST(Arena, MemoryOfTheSameCallIsNotExpectedBack) {
 
 // Two ranks of one process: each holds memory for a call that the other one has not made yet,
 // because it waits in another group.
-TEST(Arena, MemoryOfWhoWaitsBehindIsNotExpectedBack) {
+TEST(Arena, MemoryLentToALaterTurnIsNotExpectedBack) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   ASSERT_TRUE(arena->lend(10 << 20, {2, 7}).ok());
   const Arena::Turn turn(*arena, {1, 7});
@@ -986,7 +990,7 @@ TEST(Arena, MemoryOfWhoWaitsBehindIsNotExpectedBack) {
   EXPECT_TRUE(arena->expects_memory(turn));
 }
 
-TEST(StagingMemory, MemoryThatOnlyTheSameCallHasIsAnErrorAtOnce) {
+TEST(StagingMemory, ArenaFilledByTheSameCallFailsAtOnce) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   RankParty process(registry, tight_settings());  // of both ranks

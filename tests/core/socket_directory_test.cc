@@ -42,7 +42,7 @@ void attach_to(const PeerAddress& address, milliseconds timeout) {
 }
 
 // One process waits for another one's memory, and both are stopped for longer than the timeout.
-TEST(SocketDirectory, AttachWhileTheJobIsStoppedGoesOn) {
+TEST(SocketDirectory, AttachContinuesAfterJobWasStopped) {
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
   const pid_t server = fork();

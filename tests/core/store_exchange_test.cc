@@ -61,7 +61,7 @@ class LateStore final : public ForwardingStore {
   std::atomic<bool> asked_{false};
 };
 
-TEST(StoreExchange, EntryThatComesAtTheDeadlineIsTaken) {
+TEST(StoreExchange, EntryAtTheDeadlineIsAccepted) {
   MemoryStore store;
   LateStore late(store);
   const Deadline deadline = Deadline::after(milliseconds(100));
@@ -149,7 +149,7 @@ TEST(StoreExchange, DeathDuringDecisionHasOneOutcome) {
 }
 
 // A death after the decision does not fail the step.
-TEST(StoreExchange, DecisionOutlivesItsAuthor) {
+TEST(StoreExchange, DecisionIsReadAfterRankZeroDied) {
   MemoryStore store;
   std::atomic<bool> is_dead{false};
   run_ranks(2, [&](int rank) {

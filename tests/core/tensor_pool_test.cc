@@ -38,7 +38,7 @@ int status_of(pid_t child) {
   return status;
 }
 
-TEST(TensorPool, BlocksStartAtPagesAndAreZeroedAtFirst) {
+TEST(TensorPool, NewBlocksArePageAlignedAndZeroed) {
   std::shared_ptr<TensorPool> pool = make_pool();
   for (size_t bytes : {size_t{0}, size_t{1}, size_t{4095}, size_t{4096}, size_t{4097}, kMiB + 1}) {
     std::byte* block = pool->allocate(bytes).value();
@@ -48,7 +48,7 @@ TEST(TensorPool, BlocksStartAtPagesAndAreZeroedAtFirst) {
   }
 }
 
-TEST(TensorPool, FindsWhatLiesInIt) {
+TEST(TensorPool, FindReturnsOffsetsOfPoolAddressesOnly) {
   std::shared_ptr<TensorPool> pool = make_pool();
   std::byte* first = pool->allocate(kPageBytes).value();
   std::byte* second = pool->allocate(kPageBytes).value();
@@ -79,7 +79,7 @@ TEST(TensorPool, TakesTheSmallestBlockThatFits) {
   EXPECT_EQ(pool->allocate(8 * kPageBytes).value(), blocks[0]);
 }
 
-TEST(TensorPool, JoinsWhatIsFreed) {
+TEST(TensorPool, ReleaseMergesFreeNeighbours) {
   for (std::vector<size_t> order : {std::vector<size_t>{0, 1, 2, 3}, {3, 2, 1, 0}, {0, 2, 3, 1}}) {
     std::shared_ptr<TensorPool> pool = make_pool(4 * kMiB);
     std::vector<std::byte*> blocks;
@@ -91,7 +91,7 @@ TEST(TensorPool, JoinsWhatIsFreed) {
   }
 }
 
-TEST(TensorPool, GrowsBehindWhatIsFreeAtItsEnd) {
+TEST(TensorPool, GrowthReusesFreeMemoryAtTheEnd) {
   std::shared_ptr<TensorPool> pool = make_pool(8 * kMiB);
   std::byte* kept = pool->allocate(kMiB).value();
   pool->release(pool->allocate(kMiB).value());
@@ -101,7 +101,7 @@ TEST(TensorPool, GrowsBehindWhatIsFreeAtItsEnd) {
   EXPECT_EQ(pool->resident_bytes(), 8 * kMiB);
 }
 
-TEST(TensorPool, IsAnErrorWhenItIsFull) {
+TEST(TensorPool, AllocateInFullPoolIsAResourceError) {
   std::shared_ptr<TensorPool> pool = make_pool(2 * kMiB);
   std::byte* block = pool->allocate(2 * kMiB).value();
   for (size_t bytes : {size_t{1}, 3 * kMiB, SIZE_MAX}) {
@@ -115,7 +115,7 @@ TEST(TensorPool, IsAnErrorWhenItIsFull) {
   EXPECT_TRUE(pool->allocate(1).ok());
 }
 
-TEST(TensorPool, RefusesMoreThanTheMachineHas) {
+TEST(TensorPool, AllocateBeyondMachineMemoryIsRefused) {
   std::shared_ptr<TensorPool> pool = TensorPool::create(SIZE_MAX).value();
   Result<std::byte*> refused = pool->allocate(pool->size());
   ASSERT_FALSE(refused.ok());
@@ -123,7 +123,7 @@ TEST(TensorPool, RefusesMoreThanTheMachineHas) {
   EXPECT_EQ(pool->resident_bytes(), 0u);
 }
 
-TEST(TensorPool, ManyThreads) {
+TEST(TensorPool, ConcurrentThreadsGetDistinctBlocks) {
   std::shared_ptr<TensorPool> pool = make_pool(8 * kMiB);
   std::vector<std::thread> threads;
   for (unsigned seed = 0; seed < 4; ++seed)
@@ -153,7 +153,7 @@ TEST(TensorPool, ManyThreads) {
   EXPECT_EQ(pool->allocate(pool->size()).value(), pool->data());
 }
 
-TEST(TensorPool, NobodyElseCanWriteOrShrinkIt) {
+TEST(TensorPool, PoolIsReadOnlyAndSealedForPeers) {
   std::shared_ptr<TensorPool> pool = make_pool(2 * kMiB);
   std::byte* block = pool->allocate(kPageBytes).value();
   Mapping view = std::move(map_for_reading(pool->fd(), pool->size())).value();
@@ -168,7 +168,7 @@ TEST(TensorPool, NobodyElseCanWriteOrShrinkIt) {
   EXPECT_EQ(view.data()[5], std::byte{42});
 }
 
-TEST(TensorPool, HasNoPlaceWhereAddressSpaceIsLimited) {
+TEST(TensorPool, CreateUnderAddressSpaceLimitFails) {
   pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -181,7 +181,7 @@ TEST(TensorPool, HasNoPlaceWhereAddressSpaceIsLimited) {
 }
 
 // A child of fork() can read the blocks, and can neither allocate nor release.
-TEST(TensorPool, AChildReadsWhatItHadAndLeavesThePoolAlone) {
+TEST(TensorPool, ForkedChildReadsItsBlocksAndCannotChangeThePool) {
   std::shared_ptr<TensorPool> pool = make_pool(2 * kMiB);
   std::byte* block = pool->allocate(kPageBytes).value();
   std::memset(block, 1, kPageBytes);
@@ -202,7 +202,7 @@ TEST(TensorPool, AChildReadsWhatItHadAndLeavesThePoolAlone) {
 }
 
 // One process has a pool; the other one reads it, including blocks allocated after they met.
-TEST(TensorPool, PeersReadWhatItsOwnerWrites) {
+TEST(TensorPool, PeerReadsWhatTheOwnerWrites) {
   int sockets[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
   struct Place {
@@ -252,7 +252,7 @@ TEST(TensorPool, PeersReadWhatItsOwnerWrites) {
 }
 
 // If one rank cannot read another's pool, no rank's pool is used.
-TEST(TensorPool, OneThatCannotBeReadIsKnownToAll) {
+TEST(TensorPool, UnreadablePoolDisablesInPlaceReadsOnAllRanks) {
   for (bool hidden : {false, true}) {
     auto registry = std::make_shared<Registry>();
     MemoryStore store;
@@ -312,7 +312,7 @@ TEST(MemoryPolicy, ArenaAndPoolPreferTheNodeOfABoundProcess) {
 }
 
 // The nodes of numactl --membind and --preferred are the user's choice.
-TEST(MemoryPolicy, NodesThatTheUserNamedAreKept) {
+TEST(MemoryPolicy, NodesChosenByTheUserAreKept) {
   std::unique_ptr<Topology> topology = std::move(Topology::load("")).value();
   with_policy(kBind, [&] {
     std::shared_ptr<Arena> arena = Arena::create(4 * kMiB, topology.get()).value();
@@ -320,7 +320,7 @@ TEST(MemoryPolicy, NodesThatTheUserNamedAreKept) {
   });
 }
 
-TEST(MemoryPolicy, ADeclaredTopologyPlacesNoMemory) {
+TEST(MemoryPolicy, DeclaredTopologySetsNoMemoryPolicy) {
   std::unique_ptr<Topology> topology =
       std::move(Topology::load("pack:1 [numa] core:2 pu:1")).value();
   with_policy(kInterleave, [&] {

@@ -26,10 +26,10 @@ RunRanks threads(int ranks) {
 }
 
 TEST(ThreadTeam, EveryCollective) { check_every_collective(3, threads(3)); }
-TEST(ThreadTeam, SameBits) { check_same_bits(3, threads(3)); }
-TEST(ThreadTeam, Disagreements) { check_disagreements(3, threads(3)); }
+TEST(ThreadTeam, ResultsAreBitIdenticalOnAllRanks) { check_same_bits(3, threads(3)); }
+TEST(ThreadTeam, MismatchedCallsFailOnAllRanks) { check_disagreements(3, threads(3)); }
 
-TEST(ThreadTeam, AMissingRankIsNamedAtTheDeadline) {
+TEST(ThreadTeam, TimeoutNamesTheMissingRank) {
   threads(3)([](Team& team) {
     if (team.rank() == 1) return;
     Status status = team.barrier({Deadline::after(std::chrono::milliseconds(50))});
@@ -39,7 +39,7 @@ TEST(ThreadTeam, AMissingRankIsNamedAtTheDeadline) {
 }
 
 // A Team that rounds after each of two levels gives other results than one that rounds once.
-TEST(TeamReference, DoubleRoundingIsFoundOut) {
+TEST(TeamReference, DoubleRoundingIsDetected) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     Reduction sum{dtype, ReduceOp::kSum};
     bool differs = false;

@@ -39,7 +39,7 @@ class Scratch {
   std::string path_;
 };
 
-TEST(Topology, SyntheticDescriptionIsCounted) {
+TEST(Topology, SyntheticDescriptionGivesItsCounts) {
   auto topology = load_or_fail("pack:2 [numa] l3:2 core:4 pu:2");
   EXPECT_EQ(topology->package_count(), 2);
   EXPECT_EQ(topology->numa_count(), 2);
@@ -49,7 +49,7 @@ TEST(Topology, SyntheticDescriptionIsCounted) {
   EXPECT_EQ(topology->describe().substr(0, expected.size()), expected);
 }
 
-TEST(Topology, SinglesAreNotPlural) {
+TEST(Topology, DescriptionOfOneObjectUsesSingular) {
   std::string described = load_or_fail("pack:1 [numa] l3:1 core:1 pu:1")->describe();
   EXPECT_EQ(described.rfind("1 package, 1 NUMA node, 1 L3, 1 core; ", 0), 0u) << described;
 }
@@ -69,14 +69,14 @@ TEST(Topology, BindingsAreFoundOnASyntheticMachine) {
   EXPECT_EQ(topology->place_of("nonsense"), (Place{-1, -1}));
 }
 
-TEST(Topology, AMachineWithoutL3HasNone) {
+TEST(Topology, MachineWithoutL3ReportsNone) {
   auto topology = load_or_fail("[numa] core:4 pu:1");
   EXPECT_EQ(topology->l3_count(), 0);
   EXPECT_EQ(topology->place_of("1"), (Place{0, -1}));
 }
 
 // Two packages of one core, each with ordinary and fast memory, and far memory without a core.
-TEST(Topology, XmlFileIsReadAndMemoryWithoutCpusOfItsOwnIsNoNode) {
+TEST(Topology, XmlFileIsReadAndOnlyNodesWithSeparateCpusCount) {
   Scratch scratch;
   scratch.write("/machine.xml", R"(<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">
@@ -122,7 +122,7 @@ TEST(Topology, XmlFileIsReadAndMemoryWithoutCpusOfItsOwnIsNoNode) {
   EXPECT_EQ(topology->place_of("0-1").numa, -1);
 }
 
-TEST(Topology, WhatCannotBeReadIsTheCallersMistake) {
+TEST(Topology, UnreadableDescriptionIsAnInvalidArgument) {
   for (const char* description : {"/no/such/file.xml", "missing.xml", "pack:two", "core:"}) {
     Result<std::unique_ptr<Topology>> topology = Topology::load(description);
     ASSERT_FALSE(topology.ok()) << description;
@@ -132,7 +132,7 @@ TEST(Topology, WhatCannotBeReadIsTheCallersMistake) {
   }
 }
 
-TEST(Topology, ThisHost) {
+TEST(Topology, TopologyOfThisHostIsPlausible) {
   auto topology = load_or_fail("");
   EXPECT_GE(topology->package_count(), 1);
   EXPECT_GE(topology->numa_count(), 1);
@@ -142,7 +142,7 @@ TEST(Topology, ThisHost) {
   EXPECT_EQ(topology->place(), topology->place_of(process_cpu_list()));
 }
 
-TEST(Topology, AffinityOfEveryThreadCounts) {
+TEST(Topology, UsableCoresFollowTheAffinity) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
   int cpu = 0;
@@ -157,7 +157,7 @@ TEST(Topology, AffinityOfEveryThreadCounts) {
   ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
 }
 
-TEST(UsableCores, UnionOfTheMembersUnderTheQuota) {
+TEST(UsableCores, AreTheUnionOfMembersWithinTheQuota) {
   constexpr double kNone = std::numeric_limits<double>::infinity();
   EXPECT_EQ(usable_cores(std::vector<std::string>{"0-3"}, kNone), 4);
   EXPECT_EQ(usable_cores(std::vector<std::string>{"0", "1", "2-3", "3"}, kNone), 4);
@@ -167,7 +167,7 @@ TEST(UsableCores, UnionOfTheMembersUnderTheQuota) {
   EXPECT_EQ(usable_cores(std::vector<std::string>{""}, kNone), 1);
 }
 
-TEST(CgroupQuota, LeastOfTheVersion2AncestorsCounts) {
+TEST(CgroupQuota, SmallestQuotaOfVersion2AncestorsApplies) {
   Scratch scratch;
   scratch.write("/proc/self/cgroup", "0::/a/b\n");
   scratch.write("/proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
@@ -179,7 +179,7 @@ TEST(CgroupQuota, LeastOfTheVersion2AncestorsCounts) {
   EXPECT_DOUBLE_EQ(cgroup_cpu_quota(scratch.path()), 1.5);
 }
 
-TEST(CgroupQuota, Version2InAContainerSeesItsRoot) {
+TEST(CgroupQuota, Version2QuotaOfContainerRootApplies) {
   Scratch scratch;
   scratch.write("/proc/self/cgroup", "0::/\n");
   scratch.write("/proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
@@ -187,7 +187,7 @@ TEST(CgroupQuota, Version2InAContainerSeesItsRoot) {
   EXPECT_DOUBLE_EQ(cgroup_cpu_quota(scratch.path()), 3.0);
 }
 
-TEST(CgroupQuota, Version1WithSharedControllersAndAPartialMount) {
+TEST(CgroupQuota, Version1QuotaOfPartialMountIsFound) {
   Scratch scratch;
   scratch.write("/proc/self/cgroup", "5:memory:/other\n4:cpu,cpuacct:/docker/abc/inner\n");
   scratch.write("/proc/self/mountinfo",
@@ -202,23 +202,23 @@ TEST(CgroupQuota, Version1WithSharedControllersAndAPartialMount) {
   EXPECT_DOUBLE_EQ(cgroup_cpu_quota(scratch.path()), 0.5);
 }
 
-TEST(CgroupQuota, NothingVisibleIsNoQuota) {
+TEST(CgroupQuota, NoVisibleCgroupIsNoQuota) {
   Scratch scratch;
   EXPECT_TRUE(std::isinf(cgroup_cpu_quota(scratch.path())));
 }
 
-TEST(Domains, AutoSplitsWhereTwoDomainsHoldTwoRanks) {
+TEST(Domains, AutoWithTwoDomainsOfTwoRanksSplits) {
   std::vector<Place> places{{0, 0}, {0, 0}, {1, 1}, {1, 1}};
   EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 1}, {2, 3}}));
   EXPECT_EQ(make_domains(places, "flat").ranks, (Lists{{0, 1, 2, 3}}));
 }
 
-TEST(Domains, OrderIsByLowestRankWhateverTheIndices) {
+TEST(Domains, OrderIsByLowestRankNotByIndex) {
   std::vector<Place> places{{7, 0}, {2, 0}, {7, 0}, {2, 0}, {5, 0}};
   EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 2}, {1, 3}, {4}}));
 }
 
-TEST(Domains, AutoTakesNumaBeforeL3) {
+TEST(Domains, AutoPrefersNumaToL3) {
   std::vector<Place> places{{0, 0}, {0, 0}, {0, 1}, {0, 1}, {1, 2}, {1, 2}, {1, 3}, {1, 3}};
   EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 1, 2, 3}, {4, 5, 6, 7}}));
   EXPECT_EQ(make_domains(places, "l3").ranks, (Lists{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
@@ -226,7 +226,7 @@ TEST(Domains, AutoTakesNumaBeforeL3) {
   EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
 }
 
-TEST(Domains, AutoStaysFlatWhereItWouldNotPay) {
+TEST(Domains, AutoWithFewerThanTwoFullDomainsStaysFlat) {
   EXPECT_EQ(make_domains(std::vector<Place>{{0, 0}, {1, 1}}, "auto").ranks, (Lists{{0, 1}}));
   std::vector<Place> one_and_two{{0, 0}, {1, 1}, {1, 1}};
   EXPECT_EQ(make_domains(one_and_two, "auto").ranks, (Lists{{0, 1, 2}}));
@@ -234,13 +234,13 @@ TEST(Domains, AutoStaysFlatWhereItWouldNotPay) {
   EXPECT_EQ(make_domains(std::vector<Place>{{0, 0}}, "auto").ranks, (Lists{{0}}));
 }
 
-TEST(Domains, AskedForSplitsWithOneDomainOfTwo) {
+TEST(Domains, ExplicitSettingSplitsWithOneDomainOfTwoRanks) {
   std::vector<Place> places{{0, 0}, {1, 1}, {1, 1}};
   EXPECT_EQ(make_domains(places, "numa").ranks, (Lists{{0}, {1, 2}}));
   EXPECT_EQ(make_domains(std::vector<Place>{{0, 0}, {1, 1}}, "numa").ranks, (Lists{{0, 1}}));
 }
 
-TEST(Domains, ARankBoundToNothingKeepsOneDomainAndIsNamed) {
+TEST(Domains, UnboundRankKeepsOneDomainAndIsNamed) {
   std::vector<Place> places{{0, 0}, {0, 0}, {1, -1}, {1, 1}};
   EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 1}, {2, 3}}));  // by NUMA node
   Domains by_l3 = make_domains(places, "l3");

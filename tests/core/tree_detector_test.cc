@@ -192,7 +192,7 @@ void await(Store& store, const std::string& what) {
   EXPECT_TRUE(store.get(what, Deadline::after(kPatience)).ok()) << what;
 }
 
-TEST(TreeDetector, OneMemberNeedsNobody) {
+TEST(TreeDetector, SingleMemberReadsItsOwnFailure) {
   run_members(1, [](DetectorPtr& detector, int) {
     detector->end(7, Status(Code::kTimeout, "late"));
     expect_says(detector->ended(7), Code::kTimeout, "late");
@@ -232,7 +232,7 @@ TEST(TreeDetector, AllConnectionsOutlastTheLongestTimeoutOfAnyMember) {
   });
 }
 
-TEST(TreeDetector, AShorterTimeoutOfTheOtherEndShortensNothing) {
+TEST(TreeDetector, ShorterTimeoutOfPeerDoesNotShortenConnection) {
   std::atomic<int> steps{0};
   run_members(2, [&](DetectorPtr& detector, int rank) {
     if (rank == 0) {
@@ -253,7 +253,7 @@ TEST(TreeDetector, AShorterTimeoutOfTheOtherEndShortensNothing) {
 class TreeDetectorOfSize : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Members, TreeDetectorOfSize, ::testing::Values(2, 3, 5, 16));
 
-TEST_P(TreeDetectorOfSize, AnEndFromAnyMemberReachesAll) {
+TEST_P(TreeDetectorOfSize, FailureFromAnyMemberReachesAll) {
   const int size = GetParam();
   run_members(size, [&](DetectorPtr& detector, int rank) {
     EXPECT_TRUE(detector->ended(999).ok());
@@ -269,7 +269,7 @@ TEST_P(TreeDetectorOfSize, AnEndFromAnyMemberReachesAll) {
   });
 }
 
-TEST_P(TreeDetectorOfSize, WhoLeavesIsToldFromWhoDied) {
+TEST_P(TreeDetectorOfSize, LeaveIsNotReportedAsDeath) {
   const int size = GetParam();
   run_members(size, [&](DetectorPtr& detector, int rank) {
     const int leaver = size - 1;
@@ -287,7 +287,7 @@ TEST_P(TreeDetectorOfSize, WhoLeavesIsToldFromWhoDied) {
   });
 }
 
-TEST_P(TreeDetectorOfSize, GoodbyeSaysHowTheProcessEnded) {
+TEST_P(TreeDetectorOfSize, LeaveNoticeSaysHowTheProcessEnded) {
   const int size = GetParam();
   for (int leaver : {0, size - 1})
     for (const char* exception : {"ValueError", ""})
@@ -310,7 +310,7 @@ TEST_P(TreeDetectorOfSize, GoodbyeSaysHowTheProcessEnded) {
       });
 }
 
-TEST_P(TreeDetectorOfSize, AfterMemberZeroLeftTheOthersGoOn) {
+TEST_P(TreeDetectorOfSize, OthersContinueAfterMemberZeroLeft) {
   const int size = GetParam();
   run_members(size, [&](DetectorPtr& detector, int rank) {
     if (rank == 0) {
@@ -329,7 +329,7 @@ TEST_P(TreeDetectorOfSize, AfterMemberZeroLeftTheOthersGoOn) {
   });
 }
 
-TEST(TreeDetector, WhatIsSaidBeforeLeavingArrives) {
+TEST(TreeDetector, FailuresSentBeforeLeaveArrive) {
   for (int speaker : {0, 2})
     run_members(3, [&](DetectorPtr& detector, int rank) {
       if (rank == speaker) {
@@ -344,7 +344,7 @@ TEST(TreeDetector, WhatIsSaidBeforeLeavingArrives) {
     });
 }
 
-TEST(TreeDetector, TheFirstCauseStays) {
+TEST(TreeDetector, FirstCauseIsKept) {
   run_members(3, [](DetectorPtr& detector, int rank) {
     if (rank == 1) detector->end(9, Status(Code::kPeerDied, "first"));
     EXPECT_TRUE(soon([&] { return !detector->ended(9).ok(); }));
@@ -359,7 +359,7 @@ TEST(TreeDetector, TheFirstCauseStays) {
   });
 }
 
-TEST(TreeDetector, AnEndIsLeftAsideForCallsThatWereFinishedBefore) {
+TEST(TreeDetector, FailureDoesNotApplyToEarlierFinishedCalls) {
   run_members(3, [](DetectorPtr& detector, int rank) {
     if (rank == 1) detector->end(9, Status(Code::kAborted, "enough"), 6);
     EXPECT_TRUE(soon([&] { return !detector->ended(9).ok(); }));
@@ -370,7 +370,7 @@ TEST(TreeDetector, AnEndIsLeftAsideForCallsThatWereFinishedBefore) {
 }
 
 // Two members end a Team at different calls: all learn the first unfinished call.
-TEST(TreeDetector, TheLowestUnfinishedCallOfAllCounts) {
+TEST(TreeDetector, FailureAppliesFromLowestUnfinishedCall) {
   run_members(5, [](DetectorPtr& detector, int rank) {
     if (rank == 1) detector->end(9, Status(Code::kAborted, "enough"), 6);
     EXPECT_TRUE(soon([&] { return !detector->ended(9, 6).ok(); }));
@@ -382,7 +382,7 @@ TEST(TreeDetector, TheLowestUnfinishedCallOfAllCounts) {
   });
 }
 
-TEST(TreeDetector, ALongCauseIsCutBetweenCharacters) {
+TEST(TreeDetector, LongCauseIsTruncatedBetweenCharacters) {
   std::string text;
   while (text.size() < 3000) text += "\u00e9\u20ac";  // five bytes
   run_members(2, [&](DetectorPtr& detector, int rank) {
@@ -394,7 +394,7 @@ TEST(TreeDetector, ALongCauseIsCutBetweenCharacters) {
   });
 }
 
-TEST(TreeDetector, ManyEndsAtOnce) {
+TEST(TreeDetector, ManyConcurrentFailuresReachAll) {
   constexpr int kMembers = 8;
   constexpr uint64_t kEach = 150;
   run_members(kMembers, [&](DetectorPtr& detector, int rank) {
@@ -409,7 +409,7 @@ TEST(TreeDetector, ManyEndsAtOnce) {
   });
 }
 
-TEST(TreeDetector, QuestionsAreAnsweredByAll) {
+TEST(TreeDetector, StallProbeIsAnsweredByAllMembers) {
   constexpr int kMembers = 9;
   constexpr uint64_t kTeam = 77;
   std::atomic<int> noted{0};
@@ -440,7 +440,7 @@ TEST(TreeDetector, QuestionsAreAnsweredByAll) {
 }
 
 // All members end Teams and leave while notices of the others are in transit.
-TEST(TreeDetector, MembersMayLeaveWhileOthersAreBusy) {
+TEST(TreeDetector, LeaveWhileOthersSendIsNotADeath) {
   for (int round = 0; round < 5; ++round) {
     MemoryStore store;
     run_ranks(6, [&](int rank) {
@@ -457,7 +457,7 @@ TEST(TreeDetector, MembersMayLeaveWhileOthersAreBusy) {
   }
 }
 
-TEST(TreeDetector, MembersOfOneHostMeetOnLoopback) {
+TEST(TreeDetector, MembersOfOneHostConnectOverLoopback) {
   MemoryStore store;
   run_ranks(3, [&](int rank) {
     TransportRequest request = request_of(rank, 3);
@@ -473,7 +473,7 @@ TEST(TreeDetector, MembersOfOneHostMeetOnLoopback) {
 }
 
 // Two listeners may bind one port before either listens there.
-TEST(TreeDetector, ListenersThatOpenTogetherTakeDifferentPorts) {
+TEST(TreeDetector, ConcurrentListenersTakeDifferentPorts) {
   constexpr int kRanks = 8;
   for (int round = 0; round < 200; ++round) {
     std::vector<std::string> endpoints(kRanks);
@@ -496,7 +496,7 @@ TEST(TreeDetector, ListenersThatOpenTogetherTakeDifferentPorts) {
   }
 }
 
-TEST(TreeDetector, WhoIsMissingIsNamedAtTheDeadline) {
+TEST(TreeDetector, TimeoutNamesTheMissingMembers) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
   run_ranks(5, [&](int rank) {
@@ -513,7 +513,7 @@ TEST(TreeDetector, WhoIsMissingIsNamedAtTheDeadline) {
 }
 
 // A member whose deadline is long before member 0's also knows who is missing, and ends it for all.
-TEST(TreeDetector, WhoGivesUpFirstNamesWhoIsMissing) {
+TEST(TreeDetector, EarliestTimeoutNamesTheMissingMember) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
   run_ranks(4, [&](int rank) {
@@ -526,7 +526,7 @@ TEST(TreeDetector, WhoGivesUpFirstNamesWhoIsMissing) {
   EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
 }
 
-TEST(TreeDetector, MemberZeroIsNamedWhenItDoesNotCome) {
+TEST(TreeDetector, TimeoutNamesMissingMemberZero) {
   MemoryStore store;
   Result<DetectorPtr> detector =
       TreeDetector::connect(request_of(1, 2), store, Deadline::after(milliseconds(50)));
@@ -543,7 +543,7 @@ class BrokenStore final : public ForwardingStore {
   }
 };
 
-TEST(TreeDetector, WhoCannotGoOnTellsAllTheOthers) {
+TEST(TreeDetector, ConnectFailureReachesAllMembers) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
   run_ranks(4, [&](int rank) {
@@ -556,7 +556,7 @@ TEST(TreeDetector, WhoCannotGoOnTellsAllTheOthers) {
   EXPECT_LT(monotonic_ns() - start_ns, 60'000'000'000);
 }
 
-TEST(TreeDetector, WhoDeclinesTellsAllTheOthers) {
+TEST(TreeDetector, DeclineReachesAllMembers) {
   for (int decliner : {0, 1}) {
     MemoryStore store;
     run_ranks(3, [&](int rank) {
@@ -570,7 +570,7 @@ TEST(TreeDetector, WhoDeclinesTellsAllTheOthers) {
   }
 }
 
-TEST(TreeDetector, AHostWithoutANetworkIsNamed) {
+TEST(TreeDetector, HostWithoutUsableNetworkIsNamed) {
   for (const std::vector<std::string>& networks :
        {std::vector<std::string>{}, std::vector<std::string>{"192.0.2.1/24"}}) {
     MemoryStore store;
@@ -590,7 +590,7 @@ TEST(TreeDetector, AHostWithoutANetworkIsNamed) {
   }
 }
 
-TEST(TreeDetector, HostsWithTheSameAddressesCannotMeet) {
+TEST(TreeDetector, HostsWithTheSameAddressesCannotConnect) {
   MemoryStore store;
   run_ranks(3, [&](int rank) {
     TransportRequest request = request_of(rank, 3);
@@ -636,7 +636,7 @@ UniqueFd stranger_at(const Invitation& invitation, const std::string& says) {
   return stranger;
 }
 
-TEST(TreeDetector, StrangersHoldNobodyUp) {
+TEST(TreeDetector, StrangersDoNotDelayConnect) {
   MemoryStore store;
   std::atomic<bool> strangers_came{false};
   const TransportRequest request = request_of(0, 3);
@@ -701,7 +701,7 @@ TEST(TreeDetector, StrangersHoldNobodyUp) {
 }
 
 // Member 2 connects and stops. Members 0 and 1 have all of their connections, and wait.
-TEST(TreeDetector, WhoStopsOnceItIsConnectedIsNamed) {
+TEST(TreeDetector, MemberStoppedAfterConnectIsNamed) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();
   run_ranks(3, [&](int rank) {
@@ -728,7 +728,7 @@ TEST(TreeDetector, WhoStopsOnceItIsConnectedIsNamed) {
 }
 
 // The published address has a closed port, and no member has given up.
-TEST(TreeDetector, AnAddressThatIsRefusedIsNamed) {
+TEST(TreeDetector, AddressThatRefusesConnectionIsNamed) {
   MemoryStore store;
   Message invitation = Message::about(MessageKind::kInvitation, 0, request_of(0, 2).id);
   invitation.text = std::string(32, 'a') + " 127.0.0.1:1";
@@ -741,7 +741,7 @@ TEST(TreeDetector, AnAddressThatIsRefusedIsNamed) {
 }
 
 // The first address accepts the connection and is silent; the second belongs to another program.
-TEST(TreeDetector, AnAddressThatLeadsElsewhereIsPassedOver) {
+TEST(TreeDetector, AddressOfAnotherProgramIsSkipped) {
   auto listener_at = [](const char* address, int type) {
     UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | type, 0));
     sockaddr_in name{};
@@ -836,18 +836,18 @@ void expect_death_is_heard(int size, int victim) {
     if (rank != victim) processes.expect_good_end(rank);
 }
 
-TEST(TreeDetectorProcesses, ADeathIsHeardByAll) {
+TEST(TreeDetectorProcesses, DeathReachesAllMembers) {
   expect_death_is_heard(2, 1);
   expect_death_is_heard(5, 3);
 }
 
-TEST(TreeDetectorProcesses, TheDeathOfMemberZeroIsHeardByAll) {
+TEST(TreeDetectorProcesses, DeathOfMemberZeroReachesAllMembers) {
   expect_death_is_heard(2, 0);
   expect_death_is_heard(5, 0);
 }
 
 // An exit without leaving is a death; messages sent before it count.
-TEST(TreeDetectorProcesses, AnExitIsToldFromALeave) {
+TEST(TreeDetectorProcesses, ExitWithoutLeaveIsReportedAsDeath) {
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
     DetectorPtr detector = join(rank, 4, store);
@@ -874,7 +874,7 @@ TEST(TreeDetectorProcesses, AnExitIsToldFromALeave) {
 }
 
 // Two members wait for the third, and are stopped for longer than their timeout.
-TEST(TreeDetectorProcesses, ConnectWhileTheJobIsStoppedGoesOn) {
+TEST(TreeDetectorProcesses, ConnectContinuesAfterJobWasStopped) {
   Processes processes;
   processes.start(3, [](Store& store, int rank) {
     if (rank == 2) await(store, "go");
@@ -896,7 +896,7 @@ TEST(TreeDetectorProcesses, ConnectWhileTheJobIsStoppedGoesOn) {
 }
 
 // A goodbye waits for a member that is stopped, then the leaving one is stopped too.
-TEST(TreeDetectorProcesses, LeaveWhileTheJobIsStoppedSaysGoodbye) {
+TEST(TreeDetectorProcesses, LeaveWhileJobIsStoppedSendsLeaveNotice) {
   constexpr uint64_t kEnds = 3000;  // more than the connection holds
   Processes processes;
   processes.start(2, [](Store& store, int rank) {
@@ -928,7 +928,7 @@ TEST(TreeDetectorProcesses, LeaveWhileTheJobIsStoppedSaysGoodbye) {
 }
 
 // A member dies while the others still wait for a missing one.
-TEST(TreeDetectorProcesses, ADeathWhileConnectingEndsItForAll) {
+TEST(TreeDetectorProcesses, DeathDuringConnectFailsAllMembers) {
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
     if (rank == 3) return;  // never comes
@@ -955,7 +955,7 @@ TEST(TreeDetectorProcesses, ADeathWhileConnectingEndsItForAll) {
 }
 
 // Members that relay notices die one after the other, or are stopped: the rest hear of every death.
-TEST(TreeDetectorProcesses, DeathsAreHeardWhoeverIsGoneBefore) {
+TEST(TreeDetectorProcesses, DeathsReachSurvivorsAfterRelaysDied) {
   constexpr int kMembers = 6;
   const std::vector<int> victims{0, 2, 4};
   Processes processes;
@@ -982,7 +982,7 @@ TEST(TreeDetectorProcesses, DeathsAreHeardWhoeverIsGoneBefore) {
   for (int rank : {1, 3, 5}) processes.expect_good_end(rank);
 }
 
-TEST(TreeDetectorProcesses, DeathsAreHeardWhileTheFirstMemberIsStopped) {
+TEST(TreeDetectorProcesses, DeathsReachOthersWhileFirstMemberIsStopped) {
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
     DetectorPtr detector = join(rank, 4, store);
@@ -1015,7 +1015,7 @@ TEST(TreeDetectorProcesses, DeathsAreHeardWhileTheFirstMemberIsStopped) {
 }
 
 // All members linked to the last one have died; the live one was never linked to it.
-TEST(TreeDetectorProcesses, WhoHasLostAllLinksIsCutOff) {
+TEST(TreeDetectorProcesses, MemberWithoutLinksIsCutOff) {
   // Hosts of 1 member each: the last is linked only to 0, 1 and its predecessor.
   constexpr int kMembers = 5;
   Processes processes;
@@ -1042,7 +1042,7 @@ TEST(TreeDetectorProcesses, WhoHasLostAllLinksIsCutOff) {
 }
 
 // A forked child of a member outlives it, and must not keep its connections open.
-TEST(TreeDetectorProcesses, AForkedChildKeepsNoConnection) {
+TEST(TreeDetectorProcesses, ForkedChildKeepsNoConnection) {
   for (int victim : {0, 1}) {
     Processes processes;
     processes.start(3, [&](Store& store, int rank) {
@@ -1075,7 +1075,7 @@ TEST(TreeDetectorProcesses, AForkedChildKeepsNoConnection) {
 
 // More notices than the kernel buffers for a stopped member: the others are not delayed, and it
 // gets all notices when it continues.
-TEST(TreeDetectorProcesses, AStoppedMemberHoldsNobodyUp) {
+TEST(TreeDetectorProcesses, StoppedMemberDoesNotDelayOthers) {
   constexpr uint64_t kTeams = 8000;
   Processes processes;
   processes.start(4, [](Store& store, int rank) {
@@ -1103,7 +1103,7 @@ TEST(TreeDetectorProcesses, AStoppedMemberHoldsNobodyUp) {
 }
 
 // A leaving member waits for a stopped one no longer than the limit.
-TEST(TreeDetectorProcesses, LeavingIsBounded) {
+TEST(TreeDetectorProcesses, LeaveWithStoppedMemberIsBounded) {
   Processes processes;
   processes.start(3, [](Store& store, int rank) {
     DetectorPtr detector = join(rank, 3, store);

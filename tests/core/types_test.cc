@@ -13,7 +13,7 @@ namespace {
 DType dtype_of(int value) { return static_cast<DType>(value); }
 ReduceOp op_of(int value) { return static_cast<ReduceOp>(value); }
 
-TEST(Types, NamesAndSizesArePyTorchs) {
+TEST(Types, NamesAndSizesMatchPyTorch) {
   const struct {
     DType dtype;
     std::string name;
@@ -47,7 +47,7 @@ TEST(Types, NamesAndSizesArePyTorchs) {
   }
 }
 
-TEST(Types, EveryDTypeIsOfOneKind) {
+TEST(Types, EveryDTypeExceptBoolHasOneKind) {
   const std::set<DType> floating = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
                                     DType::kFloat64};
   const std::set<DType> complex = {DType::kComplex64, DType::kComplex128};
@@ -64,7 +64,7 @@ TEST(Types, EveryDTypeIsOfOneKind) {
   }
 }
 
-TEST(Types, ValuesOutOfRangeHaveANameAndNothingElse) {
+TEST(Types, UnknownValuesHaveOnlyAName) {
   for (int value = kDTypeCount; value < 256; ++value) {
     const DType dtype = dtype_of(value);
     EXPECT_EQ(dtype_name(dtype), "unknown(" + std::to_string(value) + ")");
@@ -76,7 +76,7 @@ TEST(Types, ValuesOutOfRangeHaveANameAndNothingElse) {
   }
 }
 
-TEST(Types, OperatorsHaveTheirNames) {
+TEST(Types, OperatorNamesMatchPyTorch) {
   const std::string expected[] = {"SUM",  "PRODUCT", "MIN",  "MAX",       "AVG",
                                   "BAND", "BOR",     "BXOR", "PREMUL_SUM"};
   ASSERT_EQ(std::size(expected), static_cast<size_t>(kReduceOpCount));
@@ -107,7 +107,7 @@ bool has_a_meaning(DType dtype, ReduceOp op) {
   return false;
 }
 
-TEST(Types, EveryPairIsAllowedOrRefusedWithBothNames) {
+TEST(Types, EveryUnsupportedPairIsRefusedWithBothNames) {
   for (int d = 0; d < kDTypeCount; ++d) {
     for (int o = 0; o < kReduceOpCount; ++o) {
       const Reduction reduction{dtype_of(d), op_of(o)};
@@ -123,7 +123,7 @@ TEST(Types, EveryPairIsAllowedOrRefusedWithBothNames) {
   }
 }
 
-TEST(Types, RefusalsSayWhatToDo) {
+TEST(Types, RefusalNamesTheRemedy) {
   EXPECT_EQ(check_reduction({DType::kInt32, ReduceOp::kAvg}).message(),
             "AVG of int32 has no meaning; use SUM and divide, or a floating dtype");
   EXPECT_EQ(check_reduction({DType::kFloat8E4M3FN, ReduceOp::kSum}).message(),
@@ -139,7 +139,7 @@ TEST(Types, RefusalsSayWhatToDo) {
             "PREMUL_SUM of bool has no meaning; use SUM and multiply, or a floating dtype");
 }
 
-TEST(Types, ValuesOutOfRangeAreRefused) {
+TEST(Types, UnknownValuesAreRefused) {
   const Status dtype = check_reduction({dtype_of(77), ReduceOp::kSum});
   EXPECT_EQ(dtype.code(), Code::kUnsupported);
   EXPECT_EQ(dtype.message().find("SUM of unknown(77) is not supported: dscomm reduces"), 0u);
