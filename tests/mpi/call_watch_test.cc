@@ -44,12 +44,12 @@ void expect_left(int (*call)()) {
   EXPECT_EQ(guarded([] { return MPI_SUCCESS; }), MPI_ERR_OTHER);
 }
 
-TEST(CallWatch, ACallThatSleepsIsLeft) { expect_left(&sleep_for_ever); }
-TEST(CallWatch, ACallThatGoesRoundInCirclesIsLeft) { expect_left(&turn_for_ever); }
-TEST(CallWatch, ACallThatGoesRoundInTheCLibraryIsLeftOutsideOfIt) { expect_left(&print_for_ever); }
+TEST(CallWatch, SleepingCallIsInterrupted) { expect_left(&sleep_for_ever); }
+TEST(CallWatch, LoopingCallIsInterrupted) { expect_left(&turn_for_ever); }
+TEST(CallWatch, CallLoopingThroughLibcIsInterruptedOutsideIt) { expect_left(&print_for_ever); }
 
 // The library's threads block all signals.
-TEST(CallWatch, ACallOfAnyThreadIsLeft) {
+TEST(CallWatch, CallOfThreadThatBlocksSignalsIsInterrupted) {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -57,7 +57,7 @@ TEST(CallWatch, ACallOfAnyThreadIsLeft) {
 }
 
 // The failure notice may come after MPI's error.
-TEST(CallWatch, ARefusalNamesTheDeathThatMadeMpiGiveUp) {
+TEST(CallWatch, MpiErrorNamesTheFirstDeath) {
   note_mpi_gave_up();
   const Status early = mpi_error("MPI_Test", MPI_ERR_OTHER);
   EXPECT_FALSE(early.message().ends_with("rank 3 died"));
@@ -69,7 +69,7 @@ TEST(CallWatch, ARefusalNamesTheDeathThatMadeMpiGiveUp) {
     EXPECT_TRUE(status.message().ends_with("several hosts; rank 3 died")) << status.message();
 }
 
-TEST(CallWatch, CallsThatReturnAndCallsThatMayBlockAreNotLeft) {
+TEST(CallWatch, ReturningAndBlockingCallsAreNotInterrupted) {
   watch_calls_closely();
   const auto end = std::chrono::steady_clock::now() + milliseconds(2000);
   std::thread blocks([] {
@@ -98,7 +98,7 @@ int slow_call() {
   });
 }
 
-TEST(CallWatch, SlowCallBeforeItsDeadlineIsNotLeft) {
+TEST(CallWatch, SlowCallBeforeItsDeadlineIsNotInterrupted) {
   watch_calls();
   EXPECT_EQ(slow_call(), MPI_SUCCESS);  // without a deadline
   const Deadline deadline = Deadline::after(milliseconds(60'000));
@@ -107,7 +107,7 @@ TEST(CallWatch, SlowCallBeforeItsDeadlineIsNotLeft) {
   EXPECT_FALSE(mpi_gave_up());
 }
 
-TEST(CallWatch, CallAfterItsDeadlineIsLeft) {
+TEST(CallWatch, CallAfterItsDeadlineIsInterrupted) {
   watch_calls();
   const Deadline deadline = Deadline::after(milliseconds(1000));
   const guard::CallDeadline calls_end(deadline);
@@ -122,9 +122,11 @@ int compute_then_sleep_for_ever() {
   while (std::chrono::steady_clock::now() < end) rounds.fetch_add(1, std::memory_order_relaxed);
   return sleep_for_ever();
 }
-TEST(CallWatch, CallThatSleepsAfterComputingIsLeft) { expect_left(&compute_then_sleep_for_ever); }
+TEST(CallWatch, CallThatSleepsAfterComputingIsInterrupted) {
+  expect_left(&compute_then_sleep_for_ever);
+}
 
-TEST(CallWatch, CallIsLeftOnceMpiHasGivenUpInAnotherThread) {
+TEST(CallWatch, CallIsInterruptedAfterMpiFailedInAnotherThread) {
   watch_calls();
   std::thread other([] {
     const Deadline deadline = Deadline::after(milliseconds(600'000));
@@ -136,7 +138,7 @@ TEST(CallWatch, CallIsLeftOnceMpiHasGivenUpInAnotherThread) {
   other.join();
 }
 
-TEST(CallWatch, CallWithoutDeadlineIsLeftAfterFiveSeconds) {
+TEST(CallWatch, CallWithoutDeadlineIsInterruptedAfterFiveSeconds) {
   watch_calls();
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(guarded([] { return sleep_for_ever(); }), MPI_ERR_OTHER);

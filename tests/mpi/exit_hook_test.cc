@@ -32,10 +32,10 @@ void expect_left(const std::string& binding) {
   EXPECT_EQ(guarded([] { return MPI_SUCCESS; }), MPI_ERR_OTHER);
 }
 
-TEST(ExitHook, ExitInACallThroughALazyTableIsLeft) { expect_left("lazy"); }
-TEST(ExitHook, ExitInACallThroughAReadOnlyTableIsLeft) { expect_left("now"); }
+TEST(ExitHook, ExitInCallWithLazyBindingIsIntercepted) { expect_left("lazy"); }
+TEST(ExitHook, ExitInCallWithReadOnlyTableIsIntercepted) { expect_left("now"); }
 
-TEST(ExitHook, ExitInABlockingCallIsLeft) {
+TEST(ExitHook, ExitInBlockingCallIsIntercepted) {
   const EndProcess end_process = load("lazy");
   ASSERT_TRUE(hook_exit(reinterpret_cast<const void*>(end_process)));
   EXPECT_EQ(guarded_blocking([&] { return end_process(3); }), MPI_ERR_OTHER);
@@ -55,7 +55,7 @@ TEST(ExitHook, LibraryWithoutExitIsNotHooked) {
   EXPECT_FALSE(hook_exit(dlsym(library, "cos")));
 }
 
-TEST(ExitHook, NoLibraryIsNotHooked) { EXPECT_FALSE(hook_exit(nullptr)); }
+TEST(ExitHook, NullAddressIsNotHooked) { EXPECT_FALSE(hook_exit(nullptr)); }
 
 }  // namespace
 }  // namespace dscomm

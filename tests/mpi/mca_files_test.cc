@@ -36,7 +36,7 @@ class McaFiles : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(McaFiles, LinesAreNamesAndValues) {
+TEST_F(McaFiles, ParseReadsNamesAndValues) {
   const McaParameters expected{{"btl_tcp_if_exclude", "lo,docker0"},
                                {"mtl", "\"^ofi\" # too"},
                                {"pml", ""},
@@ -53,7 +53,7 @@ TEST_F(McaFiles, LinesAreNamesAndValues) {
   EXPECT_EQ(parse_mca_file(""), McaParameters());
 }
 
-TEST_F(McaFiles, TheUsersFileComesBeforeTheAdministrators) {
+TEST_F(McaFiles, UserFileComesBeforeAdministratorFile) {
   const std::string site = write("opt/etc/openmpi-mca-params.conf", "");
   EXPECT_EQ(mca_file_names(write("opt/lib/libmpi.so.40", "")),
             (Names{folder_ / "opt/etc/openmpi-mca-params-override.conf",
@@ -63,7 +63,7 @@ TEST_F(McaFiles, TheUsersFileComesBeforeTheAdministrators) {
             (Names{folder_ / ".openmpi/mca-params.conf"}));
 }
 
-TEST_F(McaFiles, VariablesOfOpenMpiNameOtherPlaces) {
+TEST_F(McaFiles, OpenMpiVariablesSelectOtherFiles) {
   const std::string library = write("opt/lib/libmpi.so.40", "");
   ::setenv("OPAL_PREFIX", "/elsewhere", 1);
   EXPECT_EQ(mca_file_names(library).back(), "/elsewhere/etc/openmpi-mca-params.conf");
@@ -76,7 +76,7 @@ TEST_F(McaFiles, VariablesOfOpenMpiNameOtherPlaces) {
   EXPECT_EQ(mca_file_names(library), Names());
 }
 
-TEST_F(McaFiles, ThisLibrarysFilesAreRead) {
+TEST_F(McaFiles, FilesNamedByVariableAreRead) {
   ::setenv("OMPI_MCA_mca_base_param_files",
            (write("first", "mtl = ^ofi\n") + ":" + write("second", "mtl = psm\npml = ob1\n") +
             ":/nowhere")

@@ -99,7 +99,7 @@ TEST(MpiChannel, MessagesOfAnyLengthArriveInOrder) {
 }
 
 // The channels share one probe, which may find a cell for another channel.
-TEST(MpiChannel, PassesOverChannelsFindMessagesOfAllRanks) {
+TEST(MpiChannel, PollingAllChannelsFindsMessagesOfAllRanks) {
   Job& job = Job::get();
   job.meet();
   const auto arrivals = std::make_shared<MpiArrivals>(MPI_COMM_WORLD);

@@ -77,7 +77,7 @@ MpiTeamOptions as_among_many() {
   return options;
 }
 
-TEST(MpiTeam, EveryCollectiveAsAmongManyRanks) {
+TEST(MpiTeam, EveryCollectiveWithAlgorithmsForManyRanks) {
   ReferenceOptions options;
   options.counts = {0, 3, 1000};
   check_collectives(on_every_rank(mpi_team(as_among_many())), options);
@@ -91,14 +91,14 @@ MpiTeamOptions by_pairs() {
   return options;
 }
 
-TEST(MpiTeam, EveryCollectiveByPairs) {
+TEST(MpiTeam, EveryCollectiveWithPairwiseExchange) {
   ReferenceOptions options;
   options.counts = {1000, 3001};
   check_collectives(on_every_rank(mpi_team(by_pairs())), options);
 }
 
 // 256 + 1 + 1 in bfloat16, which lacks 257, is 256 if each sum is rounded.
-TEST(MpiTeam, HalvesByPairsAreRoundedOnce) {
+TEST(MpiTeam, HalvesInPairwiseExchangeAreRoundedOnce) {
   MpiTeamOptions options = by_pairs();
   options.halves_as_float32 = false;
   on_every_rank(mpi_team(options))([](Team& team) {
@@ -118,7 +118,7 @@ TEST(MpiTeam, HalvesByPairsAreRoundedOnce) {
 
 // Restarts prepared all-reduces, alternating with other calls and plans, with more plans than are
 // kept, and in several Teams.
-TEST(MpiTeam, PlannedAllReduces) {
+TEST(MpiTeam, PersistentAllReducesMatchReference) {
   for (int team = 0; team < 3; ++team) {
     on_every_rank(mpi_team(as_among_many()))([](Team& team) {
       const ReferenceOptions options;
@@ -154,7 +154,7 @@ TEST(MpiTeam, SocketSleepAfterBarrierFindsConnections) {
 }
 
 // This MPI and Open MPI 5 have them, so the tests above use them.
-TEST(MpiTeam, MpiPreparesAllReduces) { EXPECT_TRUE(PersistentAllReduce::available()); }
+TEST(MpiTeam, MpiSupportsPersistentAllReduces) { EXPECT_TRUE(PersistentAllReduce::available()); }
 
 TEST(MpiTeam, EveryCollectiveInSmallChunks) {
   ReferenceOptions options;
@@ -183,7 +183,7 @@ TEST(MpiTeam, EveryCollectiveInChunksOfOneElement) {
 }
 
 // Several chunks of the default size, and Open MPI's algorithms for long messages.
-TEST(MpiTeam, LongData) {
+TEST(MpiTeam, CollectivesOfLongDataMatchReference) {
   ReferenceOptions options;
   auto check = [&](Team& team) {
     ReferenceRank rank(team, options);
@@ -211,7 +211,7 @@ TEST(MpiTeam, LongData) {
 }
 
 // Data that just fits into a Lead, and data that just does not.
-TEST(MpiTeam, AtTheEdgeOfWhatRides) {
+TEST(MpiTeam, DataAtThePiggybackLimitIsCorrect) {
   for (bool few : {true, false}) {
     on_every_rank(mpi_team(few ? exact() : as_among_many()))([&](Team& team) {
       ReferenceOptions options;
@@ -263,7 +263,7 @@ TEST(MpiTeam, AtTheEdgeOfWhatRides) {
 }
 
 // Open MPI must not lose count of collectives in which a rank has nothing to do.
-TEST(MpiTeam, RanksWithNothingToExchange) {
+TEST(MpiTeam, CollectivesWithIdleRanksMatchReference) {
   ReferenceOptions options;
   on_every_rank(mpi_team())([&](Team& team) {
     ReferenceRank rank(team, options);
@@ -290,7 +290,7 @@ TEST(MpiTeam, RanksWithNothingToExchange) {
 }
 
 // Halves that travel as halves are rounded once per hop: exact if nothing needs rounding.
-TEST(MpiTeam, HalvesTravelAsTheyAre) {
+TEST(MpiTeam, HalvesSentAsHalvesAreExactIfRepresentable) {
   on_every_rank(mpi_team())([](Team& team) {
     for (size_t count : {size_t{5}, size_t{1000}, size_t{100'000}}) {
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kPremulSum}) {
@@ -403,7 +403,7 @@ TEST(MpiTeam, DenormalsAreKept) {
   }
 }
 
-TEST(MpiTeam, NobodyLeavesABarrierEarly) {
+TEST(MpiTeam, NoRankLeavesBarrierBeforeAllEntered) {
   on_every_rank(mpi_team())([](Team& team) {
     for (int round = 1; round <= 50; ++round) {
       Job::get().board().entered.fetch_add(1);
@@ -419,7 +419,7 @@ TEST(MpiTeam, DescribesItself) {
   EXPECT_EQ(team->rank(), Job::get().rank());
 }
 
-TEST(MpiTeam, MistakesAreNamedAndTheTeamLives) {
+TEST(MpiTeam, InvalidArgumentsFailWithoutEndingTheTeam) {
   on_every_rank(mpi_team())([](Team& team) {
     const auto n = static_cast<size_t>(team.size());
     float value = 1;
@@ -446,16 +446,16 @@ TEST(MpiTeam, MistakesAreNamedAndTheTeamLives) {
   });
 }
 
-TEST(MpiTeam, DisagreementsAreToldToAll) {
+TEST(MpiTeam, MismatchedCallsFailOnAllRanks) {
   for (size_t chunk_bytes : {size_t{64}, size_t{1} << 20})
     check_disagreements(Job::get().size(), on_every_rank(mpi_team(exact(chunk_bytes))));
 }
 
-TEST(MpiTeam, DisagreementsAreToldToAllAmongManyRanks) {
+TEST(MpiTeam, MismatchedCallsWithAlgorithmsForManyRanksFailOnAllRanks) {
   check_disagreements(Job::get().size(), on_every_rank(mpi_team(as_among_many())));
 }
 
-TEST(MpiTeam, BothSidesOfADisagreementAreShown) {
+TEST(MpiTeam, MismatchShowsBothCalls) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const int last = team.size() - 1;
@@ -479,7 +479,7 @@ TEST(MpiTeam, BothSidesOfADisagreementAreShown) {
 
 // In these gathers no rank waits, because every rank takes another one for the root. The barrier
 // finds that and reports the gather. A late rank gets the error in its gather.
-TEST(MpiTeam, DisagreementOfRanksThatDoNotWaitIsShownInTheNextCall) {
+TEST(MpiTeam, MismatchWithoutWaitingRanksIsShownInNextCall) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const float value = 1;
@@ -495,7 +495,7 @@ TEST(MpiTeam, DisagreementOfRanksThatDoNotWaitIsShownInTheNextCall) {
 
 // The last rank broadcasts to others that broadcast too, so none waits for it. Late ranks get the
 // error there.
-TEST(MpiTeam, DisagreementBeforeAnExchangeOfBlocksIsShown) {
+TEST(MpiTeam, MismatchBeforeAllToAllIsShown) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const auto n = static_cast<size_t>(team.size());
@@ -524,7 +524,7 @@ TEST(MpiTeam, DisagreementBeforeAnExchangeOfBlocksIsShown) {
 }
 
 // Two ranks wait for each other's data, and no message shows them that they differ.
-TEST(MpiTeam, DisagreementOfRanksThatWaitForEachOtherIsShown) {
+TEST(MpiTeam, MismatchOfRanksThatWaitForEachOtherIsShown) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     float value = 1;
@@ -538,7 +538,7 @@ TEST(MpiTeam, DisagreementOfRanksThatWaitForEachOtherIsShown) {
   });
 }
 
-TEST(MpiTeam, SplitsThatDoNotFitAreShown) {
+TEST(MpiTeam, MismatchedSplitSizesAreShown) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const auto n = static_cast<size_t>(team.size());
@@ -582,7 +582,7 @@ void expect_missing_rank_named(Team& team, const std::function<Status(Team&)>& c
   EXPECT_EQ(team.barrier(within_ms(60000)).message(), status.message()) << "the first cause";
 }
 
-TEST(MpiTeam, AMissingRankIsNamed) {
+TEST(MpiTeam, TimeoutNamesTheMissingRank) {
   for (size_t count : {size_t{1}, size_t{3'000'000}}) {
     on_every_rank(mpi_team())([count](Team& team) {
       std::vector<float> data(count);
@@ -594,7 +594,7 @@ TEST(MpiTeam, AMissingRankIsNamed) {
 }
 
 // Data along a chain: from the missing rank, to it, and through it.
-TEST(MpiTeam, AMissingRankOfAChainIsNamed) {
+TEST(MpiTeam, TimeoutInChainNamesTheMissingRank) {
   const int ranks = Job::get().size();
   for (int root = 0; root < ranks; ++root) {
     on_every_rank(mpi_team())([root](Team& team) {
@@ -620,14 +620,14 @@ TEST(MpiTeam, AMissingRankOfAChainIsNamed) {
 }
 
 // Ranks come one after the other: late ones must answer before the first one gives up.
-TEST(MpiTeam, LateRanksAreNotTakenForMissing) {
+TEST(MpiTeam, LateRanksAreNotReportedAsMissing) {
   on_every_rank(mpi_team())([](Team& team) {
     usleep(static_cast<useconds_t>(team.rank() * 200'000));
     expect_missing_rank_named(team, [](Team& each) { return each.barrier(within_ms(1000)); });
   });
 }
 
-TEST(MpiTeam, ADeathEndsTheWait) {
+TEST(MpiTeam, DeathEndsTheWait) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const int victim = team.size() - 1;
@@ -646,7 +646,7 @@ TEST(MpiTeam, ADeathEndsTheWait) {
   });
 }
 
-TEST(MpiTeam, WhoIsGoneIsNotWaitedFor) {
+TEST(MpiTeam, CallAfterDeathOrLeaveFailsAtOnce) {
   for (Code code : {Code::kPeerDied, Code::kPeerLeft}) {
     on_every_rank(mpi_team())([code](Team& team) {
       Job& job = Job::get();
@@ -666,7 +666,7 @@ TEST(MpiTeam, WhoIsGoneIsNotWaitedFor) {
 }
 
 // A rank that leaves while others wait for it is named after some seconds.
-TEST(MpiTeam, ARankThatLeftIsNamed) {
+TEST(MpiTeam, LeaveDuringBarrierNamesTheRank) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const int victim = team.size() - 1;
@@ -684,7 +684,7 @@ TEST(MpiTeam, ARankThatLeftIsNamed) {
   });
 }
 
-TEST(MpiTeam, BarrierAfterAnUnhandledExceptionElsewhereNamesIt) {
+TEST(MpiTeam, BarrierAfterUnhandledExceptionElsewhereNamesIt) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const int victim = team.size() - 1;
@@ -738,7 +738,7 @@ TEST(MpiTeam, ExchangeAfterDeathOfUninvolvedRankCompletes) {
 }
 
 // The parent team asks it meanwhile, also for ranks that the call does not need.
-TEST(MpiTeam, DeathDuringExchangeTellsOfUninvolvedRank) {
+TEST(MpiTeam, DeathOfUninvolvedRankIsVisibleDuringExchange) {
   if (Job::get().size() < 3) return;  // with two ranks both take part
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
@@ -956,7 +956,7 @@ Status exchange_numbers(Team& team, const std::function<Status()>* meanwhile) {
   return status;
 }
 
-TEST(MpiTeam, AllToAllWithBusyRankSendsItsBlocksBefore) {
+TEST(MpiTeam, AllToAllOfBusyRankSendsItsBlocksFirst) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const std::function<Status()> wait_for_others = [&] {
@@ -982,7 +982,7 @@ TEST(MpiTeam, AllToAllWithFailureMeanwhileEndsTeam) {
 }
 
 // The root finishes before the others and leaves.
-TEST(MpiTeam, WhoLeavesAfterItsPartDisturbsNobody) {
+TEST(MpiTeam, LeaveAfterOwnPartDoesNotDisturbOthers) {
   for (int attempt = 0; attempt < 20; ++attempt) {
     on_every_rank(mpi_team(exact(4096)))([](Team& team) {
       std::vector<float> data(30'000, team.rank() == 0 ? 1.5f : 0.0f);
@@ -996,7 +996,7 @@ TEST(MpiTeam, WhoLeavesAfterItsPartDisturbsNobody) {
 }
 
 // An abort on any rank, from another thread, ends the waits of all ranks.
-TEST(MpiTeam, AnAbortEndsEveryonesWait) {
+TEST(MpiTeam, AbortEndsWaitsOfAllRanks) {
   for (int aborting = 0; aborting < Job::get().size(); ++aborting) {
     on_every_rank(mpi_team())([aborting](Team& team) {
       const int missing = (aborting + 1) % team.size();
@@ -1020,7 +1020,7 @@ TEST(MpiTeam, AnAbortEndsEveryonesWait) {
 }
 
 // A process is stopped during its work, as by a debugger.
-TEST(MpiTeam, AStoppedRankIsNamed) {
+TEST(MpiTeam, TimeoutNamesTheStoppedRank) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     const int stopped = team.size() - 1;
@@ -1043,7 +1043,7 @@ TEST(MpiTeam, AStoppedRankIsNamed) {
   });
 }
 
-TEST(MpiTeam, TwoTeamsInTwoThreads) {
+TEST(MpiTeam, TwoTeamsInTwoThreadsAreIndependent) {
   Job& job = Job::get();
   job.forget_all();
   std::vector<std::unique_ptr<MpiTeam>> teams;
@@ -1065,7 +1065,7 @@ TEST(MpiTeam, TwoTeamsInTwoThreads) {
 }
 
 // Groups are made and destroyed: their communicators must be freed.
-TEST(MpiTeam, ManyTeamsOneAfterTheOther) {
+TEST(MpiTeam, ManyTeamsInSequenceFreeTheirCommunicators) {
   for (int k = 0; k < 300; ++k) {
     std::unique_ptr<MpiTeam> team = Job::get().make_team();
     float value = 1;
@@ -1152,7 +1152,7 @@ TEST(HierarchicalTeamOverMpi, EveryCollectiveWithOverlap) {
 }
 
 // The rings of 16 and 68 hosts, which do not end at a multiple of MPI's pieces.
-TEST(HierarchicalTeamOverMpi, RingsAsAmongManyHosts) {
+TEST(HierarchicalTeamOverMpi, RingsOfManyHostsMatchReference) {
   Domains domains;
   for (int rank = 0; rank < Job::get().size(); ++rank) domains.push_back({rank});
   for (size_t hosts : {size_t{16}, size_t{68}}) {
@@ -1171,12 +1171,12 @@ TEST(HierarchicalTeamOverMpi, RingsAsAmongManyHosts) {
   }
 }
 
-TEST(HierarchicalTeamOverMpi, DisagreementsAreToldToAll) {
+TEST(HierarchicalTeamOverMpi, MismatchedCallsFailOnAllRanks) {
   for (const Domains& domains : domains_of(Job::get().size()))
     check_disagreements(Job::get().size(), on_every_rank(hierarchy(domains, size_t{1} << 20)));
 }
 
-TEST(HierarchicalTeamOverMpi, AMissingRankIsATimeoutForAll) {
+TEST(HierarchicalTeamOverMpi, MissingRankTimesOutOnAllRanks) {
   for (const Domains& domains : domains_of(Job::get().size())) {
     for (int missing : {0, Job::get().size() - 1}) {
       on_every_rank(hierarchy(domains, size_t{1} << 20))([missing](Team& team) {
@@ -1192,7 +1192,7 @@ TEST(HierarchicalTeamOverMpi, AMissingRankIsATimeoutForAll) {
   }
 }
 
-TEST(HierarchicalTeamOverMpi, AnAbortEndsEveryonesWait) {
+TEST(HierarchicalTeamOverMpi, AbortEndsWaitsOfAllRanks) {
   for (const Domains& domains : domains_of(Job::get().size())) {
     on_every_rank(hierarchy(domains, size_t{1} << 20))([](Team& team) {
       if (team.rank() == 0) {
@@ -1239,11 +1239,11 @@ void survive_a_death(bool is_told) {
   fflush(stdout);
   _exit(::testing::Test::HasFailure() ? 1 : 0);
 }
-TEST(MpiTeamAlone, ADeathThatIsTold) { survive_a_death(true); }
-TEST(MpiTeamAlone, ADeathThatNobodyTells) { survive_a_death(false); }
+TEST(MpiTeamAlone, DeathWithNoticeEndsWait) { survive_a_death(true); }
+TEST(MpiTeamAlone, DeathWithoutNoticeEndsAtDeadline) { survive_a_death(false); }
 
 // More elements than an int can count: gigabytes, so only on request.
-TEST(MpiTeamAlone, MoreElementsThanAnInt) {
+TEST(MpiTeamAlone, CallsOfMoreElementsThanAnIntSucceed) {
   const size_t count = (size_t{1} << 31) + 5;
   std::unique_ptr<MpiTeam> team = Job::get().make_team();
   std::vector<uint8_t> data(count, 1);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kNotThere = "cmd=get_result rc=-1 msg=key_not_found value=unknown\n";
 
-TEST(PmiDialogue, SaysWhatItKnowsOfTheJob) {
+TEST(PmiDialogue, JobQueriesAreAnswered) {
   PmiDialogue rank(3, "(vector,(0,1,3))");
   EXPECT_EQ(rank.answer("cmd=init pmi_version=1 pmi_subversion=1"),
             "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n");
@@ -20,7 +20,7 @@ TEST(PmiDialogue, SaysWhatItKnowsOfTheJob) {
   EXPECT_EQ(rank.answer("cmd=finalize"), "cmd=finalize_ack rc=0\n");
 }
 
-TEST(PmiDialogue, WhatOneRankPutsAnotherGetsAfterTheBarrier) {
+TEST(PmiDialogue, ValuesAreVisibleToOtherRanksAfterBarrier) {
   PmiDialogue one(2, ""), other(2, "");
   EXPECT_EQ(one.answer("cmd=put kvsname=dscomm key=address value=10.0.0.1 port=7"),
             "cmd=put_result rc=0 msg=success\n");
@@ -45,7 +45,7 @@ TEST(PmiDialogue, WhatOneRankPutsAnotherGetsAfterTheBarrier) {
   EXPECT_EQ(one.take_put(), other.take_put());
 }
 
-TEST(PmiDialogue, ALaterValueTakesThePlaceOfAnEarlierOne) {
+TEST(PmiDialogue, LaterValueReplacesEarlierOne) {
   PmiDialogue rank(1, "");
   rank.answer("cmd=put kvsname=dscomm key=a value=1");
   EXPECT_TRUE(rank.learn({rank.take_put()}));
@@ -55,7 +55,7 @@ TEST(PmiDialogue, ALaterValueTakesThePlaceOfAnEarlierOne) {
             "cmd=get_result rc=0 msg=success value=2\n");
 }
 
-TEST(PmiDialogue, NewRanksAreRefusedInOneAnswer) {
+TEST(PmiDialogue, SpawnIsRefusedInOneAnswer) {
   PmiDialogue rank(1, "");
   EXPECT_EQ(rank.answer("mcmd=spawn"), "");
   EXPECT_EQ(rank.answer("nprocs=2"), "");
@@ -63,14 +63,14 @@ TEST(PmiDialogue, NewRanksAreRefusedInOneAnswer) {
   EXPECT_EQ(rank.answer("cmd=get_appnum"), "cmd=appnum appnum=0 rc=0\n");
 }
 
-TEST(PmiDialogue, WhatItDoesNotKnowIsRefused) {
+TEST(PmiDialogue, UnknownCommandIsRefused) {
   PmiDialogue rank(1, "");
   EXPECT_EQ(rank.answer("cmd=lookup_name service=x"),
             "cmd=lookup_name_result rc=-1 msg=not_known_to_dscomm\n");
 }
 
 // Any line gets at most one line as its answer.
-TEST(PmiDialogue, AnyLineIsAnsweredByOneLine) {
+TEST(PmiDialogue, AnyLineGetsAtMostOneAnswerLine) {
   std::mt19937 random(1);
   const std::vector<std::string> words{"cmd=", "put", "get", "barrier_in", "key=",   "value=", " ",
                                        "=",    "a",   "\0",  "mcmd=spawn", "endcmd", "init"};
@@ -90,7 +90,7 @@ TEST(PmiDialogue, AnyLineIsAnsweredByOneLine) {
   }
 }
 
-TEST(NodeMap, SaysWhoSharesAHost) {
+TEST(NodeMap, NodeMapGroupsRanksByHost) {
   EXPECT_EQ(node_map_of({0, 0, 1, 1}), "(vector,(0,1,2),(1,1,2))");
   EXPECT_EQ(node_map_of({0, 1, 0}), "(vector,(0,1,1),(1,1,1),(0,1,1))");
   EXPECT_EQ(node_map_of({0}), "(vector,(0,1,1))");

@@ -13,16 +13,16 @@ from test_mpi_team import run_alone
 @pytest.mark.parametrize(
     "test",
     [
-        "ACallThatSleepsIsLeft",
-        "ACallThatGoesRoundInCirclesIsLeft",
-        "ACallThatGoesRoundInTheCLibraryIsLeftOutsideOfIt",
-        "ACallOfAnyThreadIsLeft",
-        "CallsThatReturnAndCallsThatMayBlockAreNotLeft",
-        "SlowCallBeforeItsDeadlineIsNotLeft",
-        "CallAfterItsDeadlineIsLeft",
-        "CallThatSleepsAfterComputingIsLeft",
-        "CallIsLeftOnceMpiHasGivenUpInAnotherThread",
-        "CallWithoutDeadlineIsLeftAfterFiveSeconds",
+        "SleepingCallIsInterrupted",
+        "LoopingCallIsInterrupted",
+        "CallLoopingThroughLibcIsInterruptedOutsideIt",
+        "CallOfThreadThatBlocksSignalsIsInterrupted",
+        "ReturningAndBlockingCallsAreNotInterrupted",
+        "SlowCallBeforeItsDeadlineIsNotInterrupted",
+        "CallAfterItsDeadlineIsInterrupted",
+        "CallThatSleepsAfterComputingIsInterrupted",
+        "CallIsInterruptedAfterMpiFailedInAnotherThread",
+        "CallWithoutDeadlineIsInterruptedAfterFiveSeconds",
     ],
 )
 def test_call_watch(test: str) -> None:

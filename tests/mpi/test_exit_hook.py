@@ -13,12 +13,12 @@ from test_mpi_team import run_alone
 @pytest.mark.parametrize(
     "test",
     [
-        "ExitInACallThroughALazyTableIsLeft",
-        "ExitInACallThroughAReadOnlyTableIsLeft",
-        "ExitInABlockingCallIsLeft",
+        "ExitInCallWithLazyBindingIsIntercepted",
+        "ExitInCallWithReadOnlyTableIsIntercepted",
+        "ExitInBlockingCallIsIntercepted",
         "ExitOutsideOfCallsEndsTheProcess",
         "LibraryWithoutExitIsNotHooked",
-        "NoLibraryIsNotHooked",
+        "NullAddressIsNotHooked",
     ],
 )
 def test_exit_hook(test: str) -> None:

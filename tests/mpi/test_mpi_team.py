@@ -86,7 +86,7 @@ def test_every_algorithm_gives_the_same_bits_on_all_ranks(algorithm: str) -> Non
     assert "Running 2 tests" in output and output.count("[  PASSED  ]") == 4, output
 
 
-@pytest.mark.parametrize("test", ["ADeathThatIsTold", "ADeathThatNobodyTells"])
+@pytest.mark.parametrize("test", ["DeathWithNoticeEndsWait", "DeathWithoutNoticeEndsAtDeadline"])
 def test_a_death(test: str) -> None:
     """The last of three ranks is killed; mpirun leaves the others alone."""
     _, output = run(
@@ -101,6 +101,6 @@ def test_a_death(test: str) -> None:
 @pytest.mark.drill
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_more_elements_than_an_int() -> None:
-    status, output = run(2, tests="MpiTeamAlone.MoreElementsThanAnInt")
+    status, output = run(2, tests="MpiTeamAlone.CallsOfMoreElementsThanAnIntSucceed")
     assert status == 0, output
     assert output.count("[  PASSED  ]") == 2, output
