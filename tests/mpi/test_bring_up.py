@@ -167,7 +167,7 @@ def make_job(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
         *(pytest.param(hosts, marks=pytest.mark.drill) for hosts in ("0,1", "0,0,0,0", "0,1,0,1")),
     ],
 )
-def test_it_comes_up(make_job: Callable[[str], Job], hosts: str) -> None:
+def test_mpi_starts_on_every_placement_of_ranks(make_job: Callable[[str], Job], hosts: str) -> None:
     job = make_job(hosts)
     job.start_all(children="yes")
     assert job.codes() == [0] * job.size, job.report()
@@ -181,13 +181,13 @@ def test_it_comes_up(make_job: Callable[[str], Job], hosts: str) -> None:
     job.nothing_left()
 
 
-def test_hosts_may_have_the_same_name_and_odd_ones(make_job: Callable[[str], Job]) -> None:
+def test_hosts_with_equal_or_unusual_names_start(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1,2")
     job.start_all(name="node_01,a b")
     assert job.codes() == [0, 0, 0], job.report()
 
 
-def test_what_is_shared_lies_in_folders_of_our_own(make_job: Callable[[str], Job]) -> None:
+def test_shared_files_are_in_private_folders(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(hold="go")
     job.wait_for("sum right")
@@ -201,7 +201,7 @@ def test_what_is_shared_lies_in_folders_of_our_own(make_job: Callable[[str], Job
     job.nothing_left()
 
 
-def test_what_the_user_has_set_stays(make_job: Callable[[str], Job]) -> None:
+def test_user_settings_are_kept(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0")
     chosen = job.folder / "chosen"
     chosen.mkdir()
@@ -216,7 +216,7 @@ def test_what_the_user_has_set_stays(make_job: Callable[[str], Job]) -> None:
     assert list(chosen.iterdir()) == []
 
 
-def test_the_helper_is_deaf_to_the_signals_of_a_job(make_job: Callable[[str], Job]) -> None:
+def test_pmix_server_ignores_job_signals(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     job.start_all(hold="go")
     job.wait_for("sum right")
@@ -233,7 +233,7 @@ def test_the_helper_is_deaf_to_the_signals_of_a_job(make_job: Callable[[str], Jo
     job.nothing_left()
 
 
-def test_no_descriptor_of_a_rank_stays_with_the_helper(make_job: Callable[[str], Job]) -> None:
+def test_pmix_server_keeps_no_descriptor_of_a_rank(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
@@ -281,7 +281,7 @@ def test_killed_ranks_leave_nothing(make_job: Callable[[str], Job], victims: lis
     job.nothing_left()
 
 
-def test_ranks_outlive_a_killed_helper_and_tidy_up(make_job: Callable[[str], Job]) -> None:
+def test_ranks_survive_a_killed_pmix_server_and_clean_up(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(hold="go")
     job.wait_for("sum right")
@@ -293,7 +293,7 @@ def test_ranks_outlive_a_killed_helper_and_tidy_up(make_job: Callable[[str], Job
     job.nothing_left()
 
 
-def test_a_stopped_helper_ends_with_its_ranks(make_job: Callable[[str], Job]) -> None:
+def test_stopped_pmix_server_ends_with_its_ranks(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(hold="go")
     job.wait_for("sum right")
@@ -304,7 +304,7 @@ def test_a_stopped_helper_ends_with_its_ranks(make_job: Callable[[str], Job]) ->
     job.nothing_left()
 
 
-def test_what_a_killed_host_leaves_is_tidied_up_by_the_next(make_job: Callable[[str], Job]) -> None:
+def test_files_of_a_killed_host_are_removed_by_the_next_job(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(hold="go")
     job.wait_for("sum right")
@@ -338,14 +338,14 @@ def serves(helper: int, rank: int) -> bool:
     return False
 
 
-def test_a_child_that_outlives_its_rank_keeps_nothing(make_job: Callable[[str], Job]) -> None:
+def test_child_that_outlives_its_rank_keeps_no_files(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     job.start_all(fork="yes")
     assert job.codes() == [0, 0], job.report()
     assert until(lambda: not job.left(), 1.5), job.left()
 
 
-def test_mpi_abort_ends_who_calls_it(make_job: Callable[[str], Job]) -> None:
+def test_mpi_abort_ends_only_the_caller(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(abort=1)
     codes = job.codes()
@@ -353,7 +353,7 @@ def test_mpi_abort_ends_who_calls_it(make_job: Callable[[str], Job]) -> None:
     job.nothing_left()
 
 
-def test_a_program_may_finalise(make_job: Callable[[str], Job]) -> None:
+def test_program_may_call_mpi_finalize(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(finalise="yes")
     assert job.codes() == [0, 0, 0], job.report()
@@ -361,7 +361,7 @@ def test_a_program_may_finalise(make_job: Callable[[str], Job]) -> None:
     job.nothing_left()
 
 
-def test_a_second_time_uses_what_is_there(make_job: Callable[[str], Job]) -> None:
+def test_second_start_reuses_mpi(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1")
     job.start_all(twice="yes")
     assert job.codes() == [0, 0, 0], job.report()
@@ -383,7 +383,7 @@ def errors(job: Job, code: str) -> list[str]:
     return found
 
 
-def test_all_hear_that_there_is_no_helper(make_job: Callable[[str], Job]) -> None:
+def test_missing_pmix_server_is_reported_to_all(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1,1")
     for rank in range(4):
         job.start(rank, helper="/nonexistent/dscomm-pmix" if rank == 2 else job_helper(job))
@@ -397,7 +397,7 @@ def job_helper(job: Job) -> Path:
     return job.build / "package" / "dscomm-pmix"
 
 
-def test_all_hear_why_the_helper_cannot_work(make_job: Callable[[str], Job]) -> None:
+def test_failure_of_the_pmix_server_is_reported_to_all(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     job.environment["TMPDIR"] = str(job.folder / "nowhere")
     job.start_all()
@@ -405,14 +405,14 @@ def test_all_hear_why_the_helper_cannot_work(make_job: Callable[[str], Job]) -> 
         assert "starting dscomm-pmix failed on rank" in message and "set TMPDIR" in message
 
 
-def test_a_helper_that_ends_early_is_named(make_job: Callable[[str], Job]) -> None:
+def test_pmix_server_that_ends_early_is_named(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     job.start_all(helper="/bin/false")
     for message in errors(job, "internal"):
         assert "starting dscomm-pmix failed on rank" in message and "status 1" in message
 
 
-def test_a_rank_that_does_not_come_is_named(make_job: Callable[[str], Job]) -> None:
+def test_missing_rank_is_named(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1,1")
     job.start(0, limit_ms=2000)
     job.start(1, limit_ms=2000)
@@ -424,7 +424,7 @@ def test_a_rank_that_does_not_come_is_named(make_job: Callable[[str], Job]) -> N
 @pytest.mark.parametrize(
     "victim", [None, 1, *(pytest.param(rank, marks=pytest.mark.drill) for rank in (0, 2))]
 )
-def test_a_host_that_does_not_enter_mpi_init(
+def test_host_that_does_not_enter_mpi_init_times_out(
     make_job: Callable[[str], Job], victim: int | None
 ) -> None:
     job = make_job("0,0,1")
@@ -457,7 +457,7 @@ def names_silent_helper(job: Job, pid: int, host: int, state: str) -> None:
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_helper_stopped_in_mpi_init_is_named_by_all(
+def test_pmix_server_stopped_in_mpi_init_is_named_by_all(
     make_job: Callable[[str], Job], host: int
 ) -> None:
     job = make_job("0,0,1,1")
@@ -469,7 +469,7 @@ def test_a_helper_stopped_in_mpi_init_is_named_by_all(
     job.nothing_left()
 
 
-def test_a_helper_whose_libpmix_is_stuck_is_named_by_all(make_job: Callable[[str], Job]) -> None:
+def test_pmix_server_with_stuck_libpmix_is_named_by_all(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1,1")
     stuck = helper_in_mpi_init(job, 1)
     # Stops all its threads except the main one.
@@ -485,7 +485,7 @@ def test_a_helper_whose_libpmix_is_stuck_is_named_by_all(make_job: Callable[[str
     job.nothing_left()
 
 
-def test_a_helper_that_is_continued_in_time_does_no_harm(make_job: Callable[[str], Job]) -> None:
+def test_pmix_server_continued_in_time_does_no_harm(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,0,1,1")
     stopped = helper_in_mpi_init(job, 0)
     os.kill(stopped, signal.SIGSTOP)
@@ -521,7 +521,7 @@ def helper_in_mpi_init(job: Job, host: int) -> int:
     return next(pid for pid in job.helper_pids if serves(pid, job.ranks[2 * host].pid))
 
 
-def test_a_helper_that_does_not_start_is_named_by_all(make_job: Callable[[str], Job]) -> None:
+def test_pmix_server_that_does_not_start_is_named_by_all(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     helper = job.folder / "dscomm-pmix"
     helper.write_text("#!/bin/sh\nkill -STOP $$\n")
@@ -551,7 +551,7 @@ def mpirun(job: Job, *command: object, ranks: int) -> str:
     return result.stdout
 
 
-def test_mpirun_needs_no_helper(make_job: Callable[[str], Job]) -> None:
+def test_ranks_of_mpirun_need_no_pmix_server(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     command = [job.program, job.store, -1, job.hosts, *job.options(helper="/nonexistent")]
     output = mpirun(job, *command, ranks=2)
@@ -560,7 +560,9 @@ def test_mpirun_needs_no_helper(make_job: Callable[[str], Job]) -> None:
     assert output.count("left, finalised 1") == 2
 
 
-def test_mpi_that_the_program_has_initialised_stays_its_own(make_job: Callable[[str], Job]) -> None:
+def test_mpi_initialised_by_the_program_is_used_and_not_finalised(
+    make_job: Callable[[str], Job],
+) -> None:
     job = make_job("0,1")
     command = [job.program, job.store, -1, job.hosts]
     output = mpirun(job, *command, *job.options(initialise=3, finalise="yes"), ranks=2)
@@ -568,7 +570,7 @@ def test_mpi_that_the_program_has_initialised_stays_its_own(make_job: Callable[[
     assert output.count("MPI_Finalize 0") == 2
 
 
-def test_some_ranks_of_a_launcher_are_a_job_of_their_own(make_job: Callable[[str], Job]) -> None:
+def test_some_ranks_of_a_launcher_form_a_separate_job(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     script = 'if [ $OMPI_COMM_WORLD_RANK = 2 ]; then sleep 3; else "$@"; fi'
     command = ["bash", "-c", script, "bash", job.program, job.store, -1, job.hosts]
@@ -578,7 +580,7 @@ def test_some_ranks_of_a_launcher_are_a_job_of_their_own(make_job: Callable[[str
     job.nothing_left()
 
 
-def test_workers_that_inherit_one_rank_are_a_job_of_their_own(
+def test_workers_that_inherit_one_rank_form_a_separate_job(
     make_job: Callable[[str], Job],
 ) -> None:
     job = make_job("0,1")
@@ -590,7 +592,7 @@ def test_workers_that_inherit_one_rank_are_a_job_of_their_own(
     job.nothing_left()
 
 
-def test_workers_of_torchrun_do_not_take_the_rank_of_its_launcher(
+def test_workers_of_torchrun_ignore_the_rank_of_mpirun(
     make_job: Callable[[str], Job],
 ) -> None:
     job = make_job("0,1")
@@ -612,7 +614,7 @@ def parameter_file(job: Job, text: str) -> None:
     job.environment["LOG_LEVEL"] = "info"
 
 
-def test_networks_excluded_by_a_file_are_not_included_by_us(
+def test_exclude_list_in_parameter_file_overrides_ifname(
     make_job: Callable[[str], Job],
 ) -> None:
     """With both an include list and an exclude list, Open MPI uses no network at all."""
@@ -625,7 +627,7 @@ def test_networks_excluded_by_a_file_are_not_included_by_us(
         assert "btl_tcp_if_exclude = none0" in job.output(rank), job.report()
 
 
-def test_networks_included_by_a_file_stay(make_job: Callable[[str], Job]) -> None:
+def test_include_list_in_parameter_file_is_kept(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     parameter_file(job, "btl_tcp_if_include = lo\nmtl = ^ofi\n")
     job.start_all(network="10.255.0.N/24", limit_ms=20000)
@@ -634,14 +636,14 @@ def test_networks_included_by_a_file_stay(make_job: Callable[[str], Job]) -> Non
         assert "over TCP MPI uses lo;" in job.output(rank), job.report()
 
 
-def test_mpi_without_threads_is_refused(make_job: Callable[[str], Job]) -> None:
+def test_mpi_without_thread_support_is_refused(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     job.start_all(initialise=1)
     for message in errors(job, "unsupported"):
         assert "MPI_THREAD_MULTIPLE" in message and "mpi4py.rc" in message
 
 
-def test_jobs_of_one_that_the_program_has_initialised_are_refused(
+def test_mpi_worlds_of_one_rank_are_refused(
     make_job: Callable[[str], Job],
 ) -> None:
     job = make_job("0,1")
@@ -650,7 +652,7 @@ def test_jobs_of_one_that_the_program_has_initialised_are_refused(
         assert "rank 0 of 1 in MPI_COMM_WORLD" in message and "mpi4py.rc" in message
 
 
-def test_mpi_in_some_ranks_only_is_refused(make_job: Callable[[str], Job]) -> None:
+def test_mpi_initialised_in_only_some_ranks_is_refused(make_job: Callable[[str], Job]) -> None:
     job = make_job("0,1")
     job.start(0, initialise=3)
     job.start(1)

@@ -25,6 +25,6 @@ from test_mpi_team import run_alone
         "CallWithoutDeadlineIsInterruptedAfterFiveSeconds",
     ],
 )
-def test_call_watch(test: str) -> None:
+def test_call_watch_tests_pass(test: str) -> None:
     output = run_alone("call_watch_tests", f"CallWatch.{test}")
     assert "[  PASSED  ] 1 test." in output, output

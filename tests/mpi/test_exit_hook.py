@@ -21,6 +21,6 @@ from test_mpi_team import run_alone
         "NullAddressIsNotHooked",
     ],
 )
-def test_exit_hook(test: str) -> None:
+def test_exit_hook_tests_pass(test: str) -> None:
     output = run_alone("exit_hook_tests", f"ExitHook.{test}")
     assert "[  PASSED  ] 1 test." in output, output

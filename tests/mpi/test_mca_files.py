@@ -5,6 +5,6 @@ from __future__ import annotations
 from test_mpi_team import run_alone
 
 
-def test_mca_files() -> None:
+def test_mca_files_tests_pass() -> None:
     output = run_alone("mca_files_tests")
     assert "[  PASSED  ] 4 tests." in output, output

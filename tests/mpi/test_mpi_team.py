@@ -64,7 +64,7 @@ def run(ranks: int, *, mpi: list[str] | None = None, tests: str = TOGETHER) -> t
 @pytest.mark.parametrize(
     "ranks", [3, *(pytest.param(ranks, marks=pytest.mark.drill) for ranks in (2, 4))]
 )
-def test_teams(ranks: int) -> None:
+def test_mpi_team_tests_pass(ranks: int) -> None:
     status, output = run(ranks)
     assert status == 0, output
     assert output.count("[  PASSED  ]") == ranks, output
@@ -87,7 +87,7 @@ def test_every_algorithm_gives_the_same_bits_on_all_ranks(algorithm: str) -> Non
 
 
 @pytest.mark.parametrize("test", ["DeathWithNoticeEndsWait", "DeathWithoutNoticeEndsAtDeadline"])
-def test_a_death(test: str) -> None:
+def test_death_of_a_rank_ends_the_others_calls(test: str) -> None:
     """The last of three ranks is killed; mpirun leaves the others alone."""
     _, output = run(
         3,
@@ -100,7 +100,7 @@ def test_a_death(test: str) -> None:
 
 @pytest.mark.drill
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_more_elements_than_an_int() -> None:
+def test_calls_of_more_elements_than_an_int_succeed() -> None:
     status, output = run(2, tests="MpiTeamAlone.CallsOfMoreElementsThanAnIntSucceed")
     assert status == 0, output
     assert output.count("[  PASSED  ]") == 2, output

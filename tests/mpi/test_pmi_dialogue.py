@@ -5,6 +5,6 @@ from __future__ import annotations
 from test_mpi_team import run_alone
 
 
-def test_pmi_dialogue() -> None:
+def test_pmi_dialogue_tests_pass() -> None:
     output = run_alone("pmi_dialogue_tests")
     assert "[  PASSED  ] 7 tests." in output, output
