@@ -98,7 +98,7 @@ def _arguments_case() -> None:
     dist.barrier()
 
 
-def test_arguments(ranks: RankSets) -> None:
+def test_invalid_arguments_are_refused_by_name(ranks: RankSets) -> None:
     ranks(3).run(_arguments_case)
 
 
@@ -139,7 +139,7 @@ def torch_seconds(seconds: int) -> object:
 
 
 @needs_torch_2
-def test_arguments_of_newer_calls(ranks: RankSets) -> None:
+def test_invalid_arguments_of_torch_2_calls_are_refused_by_name(ranks: RankSets) -> None:
     ranks(2).run(_torch_2_arguments_case)
 
 
@@ -155,7 +155,7 @@ def _backend_case() -> None:
 
 
 @needs_torch_2
-def test_device_and_layout(ranks: RankSets) -> None:
+def test_tensor_of_other_device_or_layout_is_refused(ranks: RankSets) -> None:
     ranks(2).run(_backend_case)
 
 
@@ -173,7 +173,7 @@ def _creation_case(world: World) -> None:
 
 
 @needs_torch_2
-def test_creation() -> None:
+def test_backend_creation_with_invalid_options_raises() -> None:
     run_fresh(1, _creation_case)
 
 
@@ -191,7 +191,7 @@ def _settings_case(world: World) -> None:
         world.init(name="again")
 
 
-def test_settings_of_the_environment() -> None:
+def test_invalid_setting_in_environment_raises() -> None:
     run_fresh(1, _settings_case)
 
 
@@ -206,7 +206,7 @@ def _mistaken_rank_case(world: World, mistaken: tuple[int, ...]) -> str:
 
 
 @pytest.mark.parametrize("mistaken", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
-def test_a_mistaken_setting_of_some_ranks_is_told_to_all(mistaken: tuple[int, ...]) -> None:
+def test_invalid_setting_on_some_ranks_raises_on_all(mistaken: tuple[int, ...]) -> None:
     """At once: no rank waits until its timeout for ranks that have no group."""
     for rank, text in enumerate(run_fresh(3, _mistaken_rank_case, mistaken)):
         assert "DSCOMM_SPIN_PAUSE is not a setting of dscomm; did you mean" in text, text
@@ -296,5 +296,5 @@ def _without_memory_case() -> None:
 
 
 @needs_torch_2
-def test_tensors_without_memory(ranks: RankSets) -> None:
+def test_tensors_with_freed_memory_are_refused(ranks: RankSets) -> None:
     ranks(2).run(_without_memory_case)

@@ -66,7 +66,7 @@ def _big_all_reduce_case() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_big_all_reduce(ranks: RankSets, size: int) -> None:
+def test_large_all_reduce(ranks: RankSets, size: int) -> None:
     ranks(size).run(_big_all_reduce_case)
 
 
@@ -103,7 +103,7 @@ def _not_a_number_case() -> None:
             assert tensor.isnan().tolist() == [False, True, False], (dtype, op, tensor)
 
 
-def test_not_a_number_spreads(ranks: RankSets) -> None:
+def test_nan_of_one_rank_reaches_all_results(ranks: RankSets) -> None:
     ranks(3).run(_not_a_number_case)
 
 
@@ -121,7 +121,7 @@ def _refused_reductions_case() -> None:
     assert tensor.tolist() == [dist.get_world_size()] * 3
 
 
-def test_reductions_without_a_meaning_are_refused(ranks: RankSets) -> None:
+def test_undefined_reductions_are_refused(ranks: RankSets) -> None:
     ranks(2).run(_refused_reductions_case)
 
 
@@ -288,7 +288,7 @@ def _complex_product_case() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_complex_products(ranks: RankSets, size: int) -> None:
+def test_complex_product_reductions(ranks: RankSets, size: int) -> None:
     ranks(size).run(_complex_product_case)
 
 
@@ -371,7 +371,7 @@ def _coalesced_case() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_coalesced(ranks: RankSets, size: int) -> None:
+def test_coalesced_collectives(ranks: RankSets, size: int) -> None:
     ranks(size).run(_coalesced_case)
 
 
@@ -442,12 +442,12 @@ def _coalesced_overlap_case(world: World, backend: str) -> None:
 
 
 @needs_torch_2
-def test_coalesced_parts_that_overlap() -> None:
+def test_coalesced_tensors_that_overlap_read_earlier_values() -> None:
     run_fresh(2, _coalesced_overlap_case, "dscomm")
 
 
 @needs_torch_2
-def test_coalesced_parts_that_overlap_over_gloo() -> None:
+def test_coalesced_tensors_that_overlap_over_gloo_read_earlier_values() -> None:
     """gloo gives the results that the case above expects."""
     run_fresh(2, _coalesced_overlap_case, "gloo")
 
@@ -621,11 +621,11 @@ def _mixed_asynchronous_case(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_mixed_synchronous_and_asynchronous(ranks: RankSets, size: int) -> None:
+def test_mixed_synchronous_and_asynchronous_collectives(ranks: RankSets, size: int) -> None:
     ranks(size).run(_mixed_asynchronous_case, 100)
 
 
-def test_integers_are_covered() -> None:
+def test_lists_cover_every_integer_and_float8_dtype() -> None:
     """A dtype of this torch that is missing from the lists above would go untested."""
     expected = 8 if TORCH_2 else 5
     assert len(INTEGERS) == expected
@@ -647,7 +647,7 @@ def _three_gib_case() -> None:
     assert int(tensor.min()) == int(tensor.max()) == 8
 
 
-def test_three_gib(ranks: RankSets) -> None:
+def test_collectives_of_three_gib(ranks: RankSets) -> None:
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if available < 8 << 30:  # one tensor in each of two ranks
         pytest.skip("needs 8 GiB of free memory")

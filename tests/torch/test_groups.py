@@ -49,7 +49,7 @@ def _subgroups_case() -> None:
     assert _total() == sum(range(size))
 
 
-def test_subgroups(ranks: RankSets) -> None:
+def test_collectives_in_subgroups(ranks: RankSets) -> None:
     ranks(4).run(_subgroups_case)
 
 
@@ -78,7 +78,7 @@ def _orders_case() -> None:
         dist.destroy_process_group(group)
 
 
-def test_opposite_orders_in_two_groups(ranks: RankSets) -> None:
+def test_calls_in_opposite_order_in_two_groups_complete(ranks: RankSets) -> None:
     ranks(2).run(_orders_case)
 
 
@@ -106,7 +106,7 @@ def _threads_case() -> None:
         dist.destroy_process_group(group)
 
 
-def test_threads_on_groups_of_their_own(ranks: RankSets) -> None:
+def test_threads_with_separate_groups_run_concurrently(ranks: RankSets) -> None:
     ranks(3).run(_threads_case)
 
 
@@ -137,7 +137,7 @@ def _loads_meanwhile_case(world: World) -> None:
     first.join()
 
 
-def test_a_thread_waits_for_another_one_that_loads_the_native_code() -> None:
+def test_thread_waits_for_another_that_loads_native_code() -> None:
     run_fresh(1, _loads_meanwhile_case)
 
 
@@ -167,7 +167,7 @@ def _other_thread_runs_case() -> None:
     thread.join()
 
 
-def test_waiting_without_the_gil(ranks: RankSets) -> None:
+def test_waiting_call_releases_the_gil(ranks: RankSets) -> None:
     ranks(2).run(_other_thread_runs_case)
 
 
@@ -185,7 +185,7 @@ def _many_groups_case(count: int, kept: int) -> None:
         dist.destroy_process_group(group)
 
 
-def test_many_groups(ranks: RankSets) -> None:
+def test_many_groups_leave_no_open_files(ranks: RankSets) -> None:
     before = ranks(2).run(_open_files)
     ranks(2).run(_many_groups_case, 300, 40)
     after = ranks(2).run(_open_files)
@@ -285,7 +285,7 @@ def _beside_gloo_case(world: World) -> None:
         work.wait()
 
 
-def test_dscomm_group_beside_gloo() -> None:
+def test_dscomm_group_in_gloo_world() -> None:
     run_fresh(3, _beside_gloo_case)
 
 
@@ -391,7 +391,7 @@ def _fork_case() -> None:
     assert _total() == sum(range(size)), rank
 
 
-def test_fork_after_init(ranks: RankSets) -> None:
+def test_call_in_forked_child_raises_and_parent_continues(ranks: RankSets) -> None:
     ranks(2).run(_fork_case)
 
 
@@ -476,7 +476,7 @@ if how == "destroyed":
 """
 
 
-def test_exit(tmp_path: Any) -> None:
+def test_exit_without_destroy_ends_cleanly(tmp_path: Any) -> None:
     """A program may end without destroy_process_group(), with calls in progress, or by raising."""
     done = subprocess.run(
         [sys.executable, "-c", _EXIT_PROGRAM, str(tmp_path)],
@@ -519,7 +519,7 @@ def _monitored_case(world: World, absent: list[int]) -> None:
 
 
 @pytest.mark.parametrize("absent", [[], [1], [1, 3]])
-def test_monitored_barrier(absent: list[int]) -> None:
+def test_monitored_barrier_names_absent_ranks(absent: list[int]) -> None:
     run_fresh(4, _monitored_case, absent)
 
 

@@ -119,7 +119,9 @@ def _same_bits_case(world: World, dtype: torch.dtype) -> None:
 @needs_torch_2
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_same_bits(monkeypatch: pytest.MonkeyPatch, size: int, dtype: torch.dtype) -> None:
+def test_results_read_in_place_are_bit_identical(
+    monkeypatch: pytest.MonkeyPatch, size: int, dtype: torch.dtype
+) -> None:
     monkeypatch.setenv("DSCOMM_IN_PLACE_BYTES", "0")
     run_fresh(size, _same_bits_case, dtype)
 
@@ -138,7 +140,7 @@ def _large_case(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_large() -> None:
+def test_all_reduce_of_large_pool_tensors() -> None:
     run_fresh(2, _large_case)
 
 
@@ -159,7 +161,7 @@ def _overlapping_case(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_arguments_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_arguments_that_overlap_give_correct_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSCOMM_IN_PLACE_BYTES", "0")
     run_fresh(3, _overlapping_case)
 
@@ -192,7 +194,7 @@ def _keywords_case(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_empty_with_keywords_of_torch_gives_the_same_tensors() -> None:
+def test_empty_with_torch_keywords_makes_the_same_tensors() -> None:
     run_fresh(2, _keywords_case)
 
 
@@ -202,5 +204,5 @@ def _other_backend_case(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_empty_over_gloo_is_ordinary() -> None:
+def test_empty_over_gloo_makes_ordinary_tensors() -> None:
     run_fresh(1, _other_backend_case)

@@ -49,7 +49,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("case", PLACES)
-def test_place(case: str) -> None:
+def test_rank_is_read_from_launcher_variables(case: str) -> None:
     environment, expected = PLACES[case]
     assert find_place(environment) == expected
 
@@ -64,7 +64,7 @@ def test_place(case: str) -> None:
         ("", ""),
     ],
 )
-def test_first_node(nodes: str, first: str) -> None:
+def test_first_node_of_slurm_node_list(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
 
 
@@ -86,7 +86,7 @@ def init(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_world_of_one() -> None:
+def test_mpi_url_with_one_slurm_task_makes_world_of_one() -> None:
     slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_JOB_ID": "9"}
     done = init(slurm)
     assert done.stdout == "3.0 1\n", done.stderr
@@ -103,7 +103,9 @@ def test_a_world_of_one() -> None:
         ),
     ],
 )
-def test_what_is_missing_is_said(environment: dict[str, str], said: str) -> None:
+def test_mpi_url_with_incomplete_variables_names_what_is_missing(
+    environment: dict[str, str], said: str
+) -> None:
     failed = init(environment)
     assert failed.returncode != 0
     assert said in failed.stderr, failed.stderr

@@ -148,7 +148,7 @@ def _layout_case(layout: str, is_async: bool) -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(ranks: RankSets, layout: str, is_async: bool) -> None:
+def test_collectives_of_every_layout(ranks: RankSets, layout: str, is_async: bool) -> None:
     ranks(3).run(_layout_case, layout, is_async)
 
 
@@ -169,7 +169,7 @@ def _base_layout_case() -> None:
 
 
 @needs_torch_2
-def test_layouts_of_single_tensor_calls(ranks: RankSets) -> None:
+def test_single_tensor_collectives_of_every_layout(ranks: RankSets) -> None:
     ranks(3).run(_base_layout_case)
 
 
@@ -186,7 +186,7 @@ def _ordered_case() -> None:
     assert all(output.unique().tolist() == [expected] for output in outputs)
 
 
-def test_queued_calls_on_one_strided_tensor(ranks: RankSets) -> None:
+def test_queued_calls_on_one_strided_tensor_keep_their_order(ranks: RankSets) -> None:
     ranks(3).run(_ordered_case)
 
 
@@ -223,7 +223,7 @@ def _expanded_case() -> None:
     dist.barrier()
 
 
-def test_expanded(ranks: RankSets) -> None:
+def test_expanded_tensors(ranks: RankSets) -> None:
     ranks(2).run(_expanded_case)
 
 
@@ -250,7 +250,7 @@ def _overlapping_outputs_case() -> None:
     assert memory.tolist() == [100.0 * k + i for k in range(size) for i in (1, 2, 3)]
 
 
-def test_overlapping_outputs(ranks: RankSets) -> None:
+def test_overlapping_outputs_are_refused(ranks: RankSets) -> None:
     ranks(3).run(_overlapping_outputs_case)
 
 
@@ -393,5 +393,5 @@ def _unsupported_layouts_case() -> None:
     dist.barrier()
 
 
-def test_sparse_where_it_has_no_meaning(ranks: RankSets) -> None:
+def test_sparse_in_unsupported_calls_is_refused(ranks: RankSets) -> None:
     ranks(2).run(_unsupported_layouts_case)

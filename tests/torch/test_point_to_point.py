@@ -28,7 +28,7 @@ def _every_dtype_case() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_dtype(ranks: RankSets, size: int) -> None:
+def test_messages_of_every_dtype(ranks: RankSets, size: int) -> None:
     ranks(size).run(_every_dtype_case)
 
 
@@ -66,7 +66,7 @@ def _tags_case() -> None:
             assert tensor.unique().tolist() == [float(tag)]
 
 
-def test_tags_out_of_order(ranks: RankSets) -> None:
+def test_tags_received_out_of_order(ranks: RankSets) -> None:
     ranks(2).run(_tags_case)
 
 
@@ -86,7 +86,7 @@ def _order_case() -> None:
             assert tensor.tolist() == [float(i)] * (i % 9)
 
 
-def test_order_of_one_tag(ranks: RankSets) -> None:
+def test_messages_of_one_tag_keep_their_order(ranks: RankSets) -> None:
     ranks(2).run(_order_case)
 
 
@@ -122,7 +122,7 @@ def _source_of_subgroup_case() -> None:
         assert tensor.tolist() == [1.0, 1.0]
 
 
-def test_source_in_a_subgroup(ranks: RankSets) -> None:
+def test_recv_in_subgroup_returns_global_rank(ranks: RankSets) -> None:
     ranks(4).run(_source_of_subgroup_case)
 
 
@@ -158,7 +158,7 @@ def _crossing_case() -> None:
     assert received.unique().tolist() == [float(1 - rank)]
 
 
-def test_crossing_messages(ranks: RankSets) -> None:
+def test_large_messages_in_both_directions_do_not_deadlock(ranks: RankSets) -> None:
     ranks(2).run(_crossing_case)
 
 
@@ -199,7 +199,7 @@ def _size_mismatch_case() -> None:
     dist.barrier()
 
 
-def test_receive_smaller_than_send(ranks: RankSets) -> None:
+def test_receive_smaller_than_send_raises(ranks: RankSets) -> None:
     ranks(2).run(_size_mismatch_case)
 
 

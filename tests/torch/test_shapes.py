@@ -55,7 +55,7 @@ def _reduction_case(
     order=st.permutations(range(4)),
     steps=st.lists(st.integers(1, 3), min_size=SIZE, max_size=SIZE),
 )
-def test_any_shape_and_stride(
+def test_reductions_of_any_shape_and_stride(
     ranks: RankSets, shape: tuple[int, ...], dtype: torch.dtype, order: list[int], steps: list[int]
 ) -> None:
     ranks(SIZE).run(_reduction_case, shape, dtype, order, steps)
@@ -79,7 +79,7 @@ def _splits_case(matrix: list[list[int]], dtype: torch.dtype, width: int) -> Non
 
 @EXAMPLES
 @given(matrix=matrices, dtype=dtypes, width=st.integers(0, 5))
-def test_any_splits(
+def test_all_to_all_with_any_splits(
     ranks: RankSets, matrix: list[list[int]], dtype: torch.dtype, width: int
 ) -> None:
     ranks(SIZE).run(_splits_case, matrix, dtype, width)
@@ -107,7 +107,7 @@ def _uneven_case(sizes: list[int], dtype: torch.dtype, root: int) -> None:
 
 @EXAMPLES
 @given(sizes=counts, dtype=dtypes, root=st.integers(0, SIZE - 1))
-def test_any_uneven_counts(
+def test_collectives_with_any_uneven_counts(
     ranks: RankSets, sizes: list[int], dtype: torch.dtype, root: int
 ) -> None:
     ranks(SIZE).run(_uneven_case, sizes, dtype, root)

@@ -55,7 +55,7 @@ def _one_rounding_case() -> None:
         assert_same_bits(tensor.to_dense(), expected.reshape(1), (dtype, "duplicates"))
 
 
-def test_short_floats_are_rounded_once(ranks: RankSets) -> None:
+def test_sparse_sum_of_16_bit_floats_is_rounded_once(ranks: RankSets) -> None:
     ranks(4).run(_one_rounding_case)
 
 
@@ -70,7 +70,7 @@ def _same_bits_case() -> None:
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
-def test_same_bits_on_every_rank(ranks: RankSets) -> None:
+def test_sparse_sum_is_bit_identical_on_every_rank(ranks: RankSets) -> None:
     ranks(4).run(_same_bits_case)
 
 
@@ -83,7 +83,7 @@ def _refused_case() -> None:
     dist.barrier()
 
 
-def test_only_sums(ranks: RankSets) -> None:
+def test_sparse_reduction_other_than_sum_is_refused(ranks: RankSets) -> None:
     ranks(2).run(_refused_case)
 
 
@@ -97,5 +97,5 @@ def _different_shapes_case() -> None:
         dist.barrier(group=group)
 
 
-def test_different_shapes_are_named_on_both_sides(ranks: RankSets) -> None:
+def test_sparse_shapes_that_differ_are_named_on_both_ranks(ranks: RankSets) -> None:
     ranks(2).run(_different_shapes_case)

@@ -110,7 +110,7 @@ def _allocate_case() -> None:
 
 
 @needs_torch_2
-def test_tensors_from_the_backend(ranks: RankSets) -> None:
+def test_tensors_allocated_by_the_backend(ranks: RankSets) -> None:
     ranks(2).run(_allocate_case)
 
 

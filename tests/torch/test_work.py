@@ -39,7 +39,7 @@ def _semantics_case() -> None:
     assert work.get_future().done()
 
 
-def test_work(ranks: RankSets) -> None:
+def test_work_reports_completion_and_results(ranks: RankSets) -> None:
     ranks(3).run(_semantics_case)
 
 
@@ -85,7 +85,7 @@ def _lifetime_case() -> None:
     assert received.unique().tolist() == [3.0]
 
 
-def test_dropped_tensors_and_works(ranks: RankSets) -> None:
+def test_queued_calls_survive_dropped_tensors_and_works(ranks: RankSets) -> None:
     ranks(3).run(_lifetime_case)
 
 
@@ -106,7 +106,7 @@ def _wait_limit_case(world: World) -> None:
     assert tensor.tolist() == [2.0] * 3
 
 
-def test_wait_with_a_limit() -> None:
+def test_wait_with_limit_raises_and_work_continues() -> None:
     run_fresh(2, _wait_limit_case)
 
 
@@ -193,7 +193,7 @@ def _profiler_case(path: str) -> None:
     assert event["args"]["dtype"] == "Float"
 
 
-def test_profiler(ranks: RankSets, tmp_path: Any) -> None:
+def test_profiler_shows_collectives_and_messages(ranks: RankSets, tmp_path: Any) -> None:
     ranks(2).run(_profiler_case, str(tmp_path))
 
 
@@ -217,11 +217,11 @@ def _introspection_case() -> None:
 
 
 @needs_torch_2
-def test_introspection(ranks: RankSets) -> None:
+def test_backend_introspection(ranks: RankSets) -> None:
     ranks(2).run(_introspection_case)
 
 
-def test_module() -> None:
+def test_native_module_describes_itself() -> None:
     from deepspeed_comm import _C
 
     assert _C.torch_version.split("+")[0].split("a")[0][:4] == torch.__version__[:4]
