@@ -144,7 +144,7 @@ def _writes_late(world: World, asynchronous: bool) -> float:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_nothing_is_written_after_the_error(asynchronous: bool) -> None:
+def test_outputs_are_not_written_after_the_error(asynchronous: bool) -> None:
     with Job(RANKS, _writes_late, asynchronous) as job:
         job.wait_for("working")
         time.sleep(0.03)
@@ -173,7 +173,7 @@ def _starts_again(world: World, rounds: int) -> int:
     return rounds
 
 
-def test_a_fresh_start_in_the_same_processes() -> None:
+def test_new_world_in_the_same_processes_works() -> None:
     with Job(RANKS, _starts_again, 10) as job:
         for number in range(10):
             job.wait_for(f"done {number}")
@@ -199,7 +199,7 @@ def _goes_on_without(world: World) -> float:
     return total[-1].item()
 
 
-def test_survivors_make_a_smaller_world() -> None:
+def test_survivors_of_a_death_make_a_smaller_world() -> None:
     with Job(RANKS, _goes_on_without) as job:
         job.wait_for("ready")
         job.tell("go")
@@ -221,7 +221,7 @@ def _abort(world: World) -> str:
 
 
 @needs_abort
-def test_abort() -> None:
+def test_abort_raises_on_all_ranks_and_names_the_aborter() -> None:
     with Job(RANKS, _abort) as job:
         job.wait_for("ready")
         job.tell("go")
@@ -255,7 +255,7 @@ def _aborts_once_done(world: World, tries: int, composed: bool) -> list[str]:
 
 @needs_abort
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
-def test_abort_takes_nothing_back(composed: bool) -> None:
+def test_abort_keeps_completed_calls(composed: bool) -> None:
     """A call that has completed on the aborting rank completes on all ranks."""
     with Job(RANKS, _aborts_once_done, 30, composed) as job:
         assert job.results() == [[]] * RANKS
@@ -288,7 +288,7 @@ def _calls_after_an_abort(world: World, asynchronous: bool, composed: bool) -> l
 @needs_abort
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
-def test_call_after_an_abort_gets_what_was_published(asynchronous: bool, composed: bool) -> None:
+def test_call_after_an_abort_gets_published_data(asynchronous: bool, composed: bool) -> None:
     with Job(RANKS, _calls_after_an_abort, asynchronous, composed) as job:
         for number in range(6):
             job.wait_for(f"aborted {number}", [0])
@@ -307,7 +307,7 @@ def _waits_in_vain(world: World) -> str:
     return _raises(lambda: work.wait(timedelta(seconds=0.2)))
 
 
-def test_limit_of_a_wait_says_timed_out() -> None:
+def test_wait_past_its_limit_says_timed_out() -> None:
     with Job(2, _waits_in_vain) as job:
         event = job.wait_for("returned", [0])[0]
         job.tell("go", [1])

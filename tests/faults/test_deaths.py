@@ -55,7 +55,7 @@ QUICK_KILLS = {(number, number % len(DEAD)) for number in range(len(WORKLOADS))}
         for k, dead in enumerate(DEAD)
     ],
 )
-def test_kill(step: Step, dead: list[int]) -> None:
+def test_kill_raises_on_survivors_and_leaves_nothing(step: Step, dead: list[int]) -> None:
     with Job(RANKS, work_until_raised, step) as job:
         job.wait_for("working")
         time.sleep(random.Random(f"{step.__name__}{dead}").uniform(0.0, 0.05))
@@ -95,7 +95,7 @@ def _leaves_with_work_outstanding(world: World, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["nothing", "asynchronous", "send"])
-def test_leaving_without_destroy(how: str) -> None:
+def test_exit_without_destroy_is_reported_as_death(how: str) -> None:
     with Job(RANKS, _leaves_with_work_outstanding, how) as job:
         job.wait_for("ready")
         job.tell("go")
@@ -117,7 +117,7 @@ def _first_call_of_a_group(world: World) -> None:
     world.until_raised(lambda number: dist.all_reduce(torch.ones(LARGE), group=group))
 
 
-def test_death_shows_while_another_process_reserves_memory() -> None:
+def test_death_is_noticed_while_memory_reservations_are_locked() -> None:
     """A process that does not run holds the lock that orders memory reservations."""
     with Job(RANKS, _first_call_of_a_group) as job:
         job.wait_for("ready")
@@ -206,7 +206,7 @@ def _root_leaves(world: World, ending: str) -> list[float]:
 
 
 @pytest.mark.parametrize("ending", ["destroy", "exit"])
-def test_what_a_rank_published_is_read_after_it_left(ending: str) -> None:
+def test_data_of_a_rank_that_left_is_readable(ending: str) -> None:
     """A rank that finished and left is no fault until a rank waits for data that it never
     published."""
     with Job(3, _root_leaves, ending) as job:
@@ -239,7 +239,7 @@ def _leaves_in_turn(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_leaving_in_turn_is_no_fault() -> None:
+def test_ranks_that_leave_in_turn_raise_nothing() -> None:
     with Job(RANKS, _leaves_in_turn) as job:
         job.results()
 
@@ -264,7 +264,7 @@ def _completes_and_exits(world: World, ending: str) -> float:
 
 
 @pytest.mark.parametrize("ending", ["destroy", "exit"])
-def test_late_rank_of_a_composed_team_reads_what_was_published(ending: str) -> None:
+def test_late_rank_of_a_hierarchy_reads_data_of_a_rank_that_left(ending: str) -> None:
     with Job(4, _completes_and_exits, ending) as job:
         job.wait_for("gone", [3])
         job.tell("go", [0])
@@ -311,7 +311,7 @@ def _makes_groups(world: World, what: str) -> None:
 @pytest.mark.parametrize(
     "attempt", [0, *(pytest.param(n, marks=pytest.mark.drill) for n in range(1, 15))]
 )
-def test_kill_while_groups_are_made(what: str, dead: int, attempt: int) -> None:
+def test_kill_during_group_creation_raises_on_survivors(what: str, dead: int, attempt: int) -> None:
     """The kill hits creation, use or destruction: the others raise, at the timeout or sooner."""
     with Job(RANKS + 1, _makes_groups, what) as job:
         job.wait_for("making", range(RANKS))
@@ -383,7 +383,7 @@ def _destroys(world: World) -> None:
 @pytest.mark.parametrize(
     "delay_ms", [5, *(pytest.param(ms, marks=pytest.mark.drill) for ms in (0, 2, 10, 20))]
 )
-def test_kill_during_destroy(delay_ms: int) -> None:
+def test_kill_during_destroy_lets_survivors_finish(delay_ms: int) -> None:
     """Destroying waits for no other rank: survivors finish."""
     with Job(RANKS, _destroys) as job:
         job.wait_for("destroying", [1])
@@ -398,5 +398,5 @@ def test_kill_during_destroy(delay_ms: int) -> None:
         assert [job.exit_codes[rank] for rank in (0, 2, 3)] == [0, 0, 0], job.report()
 
 
-def test_host_is_what_messages_say() -> None:
+def test_host_name_of_the_tests_is_that_of_the_machine() -> None:
     assert HOST == os.uname().nodename

@@ -234,7 +234,7 @@ _SPAWNED = pytest.param(
 @pytest.mark.parametrize(
     ("how", "code"), [("raises", 1), ("composed-raises", 1), ("child-raises", 1), _SPAWNED]
 )
-def test_unhandled_exception_is_told(
+def test_unhandled_exception_is_reported_to_peers(
     endings: dict[tuple[str, int], tuple[int, int]], how: str, code: int
 ) -> None:
     last = 3 if how.startswith("composed") else 1
@@ -259,7 +259,7 @@ def test_unhandled_exception_is_told(
         ("child-thread", 0),
     ],
 )
-def test_end_without_destroy_is_told(
+def test_end_without_destroy_is_reported_to_peers(
     endings: dict[tuple[str, int], tuple[int, int]], how: str, code: int
 ) -> None:
     pid, actual = endings[how, 1]
@@ -288,14 +288,14 @@ def test_message_says_how_the_peer_ended(
     assert re.search(said.format(re.escape(name)), text), text
 
 
-def test_end_is_told_before_the_process_is_gone(
+def test_end_is_reported_before_the_process_is_gone(
     endings: dict[tuple[str, int], tuple[int, int]],
 ) -> None:
     """Work after Python's end, in destructors of libraries, keeps no peer waiting."""
     assert re.search(r"state of the other: [RSD]", _outputs["slow", 0]), _outputs["slow", 0]
 
 
-def test_destroy_is_told_as_leaving(endings: dict[tuple[str, int], tuple[int, int]]) -> None:
+def test_destroy_is_reported_as_leaving(endings: dict[tuple[str, int], tuple[int, int]]) -> None:
     assert "left the group after 3 calls" in _told("destroys", 0)
     assert "ended without" not in _told("destroys", 0)
 
@@ -325,7 +325,7 @@ def test_end_without_destroy_after_different_calls_warns(
 
 
 @pytest.mark.parametrize("how", ["late-destroy", "early"])
-def test_collectives_in_exit_handlers(
+def test_collectives_in_exit_handlers_complete(
     endings: dict[tuple[str, int], tuple[int, int]], how: str
 ) -> None:
     """Exit handlers registered before the first group, and even before torch is imported."""

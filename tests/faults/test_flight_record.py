@@ -67,7 +67,7 @@ def _fails(world: World, folder: str, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["mismatch", "timeout", "death"])
-def test_failure_writes_a_record_of_each_rank_that_lives(tmp_path: Path, how: str) -> None:
+def test_failure_writes_a_record_on_each_living_rank(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "records"  # the ranks make it
     with Job(RANKS, _fails, str(folder), how) as job:
         if how == "timeout":
@@ -103,7 +103,7 @@ def test_failure_writes_a_record_of_each_rank_that_lives(tmp_path: Path, how: st
 
 
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no analyser")
-def test_torchs_analyser_finds_the_mismatch(tmp_path: Path) -> None:
+def test_torch_analyser_finds_the_mismatch(tmp_path: Path) -> None:
     with Job(RANKS, _fails, str(tmp_path), "mismatch") as job:
         job.finish()
         assert len(_read(tmp_path)) == RANKS, job.report()
@@ -121,7 +121,7 @@ def test_torchs_analyser_finds_the_mismatch(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no analyser")
-def test_torchs_analyser_says_which_record_is_missing(tmp_path: Path) -> None:
+def test_torch_analyser_names_the_missing_record(tmp_path: Path) -> None:
     with Job(RANKS, _fails, str(tmp_path), "death") as job:
         job.finish()
     code, text = _analyse(tmp_path)
@@ -160,7 +160,7 @@ def _await_files(folder: Path, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_signal_writes_the_record_of_a_rank_that_waits(tmp_path: Path) -> None:
+def test_signal_writes_the_record_of_a_waiting_rank(tmp_path: Path) -> None:
     with Job(RANKS, _on_signal, str(tmp_path)) as job:
         job.wait_for("ready")
         for rank in range(RANKS):
@@ -177,7 +177,7 @@ def test_signal_writes_the_record_of_a_rank_that_waits(tmp_path: Path) -> None:
     assert json.dumps(records[1]["dscomm"]["failures"]) == '{"0": null}'
 
 
-def test_handler_of_the_program_stays(tmp_path: Path) -> None:
+def test_signal_handler_of_the_program_is_kept(tmp_path: Path) -> None:
     with Job(1, _on_signal_alone, str(tmp_path)) as job:
         assert job.results() == ["heard"]
         assert "this program handles SIGUSR2 itself" in job.output(0)
@@ -234,7 +234,7 @@ def test_record_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_align_keeps_of_each_group_what_all_ranks_have() -> None:
+def test_align_keeps_common_entries_of_each_group() -> None:
     def entries(*numbers: tuple[str, int]) -> dict[str, Any]:
         made = [
             {"process_group": [g, ""], "collective_seq_id": n, "record_id": 9} for g, n in numbers

@@ -81,7 +81,7 @@ def _calls_in_child(world: World) -> list[str]:
     return said
 
 
-def test_a_call_in_a_forked_child_raises() -> None:
+def test_call_in_forked_child_raises() -> None:
     with Job(RANKS, _calls_in_child) as job:
         for rank, said in enumerate(job.results()):
             *calls, destroyed, amid, waited = said
@@ -114,7 +114,7 @@ def _reads_in_child(world: World) -> list[str]:
     return said
 
 
-def test_tensors_of_the_pool_in_a_child() -> None:
+def test_forked_child_reads_pool_tensors() -> None:
     with Job(RANKS, _reads_in_child) as job:
         sums = "(50000.0, 350000.0, 350000.0)"
         assert job.results() == [[sums, str(50000.0 * RANKS)]] * RANKS
@@ -144,7 +144,7 @@ def _makes_its_own(world: World) -> list[str]:
     return said
 
 
-def test_children_make_a_group_of_their_own() -> None:
+def test_forked_children_can_form_a_group() -> None:
     with Job(RANKS, _makes_its_own) as job:
         assert job.results() == [["3.0", "3.0"]] * RANKS
 
@@ -170,7 +170,7 @@ def _loads_data(world: World) -> float:
     return total
 
 
-def test_data_loader_workers() -> None:
+def test_data_loader_workers_do_not_disturb_training() -> None:
     with Job(2, _loads_data) as job:
         assert job.results() == [2.0 * 2 * sum(range(64))] * 2
 
@@ -203,7 +203,7 @@ def _has_a_child(world: World, exit_early: bool) -> None:
 
 
 @pytest.mark.parametrize("exit_early", [False, True])
-def test_parent_killed_while_a_child_lives(exit_early: bool) -> None:
+def test_death_of_parent_is_noticed_while_its_child_lives(exit_early: bool) -> None:
     """The child inherited the parent's descriptors; the parent's death must still be noticed."""
     with Job(RANKS, _has_a_child, exit_early) as job:
         child = job.wait_for("working")[1].facts["child"]

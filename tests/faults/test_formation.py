@@ -26,7 +26,7 @@ def _form_after_a_death(world: World) -> None:
         world.say("told", text=str(error), took_s=time.monotonic() - began_s)
 
 
-def test_new_group_after_a_known_death_names_the_dead() -> None:
+def test_new_group_after_a_known_death_names_the_dead_rank() -> None:
     with Job(3, _form_after_a_death) as job:
         job.wait_for("ready")
         job.kill(2)
@@ -78,7 +78,7 @@ def test_new_group_with_a_stopped_store_times_out() -> None:
             assert TIMEOUT_S <= took_s < 3 * TIMEOUT_S, (text, took_s)
 
 
-def test_new_group_without_a_store_says_who_kept_it() -> None:
+def test_new_group_without_a_store_names_the_rank_that_kept_it() -> None:
     with Job(KEEPER + 1, _form_without_a_store) as job:
         job.wait_for("ready")
         job.kill(KEEPER)

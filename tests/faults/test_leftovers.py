@@ -51,7 +51,7 @@ def _works_forever(world: World) -> None:
 @pytest.mark.parametrize(
     "attempt", [n if n in (1, 6) else pytest.param(n, marks=pytest.mark.drill) for n in range(8)]
 )
-def test_all_ranks_killed(attempt: int) -> None:
+def test_kill_of_all_ranks_leaves_nothing(attempt: int) -> None:
     """Kills at any time of a job, even before the first socket is made."""
     with Job(RANKS, _works_forever) as job:
         if attempt >= 4:
@@ -80,7 +80,7 @@ while True:
 
 
 @pytest.mark.parametrize("whom", ["torchrun and ranks", "torchrun alone"])
-def test_torchrun_killed(whom: str, tmp_path: Path) -> None:
+def test_kill_of_torchrun_leaves_nothing(whom: str, tmp_path: Path) -> None:
     """If only torchrun is killed, its ranks work on; once one is killed too, the other one ends."""
     script = tmp_path / "job.py"
     script.write_text(TORCHRUN_SCRIPT)
@@ -187,7 +187,7 @@ def _tries_as_nobody(world: World, paths: list[str], names: list[str]) -> dict[s
 
 
 @needs_root
-def test_another_user() -> None:
+def test_another_user_cannot_read_memory_or_disturb_ranks() -> None:
     with Job(RANKS, _waits) as job:
         job.wait_for("ready")
         paths = [path for pid in job.pids for path in _memory_paths(pid)]
@@ -224,7 +224,7 @@ def _joins(world: World, folder: str) -> str:
 
 
 @needs_root
-def test_another_user_cannot_join() -> None:
+def test_rank_of_another_user_is_refused() -> None:
     with tempfile.TemporaryDirectory(prefix="dscomm-test-") as folder:
         os.chmod(folder, 0o777)
         (Path(folder) / "world").touch()
@@ -235,7 +235,7 @@ def test_another_user_cannot_join() -> None:
         assert "it runs as another user" in text, texts
 
 
-def test_another_job() -> None:
+def test_deaths_in_one_job_do_not_affect_another() -> None:
     """Concurrent jobs with the same group names: deaths in one do not affect the other."""
     with Job(2, _waits) as first, Job(RANKS, _works_forever) as second, Job(2, _waits) as third:
         for job, word in ((first, "ready"), (second, "working"), (third, "ready")):
@@ -255,7 +255,7 @@ def test_another_job() -> None:
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
 
 
-def test_the_memory_is_sealed() -> None:
+def test_shared_memory_is_sealed() -> None:
     """A process of the same user that opens the memory can neither shrink nor write it."""
     with Job(2, _waits) as job:
         job.wait_for("ready")
@@ -289,7 +289,7 @@ def test_the_memory_is_sealed() -> None:
         assert job.results() == [2.0, 2.0]
 
 
-def test_processes_are_counted() -> None:
+def test_search_for_leftovers_finds_existing_resources() -> None:
     """The search for leftovers finds existing resources."""
     with Job(1, _waits_alone) as job:
         job.wait_for("ready")

@@ -44,7 +44,7 @@ def _everything(world: World) -> None:
 @pytest.mark.parametrize(
     "ranks", [5, 16, *(pytest.param(ranks, marks=pytest.mark.drill) for ranks in (2, 3, 8))]
 )
-def test_many_ranks(ranks: int) -> None:
+def test_calls_of_many_ranks_complete(ranks: int) -> None:
     with Job(ranks, _everything) as job:
         job.results()
 
@@ -55,14 +55,14 @@ def _form(world: World) -> None:
     dist.destroy_process_group()
 
 
-def test_many_ranks_meet_in_a_tcp_store() -> None:
+def test_many_ranks_form_a_group_through_a_tcp_store() -> None:
     """So many ranks that their keys are read from the store in one request."""
     with Job(36, _form) as job:
         job.results()
 
 
 @pytest.mark.parametrize("step", WORKLOADS[:2], ids=lambda step: step.__name__)
-def test_a_kill_among_many_ranks(step: object) -> None:
+def test_kill_among_many_ranks_raises_on_survivors(step: object) -> None:
     with Job(16, work_until_raised, step) as job:
         job.wait_for("working")
         time.sleep(0.05)
@@ -71,7 +71,7 @@ def test_a_kill_among_many_ranks(step: object) -> None:
 
 @pytest.mark.drill
 @pytest.mark.timeout(600)
-def test_soak_of_many_ranks() -> None:
+def test_many_ranks_working_for_a_minute_complete_the_same_calls() -> None:
     with Job(16, _counts, 60.0, limit_s=300) as job:
         counts = job.results()
     assert len(set(counts)) == 1
@@ -193,13 +193,13 @@ def _check_flat(before: dict[str, int], after: dict[str, int], count: int) -> No
     )
 
 
-def test_groups_made_and_destroyed() -> None:
+def test_groups_made_and_destroyed_leak_nothing() -> None:
     _make_groups(100, 400, 60)
 
 
 @pytest.mark.drill
 @pytest.mark.timeout(1800)
-def test_thousands_of_groups_made_and_destroyed() -> None:
+def test_thousands_of_groups_made_and_destroyed_leak_nothing() -> None:
     _make_groups(500, 5000, 1500)
 
 
@@ -219,7 +219,7 @@ def _keeps_groups(world: World, count: int) -> tuple[dict[str, int], dict[str, i
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.drill)])
-def test_groups_alive(count: int) -> None:
+def test_many_live_groups_use_few_resources(count: int) -> None:
     with Job(2, _keeps_groups, count, limit_s=500) as job:
         for before, after in job.results():
             text = f"before {before}, with {count} groups {after}"
@@ -260,7 +260,7 @@ def _outruns_a_reader(world: World, count: int, calls: int, elements: int, is_as
     dist.destroy_process_group()
 
 
-def test_small_calls_before_a_late_reader_take_what_they_need() -> None:
+def test_small_calls_before_a_late_reader_use_little_memory() -> None:
     """Four broadcasts of 1 KiB in each of 40 groups, all before the reader's first call."""
     with Job(2, _outruns_a_reader, 40, 4, 256, False) as job:
         job.wait_for("called", [0])

@@ -71,7 +71,7 @@ MOUNTS = {
 
 @needs_root
 @pytest.mark.parametrize("what", MOUNTS)
-def test_dev_shm(what: str) -> None:
+def test_small_or_read_only_dev_shm_is_not_needed(what: str) -> None:
     finished = subprocess.run(
         [
             "unshare",
@@ -144,7 +144,7 @@ def _enter_and_init(world: World, folder: str, chunk_bytes: int) -> str:
 
 
 @needs_root
-def test_cgroup_too_small(cgroup: Path) -> None:
+def test_cgroup_too_small_for_staging_raises_with_both_numbers(cgroup: Path) -> None:
     """Refused when the group is made, with both numbers; never a SIGBUS or the OOM killer."""
     chunk_bytes = 32 << 20
     with Job(2, _enter_and_init, str(cgroup), chunk_bytes) as job:
@@ -158,7 +158,7 @@ def test_cgroup_too_small(cgroup: Path) -> None:
 
 
 @needs_root
-def test_cgroup_large_enough(cgroup: Path) -> None:
+def test_cgroup_large_enough_for_staging_works(cgroup: Path) -> None:
     with Job(2, _enter_and_init, str(cgroup), 256 << 10) as job:
         assert job.results() == ["", ""]
 
@@ -182,7 +182,7 @@ def _exhaust(world: World, folder: str) -> str:
 
 
 @needs_root
-def test_cgroup_filled_later(cgroup: Path) -> None:
+def test_cgroup_filled_by_groups_raises_with_numbers(cgroup: Path) -> None:
     """Groups made in turn: each works, or raises with numbers; no process is killed."""
     with Job(2, _exhaust, str(cgroup)) as job:
         texts = job.results()
@@ -218,7 +218,7 @@ def _results_at_once(cgroup: Path, function: Callable[[World, str], str]) -> lis
 
 
 @needs_root
-def test_pool_tensors_taken_at_once_fall_back(cgroup: Path) -> None:
+def test_concurrent_pool_tensors_beyond_the_limit_fall_back(cgroup: Path) -> None:
     """Two of four fit: no rank is killed, and no more than two use the pool."""
     kinds = _results_at_once(cgroup, _take_at_once)
     assert sorted(kinds) == ["ordinary", "ordinary", "pool", "pool"], kinds
@@ -240,7 +240,7 @@ def _stage_at_once(world: World, folder: str) -> str:
 
 
 @needs_root
-def test_first_large_calls_at_once_are_refused(cgroup: Path) -> None:
+def test_concurrent_first_large_calls_beyond_the_limit_raise(cgroup: Path) -> None:
     """Staging of two of four ranks fits: no rank is killed, and all get an error with numbers."""
     texts = _results_at_once(cgroup, _stage_at_once)
     assert all("leaves" in text and cgroup.name in text for text in texts), texts
@@ -292,7 +292,7 @@ def _init_under_limit(world: World, which: int, value: int) -> str:
 
 
 @pytest.mark.parametrize("what", LIMITS)
-def test_ulimit(what: str) -> None:
+def test_memory_ulimit_works_or_raises_its_name(what: str) -> None:
     """Works, or raises an error that names the limit; never a signal."""
     which, value = LIMITS[what]
     with Job(2, _init_under_limit, which, value) as job:
@@ -351,7 +351,7 @@ def _init_without_memfd(world: World) -> str:
         world.hear()
 
 
-def test_memfd_create_forbidden_by_seccomp_says_what_to_allow() -> None:
+def test_memfd_create_forbidden_by_seccomp_names_the_remedy() -> None:
     with Job(2, _init_without_memfd) as job:
         job.wait_for("tried")
         job.tell("go")
@@ -387,7 +387,7 @@ def _text_of(call: Callable[[], Any]) -> str:
     return ""
 
 
-def test_no_thread_for_a_queue() -> None:
+def test_queue_without_a_thread_raises_on_every_rank() -> None:
     """The group ends on every rank and names the limit; no call that cannot run is waited for."""
     with Job(2, _queue_without_threads) as job:
         job.wait_for("queued", ranks=[0])
@@ -426,7 +426,7 @@ def _one_descriptor_more(world: World) -> list[str]:
 
 
 @pytest.mark.timeout(200)
-def test_ulimit_of_descriptors() -> None:
+def test_descriptor_ulimit_works_or_raises_on_every_rank() -> None:
     with Job(2, _one_descriptor_more, limit_s=150) as job:
         answers = job.results()
     print(answers)

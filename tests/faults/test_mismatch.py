@@ -193,7 +193,7 @@ def _rank(world: World, cases: list[tuple[int, int, int]]) -> list[tuple[str, fl
         pytest.param("chunked", 2, marks=pytest.mark.drill),
     ],
 )
-def test_mismatch(size: str, odd_rank: int) -> None:
+def test_mismatched_calls_raise_on_every_rank(size: str, odd_rank: int) -> None:
     count = SIZES[size]
     part = count // RANKS
     counts = {
@@ -278,7 +278,7 @@ def _make_groups(world: World, lists: tuple[list[int] | None, ...]) -> str:
 
 
 @pytest.mark.parametrize("what", MEMBERSHIPS)
-def test_group_of_different_ranks(what: str) -> None:
+def test_new_group_with_different_member_lists_raises(what: str) -> None:
     lists = MEMBERSHIPS[what]
     if not TORCH_2 and what != "one list is longer":
         pytest.skip("torch 1.13's own barrier waits in new_group() for the ranks that raised")
@@ -349,7 +349,7 @@ def _leaves_groups(world: World, composed: bool) -> list[str]:
 
 @pytest.mark.skipif(not TORCH_2, reason="torch 1.13 destroys a group by dropping it")
 @pytest.mark.parametrize("composed", [False, True], ids=["flat", "composed"])
-def test_disagreement_in_the_last_calls_is_told_by_leaving(composed: bool) -> None:
+def test_mismatch_in_the_last_calls_raises_in_destroy(composed: bool) -> None:
     with Job(4, _leaves_groups, composed) as job:
         texts = job.results()
         pids = job.pids

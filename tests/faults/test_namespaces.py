@@ -97,7 +97,7 @@ def _lines_until(container: subprocess.Popen[str], word: str) -> list[str]:
         pytest.param("messages", 0, marks=pytest.mark.drill),
     ],
 )
-def test_containers_of_one_pod(kind: str, dead: int) -> None:
+def test_containers_of_one_pod_share_memory_and_notice_deaths(kind: str, dead: int) -> None:
     with tempfile.TemporaryDirectory(prefix="dscomm-test-") as folder, _pod(kind, folder) as pod:
         for container in pod:
             _, pid, arenas = _lines_until(container, "working")

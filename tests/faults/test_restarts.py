@@ -97,13 +97,13 @@ def _restart(folder: Path, victims: list[int], place: str, delay_s: float, elast
         for elastic in (False, True)
     ],
 )
-def test_ranks_meet_at_the_first_restart(place: str, elastic: bool, tmp_path: Path) -> None:
+def test_ranks_form_a_group_at_the_first_restart(place: str, elastic: bool, tmp_path: Path) -> None:
     _restart(tmp_path, [1], place, 0.002, elastic)
 
 
 @pytest.mark.drill
 @pytest.mark.parametrize("seed", range(20))
-def test_restarts_one_after_the_other(seed: int, tmp_path: Path) -> None:
+def test_repeated_restarts_form_groups(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     victims = [chance.randrange(RANKS) for _ in range(5)]
     delay_s = chance.uniform(0, 0.02)

@@ -39,7 +39,7 @@ def _works(world: World, kind: str, with_messages: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "messages"])
-def test_stopped_past_the_timeout(kind: str) -> None:
+def test_rank_stopped_past_the_timeout_is_named(kind: str) -> None:
     stopped = 1
     with Job(RANKS, _works, kind, kind == "messages") as job:
         job.wait_for("working")
@@ -92,7 +92,7 @@ def _counts(world: World, seconds: float) -> int:
     return number
 
 
-def test_stopped_and_continued() -> None:
+def test_rank_stopped_briefly_raises_nothing() -> None:
     with Job(RANKS, _counts, 3.0) as job:
         job.wait_for("working")
         for round_number in range(20):
@@ -148,7 +148,7 @@ def _waits_through_a_stop(world: World, kind: str) -> float:
 
 
 @pytest.mark.parametrize("kind", ["synchronous", "asynchronous", "limit", "messages", "composed"])
-def test_job_stopped_as_a_whole_goes_on(kind: str) -> None:
+def test_job_stopped_as_a_whole_continues(kind: str) -> None:
     """Time in which a process did not run does not count towards its deadlines."""
     ranks = 4 if kind == "composed" else RANKS
     with Job(ranks, _waits_through_a_stop, kind) as job:
