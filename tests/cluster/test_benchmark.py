@@ -36,7 +36,7 @@ def run(tmp_path: Path, flags: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.usefixtures("make_hosts")  # skips if hosts cannot be made
-def test_a_small_run_measures_every_contender(tmp_path: Path) -> None:
+def test_small_run_measures_every_competitor(tmp_path: Path) -> None:
     flags = "--layouts 2x1 --wires 0 --collectives all_reduce --sizes 4096 --rounds 3 --passes 1 "
     flags += "--overlap-wires --bring-ups 0 --mpis debian mpich"
     found, said = run(tmp_path, flags)
@@ -55,7 +55,7 @@ def test_a_small_run_measures_every_contender(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("make_hosts")  # skips if hosts cannot be made
-def test_overlap_is_measured_beside_gloo(tmp_path: Path) -> None:
+def test_overlap_is_measured_for_dscomm_and_gloo(tmp_path: Path) -> None:
     flags = "--collectives --bring-ups 0 --mpis debian --overlap-wires 0 --overlap-rounds 1"
     found, said = run(tmp_path, flags)
     assert found["times"] == [] and "communication beside compute" in said
@@ -67,7 +67,7 @@ def test_overlap_is_measured_beside_gloo(tmp_path: Path) -> None:
         assert set(seconds) == calls and min(seconds.values()) > 0
 
 
-def test_an_unavailable_library_is_reported(
+def test_unavailable_library_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing() -> libraries.Library:

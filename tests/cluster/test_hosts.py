@@ -56,7 +56,7 @@ def send(hosts: Hosts, sender: int, receiver: int, count: int = 1000) -> float:
     return float(hosts[sender].run(sys.executable, "-c", SEND, *words))
 
 
-def test_hosts_are_apart(make_hosts: MakeHosts) -> None:
+def test_hosts_share_no_namespace_and_no_file(make_hosts: MakeHosts) -> None:
     hosts = make_hosts(2)
     for host in hosts:
         host.run("sh", "-c", "echo $$ > /tmp/mine; touch /dev/shm/mine")
@@ -72,7 +72,7 @@ def test_hosts_are_apart(make_hosts: MakeHosts) -> None:
     assert socket.gethostname() not in ("host-a", "host-b")
 
 
-def test_no_way_out(make_hosts: MakeHosts) -> None:
+def test_host_has_no_route_outside(make_hosts: MakeHosts) -> None:
     for host in make_hosts(2):
         routes = host.run("ip", "route").splitlines()
         assert [line.split()[0] for line in routes] == ["10.77.0.0/24"]
@@ -84,7 +84,7 @@ def test_no_way_out(make_hosts: MakeHosts) -> None:
 @pytest.mark.parametrize(
     ("cut", "mend"), [("link_down", "link_up"), ("drop_packets", "pass_packets")]
 )
-def test_cut_and_mend(make_hosts: MakeHosts, cut: str, mend: str) -> None:
+def test_cut_stops_traffic_and_mend_restores_it(make_hosts: MakeHosts, cut: str, mend: str) -> None:
     hosts = make_hosts(3)
     listen(hosts, 1)
     send(hosts, 0, 1)
@@ -99,7 +99,7 @@ def test_cut_and_mend(make_hosts: MakeHosts, cut: str, mend: str) -> None:
         send(hosts, sender, 1)
 
 
-def test_rate(make_hosts: MakeHosts) -> None:
+def test_limit_sets_the_rate(make_hosts: MakeHosts) -> None:
     hosts = make_hosts(2)
     listen(hosts, 1)
     free_s = send(hosts, 0, 1, 4_000_000)
@@ -108,7 +108,7 @@ def test_rate(make_hosts: MakeHosts) -> None:
     assert max(0.6, free_s) < send(hosts, 0, 1, 4_000_000) < 5.0
 
 
-def test_same_bridge(make_hosts: MakeHosts) -> None:
+def test_bridge_with_same_address_keeps_hosts_connected(make_hosts: MakeHosts) -> None:
     hosts = make_hosts(2)
     hosts.add_same_bridge()
     listen(hosts, 1)
@@ -119,7 +119,7 @@ def test_same_bridge(make_hosts: MakeHosts) -> None:
         assert re.search(r"eth0\S* .*10\.77\.0\.\d/24", shown), shown
 
 
-def test_orphans_are_seen_and_ended(make_hosts: MakeHosts) -> None:
+def test_orphans_are_found_and_ended(make_hosts: MakeHosts) -> None:
     hosts = make_hosts(2)
     process = hosts[1].start(["sh", "-c", "sleep 1000 & exec sleep 2000"])
     deadline = time.monotonic() + 20
@@ -134,7 +134,7 @@ def test_orphans_are_seen_and_ended(make_hosts: MakeHosts) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_all_goes_when_the_test_process_dies(make_hosts: MakeHosts, tmp_path: Path) -> None:
+def test_death_of_the_test_process_ends_all_hosts(make_hosts: MakeHosts, tmp_path: Path) -> None:
     """Even if it is killed, and can do nothing about it."""
     make_hosts(1)  # skips if hosts cannot be made
     script = f"""
@@ -163,7 +163,7 @@ def test_all_goes_when_the_test_process_dies(make_hosts: MakeHosts, tmp_path: Pa
 # --- jobs
 
 
-def test_a_rank_that_fails(make_hosts: MakeHosts) -> None:
+def test_failing_rank_fails_the_job_with_its_output(make_hosts: MakeHosts) -> None:
     job = start_ranks(make_hosts(2), [0, 1], "misbehaves.py", "fails")
     with job, pytest.raises(JobFailure, match="not every process ended well") as caught:
         job.results()
@@ -172,7 +172,7 @@ def test_a_rank_that_fails(make_hosts: MakeHosts) -> None:
     assert all(f"rank {rank} was here" in text for rank in (0, 1))
 
 
-def test_a_rank_that_hangs(make_hosts: MakeHosts) -> None:
+def test_hanging_rank_is_named_and_ended(make_hosts: MakeHosts) -> None:
     hosts = make_hosts(2)
     with start_ranks(hosts, [0, 1], "misbehaves.py", "hangs") as job:
         job.wait_for("done", [0])
@@ -182,13 +182,13 @@ def test_a_rank_that_hangs(make_hosts: MakeHosts) -> None:
     assert hosts.leftovers() == {}
 
 
-def test_a_rank_that_says_nothing(make_hosts: MakeHosts) -> None:
+def test_rank_that_ends_without_result_fails_the_job(make_hosts: MakeHosts) -> None:
     job = start_ranks(make_hosts(2), [0, 1], "misbehaves.py", "silent")
     with job, pytest.raises(JobFailure, match="rank 1 ended before 'done'"):
         job.results()
 
 
-def test_a_forked_rank_is_a_process_of_its_host(make_hosts: MakeHosts, tmp_path: Path) -> None:
+def test_forked_rank_is_a_process_of_its_host(make_hosts: MakeHosts, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import atexit, os, socket, sys\n"

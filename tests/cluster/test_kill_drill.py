@@ -24,7 +24,7 @@ PLACES = [0, 0, 1, 1, 2, 2]
 
 @pytest.mark.drill
 @pytest.mark.timeout(3600)
-def test_many_random_kills(make_hosts: Callable[[int], Hosts]) -> None:
+def test_many_random_kills_raise_on_survivors(make_hosts: Callable[[int], Hosts]) -> None:
     """Kills one to three of 3x2 ranks, at any moment of any work, with the store in rank 0 or in
     another process: every survivor raises soon and names one of them, all end, and no host has
     leftovers."""

@@ -75,7 +75,7 @@ def test_attack_from_another_host_is_dropped(make_hosts: Callable[[int], Hosts])
 
 
 @pytest.mark.parametrize("uid", [NOBODY, pytest.param(0, marks=pytest.mark.drill)])
-def test_attack_from_a_host_of_the_job_stops_nobody(
+def test_attack_from_a_host_of_the_job_delays_no_rank(
     make_hosts: Callable[[int], Hosts], uid: int
 ) -> None:
     """Attacks by another user and by the same one, on loopback ports too."""
@@ -90,7 +90,7 @@ def test_attack_from_a_host_of_the_job_stops_nobody(
 
 
 @pytest.mark.drill
-def test_attack_from_another_host_of_the_job_stops_nobody(
+def test_attack_from_another_host_of_the_job_delays_no_rank(
     make_hosts: Callable[[int], Hosts],
 ) -> None:
     hosts = make_hosts(2)

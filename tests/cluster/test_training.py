@@ -8,7 +8,7 @@ from hosts import Hosts
 from jobs import BACKEND, start_ranks
 
 
-def test_losses_are_those_of_gloo(make_hosts: Callable[[int], Hosts]) -> None:
+def test_training_losses_match_gloo(make_hosts: Callable[[int], Hosts]) -> None:
     with start_ranks(make_hosts(2), [0, 0, 1, 1], "training.py") as job:
         for result in job.results():
             losses = result["losses"]
