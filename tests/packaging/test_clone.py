@@ -98,7 +98,7 @@ def test_the_lines_of_the_readme_work_in_a_clone(newcomer: Environment, source_t
 
 
 @pytest.mark.timeout(900)
-def test_a_source_distribution_can_be_installed(
+def test_source_distribution_can_be_installed(
     newcomer: Environment, source_tree: Path, tmp_path: Path
 ) -> None:
     make = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"

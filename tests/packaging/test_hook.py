@@ -77,7 +77,7 @@ def run(
         ("import deepspeed_comm._plugin, torch, deepspeed_comm", "0", True),
     ],
 )
-def test_import_orders(
+def test_backend_is_registered_in_every_import_order(
     environment: Environment, installation: Path, imports: str, autoload: str, expected: bool
 ) -> None:
     result = run(
@@ -90,7 +90,7 @@ def test_import_orders(
     assert result.stderr == ""
 
 
-def test_without_native_code_torch_imports_and_use_names_the_remedy(
+def test_package_without_native_code_imports_and_names_the_remedy(
     environment: Environment, installation: Path
 ) -> None:
     output = run(environment, installation, USE_BACKEND).stdout
@@ -98,7 +98,9 @@ def test_without_native_code_torch_imports_and_use_names_the_remedy(
     assert "pip install --no-build-isolation" in output
 
 
-def test_native_code_for_another_torch_only(environment: Environment, installation: Path) -> None:
+def test_native_code_for_another_torch_raises_with_the_remedy(
+    environment: Environment, installation: Path
+) -> None:
     add_build(native_folder(installation, "1.12.9"), "1.12.9", b"")
     output = run(environment, installation, USE_BACKEND).stdout
     version = torch_version(environment)
@@ -106,7 +108,7 @@ def test_native_code_for_another_torch_only(environment: Environment, installati
     assert "pip install --no-build-isolation" in output
 
 
-def test_build_record_that_names_another_torch(
+def test_build_record_of_another_torch_raises_with_the_remedy(
     environment: Environment, installation: Path
 ) -> None:
     version = torch_version(environment)
@@ -115,7 +117,9 @@ def test_build_record_that_names_another_torch(
     assert f"was built against torch 9.9.9, and this is torch {version}: rebuild it" in output
 
 
-def test_broken_native_code(environment: Environment, installation: Path) -> None:
+def test_broken_native_code_raises_with_the_remedy(
+    environment: Environment, installation: Path
+) -> None:
     version = torch_version(environment)
     add_build(native_folder(installation, version), version, b"no shared library")
     output = run(environment, installation, USE_BACKEND).stdout
@@ -152,7 +156,7 @@ def test_wheel_serves_every_torch_of_a_minor_version(
     assert f"built against torch {version}, cannot be loaded" in output
 
 
-def test_wheel_without_this_torch_names_the_choices(
+def test_wheel_without_this_torch_names_the_supported_ones(
     environment: Environment, installation: Path
 ) -> None:
     for minor in ("9.10", "9.8"):
@@ -162,7 +166,9 @@ def test_wheel_without_this_torch_names_the_choices(
     assert f"is for torch 9.8, 9.10, and this is torch {version}: install one of these" in output
 
 
-def test_native_code_of_another_python(environment: Environment, installation: Path) -> None:
+def test_native_code_of_another_python_cannot_be_loaded(
+    environment: Environment, installation: Path
+) -> None:
     version = torch_version(environment)
     folder = native_folder(installation, version)
     (folder / "_build_info.py").write_text(f'torch_version = "{version}"\n')
@@ -172,7 +178,7 @@ def test_native_code_of_another_python(environment: Environment, installation: P
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_checkout_without_native_code_hides_an_installed_package(
+def test_checkout_without_native_code_uses_an_equal_installed_package(
     environment: Environment, installation: Path, tmp_path_factory, changed: bool
 ) -> None:
     """It uses the native code of the installed package where both have the same Python files, and
@@ -234,7 +240,7 @@ print("alive")
         assert result.stdout == "alive\n"
 
 
-def test_a_registration_that_fails_is_said(environment: Environment, installation: Path) -> None:
+def test_failed_registration_is_reported(environment: Environment, installation: Path) -> None:
     program = """
 import torch, torch.distributed as dist
 dist.Backend.register_backend = None
@@ -244,7 +250,7 @@ import deepspeed_comm
     assert "the backend dscomm could not be registered" in result.stderr
 
 
-def test_torch_without_distributed_is_left_alone(
+def test_torch_without_distributed_registers_nothing(
     environment: Environment, installation: Path
 ) -> None:
     program = f"""
@@ -257,7 +263,9 @@ import deepspeed_comm
     assert (result.stdout, result.stderr) == ("registered False\n", "")
 
 
-def test_torch_1_13_takes_no_devices(environment: Environment, installation: Path) -> None:
+def test_registration_with_torch_1_13_passes_no_devices(
+    environment: Environment, installation: Path
+) -> None:
     program = """
 import torch, torch.distributed as dist
 def register_backend(name, func, extended_api=False):
@@ -269,7 +277,7 @@ import deepspeed_comm
     assert (result.stdout, result.stderr) == ("dscomm True True\n", "")
 
 
-def test_the_backend_serves_cpu_and_takes_no_default_away(
+def test_backend_serves_cpu_and_gloo_stays_the_default(
     environment: Environment, installation: Path
 ) -> None:
     program = """
@@ -295,7 +303,9 @@ print(len(os.listdir("/proc/self/task")) - threads, "deepspeed_comm._C" in sys.m
     assert result.stdout == "0 False\n"
 
 
-def test_the_hook_costs_a_few_milliseconds(environment: Environment, installation: Path) -> None:
+def test_the_hook_takes_less_than_five_milliseconds(
+    environment: Environment, installation: Path
+) -> None:
     # CPU time and the best of five, so that other work on the machine does not count.
     program = """
 import torch, time
@@ -311,7 +321,7 @@ print(time.process_time() - began)
     assert min(seconds) < 0.005, seconds
 
 
-def test_without_torch_the_package_imports_and_says_what_to_install(
+def test_package_without_torch_imports_and_names_the_remedy(
     make_environment, installation: Path
 ) -> None:
     program = """

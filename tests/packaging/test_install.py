@@ -98,7 +98,7 @@ def uninstall(environment: Environment, outer_packages: Path) -> None:
 
 @pytest.mark.timeout(900)
 @with_pip
-def test_editable_install(
+def test_editable_install_works_and_uninstalls(
     pip_environment: Environment, outer_packages: Path, tmp_path: Path, isolation: str
 ) -> None:
     options = [] if isolation == "isolated" else ["--no-build-isolation"]
@@ -138,7 +138,7 @@ def test_wheel_installs_and_runs_elsewhere(
 
 
 @pytest.mark.timeout(900)
-def test_a_changed_core_file_costs_its_own_compilation(source_tree: Path) -> None:
+def test_changed_core_file_recompiles_only_itself(source_tree: Path) -> None:
     def build() -> str:
         return subprocess.run(
             [sys.executable, "setup.py", "build_ext"],
@@ -168,7 +168,7 @@ def configure(source_tree: Path, build: Path, *options: str) -> subprocess.Compl
     )  # fmt: skip
 
 
-def test_without_mpi_headers_the_build_is_complete(source_tree: Path, tmp_path: Path) -> None:
+def test_build_without_mpi_headers_is_complete(source_tree: Path, tmp_path: Path) -> None:
     blind = tmp_path / "pkg-config"
     blind.write_text('#!/bin/sh\ncase "$*" in *ompi*) exit 1 ;; esac\nexec pkg-config "$@"\n')
     blind.chmod(0o755)
@@ -186,7 +186,7 @@ def test_without_mpi_headers_the_build_is_complete(source_tree: Path, tmp_path: 
     assert "libopenmpi-dev" in result.stderr
 
 
-def test_the_pybind11_of_torch_comes_before_any_other(source_tree: Path, tmp_path: Path) -> None:
+def test_pybind11_of_torch_comes_before_any_other(source_tree: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     result = configure(source_tree, tmp_path / "build", f"-DCMAKE_CXX_FLAGS=-isystem {other}")
     assert result.returncode == 0, result.stderr
@@ -201,7 +201,7 @@ def test_the_pybind11_of_torch_comes_before_any_other(source_tree: Path, tmp_pat
         assert include[0] == str(first)
 
 
-def test_a_failed_build_says_what_to_do(
+def test_failed_build_names_the_remedy(
     environment: Environment, source_tree: Path, tmp_path: Path
 ) -> None:
     def build(**variables: str) -> str:
@@ -230,7 +230,7 @@ def test_a_failed_build_says_what_to_do(
 @pytest.mark.parametrize(
     "isolation", ["isolated", pytest.param("no-build-isolation", marks=pytest.mark.drill)]
 )
-def test_without_torch_the_build_ends_with_one_sentence(
+def test_build_without_torch_names_the_remedy_in_one_line(
     make_environment: Callable[..., Environment], source_tree: Path, isolation: str
 ) -> None:
     environment = make_environment(with_torch=False)

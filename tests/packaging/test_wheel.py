@@ -84,7 +84,7 @@ def run_cut_off(environment: Environment, *command: str) -> subprocess.Completed
     )
 
 
-def test_wheel_names_its_requirements_and_is_small(wheel: Path) -> None:
+def test_wheel_lists_its_requirements_and_is_small(wheel: Path) -> None:
     assert re.search(r"-cp\d+-cp\d+-manylinux_2_35_x86_64\.whl$", wheel.name)
     assert wheel.stat().st_size < 15_000_000
     archive = ZipFile(wheel)
@@ -99,7 +99,7 @@ def test_wheel_names_its_requirements_and_is_small(wheel: Path) -> None:
     assert not any(name.startswith(("libtorch", "libc10", "libmpi", "libpmix")) for name in names)
 
 
-def test_files_of_the_wheel_search_no_folder_of_the_builder(wheel: Path, tmp_path: Path) -> None:
+def test_library_paths_of_the_wheel_name_no_build_folder(wheel: Path, tmp_path: Path) -> None:
     ZipFile(wheel).extractall(tmp_path)
     checked = 0
     for file in tmp_path.rglob("*"):
@@ -115,7 +115,7 @@ def test_files_of_the_wheel_search_no_folder_of_the_builder(wheel: Path, tmp_pat
     assert checked >= 6
 
 
-def test_every_collective_without_compiler_and_network_is_right(
+def test_collectives_without_compiler_and_network_are_correct(
     installed: tuple[Environment, set[Path]],
 ) -> None:
     environment, _ = installed
@@ -152,7 +152,7 @@ def test_doctor_of_the_wheel_finds_no_problem(installed: tuple[Environment, set[
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_unknown_torch_names_the_choices(installed: tuple[Environment, set[Path]]) -> None:
+def test_unknown_torch_names_the_supported_ones(installed: tuple[Environment, set[Path]]) -> None:
     environment, _ = installed
     script = (
         "import torch; torch.__version__ = '9.9.0'\n"
