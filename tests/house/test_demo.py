@@ -73,7 +73,7 @@ def test_demo_with_three_ranks() -> None:
     assert len(re.findall(r"^  rank \d: ", output, re.M)) == 3
 
 
-def test_demo_shows_a_bar_on_a_terminal() -> None:
+def test_demo_on_a_terminal_shows_a_progress_bar() -> None:
     status, output = torchrun_on_a_terminal("-m", "deepspeed_comm.demo", *QUICK)
     assert status == 0, output
     assert "\x1b[" in output
@@ -83,7 +83,7 @@ def test_demo_shows_a_bar_on_a_terminal() -> None:
     assert len(losses(output)) == 1
 
 
-def test_demo_started_alone_says_how_to_start_it() -> None:
+def test_demo_without_launcher_names_the_command() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "deepspeed_comm.demo"],
         cwd=ROOT,
@@ -97,7 +97,7 @@ def test_demo_started_alone_says_how_to_start_it() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_demo_refuses_a_size_that_holds_no_elements() -> None:
+def test_demo_refuses_size_that_is_no_multiple_of_an_element() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "deepspeed_comm.demo", "--sizes", "6"],
         cwd=ROOT,

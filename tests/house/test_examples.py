@@ -23,7 +23,7 @@ PRINTS = {
 
 
 @pytest.mark.parametrize("program", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
-def test_example(program: Path, tmp_path: Path) -> None:
+def test_example_prints_the_expected_lines(program: Path, tmp_path: Path) -> None:
     # As it is told to be started, but with the torchrun of this environment and a port of its own.
     command = f"torchrun --nproc-per-node=2 examples/{program.name}"
     assert command in [line.strip() for line in program.read_text().splitlines()]

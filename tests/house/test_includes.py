@@ -87,14 +87,14 @@ def test_every_source_has_a_layer() -> None:
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=name_of)
-def test_includes_point_one_way(file: Path) -> None:
+def test_includes_follow_the_order_of_layers(file: Path) -> None:
     layer = layer_of(str(file.relative_to(ROOT / "csrc")))
     assert layer is not None
     assert not complaints(layer, file.read_text())
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=name_of)
-def test_includes_of_ours_are_written_from_csrc(file: Path) -> None:
+def test_project_includes_are_written_relative_to_csrc(file: Path) -> None:
     for included in includes(file.read_text()):
         beside = file.parent / included
         assert not beside.exists() or (ROOT / "csrc" / included).exists(), included
@@ -112,6 +112,6 @@ def test_includes_of_ours_are_written_from_csrc(file: Path) -> None:
         ("core/base", "#  include <Python.h>"),
     ],
 )
-def test_a_wrong_include_is_seen(layer: str, line: str) -> None:
+def test_wrong_include_is_reported(layer: str, line: str) -> None:
     assert complaints(layer, f"// {line}\n") == []
     assert complaints(layer, line)

@@ -31,13 +31,13 @@ def blocks_in(language: str) -> list:
 
 
 @pytest.mark.parametrize(("page", "program"), blocks_in("python"))
-def test_programs_run(page: Path, program: str, tmp_path: Path) -> None:
+def test_programs_of_pages_run(page: Path, program: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(program)
     result = torchrun("example.py", folder=tmp_path)
     assert result.returncode == 0, f"{program}\n{result.stdout}{result.stderr}"
 
 
-def test_the_program_of_the_first_page_is_short_and_true(tmp_path: Path) -> None:
+def test_program_of_the_readme_is_six_lines_and_correct(tmp_path: Path) -> None:
     [program] = [
         text for page, _, of, text in BLOCKS if page == ROOT / "README.md" and of == "python"
     ]
@@ -49,7 +49,7 @@ def test_the_program_of_the_first_page_is_short_and_true(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("page", "commands"), blocks_in("sh"))
-def test_commands_exist(page: Path, commands: str) -> None:
+def test_commands_of_pages_exist(page: Path, commands: str) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     for line in commands.splitlines():
         line = line.split("#")[0]
@@ -63,5 +63,5 @@ def test_commands_exist(page: Path, commands: str) -> None:
             assert (ROOT / path).exists(), line
 
 
-def test_every_block_says_its_language() -> None:
+def test_every_code_block_has_a_language() -> None:
     assert [f"{name_of(page)}, block {number}" for page, number, of, _ in BLOCKS if not of] == []

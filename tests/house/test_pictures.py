@@ -39,5 +39,5 @@ def test_picture_has_no_text_smaller_than_the_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_picture_is_shown_on_the_page_of_the_design(name: str) -> None:
+def test_picture_is_shown_on_the_design_page(name: str) -> None:
     assert f"](pictures/{name})" in (ROOT / "docs" / "design.md").read_text()

@@ -48,7 +48,7 @@ def release(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_release_is_tagged_with_its_notes(tree: Path) -> None:
+def test_release_is_tagged_with_its_notes(tree: Path) -> None:
     result = release(tree)
     assert result.returncode == 0, result.stderr
     assert "git push origin v0.2.0" in result.stdout
@@ -58,25 +58,25 @@ def test_a_release_is_tagged_with_its_notes(tree: Path) -> None:
     assert "the tag v0.2.0 exists" in release(tree).stderr
 
 
-def test_another_day_is_refused(tree: Path) -> None:
+def test_release_dated_another_day_is_refused(tree: Path) -> None:
     page = tree / "CHANGELOG.md"
     page.write_text(page.read_text().replace(TODAY, "not yet released"))
     commit(tree)
     assert "dates 0.2.0 'not yet released', and today is" in release(tree).stderr
 
 
-def test_another_version_is_refused(tree: Path) -> None:
+def test_release_of_another_version_is_refused(tree: Path) -> None:
     (tree / "deepspeed_comm/__init__.py").write_text('__version__ = "0.3.0"\n')
     commit(tree)
     assert "begins with 0.2.0, and deepspeed_comm/__init__.py has 0.3.0" in release(tree).stderr
 
 
-def test_changes_that_are_not_committed_are_refused(tree: Path) -> None:
+def test_release_with_uncommitted_changes_is_refused(tree: Path) -> None:
     (tree / "new").touch()
     result = release(tree)
     assert result.returncode == 1 and "the tree is not clean" in result.stderr
     assert git(tree, "tag") == ""
 
 
-def test_the_notes_of_this_tree_are_found() -> None:
+def test_release_notes_of_this_tree_are_found() -> None:
     assert release(ROOT, "--notes").stdout.startswith("The first version.")

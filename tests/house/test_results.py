@@ -20,7 +20,7 @@ DRAWN_BY = {
 }
 
 
-def test_every_file_of_results_has_figures() -> None:
+def test_every_results_file_has_figures() -> None:
     assert set(DRAWN_BY) == {file.name for file in RESULTS.glob("*.json")}
 
 
@@ -35,7 +35,7 @@ def test_figures_are_drawn_from_the_kept_results(name: str, tmp_path: Path) -> N
     assert all((tmp_path / file).read_bytes().startswith(b"\x89PNG") for file in drawn)
 
 
-def test_speed_ups_on_the_page_of_benchmarks_are_those_of_the_results() -> None:
+def test_speedups_on_the_benchmarks_page_match_the_results() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     rows = json.loads((RESULTS / "end_to_end.json").read_text())["rows"]
     compared = {

@@ -26,7 +26,7 @@ def starts_with_a_comment(file: Path) -> bool:
     [*native_sources("csrc"), *native_sources("tests"), *native_sources("benchmarks")],
     ids=name_of,
 )
-def test_every_source_says_what_it_is(file: Path) -> None:
+def test_every_source_begins_with_a_comment(file: Path) -> None:
     twin = file.with_suffix(".h")
     told_by_twin = file.suffix == ".cc" and twin.exists() and starts_with_a_comment(twin)
     # The test of a header is told by the header that it names first.
@@ -44,11 +44,11 @@ MODULES = [
 
 
 @pytest.mark.parametrize("file", MODULES, ids=name_of)
-def test_every_module_says_what_it_is(file: Path) -> None:
+def test_every_module_begins_with_a_docstring_or_comment(file: Path) -> None:
     assert re.match(r'(#!.*\n)?(r?"""|# )', file.read_text())
 
 
-def test_no_file_names_the_machine_it_was_written_on() -> None:
+def test_no_file_contains_a_path_of_a_home_folder() -> None:
     place = re.compile(r"(?<![\w./])/(?:root|home/\w+|Users/\w+)/[\w.]")
     assert place.search("built in /home/someone/project")
     named = [
@@ -65,7 +65,7 @@ def setting_names() -> set[str]:
     return {row["name"] for row in load_extension().settings()}
 
 
-def test_the_page_of_settings_is_what_the_extension_knows() -> None:
+def test_settings_page_matches_the_extension() -> None:
     result = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "settings_doc"), "--check"],
         capture_output=True,
@@ -77,7 +77,7 @@ def test_the_page_of_settings_is_what_the_extension_knows() -> None:
     assert set(re.findall(r"^\| `(DSCOMM_\w+)`", page, re.M)) == setting_names()
 
 
-def test_the_environment_is_read_in_one_place() -> None:
+def test_environment_is_read_only_in_listed_files() -> None:
     readers = [
         name_of(file)
         for file in native_sources()
@@ -91,7 +91,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     ]
 
 
-def test_versions_of_all_files_are_the_same() -> None:
+def test_version_is_the_same_in_all_files() -> None:
     version = deepspeed_comm.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     [latest, *_] = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
@@ -115,7 +115,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_of_pages_have_targets(page: Path) -> None:
     dead = []
     for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
         if "://" in link:
@@ -166,7 +166,7 @@ def own_names(source: str) -> set[str]:
     return names
 
 
-def test_files_of_the_core_share_no_names_of_their_own() -> None:
+def test_private_names_of_core_files_are_unique() -> None:
     """Sanitizers compile several files as one, and which ones changes with every new file."""
     files: dict[str, list[str]] = {}
     for file in native_sources("csrc/core"):
@@ -184,7 +184,7 @@ def test_messages_name_no_page_of_the_repository() -> None:
     assert named == []
 
 
-def test_messages_of_the_page_of_errors_are_in_the_sources() -> None:
+def test_messages_on_the_troubleshooting_page_are_in_the_sources() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     text = re.sub(r"torch: `[^`\n]+`", "", page)  # torch's own messages are marked so
     quoted = re.findall(r"`([^`\n]+)`", text)

@@ -29,7 +29,7 @@ def stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return module
 
 
-def test_stages_run_together_which_may(stages: ModuleType) -> None:
+def test_only_compatible_stages_run_together(stages: ModuleType) -> None:
     """Two at a time, one of them computing; never two that are timed or write the same."""
     running: set[str] = set()
     seen: set[frozenset[str]] = set()
@@ -97,7 +97,9 @@ def test_stages_run_together_which_may(stages: ModuleType) -> None:
     assert report.failures == 0 and max(map(len, seen)) == 3
 
 
-def test_what_stages_report(stages: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_report_failures_skips_and_slowest_tests(
+    stages: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = '<testsuite><testcase classname="a" name="{}" time="{}"/></testsuite>'
 
     def passes(run: Any) -> int:
@@ -147,7 +149,7 @@ def test_what_stages_report(stages: ModuleType, capsys: pytest.CaptureFixture[st
     assert next(each.cpu_s for each in report.results if each.name == "passes") > 0
 
 
-def test_other_stages_give_way_to_timed_ones(
+def test_other_stages_have_lower_priority_than_timed_ones(
     stages: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where the scheduler takes a session for a group, in which alone niceness counts."""
@@ -179,7 +181,7 @@ def commands(stages: ModuleType, which: str, monkeypatch: pytest.MonkeyPatch) ->
     return found
 
 
-def test_the_drill_has_all_that_make_test_leaves_out(
+def test_drill_runs_everything_that_make_test_leaves_out(
     stages: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chooses = ("drill", "drill or not drill")

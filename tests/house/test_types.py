@@ -90,7 +90,7 @@ def own_names() -> list[str]:
 
 
 @needs_mypy
-def test_programs_are_checked(tmp_path: Path) -> None:
+def test_mypy_checks_programs_against_the_types(tmp_path: Path) -> None:
     config = ("--config-file", str(ROOT / "pyproject.toml"))
     (tmp_path / "program.py").write_text(
         PROGRAM + "\n".join(f"dist.{name}" for name in own_names())
@@ -163,7 +163,7 @@ def is_for_checkers_alone(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.ClassDef) and bool(statement.decorator_list)
 
 
-def test_the_stub_is_what_the_native_module_has() -> None:
+def test_stub_matches_the_native_module() -> None:
     body = ast.parse(STUB.read_text()).body
     native = load_extension()
     compare([each for each in body if not is_for_checkers_alone(each)], native)
@@ -177,7 +177,7 @@ def test_the_stub_is_what_the_native_module_has() -> None:
     assert {tuple(row) for row in native.settings()} == {tuple(fields)}
 
 
-def test_the_types_are_installed() -> None:
+def test_type_files_are_packaged() -> None:
     """setup.py packs them, and their mark."""
     for name in ("py.typed", "_C.pyi", "__init__.pyi"):
         assert (ROOT / "deepspeed_comm" / name).exists()

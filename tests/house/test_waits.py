@@ -138,7 +138,7 @@ def waits_in(text: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("file", native_sources(), ids=name_of)
-def test_waits_are_known(file: Path) -> None:
+def test_waits_are_on_the_list(file: Path) -> None:
     unknown = {
         name: lines
         for name, lines in waits_in(file.read_text()).items()
@@ -147,7 +147,7 @@ def test_waits_are_known(file: Path) -> None:
     assert not unknown, "use wait_at_least(), or say in ALLOWED who ends this wait"
 
 
-def test_the_list_is_no_longer_than_needed() -> None:
+def test_list_of_waits_has_no_unused_entry() -> None:
     stale = [
         (name, primitive)
         for name, primitive in ALLOWED
@@ -170,6 +170,6 @@ def test_the_list_is_no_longer_than_needed() -> None:
         ("std::latch started(2);", "semaphore"),
     ],
 )
-def test_a_wait_is_seen(line: str, primitive: str) -> None:
+def test_new_wait_is_reported(line: str, primitive: str) -> None:
     assert list(waits_in(line)) == [primitive]
     assert waits_in(f"// {line}") == {}
