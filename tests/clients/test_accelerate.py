@@ -66,7 +66,7 @@ def _train(world: World, backend: str) -> dict[str, Any]:
     }
 
 
-def test_accelerate() -> None:
+def test_accelerate_training_matches_gloo() -> None:
     results = equal_over_both(_train)
     for result in results:
         assert_same_bits(result["parameters"], results[0]["parameters"])

@@ -81,7 +81,7 @@ def _save_and_load(world: World, backend: str, folder: str, asynchronous: bool) 
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["save", "async_save"])
-def test_saved_and_loaded(tmp_path: Path, asynchronous: bool) -> None:
+def test_saved_checkpoint_loads_the_same_values(tmp_path: Path, asynchronous: bool) -> None:
     results = equal_over_both(_save_and_load, str(tmp_path), asynchronous)
     # One process without a group reads what two have written.
     alone = make_model()

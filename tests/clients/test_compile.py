@@ -114,5 +114,5 @@ def inductor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_compiled(graph: str) -> None:
+def test_compiled_graphs_match_gloo(graph: str) -> None:
     equal_over_both(_compiled, graph, limit_s=300.0)

@@ -64,7 +64,7 @@ def _train(world: World, backend: str, hook: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("hook", ["scale_then_sum", "bf16_compress", "powerSGD"])
-def test_hook(hook: str) -> None:
+def test_ddp_hook_training_matches_gloo(hook: str) -> None:
     results = equal_over_both(_train, hook)
     assert_same_bits(results[0]["parameters"], results[1]["parameters"])
     assert_learned(results)

@@ -76,7 +76,7 @@ def _distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_outputs_are_those_of_the_whole_model(dtype: torch.dtype) -> None:
+def test_sharded_outputs_match_the_whole_model(dtype: torch.dtype) -> None:
     exact = _logits(_model(torch.float32).double())
     whole = _logits(_model(dtype))
     first, second = run("dscomm", _infer, dtype)

@@ -63,7 +63,7 @@ def _train(world: World, backend: str) -> dict[str, Any]:
     return {"losses": losses, "parameters": parameters_of(model)}
 
 
-def test_pipeline() -> None:
+def test_pipeline_training_matches_gloo() -> None:
     first, last = equal_over_both(_train)
     assert first["losses"] == last["losses"]
     assert_learned([first])

@@ -106,7 +106,7 @@ QUICK = {
         for case in itertools.product(range(4), ["fp32", "bf16"], WAYS)
     ],
 )
-def test_zero(stage: int, precision: str, way: str) -> None:
+def test_zero_training_matches_gloo(stage: int, precision: str, way: str) -> None:
     expected = run_once("gloo", _train, stage, precision, "init_distributed")
     found = run("dscomm", _train, stage, precision, way)
     assert_same_bits(found, expected)
@@ -117,7 +117,7 @@ def test_zero(stage: int, precision: str, way: str) -> None:
 @pytest.mark.drill
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_zero_of_four_ranks(stage: int, precision: str) -> None:
+def test_zero_training_of_four_ranks_is_close_to_gloo(stage: int, precision: str) -> None:
     expected = run("gloo", _train, stage, precision, "init_distributed", ranks=4)
     found = run("dscomm", _train, stage, precision, "init_distributed", ranks=4)
     for result in found:

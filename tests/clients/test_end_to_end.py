@@ -44,7 +44,7 @@ EXPECTED = {
 OF_DEEPSPEED = {("decode_autotp", "word"): DIRECT}
 
 
-def test_a_quick_run_has_all_rows_and_all_agree(tmp_path: Path) -> None:
+def test_quick_run_has_all_rows_and_no_failures(tmp_path: Path) -> None:
     path = tmp_path / "end_to_end.json"
     result = subprocess.run(
         [sys.executable, str(PROGRAM), "--quick", "--json", str(path)],
@@ -86,7 +86,7 @@ def _error(contender: str, quick: bool) -> Measured:
     [(_other_result, "['dscomm', 'dscomm'] instead of ['gloo', 'gloo']"),
      (_error, "a mistake of this test's")],
 )  # fmt: skip
-def test_what_is_wrong_is_a_failure(case: Any, message: str) -> None:
+def test_wrong_results_are_failures(case: Any, message: str) -> None:
     found = Found()
     measure("wrong", Workload({"call": Metric("a call", "us")}, case), 1, True, found)
     [failure] = found.failures

@@ -134,7 +134,7 @@ def test_inference_all_reduce_under_torchrun(both: Both) -> None:
         assert -signal.SIGSEGV in theirs.exit_codes, theirs
 
 
-def test_inference_all_reduce_of_what_it_was_not_made_for(both: Both) -> None:
+def test_inference_all_reduce_of_other_operators_dtypes_and_layouts(both: Both) -> None:
     """Faults 2, 3, 4, 6: the operator, other dtypes, other layouts and async_op are ignored."""
     theirs, ours = both(
         """
@@ -270,7 +270,7 @@ def test_inference_all_reduce_of_two_gibibytes(both: Both) -> None:
 # --- 7: groups
 
 
-def test_ranks_of_no_group(both: Both) -> None:
+def test_ranks_without_group_argument_are_those_of_the_world(both: Both) -> None:
     """Fault 7: none are found."""
     theirs, ours = both("say(dist.get_all_ranks_from_group()); dist.barrier()")
     assert ours.last() == [[0, 1]]
@@ -279,7 +279,7 @@ def test_ranks_of_no_group(both: Both) -> None:
     assert theirs.last() == [[]]
 
 
-def test_ranks_of_the_world(both: Both) -> None:
+def test_ranks_of_the_world_group_are_returned(both: Both) -> None:
     """Fault 7: it counts for ever."""
     theirs, ours = both(
         """
@@ -415,7 +415,7 @@ def test_bytes_in_the_log(both: Both) -> None:
     ["monitored_barrier()", "all_gather_object([None] * size, rank)"],
     ids=["monitored_barrier", "all_gather_object"],
 )
-def test_calls_that_the_log_does_not_know(both: Both, call: str) -> None:
+def test_log_of_other_calls_does_not_end_the_program(both: Both, call: str) -> None:
     """Fault 11: they end the program, as if all had gone well."""
     theirs, ours = both(
         f"""
@@ -430,7 +430,7 @@ def test_calls_that_the_log_does_not_know(both: Both, call: str) -> None:
     assert theirs.exit_codes == [0, 0] and theirs.said == [[], []], theirs
 
 
-def test_a_call_that_took_no_time(both: Both) -> None:
+def test_log_of_a_call_of_zero_duration_is_accepted(both: Both) -> None:
     """Fault 11: it is divided by."""
     theirs, ours = both(
         """
@@ -445,7 +445,7 @@ def test_a_call_that_took_no_time(both: Both) -> None:
     assert theirs.exit_codes == [1] and "ZeroDivisionError" in theirs.output[0], theirs
 
 
-def test_stragglers_where_ranks_logged_different_calls(both: Both) -> None:
+def test_stragglers_with_different_logged_calls_do_not_hang(both: Both) -> None:
     """Fault 12: a hang."""
     theirs, ours = both(
         """
@@ -470,7 +470,7 @@ def test_stragglers_where_ranks_logged_different_calls(both: Both) -> None:
     assert None in theirs.exit_codes, theirs
 
 
-def test_a_log_that_is_not_enabled(both: Both) -> None:
+def test_log_configured_as_disabled_stays_disabled(both: Both) -> None:
     """Fault 12: "enabled": false enables it."""
     theirs, ours = both(
         """
@@ -524,7 +524,7 @@ def test_all_gather_coalesced(both: Both) -> None:
 # --- 15, 16: what is found in the environment
 
 
-def test_no_launcher(both: Both) -> None:
+def test_init_without_launcher_needs_no_mpi4py(both: Both) -> None:
     """Fault 15: a plain program needs mpi4py."""
     theirs, ours = both(
         """
@@ -591,7 +591,7 @@ def test_azure_ml_and_sagemaker(both: Both) -> None:
 # --- 18, 19: the API
 
 
-def test_what_the_original_lacks_of_torch(both: Both) -> None:
+def test_torch_functions_missing_in_deepspeed(both: Both) -> None:
     """Fault 18."""
     theirs, ours = both(
         """
@@ -633,7 +633,7 @@ def test_what_the_original_lacks_of_torch(both: Both) -> None:
     assert (deprecated == 2) is hasattr(torch.distributed, "all_gather_single")
 
 
-def test_names_of_callers_and_functions(both: Both) -> None:
+def test_logged_names_of_callers_and_functions(both: Both) -> None:
     """Fault 19: every function is called log_wrapper, and a caller that is named is ignored."""
     theirs, ours = both(
         """
@@ -673,7 +673,7 @@ def test_names_of_callers_and_functions(both: Both) -> None:
 # --- Two more that docs/deepspeed.md names
 
 
-def test_an_operation_before_init_distributed(tmp_path: Path) -> None:
+def test_operation_before_init_distributed_raises(tmp_path: Path) -> None:
     program = "dist.all_reduce(torch.ones(1))"
     for package, error in (
         (THEIRS, "AttributeError: 'NoneType' object has no attribute 'all_reduce'"),
@@ -684,7 +684,7 @@ def test_an_operation_before_init_distributed(tmp_path: Path) -> None:
         assert outcome.exit_codes == [1] and error in outcome.output[0], outcome
 
 
-def test_all_reduce_switched_off(both: Both) -> None:
+def test_all_reduce_switched_off_does_not_communicate(both: Both) -> None:
     """The switch of the original does nothing."""
     theirs, ours = both(
         """

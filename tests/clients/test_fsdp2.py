@@ -38,7 +38,7 @@ def _train(world: World, backend: str, policy: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_fsdp2(policy: str) -> None:
+def test_fsdp2_training_matches_gloo(policy: str) -> None:
     first, second = equal_over_both(_train, policy)
     assert_same_bits(first["norms"], second["norms"])
     assert_same_bits(first["parameters"], second["parameters"])

@@ -119,7 +119,9 @@ def deepspeed() -> ModuleType:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_nothing_is_missing(deepspeed: ModuleType, module: str) -> None:
+def test_every_function_and_parameter_of_deepspeed_exists(
+    deepspeed: ModuleType, module: str
+) -> None:
     functions = own_functions(importlib.import_module(MODULES[module]))
     assert functions or module in ("constants", "reduce_op")
     for name, function in functions.items():
@@ -136,7 +138,7 @@ def test_nothing_is_missing(deepspeed: ModuleType, module: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_the_table_is_true(deepspeed: ModuleType, module: str) -> None:
+def test_table_of_names_matches_deepspeed(deepspeed: ModuleType, module: str) -> None:
     """deepspeed_0_19_8.json was read from the source; this is what Python says."""
     functions = own_functions(importlib.import_module(MODULES[module]))
     table = {
@@ -156,7 +158,7 @@ def test_the_table_is_true(deepspeed: ModuleType, module: str) -> None:
     assert {name: found[name] for name in found if name in table or name not in bare} == table
 
 
-def test_defaults_of_the_operations(deepspeed: ModuleType) -> None:
+def test_default_arguments_match_deepspeed(deepspeed: ModuleType) -> None:
     """`debug` aside, whose default there is the name of what imports modules."""
     compared = 0
     for name, function in own_functions(importlib.import_module("deepspeed.comm.comm")).items():
@@ -181,7 +183,7 @@ def getattr_of(name: str) -> Any:
     return found
 
 
-def test_every_name_of_the_package_is_here(deepspeed: ModuleType) -> None:
+def test_every_name_of_the_deepspeed_package_exists(deepspeed: ModuleType) -> None:
     theirs = importlib.import_module("deepspeed.comm")
     package = importlib.import_module("deepspeed_comm")
     missing = {
@@ -193,7 +195,7 @@ def test_every_name_of_the_package_is_here(deepspeed: ModuleType) -> None:
     assert missing == set(IMPORTED)
 
 
-def test_their_constants(deepspeed: ModuleType) -> None:
+def test_constants_match_deepspeed(deepspeed: ModuleType) -> None:
     theirs = importlib.import_module("deepspeed.comm.constants")
     here = ours("constants")
     values = {name: value for name, value in vars(theirs).items() if name.isupper()}

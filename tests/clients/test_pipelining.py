@@ -40,7 +40,7 @@ def _train(world: World, backend: str) -> dict[str, Any]:
     return {"losses": losses, "parameters": parameters_of(own)}
 
 
-def test_1f1b() -> None:
+def test_1f1b_training_matches_gloo_and_one_process() -> None:
     first, last = equal_over_both(_train)
     # One process alone gives the same, but for the order in which micro-batches are added.
     alone = make_model()

@@ -96,7 +96,7 @@ def _train(world: World, backend: str, sequence: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["plain", "SequenceParallel"])
-def test_tensor_parallel(sequence: bool) -> None:
+def test_tensor_parallel_training_matches_gloo_and_one_process(sequence: bool) -> None:
     first, second = equal_over_both(_train, sequence)
     assert_same_bits(first["parameters"], second["parameters"])
     # Beside one process alone the same numbers are added, in another order.
