@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_every_bad_end_is_told_apart() -> None:
+def test_every_kind_of_failure_is_distinguished() -> None:
     command = [sys.executable, "-m", "tests.torch_suite.misbehave"]
     finished = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=True

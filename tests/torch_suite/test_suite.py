@@ -33,7 +33,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.drill), 4])
-def test_no_test_that_gloo_passes_fails(ranks: int, tmp_path: pathlib.Path) -> None:
+def test_dscomm_passes_every_test_that_gloo_passes(ranks: int, tmp_path: pathlib.Path) -> None:
     report = tmp_path / "outcomes.json"
     command = [sys.executable, "-m", "tests.torch_suite.run", "--backend", "dscomm"]
     command += ["--ranks", str(ranks), "--json", str(report)]
