@@ -126,7 +126,7 @@ def _ccl_case(world: World) -> list[str]:
 def test_init_distributed_with_ccl() -> None:
     for told in run_fresh(RANKS, _ccl_case):
         assert [text for text in told if "ccl" in text] == [
-            "the backend ccl is not registered with torch; dscomm takes its place"
+            "the backend ccl is not registered with torch; dscomm is used instead"
         ]
 
 

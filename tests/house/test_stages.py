@@ -211,7 +211,7 @@ def test_drill_runs_everything_that_make_test_leaves_out(
         chosen = commands(stages, which, monkeypatch)
         debian = [command for command in chosen if ".venv-debian" in " ".join(command)]
         ignored = [word for command in debian for word in command if word.startswith("--ignore=")]
-        assert len(debian) == 3 and bool(ignored) is (which == "test")
+        assert len(debian) == 4 and bool(ignored) is (which == "test")
         assert all((ROOT / word.partition("=")[2]).exists() for word in ignored)
         presets = [command[2] for command in chosen if command[0] == "ctest"]
         assert presets == ["release", "asan", "tsan"]
