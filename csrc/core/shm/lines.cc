@@ -164,6 +164,9 @@ void Lines::set_up(Arena& arena, uint64_t offset) {
   // it was left. The rendezvous through the store orders all of it before any member's first load.
   auto* lines = reinterpret_cast<GroupLines*>(arena.data() + offset);
   lines->group_id.store(0, std::memory_order_release);  // pairs with has_left()
+  // Pairs with the acquires in has_left(), departure() and unread(): a member that sees any later
+  // store also sees that the lines are no longer that group's.
+  fence(std::memory_order_release);
   lines->closed.store(0, std::memory_order_relaxed);
   lines->ending.store(0, std::memory_order_relaxed);
   lines->aborted.store(0, std::memory_order_relaxed);
@@ -574,8 +577,10 @@ void Lines::abort(const Status& cause) {
   record.message[length] = '\0';
   // Pairs with find_abort(), begin(), look(). Sequentially consistent, and an exchange, so that
   // nobody sees what this rank's caller writes next into a tensor that members read in place, and
-  // not this: check_sources() looks here after the last read.
+  // not this: check_sources() looks here after the last read. The fence: before Armv8.1 an exchange
+  // is a load and a store, and only the load is ordered before the caller's stores.
   own_->aborted.exchange(1, std::memory_order_seq_cst);
+  fence(std::memory_order_seq_cst);
   // Members may sleep on any of this rank's words; the slot in use is not known to this thread.
   for (const Slot& slot : own_->slots) futex_wake_all(slot.posted);
   futex_wake_all(own_->done);
