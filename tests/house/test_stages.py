@@ -214,4 +214,18 @@ def test_drill_runs_everything_that_make_test_leaves_out(
         assert len(debian) == 4 and bool(ignored) is (which == "test")
         assert all((ROOT / word.partition("=")[2]).exists() for word in ignored)
         presets = [command[2] for command in chosen if command[0] == "ctest"]
-        assert presets == ["release", "asan", "tsan"]
+        assert presets == ["release", "asan", "tsan"] + ["aarch64"] * (which == "drill")
+
+
+def test_stage_for_aarch64_without_a_tool_is_skipped_and_names_the_package(
+    stages: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        stages.shutil, "which", lambda name: None if name.startswith("qemu") else f"/usr/bin/{name}"
+    )
+    stages.LOGS.mkdir()
+    stage = stages.core_tests_on_aarch64("aarch64")
+    run = stages.Run(stage, 1, stages.Report())
+    run.call = lambda *command, env=None: pytest.fail(f"{command} is run")
+    assert stage.work(run) == stages.SKIPPED
+    assert run.log.read_text() == "needs these packages: apt-get install qemu-user-static\n"
