@@ -47,9 +47,12 @@ if(DSCOMM_HAVE_PMIX)
   target_compile_options(dscomm-pmix PRIVATE -Wall -Wextra -Wshadow)
   target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX)
   # Debian's libpmix is outside the loader's path; nothing else is installed beside it.
+  # pkg-config puts a sysroot in front of this folder, and into link options that say nothing else.
+  string(REPLACE "${CMAKE_SYSROOT}/" "/" pmix_folders "${PMIX_LIBRARY_DIRS}")
+  set_property(TARGET PkgConfig::PMIX PROPERTY INTERFACE_LINK_OPTIONS)
   set_target_properties(dscomm-pmix PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package
-    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${PMIX_LIBRARY_DIRS}")
+    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${pmix_folders}")
 
   add_mpi_module(dscomm_mpi)
   add_custom_target(transport_files DEPENDS dscomm_mpi_module dscomm-pmix)

@@ -5,8 +5,14 @@
 # DSCOMM_TORCH_CXX11_ABI. With DSCOMM_TORCHES, for a wheel, there is one _C per torch, over the same
 # core. torch's own CMake package is not used: for a CUDA build of torch it fails without the CUDA
 # toolkit, which nothing here needs.
+#
+# To compile for another machine, set Python_INCLUDE_DIR and DSCOMM_PYTHON_SOABI
+# (cpython-311-aarch64-linux-gnu): Python_EXECUTABLE knows only its own.
 
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
+if(CMAKE_CROSSCOMPILING)
+  set(Python_SOABI ${DSCOMM_PYTHON_SOABI})
+endif()
 
 file(GLOB torch_sources CONFIGURE_DEPENDS csrc/torch/*.cc)
 if(NOT torch_sources)
