@@ -57,16 +57,16 @@ inline double now_us() {
 class Case {
  public:
   Case(const Options& options, Meeting& meeting, Operation& operation, size_t bytes)
-      : options_(options), meeting_(meeting), operation_(operation), bytes_(bytes) {}
+      : options_(options), modex_(meeting), operation_(operation), bytes_(bytes) {}
 
   // The number of samples that every rank has put where the meeting has room for them.
   size_t run(bool touch) {
     wrong_ = 0;
     warm_up();
     const size_t samples = touch ? run_touch() : run_tight();
-    if (!operation_.is_timed()) std::fill_n(meeting_.samples(options_.rank), samples, 0.0);
-    meeting_.wrong(options_.rank) = wrong_;
-    meeting_.meet();
+    if (!operation_.is_timed()) std::fill_n(modex_.samples(options_.rank), samples, 0.0);
+    modex_.wrong(options_.rank) = wrong_;
+    modex_.meet();
     return samples;
   }
 
@@ -78,7 +78,7 @@ class Case {
     const int calls = bytes_ < kLargeBytes ? kWarmUps : 1;
     do {
       for (int i = 0; i < calls; ++i) operation_.call();
-    } while (meeting_.meet(now_us() < end) != 0);
+    } while (modex_.meet(now_us() < end) != 0);
   }
 
   size_t run_tight() {
@@ -90,11 +90,11 @@ class Case {
         std::clamp(static_cast<size_t>(options_.budget_ms * 1000 / (call_us * batch)),
                    kFewestSamples, kMostSamples);
     const int warm_ups = call_us < 1000 ? kWarmUps : 1;
-    double* samples = meeting_.samples(options_.rank);
+    double* samples = modex_.samples(options_.rank);
     size_t taken = 0;
     for (uint32_t round = 0; taken < wanted; ++round) {
       operation_.fill(round);
-      meeting_.meet();
+      modex_.meet();
       int calls = warm_ups;
       for (int i = 0; i < warm_ups; ++i) operation_.call();
       for (; taken < wanted && calls + batch <= longest; calls += batch) {
@@ -108,7 +108,7 @@ class Case {
   }
 
   size_t run_touch() {
-    double* samples = meeting_.samples(options_.rank);
+    double* samples = modex_.samples(options_.rank);
     pilot_us();
     const double end =
         now_us() + 1000 * options_.budget_ms * 2;  // what is not timed takes time too
@@ -116,7 +116,7 @@ class Case {
     for (uint32_t round = 0;; ++round) {
       operation_.fill(round);
       const bool more = taken < kFewestSamples || (taken < kMostSamples && now_us() < end);
-      if (meeting_.meet(more) == 0) return taken;  // rank 0 says when
+      if (modex_.meet(more) == 0) return taken;  // rank 0 says when
       const double began = now_us();
       operation_.call();
       samples[taken++] = now_us() - began;
@@ -129,18 +129,18 @@ class Case {
     double us = 0;
     for (uint32_t round = 0; round < 3; ++round) {
       operation_.fill(round);
-      meeting_.meet();
+      modex_.meet();
       const double began = now_us();
       operation_.call();
       us = now_us() - began;
       wrong_ += operation_.wrong(round, 1);
     }
     return std::max(0.05,
-                    static_cast<double>(meeting_.meet(static_cast<uint64_t>(us * 1000))) / 1000);
+                    static_cast<double>(modex_.meet(static_cast<uint64_t>(us * 1000))) / 1000);
   }
 
   const Options& options_;
-  Meeting& meeting_;
+  Meeting& modex_;
   Operation& operation_;
   size_t bytes_;
   uint64_t wrong_ = 0;

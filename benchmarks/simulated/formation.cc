@@ -1,4 +1,4 @@
-// What it costs to form a group of thousands of ranks: the exchange's own code (Meeting,
+// What it costs to form a group of thousands of ranks: the exchange's own code (Modex,
 // StoreExchange), one thread for each host's leader, over a simulated store, in virtual time.
 //
 //   simulated_formation HOSTS LOCAL [HOP_US] [HANDLE_US] [GBIT] [DEAD]
@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "core/base/settings.h"
-#include "core/formation/meeting.h"
+#include "core/formation/modex.h"
 #include "core/formation/table_relay.h"
 #include "core/store/store.h"
 #include "core/store/store_exchange.h"
@@ -290,18 +290,18 @@ struct Leader {
 Status form(Store& store, TableRelay* relay, int leader, int hosts, int local, bool dies) {
   const Deadline deadline = Deadline::after(kTimeout);
   deadline.expired();
-  MeetingRequest request;
+  ModexRequest request;
   request.prefix = "dscomm/";
   request.rank = leader;
   request.size = hosts;
   request.began_ns = 0;
   for (int rank = 0; rank < hosts; ++rank) request.speakers.push_back(rank);
   if (hosts >= Settings().relay_hosts) request.relay = relay;
-  Meeting meeting(store, request, deadline);
+  Modex meeting(store, request, deadline);
   MemberText entry;
   entry.common.assign(kCommonBytes, static_cast<char>(leader));
   entry.own.assign(kOwnBytes * static_cast<size_t>(local), 'x');
-  Result<Meeting::Table> table = meeting.gather(entry);
+  Result<Modex::Table> table = meeting.gather(entry);
   if (!table.ok()) return table.status();
   DSCOMM_RETURN_IF_ERROR(meeting.withdraw());
   if (dies) return Status(Code::kAborted, "dead");

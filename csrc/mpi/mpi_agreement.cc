@@ -17,18 +17,18 @@ uint64_t weigh(uint64_t from, uint64_t to, uint64_t count) {
 }
 
 // The function of MPI's reduction: second = first and second. MPI may pass unaligned memory.
-void combine_leads(void* first, void* second, int* count, MPI_Datatype*) {
+void combine_headers(void* first, void* second, int* count, MPI_Datatype*) {
   for (int i = 0; i < *count; ++i) {
-    Lead a, b;
+    CallHeader a, b;
     std::byte* result = static_cast<std::byte*>(second) + static_cast<size_t>(i) * sizeof b;
     std::memcpy(&a, static_cast<std::byte*>(first) + static_cast<size_t>(i) * sizeof a, sizeof a);
     std::memcpy(&b, result, sizeof b);
-    const LeadHead& head = a.head;
+    const HeaderFields& head = a.head;
     // If ranks disagree about the data, the hashes differ and the data is not used.
     const Reduction reduction{static_cast<DType>(head.dtype), static_cast<ReduceOp>(head.op)};
     if (head.count > 0 && head.count == b.head.count && head.dtype == b.head.dtype &&
         head.op == b.head.op && check_reduction(reduction).ok() &&
-        head.count * dtype_bytes(reduction.dtype) <= kRideBytes) {
+        head.count * dtype_bytes(reduction.dtype) <= kPiggybackBytes) {
       const void* sources[2] = {a.data.data(), b.data.data()};
       reduce(b.data.data(), sources, 2, head.count, reduction, 1);
     }
@@ -61,24 +61,24 @@ std::vector<Side> decode_sides(std::span<const std::byte> bytes, size_t ranks) {
 
 }  // namespace
 
-void LeadHead::combine(const LeadHead& other) {
+void HeaderFields::combine(const HeaderFields& other) {
   hash = std::min(hash, other.hash);
   complement = std::min(complement, other.complement);
   balance += other.balance;
   longest = std::max(longest, other.longest);
 }
 
-Result<LeadType> lead_type() {
+Result<HeaderType> header_type() {
   static std::mutex mutex;
-  static LeadType made;
+  static HeaderType made;
   static bool is_made = false;
   std::lock_guard lock(mutex);
   if (is_made) return made;
-  int code = MPI_Type_contiguous(sizeof(Lead), MPI_BYTE, &made.type);
+  int code = MPI_Type_contiguous(sizeof(CallHeader), MPI_BYTE, &made.type);
   if (code != MPI_SUCCESS) return mpi_error("MPI_Type_contiguous", code);
   code = MPI_Type_commit(&made.type);
   if (code != MPI_SUCCESS) return mpi_error("MPI_Type_commit", code);
-  code = MPI_Op_create(&combine_leads, /*commute=*/1, &made.op);
+  code = MPI_Op_create(&combine_headers, /*commute=*/1, &made.op);
   if (code != MPI_SUCCESS) return mpi_error("MPI_Op_create", code);
   is_made = true;
   return made;

@@ -2,28 +2,28 @@
 // reports a mismatch.
 //
 // In a gather, a scatter or an all_to_all each receiver verifies the headings of its senders
-// (mpi_team_exchange.cc). Every other call begins with a header, its Lead, which is combined over
-// all ranks. It holds a hash of the call and the hash's complement, and both are minimised: all
-// hashes are equal if and only if one minimum is the complement of the other. The hash also covers
-// earlier calls, because a rank that only sends may have finished a call in which the ranks differ.
-// Counts that must match in pairs (the elements that one rank sends and another expects) are
-// balanced: the sender adds a hash of the pair and the count, the receiver subtracts it, and the
-// sum over all ranks is zero if all pairs match. So every rank detects a mismatch, in the same
+// (mpi_team_exchange.cc). Every other call begins with a header, its CallHeader, which is combined
+// over all ranks. It holds a hash of the call and the hash's complement, and both are minimised:
+// all hashes are equal if and only if one minimum is the complement of the other. The hash also
+// covers earlier calls, because a rank that only sends may have finished a call in which the ranks
+// differ. Counts that must match in pairs (the elements that one rank sends and another expects)
+// are balanced: the sender adds a hash of the pair and the count, the receiver subtracts it, and
+// the sum over all ranks is zero if all pairs match. So every rank detects a mismatch, in the same
 // call.
 //
-// Few ranks send their Leads, with the call itself, directly to each other. Receives have room for
-// the longest Lead that any rank may send, so nothing is truncated whatever the others call. Among
-// many ranks MPI reduces Leads of 1 KiB. Small data is piggybacked on the Lead, so that a small
-// call takes one round. In a small broadcast or reduce among few ranks only Leads with data are
-// sent, and along a chain only those from each rank to the next, so no rank waits for ranks that
-// send it nothing.
+// Few ranks send their headers, with the call itself, directly to each other. Receives have room
+// for the longest CallHeader that any rank may send, so nothing is truncated whatever the others
+// call. Among many ranks MPI reduces headers of 1 KiB. Small data is piggybacked on the CallHeader,
+// so that a small call takes one round. In a small broadcast or reduce among few ranks only headers
+// with data are sent, and along a chain only those from each rank to the next, so no rank waits for
+// ranks that send it nothing.
 //
 // Ranks that make different calls may then wait for each other without any message. So after a long
 // wait a rank makes all ranks compare their last calls (FailureDetector::compare_calls()).
 //
-// In calls that use MPI's collectives the Lead precedes the data: a collective whose arguments do
-// not match may write out of bounds or end the job. Copying the first chunk into staging meanwhile
-// hides most of the delay.
+// In calls that use MPI's collectives the CallHeader precedes the data: a collective whose
+// arguments do not match may write out of bounds or end the job. Copying the first chunk into
+// staging meanwhile hides most of the delay.
 #pragma once
 
 #include <mpi.h>
@@ -41,15 +41,15 @@
 
 namespace dscomm {
 
-// Piggybacked bytes among many ranks: they make a Lead of 1 KiB, which MPI sends eagerly.
-inline constexpr size_t kRideBytes = 984;
+// Piggybacked bytes among many ranks: they make a CallHeader of 1 KiB, which MPI sends eagerly.
+inline constexpr size_t kPiggybackBytes = 984;
 // Among few ranks: the most that a rank piggybacks for all others together in a reduction or a
 // broadcast. An all-reduce of 16 KiB between 2 hosts took 42 us without this and takes 27 us with
 // it. If each rank gets different data, the limit is one message each
 // (MpiTeamOptions::message_bytes).
-inline constexpr size_t kRideBytesOfFew = 60 << 10;
+inline constexpr size_t kPiggybackBytesOfFew = 60 << 10;
 
-struct LeadHead {
+struct HeaderFields {
   uint64_t hash = 0;        // minimum over the ranks
   uint64_t complement = 0;  // minimum
   uint64_t balance = 0;     // sum modulo 2^64
@@ -62,20 +62,20 @@ struct LeadHead {
 
   bool ranks_agree() const { return hash == ~complement && balance == 0; }
   // Merges another rank's header into this one.
-  void combine(const LeadHead& other);
+  void combine(const HeaderFields& other);
 };
 
-// A Lead among many ranks, as MPI reduces it.
-struct Lead {
-  LeadHead head;
-  std::array<std::byte, kRideBytes> data{};
+// A CallHeader among many ranks, as MPI reduces it.
+struct CallHeader {
+  HeaderFields head;
+  std::array<std::byte, kPiggybackBytes> data{};
 };
-static_assert(sizeof(Lead) == 1024);
+static_assert(sizeof(CallHeader) == 1024);
 
-// The Leads that are sent among few ranks: those from `from` to `to`, or those along a chain of
+// The headers that are sent among few ranks: those from `from` to `to`, or those along a chain of
 // `chain` ranks that begins at `from` or ends at `to`.
 inline constexpr int kEveryRank = -1;
-struct LeadWay {
+struct HeaderRoute {
   int from = kEveryRank, to = kEveryRank;
   int chain = 0;
 
@@ -93,13 +93,13 @@ struct LeadWay {
   }
 };
 
-// The MPI datatype of a Lead, one indivisible element, and the operator that combines two. Created
-// on first use and never freed. Any thread.
-struct LeadType {
+// The MPI datatype of a CallHeader, one indivisible element, and the operator that combines two.
+// Created on first use and never freed. Any thread.
+struct HeaderType {
   MPI_Datatype type;
   MPI_Op op;
 };
-Result<LeadType> lead_type();
+Result<HeaderType> header_type();
 
 // The elements that a rank sends to and expects from each rank, for calls in which ranks need not
 // know all counts. Zero for a pair without data.

@@ -12,7 +12,7 @@
 namespace dscomm {
 namespace {
 
-// How often a wait asks the parent team (composer_) whether it has failed.
+// How often a wait asks the parent team (parent_) whether it has failed.
 constexpr int64_t kAskEveryNs = 1'000'000;
 // After a wait this long, or a tenth of a shorter timeout, all ranks compare their calls; again
 // each time the wait has doubled. Ranks from the fourth on start later.
@@ -32,7 +32,7 @@ MpiTeamOptions bounded(MpiTeamOptions options) {
   return options;
 }
 
-constexpr int kLeadTag = 1;
+constexpr int kHeaderTag = 1;
 
 }  // namespace
 
@@ -49,11 +49,11 @@ class MpiTeam::Watch final : public MpiWatch {
           ends_.ask(team_.call_.number(), [this](uint64_t call) { return team_.look(call); });
       if (!end.ok()) return team_.cause_.keep(end);
     }
-    if (team_.composer_ != nullptr && waited_ns >= next_ask_ns_) {
+    if (team_.parent_ != nullptr && waited_ns >= next_ask_ns_) {
       next_ask_ns_ = waited_ns + kAskEveryNs;
-      Team& composer = *team_.composer_;
+      Team& parent = *team_.parent_;
       DSCOMM_RETURN_IF_ERROR(team_.end(
-          aborts_.ask(team_.call_.number(), [&](uint64_t call) { return composer.look(call); })));
+          aborts_.ask(team_.call_.number(), [&](uint64_t call) { return parent.look(call); })));
     }
     if (waited_ns >= next_comparison_ns_) {
       next_comparison_ns_ = 2 * waited_ns;
@@ -151,11 +151,11 @@ MpiTeam::~MpiTeam() {
 Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options) {
   splits_.clear(0);
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
-  lead_.longest = longest;
+  header_.longest = longest;
   return {};
 }
 
-Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const LeadWay& way,
+Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const HeaderRoute& way,
                               const CallOptions& options) {
   awaited_.clear();
   may_have_left_.clear();
@@ -182,10 +182,10 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
   if (!look(options.whole != nullptr ? options.whole->number() : sequence_ + 1).ok())
     return failure();
   deadline_ = &options.deadline;
-  composer_ = options.composer;
+  parent_ = options.parent;
   chunks_ = options.chunks;
   plan_ = options.plan;
-  call_ = as_piece(call, options);
+  call_ = as_sub_call(call, options);
   call_.sequence = ++sequence_;
   if (options.whole == nullptr) detector_.note_call(options_.id, call_, caller_);
   look_at_detector();
@@ -200,116 +200,118 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
 
   // The memory is free: the previous call is complete.
   const int slots = is_few() ? 1 + 2 * size() : 2;
-  DSCOMM_RETURN_IF_ERROR(fail(lead_staging_.reserve(static_cast<size_t>(slots) * slot_bytes(), 0)));
-  riding_bytes_ = following_bytes_ = 0;
-  riding_bytes_to_.clear();
-  lead_ = {};
-  lead_.hash = hash_call(mix_hash(history_, options_.id), call_);
+  DSCOMM_RETURN_IF_ERROR(
+      fail(header_staging_.reserve(static_cast<size_t>(slots) * slot_bytes(), 0)));
+  piggybacked_bytes_ = following_bytes_ = 0;
+  piggybacked_bytes_to_.clear();
+  header_ = {};
+  header_.hash = hash_call(mix_hash(history_, options_.id), call_);
   if (options.whole == nullptr) history_ = hash_call(history_, call_);
-  lead_.complement = ~lead_.hash;
-  lead_.balance = splits_.balance(rank_);
-  lead_.longest = splits_.longest();
+  header_.complement = ~header_.hash;
+  header_.balance = splits_.balance(rank_);
+  header_.longest = splits_.longest();
   return {};
 }
 
-std::byte* MpiTeam::ride(size_t bytes) {
-  riding_bytes_ = bytes;
+std::byte* MpiTeam::piggyback(size_t bytes) {
+  piggybacked_bytes_ = bytes;
   return slot(0) + heading_bytes();
 }
 
-std::byte* MpiTeam::ride_to_be_reduced(DType dtype, ReduceOp op, size_t count) {
-  lead_.dtype = static_cast<uint8_t>(dtype);
-  lead_.op = static_cast<uint8_t>(op);
-  lead_.count = static_cast<uint32_t>(count);
-  return ride(count * dtype_bytes(dtype));
+std::byte* MpiTeam::piggyback_to_be_reduced(DType dtype, ReduceOp op, size_t count) {
+  header_.dtype = static_cast<uint8_t>(dtype);
+  header_.op = static_cast<uint8_t>(op);
+  header_.count = static_cast<uint32_t>(count);
+  return piggyback(count * dtype_bytes(dtype));
 }
 
-std::byte* MpiTeam::ride_to(int k, size_t bytes) {
-  riding_bytes_to_.resize(static_cast<size_t>(size()));
-  riding_bytes_to_[static_cast<size_t>(k)] = bytes;
+std::byte* MpiTeam::piggyback_to(int k, size_t bytes) {
+  piggybacked_bytes_to_.resize(static_cast<size_t>(size()));
+  piggybacked_bytes_to_[static_cast<size_t>(k)] = bytes;
   return slot_to(k) + heading_bytes();
 }
 
-Status MpiTeam::agree(const LeadWay& way) {
-  DSCOMM_RETURN_IF_ERROR(start_lead(way));
-  return finish_lead();
+Status MpiTeam::agree(const HeaderRoute& way) {
+  DSCOMM_RETURN_IF_ERROR(start_header(way));
+  return finish_header();
 }
 
-void MpiTeam::head_lead(std::byte* slot) const {
-  std::memcpy(slot, &lead_, sizeof lead_);
-  if (is_few()) std::memcpy(slot + sizeof lead_, &call_, sizeof call_);
+void MpiTeam::fill_header(std::byte* slot) const {
+  std::memcpy(slot, &header_, sizeof header_);
+  if (is_few()) std::memcpy(slot + sizeof header_, &call_, sizeof call_);
 }
 
-Status MpiTeam::start_lead(const LeadWay& way) {
+Status MpiTeam::start_header(const HeaderRoute& way) {
   way_ = way;
-  head_lead(slot(0));
+  fill_header(slot(0));
   if (!is_few()) {
-    Result<LeadType> lead = lead_type();
-    if (!lead.ok()) return fail(lead.status());
+    Result<HeaderType> header = header_type();
+    if (!header.ok()) return fail(header.status());
     return check("MPI_Iallreduce", [&] {
-      return MPI_Iallreduce(slot(0), slot(1), 1, lead.value().type, lead.value().op, check_,
-                            lead_staging_.add_request());
+      return MPI_Iallreduce(slot(0), slot(1), 1, header.value().type, header.value().op, check_,
+                            header_staging_.add_request());
     });
   }
   const auto room = static_cast<int>(slot_bytes());
   for (int k = 0; k < size(); ++k)
     if (way.has(k, rank_))
       DSCOMM_RETURN_IF_ERROR(check("MPI_Irecv", [&] {
-        return MPI_Irecv(slot(1 + k), room, MPI_BYTE, k, kLeadTag, check_,
-                         lead_staging_.add_request());
+        return MPI_Irecv(slot(1 + k), room, MPI_BYTE, k, kHeaderTag, check_,
+                         header_staging_.add_request());
       }));
-  lead_receives_ = static_cast<int>(lead_staging_.requests.size());
+  header_receives_ = static_cast<int>(header_staging_.requests.size());
   // Starts with the next rank, so that not all ranks send to the same one first.
   for (int i = 1; i < size(); ++i) {
     const int k = (rank_ + i) % size();
     if (!way.has(rank_, k)) continue;
-    const bool is_own = !riding_bytes_to_.empty();
-    if (is_own) head_lead(slot_to(k));
-    const size_t bytes =
-        heading_bytes() + (is_own ? riding_bytes_to_[static_cast<size_t>(k)] : riding_bytes_);
+    const bool is_own = !piggybacked_bytes_to_.empty();
+    if (is_own) fill_header(slot_to(k));
+    const size_t bytes = heading_bytes() + (is_own ? piggybacked_bytes_to_[static_cast<size_t>(k)]
+                                                   : piggybacked_bytes_);
     const bool waits = way.is_one_way() && note_sent(k, bytes + following_bytes_);
     DSCOMM_RETURN_IF_ERROR(check("MPI_Isend", [&] {
       return (waits ? MPI_Issend : MPI_Isend)(is_own ? slot_to(k) : slot(0),
-                                              static_cast<int>(bytes), MPI_BYTE, k, kLeadTag,
-                                              check_, lead_staging_.add_request());
+                                              static_cast<int>(bytes), MPI_BYTE, k, kHeaderTag,
+                                              check_, header_staging_.add_request());
     }));
   }
   return {};
 }
 
-Status MpiTeam::finish_lead() {
+Status MpiTeam::finish_header() {
   // In a chain, compare with the predecessor's call before the successor has come.
   const auto has_predecessors = [this]() -> Result<bool> {
     int done = 0;
     const int code = guarded([&] {
-      return MPI_Testall(lead_receives_, lead_staging_.requests.data(), &done, MPI_STATUSES_IGNORE);
+      return MPI_Testall(header_receives_, header_staging_.requests.data(), &done,
+                         MPI_STATUSES_IGNORE);
     });
     if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
     return done != 0;
   };
   DSCOMM_RETURN_IF_ERROR(way_.chain > 0 ? wait_with(has_predecessors, Place::kEntering)
-                                        : wait(lead_staging_, Place::kEntering));
-  const uint64_t own_hash = lead_.hash;
+                                        : wait(header_staging_, Place::kEntering));
+  const uint64_t own_hash = header_.hash;
   if (is_few()) {
     for (int k = 0; k < size(); ++k) {
       if (!way_.has(k, rank_)) continue;
-      LeadHead other;
+      HeaderFields other;
       CallRecord theirs;
       std::memcpy(&other, slot(1 + k), sizeof other);
       std::memcpy(&theirs, slot(1 + k) + sizeof other, sizeof theirs);
       if (other.hash != own_hash) return differs(theirs, k);
       note_reader(k);
       if (!may_have_left_.empty()) may_have_left_[static_cast<size_t>(k)] = true;
-      lead_.combine(other);
+      header_.combine(other);
     }
   } else {
-    std::memcpy(&lead_, slot(1), sizeof lead_);
+    std::memcpy(&header_, slot(1), sizeof header_);
     std::fill(unread_bytes_.begin(), unread_bytes_.end(), size_t{0});  // all ranks have come
   }
-  if (way_.chain > 0) DSCOMM_RETURN_IF_ERROR(wait(lead_staging_, Place::kEntering));
+  if (way_.chain > 0) DSCOMM_RETURN_IF_ERROR(wait(header_staging_, Place::kEntering));
   for (int k = 0; k < size(); ++k)
     if (way_.has(rank_, k) && unread_bytes_[static_cast<size_t>(k)] >= kMostUnread) note_reader(k);
-  if (!lead_.ranks_agree()) return disagree();
+  if (!header_.ranks_agree()) return disagree();
   detector_.note_position(options_.id, position(Place::kMoving));
   return {};
 }
@@ -341,7 +343,7 @@ Status MpiTeam::find_difference(bool asks) {
 Status MpiTeam::disagree() {
   const auto ranks = static_cast<size_t>(size());
   const std::vector<std::byte> mine = encode_side(call_, splits_, ranks);
-  MpiStaging& staging = lead_staging_;
+  MpiStaging& staging = header_staging_;
   DSCOMM_RETURN_IF_ERROR(fail(staging.reserve((1 + ranks) * mine.size(), 0)));
   std::byte* sides = staging.data() + mine.size();
   std::memcpy(staging.data(), mine.data(), mine.size());
@@ -352,7 +354,7 @@ Status MpiTeam::disagree() {
   }));
   DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
   // With equal hashes, only counts differ.
-  if (lead_.hash != ~lead_.complement) DSCOMM_RETURN_IF_ERROR(find_difference(rank_ == 0));
+  if (header_.hash != ~header_.complement) DSCOMM_RETURN_IF_ERROR(find_difference(rank_ == 0));
   std::vector<std::string> names;
   for (const MpiTeamMember& member : options_.members) names.push_back(member.name);
   return fail(Code::kMismatch, explain_mismatch({sides, ranks * mine.size()}, names));
@@ -368,14 +370,15 @@ Status MpiTeam::run(const Rounds& rounds) {
   for (MpiStaging& staging : staging_)
     DSCOMM_RETURN_IF_ERROR(fail(staging.reserve(rounds.bytes, table_entries)));
 
-  DSCOMM_RETURN_IF_ERROR(start_lead(rounds.way));
+  DSCOMM_RETURN_IF_ERROR(start_header(rounds.way));
   rounds.stage(0, staging_[0].data());
-  if (!rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_lead());
+  if (!rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_header());
   // The ranks that a sender waits for may not be in the call yet.
   const Place place = rounds.way.is_one_way() ? Place::kEntering : Place::kMoving;
   // With a second step, forwarded data must be of a verified call, so fewer rounds start ahead.
   const size_t ahead = rounds.go_on == nullptr ? kInFlight : kUntilSecond;
-  const size_t round_count = rounds.order.rounds((lead_.longest + rounds.piece - 1) / rounds.piece);
+  const size_t round_count =
+      rounds.order.rounds((header_.longest + rounds.piece - 1) / rounds.piece);
 
   for (size_t round = 0; round < round_count + kInFlight; ++round) {
     MpiStaging& staging = staging_[round % kInFlight];
@@ -394,7 +397,7 @@ Status MpiTeam::run(const Rounds& rounds) {
           check("MPI's operation", [&] { return rounds.start(round, staging); }));
     }
     if (rounds.goes_ahead && round + 1 == std::min(ahead, round_count))
-      DSCOMM_RETURN_IF_ERROR(finish_lead());
+      DSCOMM_RETURN_IF_ERROR(finish_header());
     if (rounds.go_on != nullptr && round >= kUntilSecond && round - kUntilSecond < round_count) {
       MpiStaging& before = staging_[(round - kUntilSecond) % kInFlight];
       DSCOMM_RETURN_IF_ERROR(wait(before, place));
@@ -449,9 +452,9 @@ Status MpiTeam::refused(const Status& status) {
     look_at_detector();
     DSCOMM_RETURN_IF_ERROR(look(kAnyCall));
     DSCOMM_RETURN_IF_ERROR(died_);
-    if (composer_ == nullptr) return {};
-    DSCOMM_RETURN_IF_ERROR(composer_->look(kAnyCall));
-    return composer_->death();
+    if (parent_ == nullptr) return {};
+    DSCOMM_RETURN_IF_ERROR(parent_->look(kAnyCall));
+    return parent_->death();
   });
   if (Status known = cause_.get(); !known.ok()) return known;
   return fail(reason);

@@ -13,10 +13,10 @@
 //
 // Gather, scatter and all_to_all have no rounds but a stream of messages for each block.
 //
-// Other calls begin with a short exchange of headers (Leads), in which the ranks verify that they
+// Other calls begin with a short exchange of headers (headers), in which the ranks verify that they
 // make the same call (mpi_agreement.h); small data is piggybacked on it. In a small broadcast or
-// reduce among few ranks, and along a chain, Leads go in one direction. Among many ranks the Lead
-// is a collective on a separate communicator, so that it never meets data.
+// reduce among few ranks, and along a chain, headers go in one direction. Among many ranks the
+// CallHeader is a collective on a separate communicator, so that it never meets data.
 //
 // MPI reports no deaths and no aborts: a rank whose peer is gone waits for ever. So every wait
 // polls the failure detector and ends at the deadline. Memory that MPI still uses then is never
@@ -87,7 +87,7 @@ struct MpiTeamOptions {
   // If MPI reduces, halves travel as float32 and are rounded once, not per hop. The same on all
   // members.
   bool halves_as_float32 = false;
-  // Up to this many ranks are "few" and send their Leads to each other in one hop; more ranks let
+  // Up to this many ranks are "few" and send their headers to each other in one hop; more ranks let
   // MPI reduce them, up and down a tree. The same on all members.
   int few_ranks = 8;
   MpiWaitPolicy wait_policy;
@@ -133,7 +133,7 @@ class MpiTeam final : public Team {
   Status failure() override;
   Status death() override;
   Status look(uint64_t call) override;
-  void set_composer(const Team* composer) override { counts_calls_ = composer; }
+  void set_parent(const Team* parent) override { counts_calls_ = parent; }
   uint64_t finished_calls() const override {
     return finished_calls_.load(std::memory_order_relaxed);  // relaxed: guards no data
   }
@@ -217,7 +217,7 @@ class MpiTeam final : public Team {
     // The first rounds may start before the ranks have agreed: whatever the others call, nothing is
     // truncated, and ranks that agree have the same number of rounds.
     bool goes_ahead = false;
-    LeadWay way;  // of the Leads
+    HeaderRoute way;  // of the headers
   };
 
   // Whether all values of a call with blocks of up to `count` elements exist already. Gives the
@@ -226,15 +226,15 @@ class MpiTeam final : public Team {
     return chunks == nullptr || count <= chunks->count;
   }
 
-  // Fails if the Team has failed, else prepares the Lead of the next call, whose longest block on
-  // any rank has `longest` elements.
+  // Fails if the Team has failed, else prepares the CallHeader of the next call, whose longest
+  // block on any rank has `longest` elements.
   Status begin(const CallRecord& call, size_t longest, const CallOptions& options);
   // The same for a call whose counts differ between ranks; splits_ holds the counts that this rank
   // knows. `only_receives`: no rank needs anything from this one, so its senders may have left.
   Status begin_splits(const CallRecord& call, const CallOptions& options,
                       bool only_receives = false);
-  // begin() for a call whose Leads go in one direction among few ranks.
-  Status begin_one_way(const CallRecord& call, size_t count, const LeadWay& way,
+  // begin() for a call whose headers go in one direction among few ranks.
+  Status begin_one_way(const CallRecord& call, size_t count, const HeaderRoute& way,
                        const CallOptions& options);
   // The reductions, after begin().
   Status reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,
@@ -273,8 +273,8 @@ class MpiTeam final : public Team {
                              size_t piece);
   struct Chain;
   Status reduce_along_chain(const void* in, void* out, size_t count, const Reduction& reduction,
-                            const LeadWay& way);
-  Status broadcast_along_chain(void* buffer, size_t count, DType dtype, const LeadWay& way);
+                            const HeaderRoute& way);
+  Status broadcast_along_chain(void* buffer, size_t count, DType dtype, const HeaderRoute& way);
   // Implements gather, scatter and all_to_all.
   class Exchange;
   Status exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
@@ -282,45 +282,46 @@ class MpiTeam final : public Team {
   // The prepared all-reduce for the current call, perhaps not prepared yet; null if none is due.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
-  bool fits_lead(size_t count, const Reduction& reduction) const;
+  bool fits_header(size_t count, const Reduction& reduction) const;
   void reduce_in_order(void* results, const void* own, const std::byte* others, size_t stride,
                        size_t count, const Reduction& reduction);
 
   bool is_few() const { return size() <= options_.few_ranks; }
   // Bytes that can be piggybacked.
-  size_t ride_room() const {
-    return is_few() ? kRideBytesOfFew / static_cast<size_t>(size() - 1) : kRideBytes;
+  size_t piggyback_room() const {
+    return is_few() ? kPiggybackBytesOfFew / static_cast<size_t>(size() - 1) : kPiggybackBytes;
   }
   // Returns where to put them. Among many ranks each adds as many, as they are reduced.
-  std::byte* ride(size_t bytes);
-  std::byte* ride_to_be_reduced(DType dtype, ReduceOp op, size_t count);
+  std::byte* piggyback(size_t bytes);
+  std::byte* piggyback_to_be_reduced(DType dtype, ReduceOp op, size_t count);
   // The same with different data for each rank, among few ranks; up to a message each.
-  std::byte* ride_to(int k, size_t bytes);
+  std::byte* piggyback_to(int k, size_t bytes);
   // After agree(): rank k's piggybacked data, among few ranks, and the reduced data, among many.
-  std::byte* rode(int k) { return slot(1 + k) + heading_bytes(); }
-  std::byte* rode_reduced() { return rode(0); }
-  // A slot of lead_staging_: 0 is this rank's Lead; 1 + k is rank k's or, among many ranks, 1 is
-  // the combined one. Among few ranks, slot_to(k) is this rank's Lead for rank k.
+  std::byte* was_piggybacked(int k) { return slot(1 + k) + heading_bytes(); }
+  std::byte* received_reduced() { return was_piggybacked(0); }
+  // A slot of header_staging_: 0 is this rank's CallHeader; 1 + k is rank k's or, among many ranks,
+  // 1 is the combined one. Among few ranks, slot_to(k) is this rank's CallHeader for rank k.
   std::byte* slot(int index) {
-    return lead_staging_.data() + static_cast<size_t>(index) * slot_bytes();
+    return header_staging_.data() + static_cast<size_t>(index) * slot_bytes();
   }
   std::byte* slot_to(int k) { return slot(1 + size() + k); }
   size_t slot_bytes() const {
-    return is_few() ? heading_bytes() + std::max(ride_room(), message_bytes()) : sizeof(Lead);
+    return is_few() ? heading_bytes() + std::max(piggyback_room(), message_bytes())
+                    : sizeof(CallHeader);
   }
   // Bytes before the piggybacked data. Few ranks also exchange their calls.
   size_t heading_bytes() const {
-    return is_few() ? sizeof(LeadHead) + sizeof(CallRecord) : sizeof(LeadHead);
+    return is_few() ? sizeof(HeaderFields) + sizeof(CallRecord) : sizeof(HeaderFields);
   }
-  void head_lead(std::byte* slot) const;
-  // Waits until all ranks have made the call and agree; lead_ is then the combined header. If Leads
-  // go in one direction, waits only for those to this rank, and checks that they agree.
-  Status agree(const LeadWay& way = {});
-  Status start_lead(const LeadWay& way = {});
-  Status finish_lead();
+  void fill_header(std::byte* slot) const;
+  // Waits until all ranks have made the call and agree; header_ is then the combined header. If
+  // headers go in one direction, waits only for those to this rank, and checks that they agree.
+  Status agree(const HeaderRoute& way = {});
+  Status start_header(const HeaderRoute& way = {});
+  Status finish_header();
   Status disagree();
   Status differs(const CallRecord& theirs, int rank);
-  Team& outermost() { return composer_ != nullptr ? *composer_ : *this; }
+  Team& outermost() { return parent_ != nullptr ? *parent_ : *this; }
   // Makes all ranks compare their last calls, or leaves that to another one, and awaits the result.
   Status find_difference(bool asks);
   // Counts a message to a rank that may not have taken the previous ones. Returns whether the
@@ -401,18 +402,18 @@ class MpiTeam final : public Team {
   uint64_t sequence_ = 0;
   uint64_t history_ = 0;                // see CallOptions; of this Team, if it has no parent
   CallRecord call_;                     // current
-  Team* composer_ = nullptr;            // parent team, see CallOptions
+  Team* parent_ = nullptr;              // parent team, see CallOptions
   const Deadline* deadline_ = nullptr;  // of the current call
   const Chunks* chunks_ = nullptr;      // see CallOptions
   uint64_t plan_ = 0;                   // see CallOptions
   Splits splits_;
-  LeadWay way_;
-  LeadHead lead_;
-  size_t riding_bytes_ = 0;
-  size_t following_bytes_ = 0;           // sent to the Leads' receivers afterwards
-  std::vector<size_t> riding_bytes_to_;  // by rank; empty: all get the same
-  MpiStaging lead_staging_;
-  int lead_receives_ = 0;                 // the first requests of lead_staging_
+  HeaderRoute way_;
+  HeaderFields header_;
+  size_t piggybacked_bytes_ = 0;
+  size_t following_bytes_ = 0;                // sent to the headers' receivers afterwards
+  std::vector<size_t> piggybacked_bytes_to_;  // by rank; empty: all get the same
+  MpiStaging header_staging_;
+  int header_receives_ = 0;               // the first requests of header_staging_
   static constexpr size_t kInFlight = 4;  // rounds
   static constexpr size_t kSendsAhead = 8;
   static constexpr size_t kMostUnread = size_t{128} << 10;
@@ -432,7 +433,7 @@ class MpiTeam final : public Team {
   std::string advice_;  // for left_
   int64_t gone_since_ns_ = 0;
 
-  const Team* counts_calls_ = nullptr;  // see set_composer(); null: this Team
+  const Team* counts_calls_ = nullptr;  // see set_parent(); null: this Team
   std::atomic<uint64_t> finished_calls_{0};
 
   FirstCause cause_;

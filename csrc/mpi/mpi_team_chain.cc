@@ -1,8 +1,8 @@
 // Broadcast and reduce of long data among few ranks: along a chain with the root at one end.
 //
 // Every rank sends one piece to its neighbour while it receives the next, so each link carries the
-// data once and all links are busy. The Leads take the same way before the data: each rank compares
-// its call with its predecessor's, and none waits for its successors.
+// data once and all links are busy. The headers take the same way before the data: each rank
+// compares its call with its predecessor's, and none waits for its successors.
 
 #include <complex>
 
@@ -37,13 +37,14 @@ struct MpiTeam::Chain {
   int place;
   bool is_last;
   int before, after;  // ranks
-  // Bytes of the longest piece of any chain: receives are posted before the Lead has arrived, and
-  // may match messages of another call.
+  // Bytes of the longest piece of any chain: receives are posted before the CallHeader has arrived,
+  // and may match messages of another call.
   size_t room;
   size_t piece;  // elements
 };
 
-Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype, const LeadWay& way) {
+Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype,
+                                      const HeaderRoute& way) {
   const size_t element_bytes = dtype_bytes(dtype);
   const Chain chain(*this, way.from, count, element_bytes);
   const Pieces pieces{within_chunks(chain.piece), element_bytes};
@@ -72,7 +73,7 @@ Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype, c
 
 // From the last rank to the root: each rank adds its values to those received.
 Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
-                                   const Reduction& reduction, const LeadWay& way) {
+                                   const Reduction& reduction, const HeaderRoute& way) {
   const WireReduction wire = on_wire(reduction);
   const Chain chain(*this, way.to, count, wire.wire_bytes());
   const size_t piece = within_chunks(chain.piece);

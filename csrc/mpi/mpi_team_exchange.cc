@@ -3,7 +3,7 @@
 // Each block is a stream of messages that MPI sends eagerly (see mpi_team.h), from and into
 // staging. The streams share the slots of staging; first messages precede second ones.
 //
-// These calls have no Lead. The first message of each stream begins with a heading, which the
+// These calls have no CallHeader. The first message of each stream begins with a heading, which the
 // receiver compares with its own call.
 
 #include "mpi/mpi_team_exchange.h"
@@ -24,7 +24,7 @@ constexpr int kStreamTag = 4;
 
 struct MpiTeam::Exchange::Heading {
   CallRecord call;
-  uint64_t hash = 0;                // as in a Lead
+  uint64_t hash = 0;                // as in a CallHeader
   uint64_t sends = 0, expects = 0;  // elements
 };
 
@@ -140,7 +140,7 @@ Status MpiTeam::Exchange::send(size_t place) {
   Partner& partner = partners_[uses_[place].partner];
   std::byte* data = at(place);
   if (message == 0) {
-    const Heading heading{team_.call_, team_.lead_.hash, partner.in_count, partner.out_count};
+    const Heading heading{team_.call_, team_.header_.hash, partner.in_count, partner.out_count};
     std::memcpy(data, &heading, sizeof heading);
     data += sizeof heading;
   }
@@ -210,7 +210,7 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
 }
 
 Status MpiTeam::Exchange::compare(const Partner& partner, const Heading& heading) {
-  const bool is_same_call = heading.hash == team_.lead_.hash;
+  const bool is_same_call = heading.hash == team_.header_.hash;
   const bool gets_all = heading.sends == partner.out_count;
   if (is_same_call && gets_all && heading.expects == partner.in_count) return {};
   if (!is_same_call) return team_.differs(heading.call, partner.rank);

@@ -10,29 +10,31 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
   const bool is_root = rank_ == root;
-  const bool rides = all_is_there(options.chunks, count) && bytes <= ride_room();
+  const bool is_piggybacked = all_is_there(options.chunks, count) && bytes <= piggyback_room();
   const CallRecord call = make_record(Collective::kBroadcast, dtype, count, options, root);
-  const bool has_shares = !rides && fits_shares(count, element_bytes, size() - 1, options.chunks);
-  const LeadWay way{.from = root, .chain = rides ? 0 : size()};
+  const bool has_shares =
+      !is_piggybacked && fits_shares(count, element_bytes, size() - 1, options.chunks);
+  const HeaderRoute way{.from = root, .chain = is_piggybacked ? 0 : size()};
   DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(call, count, way, options)
                                                  : begin(call, count, options));
   note(Collective::kBroadcast,
-       rides        ? "in the header"
-       : has_shares ? "in shares"
-       : is_few()   ? "along a chain"
-                    : "by MPI",
+       is_piggybacked ? "in the header"
+       : has_shares   ? "in shares"
+       : is_few()     ? "along a chain"
+                      : "by MPI",
        bytes);
-  if (rides) {
+  if (is_piggybacked) {
     if (!is_few()) {
       // The other ranks add zeros.
-      std::byte* riding = ride_to_be_reduced(DType::kUInt8, ReduceOp::kBor, bytes);
-      if (is_root && bytes > 0) std::memcpy(riding, buffer, bytes);
-      if (!is_root) std::memset(riding, 0, bytes);
+      std::byte* piggybacked = piggyback_to_be_reduced(DType::kUInt8, ReduceOp::kBor, bytes);
+      if (is_root && bytes > 0) std::memcpy(piggybacked, buffer, bytes);
+      if (!is_root) std::memset(piggybacked, 0, bytes);
     } else if (is_root && bytes > 0) {
-      std::memcpy(ride(bytes), buffer, bytes);
+      std::memcpy(piggyback(bytes), buffer, bytes);
     }
     DSCOMM_RETURN_IF_ERROR(agree(way));
-    if (!is_root && bytes > 0) std::memcpy(buffer, is_few() ? rode(root) : rode_reduced(), bytes);
+    if (!is_root && bytes > 0)
+      std::memcpy(buffer, is_few() ? was_piggybacked(root) : received_reduced(), bytes);
     return finished();
   }
   if (has_shares) return broadcast_by_shares(buffer, count, element_bytes, root);
@@ -71,24 +73,24 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
   }
   DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
-  if (is_few() && longest * element_bytes <= std::max(ride_room(), message_bytes())) {
-    if (count > 0) std::memcpy(ride(count * element_bytes), in, count * element_bytes);
+  if (is_few() && longest * element_bytes <= std::max(piggyback_room(), message_bytes())) {
+    if (count > 0) std::memcpy(piggyback(count * element_bytes), in, count * element_bytes);
     DSCOMM_RETURN_IF_ERROR(agree());
     for (size_t k = 0; k < ranks; ++k) {
-      const void* block = k == me ? in : rode(static_cast<int>(k));
+      const void* block = k == me ? in : was_piggybacked(static_cast<int>(k));
       if (out_counts[k] > 0 && outs[k] != block)
         std::memcpy(outs[k], block, out_counts[k] * element_bytes);
     }
     return finished();
   }
-  if (!is_few() && total * element_bytes <= kRideBytes) {
+  if (!is_few() && total * element_bytes <= kPiggybackBytes) {
     // Every rank adds its own block, and zeros for the others'.
-    std::byte* at = ride_to_be_reduced(DType::kUInt8, ReduceOp::kBor, total * element_bytes);
+    std::byte* at = piggyback_to_be_reduced(DType::kUInt8, ReduceOp::kBor, total * element_bytes);
     std::memset(at, 0, total * element_bytes);
     for (size_t k = 0; k < me; ++k) at += out_counts[k] * element_bytes;
     if (count > 0) std::memcpy(at, in, count * element_bytes);
     DSCOMM_RETURN_IF_ERROR(agree());
-    at = rode_reduced();
+    at = received_reduced();
     for (size_t k = 0; k < ranks; ++k) {
       if (out_counts[k] > 0) std::memcpy(outs[k], at, out_counts[k] * element_bytes);
       at += out_counts[k] * element_bytes;

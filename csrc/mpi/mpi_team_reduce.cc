@@ -1,6 +1,6 @@
 // The reductions of MpiTeam, by eight algorithms:
 //
-//   in the Lead: data small enough to be piggybacked
+//   in the CallHeader: data small enough to be piggybacked
 //   in shares: data that fits one message per rank, among 3 to few_ranks ranks (mpi_team_shares.cc)
 //   by swap: two ranks send each other all their data, and each reduces both
 //   by exchange: MPI_Ialltoallv gives every rank its share of all data, which it reduces in rank
@@ -42,7 +42,7 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
   const auto take = [&](const char* algorithm) {
     note(Collective::kAllReduce, algorithm, count * dtype_bytes(reduction.dtype));
   };
-  if (all_is_there(chunks_, count) && fits_lead(count, reduction)) {
+  if (all_is_there(chunks_, count) && fits_header(count, reduction)) {
     take("in the header");
     return reduce_small(in, out, count, reduction, kEveryRank);
   }
@@ -71,20 +71,20 @@ Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction&
                        int root, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
   DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
-  const bool rides = all_is_there(options.chunks, count) && fits_lead(count, reduction);
+  const bool is_piggybacked = all_is_there(options.chunks, count) && fits_header(count, reduction);
   const CallRecord call = make_record(Collective::kReduce, reduction, count, options, root);
   const bool has_shares =
-      !rides && fits_shares(count, dtype_bytes(reduction.dtype), size(), options.chunks);
-  const LeadWay way{.to = root, .chain = rides ? 0 : size()};
+      !is_piggybacked && fits_shares(count, dtype_bytes(reduction.dtype), size(), options.chunks);
+  const HeaderRoute way{.to = root, .chain = is_piggybacked ? 0 : size()};
   DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(call, count, way, options)
                                                  : begin(call, count, options));
   note(Collective::kReduce,
-       rides        ? "in the header"
-       : has_shares ? "in shares"
-       : is_few()   ? "along a chain"
-                    : "by MPI",
+       is_piggybacked ? "in the header"
+       : has_shares   ? "in shares"
+       : is_few()     ? "along a chain"
+                      : "by MPI",
        count * dtype_bytes(reduction.dtype));
-  if (rides) return reduce_small(in, out, count, reduction, root);
+  if (is_piggybacked) return reduce_small(in, out, count, reduction, root);
   if (has_shares) return reduce_by_shares(in, out, count, reduction, root);
   return is_few() ? reduce_along_chain(in, out, count, reduction, way)
                   : reduce_by_mpi(in, out, count, reduction, root);
@@ -94,10 +94,10 @@ WireReduction MpiTeam::on_wire(const Reduction& reduction) const {
   return WireReduction(reduction, size(), options_.halves_as_float32);
 }
 
-bool MpiTeam::fits_lead(size_t count, const Reduction& reduction) const {
+bool MpiTeam::fits_header(size_t count, const Reduction& reduction) const {
   const size_t element_bytes =
       is_few() ? dtype_bytes(reduction.dtype) : on_wire(reduction).wire_bytes();
-  return count <= ride_room() / element_bytes;
+  return count <= piggyback_room() / element_bytes;
 }
 
 Status MpiTeam::reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,
@@ -105,16 +105,16 @@ Status MpiTeam::reduce_small(const void* in, void* out, size_t count, const Redu
   const bool is_receiver = root == kEveryRank || root == rank_;
   if (!is_few()) {
     const WireReduction wire = on_wire(reduction);
-    wire.enter(ride_to_be_reduced(wire.dtype(), wire.op(), count),
+    wire.enter(piggyback_to_be_reduced(wire.dtype(), wire.op(), count),
                static_cast<const std::byte*>(in), count);
     DSCOMM_RETURN_IF_ERROR(agree());
-    if (is_receiver) wire.leave(static_cast<std::byte*>(out), rode_reduced(), count);
+    if (is_receiver) wire.leave(static_cast<std::byte*>(out), received_reduced(), count);
     return finished();
   }
   const size_t bytes = count * dtype_bytes(reduction.dtype);
-  if (bytes > 0) std::memcpy(ride(bytes), in, bytes);
+  if (bytes > 0) std::memcpy(piggyback(bytes), in, bytes);
   DSCOMM_RETURN_IF_ERROR(agree({.to = root}));
-  if (is_receiver) reduce_in_order(out, in, rode(0), slot_bytes(), count, reduction);
+  if (is_receiver) reduce_in_order(out, in, was_piggybacked(0), slot_bytes(), count, reduction);
   return finished();
 }
 
@@ -288,23 +288,23 @@ Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const
   if (is_few() && all_is_there(chunks_, longest) && longest <= message_bytes() / element_bytes) {
     for (size_t k = 0; k < ranks; ++k)
       if (k != me && counts[k] > 0)
-        std::memcpy(ride_to(static_cast<int>(k), counts[k] * element_bytes), ins[k],
+        std::memcpy(piggyback_to(static_cast<int>(k), counts[k] * element_bytes), ins[k],
                     counts[k] * element_bytes);
     DSCOMM_RETURN_IF_ERROR(agree());
-    reduce_in_order(out, ins[me], rode(0), slot_bytes(), counts[me], reduction);
+    reduce_in_order(out, ins[me], was_piggybacked(0), slot_bytes(), counts[me], reduction);
     return finished();
   }
-  if (!is_few() && all_is_there(chunks_, longest) && fits_lead(total, reduction)) {
+  if (!is_few() && all_is_there(chunks_, longest) && fits_header(total, reduction)) {
     size_t before = 0;  // elements of lower ranks
     for (size_t k = 0; k < me; ++k) before += counts[k];
     const WireReduction wire = on_wire(reduction);
-    std::byte* next = ride_to_be_reduced(wire.dtype(), wire.op(), total);
+    std::byte* next = piggyback_to_be_reduced(wire.dtype(), wire.op(), total);
     for (size_t k = 0; k < ranks; ++k) {
       wire.enter(next, static_cast<const std::byte*>(ins[k]), counts[k]);
       next += counts[k] * wire.wire_bytes();
     }
     DSCOMM_RETURN_IF_ERROR(agree());
-    wire.leave(static_cast<std::byte*>(out), rode_reduced() + before * wire.wire_bytes(),
+    wire.leave(static_cast<std::byte*>(out), received_reduced() + before * wire.wire_bytes(),
                counts[me]);
     return finished();
   }

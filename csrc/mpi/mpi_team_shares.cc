@@ -1,7 +1,7 @@
 // All-reduce, reduce and broadcast in shares: data of medium length, among 3 to few_ranks ranks.
 //
 // The data is divided into one share per rank, or per receiving rank. Every rank gets one share
-// with the Leads (in a reduction, from all ranks) and reduces it. Then the shares are sent to the
+// with the headers (in a reduction, from all ranks) and reduces it. Then the shares are sent to the
 // ranks that need them: two hops for any number of ranks (4 hosts, 64 KiB, 4 ranks on 2 cores:
 // all-reduce 300 us, reduce 220, broadcast 165; by exchange and along a chain 515, 405 and 395).
 
@@ -25,13 +25,13 @@ Status MpiTeam::reduce_by_shares(const void* in, void* out, size_t count,
   const auto me = static_cast<size_t>(rank_);
   const Pieces shares = shares_of(count, size(), dtype_bytes(reduction.dtype));
   for (int k = 0; k < size(); ++k)
-    if (k != rank_) shares.stage(ride_to(k, shares.bytes_of(count, k)), in, count, k);
+    if (k != rank_) shares.stage(piggyback_to(k, shares.bytes_of(count, k)), in, count, k);
   DSCOMM_RETURN_IF_ERROR(agree());
 
   MpiStaging& staging = staging_[0];
   DSCOMM_RETURN_IF_ERROR(fail(staging.reserve(static_cast<size_t>(size()) * shares.bytes(), 0)));
-  reduce_in_order(staging.data() + me * shares.bytes(), byte_at(in, me * shares.bytes()), rode(0),
-                  slot_bytes(), in_round(count, shares.piece, me), reduction);
+  reduce_in_order(staging.data() + me * shares.bytes(), byte_at(in, me * shares.bytes()),
+                  was_piggybacked(0), slot_bytes(), in_round(count, shares.piece, me), reduction);
   return spread_shares(
       shares, out, count, [](int rank) { return rank; },
       [root](int rank) { return root == kEveryRank || root == rank; });
@@ -44,14 +44,15 @@ Status MpiTeam::broadcast_by_shares(void* buffer, size_t count, size_t element_b
   if (rank_ == root)
     for (int k = 0; k < size(); ++k)
       if (const int share = share_of(k); share >= 0)
-        shares.stage(ride_to(k, shares.bytes_of(count, share)), buffer, count, share);
+        shares.stage(piggyback_to(k, shares.bytes_of(count, share)), buffer, count, share);
   DSCOMM_RETURN_IF_ERROR(agree());
   if (rank_ == root) return finished();
 
   MpiStaging& staging = staging_[0];
   const auto own = static_cast<size_t>(share_of(rank_));
   DSCOMM_RETURN_IF_ERROR(fail(staging.reserve(static_cast<size_t>(size()) * shares.bytes(), 0)));
-  std::memcpy(staging.data() + own * shares.bytes(), rode(root), shares.bytes_of(count, own));
+  std::memcpy(staging.data() + own * shares.bytes(), was_piggybacked(root),
+              shares.bytes_of(count, own));
   return spread_shares(shares, buffer, count, share_of, [root](int rank) { return rank != root; });
 }
 

@@ -126,7 +126,7 @@ Result<std::shared_ptr<Transport>> MpiTransport::make(const TransportRequest& re
 Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& deadline,
                                   const std::string& folder) {
   raise_descriptor_limit();
-  DSCOMM_ASSIGN_OR_RETURN(detector_, TreeDetector::connect(request_, *store, deadline));
+  DSCOMM_ASSIGN_OR_RETURN(detector_, TcpFailureDetector::connect(request_, *store, deadline));
   detector_->on_death([](const Status& death) {
     note_first_death(death);
     watch_calls_closely();

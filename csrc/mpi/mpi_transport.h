@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/detector/tree_detector.h"
+#include "core/detector/tcp_failure_detector.h"
 #include "core/transport/transport.h"
 #include "mpi/bring_up.h"
 #include "mpi/mpi_channel.h"
@@ -46,7 +46,7 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
 
   const TransportRequest request_;
   std::map<ArenaId, int> ranks_;
-  std::unique_ptr<TreeDetector> detector_;
+  std::unique_ptr<TcpFailureDetector> detector_;
   std::unique_ptr<MpiWorld> world_;
   std::shared_ptr<MpiArrivals> arrivals_;  // on the communicator of all members
   std::atomic<bool> flushed_{false};

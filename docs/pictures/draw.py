@@ -235,7 +235,7 @@ def architecture() -> str:
 
 
 def all_reduce() -> str:
-    """The order of steps is that of all_reduce_chunked() in csrc/core/shm/all_reduce.cc."""
+    """The order of steps is that of ShmTeam::all_reduce_chunked()."""
     picture = Picture("A 1 MiB all-reduce between two ranks of one host, in time", 535)
     # The tensor: chunks of two slices.
     picture.text(

@@ -61,12 +61,12 @@ class ChannelTest : public ::testing::Test {
     return data;
   }
   // A process's mailbox for the other, writable here as a defective process could write it.
-  static ChannelLines* lines(const std::shared_ptr<Peer>& owner, const Process& reader) {
-    return const_cast<ChannelLines*>(find_channel_lines(*owner, reader.arena->id()));
+  static ChannelEntry* entry(const std::shared_ptr<Peer>& owner, const Process& reader) {
+    return const_cast<ChannelEntry*>(find_channel_entry(*owner, reader.arena->id()));
   }
   Cell* cells() {
     return reinterpret_cast<Cell*>(sender_.arena->data() +
-                                   lines(sender_of_receiver_, receiver_)->cells_offset.load());
+                                   entry(sender_of_receiver_, receiver_)->cells_offset.load());
   }
   Code code_of_next_cell() { return in_->next_cell().status().code(); }
 
@@ -147,7 +147,7 @@ TEST_F(ChannelTest, ConsumedCountBeyondSentCellsIsIgnored) {
   ASSERT_TRUE(out_->open(0, 8).ok());
   for (uint32_t k = 0; k < kRingCells; ++k) ASSERT_TRUE(send(pattern(8, 1)));
   ASSERT_TRUE(receive(pattern(8, 1)));  // makes the receiver allocate its mailbox
-  lines(receiver_of_sender_, sender_)->consumed.store(kRingCells + 1);
+  entry(receiver_of_sender_, sender_)->consumed.store(kRingCells + 1);
   EXPECT_FALSE(send(pattern(8, 1)));
   EXPECT_EQ(out_->given_back(), 0u);
 }
@@ -162,7 +162,7 @@ TEST_F(ChannelTest, CellNumberThatSkipsCellsIsAnError) {
 TEST_F(ChannelTest, OffsetsOutsidePeerMemoryAreErrors) {
   ASSERT_TRUE(out_->open(1 << 20, 1 << 20).ok());
   ASSERT_TRUE(send(pattern(kPageBytes, 1)));
-  ChannelLines* own = lines(sender_of_receiver_, receiver_);
+  ChannelEntry* own = entry(sender_of_receiver_, receiver_);
   const uint64_t buffers = std::exchange(own->buffers_offset, kArenaBytes);
   EXPECT_EQ(code_of_next_cell(), Code::kInternal);
   own->buffers_offset = buffers;
@@ -178,31 +178,31 @@ TEST_F(ChannelTest, OffsetsOutsidePeerMemoryAreErrors) {
 
 TEST_F(ChannelTest, RingOffsetOutsidePeerMemoryIsAnError) {
   ASSERT_TRUE(out_->open(0, 8).ok());
-  lines(sender_of_receiver_, receiver_)->cells_offset.store(kArenaBytes);
+  entry(sender_of_receiver_, receiver_)->cells_offset.store(kArenaBytes);
   EXPECT_EQ(code_of_next_cell(), Code::kInternal);
   EXPECT_EQ(in_->next_flag().word, nullptr);
 }
 
 TEST_F(ChannelTest, DropReleasesMemoryAndChannelEntry) {
   ASSERT_TRUE(out_->open(1 << 20, 1 << 20).ok());
-  ChannelLines* own = lines(sender_of_receiver_, receiver_);
+  ChannelEntry* own = entry(sender_of_receiver_, receiver_);
   const size_t used = sender_.arena->used_bytes();
   out_->drop();
   EXPECT_LE(sender_.arena->used_bytes() + (1 << 20), used);
-  EXPECT_EQ(find_channel_lines(*sender_of_receiver_, receiver_.arena->id()), nullptr);
+  EXPECT_EQ(find_channel_entry(*sender_of_receiver_, receiver_.arena->id()), nullptr);
   EXPECT_EQ(sender_.channels.take(ArenaId{1, 2}).value(), own);
 }
 
 TEST_F(ChannelTest, ChannelEntryIsFoundInEveryBlock) {
-  std::vector<ChannelLines*> taken;
+  std::vector<ChannelEntry*> taken;
   for (uint64_t k = 1; k <= 2 * kChannelsPerBlock + 1; ++k)
     taken.push_back(sender_.channels.take(ArenaId{k, k}).value());
   for (uint64_t k = 1; k <= taken.size(); ++k)
-    EXPECT_EQ(find_channel_lines(*sender_of_receiver_, ArenaId{k, k}), taken[k - 1]) << k;
-  EXPECT_EQ(find_channel_lines(*sender_of_receiver_, ArenaId{9999, 1}), nullptr);
+    EXPECT_EQ(find_channel_entry(*sender_of_receiver_, ArenaId{k, k}), taken[k - 1]) << k;
+  EXPECT_EQ(find_channel_entry(*sender_of_receiver_, ArenaId{9999, 1}), nullptr);
   // A chain that leaves the peer's memory ends the search.
   sender_.arena->header().first_channel_block.store(kArenaBytes);
-  EXPECT_EQ(find_channel_lines(*sender_of_receiver_, ArenaId{1, 1}), nullptr);
+  EXPECT_EQ(find_channel_entry(*sender_of_receiver_, ArenaId{1, 1}), nullptr);
 }
 
 }  // namespace

@@ -206,7 +206,7 @@ TEST(DomainTeams, FailureDuringFormationReachesAllRanks) {
     Rank rank(registry, store, number, 3);
     rank.request.domains = {{0, 1}, {2}};
     if (number == 1)
-      while (rank.party.arena->allocate_lines().ok()) continue;
+      while (rank.party.arena->allocate_mailbox().ok()) continue;
     Result<std::unique_ptr<Team>> made = make_domain_teams(rank.request, *rank.flat, kLong);
     ASSERT_FALSE(made.ok());
     EXPECT_EQ(made.status().code(), Code::kResource) << made.status().message();

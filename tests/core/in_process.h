@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/shm/directory.h"
-#include "core/shm/socket_directory.h"
+#include "core/shm/memory/directory.h"
+#include "core/shm/memory/socket_directory.h"
 #include "core/store/store.h"
 
 namespace dscomm::test {

@@ -18,7 +18,7 @@ Departure departure(int member) {
 }
 
 std::optional<Status> ask(bool sending, int peer, std::vector<MemberLife> members) {
-  return hopeless(sending, peer, 0, members, "receive: ", name, departure);
+  return can_never_complete(sending, peer, 0, members, "receive: ", name, departure);
 }
 
 TEST(Liveness, MemberThatLeavesAndEndsDuringCheckHasNotDied) {

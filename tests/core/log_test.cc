@@ -1,4 +1,4 @@
-// Lines of the log.
+// Mailboxes of the log.
 #include "core/base/log.h"
 
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "core/base/deadline.h"
-#include "core/shm/wait.h"
+#include "core/shm/mailbox/wait.h"
 
 namespace dscomm {
 namespace {

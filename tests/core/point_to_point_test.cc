@@ -870,7 +870,7 @@ TEST(PointToPoint, ChannelOfDeadPeerIsFreed) {
 }
 
 TEST(PointToPoint, CorruptPeerMemoryIsAnInternalError) {
-  auto corrupt = [](const std::function<void(ChannelLines*, Cell*)>& change, const char* part,
+  auto corrupt = [](const std::function<void(ChannelEntry*, Cell*)>& change, const char* part,
                     size_t bytes = 8) {
     World world(2, with_slices());
     End zero(world, 0), one(world, 1);
@@ -878,27 +878,27 @@ TEST(PointToPoint, CorruptPeerMemoryIsAnInternalError) {
     std::vector<uint8_t> in(bytes, 0);
     EXPECT_OK(one.send(out, 0));
     Peer peer(world.rank(1).address, world.rank(1).arena, nullptr);
-    auto* lines = const_cast<ChannelLines*>(find_channel_lines(peer, world.rank(0).arena->id()));
-    ASSERT_NE(lines, nullptr);
-    change(lines, reinterpret_cast<Cell*>(world.rank(1).arena->data() + lines->cells_offset));
+    auto* entry = const_cast<ChannelEntry*>(find_channel_entry(peer, world.rank(0).arena->id()));
+    ASSERT_NE(entry, nullptr);
+    change(entry, reinterpret_cast<Cell*>(world.rank(1).arena->data() + entry->cells_offset));
     expect_failure(zero.receive(in, 1)->wait(), Code::kInternal, {part});
     EXPECT_EQ(in, std::vector<uint8_t>(bytes, 0));
   };
-  corrupt([](ChannelLines*, Cell* cell) { cell->number.store(1000); }, "counts cells");
-  corrupt([](ChannelLines* lines, Cell*) { lines->cells_offset = uint64_t{1} << 62; },
+  corrupt([](ChannelEntry*, Cell* cell) { cell->number.store(1000); }, "counts cells");
+  corrupt([](ChannelEntry* entry, Cell*) { entry->cells_offset = uint64_t{1} << 62; },
           "outside its memory");
-  corrupt([](ChannelLines* lines, Cell*) { lines->buffers_offset = uint64_t{1} << 62; },
+  corrupt([](ChannelEntry* entry, Cell*) { entry->buffers_offset = uint64_t{1} << 62; },
           "outside its memory", 1000);
-  corrupt([](ChannelLines* lines, Cell*) { lines->pieces_offset = uint64_t{1} << 62; },
+  corrupt([](ChannelEntry* entry, Cell*) { entry->pieces_offset = uint64_t{1} << 62; },
           "outside its memory", 10000);
-  corrupt([](ChannelLines* lines, Cell*) { lines->pieces_bytes = uint64_t{1} << 62; },
+  corrupt([](ChannelEntry* entry, Cell*) { entry->pieces_bytes = uint64_t{1} << 62; },
           "outside its memory", 10000);
-  corrupt([](ChannelLines*, Cell* cell) { cell->header.cell_bytes = 1 << 30; }, "overflows", 10000);
-  corrupt([](ChannelLines*, Cell* cell) { cell->header.cell_bytes = 16; }, "does not fit");
-  corrupt([](ChannelLines*, Cell* cell) { cell->header.sequence = 5; }, "out of order");
-  corrupt([](ChannelLines*, Cell* cell) { cell->header.port = 1000; }, "never was");
-  corrupt([](ChannelLines*, Cell* cell) { cell->header.group = 1000; }, "another group");
-  corrupt([](ChannelLines*, Cell* cell) { cell->header.source = 0; },
+  corrupt([](ChannelEntry*, Cell* cell) { cell->header.cell_bytes = 1 << 30; }, "overflows", 10000);
+  corrupt([](ChannelEntry*, Cell* cell) { cell->header.cell_bytes = 16; }, "does not fit");
+  corrupt([](ChannelEntry*, Cell* cell) { cell->header.sequence = 5; }, "out of order");
+  corrupt([](ChannelEntry*, Cell* cell) { cell->header.port = 1000; }, "never was");
+  corrupt([](ChannelEntry*, Cell* cell) { cell->header.group = 1000; }, "another group");
+  corrupt([](ChannelEntry*, Cell* cell) { cell->header.source = 0; },
           "says that it is from rank 0");
 }
 

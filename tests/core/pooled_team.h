@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "core/shm/tensor_pool.h"
+#include "core/shm/memory/tensor_pool.h"
 #include "core/team/team.h"
 
 namespace dscomm::test {

@@ -68,7 +68,7 @@ class RankParty {
   int64_t least_in_place = 0;
   std::string host_identity;
   std::vector<std::string> networks;      // "address/prefix"
-  int64_t began_ns = process_began_ns();  // see MeetingRequest
+  int64_t began_ns = process_began_ns();  // see ModexRequest
   Look gone = [] { return Status(); };
   int per_host = default_per_host;  // ranks that believe to share a host; 1: none
   static inline int default_per_host = 1;

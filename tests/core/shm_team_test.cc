@@ -389,18 +389,18 @@ TEST(ShmTeam, RankThatLeavesAndEndsIsNeverTakenForDead) {
       Result<Formation> formation = party.form(store, rank, 2, "test" + std::to_string(i));
       ASSERT_TRUE(formation.ok()) << formation.status().message();
       const Formation& f = formation.value();
-      auto lines =
-          std::make_unique<Lines>(party.arena, f.group_id, "test", rank, f.members, f.wait_policy);
+      auto mailboxes = std::make_unique<Mailboxes>(party.arena, f.group_id, "test", rank, f.members,
+                                                   f.wait_policy);
       if (rank == 0) {
         ready = true;
-        while (lines->presence(1) == Lines::Presence::kHere) {
+        while (mailboxes->presence(1) == Mailboxes::Presence::kHere) {
         }
-        EXPECT_EQ(lines->presence(1), Lines::Presence::kLeft);
+        EXPECT_EQ(mailboxes->presence(1), Mailboxes::Presence::kLeft);
         ++over;
         return;
       }
       while (!ready) std::this_thread::yield();
-      ASSERT_TRUE(lines->leave().ok());
+      ASSERT_TRUE(mailboxes->leave().ok());
       party.directory->die();
     });
   }
@@ -907,13 +907,13 @@ TEST(Arena, ReleaseMergesNeighbours) {
 TEST(Arena, MailboxPageIsReusedOnlyAsMailbox) {
   std::shared_ptr<Arena> arena = Arena::create(4 << 20).value();
   const uint64_t before = arena->allocate(kPageBytes).value();
-  const uint64_t lines = arena->allocate_lines().value();
+  const uint64_t mailbox = arena->allocate_mailbox().value();
   const uint64_t after = arena->allocate(kPageBytes).value();
   arena->release(before, kPageBytes);
-  arena->release(lines, sizeof(GroupLines));
+  arena->release(mailbox, sizeof(Mailbox));
   arena->release(after, kPageBytes);
-  for (int k = 0; k < 3; ++k) EXPECT_NE(arena->allocate(kPageBytes).value(), lines);
-  EXPECT_EQ(arena->allocate_lines().value(), lines);
+  for (int k = 0; k < 3; ++k) EXPECT_NE(arena->allocate(kPageBytes).value(), mailbox);
+  EXPECT_EQ(arena->allocate_mailbox().value(), mailbox);
 }
 
 TEST(Arena, LendLeavesRoomForPermanentMemory) {

@@ -1,5 +1,5 @@
 // SocketDirectory between processes that are stopped.
-#include "core/shm/socket_directory.h"
+#include "core/shm/memory/socket_directory.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 
 #include <thread>
 
-#include "core/shm/arena.h"
+#include "core/shm/memory/arena.h"
 
 namespace dscomm::test {
 namespace {

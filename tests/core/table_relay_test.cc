@@ -21,7 +21,7 @@
 #include "core/base/packer.h"
 #include "core/detector/connection.h"
 #include "core/formation/formation.h"
-#include "core/formation/meeting.h"
+#include "core/formation/modex.h"
 #include "core/formation/tcp_relay.h"
 #include "in_process.h"
 #include "shm_ranks.h"
@@ -346,13 +346,13 @@ TEST(TableRelay, LeadersThatGetNothingFromParentReadTableFromStore) {
   run_ranks(kLeaders, [&](int leader) {
     BrokenRelay relay;
     const Deadline deadline = Deadline::after(kPatience);
-    MeetingRequest request;
+    ModexRequest request;
     request.prefix = "test/";
     request.rank = leader;
     request.size = kLeaders;
     request.relay = &relay;
-    Meeting meeting(store, request, deadline);
-    Result<Meeting::Table> table = meeting.gather({"", std::to_string(leader)});
+    Modex meeting(store, request, deadline);
+    Result<Modex::Table> table = meeting.gather({"", std::to_string(leader)});
     ASSERT_TRUE(table.ok()) << table.status().message();
     for (int rank = 0; rank < kLeaders; ++rank)
       EXPECT_EQ(table.value().entries[static_cast<size_t>(rank)].own, std::to_string(rank));

@@ -1,6 +1,6 @@
 // TensorPool: blocks are reused and merged, a shortage is an error, peers can read and not write.
 
-#include "core/shm/tensor_pool.h"
+#include "core/shm/memory/tensor_pool.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/shm/layout.h"
-#include "core/shm/socket_directory.h"
+#include "core/shm/mailbox/layout.h"
+#include "core/shm/memory/socket_directory.h"
 #include "shm_ranks.h"
 
 namespace dscomm::test {

@@ -104,7 +104,7 @@ def test_project_includes_are_written_relative_to_csrc(file: Path) -> None:
     ("layer", "line"),
     [
         ("core/base", '#include "core/types/dtype.h"'),
-        ("core/team", '#include "core/shm/lines.h"'),
+        ("core/team", '#include "core/shm/mailbox/mailboxes.h"'),
         ("core/shm", '#include "core/engine/group.h"'),
         ("core/engine", '#include "torch/backend.h"'),
         ("core/engine", "#include <torch/extension.h>"),

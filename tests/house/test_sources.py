@@ -128,7 +128,7 @@ def test_links_of_pages_have_targets(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_pages_name_files_that_exist(page: Path) -> None:
-    """`csrc/core/shm/wait.h` and the like, in backquotes, from the root of the tree."""
+    """`csrc/core/shm/mailbox/wait.h` and the like, in backquotes, from the root of the tree."""
     folders = "csrc|deepspeed_comm|docs|examples|tests|tools|benchmarks|cmake"
     named = re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text())
     dead = [name for name in named if not (ROOT / name).exists()]

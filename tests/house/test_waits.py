@@ -36,7 +36,7 @@ ALLOWED = {
     "after the deadline; their thread waits for the next one, until told to end",
     ("csrc/core/store/store_exchange.cc", "sleep"): "pauses between questions to the store; "
     "deadline, or a second where another rank is about to say why it failed",
-    ("csrc/core/formation/meeting.cc", "sleep"): "pauses between questions to the store; deadline",
+    ("csrc/core/formation/modex.cc", "sleep"): "pauses between questions to the store; deadline",
     ("csrc/core/formation/tcp_relay.cc", "poll"): "leaders pass the member table on; slices, a "
     "reason to give up, a limit of seconds",
     ("csrc/core/formation/local_exchange.cc", "poll"): "ranks of a host meet; slices, deadline",
@@ -44,34 +44,45 @@ ALLOWED = {
     ("csrc/core/formation/local_exchange.cc", "socket"): "sockets that never block",
     ("csrc/core/store/bounded_store.cc", "thread"): "a thread between calls, told to end",
     ("csrc/core/base/futex.h", "futex"): "the system call that the one wait sleeps with",
-    ("csrc/core/shm/wait.h", "spin"): "the one wait: its first stage",
-    ("csrc/core/shm/wait.cc", "spin"): "the one wait: it yields before it sleeps",
-    ("csrc/core/shm/wait.cc", "futex"): "the one wait: it sleeps, in slices",
+    ("csrc/core/shm/mailbox/wait.h", "spin"): "the one wait: its first stage",
+    ("csrc/core/shm/mailbox/wait.cc", "spin"): "the one wait: it yields before it sleeps",
+    ("csrc/core/shm/mailbox/wait.cc", "futex"): "the one wait: it sleeps, in slices",
     ("csrc/core/messages/doorbell.cc", "poll"): "waits for several peers at once; slices",
     ("csrc/core/messages/doorbell.cc", "socket"): "empties its socket, which never blocks",
-    ("csrc/core/shm/lines.cc", "sleep"): "readers of any group bring memory back; the deadline, "
-    "deaths and aborts of the call's group end it",
-    ("csrc/core/shm/peer.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
     (
-        "csrc/core/shm/socket_directory.cc",
+        "csrc/core/shm/mailbox/mailboxes.cc",
+        "sleep",
+    ): "readers of any group bring memory back; the deadline, "
+    "deaths and aborts of the call's group end it",
+    ("csrc/core/shm/memory/peer.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
+    (
+        "csrc/core/shm/memory/socket_directory.cc",
         "poll",
     ): "arenas meet, under the deadline of the formation; "
     "the service thread serves until the process ends",
-    ("csrc/core/shm/socket_directory.cc", "socket"): "the sockets through which arenas meet",
-    ("csrc/core/shm/socket_directory.cc", "sleep"): "before it asks again, under the deadline",
-    ("csrc/core/shm/socket_directory.cc", "condition"): "the service thread has started",
-    ("csrc/core/shm/socket_directory.cc", "thread"): "the service thread, told to end, ends",
+    ("csrc/core/shm/memory/socket_directory.cc", "socket"): "the sockets through which arenas meet",
+    (
+        "csrc/core/shm/memory/socket_directory.cc",
+        "sleep",
+    ): "before it asks again, under the deadline",
+    ("csrc/core/shm/memory/socket_directory.cc", "condition"): "the service thread has started",
+    ("csrc/core/shm/memory/socket_directory.cc", "thread"): "the service thread, told to end, ends",
     ("csrc/core/detector/connection.cc", "socket"): "never blocks",
     ("csrc/core/detector/dial.cc", "socket"): "sockets that never block",
     ("csrc/core/detector/listener.cc", "socket"): "sockets that never block",
     ("csrc/core/detector/rendezvous.cc", "poll"): "members connect, under the deadline",
     (
-        "csrc/core/detector/tree_detector.cc",
+        "csrc/core/detector/tcp_failure_detector.cc",
         "poll",
     ): "the service thread listens until it is told to leave",
-    ("csrc/core/detector/tree_detector.cc", "thread"): "told to leave, it takes a second at most",
-    ("csrc/core/detector/tree_detector.h", "socket"): "no wait: it declares a function of that "
-    "name",
+    (
+        "csrc/core/detector/tcp_failure_detector.cc",
+        "thread",
+    ): "told to leave, it takes a second at most",
+    (
+        "csrc/core/detector/tcp_failure_detector.h",
+        "socket",
+    ): "no wait: it declares a function of that name",
     ("csrc/core/base/socket_sleep.cc", "poll"): "a slice of the one wait for MPI, or of a wait for "
     "messages",
     ("csrc/core/team/hierarchical_team.cc", "sleep"): "a question to all ranks, for 500 ms at most",

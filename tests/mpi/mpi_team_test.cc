@@ -210,14 +210,14 @@ TEST(MpiTeam, CollectivesOfLongDataMatchReference) {
   on_every_rank(mpi_team(as_among_many()))(check);
 }
 
-// Data that just fits into a Lead, and data that just does not.
+// Data that just fits into a CallHeader, and data that just does not.
 TEST(MpiTeam, DataAtThePiggybackLimitIsCorrect) {
   for (bool few : {true, false}) {
     on_every_rank(mpi_team(few ? exact() : as_among_many()))([&](Team& team) {
       ReferenceOptions options;
       ReferenceRank rank(team, options);
       const auto ranks = static_cast<size_t>(team.size());
-      const size_t room = few ? kRideBytesOfFew / (ranks - 1) : kRideBytes;
+      const size_t room = few ? kPiggybackBytesOfFew / (ranks - 1) : kPiggybackBytes;
       try {
         for (size_t bytes : {room - 1, room, room + 1}) {
           for (bool in_place : {true, false}) {

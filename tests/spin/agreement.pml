@@ -1,7 +1,7 @@
 /* Ranks that make different calls detect it; ranks that make the same calls never report a
  * mismatch; no rank waits for ever because another one made a different call.
  *
- * Mirrors: csrc/core/shm/lines.cc, begin(), verify(), mismatch() as far as it reads call
+ * Mirrors: csrc/core/shm/mailbox/mailboxes.cc, begin(), verify(), mismatch() as far as it reads call
  * records, MemberWatch::look(), wait_posted(), wait_acknowledged(), end(), find_abort(), leave()
  * and compare_last_calls().
  *

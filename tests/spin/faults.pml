@@ -1,7 +1,7 @@
 /* When a rank dies or stops, every other rank ends, and those that fail all name it.
  *
- * Mirrors: csrc/core/shm/lines.cc, MemberWatch::look(), presence(), find_abort(), fail(),
- * abort(), timed_out(), begin(), leave() and end(); csrc/core/shm/peer.cc, alive(); and the
+ * Mirrors: csrc/core/shm/mailbox/mailboxes.cc, MemberWatch::look(), presence(), find_abort(), fail(),
+ * abort(), timed_out(), begin(), leave() and end(); csrc/core/shm/memory/peer.cc, alive(); and the
  * shape of all_reduce.cc, broadcast.cc and gather.cc with two rounds and a stage of one buffer,
  * so that writers wait for readers too.
  *
@@ -278,7 +278,7 @@ inline collective() {
   fi
 }
 
-/* Fails, in the order of Lines::abort() and then leave(). */
+/* Fails, in the order of Mailboxes::abort() and then leave(). */
 inline publish_abort() {
 #if defined(MUTANT_FLAG_BEFORE_RECORD)
   store(ABORTED(me), 1);

@@ -2,8 +2,8 @@
  * although the owner overwrites the tensor as soon as its call returns or raises; and no rank
  * waits for ever.
  *
- * Mirrors: csrc/core/shm/all_reduce.cc, all_reduce_chunked(), with the same or separate input
- * and output; broadcast.cc, gather.cc and all_gather.cc, in place; lines.cc, abort(), end() and
+ * Mirrors: csrc/core/shm/collectives/all_reduce.cc, all_reduce_chunked(), with the same or separate input
+ * and output; broadcast.cc, gather.cc and all_gather.cc, in place; mailboxes.cc, abort(), end() and
  * check_sources(). The rounds of reduce.cc and scatter.cc are those of gather.cc and
  * broadcast.cc, and those of reduce_scatter.cc and all_to_all.cc are those of all_gather.cc.
  *

@@ -1,8 +1,8 @@
 /* No reader reads a slot or a staging buffer that has been overwritten, whatever calls the group
  * makes.
  *
- * Mirrors: csrc/core/shm/lines.cc, begin(), post(), own_next_slot(), wait_posted() and end();
- * csrc/core/shm/stage.cc, open(), fill(), own_next_piece() and close(), for calls of one round;
+ * Mirrors: csrc/core/shm/mailbox/mailboxes.cc, begin(), post(), prefetch_next_slot(), wait_posted() and end();
+ * csrc/core/shm/staging/stage.cc, open(), fill(), prefetch_next_piece() and close(), for calls of one round;
  * and barrier.cc, the tiny and one-shot forms of all_reduce.cc, and broadcast.cc and gather.cc
  * in their tiny and staged forms, one round each.
  *
@@ -227,9 +227,9 @@ inline close_stage() {
   }
 }
 
-/* Lines::own_next_slot() and Stage::own_next_piece(): overwrite what no rank reads any more,
+/* Mailboxes::prefetch_next_slot() and Stage::prefetch_next_piece(): overwrite what no rank reads any more,
  * before the next call begins. */
-inline own_ahead() {
+inline prefetch_for_ownership() {
   d_step {
     if
 #ifdef MUTANT_OWNS_UNREAD_SLOT
@@ -258,7 +258,7 @@ inline own_ahead() {
 
 inline post() {
   exchange(POSTED(me, slot), PROGRESS(sequence, 1));
-  own_ahead()
+  prefetch_for_ownership()
 }
 
 /* Reads a member's data. Reading all members in one step loses nothing: it may happen as late as

@@ -1,8 +1,8 @@
 /* No reader reads an overwritten staging buffer, within a call of many rounds and from one call
  * to the next; and no rank waits for ever.
  *
- * Mirrors: csrc/core/shm/stage.cc, open(), fill(), read() and close();
- * csrc/core/shm/all_reduce.cc, all_reduce_chunked(), with its rounds, its order of steps, one
+ * Mirrors: csrc/core/shm/staging/stage.cc, open(), fill(), read() and close();
+ * csrc/core/shm/collectives/all_reduce.cc, all_reduce_chunked(), with its rounds, its order of steps, one
  * chunk staged ahead and one gathered behind; broadcast.cc and gather.cc, staged, for the two
  * ways in which a writer waits for its readers. The one-round forms are in slot_reuse.pml. The
  * rounds of reduce.cc and scatter.cc are those of gather.cc and broadcast.cc; those of

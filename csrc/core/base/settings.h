@@ -28,9 +28,10 @@
       "most that a rank reads of the others in an all-reduce in which each reads all of all; "     \
       "past it, and past a staging chunk, each reduces its slice and they exchange the results; "  \
       "the rank 0 of a group decides for all of it")                                               \
-  NUMBER(arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",          \
-         "address space that a process reserves for lines and staging; memory is taken as it is "  \
-         "used")                                                                                   \
+  NUMBER(                                                                                          \
+      arena_bytes, "DSCOMM_ARENA_BYTES", 1073741824, 16777216, 1099511627776, "bytes",             \
+      "address space that a process reserves for mailboxes and staging; memory is taken as it is " \
+      "used")                                                                                      \
   NUMBER(pool_bytes, "DSCOMM_POOL_BYTES", 68719476736, 0, 1099511627776, "bytes",                  \
          "address space that a process reserves for tensors which its peers read where they are "  \
          "(deepspeed_comm.empty()), never more than this machine's memory, of which is taken "     \

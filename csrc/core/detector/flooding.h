@@ -2,7 +2,7 @@
 // but the sender and drops what it knows, so a message crosses each link once or twice. Questions
 // spread the same way; each answer returns along the path on which the question came first.
 //
-// No sockets, threads or locks: TreeDetector has them, and simulations do without.
+// No sockets, threads or locks: TcpFailureDetector has them, and simulations do without.
 #pragma once
 
 #include <cstdint>

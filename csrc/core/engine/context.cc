@@ -10,8 +10,8 @@
 #include "core/engine/worker_pool.h"
 #include "core/messages/doorbell.h"
 #include "core/messages/point_to_point.h"
-#include "core/shm/host_identity.h"
-#include "core/shm/socket_directory.h"
+#include "core/shm/memory/host_identity.h"
+#include "core/shm/memory/socket_directory.h"
 #include "core/transport/networks.h"
 
 namespace dscomm {

@@ -138,7 +138,7 @@ Status Group::form(std::shared_ptr<Store> store) {
   GroupTeams& teams = made.value();
   team_ = std::move(teams.team);
   flat_ = std::move(teams.flat);
-  lines_ = teams.lines;
+  of_host_ = teams.of_host;
   transport_ = std::move(teams.transport);
   make_point_to_point(teams.formation, teams.in_place);
   return {};
@@ -156,12 +156,12 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
   known->ports = formation.message_ports;
   known->pool = in_place.pool;
   known->wait = formation.wait_policy;
-  // By member: its rank in lines_, or -1; and its rank in the transport.
+  // By member: its rank in of_host_, or -1; and its rank in the transport.
   std::vector<int> here, there, in_transport;
   std::vector<std::string> names;
   int here_count = 0;
   for (size_t k = 0; k < formation.members.size(); ++k) {
-    const LinesMember& member = formation.members[k];
+    const MailboxMember& member = formation.members[k];
     peers_.push_back(member.peer);
     if (transport_ != nullptr)
       in_transport.push_back(transport_->rank_of(formation.addresses[k].arena));
@@ -174,8 +174,8 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
       there.push_back(in_transport.back());
       known->peers.push_back(transport_->endpoint(there.back()));
     }
-    names.push_back(LinesMember::name(static_cast<int>(k), member.global_rank,
-                                      known->peers.back()->describe()));
+    names.push_back(MailboxMember::name(static_cast<int>(k), member.global_rank,
+                                        known->peers.back()->describe()));
   }
   hosts_ = formation.hosts;
   transport_ranks_ = there;
@@ -192,15 +192,15 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
     team->abort(cause);
     if (flat != nullptr) flat->abort(cause);
   };
-  known->has_left = [lines = lines_, transport = transport_, here, there](int member) {
+  known->has_left = [of_host = of_host_, transport = transport_, here, there](int member) {
     const auto k = static_cast<size_t>(member);
-    return here[k] >= 0 ? lines->has_left(here[k])
+    return here[k] >= 0 ? of_host->has_left(here[k])
                         : transport->detector().gone(there[k]).code() == Code::kPeerLeft;
   };
-  known->departure = [lines = lines_, transport = transport_, here, there](int member) {
+  known->departure = [of_host = of_host_, transport = transport_, here, there](int member) {
     const auto k = static_cast<size_t>(member);
     if (here[k] < 0) return transport->detector().departure(there[k]);
-    return lines != nullptr ? lines->departure(here[k]) : Departure();  // none if alone
+    return of_host != nullptr ? of_host->departure(here[k]) : Departure();  // none if alone
   };
   known->name_member = [names](int member) { return names[static_cast<size_t>(member)]; };
   point_to_point_ = std::move(known);
@@ -533,7 +533,7 @@ Status Group::gone(int global_rank) const {
       "rank " + std::to_string(global_rank) + " (" + peers_[k]->describe() + ")";
   const auto here = std::count_if(peers_.begin(), peers_.begin() + static_cast<ptrdiff_t>(k),
                                   [](const auto& peer) { return peer != nullptr; });
-  if (lines_ != nullptr && lines_->has_left(static_cast<int>(here)))
+  if (of_host_ != nullptr && of_host_->has_left(static_cast<int>(here)))
     return Status(Code::kPeerLeft, name + " has left and ended");
   return Status(Code::kPeerDied, name + " died or exited");
 }

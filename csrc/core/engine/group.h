@@ -191,7 +191,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // The flat Team of the members on this host, whose mailboxes tell point-to-point which members
   // are alive. Part of team_, or flat_ if the Team of this host is hierarchical or all collectives
   // use the transport.
-  ShmTeam* lines_ = nullptr;
+  ShmTeam* of_host_ = nullptr;
   std::unique_ptr<ShmTeam> flat_;
   std::vector<std::shared_ptr<Peer>> peers_;  // by rank in the group; null on other hosts
   std::vector<int> hosts_;                    // host numbers by rank in the group: see Formation

@@ -30,11 +30,11 @@ class DomainTeamsBuilder {
   ~DomainTeamsBuilder() {
     // A member may know of these mailboxes, and learns at its first call that this rank has left.
     // So they are never reused.
-    for (uint64_t offset : unused_) Lines::close(*request_.arena, offset);
+    for (uint64_t offset : unused_) Mailboxes::close(*request_.arena, offset);
   }
 
   // Tells every rank where the mailboxes of all lie.
-  Status share_lines(ShmTeam& flat, const Deadline& deadline) {
+  Status share_mailboxes(ShmTeam& flat, const Deadline& deadline) {
     std::vector<uint64_t> own(width_);  // 0: no such Team
     if (domain_size_ > 1) DSCOMM_RETURN_IF_ERROR(allocate(0, &own[0]));
     for (size_t slice = index_; slice < slices_; slice += domain_size_)
@@ -83,30 +83,30 @@ class DomainTeamsBuilder {
 
   // Allocates a mailbox, open before any other rank knows of it.
   Status allocate(size_t part, uint64_t* offset) {
-    DSCOMM_ASSIGN_OR_RETURN(*offset, request_.arena->allocate_lines());
+    DSCOMM_ASSIGN_OR_RETURN(*offset, request_.arena->allocate_mailbox());
     unused_.push_back(*offset);
-    Lines::set_up(*request_.arena, *offset);
-    Lines::open(*request_.arena, *offset, id_of(part));
+    Mailboxes::set_up(*request_.arena, *offset);
+    Mailboxes::open(*request_.arena, *offset, id_of(part));
     return {};
   }
 
   // The Team of these positions; the k-th has its mailbox at entry entries[k].
   Result<std::unique_ptr<Team>> make_part(std::span<const int> ranks, size_t part,
                                           const std::vector<size_t>& entries) {
-    std::vector<LinesMember> members;
+    std::vector<MailboxMember> members;
     int rank = 0;
     for (size_t k = 0; k < ranks.size(); ++k) {
       const auto position = static_cast<size_t>(ranks[k]);
-      LinesMember member = request_.members[position];
-      member.lines_offset = offsets_[position * width_ + entries[k]];
-      if (member.lines_offset == 0 ||
-          member.peer->at(member.lines_offset, sizeof(GroupLines), kPageBytes) == nullptr)
+      MailboxMember member = request_.members[position];
+      member.mailbox_offset = offsets_[position * width_ + entries[k]];
+      if (member.mailbox_offset == 0 ||
+          member.peer->at(member.mailbox_offset, sizeof(Mailbox), kPageBytes) == nullptr)
         return Status(Code::kInternal,
-                      "the lines of " + request_.names[position] + " lie outside its memory");
+                      "the mailbox of " + request_.names[position] + " lies outside its memory");
       if (ranks[k] == request_.rank) rank = static_cast<int>(k);
       members.push_back(std::move(member));
     }
-    std::erase(unused_, members[static_cast<size_t>(rank)].lines_offset);
+    std::erase(unused_, members[static_cast<size_t>(rank)].mailbox_offset);
     return std::unique_ptr<Team>(std::make_unique<ShmTeam>(
         request_.arena, id_of(part), request_.group_name, rank, std::move(members),
         request_.wait_policy, request_.tuning, request_.in_place));
@@ -124,7 +124,7 @@ class DomainTeamsBuilder {
 Result<std::unique_ptr<Team>> make_domain_teams(const DomainTeamsRequest& request, ShmTeam& flat,
                                                 const Deadline& deadline) {
   DomainTeamsBuilder builder(request);
-  Status status = builder.share_lines(flat, deadline);
+  Status status = builder.share_mailboxes(flat, deadline);
   if (status.ok()) {
     Result<std::unique_ptr<Team>> team = builder.make(flat);
     if (team.ok()) return team;

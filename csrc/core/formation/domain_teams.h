@@ -11,7 +11,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
-#include "core/shm/arena.h"
+#include "core/shm/memory/arena.h"
 #include "core/shm/shm_team.h"
 #include "core/team/team.h"
 
@@ -22,7 +22,7 @@ struct DomainTeamsRequest {
   uint64_t group_id = 0;
   std::string group_name;
   int rank = 0;                           // position among the ranks of this host
-  std::vector<LinesMember> members;       // by position; with their ranks in the group
+  std::vector<MailboxMember> members;     // by position; with their ranks in the group
   std::vector<std::vector<int>> domains;  // partition of the positions
   std::vector<std::string> names;         // by position, for messages
   WaitPolicy wait_policy;

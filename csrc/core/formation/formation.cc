@@ -31,7 +31,7 @@ constexpr int64_t kBeforeRankZeroNs = 250 * kMs;
 // The body of a rank's entry.
 struct Member {
   PeerAddress address;
-  uint64_t lines_offset = 0;
+  uint64_t mailbox_offset = 0;
   int global_rank = -1;
   Place place;
   double cpu_quota = 0;
@@ -68,7 +68,7 @@ MemberText pack(const Member& member) {
       .text(id(address.socket))
       .text(id(address.doorbell))
       .number(static_cast<uint64_t>(address.pid))
-      .number(member.lines_offset)
+      .number(member.mailbox_offset)
       .number(static_cast<uint64_t>(member.global_rank + 1))
       .number(static_cast<uint64_t>(member.place.numa + 1))
       .number(static_cast<uint64_t>(member.place.l3 + 1))
@@ -103,7 +103,7 @@ bool unpack(const MemberText& bytes, Member* member) {
   take_id(&address.socket);
   take_id(&address.doorbell);
   address.pid = static_cast<int64_t>(own.number());
-  member->lines_offset = own.number();
+  member->mailbox_offset = own.number();
   member->global_rank = static_cast<int>(own.number()) - 1;
   member->place.numa = static_cast<int>(own.number()) - 1;
   member->place.l3 = static_cast<int>(own.number()) - 1;
@@ -125,13 +125,13 @@ class Former {
         request_(request),
         deadline_(deadline),
         relay_(make_relay(party, request)),
-        meeting_(store, meeting_request(request, relay_.get()), deadline) {}
+        modex_(store, modex_request(request, relay_.get()), deadline) {}
   ~Former() {
-    if (lines_offset_ == 0) return;
+    if (mailbox_offset_ == 0) return;
     // If this rank gave up after its report, a member may still have seen a good verdict; it learns
     // at its first call that this rank has left. So the mailbox is never reused then.
-    Lines::close(*party_.arena, lines_offset_);
-    if (!reported_) party_.arena->release(lines_offset_, sizeof(GroupLines));
+    Mailboxes::close(*party_.arena, mailbox_offset_);
+    if (!reported_) party_.arena->release(mailbox_offset_, sizeof(Mailbox));
   }
 
   Result<Formation> run() {
@@ -144,13 +144,13 @@ class Former {
     // The members of this leader raise the same cause.
     if (!result.ok() && leader_ != nullptr) leader_->tell_failure(result);
     if (!result.ok()) return error(result);
-    lines_offset_ = 0;  // the ShmTeam owns it now
+    mailbox_offset_ = 0;  // the ShmTeam owns it now
     return std::move(formation_);
   }
 
   void decline(const Status& cause) {
-    meeting_.decline(Status(cause.code(), "rank " + std::to_string(request_.rank) + " (pid " +
-                                              std::to_string(getpid()) + "): " + cause.message()));
+    modex_.decline(Status(cause.code(), "rank " + std::to_string(request_.rank) + " (pid " +
+                                            std::to_string(getpid()) + "): " + cause.message()));
   }
 
  private:
@@ -171,38 +171,38 @@ class Former {
                                       *party.settings);
   }
 
-  static MeetingRequest meeting_request(const FormationRequest& request, TableRelay* relay) {
-    MeetingRequest meeting;
-    meeting.relay = relay;
-    meeting.prefix = request.prefix;
-    meeting.rank = request.rank;
-    meeting.size = request.size;
+  static ModexRequest modex_request(const FormationRequest& request, TableRelay* relay) {
+    ModexRequest modex;
+    modex.relay = relay;
+    modex.prefix = request.prefix;
+    modex.rank = request.rank;
+    modex.size = request.size;
     const std::vector<int>& ranks = request.global_ranks;
     for (size_t k = 0; k < std::min(ranks.size(), kNamedMembers); ++k)
-      meeting.members += (k == 0 ? "" : ", ") + std::to_string(ranks[k]);
+      modex.members += (k == 0 ? "" : ", ") + std::to_string(ranks[k]);
     if (ranks.size() > kNamedMembers)
-      meeting.members += " and " + std::to_string(ranks.size() - kNamedMembers) + " more";
-    meeting.speakers = request.local.leaders;
+      modex.members += " and " + std::to_string(ranks.size() - kNamedMembers) + " more";
+    modex.speakers = request.local.leaders;
     const std::vector<int>& here = request.local.ranks;
     if (!here.empty() && here.front() == 0) {
-      meeting.look = request.gone;
-      meeting.formed = request.formed;
+      modex.look = request.gone;
+      modex.formed = request.formed;
     } else {  // on another host: rank 0 may still wait for this rank, and learns that it gave up
-      meeting.look = [&request] {
+      modex.look = [&request] {
         DSCOMM_RETURN_IF_ERROR(request.gone());
         return request.formed();
       };
     }
-    meeting.began_ns = request.began_ns;
-    return meeting;
+    modex.began_ns = request.began_ns;
+    return modex;
   }
 
   Status meet(const MemberText& entry) {
     DSCOMM_RETURN_IF_ERROR(find_leader(entry));
     while (true) {
-      Result<Meeting::Table> table = next_table_          ? meeting_.take_table(*next_table_)
-                                     : member_ != nullptr ? meeting_.follow(*member_)
-                                                          : meeting_.gather(entry, leader_.get());
+      Result<Modex::Table> table = next_table_          ? modex_.take_table(*next_table_)
+                                   : member_ != nullptr ? modex_.follow(*member_)
+                                                        : modex_.gather(entry, leader_.get());
       next_table_.reset();
       if (!table.ok()) return table.status();
       StoreExchange exchange(store_, exchange_request(), deadline_);
@@ -210,13 +210,13 @@ class Former {
       Status result = join(table.value());
       exchange_ = nullptr;
       if (exchange.is_called_off() || next_table_) continue;
-      if (result.code() == Code::kPeerDied) meeting_.tell_others(result);
+      if (result.code() == Code::kPeerDied) modex_.tell_others(result);
       return result;
     }
   }
 
   // Whether this rank speaks for all ranks, so that it no longer needs the store.
-  bool speaks_for_all() const { return meeting_.speakers().size() == 1 && member_ == nullptr; }
+  bool speaks_for_all() const { return modex_.speakers().size() == 1 && member_ == nullptr; }
 
   // Finds out whether this rank speaks for others, or another for it.
   Status find_leader(const MemberText& entry) {
@@ -225,13 +225,13 @@ class Former {
     LocalEntry own{
         request_.rank,
         "rank " + std::to_string(request_.rank) + " (" + party_.address->describe() + ")",
-        request_.size, meeting_request(request_, nullptr).members, entry};
+        request_.size, modex_request(request_, nullptr).members, entry};
     if (here.front() == request_.rank) {
       leader_ = LocalLeader::listen(request_.local, own);
       return {};
     }
     member_ = std::make_unique<LocalMember>(request_.local);
-    DSCOMM_ASSIGN_OR_RETURN(bool joined, meeting_.enlist(*member_, own));
+    DSCOMM_ASSIGN_OR_RETURN(bool joined, modex_.enlist(*member_, own));
     if (!joined) member_.reset();
     return {};
   }
@@ -239,21 +239,21 @@ class Former {
   // The exchange of the ranks that speak in the store. A rank with a leader uses it only to report
   // that the leader has died.
   ExchangeRequest exchange_request() {
-    const std::vector<int>& speakers = meeting_.speakers();
+    const std::vector<int>& speakers = modex_.speakers();
     ExchangeRequest exchange;
-    exchange.prefix = meeting_.prefix();
+    exchange.prefix = modex_.prefix();
     exchange.rank = static_cast<int>(std::find(speakers.begin(), speakers.end(), request_.rank) -
                                      speakers.begin());
     exchange.size = static_cast<int>(speakers.size());
     exchange.name = [this](int speaker) {
-      return name_rank(meeting_.speakers()[static_cast<size_t>(speaker)]);
+      return name_rank(modex_.speakers()[static_cast<size_t>(speaker)]);
     };
     exchange.look = [this] { return look(); };
     return exchange;
   }
 
   // What all members of a table do together.
-  Status join(const Meeting::Table& table) {
+  Status join(const Modex::Table& table) {
     formation_ = Formation();
     formation_.group_id = table.id;
     reported_ = false;
@@ -261,7 +261,7 @@ class Former {
     if (result.ok()) result = check_memory();
     if (result.ok()) result = attach_all();
     if (member_ == nullptr)
-      if (Status withdrawn = meeting_.withdraw(); result.ok()) result = withdrawn;
+      if (Status withdrawn = modex_.withdraw(); result.ok()) result = withdrawn;
     // A rank that cannot go on reports it, so that nobody waits for it. Another rank's cause comes
     // first: a rank that could not be reached, or died, may have ended because of it.
     if (!result.ok()) return fail(result);
@@ -316,13 +316,13 @@ class Former {
         chunk, static_cast<uint64_t>(settings.one_shot_bytes),
         std::max(kLeastBuffers * chunk,
                  std::min<uint64_t>(settings.staging_bytes, room) / kPageBytes * kPageBytes)};
-    DSCOMM_ASSIGN_OR_RETURN(uint64_t lines, party_.arena->allocate_lines());
-    lines_offset_ = member->lines_offset = lines;
-    Lines::set_up(*party_.arena, lines_offset_);
+    DSCOMM_ASSIGN_OR_RETURN(uint64_t mailbox, party_.arena->allocate_mailbox());
+    mailbox_offset_ = member->mailbox_offset = mailbox;
+    Mailboxes::set_up(*party_.arena, mailbox_offset_);
     return {};
   }
 
-  Status read_table(const Meeting::Table& table) {
+  Status read_table(const Modex::Table& table) {
     members_.assign(table.entries.size(), Member());
     for (size_t rank = 0; rank < members_.size(); ++rank)
       if (!unpack(table.entries[rank], &members_[rank]))
@@ -360,7 +360,7 @@ class Former {
   // Why a rank that is known to have ended did so; its last report is in the store.
   Status death_of(int rank) {
     if (leader_ != nullptr) DSCOMM_RETURN_IF_ERROR(leader_->turn());
-    Status cause = meeting_.last_word(rank);
+    Status cause = modex_.last_word(rank);
     if (!cause.ok()) return cause;
     return Status(Code::kPeerDied, name_rank(rank) + " died or exited");
   }
@@ -390,7 +390,7 @@ class Former {
     const auto ranks =
         static_cast<size_t>(std::count(formation_.hosts.begin(), formation_.hosts.end(),
                                        formation_.hosts[static_cast<size_t>(request_.rank)]));
-    const size_t bytes = ranks * (sizeof(GroupLines) + formation_.tuning.staging_bytes);
+    const size_t bytes = ranks * (sizeof(Mailbox) + formation_.tuning.staging_bytes);
     const MemoryLimit limit = memory_limit();
     if (static_cast<int64_t>(bytes) + MemoryReservation::spare_bytes(bytes) <=
         limit.available_bytes)
@@ -404,7 +404,7 @@ class Former {
   }
 
   Status attach_all() {
-    Lines::open(*party_.arena, lines_offset_, formation_.group_id);
+    Mailboxes::open(*party_.arena, mailbox_offset_, formation_.group_id);
     awaits_successor_ = Status();
     std::string unreachable, limited, late;
     Status ended;
@@ -417,12 +417,12 @@ class Former {
       }
       Directory::Attached attached = party_.directory->attach(member.address, deadline_);
       if (attached.peer != nullptr &&
-          attached.peer->at(member.lines_offset, sizeof(GroupLines), kPageBytes) == nullptr)
-        attached = {nullptr, "its lines lie outside its memory"};
-      formation_.members.push_back({attached.peer, member.lines_offset, member.global_rank});
+          attached.peer->at(member.mailbox_offset, sizeof(Mailbox), kPageBytes) == nullptr)
+        attached = {nullptr, "its mailbox lies outside its memory"};
+      formation_.members.push_back({attached.peer, member.mailbox_offset, member.global_rank});
       if (attached.peer != nullptr) continue;
       const std::string why_not = name_rank(rank) + ": " + attached.why_not;
-      are_all_old = are_all_old && meeting_.may_be_old(rank);
+      are_all_old = are_all_old && modex_.may_be_old(rank);
       if (attached.code == Code::kPeerDied && ended.ok()) ended = death_of(rank);
       if (attached.code == Code::kTimeout && late.empty()) late = why_not;
       if (attached.code == Code::kResource && limited.empty()) limited = why_not;
@@ -447,7 +447,7 @@ class Former {
   // Combines the reports of all ranks: whether there is a pool that a rank cannot read.
   Status agree_on_verdict() {
     uint64_t lacks_pool = 0;
-    for (const LinesMember& member : formation_.members)
+    for (const MailboxMember& member : formation_.members)
       if (member.peer != nullptr && member.peer->lacks_pool()) lacks_pool = 1;
     reported_ = true;
     const Report own{lacks_pool, awaits_successor_};
@@ -502,7 +502,7 @@ class Former {
                                                      : exchange_->agree("report", report, decide));
     if (leader_ != nullptr) leader_->tell_verdict(verdict);
     if (speaks_for_all()) return verdict;
-    if (request_.rank == 0) meeting_.remove_tables();  // a verdict means that all have read them
+    if (request_.rank == 0) modex_.remove_tables();  // a verdict means that all have read them
     exchange_->finish();
     return verdict;
   }
@@ -549,14 +549,13 @@ class Former {
       const std::shared_ptr<Peer>& peer = formation_.members[rank].peer;
       if (peer == nullptr || peer->alive()) continue;
       const Status death = death_of(static_cast<int>(rank));
-      if (!meeting_.may_be_old(static_cast<int>(rank))) return death;
+      if (!modex_.may_be_old(static_cast<int>(rank))) return death;
       await_successor(death);
     }
     if (request_.rank == 0 && exchange_->awaited() > 0 &&
-        meeting_.is_superseded(meeting_.speakers()[static_cast<size_t>(exchange_->awaited())]))
+        modex_.is_superseded(modex_.speakers()[static_cast<size_t>(exchange_->awaited())]))
       exchange_->call_off();
-    if (!awaits_successor_.ok() &&
-        monotonic_ns() - came_to_wait_ns_ >= Meeting::successor_limit_ns())
+    if (!awaits_successor_.ok() && monotonic_ns() - came_to_wait_ns_ >= Modex::successor_limit_ns())
       return awaits_successor_;
     return request_.gone();
   }
@@ -566,13 +565,13 @@ class Former {
   const FormationRequest& request_;
   const Deadline& deadline_;
   const std::unique_ptr<TableRelay> relay_;  // null if there are few hosts
-  Meeting meeting_;
+  Modex modex_;
   // At most one is set: this rank speaks for others of its host, or another for it.
   std::unique_ptr<LocalLeader> leader_;
   std::unique_ptr<LocalMember> member_;
   std::optional<LocalMessage> next_table_;  // of a meeting that superseded the last one
   StoreExchange* exchange_ = nullptr;
-  uint64_t lines_offset_ = 0;
+  uint64_t mailbox_offset_ = 0;
   bool reported_ = false;
   std::vector<Member> members_;
   Formation formation_;

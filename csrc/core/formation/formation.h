@@ -1,7 +1,7 @@
 // Formation: how the ranks of a group meet, prove that they share memory, and agree on parameters.
 //
 //   1. every rank says how to reach its arena, where its mailbox lies, and where it is bound;
-//   2. rank 0 makes the member table from that, with the group's id (see Meeting);
+//   2. rank 0 makes the member table from that, with the group's id (see Modex);
 //   3. every rank attaches to the arenas of the others on its host, and says whether it could;
 //   4. rank 0 decides on the verdict, which is the same for all (see StoreExchange).
 //
@@ -20,9 +20,9 @@
 #include "core/base/look.h"
 #include "core/base/settings.h"
 #include "core/formation/local_exchange.h"
-#include "core/formation/meeting.h"
-#include "core/shm/directory.h"
-#include "core/shm/lines.h"
+#include "core/formation/modex.h"
+#include "core/shm/mailbox/mailboxes.h"
+#include "core/shm/memory/directory.h"
 #include "core/shm/shm_team.h"
 #include "core/store/store.h"
 #include "core/topology/topology.h"
@@ -52,7 +52,7 @@ struct FormationRequest {
   LocalRanks local;                       // the ranks of this host, if known
   Look gone = [] { return Status(); };    // the death of a member, if known, or OK
   Look formed = [] { return Status(); };  // others have formed it without this rank, or OK
-  int64_t began_ns = process_began_ns();  // see MeetingRequest
+  int64_t began_ns = process_began_ns();  // see ModexRequest
 };
 
 // Lists are by rank.
@@ -61,7 +61,7 @@ struct Formation {
   std::vector<int> hosts;  // numbers of hosts, in the order in which they first appear
   int host_count = 1;
   std::vector<PeerAddress> addresses;
-  std::vector<LinesMember> members;                // peer is null if the member is on another host
+  std::vector<MailboxMember> members;              // peer is null if the member is on another host
   std::vector<Place> places;                       // where the member is bound
   std::vector<std::vector<std::string>> networks;  // see FormationParty
   std::vector<uint64_t> transport_ids;             // see FormationParty

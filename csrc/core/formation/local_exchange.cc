@@ -9,8 +9,8 @@
 
 #include "core/base/packed_status.h"
 #include "core/base/packer.h"
-#include "core/shm/abstract_socket.h"
-#include "core/shm/layout.h"
+#include "core/shm/mailbox/layout.h"
+#include "core/shm/memory/abstract_socket.h"
 
 namespace dscomm {
 namespace {

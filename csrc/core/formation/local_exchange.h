@@ -1,6 +1,6 @@
 // Local exchange: how the ranks of a group on one host act as one. The lowest of them, the leader,
 // gathers what the others report over a Unix socket, speaks for all of them in the store (see
-// Meeting), and passes on what was decided.
+// Modex), and passes on what was decided.
 //
 // The ranks of a host are known from the default group or from the launcher, which may be wrong. A
 // rank that finds no leader within a second, or is refused, speaks for itself, and the leader does

@@ -44,11 +44,11 @@ class TeamBuilder {
   // are bound to several NUMA nodes or L3 caches, a HierarchicalTeam of ShmTeams.
   Result<std::unique_ptr<Team>> make_team_of_host() {
     std::vector<Place> places;
-    std::vector<LinesMember> members;
+    std::vector<MailboxMember> members;
     std::vector<int> here;  // their ranks in the group
     int rank_here = 0;
     for (int rank = 0; rank < request_.size; ++rank) {
-      const LinesMember& member = whole_.members[static_cast<size_t>(rank)];
+      const MailboxMember& member = whole_.members[static_cast<size_t>(rank)];
       if (member.peer == nullptr) continue;
       if (rank == request_.rank) rank_here = static_cast<int>(here.size());
       here.push_back(rank);
@@ -59,7 +59,7 @@ class TeamBuilder {
     auto flat =
         std::make_unique<ShmTeam>(party_.arena, whole_.group_id, request_.name, rank_here, members,
                                   whole_.wait_policy, whole_.tuning, made_.in_place);
-    made_.lines = flat.get();
+    made_.of_host = flat.get();
     Domains domains = make_domains(places, whole_.hierarchy);
     if (domains.ranks.size() == 1) return std::unique_ptr<Team>(std::move(flat));
     made_.flat = std::move(flat);
@@ -157,7 +157,7 @@ class TeamBuilder {
     for (int rank : ranks) {
       const auto k = static_cast<size_t>(rank);
       const PeerAddress& address = whole_.addresses[k];
-      names.push_back(LinesMember::name(rank, whole_.members[k].global_rank, address.describe()));
+      names.push_back(MailboxMember::name(rank, whole_.members[k].global_rank, address.describe()));
     }
     return names;
   }

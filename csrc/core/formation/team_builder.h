@@ -23,7 +23,7 @@ struct GroupTeams {
   std::unique_ptr<Team> team;
   // The ShmTeam of the members on this host, which also tells point-to-point who has left. Part of
   // `team`, or `flat` if this host's Team is hierarchical or collectives use only the transport.
-  ShmTeam* lines = nullptr;
+  ShmTeam* of_host = nullptr;
   std::unique_ptr<ShmTeam> flat;
   std::shared_ptr<Transport> transport;  // null if all members are on one host
   InPlace in_place;                      // which tensors of this rank the others read in place

@@ -6,7 +6,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/fence.h"
-#include "core/shm/copy.h"
+#include "core/shm/staging/copy.h"
 
 namespace dscomm {
 namespace {
@@ -52,56 +52,56 @@ Status ChannelDirectory::add_block() {
   // Relaxed: no peer knows the block until its offset is stored below.
   block->next.store(0, std::memory_order_relaxed);
   for (size_t k = kChannelsPerBlock; k-- > 0;) {
-    block->lines[k].peer_low.store(0, std::memory_order_relaxed);
-    vacant_.push_back(&block->lines[k]);
+    block->entries[k].peer_low.store(0, std::memory_order_relaxed);
+    vacant_.push_back(&block->entries[k]);
   }
   std::atomic<uint64_t>& link =
       last_block_ == nullptr ? arena_->header().first_channel_block : last_block_->next;
-  link.store(offset, std::memory_order_release);  // pairs with find_channel_lines()
+  link.store(offset, std::memory_order_release);  // pairs with find_channel_entry()
   last_block_ = block;
   return {};
 }
 
-Result<ChannelLines*> ChannelDirectory::take(const ArenaId& peer) {
+Result<ChannelEntry*> ChannelDirectory::take(const ArenaId& peer) {
   if (vacant_.empty()) DSCOMM_RETURN_IF_ERROR(add_block());
-  ChannelLines* lines = vacant_.back();
+  ChannelEntry* entry = vacant_.back();
   vacant_.pop_back();
   // Relaxed: ordered by the release store of peer_low, by which the peer recognises its entry.
-  lines->cells_offset.store(0, std::memory_order_relaxed);
-  lines->buffers_offset = 0;
-  lines->pieces_offset = 0;
-  lines->pieces_bytes = 0;
-  lines->consumed.store(0, std::memory_order_relaxed);
-  lines->consumed_ns.store(0, std::memory_order_relaxed);
-  lines->peer_high.store(peer.high, std::memory_order_relaxed);
-  lines->peer_low.store(peer.low, std::memory_order_release);  // pairs with find_channel_lines()
+  entry->cells_offset.store(0, std::memory_order_relaxed);
+  entry->buffers_offset = 0;
+  entry->pieces_offset = 0;
+  entry->pieces_bytes = 0;
+  entry->consumed.store(0, std::memory_order_relaxed);
+  entry->consumed_ns.store(0, std::memory_order_relaxed);
+  entry->peer_high.store(peer.high, std::memory_order_relaxed);
+  entry->peer_low.store(peer.low, std::memory_order_release);  // pairs with find_channel_entry()
   // seq_cst, and before the first cell: see ArenaHeader::channel_changes.
   arena_->header().channel_changes.fetch_add(1, std::memory_order_seq_cst);
-  return lines;
+  return entry;
 }
 
-void ChannelDirectory::vacate(ChannelLines* lines) {
+void ChannelDirectory::vacate(ChannelEntry* entry) {
   // Relaxed: the peer is dead, so it does not look for its entry.
-  lines->peer_low.store(0, std::memory_order_relaxed);
-  vacant_.push_back(lines);
+  entry->peer_low.store(0, std::memory_order_relaxed);
+  vacant_.push_back(entry);
 }
 
-const ChannelLines* find_channel_lines(const Peer& peer, const ArenaId& own_id) {
+const ChannelEntry* find_channel_entry(const Peer& peer, const ArenaId& own_id) {
   // Acquire loads of the chain pair with add_block(), of peer_low with take().
   uint64_t offset = peer.header().first_channel_block.load(std::memory_order_acquire);
   for (int blocks = 0; offset != 0 && blocks < kMostBlocks; ++blocks) {
     const ChannelBlock* block = block_at(peer, offset);
     if (block == nullptr) return nullptr;
-    for (const ChannelLines& lines : block->lines)
-      if (lines.peer_low.load(std::memory_order_acquire) == own_id.low &&
-          lines.peer_high.load(std::memory_order_relaxed) == own_id.high)
-        return &lines;
+    for (const ChannelEntry& entry : block->entries)
+      if (entry.peer_low.load(std::memory_order_acquire) == own_id.low &&
+          entry.peer_high.load(std::memory_order_relaxed) == own_id.high)
+        return &entry;
     offset = block->next.load(std::memory_order_acquire);
   }
   return nullptr;
 }
 
-Status Channel::make_lines() {
+Status Channel::make_entry() {
   if (own_ != nullptr) return {};
   DSCOMM_ASSIGN_OR_RETURN(own_, directory_.take(peer_->address().arena));
   return {};
@@ -134,14 +134,14 @@ Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
   if (cells_ == nullptr) {
     constexpr size_t kRingBytes = kRingCells * sizeof(Cell);
     DSCOMM_ASSIGN_OR_RETURN(uint64_t offset, arena_->allocate(kRingBytes));
-    if (Status status = make_lines(); !status.ok()) {
+    if (Status status = make_entry(); !status.ok()) {
       arena_->release(offset, kRingBytes);
       return status;
     }
     cells_ = reinterpret_cast<Cell*>(arena_->data() + offset);
     // Relaxed: ordered by the store of the offset, without which no peer finds the cells.
     for (uint32_t k = 0; k < kRingCells; ++k) cells_[k].number.store(0, std::memory_order_relaxed);
-    // seq_cst: pairs with find_their_cells(); see ChannelLines::cells_offset.
+    // seq_cst: pairs with find_their_cells(); see ChannelEntry::cells_offset.
     own_->cells_offset.store(offset, std::memory_order_seq_cst);
   }
   if (message_bytes > kCellDataBytes && buffers_ == nullptr) {
@@ -174,7 +174,7 @@ bool Channel::find_theirs() {
   // Load half of the Dekker pair of a new channel; see ArenaHeader::channel_changes.
   uint64_t changes = peer_->header().channel_changes.load(std::memory_order_seq_cst);
   if (changes == scanned_changes_) return false;
-  theirs_ = find_channel_lines(*peer_, arena_->id());
+  theirs_ = find_channel_entry(*peer_, arena_->id());
   scanned_changes_ = changes;
   return theirs_ != nullptr;
 }
@@ -253,26 +253,26 @@ void Channel::end_message(uint64_t message_bytes) {
     const size_t bytes = std::min<size_t>(message_bytes, PieceRing::longest(pieces_.bytes));
     std::byte* piece = own_pieces() + pieces_.place(bytes);
     for (size_t i = 0; i < std::min(bytes, kPrefetchedPieceBytes); i += kLineBytes / 2)
-      own_ahead(piece + i);
+      prefetch_for_ownership(piece + i);
     return;
   }
   const size_t k = published_ % kRingCells;
-  own_ahead(reinterpret_cast<std::byte*>(&cells_[k].header));
+  prefetch_for_ownership(reinterpret_cast<std::byte*>(&cells_[k].header));
   if (message_bytes <= kCellDataBytes) {
     if (message_bytes > kCellDataBytes - kLineBytes / 2)
-      own_ahead(&cells_[k].data[kCellDataBytes - 1]);
+      prefetch_for_ownership(&cells_[k].data[kCellDataBytes - 1]);
     return;
   }
   if (distance_.is_far()) return;
   std::byte* buffer = buffers_ + k * kPageBytes;
-  for (size_t i = 0; i < message_bytes; i += kLineBytes / 2) own_ahead(buffer + i);
+  for (size_t i = 0; i < message_bytes; i += kLineBytes / 2) prefetch_for_ownership(buffer + i);
 }
 
 // Whether the peer has made a ring to this process. Sets their_cells_lost_ if it is out of bounds.
 bool Channel::find_their_cells() {
   if (their_cells_ != nullptr || their_cells_lost_) return true;
   if (!find_theirs()) return false;
-  // seq_cst: pairs with the peer's open(); see ChannelLines::cells_offset.
+  // seq_cst: pairs with the peer's open(); see ChannelEntry::cells_offset.
   const uint64_t offset = theirs_->cells_offset.load(std::memory_order_seq_cst);
   if (offset == 0) return false;
   their_cells_ =
@@ -298,7 +298,7 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   const uint64_t number = cell.number.load(std::memory_order_seq_cst);
   if (number <= consumed_) return std::optional<ArrivedCell>();  // of the previous round, or 0
   if (number != consumed_ + 1) return wrong(" counts cells that it cannot have filled");
-  DSCOMM_RETURN_IF_ERROR(make_lines());  // for consume()
+  DSCOMM_RETURN_IF_ERROR(make_entry());  // for consume()
   ArrivedCell arrived{cell.header, cell.data};
   const size_t bytes = arrived.header.cell_bytes;
   current_piece_ = 0;

@@ -3,7 +3,7 @@
 // A ring has one writer and one reader. The writer fills a cell and then numbers it. The reader
 // polls the number of the next cell, copies the cell out and counts it in `consumed`, half a ring
 // at a time. Each process writes only its own arena: the ring lies in the sender's, `consumed` in
-// the receiver's. They find each other's entries (ChannelLines) in the channel directories of their
+// the receiver's. They find each other's entries (ChannelEntry) in the channel directories of their
 // arenas, by arena id. A side without an entry has sent and consumed nothing.
 //
 // A few bytes of data lie in the cell, beside its number; up to a page in the cell's buffer; more
@@ -20,9 +20,9 @@
 #include "core/base/status.h"
 #include "core/messages/endpoint.h"
 #include "core/messages/layout.h"
-#include "core/shm/arena.h"
-#include "core/shm/distance.h"
-#include "core/shm/peer.h"
+#include "core/shm/mailbox/cache_distance.h"
+#include "core/shm/memory/arena.h"
+#include "core/shm/memory/peer.h"
 
 namespace dscomm {
 
@@ -32,9 +32,9 @@ class ChannelDirectory {
   explicit ChannelDirectory(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
 
   // An entry for a peer, reset and visible to it. kResource if the arena is full.
-  Result<ChannelLines*> take(const ArenaId& peer);
+  Result<ChannelEntry*> take(const ArenaId& peer);
   // Frees the entry of a dead peer.
-  void vacate(ChannelLines* lines);
+  void vacate(ChannelEntry* entry);
   // A piece ring of at most channel_bytes. Its data is null if that is too short, or would leave
   // too little of the arena to others. kResource if the kernel gives no memory.
   Result<PieceRing> take_pieces(size_t channel_bytes);
@@ -46,12 +46,12 @@ class ChannelDirectory {
 
   std::shared_ptr<Arena> arena_;
   ChannelBlock* last_block_ = nullptr;
-  std::vector<ChannelLines*> vacant_;
+  std::vector<ChannelEntry*> vacant_;
   int full_rings_ = 0;
 };
 
 // The entry for `own_id` in the peer's directory; null if it has none, or its directory is corrupt.
-const ChannelLines* find_channel_lines(const Peer& peer, const ArenaId& own_id);
+const ChannelEntry* find_channel_entry(const Peer& peer, const ArenaId& own_id);
 
 class Channel final : public CellChannel {
  public:
@@ -84,7 +84,7 @@ class Channel final : public CellChannel {
   void drop() override;
 
  private:
-  Status make_lines();
+  Status make_entry();
   std::byte* own_pieces() const { return arena_->data() + own_->pieces_offset; }
   bool find_theirs();
   bool find_their_cells();
@@ -95,8 +95,8 @@ class Channel final : public CellChannel {
   std::shared_ptr<Arena> arena_;
   ChannelDirectory& directory_;
   std::shared_ptr<Peer> peer_;
-  ChannelLines* own_ = nullptr;
-  const ChannelLines* theirs_ = nullptr;
+  ChannelEntry* own_ = nullptr;
+  const ChannelEntry* theirs_ = nullptr;
   uint64_t scanned_changes_ = 0;  // the peer's channel_changes at the last search, which failed
 
   Cell* cells_ = nullptr;  // of the outbound ring
@@ -106,7 +106,7 @@ class Channel final : public CellChannel {
   uint64_t published_ = 0;
   bool is_in_run_ = false;       // the last cell was published with `more`
   uint64_t known_consumed_ = 0;  // lower bound of what the peer has consumed
-  Distance distance_{1};         // of the peer's core, by loads of its `consumed`
+  CacheDistance distance_{1};    // of the peer's core, by loads of its `consumed`
   bool measures_ = false;        // whether these loads are timed; pays for long data only
   bool tells_the_time_ = false;  // whether consumed_ns is stored, because the peer measures
 

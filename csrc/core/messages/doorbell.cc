@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "core/shm/abstract_socket.h"
+#include "core/shm/memory/abstract_socket.h"
 
 namespace dscomm {
 namespace {

@@ -1,8 +1,8 @@
 // The memory layout of the channels in the arenas: a contract between processes.
 //
-// As in core/shm/layout.h, only the owner of an arena writes it, and data that two processes touch
-// is either an atomic, whose comment names the access that it pairs with, or plain memory that is
-// written before such an atomic is stored and read after it is loaded.
+// As in core/shm/mailbox/layout.h, only the owner of an arena writes it, and data that two
+// processes touch is either an atomic, whose comment names the access that it pairs with, or plain
+// memory that is written before such an atomic is stored and read after it is loaded.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "core/messages/cell.h"
-#include "core/shm/layout.h"
+#include "core/shm/mailbox/layout.h"
 
 namespace dscomm {
 
@@ -36,7 +36,7 @@ static_assert(sizeof(Cell) == kLineBytes);
 
 // An entry of the channel directory, which a process makes for one peer: where its ring to the peer
 // lies, and how far it has read the peer's ring.
-struct alignas(kLineBytes) ChannelLines {
+struct alignas(kLineBytes) ChannelEntry {
   // The peer's arena id; low 0: vacant. Release store of low, after all else; acquire loads by the
   // peer, which then sees a reset entry. Ids are never reused, so an entry is never an earlier one.
   std::atomic<uint64_t> peer_high;
@@ -83,14 +83,14 @@ struct PieceRing {
 };
 
 // The channel directory is a chain of blocks that only grows. A block is larger than a page so that
-// the arena never makes one from a mailbox (GroupLines), which former members may still read.
+// the arena never makes one from a mailbox (Mailbox), which former members may still read.
 inline constexpr size_t kChannelBlockBytes = 2 * kPageBytes;
 inline constexpr size_t kChannelsPerBlock =
-    (kChannelBlockBytes - kLineBytes) / sizeof(ChannelLines);
+    (kChannelBlockBytes - kLineBytes) / sizeof(ChannelEntry);
 struct ChannelBlock {
   std::atomic<uint64_t>
       next;  // offset; 0: the last. Release store by the owner, acquire loads by peers
-  ChannelLines lines[kChannelsPerBlock];
+  ChannelEntry entries[kChannelsPerBlock];
 };
 static_assert(sizeof(ChannelBlock) <= kChannelBlockBytes);
 

@@ -57,9 +57,10 @@ std::string gone_text(int self, std::span<const MemberLife> members, const Name&
 // can. `members` are the group's, `self` is this rank's index, `what` begins the text; name(member)
 // and departure(member) describe a member.
 template <typename Name, typename Depart>
-std::optional<Status> hopeless(bool sending, int peer, int self,
-                               std::span<const MemberLife> members, const std::string& what,
-                               const Name& name, const Depart& departure) {
+std::optional<Status> can_never_complete(bool sending, int peer, int self,
+                                         std::span<const MemberLife> members,
+                                         const std::string& what, const Name& name,
+                                         const Depart& departure) {
   if (peer >= 0) {
     const MemberLife& life = members[peer];
     if (!life.gone() || (!sending && life.unread)) return {};

@@ -86,8 +86,9 @@ Status PointToPoint::look_for_hopeless(Port& port, const std::vector<MemberLife>
         if (members[member].died)
           return Status(Code::kPeerDied,
                         what + death_text(group.name_member(static_cast<int>(member))));
-    if (std::optional<Status> never = hopeless(transfer->sending, transfer->peer, group.rank,
-                                               members, what, group.name_member, group.departure))
+    if (std::optional<Status> never =
+            can_never_complete(transfer->sending, transfer->peer, group.rank, members, what,
+                               group.name_member, group.departure))
       return *never;
   }
   return {};

@@ -41,7 +41,7 @@
 #include "core/messages/doorbell.h"
 #include "core/messages/endpoint.h"
 #include "core/messages/liveness.h"
-#include "core/shm/wait.h"
+#include "core/shm/mailbox/wait.h"
 #include "core/types/dtype.h"
 
 namespace dscomm {

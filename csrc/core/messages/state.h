@@ -14,7 +14,7 @@
 #include "core/base/deadline.h"
 #include "core/messages/matching.h"
 #include "core/messages/point_to_point.h"
-#include "core/shm/copy.h"
+#include "core/shm/staging/copy.h"
 
 namespace dscomm {
 

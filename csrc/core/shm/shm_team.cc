@@ -13,25 +13,25 @@ constexpr size_t kLeastFarBytes = 16 << 20;
 }  // namespace
 
 ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
-                 std::vector<LinesMember> members, const WaitPolicy& policy,
+                 std::vector<MailboxMember> members, const WaitPolicy& policy,
                  const ShmTuning& tuning, InPlace in_place)
     : arena_(std::move(arena)),
-      lines_offset_(members[rank].lines_offset),
+      mailbox_offset_(members[rank].mailbox_offset),
       tuning_(tuning),
       in_place_(std::move(in_place)),
       tally_(CallTally::make(name, "shared memory, " + std::to_string(members.size()) + " ranks")) {
-  lines_ =
-      std::make_unique<Lines>(arena_, group_id, std::move(name), rank, std::move(members), policy);
-  stage_ = std::make_unique<Stage>(arena_, *lines_, tuning_.staging_bytes);
+  mailboxes_ = std::make_unique<Mailboxes>(arena_, group_id, std::move(name), rank,
+                                           std::move(members), policy);
+  stage_ = std::make_unique<Stage>(arena_, *mailboxes_, tuning_.staging_bytes);
   sources_.resize(size());
 }
 
 ShmTeam::~ShmTeam() {
   // Leave before release_when(), which may give the mailbox to another group.
-  std::function<bool()> unread = lines_->unread_later();
+  std::function<bool()> unread = mailboxes_->unread_later();
   stage_.reset();
-  lines_.reset();
-  arena_->release_when(std::move(unread), {{lines_offset_, sizeof(GroupLines)}});
+  mailboxes_.reset();
+  arena_->release_when(std::move(unread), {{mailbox_offset_, sizeof(Mailbox)}});
 }
 
 std::string ShmTeam::describe() const {
@@ -40,7 +40,7 @@ std::string ShmTeam::describe() const {
 
 std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) const {
   if (in_place_.pool == nullptr) return {};
-  const bool is_far = lines_->distance().is_far();
+  const bool is_far = mailboxes_->distance().is_far();
   const size_t least = in_place_.least_bytes >= 0 ? static_cast<size_t>(in_place_.least_bytes)
                                                   : (is_far ? kLeastFarBytes : kLeastNearBytes);
   if (bytes < least) return {};
@@ -71,7 +71,7 @@ Result<ShmTeam::Whole> ShmTeam::open_whole(const void* data, size_t bytes, int r
   if (place.has_value()) {
     stage_->open_nothing();
     stage_->open_tensor(bytes, *place, kInput);
-    lines_->post(rounds);
+    mailboxes_->post(rounds);
   } else {
     DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));
   }
@@ -112,7 +112,7 @@ Result<ShmTeam::Blocks> ShmTeam::open_blocks(std::span<const void* const> data,
     DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->fill_table());
     std::copy(counts.begin(), counts.end(), table);
   }
-  if (place.has_value()) lines_->post(rounds);
+  if (place.has_value()) mailboxes_->post(rounds);
   return Blocks{data, counts, element_bytes, piece, stride, rounds, place.has_value()};
 }
 
@@ -132,30 +132,30 @@ Status ShmTeam::stage_round(const Blocks& blocks, uint32_t round) {
 
 Status ShmTeam::finish(bool in_place, uint32_t rounds, int reader) {
   if (in_place)
-    DSCOMM_RETURN_IF_ERROR(lines_->wait_read(rounds, reader));
+    DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_read(rounds, reader));
   else
     stage_->close();
-  return lines_->end();
+  return mailboxes_->end();
 }
 
 Status ShmTeam::finish(const Blocks& blocks) {
   // A reader acknowledges only the rounds of its own block.
   for (int k = 0; k < size() && blocks.in_place; ++k)
-    DSCOMM_RETURN_IF_ERROR(lines_->wait_read(
+    DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_read(
         rounds_of(blocks.counts[k] * blocks.element_bytes, blocks.piece_bytes), k));
   stage_->close();
-  return lines_->end();
+  return mailboxes_->end();
 }
 
 Status ShmTeam::receive_round(int member, uint32_t round, size_t bytes, void* out) {
   if (round >= rounds_of(bytes, tuning_.chunk_bytes)) return {};
-  DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(member, round + 1));
-  const uint64_t published = lines_->slot(member).stage.bytes;
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(member, round + 1));
+  const uint64_t published = mailboxes_->slot(member).stage.bytes;
   if (round == 0 && published != bytes)
-    return lines_->fail(Code::kMismatch, lines_->name_member(member) + " sends " +
-                                             std::to_string(published) + " bytes where " +
-                                             lines_->name_member(rank()) + " expects " +
-                                             std::to_string(bytes));
+    return mailboxes_->fail(Code::kMismatch, mailboxes_->name_member(member) + " sends " +
+                                                 std::to_string(published) + " bytes where " +
+                                                 mailboxes_->name_member(rank()) + " expects " +
+                                                 std::to_string(bytes));
   return receive_piece(member, round, 0, bytes, tuning_.chunk_bytes, out);
 }
 

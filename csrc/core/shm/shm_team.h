@@ -1,7 +1,7 @@
 // ShmTeam: collectives through shared memory, for the ranks of one host. One file per collective.
 //
-// Each algorithm is straight-line code over Lines (how far each rank is) and Stage (the data). If a
-// call moves data in rounds, a rank posts phase r + 1 when its round r can be read, and
+// Each algorithm is straight-line code over Mailboxes (how far each rank is) and Stage (the data).
+// If a call moves data in rounds, a rank posts phase r + 1 when its round r can be read, and
 // acknowledges r + 1 when it has read round r of every rank that it reads from. A rank with nothing
 // to publish posts phase 1.
 //
@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
-#include "core/shm/copy.h"
-#include "core/shm/lines.h"
-#include "core/shm/stage.h"
+#include "core/shm/mailbox/mailboxes.h"
+#include "core/shm/staging/copy.h"
+#include "core/shm/staging/stage.h"
 #include "core/team/arguments.h"
 #include "core/team/call.h"
 #include "core/team/call_tally.h"
@@ -39,12 +39,12 @@ struct InPlace {
 class ShmTeam final : public Team {
  public:
   ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
-          std::vector<LinesMember> members, const WaitPolicy& policy, const ShmTuning& tuning,
+          std::vector<MailboxMember> members, const WaitPolicy& policy, const ShmTuning& tuning,
           InPlace in_place = {});
   ~ShmTeam() override;
 
-  int rank() const override { return lines_->rank(); }
-  int size() const override { return lines_->size(); }
+  int rank() const override { return mailboxes_->rank(); }
+  int size() const override { return mailboxes_->size(); }
   std::string describe() const override;
 
   Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
@@ -65,20 +65,20 @@ class ShmTeam final : public Team {
                     std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
                     const CallOptions& options) override;
   Status barrier(const CallOptions& options) override;
-  void abort(const Status& cause) override { lines_->abort(cause); }
-  Status leave() override { return lines_->leave(); }
-  Status death() override { return lines_->death(); }
-  Status look(uint64_t call) override { return lines_->look(call); }
-  void set_composer(const Team* composer) override { lines_->set_composer(composer); }
-  uint64_t finished_calls() const override { return lines_->finished_calls(); }
-  Status failure() override { return lines_->failure(); }
-  void note_end(const std::string& exception) override { lines_->note_end(exception); }
+  void abort(const Status& cause) override { mailboxes_->abort(cause); }
+  Status leave() override { return mailboxes_->leave(); }
+  Status death() override { return mailboxes_->death(); }
+  Status look(uint64_t call) override { return mailboxes_->look(call); }
+  void set_parent(const Team* parent) override { mailboxes_->set_parent(parent); }
+  uint64_t finished_calls() const override { return mailboxes_->finished_calls(); }
+  Status failure() override { return mailboxes_->failure(); }
+  void note_end(const std::string& exception) override { mailboxes_->note_end(exception); }
 
-  void end_forming() { lines_->end_forming(); }
-  void note_call(const CallRecord& call, bool reads_all) { lines_->note_call(call, reads_all); }
-  Status absence() const { return lines_->absence(); }
-  bool has_left(int member) const { return lines_->has_left(member); }
-  Departure departure(int member) const { return lines_->departure(member); }
+  void end_forming() { mailboxes_->end_forming(); }
+  void note_call(const CallRecord& call, bool reads_all) { mailboxes_->note_call(call, reads_all); }
+  Status absence() const { return mailboxes_->absence(); }
+  bool has_left(int member) const { return mailboxes_->has_left(member); }
+  Departure departure(int member) const { return mailboxes_->departure(member); }
 
  private:
   Status all_reduce_tiny(const void* in, void* out, size_t count, const Reduction& reduction);
@@ -89,20 +89,20 @@ class ShmTeam final : public Team {
   void note(Collective kind, const char* algorithm, size_t bytes) const {
     if (tally_ == nullptr) [[likely]]
       return;
-    tally_->set_distance(lines_->distance().describe());
+    tally_->set_distance(mailboxes_->distance().describe());
     tally_->add(kind, algorithm, bytes);
   }
 
   // How this rank writes data that the others read.
   Stores stores() const {
-    return lines_->distance().is_far() ? Stores::kStreaming : Stores::kOrdinary;
+    return mailboxes_->distance().is_far() ? Stores::kStreaming : Stores::kOrdinary;
   }
 
   // Posts, after data was copied into staging.
   void post_staged(uint32_t phase) {
     finish_copies();
-    lines_->post(phase);
-    if (phase == 1) stage_->own_next_piece();
+    mailboxes_->post(phase);
+    if (phase == 1) stage_->prefetch_next_piece();
   }
 
   // The pool offset of this data if the others shall read it in place. The call must then end with
@@ -164,17 +164,17 @@ class ShmTeam final : public Team {
         sources_[k] = own;
         continue;
       }
-      DSCOMM_RETURN_IF_ERROR(lines_->wait_posted(k, round + 1));
+      DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(k, round + 1));
       DSCOMM_ASSIGN_OR_RETURN(sources_[k], read(k));
     }
     return {};
   }
 
   std::shared_ptr<Arena> arena_;
-  const uint64_t lines_offset_;
+  const uint64_t mailbox_offset_;
   const ShmTuning tuning_;
   const InPlace in_place_;
-  std::unique_ptr<Lines> lines_;
+  std::unique_ptr<Mailboxes> mailboxes_;
   std::unique_ptr<Stage> stage_;
   std::vector<const void*>
       sources_;  // one per rank, for reductions; a member to avoid an allocation per call

@@ -53,7 +53,7 @@ CallRecord make_record(Collective kind, const Reduction& reduction, size_t count
   return call;
 }
 
-CallRecord as_piece(const CallRecord& call, const CallOptions& options) {
+CallRecord as_sub_call(const CallRecord& call, const CallOptions& options) {
   if (options.whole == nullptr) return call;
   CallRecord piece = *options.whole;
   piece.whole = options.whole->number();

@@ -14,7 +14,7 @@
 namespace dscomm {
 
 // All fields but own_count must agree on all ranks. Eight words, the sequence first: ShmTeam keeps
-// it in shared memory, see lines.cc.
+// it in shared memory, see mailboxes.cc.
 struct CallRecord {
   uint64_t sequence = 0;   // number of the call in the Team that compares it
   uint64_t count = 0;      // elements, if all ranks must agree on them; else 0
@@ -44,7 +44,7 @@ CallRecord make_record(Collective kind, const Reduction& reduction, size_t count
 
 // The record to compare: for a sub-call, that of its parent call with this call in `digest`; else
 // `call`.
-CallRecord as_piece(const CallRecord& call, const CallOptions& options);
+CallRecord as_sub_call(const CallRecord& call, const CallOptions& options);
 
 // Hashes all fields that must agree. `before` is the hash of earlier calls, or the id of the Team.
 uint64_t hash_call(uint64_t before, const CallRecord& call);

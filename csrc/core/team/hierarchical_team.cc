@@ -111,13 +111,13 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
   teams_.push_back(direct_.get());
   DSCOMM_CHECK(direct_->rank() == rank_ && direct_->size() == size(),
                "a Team numbers its ranks as they are listed");
-  set_composer(this);
+  set_parent(this);
   overlaps_ = led_.front().team->takes_chunks();
   return {};
 }
 
-void HierarchicalTeam::set_composer(const Team* composer) {
-  for (Team* team : teams_) team->set_composer(composer);
+void HierarchicalTeam::set_parent(const Team* parent) {
+  for (Team* team : teams_) team->set_parent(parent);
 }
 
 std::string HierarchicalTeam::describe() const {
@@ -227,8 +227,8 @@ Status HierarchicalTeam::leave() {
   return ended.ok() ? first : Status();
 }
 
-CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOptions& options) {
-  whole_ = as_piece(call, options);
+CallOptions HierarchicalTeam::sub_call_options(const CallRecord& call, const CallOptions& options) {
+  whole_ = as_sub_call(call, options);
   whole_.sequence = ++sequence_;
   if (options_.note_call)
     options_.note_call(whole_,
@@ -242,7 +242,7 @@ CallOptions HierarchicalTeam::pieces_of(const CallRecord& call, const CallOption
   }
   piece.domains = nullptr;  // of the parent team
   piece.meanwhile = nullptr;
-  if (piece.composer == nullptr) piece.composer = this;  // the outermost one, which checks all
+  if (piece.parent == nullptr) piece.parent = this;  // the outermost one, which checks all
   return piece;
 }
 
@@ -261,7 +261,7 @@ Status HierarchicalTeam::all_reduce(const void* in, void* out, size_t count,
   DSCOMM_RETURN_IF_ERROR(begin(options));
   const CallRecord call = make_record(Collective::kAllReduce, reduction, count, options);
   return end(run_all_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
-                            reduction, pieces_of(call, options)));
+                            reduction, sub_call_options(call, options)));
 }
 
 Status HierarchicalTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
@@ -269,8 +269,8 @@ Status HierarchicalTeam::broadcast(void* buffer, size_t count, DType dtype, int 
   DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
   DSCOMM_RETURN_IF_ERROR(begin(options));
   const CallRecord call = make_record(Collective::kBroadcast, dtype, count, options, root);
-  return end(
-      run_broadcast(static_cast<std::byte*>(buffer), count, dtype, root, pieces_of(call, options)));
+  return end(run_broadcast(static_cast<std::byte*>(buffer), count, dtype, root,
+                           sub_call_options(call, options)));
 }
 
 Status HierarchicalTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
@@ -280,7 +280,7 @@ Status HierarchicalTeam::reduce(const void* in, void* out, size_t count, const R
   DSCOMM_RETURN_IF_ERROR(begin(options));
   const CallRecord call = make_record(Collective::kReduce, reduction, count, options, root);
   return end(run_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
-                        reduction, root, pieces_of(call, options)));
+                        reduction, root, sub_call_options(call, options)));
 }
 
 Status HierarchicalTeam::all_gather(const void* in, size_t count, DType dtype,
@@ -291,7 +291,7 @@ Status HierarchicalTeam::all_gather(const void* in, size_t count, DType dtype,
   CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
   call.own_count = count;
   call.digest = hash_counts(out_counts);
-  return end(run_all_gather(in, dtype, outs, out_counts, pieces_of(call, options)));
+  return end(run_all_gather(in, dtype, outs, out_counts, sub_call_options(call, options)));
 }
 
 Status HierarchicalTeam::reduce_scatter(std::span<const void* const> ins,
@@ -304,7 +304,7 @@ Status HierarchicalTeam::reduce_scatter(std::span<const void* const> ins,
   CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
   call.digest = hash_counts(counts);
   return end(run_reduce_scatter(ins, counts, static_cast<std::byte*>(out), reduction,
-                                pieces_of(call, options)));
+                                sub_call_options(call, options)));
 }
 
 Status HierarchicalTeam::gather(const void* in, size_t count, DType dtype,
@@ -317,7 +317,7 @@ Status HierarchicalTeam::gather(const void* in, size_t count, DType dtype,
   DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
   call.own_count = count;
-  return end(run_gather(in, count, dtype, outs, out_counts, root, pieces_of(call, options)));
+  return end(run_gather(in, count, dtype, outs, out_counts, root, sub_call_options(call, options)));
 }
 
 Status HierarchicalTeam::scatter(std::span<const void* const> ins,
@@ -330,7 +330,7 @@ Status HierarchicalTeam::scatter(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
   call.own_count = count;
-  return end(run_scatter(ins, in_counts, out, count, dtype, root, pieces_of(call, options)));
+  return end(run_scatter(ins, in_counts, out, count, dtype, root, sub_call_options(call, options)));
 }
 
 Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,
@@ -343,13 +343,14 @@ Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,
   DSCOMM_RETURN_IF_ERROR(begin(options));
   CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
   call.own_count = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
-  return end(run_all_to_all(ins, in_counts, outs, out_counts, dtype, pieces_of(call, options)));
+  return end(
+      run_all_to_all(ins, in_counts, outs, out_counts, dtype, sub_call_options(call, options)));
 }
 
 Status HierarchicalTeam::barrier(const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(begin(options));
   const CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
-  return end(run_barrier(pieces_of(call, options)));
+  return end(run_barrier(sub_call_options(call, options)));
 }
 
 }  // namespace dscomm

@@ -162,7 +162,7 @@ class HierarchicalTeam final : public Team {
   void compare_calls(bool always) override {
     if (options_.compare_calls) options_.compare_calls(always);
   }
-  void set_composer(const Team* composer) override;
+  void set_parent(const Team* parent) override;
   uint64_t finished_calls() const override {
     return finished_calls_.load(std::memory_order_relaxed);  // orders nothing
   }
@@ -192,7 +192,7 @@ class HierarchicalTeam final : public Team {
   Status end(const Status& status);
   Status first_difference(const Status& found);
   // The options of all sub-calls of a call, valid until the next call begins.
-  CallOptions pieces_of(const CallRecord& call, const CallOptions& options);
+  CallOptions sub_call_options(const CallRecord& call, const CallOptions& options);
   // The options of a sub-call that comes `steps` steps later; see "Time".
   static CallOptions later(const CallOptions& piece, int steps);
 

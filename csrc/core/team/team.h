@@ -63,7 +63,7 @@ struct CallOptions {
   uint64_t history = 0;
   // The outermost parent team. An error that ends it ends this call: waits call its look() now and
   // then, because a rank that waits in one child Team may learn of a fault only through another.
-  Team* composer = nullptr;
+  Team* parent = nullptr;
   // Only for a Team that takes_chunks(), in an all_reduce, reduce, reduce_scatter, all_gather or
   // broadcast. The same count on all ranks.
   const Chunks* chunks = nullptr;
@@ -174,7 +174,7 @@ class Team {
   }
   // Sets the outermost parent team, whose calls are counted in abort records. Call it before the
   // first call. The parent outlives this Team.
-  virtual void set_composer(const Team* composer) { (void)composer; }
+  virtual void set_parent(const Team* parent) { (void)parent; }
   // How many calls this rank has finished, for abort records. Any thread.
   virtual uint64_t finished_calls() const { return 0; }
 };

@@ -126,7 +126,7 @@ class MpichStart final : public MpiStart {
   }
 
  private:
-  // By default MPICH searches for fast networks, and may choose an interface that leads nowhere.
+  // By default MPICH searches for fast networks, and may choose an interface that headers nowhere.
   void choose_tcp(const StartContext& context, EnvironmentForStart& environment) {
     environment.set_default("MPIR_CVAR_CH4_NETMOD=ofi");
     environment.set_default("FI_PROVIDER=tcp");

@@ -262,8 +262,9 @@ class OpenMpiStart final : public MpiStart {
   }
 
   // Open MPI tries all interfaces, including container bridges that have the same address on every
-  // host and lead nowhere: the first message then never arrives. A launcher's own configuration is
-  // kept unless the user sets an interface. Open MPI rejects both an include and an exclude list.
+  // host and header nowhere: the first message then never arrives. A launcher's own configuration
+  // is kept unless the user sets an interface. Open MPI rejects both an include and an exclude
+  // list.
   std::string networks_for_mpi(const StartContext& context) const {
     if (!environment_value("OMPI_MCA_btl_tcp_if_exclude").empty()) return "";
     if (files_.contains("btl_tcp_if_exclude")) {

@@ -1,0 +1,34 @@
+// All-gather through memory: each rank stages its data in rounds and copies the others' rounds out,
+// starting with its successor so that readers spread over the sources. Counts may differ by rank.
+#include <cstring>
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                           std::span<const size_t> out_counts, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, rank(), size()));
+  CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
+  call.own_count = count;
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
+  const size_t element_bytes = dtype_bytes(dtype);
+  const size_t bytes = count * element_bytes;
+  note(Collective::kAllGather, "in rounds", bytes);
+  if (outs[rank()] != in && bytes > 0) std::memcpy(outs[rank()], in, bytes);
+
+  const uint32_t rounds =
+      rounds_of(std::ranges::max(out_counts) * element_bytes, tuning_.chunk_bytes);
+  DSCOMM_ASSIGN_OR_RETURN(const Whole own, open_whole(in, bytes));
+  for (uint32_t round = 0; round < rounds; ++round) {
+    DSCOMM_RETURN_IF_ERROR(stage_round(own, round));
+    for (int step = 1; step < size(); ++step) {
+      const int k = (rank() + step) % size();
+      DSCOMM_RETURN_IF_ERROR(receive_round(k, round, out_counts[k] * element_bytes, outs[k]));
+    }
+    mailboxes_->acknowledge(round + 1);
+  }
+  return finish(own.in_place, own.rounds);
+}
+
+}  // namespace dscomm

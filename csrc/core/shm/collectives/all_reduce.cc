@@ -1,0 +1,208 @@
+// All-reduce through memory, by size:
+//
+//   tiny      the data travels in the slot, beside the sequence number: one hand-over;
+//   one shot  each rank stages all its data, reads all the others' and reduces;
+//   chunked   reduce-scatter and all-gather, chunk by chunk: each rank reduces its slice of a chunk
+//             from all ranks' staging, publishes the result, and gathers the others' slices of the
+//             previous chunk, while the next chunk has already been staged.
+//
+// The form depends on the size alone, so all ranks choose the same. Staged data needs no closing
+// barrier: a buffer is reused once its readers have acknowledged it.
+//
+// In the chunked form a rank may let the others read its tensor in place, whatever they do with
+// theirs: they read its input there and, if in == out, its results. Only rank k reads slice k of
+// the input. The tensor's owner overwrites slice k with rank k's result, after rank k has posted
+// that result. So once the owner has gathered, nobody reads its input any more. Before it returns,
+// the others must have acknowledged that they have gathered its results.
+
+#include "core/reduce/reduce.h"
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+namespace {
+
+// Rank k's slice of `count` elements, cut at cache lines so that ranks write to different ones.
+struct Slice {
+  size_t begin, length;
+};
+Slice slice_of(size_t count, int ranks, int k, size_t element_bytes) {
+  size_t line = std::max<size_t>(64 / element_bytes, 1);
+  size_t lines = (count + line - 1) / line;
+  size_t per_rank = (lines + static_cast<size_t>(ranks) - 1) / static_cast<size_t>(ranks) * line;
+  size_t begin = std::min(count, per_rank * static_cast<size_t>(k));
+  return {begin, std::min(count, begin + per_rank) - begin};
+}
+
+// Rounds of the chunked form, in the order in which ranks stage and read them: input 0, input 1,
+// result 0, input 2, result 1, ... Round r is posted and acknowledged as phase r + 1.
+constexpr uint32_t input_round(uint32_t chunk) { return chunk == 0 ? 0 : 2 * chunk - 1; }
+constexpr uint32_t result_round(uint32_t chunk, uint32_t chunks) {
+  return std::min(2 * chunk + 2, 2 * chunks - 1);
+}
+
+// Four chunks overlap well; chunks of less than 256 KiB lose more in hand-overs than they gain.
+constexpr size_t kWantedChunks = 4;
+constexpr size_t kLeastChunkBytes = 256 << 10;
+
+// Elements of a chunk, in whole cache lines: the same for all chunks but the last, and at most
+// `most_bytes`, which is a multiple of a page.
+size_t elements_of_chunk(size_t count, size_t element_bytes, size_t most_bytes) {
+  const size_t bytes = count * element_bytes;
+  const size_t wanted_bytes = std::max(bytes / kWantedChunks, kLeastChunkBytes);
+  const size_t chunks = std::max(bytes / wanted_bytes, (bytes + most_bytes - 1) / most_bytes);
+  const size_t line = std::max<size_t>(64 / element_bytes, 1);
+  return ((count + chunks - 1) / chunks + line - 1) / line * line;
+}
+
+// Bytes that are reduced at a time, then copied on while they are in the L1 cache.
+constexpr size_t kBlockBytes = 8192;
+
+// Tensors of this size exceed the last-level cache.
+constexpr size_t kPastCachesBytes = 16 << 20;
+
+}  // namespace
+
+Status ShmTeam::all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                           const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(
+      mailboxes_->begin(make_record(Collective::kAllReduce, reduction, count, options), options));
+  size_t bytes = count * dtype_bytes(reduction.dtype);
+  if (bytes <= kTinyBytes) {
+    note(Collective::kAllReduce, "tiny", bytes);
+    return all_reduce_tiny(in, out, count, reduction);
+  }
+  const size_t others_bytes = bytes * (static_cast<size_t>(size()) - 1);
+  if (bytes <= tuning_.chunk_bytes && others_bytes <= tuning_.one_shot_bytes) {
+    note(Collective::kAllReduce, "one shot", bytes);
+    return all_reduce_one_shot(in, out, count, reduction);
+  }
+  note(Collective::kAllReduce, "chunked", bytes);
+  return all_reduce_chunked(in, out, count, reduction);
+}
+
+Status ShmTeam::all_reduce_tiny(const void* in, void* out, size_t count,
+                                const Reduction& reduction) {
+  mailboxes_->put_tiny(in, count * dtype_bytes(reduction.dtype));
+  mailboxes_->post(1);
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_all_posted(1));
+  if (count > 0) {
+    for (int k = 0; k < size(); ++k) sources_[k] = mailboxes_->slot(k).tiny;
+    dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
+  }
+  return mailboxes_->end();
+}
+
+Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
+                                    const Reduction& reduction) {
+  size_t bytes = count * dtype_bytes(reduction.dtype);
+  DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, bytes, 1));
+  DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(0));
+  copy(buffer, in, bytes, stores());
+  post_staged(1);
+  DSCOMM_RETURN_IF_ERROR(
+      find_sources(in, 0, [&](int k) { return stage_->read(k, 0, 0, 0, bytes); }));
+  dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
+  stage_->close();
+  return mailboxes_->end();
+}
+
+Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
+                                   const Reduction& reduction) {
+  const size_t element_bytes = dtype_bytes(reduction.dtype);
+  const size_t chunk_count =
+      std::min(count, elements_of_chunk(count, element_bytes, tuning_.chunk_bytes));
+  const uint32_t chunks = rounds_of(count, chunk_count);
+  const size_t block_count = kBlockBytes / element_bytes;
+  const auto* input = static_cast<const std::byte*>(in);
+  auto* output = static_cast<std::byte*>(out);
+  // Results are read in place only if the input is, because c10d's all-reduce has in == out.
+  const size_t bytes = count * element_bytes;
+  const std::optional<uint64_t> place = find_in_pool(in, bytes);
+  const bool input_in_place = place.has_value(), result_in_place = input_in_place && in == out;
+  if (result_in_place)
+    stage_->open_nothing();
+  else
+    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, chunk_count * element_bytes, 2 * chunks));
+  if (input_in_place)
+    stage_->open_tensor(bytes, *place, result_in_place ? kInput | kResult : kInput);
+  // Rank k has just read the memory into which its slice is gathered: ordinary stores would first
+  // fetch each cache line back from its cache.
+  const Stores gather_stores =
+      result_in_place && bytes >= kPastCachesBytes ? Stores::kStreaming : Stores::kOrdinary;
+
+  auto stage_chunk = [&](uint32_t chunk) -> Status {
+    if (input_in_place) {
+      mailboxes_->post(input_round(chunk) + 1);
+      return {};
+    }
+    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(input_round(chunk)));
+    size_t begin = size_t{chunk} * chunk_count;
+    size_t length = round_bytes(count, chunk_count, chunk);
+    // All but this rank's slice, which reduce_slice() reads from the tensor.
+    Slice own = slice_of(length, size(), rank(), element_bytes);
+    const std::byte* from = input + begin * element_bytes;
+    copy(buffer, from, own.begin * element_bytes, stores());
+    size_t after = (own.begin + own.length) * element_bytes;
+    copy(buffer + after, from + after, length * element_bytes - after, stores());
+    post_staged(input_round(chunk) + 1);
+    return {};
+  };
+
+  auto reduce_slice = [&](uint32_t chunk) -> Status {
+    size_t begin = size_t{chunk} * chunk_count;
+    Slice own = slice_of(round_bytes(count, chunk_count, chunk), size(), rank(), element_bytes);
+    const size_t at = (begin + own.begin) * element_bytes;
+    std::byte* reduced = output + at;
+    DSCOMM_RETURN_IF_ERROR(find_sources(input + at, input_round(chunk), [&](int k) {
+      return stage_->read(k, input_round(chunk), own.begin * element_bytes, at,
+                          own.length * element_bytes);
+    }));
+    std::byte* staged = nullptr;
+    if (!result_in_place) {
+      DSCOMM_ASSIGN_OR_RETURN(staged, stage_->fill(result_round(chunk, chunks)));
+    }
+    for (size_t done = 0; done < own.length; done += block_count) {
+      const size_t block = std::min(block_count, own.length - done);
+      dscomm::reduce(reduced + done * element_bytes, sources_.data(), size(), block, reduction,
+                     size());
+      if (staged != nullptr)
+        copy(staged + done * element_bytes, reduced + done * element_bytes, block * element_bytes,
+             stores());
+      for (const void*& source : sources_)
+        source = static_cast<const std::byte*>(source) + block * element_bytes;
+    }
+    post_staged(result_round(chunk, chunks) + 1);
+    mailboxes_->acknowledge(input_round(chunk) + 1);
+    return {};
+  };
+
+  auto gather_slices = [&](uint32_t chunk) -> Status {
+    size_t begin = size_t{chunk} * chunk_count;
+    for (int step = 1; step < size(); ++step) {
+      int k = (rank() + step) % size();
+      DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(k, result_round(chunk, chunks) + 1));
+      Slice slice = slice_of(round_bytes(count, chunk_count, chunk), size(), k, element_bytes);
+      const size_t at = (begin + slice.begin) * element_bytes;
+      DSCOMM_ASSIGN_OR_RETURN(auto* theirs, stage_->read(k, result_round(chunk, chunks), 0, at,
+                                                         slice.length * element_bytes, kResult));
+      copy(output + at, theirs, slice.length * element_bytes, gather_stores);
+    }
+    mailboxes_->acknowledge(result_round(chunk, chunks) + 1);
+    return {};
+  };
+
+  // Gather a chunk's results while the next chunk is in flight, so that no rank waits for results
+  // that the others are about to post.
+  DSCOMM_RETURN_IF_ERROR(stage_chunk(0));
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+    if (chunk + 1 < chunks) DSCOMM_RETURN_IF_ERROR(stage_chunk(chunk + 1));
+    DSCOMM_RETURN_IF_ERROR(reduce_slice(chunk));
+    if (chunk > 0) DSCOMM_RETURN_IF_ERROR(gather_slices(chunk - 1));
+  }
+  DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
+  finish_copies();  // of the gathered slices: the caller may hand them to another thread
+  return finish(result_in_place, result_round(chunks - 1, chunks) + 1);
+}
+
+}  // namespace dscomm

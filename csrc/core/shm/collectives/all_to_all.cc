@@ -1,0 +1,60 @@
+// All-to-all through memory: in each round a rank stages a piece of its block for every other rank,
+// and copies its own pieces out of the others' staging, starting with its successor. Blocks may
+// differ in size: a rank's table has the count that it sends to each rank, and a reader checks its
+// count before it copies.
+#include <cstring>
+#include <numeric>
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                           std::span<void* const> outs, std::span<const size_t> out_counts,
+                           DType dtype, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), size()));
+  const int me = rank();
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists("all_to_all", outs.size(), out_counts, in_counts[me], rank(), size()));
+  CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
+  call.own_count = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
+  const size_t element_bytes = dtype_bytes(dtype);
+  note(Collective::kAllToAll, "in rounds", call.own_count * element_bytes);
+  DSCOMM_ASSIGN_OR_RETURN(const Blocks own, open_blocks(ins, in_counts, element_bytes,
+                                                        call.own_count * element_bytes, true));
+  const size_t piece = own.piece_bytes;
+  const uint32_t rounds =
+      std::max(own.rounds, rounds_of(std::ranges::max(out_counts) * element_bytes, piece));
+  if (out_counts[me] > 0) std::memcpy(outs[me], ins[me], out_counts[me] * element_bytes);
+  // Where in rank k's tensor the block for this rank begins, in bytes, by rank k's table.
+  std::vector<size_t> begins(outs.size(), 0);
+
+  for (uint32_t round = 0; round < rounds; ++round) {
+    DSCOMM_RETURN_IF_ERROR(stage_round(own, round));
+    for (int step = 1; step < size(); ++step) {
+      int k = (rank() + step) % size();
+      const size_t expected = out_counts[k];
+      const size_t length = round_bytes(expected * element_bytes, piece, round);
+      if (round > 0 && length == 0) continue;
+      DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(k, round + 1));
+      if (round == 0) {
+        DSCOMM_ASSIGN_OR_RETURN(auto* theirs, stage_->read_table(k));
+        if (theirs[me] != expected)
+          return mailboxes_->fail(
+              Code::kMismatch, mailboxes_->name_member(k) + " sends " + std::to_string(theirs[me]) +
+                                   " elements to " + mailboxes_->name_member(rank()) +
+                                   ", which expects " + std::to_string(expected) +
+                                   "; the split sizes do not fit");
+        begins[k] = std::accumulate(theirs, theirs + me, size_t{0}) * element_bytes;
+      }
+      if (length == 0) continue;
+      DSCOMM_RETURN_IF_ERROR(
+          receive_piece(k, round, begins[k], expected * element_bytes, piece, outs[k]));
+    }
+    mailboxes_->acknowledge(round + 1);
+  }
+  return finish(own);
+}
+
+}  // namespace dscomm

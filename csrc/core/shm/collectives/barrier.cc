@@ -1,0 +1,15 @@
+// Barrier: each rank posts and waits for all others. Flat, because with the ranks of one host P
+// loads are cheaper than a second hand-over.
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::barrier(const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(
+      mailboxes_->begin(make_record(Collective::kBarrier, DType::kUInt8, 0, options), options));
+  mailboxes_->post(1);
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_all_posted(1));
+  return mailboxes_->end();
+}
+
+}  // namespace dscomm

@@ -1,0 +1,39 @@
+// Broadcast through memory: the root stages rounds, the others copy them out. The root runs ahead
+// of its readers by as many rounds and calls as there are buffers and slots; if they read its
+// tensor in place, it waits for them.
+#include <cstring>
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
+                          const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
+  DSCOMM_RETURN_IF_ERROR(
+      mailboxes_->begin(make_record(Collective::kBroadcast, dtype, count, options, root), options));
+  auto* data = static_cast<std::byte*>(buffer);
+  const size_t bytes = count * dtype_bytes(dtype);
+
+  note(Collective::kBroadcast, bytes <= kTinyBytes ? "tiny" : "in rounds", bytes);
+  if (bytes <= kTinyBytes) {
+    if (rank() == root) mailboxes_->put_tiny(data, bytes);
+    mailboxes_->post(1);
+    if (rank() != root) {
+      DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
+      if (bytes > 0) std::memcpy(data, mailboxes_->slot(root).tiny, bytes);
+    }
+    return mailboxes_->end();
+  }
+
+  if (rank() == root) return publish(data, bytes);
+  mailboxes_->post(1);
+  const uint32_t rounds = rounds_of(bytes, tuning_.chunk_bytes);
+  for (uint32_t round = 0; round < rounds; ++round) {
+    DSCOMM_RETURN_IF_ERROR(receive_round(root, round, bytes, data));
+    mailboxes_->acknowledge(round + 1);
+  }
+  return mailboxes_->end();
+}
+
+}  // namespace dscomm

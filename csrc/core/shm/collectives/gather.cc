@@ -1,0 +1,34 @@
+// Gather through memory: the ranks other than the root stage rounds, the root copies them out.
+#include <cstring>
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
+                       std::span<const size_t> out_counts, int root, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
+  if (rank() == root)
+    DSCOMM_RETURN_IF_ERROR(check_lists("gather", outs.size(), out_counts, count, rank(), size()));
+  CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
+  call.own_count = count;
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
+  const size_t element_bytes = dtype_bytes(dtype);
+  const size_t bytes = count * element_bytes;
+  note(Collective::kGather, "in rounds", bytes);
+  if (rank() != root) return publish(in, bytes, root);
+
+  mailboxes_->post(1);
+  if (outs[root] != in && bytes > 0) std::memcpy(outs[root], in, bytes);
+  const uint32_t rounds =
+      rounds_of(std::ranges::max(out_counts) * element_bytes, tuning_.chunk_bytes);
+  for (uint32_t round = 0; round < rounds; ++round) {
+    for (int k = 0; k < size(); ++k)
+      if (k != root)
+        DSCOMM_RETURN_IF_ERROR(receive_round(k, round, out_counts[k] * element_bytes, outs[k]));
+    mailboxes_->acknowledge(round + 1);
+  }
+  return mailboxes_->end();
+}
+
+}  // namespace dscomm

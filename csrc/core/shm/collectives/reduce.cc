@@ -1,0 +1,34 @@
+// Reduce through memory: the other ranks stage rounds, the root reduces them in rank order.
+#include "core/reduce/reduce.h"
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                       int root, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(
+      make_record(Collective::kReduce, reduction, count, options, root), options));
+  const size_t element_bytes = dtype_bytes(reduction.dtype);
+  const size_t chunk = tuning_.chunk_bytes, bytes = count * element_bytes;
+  note(Collective::kReduce, "in rounds", bytes);
+  if (rank() != root) return publish(in, bytes, root);
+
+  mailboxes_->post(1);
+  const uint32_t rounds = rounds_of(bytes, chunk);
+  for (uint32_t round = 0; round < rounds; ++round) {
+    const size_t begin = size_t{round} * chunk, length = round_bytes(bytes, chunk, round);
+    DSCOMM_RETURN_IF_ERROR(
+        find_sources(static_cast<const std::byte*>(in) + begin, round,
+                     [&](int k) { return stage_->read(k, round, 0, begin, length); }));
+    if (length > 0)
+      dscomm::reduce(static_cast<std::byte*>(out) + begin, sources_.data(), size(),
+                     length / element_bytes, reduction, size());
+    mailboxes_->acknowledge(round + 1);
+  }
+  return mailboxes_->end();
+}
+
+}  // namespace dscomm

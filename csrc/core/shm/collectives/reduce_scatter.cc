@@ -1,0 +1,41 @@
+// Reduce-scatter through memory: in each round a rank stages a piece of every other rank's block,
+// and reduces its own pieces from all ranks' staging directly into its output.
+#include <numeric>
+
+#include "core/reduce/reduce.h"
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
+                               void* out, const Reduction& reduction, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(check_lists("reduce_scatter", ins.size(), counts.size(), size()));
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
+  call.digest = hash_counts(counts);
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
+
+  const size_t element_bytes = dtype_bytes(reduction.dtype);
+  note(Collective::kReduceScatter, "in rounds", total * element_bytes);
+  const size_t own_begin =
+      std::accumulate(counts.begin(), counts.begin() + rank(), size_t{0}) * element_bytes;
+  DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks,
+                          open_blocks(ins, counts, element_bytes, total * element_bytes, false));
+  DSCOMM_RETURN_IF_ERROR(stage_round(blocks, 0));
+  for (uint32_t round = 0; round < blocks.rounds; ++round) {
+    DSCOMM_RETURN_IF_ERROR(stage_round(blocks, round + 1));
+    const size_t begin = size_t{round} * blocks.piece_bytes;
+    const size_t length = round_bytes(counts[rank()] * element_bytes, blocks.piece_bytes, round);
+    DSCOMM_RETURN_IF_ERROR(find_sources(
+        static_cast<const std::byte*>(ins[rank()]) + begin, round,
+        [&](int k) { return stage_->read_piece(k, round, own_begin + begin, length); }));
+    if (length > 0)
+      dscomm::reduce(static_cast<std::byte*>(out) + begin, sources_.data(), size(),
+                     length / element_bytes, reduction, size());
+    mailboxes_->acknowledge(round + 1);
+  }
+  return finish(blocks.in_place, blocks.rounds);
+}
+
+}  // namespace dscomm

@@ -1,0 +1,50 @@
+// Scatter through memory: in each round the root stages a piece of every other rank's block; each
+// rank copies its pieces out. The root's table has the number of elements for each rank.
+#include <cstring>
+#include <numeric>
+
+#include "core/shm/shm_team.h"
+
+namespace dscomm {
+
+Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
+                        void* out, size_t count, DType dtype, int root,
+                        const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
+  if (rank() == root)
+    DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts, count, rank(), size()));
+  CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
+  call.own_count = count;
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
+  const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
+  note(Collective::kScatter, "in rounds", bytes);
+
+  if (rank() == root) {
+    const size_t longest_bytes = std::ranges::max(in_counts) * element_bytes;
+    DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks,
+                            open_blocks(ins, in_counts, element_bytes, longest_bytes, true));
+    for (uint32_t round = 0; round < blocks.rounds; ++round)
+      DSCOMM_RETURN_IF_ERROR(stage_round(blocks, round));
+    if (out != ins[rank()] && count > 0) std::memcpy(out, ins[rank()], bytes);
+    return finish(blocks);
+  }
+  mailboxes_->post(1);
+  DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
+  DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->read_table(root));
+  if (table[rank()] != count)
+    return mailboxes_->fail(Code::kMismatch, mailboxes_->name_member(root) + " scatters " +
+                                                 std::to_string(table[rank()]) + " elements to " +
+                                                 mailboxes_->name_member(rank()) +
+                                                 ", whose output holds " + std::to_string(count));
+  const size_t piece = piece_bytes(element_bytes);
+  const uint32_t rounds = rounds_of(bytes, piece);
+  const size_t own_begin = std::accumulate(table, table + rank(), size_t{0}) * element_bytes;
+  for (uint32_t round = 0; round < rounds; ++round) {
+    DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, round + 1));
+    DSCOMM_RETURN_IF_ERROR(receive_piece(root, round, own_begin, bytes, piece, out));
+    mailboxes_->acknowledge(round + 1);
+  }
+  return mailboxes_->end();
+}
+
+}  // namespace dscomm
