@@ -1,5 +1,5 @@
 """The native module, csrc/torch/bindings.cc. It is in the folder of _native/ named after its torch,
-which __init__.py adds to __path__. tests/house/test_types.py compares this stub with the module."""
+which __init__.py adds to __path__. tests/repo/test_types.py compares this stub with the module."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta

@@ -487,7 +487,7 @@ TEST(LocalExchange, RankThatStartedBeforeItsLeaderFormsGroup) {
   });
 }
 
-// Ranks 0 and 1 expect a group of two; rank 2 expects a group of three with them.
+// Rank 1 expects a group of two; ranks 0 and 2 expect a group of three.
 TEST(LocalExchange, DifferentGroupSizesOnOneHostAreMismatch) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;

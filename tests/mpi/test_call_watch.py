@@ -6,25 +6,17 @@ build.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from test_mpi_team import run_alone
 
+SOURCE = Path(__file__).with_name("call_watch_test.cc").read_text()
+TESTS = re.findall(r"^TEST\(CallWatch, (\w+)\)", SOURCE, re.M)
 
-@pytest.mark.parametrize(
-    "test",
-    [
-        "SleepingCallIsInterrupted",
-        "LoopingCallIsInterrupted",
-        "CallLoopingThroughLibcIsInterruptedOutsideIt",
-        "CallOfThreadThatBlocksSignalsIsInterrupted",
-        "ReturningAndBlockingCallsAreNotInterrupted",
-        "SlowCallBeforeItsDeadlineIsNotInterrupted",
-        "CallAfterItsDeadlineIsInterrupted",
-        "CallThatSleepsAfterComputingIsInterrupted",
-        "CallIsInterruptedAfterMpiFailedInAnotherThread",
-        "CallWithoutDeadlineIsInterruptedAfterFiveSeconds",
-    ],
-)
+
+@pytest.mark.parametrize("test", TESTS)
 def test_call_watch_tests_pass(test: str) -> None:
     output = run_alone("call_watch_tests", f"CallWatch.{test}")
     assert "[  PASSED  ] 1 test." in output, output

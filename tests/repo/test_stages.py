@@ -198,9 +198,9 @@ def test_drill_runs_everything_that_make_test_leaves_out(
         for file in (ROOT / "tests").glob("*/test_*.py")
         if "pytest.mark.drill" in file.read_text()
     }
-    # The house says what a drill is, and has none.
-    assert marked - {"tests/house"} <= folders("drill", marker=True)
-    assert marked - {"tests/house"} <= folders("test", marker=False)
+    # The repository checks name the marker, and have no drill.
+    assert marked - {"tests/repo"} <= folders("drill", marker=True)
+    assert marked - {"tests/repo"} <= folders("test", marker=False)
     # pytest fails where it is left with no test.
     chosen = commands(stages, "drill", monkeypatch)
     alone = {word for command in chosen if "drill" in command for word in command}
