@@ -2,7 +2,7 @@
 // reports a mismatch.
 //
 // In a gather, a scatter or an all_to_all each receiver verifies the headings of its senders
-// (mpi_team_exchange.cc). Every other call begins with a header, its CallHeader, which is combined
+// (mpi_team_exchange.cc). Every other call begins with its CallHeader, which is combined
 // over all ranks. It holds a hash of the call and the hash's complement, and both are minimised:
 // all hashes are equal if and only if one minimum is the complement of the other. The hash also
 // covers earlier calls, because a rank that only sends may have finished a call in which the ranks

@@ -63,7 +63,8 @@ class MpiTeam::Watch final : public MpiWatch {
     return team_.look_for_the_gone(place_);
   }
 
-  // Asks which ranks are stopped before naming any. A better informed rank may end the Team.
+  // Asks which ranks are stopped, and only then names any. Meanwhile a rank that knows the cause
+  // may end the Team.
   Status timed_out() override {
     team_.outermost().compare_calls(false);
     FailureDetector& detector = team_.detector_;

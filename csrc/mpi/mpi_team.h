@@ -13,7 +13,7 @@
 //
 // Gather, scatter and all_to_all have no rounds but a stream of messages for each block.
 //
-// Other calls begin with a short exchange of headers (headers), in which the ranks verify that they
+// Other calls begin with a short exchange of headers, in which the ranks verify that they
 // make the same call (mpi_agreement.h); small data is piggybacked on it. In a small broadcast or
 // reduce among few ranks, and along a chain, headers go in one direction. Among many ranks the
 // CallHeader is a collective on a separate communicator, so that it never meets data.

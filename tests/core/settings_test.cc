@@ -64,6 +64,22 @@ TEST(Settings, PortsMustBeAValidRange) {
   EXPECT_EQ(range.last, 20999);
 }
 
+TEST(Settings, PortsOfRanksOfOneHostDoNotOverlap) {
+  const PortRange all{20000, 20009};
+  const PortRange first = ports_of_rank(all, 0, 2), second = ports_of_rank(all, 1, 2);
+  EXPECT_EQ(first.first, 20000);
+  EXPECT_EQ(first.last, 20004);
+  EXPECT_EQ(second.first, 20005);
+  EXPECT_EQ(second.last, 20009);
+}
+
+TEST(Settings, PortsOfRankInShortRangeAreTheWholeRange) {
+  const PortRange all{20000, 20006};
+  EXPECT_EQ(ports_of_rank(all, 1, 2).first, 20000);
+  EXPECT_EQ(ports_of_rank(all, 1, 2).last, 20006);
+  EXPECT_TRUE(ports_of_rank(PortRange{}, 1, 2).is_any());
+}
+
 TEST(Settings, VariablesOfOtherProgramsAreIgnored) {
   EXPECT_EQ(error_of({{"DSCOMMON", "1"}, {"MY_DSCOMM_YIELD", "1"}, {"dscomm_debug", "x"}}), "");
 }

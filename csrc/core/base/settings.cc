@@ -108,6 +108,13 @@ std::optional<PortRange> parse_ports(const std::string& text) {
   return range.first >= 1024 && range.first <= range.last ? std::optional(range) : std::nullopt;
 }
 
+PortRange ports_of_rank(const PortRange& range, int rank, int ranks) {
+  const int share = (range.last - range.first + 1) / ranks;
+  if (range.is_any() || share < kPortsOfRank) return range;
+  const int first = range.first + rank * share;
+  return {static_cast<uint16_t>(first), static_cast<uint16_t>(first + share - 1)};
+}
+
 std::vector<SettingRow> setting_rows() {
   std::vector<SettingRow> rows;
 #define DSCOMM_ROW_NUMBER(field, name, value, smallest, largest, unit, meaning)                  \

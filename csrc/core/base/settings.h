@@ -90,9 +90,8 @@
   TEXT(flight_record_signal, "DSCOMM_FLIGHT_RECORD_SIGNAL", "none", "none|SIGUSR2",                \
        "a signal upon which a rank writes its flight record; needs DSCOMM_FLIGHT_RECORD_DIR")      \
   TEXT(debug, "DSCOMM_DEBUG", "warn", "error|warn|info|debug",                                     \
-       "what is logged to standard error; info adds how each group communicates, and debug, when " \
-       "a "                                                                                        \
-       "group ends, the algorithms that its calls took, by size")
+       "what is logged to standard error; info adds how each group communicates, debug the "       \
+       "algorithms of its calls by size, when it ends")
 
 namespace dscomm {
 
@@ -103,6 +102,13 @@ struct PortRange {
 };
 // "20000-20999"; empty is any. Nothing if it is neither.
 std::optional<PortRange> parse_ports(const std::string& text);
+
+// Ports that a rank needs: for its failure detector and MPI, twice, because the system keeps ports
+// of closed connections for a minute.
+inline constexpr int kPortsOfRank = 4;
+// The part of a range for one of `ranks` ranks of a host, which so never try the same port at the
+// same time; all of it if there are fewer than kPortsOfRank for each.
+PortRange ports_of_rank(const PortRange& range, int rank, int ranks);
 
 struct Settings {
 #define DSCOMM_FIELD_NUMBER(field, name, value, smallest, largest, unit, meaning) \

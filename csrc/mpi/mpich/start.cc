@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -126,7 +127,7 @@ class MpichStart final : public MpiStart {
   }
 
  private:
-  // By default MPICH searches for fast networks, and may choose an interface that headers nowhere.
+  // By default MPICH searches for fast networks, and may choose an interface that leads nowhere.
   void choose_tcp(const StartContext& context, EnvironmentForStart& environment) {
     environment.set_default("MPIR_CVAR_CH4_NETMOD=ofi");
     environment.set_default("FI_PROVIDER=tcp");
@@ -137,8 +138,16 @@ class MpichStart final : public MpiStart {
     environment.set_default("FI_TCP_MAX_SAVED=1000000");
     if (const auto names = interfaces_in(networks_); !names.empty()) interface_ = names.front();
     if (!interface_.empty()) environment.set_default("FI_TCP_IFACE=" + interface_);
-    const PortRange ports = parse_ports(context.request.settings.ports).value_or(PortRange{});
-    if (ports.is_any()) return;
+    const PortRange all = parse_ports(context.request.settings.ports).value_or(PortRange{});
+    if (all.is_any()) return;
+    // Two ranks of a host that libfabric binds to one port at the same time both succeed, and the
+    // second cannot listen.
+    const auto& members = context.request.members;
+    const auto own = members.begin() + context.request.rank;
+    const auto is_here = [&](const TransportMember& member) { return member.host == own->host; };
+    const PortRange ports =
+        ports_of_rank(all, static_cast<int>(std::count_if(members.begin(), own, is_here)),
+                      static_cast<int>(std::count_if(members.begin(), members.end(), is_here)));
     environment.set_default("FI_TCP_PORT_LOW_RANGE=" + std::to_string(ports.first));
     environment.set_default("FI_TCP_PORT_HIGH_RANGE=" + std::to_string(ports.last));
   }

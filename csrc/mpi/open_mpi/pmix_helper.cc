@@ -47,7 +47,7 @@ Status system_error(const char* what, int error) {
   return make_status(Code::kResource, "%s failed: %s", what, std::strerror(error));
 }
 
-// Starts the program, which exits once its helper runs in the background.
+// Starts dscomm-pmix. The process that it starts exits once its child serves in the background.
 class Starter {
  public:
   Status spawn(const std::string& path, int socket) {

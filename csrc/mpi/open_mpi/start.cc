@@ -262,7 +262,7 @@ class OpenMpiStart final : public MpiStart {
   }
 
   // Open MPI tries all interfaces, including container bridges that have the same address on every
-  // host and header nowhere: the first message then never arrives. A launcher's own configuration
+  // host and lead nowhere: the first message then never arrives. A launcher's own configuration
   // is kept unless the user sets an interface. Open MPI rejects both an include and an exclude
   // list.
   std::string networks_for_mpi(const StartContext& context) const {
