@@ -1,7 +1,8 @@
 """The launcher's variables: the rank, the size and the host of a process in its job.
 
-Only this module knows their names: torchrun's RANK, WORLD_SIZE and LOCAL_*; Open MPI's
-OMPI_COMM_WORLD_*; Slurm's SLURM_*; PMI_* and MPI_LOCAL* of MPICH and Intel MPI.
+In Python only this module reads them, in C++ csrc/core/base/settings.cc: torchrun's RANK,
+WORLD_SIZE and LOCAL_*; Open MPI's OMPI_COMM_WORLD_*; Slurm's SLURM_*; PMI_* and MPI_LOCAL* of MPICH
+and Intel MPI.
 """
 
 from __future__ import annotations

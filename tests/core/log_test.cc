@@ -1,4 +1,4 @@
-// Mailboxes of the log.
+// Lines of the log.
 #include "core/base/log.h"
 
 #include <gtest/gtest.h>

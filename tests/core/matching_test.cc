@@ -11,14 +11,14 @@ namespace {
 struct Receive {
   int peer = -1, tag = 0;
 };
-struct Message {
+struct SentMessage {
   int source = 0, tag = 0;
 };
-using Queues = Matching<const Receive*, const Message*>;
+using Queues = Matching<const Receive*, const SentMessage*>;
 
-std::vector<const Message*> held(const Queues& queues) {
-  std::vector<const Message*> all;
-  queues.for_each_message([&](const Message* message) { all.push_back(message); });
+std::vector<const SentMessage*> held(const Queues& queues) {
+  std::vector<const SentMessage*> all;
+  queues.for_each_message([&](const SentMessage* message) { all.push_back(message); });
   return all;
 }
 
@@ -36,8 +36,8 @@ TEST(Matching, ReceivesOfATagMatchInPostingOrder) {
 
 TEST(Matching, MessagesOfATagMatchInArrivalOrder) {
   Queues queues;
-  const Message first{3, 5}, second{1, 5}, third{3, 5}, other_tag{1, 6};
-  for (const Message* message : {&other_tag, &first, &second, &third}) queues.hold(message);
+  const SentMessage first{3, 5}, second{1, 5}, third{3, 5}, other_tag{1, 6};
+  for (const SentMessage* message : {&other_tag, &first, &second, &third}) queues.hold(message);
   const Receive any{-1, 5}, from_one{1, 5}, from_two{2, 5}, of_other_tag{-1, 6};
   EXPECT_EQ(queues.find_message(&any), &first);
   EXPECT_EQ(queues.find_message(&from_one), &second);
@@ -45,13 +45,13 @@ TEST(Matching, MessagesOfATagMatchInArrivalOrder) {
   EXPECT_EQ(queues.find_message(&of_other_tag), &other_tag);
   queues.erase_message(&first);
   EXPECT_EQ(queues.find_message(&any), &second);
-  EXPECT_EQ(held(queues), (std::vector<const Message*>{&second, &third, &other_tag}));
+  EXPECT_EQ(held(queues), (std::vector<const SentMessage*>{&second, &third, &other_tag}));
 }
 
 TEST(Matching, TagsWithoutEntriesAreRemoved) {
   Queues queues;
   const Receive receive{0, 1};
-  const Message message{0, 2};
+  const SentMessage message{0, 2};
   EXPECT_TRUE(queues.empty());
   queues.post(&receive);
   queues.hold(&message);

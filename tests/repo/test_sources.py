@@ -77,7 +77,7 @@ def test_settings_page_matches_the_extension() -> None:
     assert set(re.findall(r"^\| `(DSCOMM_\w+)`", page, re.M)) == setting_names()
 
 
-def test_environment_is_read_only_in_listed_files() -> None:
+def test_only_listed_files_read_the_environment() -> None:
     readers = [
         name_of(file)
         for file in native_sources()

@@ -69,7 +69,7 @@ class Context {
   // See Group::formed_without_this().
   Status formed_without_this(uintptr_t world, const std::vector<int>& global_ranks,
                              uint64_t number) const;
-  // Number 0: the others have formed it without this process.
+  // Group `name` was formed with this number; 0: the others formed it without this process.
   void note_formed(uintptr_t world, const std::string& name, uint64_t number);
   // The departure or death of the first of these global ranks whose process is known to have ended;
   // else OK.

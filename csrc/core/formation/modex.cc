@@ -32,7 +32,7 @@ constexpr milliseconds kReadLimit{10'000};
 constexpr int64_t kLookEveryNs = 100'000'000;
 // Rank 0 times out first and names the missing ranks; the others wait this much longer for it.
 constexpr int64_t kLastWordNs = 1'000'000'000;
-// A live rank whose entry was overwritten objects within this time.
+// If another process overwrites the entry of a live rank, this rank reports it within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
 // How often rank 0 reads single entries while it waits for all expected ones. That finds failures,
 // and entries of ranks that were not expected.

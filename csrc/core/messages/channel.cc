@@ -34,7 +34,8 @@ bool leaves_room(const Arena& arena, size_t ring_bytes) {
 constexpr size_t kPrefetchedMessageBytes = 64 << 10;
 constexpr size_t kPrefetchedPieceBytes = 32 << 10;
 
-// A count stored longer ago may have left the peer's cache, so its load does not show the distance.
+// A count that the peer stored longer ago may have left the peer's cache. The time to load it then
+// does not show how far apart the caches are.
 constexpr int64_t kFreshCellNs = 100'000;
 
 // A directory of more blocks is corrupt: it would have entries for 10^6 processes.

@@ -27,8 +27,9 @@ struct alignas(kLineBytes) Cell {
   // at once; seq_cst loads by the receiver. Dekker pair with the receiver's
   // ArenaHeader::doorbell_sleepers; a fence after the last cell of a run covers the earlier ones.
   std::atomic<uint64_t> number;
-  // Plain: written before the number and read after it. The owner may overwrite bytes of a cell
-  // that the receiver has given back even earlier, to prefetch the cache lines for ownership.
+  // Not atomic: written before `number` and read after it. Once the receiver has given the cell
+  // back, the owner may overwrite bytes of it at any time, to prefetch its cache lines for
+  // ownership.
   CellHeader header;
   std::byte data[kCellDataBytes];
 };

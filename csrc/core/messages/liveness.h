@@ -1,4 +1,5 @@
-// Liveness: which members of a group are gone, and what that means for a send or a receive.
+// Liveness: what the death of a member, or its leaving, means for a send or a receive. Whether a
+// process lives is found by Peer::alive() on this host, by the failure detector on others.
 //
 // What a member published before it went still counts: a receive goes on while the channel may hold
 // a message of that member, and a receive from any source while another member can still send.

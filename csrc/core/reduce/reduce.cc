@@ -5,8 +5,9 @@
 // and shorter vectors, so that nothing beyond the last element is touched.
 //
 // On x86 there are kernels for SSE4 (2008), AVX2 (2013) and Skylake's AVX-512; older processors use
-// the scalar twin. SSSE3 and AVX3_DL are left out: no training machine stops at the first, and
-// reductions gain nothing from the second. On Arm there are kernels for NEON and all of SVE.
+// the scalar twin. Highway's targets SSSE3 and AVX3_DL are left out: no processor that is used for
+// training has SSSE3 without SSE4, and reductions gain nothing from AVX3_DL. On Arm there are
+// kernels for NEON and each of Highway's SVE targets.
 //
 // Highway's functions are used if they give the same bits on every instruction set. For the others
 // (halves, floating-point minimum and maximum) see lanes_inl.h and operators_inl.h.

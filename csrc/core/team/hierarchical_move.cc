@@ -17,8 +17,8 @@ void copy(void* out, const void* in, size_t bytes) {
 
 }  // namespace
 
-// In the root's domain to the leader of slice 0, then across, then inside the other domains. A root
-// that leads slice 0 sends across first, so that the other domains do not wait for its own.
+// The data goes first to the leader of slice 0 in the root's domain, then to the other domains,
+// then inside them. If the root is this leader, it sends to the other domains before its own.
 Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
                                        const CallOptions& piece) {
   const int root_domain = domain_of(root);
@@ -243,9 +243,8 @@ Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
                             round_counts, piece);
 }
 
-// Blocks between ranks of one domain use the inner Team, blocks between domains the direct Team.
-// While the first direct messages travel, the inner call is made, and, without
-// HierarchyOptions::compare_calls, the domains agree on the call.
+// Gather, scatter and all_to_all split their lists: inside() is for the ranks of this domain,
+// outside() for all others.
 std::vector<size_t> HierarchicalTeam::inside(std::span<const size_t> counts) const {
   std::vector<size_t> chosen;
   for (int rank : members())
@@ -266,6 +265,9 @@ std::vector<Pointer> HierarchicalTeam::inside(std::span<Pointer const> blocks) c
   return chosen;
 }
 
+// Within a domain, blocks go by the inner Team; between domains, by the direct Team. The inner call
+// runs while the first direct messages travel. If options_.compare_calls is false, the domains also
+// agree on the call then.
 template <typename CallInner, typename CallDirect>
 Status HierarchicalTeam::exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
                                          const CallDirect& call_direct) {

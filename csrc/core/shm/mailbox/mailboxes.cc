@@ -625,7 +625,7 @@ Status Mailboxes::death() const {
 void Mailboxes::note_call(const CallRecord& call, bool reads_all) {
   CallRecord record = call;
   record.whole = call.number();
-  record.sequence += sequence_;  // newer than what these Mailboxes did before
+  record.sequence += sequence_;  // newer than the calls made through this object
   store_record(&own_->calls[record.sequence % kSlots], record);
   noted_.store(reads_all ? record.sequence : 0, std::memory_order_relaxed);  // orders nothing
 }
@@ -724,7 +724,7 @@ Departure Mailboxes::departure(int member) const {
   const Mailbox& view = *views_[member];
   if (view.ending.load(std::memory_order_acquire) == 0) return {};  // pairs with note_end()
   std::string exception(view.exception, strnlen(view.exception, sizeof view.exception));
-  // Mailboxes that were reused meanwhile are of another group.
+  // A mailbox that was reused meanwhile is of another group.
   fence(std::memory_order_acquire);  // orders the copy before the next load
   if (view.group_id.load(std::memory_order_relaxed) != group_id_) return {};
   return {.exception = std::move(exception)};

@@ -1,4 +1,4 @@
-// Mailboxes: what the ranks of one group tell each other, and how they wait for it.
+// Mailboxes: how the ranks of one group publish their progress to each other, and wait for it.
 //
 // A collective is: begin(call), then any mix of post / wait_posted / acknowledge /
 // wait_acknowledged, then end(). post(p) says "everything up to phase p of this call is published";
@@ -17,7 +17,7 @@
 // published. A wait looks at its word again after it has seen one of them, and fails only if the
 // word has not come.
 //
-// One thread at a time calls into Mailboxes, but abort() and failure(), which any thread may.
+// One thread at a time calls into Mailboxes. Any thread may call abort() and failure().
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ struct MailboxMember {
   uint64_t mailbox_offset = 0;
   int global_rank = -1;  // for messages; -1 when it is not known
   int group_rank =
-      -1;  // for messages, where the Mailboxes join some of a group's ranks; -1: position
+      -1;  // for messages, if these are the mailboxes of some of a group's ranks; -1: position
 
   // "rank 2 (global rank 5, pid 7 on host a)"
   static std::string name(int rank, int global_rank, const std::string& process);
@@ -143,7 +143,7 @@ class Mailboxes {
     reads_in_place_[member] = sequence_;
     last_in_place_ = sequence_;
   }
-  // A question to ask later, even after the Mailboxes are gone: whether every other member has
+  // A question to ask later, even after this object is gone: whether every other member has
   // finished `done_word`, left or died, so that nobody reads this rank's memory of that time any
   // more.
   std::function<bool()> unread_later(uint64_t done_word = UINT64_MAX) const;
