@@ -142,6 +142,8 @@ def cause(text: str) -> str:
 
 
 def is_of_later_call(text: str, first: str) -> bool:
-    """Whether this is the cause that a call made after the end of its group gives, where `first`
-    is that of the call that ended it."""
-    return re.fullmatch(r"group '\w+' ended earlier: " + re.escape(first), text) is not None
+    """Whether `text` is the cause that a call made after the end of its group gives. `first` is the
+    cause of an earlier call: the one that ended the group, or one made just after a pending message
+    had ended it."""
+    prefix = r"group '\w+' ended earlier: "
+    return re.fullmatch(prefix + re.escape(re.sub(f"^{prefix}", "", first)), text) is not None
