@@ -385,7 +385,7 @@ def test_little_locked_memory_is_a_warning_with_a_fast_adapter(bare: pytest.Monk
         finding = Finding("memory")
         host._check_locked_memory(finding)
         assert finding.outcome is outcome, finding
-    assert "64.0 KiB may be locked (ulimit -l), and MPI locks" in troubles(finding)
+    assert "(ulimit -l) is 64.0 KiB, and MPI locks its data on mlx5_0" in troubles(finding)
 
 
 def make_cgroups(root: Path, files: Mapping[str, str]) -> None:
