@@ -62,7 +62,8 @@ def installed(
     # Before Python 3.12 venv brings one that is too old for torch, which is found before torch's.
     environment.pip("uninstall", "-q", "-y", "setuptools")
     before = set(environment.path.rglob("*"))
-    environment.pip("install", "-q", "--no-index", str(wheel))
+    # Some torches require extras of CUDA's packages, which link_packages() does not follow.
+    environment.pip("install", "-q", "--no-index", "--no-deps", str(wheel))
     yield environment, before
 
 
