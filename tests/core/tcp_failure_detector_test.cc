@@ -512,7 +512,8 @@ TEST(TcpFailureDetector, TimeoutNamesTheMissingMembers) {
   EXPECT_LT(monotonic_ns() - start_ns, 20'000'000'000);
 }
 
-// A member whose deadline is long before member 0's also knows who is missing, and ends it for all.
+// Member 0 usually names the missing member. If another member's deadline passes long before, that
+// member names it, and its failure ends the attempt for all.
 TEST(TcpFailureDetector, EarliestTimeoutNamesTheMissingMember) {
   MemoryStore store;
   const int64_t start_ns = monotonic_ns();

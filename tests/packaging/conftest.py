@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.repo.source_tree import tracked_files
+
 ROOT = Path(__file__).resolve().parents[2]
 OLD_PIP = "23.2.1"
 NEW_PIP = "26.3"
@@ -211,15 +213,8 @@ def environment(make_environment: Callable[..., Environment]) -> Environment:
 def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh clone, with what is not committed yet: builds in it leave no trace in this tree."""
     copy = tmp_path_factory.mktemp("sources") / "deepspeed_comm"
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    for name in filter(None, listing.split("\0")):
-        if (ROOT / name).is_file():  # one that has just been removed is still tracked
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+    for file in tracked_files():
+        target = copy / file.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target)
     return copy

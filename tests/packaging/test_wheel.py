@@ -21,6 +21,7 @@ from conftest import ROOT, Environment, clean_environment, link_packages
 
 pytestmark = [
     pytest.mark.timeout(1200),
+    # `make test TORCH=debian` runs this folder too. Debian's 1.13 has another ABI of std::string.
     pytest.mark.skipif(
         torch.__version__.startswith("1."), reason="wheels are for torch 2.9 and later"
     ),
@@ -42,7 +43,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         timeout=1100,
     )
-    if "(from versions: none)" in result.stdout:  # of auditwheel, where pip reaches no index
+    # pip's words if no index answers, and only then: of a release that is missing it lists others.
+    if result.returncode != 0 and "(from versions: none)" in result.stdout:
         pytest.skip("auditwheel is not installed, and no index can be reached")
     assert result.returncode == 0, result.stdout
     [built] = folder.iterdir()

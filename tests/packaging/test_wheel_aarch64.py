@@ -19,7 +19,7 @@ MINOR = ".".join(torch.__version__.split(".")[:2])
 SYSROOT = ROOT / "build" / "aarch64_sysroot"
 PYTHON = "python3.11"  # Debian 12's, for which apt has a build for aarch64
 # What no index, or no mirror of Debian, has answered.
-NOT_FETCHED = ("torch_headers: torch", "aarch64_sysroot: apt found no", "pip download")
+NOT_FETCHED = ("torch_headers: torch", "aarch64_sysroot: apt found no", "(from versions: none)")
 
 
 def files_of(wheel: Path, folder: Path) -> list[Path]:
@@ -36,9 +36,11 @@ def readelf(option: str, file: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # The cross compiler and qemu exist for few systems; no part of make test needs them.
     for tool in ("aarch64-linux-gnu-g++", "qemu-aarch64-static", "apt-get"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed: see 'Build for aarch64' in CONTRIBUTING.md")
+    # There is nothing foreign to cross-compile for.
     if platform.machine() == "aarch64":
         pytest.skip(
             "this machine is aarch64: tests/packaging/test_wheel.py builds and uses the wheel"
@@ -52,7 +54,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text=True,
         timeout=2300,
     )
-    if any(text in result.stderr for text in NOT_FETCHED):
+    # Offline there are no headers and libraries to build with. Any other failure is one.
+    if result.returncode != 0 and any(text in result.stderr for text in NOT_FETCHED):
         pytest.skip(f"a part of the build could not be fetched: {result.stderr[-500:]}")
     assert result.returncode == 0, result.stdout + result.stderr
     [built] = folder.iterdir()
