@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import threading
 import time
@@ -229,3 +230,16 @@ def test_stage_for_aarch64_without_a_tool_is_skipped_and_names_the_package(
     run.call = lambda *command, env=None: pytest.fail(f"{command} is run")
     assert stage.work(run) == stages.SKIPPED
     assert run.log.read_text() == "needs these packages: apt-get install qemu-user-static\n"
+
+
+def test_tests_that_stages_leave_out_exist(stages: ModuleType) -> None:
+    """A name that was left behind by a renaming would leave out nothing, without a word."""
+    sources = "\n".join(file.read_text() for file in (ROOT / "tests" / "core").glob("*_test.cc"))
+    names = [f"{a}.{b}" for a, b in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", sources, re.M)]
+    for pattern in stages.NOT_UNDER_QEMU:
+        assert any(re.search(pattern, name) for name in names), pattern
+    program = (ROOT / "tools" / "run_stages").read_text()
+    left_out = re.findall(r'"(test_\w+\.py)::(test_\w+)"', program)
+    assert left_out
+    for file, name in left_out:
+        assert f"def {name}(" in (ROOT / "tests" / "cluster" / file).read_text(), name
