@@ -149,15 +149,14 @@ MpiTeam::~MpiTeam() {
   (void)guarded([&] { return MPI_Comm_free(&data_); });
 }
 
-Status MpiTeam::begin(const CallRecord& call, size_t longest, const CallOptions& options) {
+Status MpiTeam::begin(size_t longest, const CallOptions& options) {
   splits_.clear(0);
-  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
+  DSCOMM_RETURN_IF_ERROR(begin_splits(options));
   header_.longest = longest;
   return {};
 }
 
-Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const HeaderRoute& way,
-                              const CallOptions& options) {
+Status MpiTeam::begin_one_way(size_t count, const HeaderRoute& way, const CallOptions& options) {
   awaited_.clear();
   may_have_left_.clear();
   for (int k = 0; k < size(); ++k) {
@@ -166,7 +165,7 @@ Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const Header
                                                       // neighbours
     may_have_left_.push_back(!way.has(rank_, k));
   }
-  DSCOMM_RETURN_IF_ERROR(begin(call, count, options));
+  DSCOMM_RETURN_IF_ERROR(begin(count, options));
   for (int k = 0; k < size(); ++k)
     if (way.has(k, rank_)) {
       // The messages that it sent before it left may still arrive.
@@ -177,8 +176,7 @@ Status MpiTeam::begin_one_way(const CallRecord& call, size_t count, const Header
   return {};
 }
 
-Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
-                             bool only_receives) {
+Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
   // The rank that ended the Team may have finished this call; others then need this rank's part.
   if (!look(options.whole != nullptr ? options.whole->number() : sequence_ + 1).ok())
     return failure();
@@ -186,7 +184,7 @@ Status MpiTeam::begin_splits(const CallRecord& call, const CallOptions& options,
   parent_ = options.parent;
   chunks_ = options.chunks;
   plan_ = options.plan;
-  call_ = as_sub_call(call, options);
+  call_ = as_sub_call(*record_, options);
   call_.sequence = ++sequence_;
   if (options.whole == nullptr) detector_.note_call(options_.id, call_, caller_);
   look_at_detector();

@@ -110,25 +110,6 @@ class MpiTeam final : public Team {
   int size() const override { return static_cast<int>(options_.members.size()); }
   std::string describe() const override { return "mpi, " + std::to_string(size()) + " ranks"; }
 
-  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                    const CallOptions& options) override;
-  Status broadcast(void* buffer, size_t count, DType dtype, int root,
-                   const CallOptions& options) override;
-  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
-                const CallOptions& options) override;
-  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                    std::span<const size_t> out_counts, const CallOptions& options) override;
-  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
-                        const Reduction& reduction, const CallOptions& options) override;
-  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                std::span<const size_t> out_counts, int root, const CallOptions& options) override;
-  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
-                 size_t count, DType dtype, int root, const CallOptions& options) override;
-  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
-                    const CallOptions& options) override;
-  Status barrier(const CallOptions& options) override;
-
   void abort(const Status& cause) override;
   Status failure() override;
   Status death() override;
@@ -145,6 +126,28 @@ class MpiTeam final : public Team {
   }
 
  private:
+  Status begin_call(Call& call) override {
+    record_ = &call.record;
+    return {};
+  }
+  Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                        const Reduction& reduction, const CallOptions& options) override;
+  Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
+                       const CallOptions& options) override;
+  Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
+                    int root, const CallOptions& options) override;
+  Status run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                        Counts out_counts, const CallOptions& options) override;
+  Status run_reduce_scatter(Inputs ins, Counts counts, std::byte* out, const Reduction& reduction,
+                            const CallOptions& options) override;
+  Status run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                    int root, const CallOptions& options) override;
+  Status run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count, DType dtype,
+                     int root, const CallOptions& options) override;
+  Status run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType dtype,
+                        const CallOptions& options) override;
+  Status run_barrier(const CallOptions& options) override;
+
   // Progress in a call; a later place is a greater number.
   enum class Place : uint64_t { kEntering = 0, kMoving = 1 };
   class Watch;
@@ -228,14 +231,12 @@ class MpiTeam final : public Team {
 
   // Fails if the Team has failed, else prepares the CallHeader of the next call, whose longest
   // block on any rank has `longest` elements.
-  Status begin(const CallRecord& call, size_t longest, const CallOptions& options);
+  Status begin(size_t longest, const CallOptions& options);
   // The same for a call whose counts differ between ranks; splits_ holds the counts that this rank
   // knows. `only_receives`: no rank needs anything from this one, so its senders may have left.
-  Status begin_splits(const CallRecord& call, const CallOptions& options,
-                      bool only_receives = false);
+  Status begin_splits(const CallOptions& options, bool only_receives = false);
   // begin() for a call whose headers go in one direction among few ranks.
-  Status begin_one_way(const CallRecord& call, size_t count, const HeaderRoute& way,
-                       const CallOptions& options);
+  Status begin_one_way(size_t count, const HeaderRoute& way, const CallOptions& options);
   // The reductions, after begin().
   Status reduce_small(const void* in, void* out, size_t count, const Reduction& reduction,
                       int root);
@@ -277,8 +278,8 @@ class MpiTeam final : public Team {
   Status broadcast_along_chain(void* buffer, size_t count, DType dtype, const HeaderRoute& way);
   // Implements gather, scatter and all_to_all.
   class Exchange;
-  Status exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
-                         std::span<void* const> outs, const CallOptions& options);
+  Status exchange_blocks(std::span<const void* const> ins, std::span<void* const> outs,
+                         const CallOptions& options);
   // The prepared all-reduce for the current call, perhaps not prepared yet; null if none is due.
   PersistentAllReduce* find_prepared(size_t count, const Reduction& reduction);
   WireReduction on_wire(const Reduction& reduction) const;
@@ -401,7 +402,8 @@ class MpiTeam final : public Team {
 
   uint64_t sequence_ = 0;
   uint64_t history_ = 0;                // see CallOptions; of this Team, if it has no parent
-  CallRecord call_;                     // current
+  const CallRecord* record_ = nullptr;  // of the current call
+  CallRecord call_;                     // the same, or that of the parent's call
   Team* parent_ = nullptr;              // parent team, see CallOptions
   const Deadline* deadline_ = nullptr;  // of the current call
   const Chunks* chunks_ = nullptr;      // see CallOptions

@@ -12,7 +12,6 @@
 #include <complex>
 #include <cstring>
 
-#include "core/team/arguments.h"
 #include "mpi/guarded.h"
 
 namespace dscomm {
@@ -226,56 +225,38 @@ Status MpiTeam::Exchange::wrong_length(const Partner& partner) {
                     "a message from " + team_.name_of(partner.rank) + " has the wrong length");
 }
 
-Status MpiTeam::gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                       std::span<const size_t> out_counts, int root, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
-  DSCOMM_RETURN_IF_ERROR(rank_ == root
-                             ? check_lists("gather", outs.size(), out_counts, count, rank_, size())
-                             : check_lists("gather", outs.size(), out_counts.size(), 0));
-  CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
-  call.own_count = count;
+Status MpiTeam::run_gather(const std::byte* in, size_t count, DType, Outputs outs,
+                           Counts out_counts, int root, const CallOptions& options) {
   splits_.clear(static_cast<size_t>(size()));
   splits_.sends[root] = count;
   std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
   std::vector<const void*> ins(static_cast<size_t>(size()));
   ins[root] = in;
-  return exchange_blocks(call, ins, outs, options);
+  return exchange_blocks(ins, outs, options);
 }
 
-Status MpiTeam::scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                        void* out, size_t count, DType dtype, int root,
-                        const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
-  DSCOMM_RETURN_IF_ERROR(rank_ == root
-                             ? check_lists("scatter", ins.size(), in_counts, count, rank_, size())
-                             : check_lists("scatter", ins.size(), in_counts.size(), 0));
-  CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
-  call.own_count = count;
+Status MpiTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count, DType,
+                            int root, const CallOptions& options) {
   splits_.clear(static_cast<size_t>(size()));
   std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
   splits_.expects[root] = count;
   std::vector<void*> outs(static_cast<size_t>(size()));
   outs[root] = out;
-  return exchange_blocks(call, ins, outs, options);
+  return exchange_blocks(ins, outs, options);
 }
 
-Status MpiTeam::all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                           std::span<void* const> outs, std::span<const size_t> out_counts,
-                           DType dtype, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), size()));
-  DSCOMM_RETURN_IF_ERROR(
-      check_lists("all_to_all", outs.size(), out_counts, in_counts[rank_], rank_, size()));
-  CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
-  for (size_t count : in_counts) call.own_count += count;
+Status MpiTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType,
+                               const CallOptions& options) {
   splits_.clear(static_cast<size_t>(size()));
   std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
   std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
-  return exchange_blocks(call, ins, outs, options);
+  return exchange_blocks(ins, outs, options);
 }
 
 // splits_ holds the blocks' lengths. An empty list has no blocks.
-Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* const> ins,
-                                std::span<void* const> outs, const CallOptions& options) {
+Status MpiTeam::exchange_blocks(std::span<const void* const> ins, std::span<void* const> outs,
+                                const CallOptions& options) {
+  const CallRecord& call = *record_;
   const auto kind = static_cast<Collective>(call.kind);
   const auto sends_to = [&](int from, int to) {
     return kind == Collective::kAllToAll || (kind == Collective::kGather ? to : from) == call.root;
@@ -289,7 +270,7 @@ Status MpiTeam::exchange_blocks(const CallRecord& call, std::span<const void* co
   for (int rank = 0; rank < size(); ++rank) awaited_.push_back(is_partner(rank));
   const bool only_receives =
       kind != Collective::kAllToAll && (kind == Collective::kGather) == (rank_ == call.root);
-  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options, only_receives));
+  DSCOMM_RETURN_IF_ERROR(begin_splits(options, only_receives));
 
   const auto in = [&](int rank) { return ins.empty() ? nullptr : ins[rank]; };
   const auto out = [&](int rank) { return outs.empty() ? nullptr : outs[rank]; };

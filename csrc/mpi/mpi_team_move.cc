@@ -1,22 +1,19 @@
 // Broadcast, all-gather and barrier of MpiTeam. They move bytes, whatever the dtype.
 
-#include "core/team/arguments.h"
 #include "mpi/mpi_team.h"
 
 namespace dscomm {
 
-Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
-                          const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
+Status MpiTeam::run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
+                              const CallOptions& options) {
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
   const bool is_root = rank_ == root;
   const bool is_piggybacked = all_is_there(options.chunks, count) && bytes <= piggyback_room();
-  const CallRecord call = make_record(Collective::kBroadcast, dtype, count, options, root);
   const bool has_shares =
       !is_piggybacked && fits_shares(count, element_bytes, size() - 1, options.chunks);
   const HeaderRoute way{.from = root, .chain = is_piggybacked ? 0 : size()};
-  DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(call, count, way, options)
-                                                 : begin(call, count, options));
+  DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(count, way, options)
+                                                 : begin(count, options));
   note(Collective::kBroadcast,
        is_piggybacked ? "in the header"
        : has_shares   ? "in shares"
@@ -57,12 +54,9 @@ Status MpiTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
   return run(rounds);
 }
 
-Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                           std::span<const size_t> out_counts, const CallOptions& options) {
+Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                               Counts out_counts, const CallOptions& options) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, rank_, size()));
-  CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
-  call.own_count = count;
   splits_.clear(ranks);
   size_t total = 0, longest = 0;
   for (size_t k = 0; k < ranks; ++k) {
@@ -71,7 +65,7 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
     total += out_counts[k];
     longest = std::max(longest, out_counts[k]);
   }
-  DSCOMM_RETURN_IF_ERROR(begin_splits(call, options));
+  DSCOMM_RETURN_IF_ERROR(begin_splits(options));
   const size_t element_bytes = dtype_bytes(dtype);
   if (is_few() && longest * element_bytes <= std::max(piggyback_room(), message_bytes())) {
     if (count > 0) std::memcpy(piggyback(count * element_bytes), in, count * element_bytes);
@@ -120,9 +114,8 @@ Status MpiTeam::all_gather(const void* in, size_t count, DType dtype, std::span<
 }
 
 // A barrier is the agreement alone: it completes only when all ranks have come.
-Status MpiTeam::barrier(const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(
-      begin(make_record(Collective::kBarrier, DType::kUInt8, 0, options), 0, options));
+Status MpiTeam::run_barrier(const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(begin(0, options));
   DSCOMM_RETURN_IF_ERROR(agree());
   return finished();
 }

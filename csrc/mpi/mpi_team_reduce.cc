@@ -20,7 +20,6 @@
 #include <complex>
 
 #include "core/reduce/reduce.h"
-#include "core/team/arguments.h"
 #include "mpi/mpi_reduce_op.h"
 #include "mpi/mpi_team.h"
 
@@ -34,11 +33,9 @@ constexpr size_t kMostPrepared = 64;
 
 }  // namespace
 
-Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                           const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(
-      begin(make_record(Collective::kAllReduce, reduction, count, options), count, options));
+Status MpiTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                               const Reduction& reduction, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(begin(count, options));
   const auto take = [&](const char* algorithm) {
     note(Collective::kAllReduce, algorithm, count * dtype_bytes(reduction.dtype));
   };
@@ -67,17 +64,14 @@ Status MpiTeam::all_reduce(const void* in, void* out, size_t count, const Reduct
                      : reduce_by_exchange(in, out, count, reduction);
 }
 
-Status MpiTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                       int root, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
+Status MpiTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
+                           const Reduction& reduction, int root, const CallOptions& options) {
   const bool is_piggybacked = all_is_there(options.chunks, count) && fits_header(count, reduction);
-  const CallRecord call = make_record(Collective::kReduce, reduction, count, options, root);
   const bool has_shares =
       !is_piggybacked && fits_shares(count, dtype_bytes(reduction.dtype), size(), options.chunks);
   const HeaderRoute way{.to = root, .chain = is_piggybacked ? 0 : size()};
-  DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(call, count, way, options)
-                                                 : begin(call, count, options));
+  DSCOMM_RETURN_IF_ERROR(is_few() && !has_shares ? begin_one_way(count, way, options)
+                                                 : begin(count, options));
   note(Collective::kReduce,
        is_piggybacked ? "in the header"
        : has_shares   ? "in shares"
@@ -270,19 +264,15 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
 }
 
 // A round takes one piece of every rank's block.
-Status MpiTeam::reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
-                               void* out, const Reduction& reduction, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
+                                   const Reduction& reduction, const CallOptions& options) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  DSCOMM_RETURN_IF_ERROR(check_lists("reduce_scatter", ins.size(), counts.size(), ranks));
   size_t total = 0, longest = 0;
   for (size_t count : counts) {
     total += count;
     longest = std::max(longest, count);
   }
-  CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
-  call.digest = hash_counts(counts);
-  DSCOMM_RETURN_IF_ERROR(begin(call, longest, options));
+  DSCOMM_RETURN_IF_ERROR(begin(longest, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   if (is_few() && all_is_there(chunks_, longest) && longest <= message_bytes() / element_bytes) {

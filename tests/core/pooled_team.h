@@ -26,8 +26,12 @@ class PooledTeam final : public Team {
   uint64_t finished_calls() const override { return inner_->finished_calls(); }
   std::string describe() const override { return "pooled " + inner_->describe(); }
 
-  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                    const CallOptions& options) override {
+  void abort(const Status& cause) override { inner_->abort(cause); }
+  Status failure() override { return inner_->failure(); }
+
+ private:
+  Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                        const Reduction& reduction, const CallOptions& options) override {
     if (!draw()) return inner_->all_reduce(in, out, count, reduction, options);
     Tensor tensor(*this, in, count * dtype_bytes(reduction.dtype));
     // Also with separate input and output; the output then stays the caller's.
@@ -36,28 +40,28 @@ class PooledTeam final : public Team {
     if (in == out) tensor.copy_to(out);
     return status;
   }
-  Status broadcast(void* buffer, size_t count, DType dtype, int root,
-                   const CallOptions& options) override {
+  Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
+                       const CallOptions& options) override {
     if (!draw()) return inner_->broadcast(buffer, count, dtype, root, options);
     Tensor tensor(*this, buffer, count * dtype_bytes(dtype));
     Status status = inner_->broadcast(tensor.data(), count, dtype, root, options);
     tensor.copy_to(buffer);
     return status;
   }
-  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
-                const CallOptions& options) override {
+  Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
+                    int root, const CallOptions& options) override {
     if (!draw()) return inner_->reduce(in, out, count, reduction, root, options);
     Tensor tensor(*this, in, count * dtype_bytes(reduction.dtype));
     return inner_->reduce(tensor.data(), out, count, reduction, root, options);
   }
-  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                    std::span<const size_t> out_counts, const CallOptions& options) override {
+  Status run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                        Counts out_counts, const CallOptions& options) override {
     if (!draw()) return inner_->all_gather(in, count, dtype, outs, out_counts, options);
     Tensor tensor(*this, in, count * dtype_bytes(dtype));
     return inner_->all_gather(tensor.data(), count, dtype, outs, out_counts, options);
   }
-  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
-                        const Reduction& reduction, const CallOptions& options) override {
+  Status run_reduce_scatter(Inputs ins, Counts counts, std::byte* out, const Reduction& reduction,
+                            const CallOptions& options) override {
     if (!draw()) return inner_->reduce_scatter(ins, counts, out, reduction, options);
     Tensor tensor(*this, ins, counts, dtype_bytes(reduction.dtype));
     const bool is_own = out == ins[static_cast<size_t>(rank())];
@@ -67,31 +71,27 @@ class PooledTeam final : public Team {
       std::memcpy(out, result, counts[static_cast<size_t>(rank())] * dtype_bytes(reduction.dtype));
     return status;
   }
-  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                std::span<const size_t> out_counts, int root, const CallOptions& options) override {
+  Status run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                    int root, const CallOptions& options) override {
     if (!draw()) return inner_->gather(in, count, dtype, outs, out_counts, root, options);
     Tensor tensor(*this, in, count * dtype_bytes(dtype));
     return inner_->gather(tensor.data(), count, dtype, outs, out_counts, root, options);
   }
-  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
-                 size_t count, DType dtype, int root, const CallOptions& options) override {
+  Status run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count, DType dtype,
+                     int root, const CallOptions& options) override {
     if (!draw() || ins.empty())
       return inner_->scatter(ins, in_counts, out, count, dtype, root, options);
     Tensor tensor(*this, ins, in_counts, dtype_bytes(dtype));
     return inner_->scatter(tensor.blocks(), in_counts, out, count, dtype, root, options);
   }
-  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
-                    const CallOptions& options) override {
+  Status run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType dtype,
+                        const CallOptions& options) override {
     if (!draw()) return inner_->all_to_all(ins, in_counts, outs, out_counts, dtype, options);
     Tensor tensor(*this, ins, in_counts, dtype_bytes(dtype));
     return inner_->all_to_all(tensor.blocks(), in_counts, outs, out_counts, dtype, options);
   }
-  Status barrier(const CallOptions& options) override { return inner_->barrier(options); }
-  void abort(const Status& cause) override { inner_->abort(cause); }
-  Status failure() override { return inner_->failure(); }
+  Status run_barrier(const CallOptions& options) override { return inner_->barrier(options); }
 
- private:
   // A copy of a caller's data that ends like a user's tensor: overwritten, then freed.
   class Tensor {
    public:

@@ -139,8 +139,12 @@ class ThreadTeam final : public Team {
 
   bool takes_chunks() const override { return takes_chunks_; }
 
-  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                    const CallOptions& options) override {
+  void abort(const Status& cause) override { board_->fail(cause); }
+  Status failure() override { return board_->failure(); }
+
+ private:
+  Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                        const Reduction& reduction, const CallOptions& options) override {
     if (options.chunks != nullptr) return all_reduce_chunks(in, out, count, reduction, options);
     auto posts = meet(call_of("all_reduce", reduction) + " of " + std::to_string(count),
                       {bytes_of(in, count, reduction.dtype)}, options);
@@ -149,8 +153,8 @@ class ThreadTeam final : public Team {
     return {};
   }
 
-  Status broadcast(void* buffer, size_t count, DType dtype, int root,
-                   const CallOptions& options) override {
+  Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
+                       const CallOptions& options) override {
     if (options.chunks != nullptr) return broadcast_chunks(buffer, count, dtype, root, options);
     auto posts = meet(call_of("broadcast", dtype, root) + " of " + std::to_string(count),
                       {bytes_of(buffer, count, dtype)}, options);
@@ -159,8 +163,8 @@ class ThreadTeam final : public Team {
     return {};
   }
 
-  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
-                const CallOptions& options) override {
+  Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
+                    int root, const CallOptions& options) override {
     if (options.chunks != nullptr)
       return reduce_chunks(in, rank_ == root ? out : nullptr, count, reduction, root, options);
     auto posts = meet(call_of("reduce", reduction, root) + " of " + std::to_string(count),
@@ -170,8 +174,8 @@ class ThreadTeam final : public Team {
     return {};
   }
 
-  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                    std::span<const size_t> out_counts, const CallOptions& options) override {
+  Status run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                        Counts out_counts, const CallOptions& options) override {
     if (options.chunks != nullptr)
       return all_gather_chunks(in, count, dtype, outs, out_counts, options);
     auto posts = meet(call_of("all_gather", dtype), {bytes_of(in, count, dtype)}, options);
@@ -179,8 +183,8 @@ class ThreadTeam final : public Team {
     return copy_from_all(*posts.value(), 0, dtype, outs, out_counts);
   }
 
-  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
-                        const Reduction& reduction, const CallOptions& options) override {
+  Status run_reduce_scatter(Inputs ins, Counts counts, std::byte* out, const Reduction& reduction,
+                            const CallOptions& options) override {
     if (options.chunks != nullptr)
       return reduce_scatter_chunks(ins, counts, out, reduction, options);
     std::string call = call_of("reduce_scatter", reduction) + " of";
@@ -191,16 +195,16 @@ class ThreadTeam final : public Team {
     return {};
   }
 
-  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                std::span<const size_t> out_counts, int root, const CallOptions& options) override {
+  Status run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                    int root, const CallOptions& options) override {
     auto posts = meet(call_of("gather", dtype, root), {bytes_of(in, count, dtype)}, options);
     if (!posts.ok()) return posts.status();
     if (rank_ != root) return {};
     return copy_from_all(*posts.value(), 0, dtype, outs, out_counts);
   }
 
-  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
-                 size_t count, DType dtype, int root, const CallOptions& options) override {
+  Status run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count, DType dtype,
+                     int root, const CallOptions& options) override {
     auto posts = meet(call_of("scatter", dtype, root), blocks_of(ins, in_counts, dtype), options);
     if (!posts.ok()) return posts.status();
     DSCOMM_RETURN_IF_ERROR(expect(*posts.value(), root, rank_, count, dtype));
@@ -208,22 +212,17 @@ class ThreadTeam final : public Team {
     return {};
   }
 
-  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
-                    const CallOptions& options) override {
+  Status run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType dtype,
+                        const CallOptions& options) override {
     auto posts = meet(call_of("all_to_all", dtype), blocks_of(ins, in_counts, dtype), options);
     if (!posts.ok()) return posts.status();
     return copy_from_all(*posts.value(), rank_, dtype, outs, out_counts);
   }
 
-  Status barrier(const CallOptions& options) override {
+  Status run_barrier(const CallOptions& options) override {
     return meet("barrier", {}, options).status();
   }
 
-  void abort(const Status& cause) override { board_->fail(cause); }
-  Status failure() override { return board_->failure(); }
-
- private:
   static std::string call_of(const char* collective, DType dtype, int root = 0) {
     return std::string(collective) + " " + dtype_name(dtype) + " root " + std::to_string(root);
   }

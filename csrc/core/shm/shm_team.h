@@ -47,24 +47,6 @@ class ShmTeam final : public Team {
   int size() const override { return mailboxes_->size(); }
   std::string describe() const override;
 
-  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                    const CallOptions& options) override;
-  Status broadcast(void* buffer, size_t count, DType dtype, int root,
-                   const CallOptions& options) override;
-  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
-                const CallOptions& options) override;
-  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                    std::span<const size_t> out_counts, const CallOptions& options) override;
-  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
-                        const Reduction& reduction, const CallOptions& options) override;
-  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                std::span<const size_t> out_counts, int root, const CallOptions& options) override;
-  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
-                 size_t count, DType dtype, int root, const CallOptions& options) override;
-  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
-                    const CallOptions& options) override;
-  Status barrier(const CallOptions& options) override;
   void abort(const Status& cause) override { mailboxes_->abort(cause); }
   Status leave() override { return mailboxes_->leave(); }
   Status death() override { return mailboxes_->death(); }
@@ -81,6 +63,25 @@ class ShmTeam final : public Team {
   Departure departure(int member) const { return mailboxes_->departure(member); }
 
  private:
+  Status begin_call(Call& call) override { return mailboxes_->begin(call.record, *call.options); }
+  Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                        const Reduction& reduction, const CallOptions&) override;
+  Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
+                       const CallOptions&) override;
+  Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
+                    int root, const CallOptions&) override;
+  Status run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                        Counts out_counts, const CallOptions&) override;
+  Status run_reduce_scatter(Inputs ins, Counts counts, std::byte* out, const Reduction& reduction,
+                            const CallOptions&) override;
+  Status run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                    int root, const CallOptions&) override;
+  Status run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count, DType dtype,
+                     int root, const CallOptions&) override;
+  Status run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType dtype,
+                        const CallOptions&) override;
+  Status run_barrier(const CallOptions&) override;
+
   Status all_reduce_tiny(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_one_shot(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_chunked(const void* in, void* out, size_t count, const Reduction& reduction);

@@ -37,6 +37,14 @@ struct CallRecord {
 };
 static_assert(sizeof(CallRecord) == 64);
 
+// A call whose arguments are valid; see Team::begin_call().
+struct Call {
+  CallRecord record;
+  const CallOptions* options;
+  // Of an all_gather. Only a parent team compares them, because all its sub-calls depend on them.
+  std::span<const size_t> out_counts = {};
+};
+
 CallRecord make_record(Collective kind, DType dtype, size_t count, const CallOptions& options,
                        int root = -1);
 CallRecord make_record(Collective kind, const Reduction& reduction, size_t count,

@@ -86,16 +86,15 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
 // rank. Then leaders distribute the blocks of the other domains. Small blocks are packed, so that
 // the last step is one inner call. Large blocks are distributed from their place in `outs`, which
 // saves two copies.
-Status HierarchicalTeam::run_all_gather(const void* in, DType dtype, std::span<void* const> outs,
-                                        std::span<const size_t> counts, const CallOptions& piece) {
+Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, DType dtype,
+                                        Outputs outs, Counts counts, const CallOptions& piece) {
   std::vector<void*> inner_outs;
   std::vector<size_t> inner_counts;
   for (int rank : members()) {
     inner_outs.push_back(outs[rank]);
     inner_counts.push_back(counts[rank]);
   }
-  DSCOMM_RETURN_IF_ERROR(
-      inner_->all_gather(in, counts[rank_], dtype, inner_outs, inner_counts, piece));
+  DSCOMM_RETURN_IF_ERROR(inner_->all_gather(in, own_count, dtype, inner_outs, inner_counts, piece));
   const size_t most = *std::max_element(counts.begin(), counts.end());
   if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
     return spread_overlapped(dtype, outs, counts, chunk, piece);
@@ -290,9 +289,8 @@ Status HierarchicalTeam::agree_inside(const CallOptions& piece) {
   return options_.compare_calls ? Status() : inner_->barrier(piece);
 }
 
-Status HierarchicalTeam::run_gather(const void* in, size_t count, DType dtype,
-                                    std::span<void* const> outs, std::span<const size_t> out_counts,
-                                    int root, const CallOptions& piece) {
+Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                                    Counts out_counts, int root, const CallOptions& piece) {
   const bool is_here = domain_of(root) == domain_;
   return exchange_blocks(
       piece,
@@ -307,8 +305,7 @@ Status HierarchicalTeam::run_gather(const void* in, size_t count, DType dtype,
       });
 }
 
-Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
-                                     std::span<const size_t> in_counts, void* out, size_t count,
+Status HierarchicalTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count,
                                      DType dtype, int root, const CallOptions& piece) {
   const bool is_here = domain_of(root) == domain_;
   return exchange_blocks(
@@ -324,11 +321,8 @@ Status HierarchicalTeam::run_scatter(std::span<const void* const> ins,
       });
 }
 
-Status HierarchicalTeam::run_all_to_all(std::span<const void* const> ins,
-                                        std::span<const size_t> in_counts,
-                                        std::span<void* const> outs,
-                                        std::span<const size_t> out_counts, DType dtype,
-                                        const CallOptions& piece) {
+Status HierarchicalTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs,
+                                        Counts out_counts, DType dtype, const CallOptions& piece) {
   return exchange_blocks(
       piece,
       [&] {

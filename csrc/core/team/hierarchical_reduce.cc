@@ -364,8 +364,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
 // The block for a rank travels in the slice of its local rank, whose leader in its domain is this
 // rank. For each chunk of all blocks: pack by leader; reduce-scatter inside, so that each leader
 // has its domain's sums for the destinations of its slices; reduce-scatter across.
-Status HierarchicalTeam::run_reduce_scatter(std::span<const void* const> ins,
-                                            std::span<const size_t> counts, std::byte* out,
+Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
                                             const Reduction& reduction, const CallOptions& piece) {
   const Levels levels(reduction, options_.halves_as_float32);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();

@@ -49,7 +49,7 @@ Result<std::unique_ptr<HierarchicalTeam>> HierarchicalTeam::make(
   std::unique_ptr<HierarchicalTeam> team(
       new HierarchicalTeam(rank, std::move(domains), std::move(options)));
   Status status = team->make_teams(make_inner, make_outer);
-  if (!status.ok()) return team->end(status);
+  if (!status.ok()) return team->end_call(status);
   return team;
 }
 
@@ -152,12 +152,7 @@ Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {
   return buffer.memory.get();
 }
 
-Status HierarchicalTeam::begin(const CallOptions& options) {
-  Status dead = look(options.whole != nullptr ? options.whole->number() : sequence_ + 1);
-  return dead.ok() ? dead : end(dead);
-}
-
-Status HierarchicalTeam::end(const Status& status) {
+Status HierarchicalTeam::end_call(const Status& status) {
   if (status.ok()) {
     finished_calls_.store(sequence_, std::memory_order_relaxed);  // orders nothing
     return status;
@@ -227,23 +222,29 @@ Status HierarchicalTeam::leave() {
   return ended.ok() ? first : Status();
 }
 
-CallOptions HierarchicalTeam::sub_call_options(const CallRecord& call, const CallOptions& options) {
-  whole_ = as_sub_call(call, options);
+Status HierarchicalTeam::begin_call(Call& call) {
+  const CallOptions& options = *call.options;
+  if (Status dead = look(options.whole != nullptr ? options.whole->number() : sequence_ + 1);
+      !dead.ok())
+    return end_call(dead);
+  if (!call.out_counts.empty()) call.record.digest = hash_counts(call.out_counts);
+  whole_ = as_sub_call(call.record, options);
   whole_.sequence = ++sequence_;
   if (options_.note_call)
-    options_.note_call(whole_,
-                       reads_everyone(static_cast<Collective>(call.kind), call.root == rank_));
+    options_.note_call(whole_, reads_everyone(static_cast<Collective>(call.record.kind),
+                                              call.record.root == rank_));
   options.deadline.expired();  // starts the clock that all sub-calls share
-  CallOptions piece = options;
-  piece.whole = &whole_;
+  piece_ = options;
+  piece_.whole = &whole_;
   if (options.whole == nullptr) {
-    piece.history = history_;
+    piece_.history = history_;
     history_ = hash_call(history_, whole_);
   }
-  piece.domains = nullptr;  // of the parent team
-  piece.meanwhile = nullptr;
-  if (piece.parent == nullptr) piece.parent = this;  // the outermost one, which checks all
-  return piece;
+  piece_.domains = nullptr;  // of the parent team
+  piece_.meanwhile = nullptr;
+  if (piece_.parent == nullptr) piece_.parent = this;  // the outermost one, which checks all
+  call.options = &piece_;
+  return {};
 }
 
 CallOptions HierarchicalTeam::later(const CallOptions& piece, int steps) {
@@ -253,104 +254,6 @@ CallOptions HierarchicalTeam::later(const CallOptions& piece, int steps) {
   CallOptions next = piece;
   next.deadline = piece.deadline.later(steps * step_ns);
   return next;
-}
-
-Status HierarchicalTeam::all_reduce(const void* in, void* out, size_t count,
-                                    const Reduction& reduction, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  const CallRecord call = make_record(Collective::kAllReduce, reduction, count, options);
-  return end(run_all_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
-                            reduction, sub_call_options(call, options)));
-}
-
-Status HierarchicalTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
-                                   const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  const CallRecord call = make_record(Collective::kBroadcast, dtype, count, options, root);
-  return end(run_broadcast(static_cast<std::byte*>(buffer), count, dtype, root,
-                           sub_call_options(call, options)));
-}
-
-Status HierarchicalTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                                int root, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  const CallRecord call = make_record(Collective::kReduce, reduction, count, options, root);
-  return end(run_reduce(static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count,
-                        reduction, root, sub_call_options(call, options)));
-}
-
-Status HierarchicalTeam::all_gather(const void* in, size_t count, DType dtype,
-                                    std::span<void* const> outs, std::span<const size_t> out_counts,
-                                    const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, rank_, size()));
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
-  call.own_count = count;
-  call.digest = hash_counts(out_counts);
-  return end(run_all_gather(in, dtype, outs, out_counts, sub_call_options(call, options)));
-}
-
-Status HierarchicalTeam::reduce_scatter(std::span<const void* const> ins,
-                                        std::span<const size_t> counts, void* out,
-                                        const Reduction& reduction, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(check_lists("reduce_scatter", ins.size(), counts.size(), size()));
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-  CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
-  call.digest = hash_counts(counts);
-  return end(run_reduce_scatter(ins, counts, static_cast<std::byte*>(out), reduction,
-                                sub_call_options(call, options)));
-}
-
-Status HierarchicalTeam::gather(const void* in, size_t count, DType dtype,
-                                std::span<void* const> outs, std::span<const size_t> out_counts,
-                                int root, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
-  DSCOMM_RETURN_IF_ERROR(rank_ == root
-                             ? check_lists("gather", outs.size(), out_counts, count, root, size())
-                             : check_lists("gather", outs.size(), out_counts.size(), 0));
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
-  call.own_count = count;
-  return end(run_gather(in, count, dtype, outs, out_counts, root, sub_call_options(call, options)));
-}
-
-Status HierarchicalTeam::scatter(std::span<const void* const> ins,
-                                 std::span<const size_t> in_counts, void* out, size_t count,
-                                 DType dtype, int root, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
-  DSCOMM_RETURN_IF_ERROR(rank_ == root
-                             ? check_lists("scatter", ins.size(), in_counts, count, root, size())
-                             : check_lists("scatter", ins.size(), in_counts.size(), 0));
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
-  call.own_count = count;
-  return end(run_scatter(ins, in_counts, out, count, dtype, root, sub_call_options(call, options)));
-}
-
-Status HierarchicalTeam::all_to_all(std::span<const void* const> ins,
-                                    std::span<const size_t> in_counts, std::span<void* const> outs,
-                                    std::span<const size_t> out_counts, DType dtype,
-                                    const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), size()));
-  DSCOMM_RETURN_IF_ERROR(
-      check_lists("all_to_all", outs.size(), out_counts, in_counts[rank_], rank_, size()));
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
-  call.own_count = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
-  return end(
-      run_all_to_all(ins, in_counts, outs, out_counts, dtype, sub_call_options(call, options)));
-}
-
-Status HierarchicalTeam::barrier(const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(begin(options));
-  const CallRecord call = make_record(Collective::kBarrier, DType::kUInt8, 0, options);
-  return end(run_barrier(sub_call_options(call, options)));
 }
 
 }  // namespace dscomm

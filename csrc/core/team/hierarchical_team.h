@@ -135,25 +135,6 @@ class HierarchicalTeam final : public Team {
   int size() const override { return static_cast<int>(domain_of_.size()); }
   std::string describe() const override;
 
-  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                    const CallOptions& options) override;
-  Status broadcast(void* buffer, size_t count, DType dtype, int root,
-                   const CallOptions& options) override;
-  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
-                const CallOptions& options) override;
-  Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                    std::span<const size_t> out_counts, const CallOptions& options) override;
-  Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts, void* out,
-                        const Reduction& reduction, const CallOptions& options) override;
-  Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                std::span<const size_t> out_counts, int root, const CallOptions& options) override;
-  Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
-                 size_t count, DType dtype, int root, const CallOptions& options) override;
-  Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                    std::span<void* const> outs, std::span<const size_t> out_counts, DType dtype,
-                    const CallOptions& options) override;
-  Status barrier(const CallOptions& options) override;
-
   void abort(const Status& cause) override;
   Status failure() override;
   Status leave() override;
@@ -186,38 +167,35 @@ class HierarchicalTeam final : public Team {
   HierarchicalTeam(int rank, std::vector<std::vector<int>> domains, HierarchyOptions options);
   Status make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer);
 
-  // The frame of each call: begin() fails on a dead Team, end() aborts all child Teams after a
-  // failure.
-  Status begin(const CallOptions& options);
-  Status end(const Status& status);
+  // Fails on a dead Team; makes the options of all sub-calls, valid until the next call begins.
+  Status begin_call(Call& call) override;
+  // Aborts all child Teams after a failure.
+  Status end_call(const Status& status) override;
   Status first_difference(const Status& found);
-  // The options of all sub-calls of a call, valid until the next call begins.
-  CallOptions sub_call_options(const CallRecord& call, const CallOptions& options);
   // The options of a sub-call that comes `steps` steps later; see "Time".
   static CallOptions later(const CallOptions& piece, int steps);
 
   // The algorithms. `piece` has the options of their sub-calls.
   Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
-                        const Reduction& reduction, const CallOptions& piece);
+                        const Reduction& reduction, const CallOptions& piece) override;
+  Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
+                       const CallOptions& piece) override;
+  Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
+                    int root, const CallOptions& piece) override;
+  Status run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                        Counts out_counts, const CallOptions& piece) override;
+  Status run_reduce_scatter(Inputs ins, Counts counts, std::byte* out, const Reduction& reduction,
+                            const CallOptions& piece) override;
+  Status run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                    int root, const CallOptions& piece) override;
+  Status run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count, DType dtype,
+                     int root, const CallOptions& piece) override;
+  Status run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType dtype,
+                        const CallOptions& piece) override;
+  Status run_barrier(const CallOptions& piece) override;
   Status run_reduction_overlapped(const std::byte* in, std::byte* out, const Slicing& slicing,
                                   const Levels& levels, int root, size_t chunk,
                                   const CallOptions& piece);
-  Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
-                    int root, const CallOptions& piece);
-  Status run_reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
-                            std::byte* out, const Reduction& reduction, const CallOptions& piece);
-  Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
-                       const CallOptions& piece);
-  Status run_all_gather(const void* in, DType dtype, std::span<void* const> outs,
-                        std::span<const size_t> counts, const CallOptions& piece);
-  Status run_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                    std::span<const size_t> out_counts, int root, const CallOptions& piece);
-  Status run_scatter(std::span<const void* const> ins, std::span<const size_t> in_counts, void* out,
-                     size_t count, DType dtype, int root, const CallOptions& piece);
-  Status run_all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                        std::span<void* const> outs, std::span<const size_t> out_counts,
-                        DType dtype, const CallOptions& piece);
-  Status run_barrier(const CallOptions& piece);
 
   // Elements of a chunk of an overlapped call, for blocks with up to `count` elements of this size
   // for each slice, and at least `least_bytes`; 0 if the blocks are too short, or nothing can
@@ -289,7 +267,8 @@ class HierarchicalTeam final : public Team {
   // domain.
   std::vector<std::vector<Destination>> destinations_;
 
-  CallRecord whole_;  // the call in progress
+  CallRecord whole_;                                                  // the call in progress
+  CallOptions piece_{Deadline::after(std::chrono::milliseconds(0))};  // of its sub-calls
   uint64_t sequence_ = 0;
 
   std::unique_ptr<Team> inner_;

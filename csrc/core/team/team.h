@@ -27,6 +27,7 @@
 
 namespace dscomm {
 
+struct Call;
 struct CallRecord;
 class Team;
 
@@ -82,6 +83,11 @@ struct CallOptions {
 
 class Team {
  public:
+  // Lists with one entry for each rank.
+  using Inputs = std::span<const void* const>;
+  using Outputs = std::span<void* const>;
+  using Counts = std::span<const size_t>;
+
   virtual ~Team() = default;
 
   virtual int rank() const = 0;
@@ -91,48 +97,43 @@ class Team {
   virtual std::string describe() const = 0;
 
   // out[i] = reduction over the ranks of in[i], the same bits on every rank. in may equal out.
-  virtual Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                            const CallOptions& options) = 0;
+  Status all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                    const CallOptions& options);
 
   // Copies the root's buffer to all ranks. count and dtype must agree on all ranks.
-  virtual Status broadcast(void* buffer, size_t count, DType dtype, int root,
-                           const CallOptions& options) = 0;
+  Status broadcast(void* buffer, size_t count, DType dtype, int root, const CallOptions& options);
 
   // As all_reduce, but writes only the root's out. Others may pass null; their in is not changed.
-  virtual Status reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                        int root, const CallOptions& options) = 0;
+  Status reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
+                const CallOptions& options);
 
   // outs[k] (out_counts[k] elements) becomes rank k's in. Counts may differ between ranks, but each
   // rank's count must be what the others expect (else kMismatch). in may equal outs[rank()].
-  virtual Status all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                            std::span<const size_t> out_counts, const CallOptions& options) = 0;
+  Status all_gather(const void* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                    const CallOptions& options);
 
   // out becomes the reduction over the ranks of their ins[rank()]. counts[k] elements belong to
   // rank k and must agree on all ranks. out may equal ins[rank()].
-  virtual Status reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
-                                void* out, const Reduction& reduction,
-                                const CallOptions& options) = 0;
+  Status reduce_scatter(Inputs ins, Counts counts, void* out, const Reduction& reduction,
+                        const CallOptions& options);
 
   // The root's outs[k] becomes rank k's in. outs and out_counts are empty on other ranks. in may
   // equal outs[root] on the root.
-  virtual Status gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                        std::span<const size_t> out_counts, int root,
-                        const CallOptions& options) = 0;
+  Status gather(const void* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                int root, const CallOptions& options);
 
   // Rank k's out becomes the root's ins[k]. ins and in_counts are empty on other ranks. out may
   // equal ins[root] on the root.
-  virtual Status scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                         void* out, size_t count, DType dtype, int root,
-                         const CallOptions& options) = 0;
+  Status scatter(Inputs ins, Counts in_counts, void* out, size_t count, DType dtype, int root,
+                 const CallOptions& options);
 
   // outs[k] becomes rank k's ins[rank()]. in_counts[k] here must equal out_counts[rank()] on k
   // (else kMismatch, before anything is copied between the two). ins and outs do not overlap.
-  virtual Status all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                            std::span<void* const> outs, std::span<const size_t> out_counts,
-                            DType dtype, const CallOptions& options) = 0;
+  Status all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType dtype,
+                    const CallOptions& options);
 
   // Returns when all members have called it.
-  virtual Status barrier(const CallOptions& options) = 0;
+  Status barrier(const CallOptions& options);
 
   // Ends the Team for all members with this cause. Any thread. Does not block.
   virtual void abort(const Status& cause) = 0;
@@ -177,6 +178,36 @@ class Team {
   virtual void set_parent(const Team* parent) { (void)parent; }
   // How many calls this rank has finished, for abort records. Any thread.
   virtual uint64_t finished_calls() const { return 0; }
+
+ protected:
+  // Each collective above checks its arguments, makes the record of the call, and then calls
+  // begin_call(), its run_*() and end_call().
+
+  // Before anything is published. Fails on a dead Team. A parent team replaces the options of the
+  // call, which run_*() gets, by those of its sub-calls.
+  virtual Status begin_call(Call& call) {
+    (void)call;
+    return {};
+  }
+  // The status of the call, given that of run_*().
+  virtual Status end_call(const Status& status) { return status; }
+  virtual Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                                const Reduction& reduction, const CallOptions& options) = 0;
+  virtual Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
+                               const CallOptions& options) = 0;
+  virtual Status run_reduce(const std::byte* in, std::byte* out, size_t count,
+                            const Reduction& reduction, int root, const CallOptions& options) = 0;
+  virtual Status run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                                Counts out_counts, const CallOptions& options) = 0;
+  virtual Status run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
+                                    const Reduction& reduction, const CallOptions& options) = 0;
+  virtual Status run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                            Counts out_counts, int root, const CallOptions& options) = 0;
+  virtual Status run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count,
+                             DType dtype, int root, const CallOptions& options) = 0;
+  virtual Status run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts,
+                                DType dtype, const CallOptions& options) = 0;
+  virtual Status run_barrier(const CallOptions& options) = 0;
 };
 
 inline constexpr uint64_t kAnyCall = UINT64_MAX;

@@ -6,12 +6,8 @@
 
 namespace dscomm {
 
-Status ShmTeam::all_gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                           std::span<const size_t> out_counts, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, rank(), size()));
-  CallRecord call = make_record(Collective::kAllGather, dtype, 0, options);
-  call.own_count = count;
-  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
+Status ShmTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                               Counts out_counts, const CallOptions&) {
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t bytes = count * element_bytes;
   note(Collective::kAllGather, "in rounds", bytes);

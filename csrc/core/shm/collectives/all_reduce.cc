@@ -62,11 +62,8 @@ constexpr size_t kPastCachesBytes = 16 << 20;
 
 }  // namespace
 
-Status ShmTeam::all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                           const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(
-      mailboxes_->begin(make_record(Collective::kAllReduce, reduction, count, options), options));
+Status ShmTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
+                               const Reduction& reduction, const CallOptions&) {
   size_t bytes = count * dtype_bytes(reduction.dtype);
   if (bytes <= kTinyBytes) {
     note(Collective::kAllReduce, "tiny", bytes);

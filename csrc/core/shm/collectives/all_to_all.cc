@@ -9,20 +9,15 @@
 
 namespace dscomm {
 
-Status ShmTeam::all_to_all(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                           std::span<void* const> outs, std::span<const size_t> out_counts,
-                           DType dtype, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), size()));
+Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts,
+                               DType dtype, const CallOptions&) {
   const int me = rank();
-  DSCOMM_RETURN_IF_ERROR(
-      check_lists("all_to_all", outs.size(), out_counts, in_counts[me], rank(), size()));
-  CallRecord call = make_record(Collective::kAllToAll, dtype, 0, options);
-  call.own_count = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
-  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
   const size_t element_bytes = dtype_bytes(dtype);
-  note(Collective::kAllToAll, "in rounds", call.own_count * element_bytes);
-  DSCOMM_ASSIGN_OR_RETURN(const Blocks own, open_blocks(ins, in_counts, element_bytes,
-                                                        call.own_count * element_bytes, true));
+  const size_t bytes =
+      std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}) * element_bytes;
+  note(Collective::kAllToAll, "in rounds", bytes);
+  DSCOMM_ASSIGN_OR_RETURN(const Blocks own,
+                          open_blocks(ins, in_counts, element_bytes, bytes, true));
   const size_t piece = own.piece_bytes;
   const uint32_t rounds =
       std::max(own.rounds, rounds_of(std::ranges::max(out_counts) * element_bytes, piece));

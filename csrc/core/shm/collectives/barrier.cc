@@ -4,9 +4,7 @@
 
 namespace dscomm {
 
-Status ShmTeam::barrier(const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(
-      mailboxes_->begin(make_record(Collective::kBarrier, DType::kUInt8, 0, options), options));
+Status ShmTeam::run_barrier(const CallOptions&) {
   mailboxes_->post(1);
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_all_posted(1));
   return mailboxes_->end();

@@ -7,12 +7,8 @@
 
 namespace dscomm {
 
-Status ShmTeam::broadcast(void* buffer, size_t count, DType dtype, int root,
-                          const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
-  DSCOMM_RETURN_IF_ERROR(
-      mailboxes_->begin(make_record(Collective::kBroadcast, dtype, count, options, root), options));
-  auto* data = static_cast<std::byte*>(buffer);
+Status ShmTeam::run_broadcast(std::byte* data, size_t count, DType dtype, int root,
+                              const CallOptions&) {
   const size_t bytes = count * dtype_bytes(dtype);
 
   note(Collective::kBroadcast, bytes <= kTinyBytes ? "tiny" : "in rounds", bytes);

@@ -5,14 +5,8 @@
 
 namespace dscomm {
 
-Status ShmTeam::gather(const void* in, size_t count, DType dtype, std::span<void* const> outs,
-                       std::span<const size_t> out_counts, int root, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
-  if (rank() == root)
-    DSCOMM_RETURN_IF_ERROR(check_lists("gather", outs.size(), out_counts, count, rank(), size()));
-  CallRecord call = make_record(Collective::kGather, dtype, 0, options, root);
-  call.own_count = count;
-  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
+Status ShmTeam::run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
+                           Counts out_counts, int root, const CallOptions&) {
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t bytes = count * element_bytes;
   note(Collective::kGather, "in rounds", bytes);

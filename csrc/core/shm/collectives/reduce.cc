@@ -5,12 +5,8 @@
 
 namespace dscomm {
 
-Status ShmTeam::reduce(const void* in, void* out, size_t count, const Reduction& reduction,
-                       int root, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
-  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(
-      make_record(Collective::kReduce, reduction, count, options, root), options));
+Status ShmTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
+                           const Reduction& reduction, int root, const CallOptions&) {
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const size_t chunk = tuning_.chunk_bytes, bytes = count * element_bytes;
   note(Collective::kReduce, "in rounds", bytes);

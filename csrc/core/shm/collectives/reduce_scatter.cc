@@ -7,15 +7,9 @@
 
 namespace dscomm {
 
-Status ShmTeam::reduce_scatter(std::span<const void* const> ins, std::span<const size_t> counts,
-                               void* out, const Reduction& reduction, const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
-  DSCOMM_RETURN_IF_ERROR(check_lists("reduce_scatter", ins.size(), counts.size(), size()));
+Status ShmTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
+                                   const Reduction& reduction, const CallOptions&) {
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
-  CallRecord call = make_record(Collective::kReduceScatter, reduction, total, options);
-  call.digest = hash_counts(counts);
-  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
-
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   note(Collective::kReduceScatter, "in rounds", total * element_bytes);
   const size_t own_begin =

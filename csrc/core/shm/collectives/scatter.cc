@@ -7,15 +7,8 @@
 
 namespace dscomm {
 
-Status ShmTeam::scatter(std::span<const void* const> ins, std::span<const size_t> in_counts,
-                        void* out, size_t count, DType dtype, int root,
-                        const CallOptions& options) {
-  DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
-  if (rank() == root)
-    DSCOMM_RETURN_IF_ERROR(check_lists("scatter", ins.size(), in_counts, count, rank(), size()));
-  CallRecord call = make_record(Collective::kScatter, dtype, 0, options, root);
-  call.own_count = count;
-  DSCOMM_RETURN_IF_ERROR(mailboxes_->begin(call, options));
+Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count, DType dtype,
+                            int root, const CallOptions&) {
   const size_t element_bytes = dtype_bytes(dtype), bytes = count * element_bytes;
   note(Collective::kScatter, "in rounds", bytes);
 

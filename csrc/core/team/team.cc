@@ -1,0 +1,103 @@
+// The collectives of Team: argument checks and the record of the call, the same for all Teams.
+#include "core/team/team.h"
+
+#include <numeric>
+
+#include "core/team/arguments.h"
+#include "core/team/call_record.h"
+
+namespace dscomm {
+namespace {
+
+std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
+const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+
+}  // namespace
+
+Status Team::all_reduce(const void* in, void* out, size_t count, const Reduction& reduction,
+                        const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  Call call{make_record(Collective::kAllReduce, reduction, count, options), &options};
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_all_reduce(bytes(in), bytes(out), count, reduction, *call.options));
+}
+
+Status Team::broadcast(void* buffer, size_t count, DType dtype, int root,
+                       const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("broadcast", root, size()));
+  Call call{make_record(Collective::kBroadcast, dtype, count, options, root), &options};
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_broadcast(bytes(buffer), count, dtype, root, *call.options));
+}
+
+Status Team::reduce(const void* in, void* out, size_t count, const Reduction& reduction, int root,
+                    const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(check_root("reduce", root, size()));
+  Call call{make_record(Collective::kReduce, reduction, count, options, root), &options};
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_reduce(bytes(in), bytes(out), count, reduction, root, *call.options));
+}
+
+Status Team::all_gather(const void* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                        const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_gather", outs.size(), out_counts, count, rank(), size()));
+  Call call{make_record(Collective::kAllGather, dtype, 0, options), &options, out_counts};
+  call.record.own_count = count;
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_all_gather(bytes(in), count, dtype, outs, out_counts, *call.options));
+}
+
+Status Team::reduce_scatter(Inputs ins, Counts counts, void* out, const Reduction& reduction,
+                            const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_reduction(reduction));
+  DSCOMM_RETURN_IF_ERROR(check_lists("reduce_scatter", ins.size(), counts.size(), size()));
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  Call call{make_record(Collective::kReduceScatter, reduction, total, options), &options};
+  call.record.digest = hash_counts(counts);
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_reduce_scatter(ins, counts, bytes(out), reduction, *call.options));
+}
+
+Status Team::gather(const void* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
+                    int root, const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("gather", root, size()));
+  DSCOMM_RETURN_IF_ERROR(rank() == root
+                             ? check_lists("gather", outs.size(), out_counts, count, root, size())
+                             : check_lists("gather", outs.size(), out_counts.size(), 0));
+  Call call{make_record(Collective::kGather, dtype, 0, options, root), &options};
+  call.record.own_count = count;
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_gather(bytes(in), count, dtype, outs, out_counts, root, *call.options));
+}
+
+Status Team::scatter(Inputs ins, Counts in_counts, void* out, size_t count, DType dtype, int root,
+                     const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_root("scatter", root, size()));
+  DSCOMM_RETURN_IF_ERROR(rank() == root
+                             ? check_lists("scatter", ins.size(), in_counts, count, root, size())
+                             : check_lists("scatter", ins.size(), in_counts.size(), 0));
+  Call call{make_record(Collective::kScatter, dtype, 0, options, root), &options};
+  call.record.own_count = count;
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_scatter(ins, in_counts, bytes(out), count, dtype, root, *call.options));
+}
+
+Status Team::all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType dtype,
+                        const CallOptions& options) {
+  DSCOMM_RETURN_IF_ERROR(check_lists("all_to_all", ins.size(), in_counts.size(), size()));
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists("all_to_all", outs.size(), out_counts, in_counts[rank()], rank(), size()));
+  Call call{make_record(Collective::kAllToAll, dtype, 0, options), &options};
+  call.record.own_count = std::accumulate(in_counts.begin(), in_counts.end(), size_t{0});
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_all_to_all(ins, in_counts, outs, out_counts, dtype, *call.options));
+}
+
+Status Team::barrier(const CallOptions& options) {
+  Call call{make_record(Collective::kBarrier, DType::kUInt8, 0, options), &options};
+  DSCOMM_RETURN_IF_ERROR(begin_call(call));
+  return end_call(run_barrier(*call.options));
+}
+
+}  // namespace dscomm
