@@ -218,7 +218,7 @@ Mailboxes::Mailboxes(std::shared_ptr<Arena> arena, uint64_t group_id, std::strin
 
 Mailboxes::~Mailboxes() { static_cast<void>(leave()); }
 
-Status Mailboxes::begin(const CallRecord& call, const CallOptions& options) {
+Status Mailboxes::begin(CallRecord& call, const CallOptions& options) {
   if (own_->aborted.load(std::memory_order_acquire) != 0) return failed();  // pairs with abort()
   deadline_ = options.deadline;
   parent_ = options.parent;
@@ -240,14 +240,14 @@ Status Mailboxes::begin(const CallRecord& call, const CallOptions& options) {
         DSCOMM_RETURN_IF_ERROR(verify(member, sequence_ - kSlots));
     }
   }
-  CallRecord record = as_sub_call(call, options);
-  record.sequence = sequence_;
+  if (options.whole != nullptr) call = as_sub_call(call, options);
+  call.sequence = sequence_;
   Slot& slot = own_slot();
   slot.posted.store(progress(sequence_, 0), std::memory_order_relaxed);  // ordered by the next line
-  slot.hash.store(hash_call(hash_before, record),
+  slot.hash.store(hash_call(hash_before, call),
                   std::memory_order_release);  // pairs with verify()
-  store_record(&own_->calls[sequence_ % kSlots], record);
-  choose_latency_probe(record);
+  store_record(&own_->calls[sequence_ % kSlots], call);
+  choose_latency_probe(call);
   return {};
 }
 

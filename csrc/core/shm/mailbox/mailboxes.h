@@ -70,7 +70,8 @@ class Mailboxes {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
 
-  Status begin(const CallRecord& call, const CallOptions& options);
+  // Completes the record.
+  Status begin(CallRecord& call, const CallOptions& options);
   void post(uint32_t phase);
   Status wait_posted(int member, uint32_t phase);
   Status wait_all_posted(uint32_t phase);
