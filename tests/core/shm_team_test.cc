@@ -393,9 +393,9 @@ TEST(ShmTeam, RankThatLeavesAndEndsIsNeverTakenForDead) {
                                                    f.wait_policy);
       if (rank == 0) {
         ready = true;
-        while (mailboxes->presence(1) == Mailboxes::Presence::kHere) {
+        while (mailboxes->members().presence(1) == Presence::kHere) {
         }
-        EXPECT_EQ(mailboxes->presence(1), Mailboxes::Presence::kLeft);
+        EXPECT_EQ(mailboxes->members().presence(1), Presence::kLeft);
         ++over;
         return;
       }

@@ -50,7 +50,7 @@ ALLOWED = {
     ("csrc/core/messages/doorbell.cc", "poll"): "waits for several peers at once; slices",
     ("csrc/core/messages/doorbell.cc", "socket"): "empties its socket, which never blocks",
     (
-        "csrc/core/shm/mailbox/mailboxes.cc",
+        "csrc/core/shm/mailbox/diagnosis.cc",
         "sleep",
     ): "readers of any group bring memory back; the deadline, "
     "deaths and aborts of the call's group end it",

@@ -1,9 +1,9 @@
 /* Ranks that make different calls detect it; ranks that make the same calls never report a
  * mismatch; no rank waits for ever because another one made a different call.
  *
- * Mirrors: csrc/core/shm/mailbox/mailboxes.cc, begin(), verify(), mismatch() as far as it reads call
- * records, MemberWatch::look(), wait_posted(), wait_acknowledged(), end(), find_abort(), leave()
- * and compare_last_calls().
+ * Mirrors: csrc/core/shm/mailbox/agreement.cc, compare(), compare_last_calls(), and mismatch() as far
+ * as it reads call records; mailboxes.cc, begin(), wait_posted(), wait_acknowledged(), end() and
+ * leave(); diagnosis.cc, MemberWatch::look(); aborts.cc, find().
  *
  * Ranks make CALLS broadcasts and then a barrier. The first rank to reach a call chooses its
  * root and whether it is long: then the root waits within it until all have acknowledged, as

@@ -1,7 +1,8 @@
 /* When a rank dies or stops, every other rank ends, and those that fail all name it.
  *
- * Mirrors: csrc/core/shm/mailbox/mailboxes.cc, MemberWatch::look(), presence(), find_abort(), fail(),
- * abort(), timed_out(), begin(), leave() and end(); csrc/core/shm/memory/peer.cc, alive(); and the
+ * Mirrors: csrc/core/shm/mailbox/diagnosis.cc, MemberWatch::look() and timed_out(); members.cc,
+ * presence(); aborts.cc, find(), fail() and abort(); mailboxes.cc, begin(), leave() and end();
+ * csrc/core/shm/memory/peer.cc, alive(); and the
  * shape of all_reduce.cc, broadcast.cc and gather.cc with two rounds and a stage of one buffer,
  * so that writers wait for readers too.
  *

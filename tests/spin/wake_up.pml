@@ -1,7 +1,7 @@
 /* No rank sleeps for ever on a word that has reached its target.
  *
  * Mirrors: csrc/core/shm/mailbox/wait.cc, wait_slowly(), from the first look on; csrc/core/shm/mailbox/mailboxes.cc,
- * post(), acknowledge(), end() and wake_sleepers() as publish(), abort() as give_up(); and the
+ * post(), acknowledge(), end() and wake_sleepers() as publish(); aborts.cc, abort() as give_up(); and the
  * two futex calls of csrc/core/base/futex.h.
  *
  * Ranks make CALLS barriers with a single slot, so that each also waits for every other's done

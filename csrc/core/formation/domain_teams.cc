@@ -30,7 +30,7 @@ class DomainTeamsBuilder {
   ~DomainTeamsBuilder() {
     // A member may know of these mailboxes, and learns at its first call that this rank has left.
     // So they are never reused.
-    for (uint64_t offset : unused_) Mailboxes::close(*request_.arena, offset);
+    for (uint64_t offset : unused_) close_mailbox(*request_.arena, offset);
   }
 
   // Tells every rank where the mailboxes of all lie.
@@ -85,8 +85,8 @@ class DomainTeamsBuilder {
   Status allocate(size_t part, uint64_t* offset) {
     DSCOMM_ASSIGN_OR_RETURN(*offset, request_.arena->allocate_mailbox());
     unused_.push_back(*offset);
-    Mailboxes::set_up(*request_.arena, *offset);
-    Mailboxes::open(*request_.arena, *offset, id_of(part));
+    set_up_mailbox(*request_.arena, *offset);
+    open_mailbox(*request_.arena, *offset, id_of(part));
     return {};
   }
 

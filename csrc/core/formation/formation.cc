@@ -130,7 +130,7 @@ class Former {
     if (mailbox_offset_ == 0) return;
     // If this rank gave up after its report, a member may still have seen a good verdict; it learns
     // at its first call that this rank has left. So the mailbox is never reused then.
-    Mailboxes::close(*party_.arena, mailbox_offset_);
+    close_mailbox(*party_.arena, mailbox_offset_);
     if (!reported_) party_.arena->release(mailbox_offset_, sizeof(Mailbox));
   }
 
@@ -318,7 +318,7 @@ class Former {
                  std::min<uint64_t>(settings.staging_bytes, room) / kPageBytes * kPageBytes)};
     DSCOMM_ASSIGN_OR_RETURN(uint64_t mailbox, party_.arena->allocate_mailbox());
     mailbox_offset_ = member->mailbox_offset = mailbox;
-    Mailboxes::set_up(*party_.arena, mailbox_offset_);
+    set_up_mailbox(*party_.arena, mailbox_offset_);
     return {};
   }
 
@@ -404,7 +404,7 @@ class Former {
   }
 
   Status attach_all() {
-    Mailboxes::open(*party_.arena, mailbox_offset_, formation_.group_id);
+    open_mailbox(*party_.arena, mailbox_offset_, formation_.group_id);
     awaits_successor_ = Status();
     std::string unreachable, limited, late;
     Status ended;

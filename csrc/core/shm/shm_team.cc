@@ -28,7 +28,7 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
 
 ShmTeam::~ShmTeam() {
   // Leave before release_when(), which may give the mailbox to another group.
-  std::function<bool()> unread = mailboxes_->unread_later();
+  std::function<bool()> unread = mailboxes_->members().unread_later();
   stage_.reset();
   mailboxes_.reset();
   arena_->release_when(std::move(unread), {{mailbox_offset_, sizeof(Mailbox)}});

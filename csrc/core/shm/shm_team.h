@@ -47,20 +47,24 @@ class ShmTeam final : public Team {
   int size() const override { return mailboxes_->size(); }
   std::string describe() const override;
 
-  void abort(const Status& cause) override { mailboxes_->abort(cause); }
+  void abort(const Status& cause) override { mailboxes_->aborts().abort(cause); }
   Status leave() override { return mailboxes_->leave(); }
-  Status death() override { return mailboxes_->death(); }
-  Status look(uint64_t call) override { return mailboxes_->look(call); }
-  void set_parent(const Team* parent) override { mailboxes_->set_parent(parent); }
-  uint64_t finished_calls() const override { return mailboxes_->finished_calls(); }
-  Status failure() override { return mailboxes_->failure(); }
-  void note_end(const std::string& exception) override { mailboxes_->note_end(exception); }
+  Status death() override { return mailboxes_->members().death(); }
+  Status look(uint64_t call) override { return mailboxes_->aborts().look(call); }
+  void set_parent(const Team* parent) override { mailboxes_->aborts().set_parent(parent); }
+  uint64_t finished_calls() const override { return mailboxes_->aborts().finished_calls(); }
+  Status failure() override { return mailboxes_->aborts().failure(); }
+  void note_end(const std::string& exception) override {
+    mailboxes_->members().note_end(exception);
+  }
 
-  void end_forming() { mailboxes_->end_forming(); }
-  void note_call(const CallRecord& call, bool reads_all) { mailboxes_->note_call(call, reads_all); }
-  Status absence() const { return mailboxes_->absence(); }
-  bool has_left(int member) const { return mailboxes_->has_left(member); }
-  Departure departure(int member) const { return mailboxes_->departure(member); }
+  void end_forming() { mailboxes_->agreement().end_forming(); }
+  void note_call(const CallRecord& call, bool reads_all) {
+    mailboxes_->agreement().note_call(call, reads_all);
+  }
+  Status absence() const { return mailboxes_->agreement().absence(); }
+  bool has_left(int member) const { return mailboxes_->members().has_left(member); }
+  Departure departure(int member) const { return mailboxes_->members().departure(member); }
 
  private:
   Status begin_call(Call& call) override { return mailboxes_->begin(call.record, *call.options); }

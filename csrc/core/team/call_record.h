@@ -14,7 +14,7 @@
 namespace dscomm {
 
 // All fields but own_count must agree on all ranks. Eight words, the sequence first: ShmTeam keeps
-// it in shared memory, see mailboxes.cc.
+// it in shared memory, see members.cc.
 struct CallRecord {
   uint64_t sequence = 0;   // number of the call in the Team that compares it
   uint64_t count = 0;      // elements, if all ranks must agree on them; else 0

@@ -62,11 +62,12 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
                    const Deadline& deadline, Watch& watch);
 
-// What is written in the cache line after the word's comes with the word: it is fetched at the same
-// time, and not when the word has been seen.
-inline Status wait_at_least(const std::atomic<uint64_t>& word, uint64_t target,
-                            std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
-                            const Deadline& deadline, Watch& watch) {
+// Spins, then calls `slowly`, which calls wait_slowly(). What is written in the cache line after
+// the word's comes with the word: it is fetched at the same time, and not when the word has been
+// seen.
+template <typename Slowly>
+Status wait_at_least(const std::atomic<uint64_t>& word, uint64_t target, const WaitPolicy& policy,
+                     const Slowly& slowly) {
   const auto is_there = [&] {
     __builtin_prefetch(reinterpret_cast<const std::byte*>(&word) + kLineBytes / 2);
     return word.load(std::memory_order_acquire) >= target;  // pairs with the owner's exchange
@@ -76,7 +77,7 @@ inline Status wait_at_least(const std::atomic<uint64_t>& word, uint64_t target,
     pause_core();
     if (is_there()) return {};
   }
-  return wait_slowly(word, target, sleepers, policy, deadline, watch);
+  return slowly();
 }
 
 }  // namespace dscomm

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/round_up.h"
+#include "core/shm/mailbox/diagnosis.h"
 #include "core/shm/staging/copy.h"
 
 namespace dscomm {
@@ -36,7 +37,7 @@ Stage::Stage(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_byt
     : arena_(std::move(arena)), mailboxes_(mailboxes), ring_bytes_(ring_bytes) {}
 
 Stage::~Stage() {
-  if (slab_offset_ != 0) give_back_slab(mailboxes_.unread_later());
+  if (slab_offset_ != 0) give_back_slab(mailboxes_.members().unread_later());
 }
 
 size_t Stage::table_bytes() const {
@@ -76,7 +77,7 @@ Status Stage::borrow_slab(size_t needed_bytes) {
       return offset.ok() || !is_expected;
     };
     DSCOMM_RETURN_IF_ERROR(
-        mailboxes_.ask_until(is_over, "memory for this call's data (" + refused + ")"));
+        ask_until(mailboxes_, is_over, "memory for this call's data (" + refused + ")"));
   }
   if (!offset.ok()) return mailboxes_.fail(offset.status().code(), offset.status().message());
   slab_offset_ = offset.value();
@@ -187,7 +188,7 @@ Result<const std::byte*> Stage::read(int member, uint32_t round, size_t in_buffe
   const std::byte* data = nullptr;
   const bool is_in_place = (place.in_place & part) != 0;
   // Also for 0 bytes: others may pass on results computed from this tensor.
-  if (is_in_place) mailboxes_.reads_in_place(member);
+  if (is_in_place) mailboxes_.aborts().reads_in_place(member);
   if (bytes == 0) return peer.at(0, 0);  // the offset may lie past the end of its data
   if (is_in_place) {
     data = peer.at_in_pool(place.tensor_offset + in_tensor, bytes);
@@ -210,7 +211,8 @@ Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in
 void Stage::close() {
   earlier_[piece_.sequence % kSlots] = piece_;
   if (is_borrowed_ || arena_->used_bytes() > kept_bytes(*arena_))
-    give_back_slab(mailboxes_.unread_later(progress(mailboxes_.sequence() + 1, 0)), this_call());
+    give_back_slab(mailboxes_.members().unread_later(progress(mailboxes_.sequence() + 1, 0)),
+                   this_call());
 }
 
 Result<uint64_t*> Stage::fill_table() {

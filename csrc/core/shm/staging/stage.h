@@ -81,7 +81,9 @@ class Stage {
   Status take_slab(size_t needed_bytes);
   Status borrow_slab(size_t needed_bytes);
   void give_back_slab(std::function<bool()> is_unread, std::optional<Arena::Borrower> call = {});
-  Arena::Borrower this_call() const { return {mailboxes_.group_id(), mailboxes_.sequence()}; }
+  Arena::Borrower this_call() const {
+    return {mailboxes_.members().group_id, mailboxes_.sequence()};
+  }
   size_t table_bytes() const;
   size_t slab_bytes() const { return table_bytes() + slab_ring_bytes_; }
   std::byte* ring() const { return data_ + table_bytes(); }

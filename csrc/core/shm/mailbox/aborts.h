@@ -1,0 +1,62 @@
+// Aborts: why a group ended. Each rank writes the first cause that it finds, or sees in a member's
+// abort record, into its own record before it returns the error, so that all ranks name the same
+// cause. A group that failed stays failed. Any thread may call, except as noted.
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/shm/mailbox/members.h"
+#include "core/team/team.h"
+
+namespace dscomm {
+
+class Aborts {
+ public:
+  explicit Aborts(const Members& members)
+      : members_(members), reads_in_place_(members.entries.size(), 0) {}
+
+  // Ends the group with a cause found by this rank in the call in progress: `cause` says who is at
+  // fault and why. Returns the status to raise. From the thread of the calls.
+  Status fail(Code code, const std::string& cause);
+  // Ends the group; keeps an earlier cause.
+  void abort(const Status& cause);
+  // The same; returns the first cause.
+  Status adopt(const Status& cause) {
+    abort(cause);
+    return own();
+  }
+  // This rank's first cause; adopts a member's that find() finds.
+  Status failure(uint64_t call = kAnyCall);
+  // The first cause among the members' abort records, except those of members that had finished
+  // this call before; OK if there is none.
+  Status find(uint64_t call) const;
+  // See Team.
+  Status look(uint64_t call) const;
+  void set_parent(const Team* parent) { counts_calls_ = parent; }
+  uint64_t finished_calls() const;
+
+  // Says that this call reads a tensor of `member` in place. From the thread of the calls.
+  void reads_in_place(int member) { reads_in_place_[member] = last_in_place_ = members_.sequence; }
+  // After the last read of the call.
+  Status check_sources() {
+    return last_in_place_ == members_.sequence ? check_each_source() : Status();
+  }
+
+ private:
+  Status own() const;
+  Status check_each_source();
+
+  const Members& members_;
+  const Team* counts_calls_ = nullptr;  // see set_parent(); null: this Team
+  // Of each member: the last call in which this rank read its tensor; and of all.
+  std::vector<uint64_t> reads_in_place_;
+  uint64_t last_in_place_ = 0;
+
+  mutable std::mutex mutex_;
+  Status cause_;  // guarded by mutex_; set before `aborted` in the own mailbox
+};
+
+}  // namespace dscomm

@@ -1,0 +1,95 @@
+#include "core/shm/mailbox/agreement.h"
+
+namespace dscomm {
+
+Status Agreement::compare(int member, uint64_t sequence) {
+  const Slot& theirs = members_.views[member]->slots[sequence % kSlots];
+  uint64_t posted = theirs.posted.load(std::memory_order_acquire);  // pairs with post()
+  if (sequence_of(posted) != sequence || posted == progress(sequence, 0)) return {};
+  // Acquire pairs with the release in begin(): a hash of a later call brings that call's posted
+  // word.
+  uint64_t hash = theirs.hash.load(std::memory_order_acquire);
+  if (sequence_of(theirs.posted.load(std::memory_order_relaxed)) != sequence) return {};
+  if (hash != members_.own->slots[sequence % kSlots].hash.load(std::memory_order_relaxed))
+    return mismatch(member, sequence);
+  verified_[member] = sequence;
+  return {};
+}
+
+// The hashes of `sequence` differ: finds the first call, as far back as the slots go, in which the
+// two ranks differ, and shows both.
+Status Agreement::mismatch(int member, uint64_t sequence) {
+  const std::string my_name = members_.name(members_.rank), their_name = members_.name(member);
+  uint64_t first = sequence > kSlots ? sequence - kSlots + 1 : 1;
+  for (uint64_t s = first; s <= sequence; ++s) {
+    CallRecord mine = load_record(members_.own->calls[s % kSlots]);
+    CallRecord theirs = load_record(members_.views[member]->calls[s % kSlots]);
+    if (mine.sequence != s || theirs.sequence != s) continue;
+    if (hash_call(0, mine) == hash_call(0, theirs)) continue;
+    return aborts_.fail(Code::kMismatch, describe_mismatch(mine, my_name, theirs, their_name));
+  }
+  return aborts_.fail(Code::kMismatch,
+                      "the calls of " + my_name + " and " + their_name + " differed more than " +
+                          std::to_string(kSlots) +
+                          " calls ago; every rank must make the same calls in the same order");
+}
+
+void Agreement::note_call(const CallRecord& call, bool reads_all) {
+  CallRecord record = call;
+  record.whole = call.number();
+  record.sequence += members_.sequence;  // newer than the calls made through Mailboxes
+  store_record(&members_.own->calls[record.sequence % kSlots], record);
+  noted_.store(reads_all ? record.sequence : 0, std::memory_order_relaxed);  // orders nothing
+}
+
+Status Agreement::absence() const {
+  const uint64_t noted = noted_.load(std::memory_order_relaxed);
+  for (int member = 0; noted > 0 && member < members_.size(); ++member) {
+    if (member == members_.rank) continue;
+    // In this order: what it noted before it went counts.
+    const Presence presence = members_.presence(member);
+    if (presence == Presence::kHere || members_.newest_record(member).sequence >= noted) continue;
+    DSCOMM_RETURN_IF_ERROR(aborts_.find(kAnyCall));  // somebody may have recorded why
+    const std::string before = " before it made this call";
+    return members_.gone(member, presence, ", without leaving the group," + before, before);
+  }
+  return {};
+}
+
+// Compares what no rank has waited for: the hashes of members that have posted the same calls, and
+// how many calls those have made that make no more, as they left or their process ended in order. A
+// member that is still in the group may be some calls behind, or ahead, and compares when it
+// leaves. One that died says nothing about the program.
+Status Agreement::compare_last_calls() {
+  const CallRecord mine = members_.newest_record(members_.rank);
+  for (int member = 0; member < members_.size(); ++member) {
+    if (member == members_.rank) continue;
+    // Before the calls are counted: they grow no more then.
+    const bool is_done =
+        members_.views[member]->closed.load(std::memory_order_seq_cst) != 0 ||  // see leave()
+        members_.presence(member, true) == Presence::kLeft;
+    if (!aborts_.look(kAnyCall).ok()) return {};  // told already
+    for (uint64_t s = members_.sequence; s > verified_[member] && s + kSlots > members_.sequence;
+         --s)
+      DSCOMM_RETURN_IF_ERROR(verify(member, s));
+    const CallRecord theirs = members_.newest_record(member);
+    if (!is_done || theirs.sequence == mine.sequence) continue;
+    const auto count = [this](int rank, const CallRecord& last) {
+      const uint64_t calls = last.number();
+      if (last.sequence <= forming_calls_) return members_.name(rank) + " made no call";
+      return members_.name(rank) + " made " + std::to_string(calls) +
+             (calls == 1 ? " call" : " calls") + ", the last " + describe_call(last);
+    };
+    const Departure departure = members_.departure(member);
+    return aborts_.adopt(Status(
+        Code::kMismatch, "the ranks left after different calls: " + count(members_.rank, mine) +
+                             ", " + count(member, theirs) +
+                             (departure.exception ? " and " + departure.how() : std::string()) +
+                             "; " + departure.advice() + " (first seen by " +
+                             members_.name(members_.rank) + " as it left group '" +
+                             members_.group_name + "')"));
+  }
+  return {};
+}
+
+}  // namespace dscomm

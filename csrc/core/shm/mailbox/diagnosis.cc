@@ -1,0 +1,181 @@
+#include "core/shm/mailbox/diagnosis.h"
+
+#include <algorithm>
+
+#include "core/shm/mailbox/mailboxes.h"
+#include "core/team/first_cause.h"
+
+namespace dscomm {
+namespace {
+
+// The first cause that ends this call, of its group or of a parent team.
+Status find_cause(Mailboxes& mailboxes, uint64_t call) {
+  DSCOMM_RETURN_IF_ERROR(mailboxes.aborts().look(call));
+  Team* parent = mailboxes.call().parent;
+  return parent == nullptr ? Status() : parent->look(call);
+}
+
+// Watches the wait for one member.
+class MemberWatch final : public Watch {
+ public:
+  MemberWatch(Mailboxes& mailboxes, const std::atomic<uint64_t>& word, uint64_t target, int member,
+              uint64_t done_of_all)
+      : mailboxes_(mailboxes),
+        members_(mailboxes.members()),
+        word_(word),
+        target_(target),
+        done_of_all_(done_of_all),
+        member_(member) {}
+
+  Status look() override {
+    const Status cause = aborts_.ask(
+        mailboxes_.call().number, [this](uint64_t call) { return find_cause(mailboxes_, call); });
+    if (!cause.ok()) return has_come() ? Status() : mailboxes_.aborts().adopt(cause);
+    // Not only the one that is waited for: two ranks that both believe to be the root wait for each
+    // other's acknowledgements, and neither reads the other's call. Not in begin(), where the own
+    // slot still holds an older call.
+    const bool begun =
+        sequence_of(members_.slot(members_.rank).posted.load(std::memory_order_relaxed)) ==
+        members_.sequence;  // this thread's own store
+    for (int member = 0; begun && member < members_.size(); ++member)
+      DSCOMM_RETURN_IF_ERROR(mailboxes_.agreement().verify(member, members_.sequence));
+    // The pidfd costs a system call: every eighth look is some 100 ms.
+    const bool thoroughly = ++looks_ % 8 == 0;
+    const Presence presence = members_.presence(member_, thoroughly);
+    if (presence != Presence::kHere) return has_come() ? Status() : fail_without(member_, presence);
+    // Nor will there be what is waited for next, while this member may not come for long: it waits
+    // in another group, or for a message.
+    for (int member = 0; member < members_.size(); ++member) {
+      if (member == members_.rank || !lacks(member, begun)) continue;
+      const Presence other = members_.presence(member, thoroughly);
+      if (other != Presence::kHere && lacks(member, begun)) return fail_without(member, other);
+    }
+    return ends_in_overtime() ? timed_out() : Status();
+  }
+
+  // The awaited rank may itself wait for the one at fault. Besides it, name those that have not
+  // posted this call; or, if all have, those that have read least.
+  Status timed_out() override {
+    std::vector<uint64_t> reached(members_.views.size(), UINT64_MAX);
+    for (int other = 0; other < members_.size(); ++other)
+      if (other != members_.rank)
+        reached[other] = members_.has_posted(other)
+                             ? members_.views[other]->done.load(
+                                   std::memory_order_acquire)  // pairs with end(), acknowledge()
+                             : 0;
+    const uint64_t least = *std::min_element(reached.begin(), reached.end());
+    std::string missing;
+    for (int other = 0; other < members_.size(); ++other) {
+      if (other == members_.rank || (other != member_ && reached[other] != least)) continue;
+      const CallRecord last = members_.newest_record(other);
+      if (!missing.empty()) missing += "; ";
+      missing += members_.name(other) + ", " + mailboxes_.peer(other).state_text() + ", ";
+      missing += last.sequence == 0
+                     ? std::string("has made no call")
+                     : (last.sequence == members_.sequence ? "is in call #" : "last made call #") +
+                           std::to_string(last.number()) + ", " + describe_call(last);
+    }
+    return mailboxes_.fail(Code::kTimeout, "timed out after " +
+                                               mailboxes_.call().deadline.timeout_text() +
+                                               " waiting for " + missing + kRaiseTheTimeout);
+  }
+
+ private:
+  // What a rank published before it aborted, left or died counts: the load that told of it acquired
+  // all that came before, so the word is loaded after it.
+  bool has_come() const {
+    return word_.load(std::memory_order_acquire) >= target_;  // pairs with the owner's exchange
+  }
+
+  // Whether something of this member is still to come that the call cannot do without.
+  bool lacks(int member, bool begun) const {
+    if (begun && mailboxes_.call().reads_all && !members_.has_posted(member)) return true;
+    // Orders nothing: a rank that needs what the word stands for waits for it.
+    return members_.views[member]->done.load(std::memory_order_relaxed) < done_of_all_;
+  }
+
+  // A sub-call that has time left, since the awaited rank may wait as well and know better which
+  // rank is at fault. But direct evidence wins: a member that is seen to be stopped.
+  bool ends_in_overtime() {
+    const Mailboxes::Call& call = mailboxes_.call();
+    if (call.parent == nullptr || !overtime_.counts(call.deadline)) return false;
+    for (int other = 0; other < members_.size(); ++other)
+      if (other != members_.rank && mailboxes_.peer(other).is_stopped()) return true;
+    return false;
+  }
+
+  Status fail_without(int member, Presence presence) {
+    // It may have recorded why it went.
+    DSCOMM_RETURN_IF_ERROR(mailboxes_.aborts().failure());
+    const uint64_t reached = sequence_of(
+        members_.views[member]->done.load(std::memory_order_acquire));  // pairs with end()
+    const bool has_made_calls = reached > 1;
+    const std::string calls = has_made_calls ? " after " + std::to_string(reached - 1) + " calls"
+                                             : " before its first call";
+    const Status gone = members_.gone(member, presence, calls + ", without leaving the group",
+                                      calls + (has_made_calls ? ", before it made this call" : ""));
+    return mailboxes_.fail(gone.code(), gone.message());
+  }
+
+  Mailboxes& mailboxes_;
+  const Members& members_;
+  const std::atomic<uint64_t>& word_;
+  const uint64_t target_;
+  const uint64_t done_of_all_;
+  const int member_;
+  AbortWatch aborts_;
+  unsigned looks_ = 0;
+  Overtime overtime_;
+};
+
+}  // namespace
+
+Status wait_slowly(Mailboxes& mailboxes, const std::atomic<uint64_t>& word, uint64_t target,
+                   int member, uint64_t done_of_all) {
+  MemberWatch watch(mailboxes, word, target, member, done_of_all);
+  return wait_slowly(word, target, mailboxes.members().own->sleepers, mailboxes.policy(),
+                     mailboxes.call().deadline, watch);
+}
+
+Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
+                 const std::string& what) {
+  constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{2000};
+  const Members& members = mailboxes.members();
+  const auto& [number, parent, reads_all, deadline] = mailboxes.call();
+  std::chrono::microseconds pause = kFirstPause;
+  TimeLeft time_left(deadline);
+  while (!is_there()) {
+    if (Status cause = find_cause(mailboxes, number); !cause.ok())
+      return mailboxes.aborts().adopt(cause);
+    const bool is_expired = time_left.is_over();
+    std::string late;
+    for (int member = 0; member < members.size(); ++member) {
+      if (member == members.rank) continue;
+      const Presence presence = members.presence(member);
+      // What it published before it went counts: looked at after that.
+      if (presence != Presence::kHere && !members.has_posted(member))
+        return mailboxes.fail(
+            presence == Presence::kLeft ? Code::kPeerLeft : Code::kPeerDied,
+            members.name(member) +
+                (presence == Presence::kLeft ? " " + members.departure(member).how()
+                                             : std::string(" died or exited")) +
+                " before it made this call; look for its own error in its output");
+      const uint64_t done =
+          members.views[member]->done.load(std::memory_order_acquire);  // pairs with end()
+      if (is_expired && done < progress(members.sequence, 0))
+        late += (late.empty() ? "" : ", ") + members.name(member);
+    }
+    if (is_expired)
+      return mailboxes.fail(
+          Code::kTimeout,
+          "timed out after " + deadline.timeout_text() + " waiting for " + what + "; " +
+              (late.empty() ? "ranks of other groups have not read what was sent to them"
+                            : late + " has not finished the calls before this one") +
+              kRaiseTheTimeout);
+    deadline.nap(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+  return {};
+}
+
+}  // namespace dscomm

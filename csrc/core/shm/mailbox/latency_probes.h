@@ -1,0 +1,74 @@
+// LatencyProbes: times loads of a member's latency probe in some calls, which tell the distance to
+// the readers of this rank's data.
+#pragma once
+
+#include <array>
+
+#include "core/shm/mailbox/cache_distance.h"
+#include "core/shm/mailbox/members.h"
+
+namespace dscomm {
+
+class LatencyProbes {
+ public:
+  explicit LatencyProbes(const Members& members) : members_(members), distance_(members.size()) {}
+
+  // At the begin of a call of `count` elements: whether it takes the next probe.
+  void choose(uint64_t count) {
+    const uint64_t sequence = members_.sequence, ranks = members_.entries.size();
+    const bool is_short = sequence < kFirstCalls || count >= kLargeCount;
+    const uint64_t period = is_short ? kShortPeriod : kPeriod;
+    const uint64_t turn = sequence / period, place = sequence % period;
+    writes_ = place == 0 && ranks > 1;
+    if (writes_) {
+      probe_ = mix_hash(0, turn) % kLatencyProbes;
+      observed_ =
+          static_cast<int>((static_cast<uint64_t>(members_.rank) + 1 + turn % (ranks - 1)) % ranks);
+    } else if (place == 1) {
+      read(observed_);  // a root had nothing to wait for
+    }
+  }
+
+  // Right before data is published, so that a rank that sees the data finds the probe fresh.
+  void write() {
+    if (writes_)
+      members_.own->latency_probes[probe_].written_ns.store(monotonic_ns(),
+                                                            std::memory_order_relaxed);
+  }
+
+  // When `member` has published something; -1: none.
+  void read(int member) {
+    if (member < 0 || member != observed_) return;
+    const LatencyProbe& probe = members_.views[member]->latency_probes[probe_];
+    const TimedLoad load =
+        time_load([&] { return probe.written_ns.load(std::memory_order_relaxed); });
+    // One that was not written since may have lain in this core's cache.
+    const bool is_new = load.value > looked_ns_[probe_];
+    looked_ns_[probe_] = load.began_ns;
+    if (!is_new || load.began_ns - load.value > kFreshNs) return;
+    observed_ = -1;
+    distance_.add(member, load.took_ns);
+  }
+
+  const CacheDistance& distance() const { return distance_; }
+
+ private:
+  // In one of so many calls each rank writes a latency probe, and in it, or soon after, times a
+  // load of one member's; in a group's first calls and in large ones more often, so that it soon
+  // knows.
+  static constexpr uint64_t kPeriod = 32, kShortPeriod = 2;
+  static constexpr uint64_t kFirstCalls = 64;
+  static constexpr uint64_t kLargeCount = 64 << 10;  // elements
+  // An older probe may have left its owner's cache, for what the owner has written since. But a
+  // rank that is late, as it takes far for near, has to learn from those that wait for it.
+  static constexpr int64_t kFreshNs = 100'000;
+
+  const Members& members_;
+  CacheDistance distance_;
+  size_t probe_ = 0;
+  bool writes_ = false;  // in this call
+  int observed_ = -1;    // the member whose probe it times; -1: none, or it has
+  std::array<int64_t, kLatencyProbes> looked_ns_ = {};  // when it last timed each, of any member
+};
+
+}  // namespace dscomm

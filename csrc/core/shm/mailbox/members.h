@@ -1,0 +1,93 @@
+// Members: the members of one group, as this rank sees them in their mailboxes: which of them are
+// there, have left or have died, and their newest calls.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/shm/mailbox/layout.h"
+#include "core/shm/memory/arena.h"
+#include "core/shm/memory/peer.h"
+#include "core/team/call_record.h"
+#include "core/team/departure.h"
+
+namespace dscomm {
+
+struct MailboxMember {
+  std::shared_ptr<Peer> peer;
+  uint64_t mailbox_offset = 0;
+  int global_rank = -1;  // for messages; -1 when it is not known
+  int group_rank =
+      -1;  // for messages, if these are the mailboxes of some of a group's ranks; -1: position
+
+  // "rank 2 (global rank 5, pid 7 on host a)"
+  static std::string name(int rank, int global_rank, const std::string& process);
+};
+
+// Sets up a zeroed mailbox at `offset` of the own arena before the offset is published.
+void set_up_mailbox(Arena& arena, uint64_t offset);
+// Names its group, before any member can wait for it.
+void open_mailbox(Arena& arena, uint64_t offset, uint64_t group_id);
+// For a rank that gives up before it has Mailboxes: members that did not give up see that it left.
+void close_mailbox(Arena& arena, uint64_t offset);
+
+// A copy of a call's record word by word, because a reader may race with the owner's next call.
+void store_record(CallRecord* to, const CallRecord& from);
+// An empty record (sequence 0) if its owner was rewriting it.
+CallRecord load_record(const CallRecord& from);
+
+enum class Presence { kHere, kLeft, kDied };
+
+struct Members {
+  int size() const { return static_cast<int>(entries.size()); }
+  // Of the call in progress.
+  const Slot& slot(int member) const { return views[member]->slots[sequence % kSlots]; }
+  // Whether a member has published anything in the call in progress.
+  bool has_posted(int member) const {
+    return slot(member).posted.load(std::memory_order_acquire) >=
+           progress(sequence, 1);  // pairs with post()
+  }
+  // Of a member's last call; an empty one before the first.
+  CallRecord newest_record(int member) const;
+
+  // Whether a member has left, or its process has ended in order. Any thread.
+  bool has_left(int member) const;
+  // How, of one that has.
+  Departure departure(int member) const;
+  // `thoroughly` as Peer::alive().
+  Presence presence(int member, bool thoroughly = false) const;
+  // The error that names a member that is gone; `died` and `left` say when, after how it went.
+  Status gone(int member, Presence presence, const std::string& died,
+              const std::string& left) const;
+  // See Team.
+  Status death() const;
+  // Says that this rank's process is about to end without having left, for an unhandled exception
+  // of that type or, if it is empty, for no known one. It may still call. Any thread.
+  void note_end(const std::string& exception);
+  // A question to ask later, even after this object is gone: whether every other member has
+  // finished `done_word`, left or died, so that nobody reads this rank's memory of that time any
+  // more.
+  std::function<bool()> unread_later(uint64_t done_word = UINT64_MAX) const;
+
+  // "rank 2 (pid 7 on host a)"
+  std::string name(int member) const;
+  // "all_reduce #5 of group 'world'", the call in progress.
+  std::string name_call() const;
+
+  std::vector<const Mailbox*> find_mailboxes() const;
+
+  const std::shared_ptr<Arena> arena;
+  const uint64_t group_id;
+  const std::string group_name;
+  const int rank;
+  const std::vector<MailboxMember> entries;
+  Mailbox* const own = reinterpret_cast<Mailbox*>(arena->data() + entries[rank].mailbox_offset);
+  const std::vector<const Mailbox*> views = find_mailboxes();
+  uint64_t sequence = 0;      // of the call in progress, or of the last
+  std::mutex end_mutex = {};  // of note_end()
+};
+
+}  // namespace dscomm
