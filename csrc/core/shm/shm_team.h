@@ -16,9 +16,9 @@
 #include "core/shm/mailbox/mailboxes.h"
 #include "core/shm/staging/copy.h"
 #include "core/shm/staging/stage.h"
-#include "core/team/arguments.h"
 #include "core/team/call.h"
 #include "core/team/call_tally.h"
+#include "core/team/chunk.h"
 #include "core/team/team.h"
 
 namespace dscomm {

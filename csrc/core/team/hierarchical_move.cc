@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/team/arguments.h"
+#include "core/team/chunk.h"
 #include "core/team/hierarchical_team.h"
 
 namespace dscomm {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/reduce/reduce.h"
-#include "core/team/arguments.h"
+#include "core/team/chunk.h"
 #include "core/team/hierarchical_team.h"
 #include "core/team/widen.h"
 

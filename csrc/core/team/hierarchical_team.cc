@@ -8,7 +8,6 @@
 #include <new>
 #include <numeric>
 
-#include "core/team/arguments.h"
 #include "core/team/self_team.h"
 
 namespace dscomm {
@@ -31,7 +30,9 @@ Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
       seen[member] = true;
     }
   }
-  return check_root("make", rank, static_cast<int>(rank_count));
+  if (rank >= 0 && static_cast<size_t>(rank) < rank_count) return {};
+  return make_status(Code::kInvalidArgument, "the rank is %d, expected 0 to %zu", rank,
+                     rank_count - 1);
 }
 
 Result<std::unique_ptr<Team>> make_team(const std::vector<int>& ranks, const TeamFactory& factory,

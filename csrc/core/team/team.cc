@@ -3,7 +3,6 @@
 
 #include <numeric>
 
-#include "core/team/arguments.h"
 #include "core/team/call_record.h"
 
 namespace dscomm {
@@ -11,6 +10,33 @@ namespace {
 
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
+
+Status check_root(const char* collective, int root, int size) {
+  if (root >= 0 && root < size) return {};
+  return make_status(Code::kInvalidArgument, "%s: root is %d, expected 0 to %d", collective, root,
+                     size - 1);
+}
+
+// A list of buffers and its list of counts have `expected` entries each: one for each rank, or none
+// on ranks other than the root.
+Status check_lists(const char* collective, size_t buffer_count, size_t count_count,
+                   size_t expected) {
+  if (buffer_count == expected && count_count == expected) return {};
+  return make_status(Code::kInvalidArgument,
+                     "%s: got %zu buffers and %zu counts, expected %zu of each", collective,
+                     buffer_count, count_count, expected);
+}
+
+// The same for lists with one entry for each rank. This rank's entry must be `own_count`.
+Status check_lists(const char* collective, size_t buffer_count, Team::Counts counts,
+                   size_t own_count, int rank, int size) {
+  DSCOMM_RETURN_IF_ERROR(
+      check_lists(collective, buffer_count, counts.size(), static_cast<size_t>(size)));
+  if (own_count == counts[rank]) return {};
+  return make_status(Code::kInvalidArgument,
+                     "%s: this rank's own count is %zu, but its list says %zu for rank %d",
+                     collective, own_count, counts[rank], rank);
+}
 
 }  // namespace
 
