@@ -1,6 +1,7 @@
 #include "core/shm/shm_team.h"
 
 #include <cstring>
+#include <numeric>
 
 namespace dscomm {
 namespace {
@@ -64,54 +65,22 @@ std::optional<uint64_t> ShmTeam::find_in_pool(std::span<const void* const> block
   return find_in_pool(begin, static_cast<size_t>(end - begin));
 }
 
-Result<ShmTeam::Whole> ShmTeam::open_whole(const void* data, size_t bytes, int reader) {
-  const size_t chunk = tuning_.chunk_bytes;
-  const uint32_t rounds = rounds_of(bytes, chunk);
-  const std::optional<uint64_t> place = find_in_pool(data, bytes);
-  if (place.has_value()) {
-    stage_->open_nothing();
-    stage_->open_tensor(bytes, *place, kInput);
-    mailboxes_->post(rounds);
-  } else {
-    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, std::min(bytes, chunk), rounds));
-  }
-  return Whole{static_cast<const std::byte*>(data), bytes, reader, rounds, place.has_value()};
-}
-
-Status ShmTeam::stage_round(const Whole& whole, uint32_t round) {
-  if (whole.in_place || round >= whole.rounds) return {};
-  const size_t chunk = tuning_.chunk_bytes;
-  DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round, whole.reader));
-  copy(stage, whole.data + size_t{round} * chunk, round_bytes(whole.bytes, chunk, round), stores());
-  post_staged(round + 1);
-  return {};
-}
-
-Status ShmTeam::publish(const void* data, size_t bytes, int reader) {
-  DSCOMM_ASSIGN_OR_RETURN(const Whole whole, open_whole(data, bytes, reader));
-  for (uint32_t round = 0; round < whole.rounds; ++round)
-    DSCOMM_RETURN_IF_ERROR(stage_round(whole, round));
-  return finish(whole.in_place, whole.rounds, reader);
-}
-
 Result<ShmTeam::Blocks> ShmTeam::open_blocks(std::span<const void* const> data,
                                              std::span<const size_t> counts, size_t element_bytes,
-                                             size_t bytes, bool has_table) {
+                                             bool has_table, int reader) {
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}) * element_bytes;
   const size_t longest = std::ranges::max(counts) * element_bytes;
-  const size_t piece = piece_bytes(element_bytes), stride = std::min(piece, longest);
+  const size_t piece = piece_bytes(element_bytes, data.size()), stride = std::min(piece, longest);
   const uint32_t rounds = rounds_of(longest, piece);
   const std::optional<uint64_t> place = find_in_pool(data, counts, element_bytes);
-  if (!place.has_value())
-    DSCOMM_RETURN_IF_ERROR(stage_->open_pieces(bytes, stride, rounds));
-  else if (has_table)
-    DSCOMM_RETURN_IF_ERROR(stage_->open_table());
-  else
-    stage_->open_nothing();
-  if (place.has_value()) stage_->open_tensor(bytes, *place, kInput);
-  if (has_table) {
-    DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->fill_table());
-    std::copy(counts.begin(), counts.end(), table);
-  }
+  DSCOMM_RETURN_IF_ERROR(stage_->open({.bytes = total,
+                                       .buffer_bytes = stride * data.size(),
+                                       .rounds = rounds,
+                                       .piece_bytes = data.size() > 1 ? stride : 0,
+                                       .reader = reader,
+                                       .tensor = place,
+                                       .table = has_table ? counts : std::span<const size_t>(),
+                                       .piece_count = piece / element_bytes}));
   if (place.has_value()) mailboxes_->post(rounds);
   return Blocks{data, counts, element_bytes, piece, stride, rounds, place.has_value()};
 }
@@ -119,10 +88,11 @@ Result<ShmTeam::Blocks> ShmTeam::open_blocks(std::span<const void* const> data,
 Status ShmTeam::stage_round(const Blocks& blocks, uint32_t round) {
   if (blocks.in_place || round >= blocks.rounds) return {};
   DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
-  for (int k = 0; k < size(); ++k) {
+  const size_t own = blocks.data.size() > 1 ? static_cast<size_t>(rank()) : SIZE_MAX;
+  for (size_t k = 0; k < blocks.data.size(); ++k) {
     const size_t length =
         round_bytes(blocks.counts[k] * blocks.element_bytes, blocks.piece_bytes, round);
-    if (k == rank() || length == 0) continue;
+    if (k == own || length == 0) continue;
     const auto* block = static_cast<const std::byte*>(blocks.data[k]);
     copy(stage + k * blocks.stride, block + size_t{round} * blocks.piece_bytes, length, stores());
   }
@@ -130,21 +100,12 @@ Status ShmTeam::stage_round(const Blocks& blocks, uint32_t round) {
   return {};
 }
 
-Status ShmTeam::finish(bool in_place, uint32_t rounds, int reader) {
-  if (in_place)
-    DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_read(rounds, reader));
-  else
-    stage_->close();
-  return mailboxes_->end();
-}
-
-Status ShmTeam::finish(const Blocks& blocks) {
-  // A reader acknowledges only the rounds of its own block.
-  for (int k = 0; k < size() && blocks.in_place; ++k)
-    DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_read(
-        rounds_of(blocks.counts[k] * blocks.element_bytes, blocks.piece_bytes), k));
-  stage_->close();
-  return mailboxes_->end();
+Status ShmTeam::publish(const void* data, size_t count, DType dtype, int reader) {
+  DSCOMM_ASSIGN_OR_RETURN(const Blocks block,
+                          open_blocks({&data, 1}, {&count, 1}, dtype_bytes(dtype), false, reader));
+  for (uint32_t round = 0; round < block.rounds; ++round)
+    DSCOMM_RETURN_IF_ERROR(stage_round(block, round));
+  return stage_->end();
 }
 
 Status ShmTeam::receive_round(int member, uint32_t round, size_t bytes, void* out) {

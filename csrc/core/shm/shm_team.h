@@ -110,27 +110,14 @@ class ShmTeam final : public Team {
     if (phase == 1) stage_->prefetch_next_piece();
   }
 
-  // The pool offset of this data if the others shall read it in place. The call must then end with
-  // finish(), because its caller may write or free the tensor.
+  // The pool offset of this data if the others shall read it in place.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
-  // The same for contiguous blocks, one for each rank.
+  // The same for blocks that must be contiguous.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,
                                        std::span<const size_t> counts, size_t element_bytes) const;
 
-  // One buffer that this rank publishes in rounds, to `reader` or, with -1, to every member.
-  struct Whole {
-    const std::byte* data;
-    size_t bytes;
-    int reader;
-    uint32_t rounds;
-    bool in_place;
-  };
-  Result<Whole> open_whole(const void* data, size_t bytes, int reader = -1);
-  Status stage_round(const Whole& whole, uint32_t round);
-  // Publishes all rounds and ends the call, on a rank that reads nothing.
-  Status publish(const void* data, size_t bytes, int reader = -1);
-
-  // One block per rank, which this rank publishes in rounds of one piece of each block.
+  // What this rank publishes in rounds of one piece of each block: one block for all its readers,
+  // or one for each rank.
   struct Blocks {
     std::span<const void* const> data;
     std::span<const size_t> counts;
@@ -140,18 +127,17 @@ class ShmTeam final : public Team {
     uint32_t rounds;
     bool in_place;
   };
-  // The largest piece of a block in one round, in bytes.
-  size_t piece_bytes(size_t element_bytes) const {
-    return tuning_.chunk_bytes / (element_bytes * sources_.size()) * element_bytes;
+  // The largest piece of one of these blocks in one round, in bytes.
+  size_t piece_bytes(size_t element_bytes, size_t blocks) const {
+    return tuning_.chunk_bytes / (element_bytes * blocks) * element_bytes;
   }
-  // `has_table`: also publishes the counts, for readers that do not know them.
+  // Starts the call, and posts all rounds if they are read in place. `has_table`: also publishes
+  // the counts, for readers that do not know them.
   Result<Blocks> open_blocks(std::span<const void* const> data, std::span<const size_t> counts,
-                             size_t element_bytes, size_t bytes, bool has_table);
+                             size_t element_bytes, bool has_table = false, int reader = -1);
   Status stage_round(const Blocks& blocks, uint32_t round);
-
-  // Ends the call; if the tensor is read in place, only after its readers have acknowledged.
-  Status finish(bool in_place, uint32_t rounds, int reader = -1);
-  Status finish(const Blocks& blocks);  // if opened with a table
+  // Publishes one block and ends the call, on a rank that reads nothing.
+  Status publish(const void* data, size_t count, DType dtype, int reader = -1);
 
   // Waits for a round of a member's data and copies it to its position in `out`. kMismatch if the
   // data is not `bytes` long. Does nothing if the data has fewer rounds.
@@ -185,14 +171,5 @@ class ShmTeam final : public Team {
       sources_;  // one per rank, for reductions; a member to avoid an allocation per call
   std::unique_ptr<CallTally> tally_;  // null unless calls are logged
 };
-
-// Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, as every rank posts.
-inline uint32_t rounds_of(size_t bytes, size_t buffer_bytes) {
-  return static_cast<uint32_t>(bytes == 0 ? 1 : (bytes + buffer_bytes - 1) / buffer_bytes);
-}
-// The bytes of round r.
-inline size_t round_bytes(size_t bytes, size_t buffer_bytes, uint32_t round) {
-  return in_chunk(bytes, size_t{round} * buffer_bytes, buffer_bytes);
-}
 
 }  // namespace dscomm

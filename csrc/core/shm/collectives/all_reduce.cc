@@ -87,21 +87,20 @@ Status ShmTeam::all_reduce_tiny(const void* in, void* out, size_t count,
     for (int k = 0; k < size(); ++k) sources_[k] = mailboxes_->slot(k).tiny;
     dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
   }
-  return mailboxes_->end();
+  return stage_->end();
 }
 
 Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
                                     const Reduction& reduction) {
   size_t bytes = count * dtype_bytes(reduction.dtype);
-  DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, bytes, 1));
+  DSCOMM_RETURN_IF_ERROR(stage_->open({.bytes = bytes, .buffer_bytes = bytes, .rounds = 1}));
   DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(0));
   copy(buffer, in, bytes, stores());
   post_staged(1);
   DSCOMM_RETURN_IF_ERROR(
       find_sources(in, 0, [&](int k) { return stage_->read(k, 0, 0, 0, bytes); }));
   dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
-  stage_->close();
-  return mailboxes_->end();
+  return stage_->end();
 }
 
 Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
@@ -117,12 +116,11 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
   const size_t bytes = count * element_bytes;
   const std::optional<uint64_t> place = find_in_pool(in, bytes);
   const bool input_in_place = place.has_value(), result_in_place = input_in_place && in == out;
-  if (result_in_place)
-    stage_->open_nothing();
-  else
-    DSCOMM_RETURN_IF_ERROR(stage_->open(bytes, chunk_count * element_bytes, 2 * chunks));
-  if (input_in_place)
-    stage_->open_tensor(bytes, *place, result_in_place ? kInput | kResult : kInput);
+  DSCOMM_RETURN_IF_ERROR(stage_->open({.bytes = bytes,
+                                       .buffer_bytes = chunk_count * element_bytes,
+                                       .rounds = 2 * chunks,
+                                       .tensor = place,
+                                       .in_place = result_in_place ? kEverything : kInput}));
   // Rank k has just read the memory into which its slice is gathered: ordinary stores would first
   // fetch each cache line back from its cache.
   const Stores gather_stores =
@@ -199,7 +197,7 @@ Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
   }
   DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
   finish_copies();  // of the gathered slices: the caller may hand them to another thread
-  return finish(result_in_place, result_round(chunks - 1, chunks) + 1);
+  return stage_->end();
 }
 
 }  // namespace dscomm

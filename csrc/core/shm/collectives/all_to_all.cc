@@ -13,11 +13,9 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
                                DType dtype, const CallOptions&) {
   const int me = rank();
   const size_t element_bytes = dtype_bytes(dtype);
-  const size_t bytes =
-      std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}) * element_bytes;
-  note(Collective::kAllToAll, "in rounds", bytes);
-  DSCOMM_ASSIGN_OR_RETURN(const Blocks own,
-                          open_blocks(ins, in_counts, element_bytes, bytes, true));
+  note(Collective::kAllToAll, "in rounds",
+       std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}) * element_bytes);
+  DSCOMM_ASSIGN_OR_RETURN(const Blocks own, open_blocks(ins, in_counts, element_bytes, true));
   const size_t piece = own.piece_bytes;
   const uint32_t rounds =
       std::max(own.rounds, rounds_of(std::ranges::max(out_counts) * element_bytes, piece));
@@ -49,7 +47,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
     }
     mailboxes_->acknowledge(round + 1);
   }
-  return finish(own);
+  return stage_->end();
 }
 
 }  // namespace dscomm

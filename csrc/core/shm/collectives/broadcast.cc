@@ -19,17 +19,17 @@ Status ShmTeam::run_broadcast(std::byte* data, size_t count, DType dtype, int ro
       DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
       if (bytes > 0) std::memcpy(data, mailboxes_->slot(root).tiny, bytes);
     }
-    return mailboxes_->end();
+    return stage_->end();
   }
 
-  if (rank() == root) return publish(data, bytes);
+  if (rank() == root) return publish(data, count, dtype);
   mailboxes_->post(1);
   const uint32_t rounds = rounds_of(bytes, tuning_.chunk_bytes);
   for (uint32_t round = 0; round < rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(receive_round(root, round, bytes, data));
     mailboxes_->acknowledge(round + 1);
   }
-  return mailboxes_->end();
+  return stage_->end();
 }
 
 }  // namespace dscomm

@@ -10,7 +10,7 @@ Status ShmTeam::run_gather(const std::byte* in, size_t count, DType dtype, Outpu
   const size_t element_bytes = dtype_bytes(dtype);
   const size_t bytes = count * element_bytes;
   note(Collective::kGather, "in rounds", bytes);
-  if (rank() != root) return publish(in, bytes, root);
+  if (rank() != root) return publish(in, count, dtype, root);
 
   mailboxes_->post(1);
   if (outs[root] != in && bytes > 0) std::memcpy(outs[root], in, bytes);
@@ -22,7 +22,7 @@ Status ShmTeam::run_gather(const std::byte* in, size_t count, DType dtype, Outpu
         DSCOMM_RETURN_IF_ERROR(receive_round(k, round, out_counts[k] * element_bytes, outs[k]));
     mailboxes_->acknowledge(round + 1);
   }
-  return mailboxes_->end();
+  return stage_->end();
 }
 
 }  // namespace dscomm

@@ -10,7 +10,7 @@ Status ShmTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
   const size_t element_bytes = dtype_bytes(reduction.dtype);
   const size_t chunk = tuning_.chunk_bytes, bytes = count * element_bytes;
   note(Collective::kReduce, "in rounds", bytes);
-  if (rank() != root) return publish(in, bytes, root);
+  if (rank() != root) return publish(in, count, reduction.dtype, root);
 
   mailboxes_->post(1);
   const uint32_t rounds = rounds_of(bytes, chunk);
@@ -24,7 +24,7 @@ Status ShmTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
                      length / element_bytes, reduction, size());
     mailboxes_->acknowledge(round + 1);
   }
-  return mailboxes_->end();
+  return stage_->end();
 }
 
 }  // namespace dscomm

@@ -14,8 +14,7 @@ Status ShmTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   note(Collective::kReduceScatter, "in rounds", total * element_bytes);
   const size_t own_begin =
       std::accumulate(counts.begin(), counts.begin() + rank(), size_t{0}) * element_bytes;
-  DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks,
-                          open_blocks(ins, counts, element_bytes, total * element_bytes, false));
+  DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks, open_blocks(ins, counts, element_bytes));
   DSCOMM_RETURN_IF_ERROR(stage_round(blocks, 0));
   for (uint32_t round = 0; round < blocks.rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(stage_round(blocks, round + 1));
@@ -29,7 +28,7 @@ Status ShmTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
                      length / element_bytes, reduction, size());
     mailboxes_->acknowledge(round + 1);
   }
-  return finish(blocks.in_place, blocks.rounds);
+  return stage_->end();
 }
 
 }  // namespace dscomm

@@ -13,13 +13,11 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
   note(Collective::kScatter, "in rounds", bytes);
 
   if (rank() == root) {
-    const size_t longest_bytes = std::ranges::max(in_counts) * element_bytes;
-    DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks,
-                            open_blocks(ins, in_counts, element_bytes, longest_bytes, true));
+    DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks, open_blocks(ins, in_counts, element_bytes, true));
     for (uint32_t round = 0; round < blocks.rounds; ++round)
       DSCOMM_RETURN_IF_ERROR(stage_round(blocks, round));
     if (out != ins[rank()] && count > 0) std::memcpy(out, ins[rank()], bytes);
-    return finish(blocks);
+    return stage_->end();
   }
   mailboxes_->post(1);
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
@@ -29,7 +27,7 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
                                                  std::to_string(table[rank()]) + " elements to " +
                                                  mailboxes_->name_member(rank()) +
                                                  ", whose output holds " + std::to_string(count));
-  const size_t piece = piece_bytes(element_bytes);
+  const size_t piece = piece_bytes(element_bytes, size());
   const uint32_t rounds = rounds_of(bytes, piece);
   const size_t own_begin = std::accumulate(table, table + rank(), size_t{0}) * element_bytes;
   for (uint32_t round = 0; round < rounds; ++round) {
@@ -37,7 +35,7 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
     DSCOMM_RETURN_IF_ERROR(receive_piece(root, round, own_begin, bytes, piece, out));
     mailboxes_->acknowledge(round + 1);
   }
-  return mailboxes_->end();
+  return stage_->end();
 }
 
 }  // namespace dscomm

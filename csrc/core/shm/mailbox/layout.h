@@ -82,6 +82,7 @@ struct StagePlace {
 };
 inline constexpr uint32_t kInput = 1;   // the rank's own values
 inline constexpr uint32_t kResult = 2;  // what it computed from all ranks' values
+inline constexpr uint32_t kEverything = kInput | kResult;
 static_assert(sizeof(StagePlace) <= kTinyBytes);
 
 struct alignas(kLineBytes) Slot {

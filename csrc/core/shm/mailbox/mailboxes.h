@@ -59,8 +59,6 @@ class Mailboxes {
   }
   // Whether all are known to have; looks at no line.
   bool have_acknowledged(uint64_t word) const;
-  Status end();
-
   uint64_t sequence() const { return members_.sequence; }
   // The slot of the call in progress: mine to fill between begin() and post(), a member's to read
   // after wait_posted(). Into that of the next call post() writes as well, see
@@ -86,6 +84,8 @@ class Mailboxes {
   Status leave();
 
  private:
+  friend class Stage;  // only Stage::end() ends a call: it waits for the readers of a tensor
+  Status end();
   void prefetch_next_slot();
   void wake_sleepers(const std::atomic<uint64_t>& word);
   Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member,

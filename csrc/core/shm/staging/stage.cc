@@ -90,11 +90,31 @@ void Stage::give_back_slab(std::function<bool()> is_unread, std::optional<Arena:
   data_ = nullptr;
 }
 
-Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
-  buffer_bytes_ = round_up(std::max<size_t>(buffer_bytes, 1), kLineBytes);
-  DSCOMM_CHECK(buffer_bytes_ * std::min(rounds, kLeastBuffers) <= ring_bytes_,
+Status Stage::open(const Publication& call) {
+  call_ = call;
+  opened_ = mailboxes_.sequence();
+  StagePlace& place = mailboxes_.own_slot().stage;
+  place = {};
+  if (has_buffers()) DSCOMM_RETURN_IF_ERROR(open_buffers(place));
+  if (!call.table.empty()) {
+    if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab(0));
+    DSCOMM_RETURN_IF_ERROR(mailboxes_.wait_all_acknowledged(table_free_after_));
+    table_free_after_ = progress(mailboxes_.sequence() + 1, 0);
+    std::ranges::copy(call.table, reinterpret_cast<uint64_t*>(data_));
+  }
+  place.table_offset = slab_offset_;
+  place.bytes = call.bytes;
+  place.tensor_offset = call.tensor.value_or(0);
+  place.in_place = call.tensor ? call.in_place : 0;
+  place.piece_bytes = static_cast<uint32_t>(call.piece_bytes);
+  return {};
+}
+
+Status Stage::open_buffers(StagePlace& place) {
+  buffer_bytes_ = round_up(std::max<size_t>(call_.buffer_bytes, 1), kLineBytes);
+  DSCOMM_CHECK(buffer_bytes_ * std::min(call_.rounds, kLeastBuffers) <= ring_bytes_,
                "a call's buffers fit into the ring");
-  buffers_ = static_cast<uint32_t>(std::min<size_t>(rounds, ring_bytes_ / buffer_bytes_));
+  buffers_ = static_cast<uint32_t>(std::min<size_t>(call_.rounds, ring_bytes_ / buffer_bytes_));
   const size_t length = buffers_ * buffer_bytes_;
   if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab(length));
   const size_t begin = next_begin(length);
@@ -103,11 +123,7 @@ Status Stage::open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds) {
   else
     next_ = begin + length;
   piece_ = {mailboxes_.sequence(), begin, begin + length};
-  StagePlace& place = mailboxes_.own_slot().stage;
-  place = {};
   place.offset = slab_offset_ + table_bytes() + begin;
-  place.table_offset = slab_offset_;
-  place.bytes = bytes;
   place.buffer_bytes = static_cast<uint32_t>(buffer_bytes_);
   place.buffers = buffers_;
   return {};
@@ -138,26 +154,6 @@ void Stage::prefetch_next_piece() {
     prefetch_for_ownership(ring() + at);
 }
 
-Status Stage::open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds) {
-  DSCOMM_RETURN_IF_ERROR(open(bytes, piece_bytes * mailboxes_.size(), rounds));
-  mailboxes_.own_slot().stage.piece_bytes = static_cast<uint32_t>(piece_bytes);
-  return {};
-}
-
-Status Stage::open_table() {
-  if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab(0));
-  open_nothing();
-  mailboxes_.own_slot().stage.table_offset = slab_offset_;
-  return {};
-}
-
-void Stage::open_tensor(uint64_t bytes, uint64_t tensor_offset, uint32_t part) {
-  StagePlace& place = mailboxes_.own_slot().stage;
-  place.bytes = bytes;
-  place.tensor_offset = tensor_offset;
-  place.in_place = part;
-}
-
 // The done word that every reader of earlier calls must reach before these bytes are rewritten.
 uint64_t Stage::free_after(size_t begin, size_t end) const {
   uint64_t word = 0;
@@ -167,7 +163,7 @@ uint64_t Stage::free_after(size_t begin, size_t end) const {
   return word;
 }
 
-Result<std::byte*> Stage::fill(uint32_t round, int reader) {
+Result<std::byte*> Stage::fill(uint32_t round) {
   if (round + 2 >= kLastPhase)
     return mailboxes_.fail(
         Code::kUnsupported,
@@ -177,7 +173,7 @@ Result<std::byte*> Stage::fill(uint32_t round, int reader) {
     DSCOMM_RETURN_IF_ERROR(
         mailboxes_.wait_all_acknowledged(free_after(begin, begin + buffer_bytes_)));
   else
-    DSCOMM_RETURN_IF_ERROR(mailboxes_.wait_read(round - buffers_ + 1, reader));
+    DSCOMM_RETURN_IF_ERROR(mailboxes_.wait_read(round - buffers_ + 1, call_.reader));
   return ring() + begin;
 }
 
@@ -208,17 +204,19 @@ Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in
   return read(member, round, mailboxes_.rank() * piece, in_tensor, bytes);
 }
 
-void Stage::close() {
+Status Stage::close() {
+  // If only inputs are read in place, no rank reads them any more: this one has gathered results
+  // that were computed from them.
+  if (!has_buffers() && call_.table.empty())
+    return mailboxes_.wait_read(call_.rounds, call_.reader);
+  for (size_t k = 0; k < call_.table.size() && call_.tensor; ++k)
+    DSCOMM_RETURN_IF_ERROR(
+        mailboxes_.wait_read(rounds_of(call_.table[k], call_.piece_count), static_cast<int>(k)));
   earlier_[piece_.sequence % kSlots] = piece_;
   if (is_borrowed_ || arena_->used_bytes() > kept_bytes(*arena_))
     give_back_slab(mailboxes_.members().unread_later(progress(mailboxes_.sequence() + 1, 0)),
                    this_call());
-}
-
-Result<uint64_t*> Stage::fill_table() {
-  DSCOMM_RETURN_IF_ERROR(mailboxes_.wait_all_acknowledged(table_free_after_));
-  table_free_after_ = progress(mailboxes_.sequence() + 1, 0);
-  return reinterpret_cast<uint64_t*>(data_);
+  return {};
 }
 
 Result<const uint64_t*> Stage::read_table(int member) const {

@@ -18,8 +18,10 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "core/shm/mailbox/mailboxes.h"
+#include "core/team/chunk.h"
 
 namespace dscomm {
 
@@ -27,29 +29,41 @@ namespace dscomm {
 // one being staged and one being reduced.
 inline constexpr uint32_t kLeastBuffers = 4;
 
+// Rounds in which `bytes` go through buffers of `buffer_bytes`; at least 1, as every rank posts.
+inline uint32_t rounds_of(size_t bytes, size_t buffer_bytes) {
+  return static_cast<uint32_t>(bytes == 0 ? 1 : (bytes + buffer_bytes - 1) / buffer_bytes);
+}
+// The bytes of round r.
+inline size_t round_bytes(size_t bytes, size_t buffer_bytes, uint32_t round) {
+  return in_chunk(bytes, size_t{round} * buffer_bytes, buffer_bytes);
+}
+
 class Stage {
  public:
   // ring_bytes is at least kLeastBuffers times the buffer_bytes of any call.
   Stage(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_bytes);
   ~Stage();  // releases the slab once all readers are done
 
-  // Starts a call of `rounds` rounds of up to buffer_bytes each; publishes in this rank's slot
-  // where its staging lies, and that it has `bytes` in all. Call between Mailboxes::begin() and
-  // post().
-  Status open(uint64_t bytes, size_t buffer_bytes, uint32_t rounds);
+  // What a call publishes.
+  struct Publication {
+    uint64_t bytes;       // in all
+    size_t buffer_bytes;  // the most of a round
+    uint32_t rounds;
+    size_t piece_bytes = 0;               // of each rank's piece of a round; 0: no pieces
+    int reader = -1;                      // the one that reads, or -1: every member
+    std::optional<uint64_t> tensor = {};  // its place in the pool if it is read in place
+    uint32_t in_place = kEverything;      // what is read from the tensor instead of the buffers
+    // Not empty: a table for the readers, the elements of each rank's block. A reader acknowledges
+    // the rounds of its own block, of piece_count elements each.
+    std::span<const size_t> table = {};
+    size_t piece_count = 0;
+  };
+  // Starts a call: publishes in this rank's slot where its data lies. Call between
+  // Mailboxes::begin() and post(). The data and the table must stay until end().
+  Status open(const Publication& call);
 
-  // The same for rounds that hold one piece of up to piece_bytes for each rank.
-  Status open_pieces(uint64_t bytes, size_t piece_bytes, uint32_t rounds);
-  // The same for a call that stages no data, and for one that stages only the table.
-  void open_nothing() { mailboxes_.own_slot().stage = {}; }
-  Status open_table();
-  // After one of these: members read `part` from the tensor at tensor_offset of the pool. The
-  // caller keeps what they read unchanged until they have acknowledged the round.
-  void open_tensor(uint64_t bytes, uint64_t tensor_offset, uint32_t part);
-
-  // The buffer of a round, after waiting for the readers of its old data. `reader` is the one rank
-  // that reads this rank's rounds in this call, or -1 for every member.
-  Result<std::byte*> fill(uint32_t round, int reader = -1);
+  // The buffer of a round, after waiting for the readers of its old data.
+  Result<std::byte*> fill(uint32_t round);
   // `bytes` bytes of a round that a member has posted: at in_buffer of the round's buffer, or at
   // in_tensor of a tensor that is read in place. Fails the group if they lie outside its memory.
   Result<const std::byte*> read(int member, uint32_t round, size_t in_buffer, size_t in_tensor,
@@ -61,14 +75,21 @@ class Stage {
   // Prefetches for ownership what a next call of this size will fill. Call after post().
   void prefetch_next_piece();
 
-  // Before Mailboxes::end(), except after open_nothing().
-  void close();
-
-  // The table of one number per rank beside the buffers: this rank's to fill, a member's to read.
-  Result<uint64_t*> fill_table();
+  // A member's table, see Publication.
   Result<const uint64_t*> read_table(int member) const;
 
+  // Ends the call, every one: its caller may write or free a tensor that members read in place, so
+  // this waits until they have.
+  Status end() {
+    if (opened_ == mailboxes_.sequence()) DSCOMM_RETURN_IF_ERROR(close());
+    return mailboxes_.end();
+  }
+
  private:
+  bool has_buffers() const { return !call_.tensor || call_.in_place != kEverything; }
+  Status open_buffers(StagePlace& place);
+  Status close();
+
   // The part of the ring that a call has taken.
   struct Piece {
     uint64_t sequence = 0;  // of the call; 0: none
@@ -98,6 +119,8 @@ class Stage {
   bool is_borrowed_ = false;          // for this call alone
   Piece piece_;                       // of the call in progress
   size_t next_ = 0, next_small_ = 0;  // where the next call's piece begins, if it fits
+  Publication call_ = {};
+  uint64_t opened_ = 0;  // sequence of call_
   size_t buffer_bytes_ = 0;
   uint32_t buffers_ = 0;
   // Of the last calls, by sequence. Readers are done with calls older than kSlots:
