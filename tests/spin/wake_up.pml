@@ -1,8 +1,8 @@
 /* No rank sleeps for ever on a word that has reached its target.
  *
  * Mirrors: csrc/core/shm/mailbox/wait.cc, wait_slowly(), from the first look on; csrc/core/shm/mailbox/mailboxes.cc,
- * post(), acknowledge(), end() and wake_sleepers() as publish(); aborts.cc, abort() as give_up(); and the
- * two futex calls of csrc/core/base/futex.h.
+ * post(), acknowledge(), end() and wake_sleepers() as publish(); aborts.cc, abort() as give_up();
+ * and the two futex calls of csrc/core/base/futex.h.
  *
  * Ranks make CALLS barriers with a single slot, so that each also waits for every other's done
  * word. With ABORTS a rank may give up before any of its waits, as at its deadline or when
