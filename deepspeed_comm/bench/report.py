@@ -1,4 +1,4 @@
-"""The output of rank 0: nccl-tests' table during the run, and the files at its end."""
+"""The output of rank 0: a table like nccl-tests' during the run, and the files at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from deepspeed_comm.bench.measurement import Refusal, Row, compared
 from deepspeed_comm.comms_log.files import replaced_when_complete
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
-# nccl-tests' columns, with two percentiles instead of its one time, and the backend.
+# nccl-tests' columns of calls in place, with two percentiles instead of one time, and the backend.
 HEADINGS = (
     ("size", "count", "type", "redop", "root", "time p50", "time p99", "algbw", "busbw", "#wrong"),
     ("(B)", "(elements)", "", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", ""),
