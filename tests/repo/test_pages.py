@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,22 @@ def test_commands_of_pages_exist(page: Path, commands: str) -> None:
             assert word in PROGRAMS, line
         for path in re.findall(r"(?:^|\s)((?:tools|tests|docs|csrc|examples)/[\w./-]+)", line):
             assert (ROOT / path).exists(), line
+
+
+@pytest.mark.parametrize(("page", "script"), blocks_in("bash"))
+def test_bash_scripts_of_pages_parse(page: Path, script: str) -> None:
+    result = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+    assert result.returncode == 0, f"{script}\n{result.stderr}"
+
+
+def test_versions_of_the_deployment_page_are_those_of_the_setup() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    setup = (ROOT / "tools" / "setup").read_text()
+    installed = dict(re.findall(r'_requirement="(\w+)==([\d.]+)"', setup))
+    assert installed.keys() == {"torch", "mpich"}
+    for name, version in installed.items():
+        [row] = re.findall(rf"^\| {name} \|.*", page, re.M | re.I)
+        assert f" {version} " in row, row
 
 
 def test_every_code_block_has_a_language() -> None:
