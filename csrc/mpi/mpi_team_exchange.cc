@@ -279,6 +279,7 @@ Status MpiTeam::exchange_blocks(std::span<const void* const> ins, std::span<void
     return count;
   };
   const auto dtype = static_cast<DType>(call.dtype);
+  note(kind, "in blocks", call.own_count * dtype_bytes(dtype));
   Exchange exchange(*this, dtype, options);
   for (int rank = 0; rank < size(); ++rank) {
     const uint64_t sends = splits_.sends[rank], expects = splits_.expects[rank];

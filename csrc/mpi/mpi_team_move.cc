@@ -68,6 +68,7 @@ Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
   DSCOMM_RETURN_IF_ERROR(begin_splits(options));
   const size_t element_bytes = dtype_bytes(dtype);
   if (is_few() && longest * element_bytes <= std::max(piggyback_room(), message_bytes())) {
+    note(Collective::kAllGather, "in the header", count * element_bytes);
     if (count > 0) std::memcpy(piggyback(count * element_bytes), in, count * element_bytes);
     DSCOMM_RETURN_IF_ERROR(agree());
     for (size_t k = 0; k < ranks; ++k) {
@@ -78,6 +79,7 @@ Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
     return finished();
   }
   if (!is_few() && total * element_bytes <= kPiggybackBytes) {
+    note(Collective::kAllGather, "in the header", count * element_bytes);
     // Every rank adds its own block, and zeros for the others'.
     std::byte* at = piggyback_to_be_reduced(DType::kUInt8, ReduceOp::kBor, total * element_bytes);
     std::memset(at, 0, total * element_bytes);
@@ -93,8 +95,11 @@ Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
   }
 
   if (const size_t piece = even_piece(longest, piece_of_message(element_bytes));
-      fits_pairs(piece * element_bytes))
+      fits_pairs(piece * element_bytes)) {
+    note(Collective::kAllGather, "by pairs", count * element_bytes);
     return all_gather_by_pairs(in, count, element_bytes, outs, out_counts, piece);
+  }
+  note(Collective::kAllGather, "by MPI", count * element_bytes);
   const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))),
                       element_bytes};
   Rounds rounds(pieces.piece, ranks * pieces.bytes());
@@ -116,6 +121,7 @@ Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
 // A barrier is the agreement alone: it completes only when all ranks have come.
 Status MpiTeam::run_barrier(const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(begin(0, options));
+  note(Collective::kBarrier, "in the header", 0);
   DSCOMM_RETURN_IF_ERROR(agree());
   return finished();
 }

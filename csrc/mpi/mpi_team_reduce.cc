@@ -275,7 +275,11 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   DSCOMM_RETURN_IF_ERROR(begin(longest, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
+  const auto take = [&](const char* algorithm) {
+    note(Collective::kReduceScatter, algorithm, total * element_bytes);
+  };
   if (is_few() && all_is_there(chunks_, longest) && longest <= message_bytes() / element_bytes) {
+    take("in the header");
     for (size_t k = 0; k < ranks; ++k)
       if (k != me && counts[k] > 0)
         std::memcpy(piggyback_to(static_cast<int>(k), counts[k] * element_bytes), ins[k],
@@ -285,6 +289,7 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
     return finished();
   }
   if (!is_few() && all_is_there(chunks_, longest) && fits_header(total, reduction)) {
+    take("in the header");
     size_t before = 0;  // elements of lower ranks
     for (size_t k = 0; k < me; ++k) before += counts[k];
     const WireReduction wire = on_wire(reduction);
@@ -301,8 +306,11 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
 
   if (const size_t bytes = on_wire(reduction).wire_bytes(),
       piece = even_piece(longest, piece_of_message(bytes));
-      fits_pairs(piece * bytes))
+      fits_pairs(piece * bytes)) {
+    take("by pairs");
     return reduce_scatter_by_pairs(ins, counts, out, piece, reduction);
+  }
+  take("by exchange");
 
   const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))), element_bytes,
                       chunks_};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -113,8 +114,14 @@ def test_collectives_with_two_ranks_on_each_of_four_hosts(
             output = "".join(process.output() for process in job.processes.values())
             assert output.count("the member table of") >= 3 * 2, output[-3000:]
             assert "the member table comes from the store" not in output, output[-3000:]
-            for algorithm in ("in the header", "by exchange"):
-                assert f" ranks): first all_reduce {algorithm}: " in output, output[-3000:]
+            for first in (
+                *("all_reduce in the header", "all_reduce by exchange", "all_gather in the header"),
+                *("reduce_scatter in the header", "reduce_scatter by exchange", "gather in blocks"),
+                *("scatter in blocks", "all_to_all in blocks", "barrier in the header"),
+            ):
+                assert re.search(rf" \(mpi, \d ranks\): first {first}: ", output), first
+            for first in ("all_gather in steps", "gather in blocks", "barrier in steps"):
+                assert f"group '0' (hierarchical, 8 ranks): first {first}: " in output, first
 
 
 # Open MPI uses these libraries for fast networks; here over TCP.

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <thread>
 
+#include "core/base/log.h"
 #include "team_reference.h"
 #include "thread_team.h"
 
@@ -196,6 +197,34 @@ TEST(HierarchicalTeam, DescribesItself) {
     EXPECT_EQ(team.describe().substr(0, expected.size()), expected);
     EXPECT_EQ(team.size(), 5);
   });
+}
+
+// Calls of more than 400 bytes of each slice or block are overlapped.
+TEST(HierarchicalTeam, DebugLogNamesTheAlgorithmOfEachCollective) {
+  const auto log_of_calls = [](size_t count) {
+    ::testing::internal::CaptureStderr();
+    set_log_level("debug");
+    HierarchyOptions small{.name = {}, .staging_bytes = 800};
+    ReferenceOptions options;
+    options.dtypes = {DType::kInt64};
+    options.counts = {count};
+    check_every_collective(4, over_threads({{0, 1}, {2, 3}}, small, true), options);
+    set_log_level("warn");
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string of_short = log_of_calls(1), of_long = log_of_calls(1500);
+  const auto has_first = [](const std::string& log, const char* kind, const char* algorithm) {
+    return log.find("(hierarchical, 4 ranks): first " + std::string(kind) + " " + algorithm +
+                    ": ") != std::string::npos;
+  };
+  for (const char* kind : {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"}) {
+    EXPECT_TRUE(has_first(of_short, kind, "in steps")) << kind << "\n" << of_short;
+    EXPECT_FALSE(has_first(of_short, kind, "overlapped")) << kind << "\n" << of_short;
+    EXPECT_TRUE(has_first(of_long, kind, "overlapped")) << kind << "\n" << of_long;
+  }
+  for (const char* kind : {"gather", "scatter", "all_to_all"})
+    EXPECT_TRUE(has_first(of_short, kind, "in blocks")) << kind << "\n" << of_short;
+  EXPECT_TRUE(has_first(of_short, "barrier", "in steps")) << of_short;
 }
 
 // Every rank leads the slices that the header file documents, and makes its Teams in one order.

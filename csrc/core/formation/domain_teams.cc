@@ -64,6 +64,7 @@ class DomainTeamsBuilder {
     // `flat` tells of absent ranks: in a call a rank may share no Team with a dying rank, or only
     // Teams of dying ranks, which compare nothing.
     HierarchyOptions options{.name = "hierarchy"};
+    options.group = request_.group_name;
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
       flat.note_call(call, reads_all);
     };

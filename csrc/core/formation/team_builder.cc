@@ -120,6 +120,7 @@ class TeamBuilder {
       return {};
     }
     HierarchyOptions hierarchy{.name = "hosts"};
+    hierarchy.group = request_.name;
     hierarchy.halves_as_float32 = whole_.halves_as_float32;
     hierarchy.tell = [transport = made_.transport, id = team_id("hosts")](
                          const Status& cause, uint64_t unfinished_call) {

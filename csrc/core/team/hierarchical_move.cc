@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "core/team/chunk.h"
 #include "core/team/hierarchical_team.h"
@@ -25,6 +26,7 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
   if (const size_t chunk = overlapped_chunk(count, dtype_bytes(dtype)); chunk > 0)
     return run_broadcast_overlapped(buffer, count, dtype, root, chunk, piece);
+  note(Collective::kBroadcast, "in steps", count * dtype_bytes(dtype));
   const size_t chunk = std::max<size_t>(options_.staging_bytes / dtype_bytes(dtype), 1);
   size_t begin = 0;
   do {
@@ -46,6 +48,7 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
 Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t count, DType dtype,
                                                   int root, size_t chunk,
                                                   const CallOptions& piece) {
+  note(Collective::kBroadcast, "overlapped", count * dtype_bytes(dtype));
   const CallOptions later_piece = later(piece, 2);
   const int root_domain = domain_of(root);
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
@@ -98,6 +101,7 @@ Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, D
   const size_t most = *std::max_element(counts.begin(), counts.end());
   if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
     return spread_overlapped(dtype, outs, counts, chunk, piece);
+  note(Collective::kAllGather, "in steps", counts[rank_] * dtype_bytes(dtype));
   size_t total = 0;
   for (size_t count : counts) total += count;
   if (total * dtype_bytes(dtype) <= options_.staging_bytes)
@@ -112,6 +116,7 @@ Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, D
 Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> outs,
                                            std::span<const size_t> counts, size_t chunk,
                                            const CallOptions& piece) {
+  note(Collective::kAllGather, "overlapped", counts[rank_] * dtype_bytes(dtype));
   const CallOptions later_piece = later(piece, 2);
   std::vector<void*> across(domains_.size());
   std::vector<size_t> across_counts(domains_.size());
@@ -291,6 +296,7 @@ Status HierarchicalTeam::agree_inside(const CallOptions& piece) {
 
 Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
                                     Counts out_counts, int root, const CallOptions& piece) {
+  note(Collective::kGather, "in blocks", count * dtype_bytes(dtype));
   const bool is_here = domain_of(root) == domain_;
   return exchange_blocks(
       piece,
@@ -307,6 +313,7 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
 
 Status HierarchicalTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count,
                                      DType dtype, int root, const CallOptions& piece) {
+  note(Collective::kScatter, "in blocks", count * dtype_bytes(dtype));
   const bool is_here = domain_of(root) == domain_;
   return exchange_blocks(
       piece,
@@ -323,6 +330,8 @@ Status HierarchicalTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* ou
 
 Status HierarchicalTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs,
                                         Counts out_counts, DType dtype, const CallOptions& piece) {
+  note(Collective::kAllToAll, "in blocks",
+       std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}) * dtype_bytes(dtype));
   return exchange_blocks(
       piece,
       [&] {
@@ -336,6 +345,7 @@ Status HierarchicalTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs ou
 }
 
 Status HierarchicalTeam::run_barrier(const CallOptions& piece) {
+  note(Collective::kBarrier, "in steps", 0);
   DSCOMM_RETURN_IF_ERROR(inner_->barrier(piece));
   if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).barrier(later(piece, 1)));
   return inner_->barrier(later(piece, 2));

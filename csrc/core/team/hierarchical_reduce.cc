@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "core/reduce/reduce.h"
 #include "core/team/chunk.h"
@@ -171,6 +172,8 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
                                                   const CallOptions& piece) {
   const CallOptions last_piece = later(piece, 2);
   const bool has_root = root >= 0, is_in_place = !has_root && !levels.is_widened;
+  note(has_root ? Collective::kReduce : Collective::kAllReduce, "overlapped",
+       slicing.total() * levels.element_bytes());
   const bool gets_results = !has_root || domain_of(root) == domain_;
   const bool writes_results = !has_root || rank_ == root;
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
@@ -271,6 +274,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
   const Slicing whole(count, least_domain_, levels.element_bytes());
   if (const size_t chunk = overlapped_chunk(whole, levels, !levels.is_widened); chunk > 0)
     return run_reduction_overlapped(in, out, whole, levels, -1, chunk, piece);
+  note(Collective::kAllReduce, "in steps", count * levels.element_bytes());
 
   const CallOptions last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
@@ -315,6 +319,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
   const Slicing whole(count, least_domain_, levels.element_bytes());
   if (const size_t chunk = overlapped_chunk(whole, levels, false); is_even() && chunk > 0)
     return run_reduction_overlapped(in, out, whole, levels, root, chunk, piece);
+  note(Collective::kReduce, "in steps", count * levels.element_bytes());
 
   const CallOptions last_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes();
@@ -379,6 +384,8 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
       most >= (levels.is_widened ? kLeastChunksOfRings : 2) * chunk)
     return run_reduce_scatter_overlapped(ins, counts, out, ring_chunk(chunk, sum_bytes), levels,
                                          piece);
+  note(Collective::kReduceScatter, "in steps",
+       std::reduce(counts.begin(), counts.end()) * element_bytes);
   std::vector<std::byte*> place(counts.size());  // by rank
   std::vector<size_t> block_count(counts.size());
   std::vector<const void*> regions(members().size());
@@ -447,6 +454,8 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
                                                        const CallOptions& piece) {
   const CallOptions later_piece = later(piece, 2);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
+  note(Collective::kReduceScatter, "overlapped",
+       std::reduce(counts.begin(), counts.end()) * element_bytes);
   const size_t ring = 2 * chunk, ring_bytes = ring * sum_bytes;
   const size_t in_all = (*std::max_element(counts.begin(), counts.end()) + chunk - 1) / chunk;
   const int me = index_;

@@ -114,6 +114,7 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
                "a Team numbers its ranks as they are listed");
   set_parent(this);
   overlaps_ = led_.front().team->takes_chunks();
+  tally_ = CallTally::make(options_.group, "hierarchical, " + std::to_string(size()) + " ranks");
   return {};
 }
 

@@ -77,6 +77,7 @@
 #include <vector>
 
 #include "core/team/call_record.h"
+#include "core/team/call_tally.h"
 #include "core/team/first_cause.h"
 #include "core/team/team.h"
 
@@ -110,6 +111,7 @@ struct HierarchyOptions {
   // See Team::compare_calls(). Requires `heard`. With it, domains skip the agreement in calls in
   // which ranks wait only for ranks whose data they need.
   std::function<void(bool always)> compare_calls = {};
+  std::string group = {};  // its name, for the log
 };
 
 class HierarchicalTeam final : public Team {
@@ -238,6 +240,11 @@ class HierarchicalTeam final : public Team {
   Status exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
                          const CallDirect& call_direct);
 
+  // For the log.
+  void note(Collective kind, const char* algorithm, size_t bytes) const {
+    if (tally_ != nullptr) tally_->add(kind, algorithm, bytes);
+  }
+
   bool is_even() const { return least_domain_ == slice_count_; }  // all domains have the same size
   int local_count() const { return static_cast<int>(members().size()); }
   const std::vector<int>& members() const { return domains_[domain_]; }
@@ -285,6 +292,7 @@ class HierarchicalTeam final : public Team {
     size_t bytes = 0;
   };
   std::array<Staging, 2> staging_;
+  std::unique_ptr<CallTally> tally_;  // null unless calls are logged
 };
 
 }  // namespace dscomm
