@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/timeout_advice.h"
 #include "mpi/abandonable.h"
 
 namespace dscomm {
@@ -514,11 +515,13 @@ Status MpiTeam::fail_by_leaver() {
 Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
   if (!left_.ok() && place == Place::kEntering) return fail_by_leaver();
   const std::string after = "timed out after " + deadline_->timeout_text() + " waiting for ";
-  const std::string advice = kRaiseTheTimeout;
   // Searches the whole group: a member of this Team may wait inside its host for a stopped rank.
   if (std::string silent = names_of(options_.group, answers, Progress::kSilent); !silent.empty())
     return fail(Code::kTimeout,
-                after + silent + ", from which no answer comes: stopped, or cut off" + advice);
+                after + silent +
+                    ", from which no answer comes: stopped (continue it with kill -CONT) or cut "
+                    "off (check the network)" +
+                    timeout_advice(silent));
   std::vector<MpiTeamMember> awaited;
   for (int k = 0; k < size(); ++k)
     if (awaits(k)) awaited.push_back(options_.members[static_cast<size_t>(k)]);
@@ -526,11 +529,11 @@ Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
     return fail(Code::kTimeout, after + behind +
                                     (place == Place::kEntering ? ", not yet in this call"
                                                                : ", not yet so far in this call") +
-                                    advice);
+                                    timeout_advice(behind));
   return fail(Code::kTimeout, after +
                                   "messages, though every rank has made this call; look at "
                                   "the network between the hosts" +
-                                  advice);
+                                  raise_the_timeout("it is"));
 }
 
 std::string MpiTeam::names_of(const std::vector<MpiTeamMember>& members,

@@ -19,8 +19,21 @@ std::string describe_call(const char* title, const Group& group) {
   return std::string(title) + " in group '" + group.name() + "'";
 }
 
+namespace {
+
+std::exception_ptr exception_of_call(const Status& status, const char* title, const Group& group) {
+  std::string text = status.message();
+  // A late rank adopts the text of the rank that waited for it.
+  const size_t end = text.find(')', text.find(" rank " + std::to_string(group.rank()) + " ("));
+  if (status.code() == Code::kTimeout && end != std::string::npos)
+    text.insert(end + 1, ", this rank");
+  return to_exception(Status(status.code(), text), describe_call(title, group));
+}
+
+}  // namespace
+
 void raise_error(const Status& status, const char* title, const Group& group) {
-  std::rethrow_exception(to_exception(status, describe_call(title, group)));
+  std::rethrow_exception(exception_of_call(status, title, group));
 }
 
 DscommWork::DscommWork(const CallInfo& call, std::shared_ptr<Group> group, at::TensorList inputs,
@@ -56,7 +69,7 @@ void DscommWork::complete() {
     if (status.ok() && epilogue_) status = epilogue_();
     epilogue_ = nullptr;
     finished_ = std::chrono::steady_clock::now();
-    finish(status.ok() ? nullptr : to_exception(status, describe_call(title_, *group_)));
+    finish(status.ok() ? nullptr : exception_of_call(status, title_, *group_));
     ended_ = true;
     future = future_;
   }

@@ -14,11 +14,5 @@ TEST(Duration, DurationTextUsesReadableUnit) {
   for (const auto& [milliseconds, text] : expected) EXPECT_EQ(duration_text(milliseconds), text);
 }
 
-TEST(Duration, AdviceOnATimeoutNamesTheArgumentThatSetsIt) {
-  EXPECT_EQ("timed out after " + duration_text(1'800'000) + kRaiseTheTimeout,
-            "timed out after 30 min; if that is only slow, raise the timeout "
-            "(timeout= of init_process_group or new_group)");
-}
-
 }  // namespace
 }  // namespace dscomm

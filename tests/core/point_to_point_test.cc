@@ -520,7 +520,10 @@ TEST(PointToPoint, WaitWithLimitTimesOutAndOperationContinues) {
   End zero(world, 0), one(world, 1);
   int64_t number = 0, seven = 7;
   OperationPtr receive = zero.receive_number(&number, 1);
-  EXPECT_EQ(receive->wait(milliseconds(20)).code(), Code::kTimeout);
+  expect_failure(
+      receive->wait(milliseconds(20)), Code::kTimeout,
+      {"timed out after 20 ms, the limit passed to wait(); the call goes on: wait again, "
+       "or pass wait() a longer timeout"});
   EXPECT_FALSE(receive->done());
   EXPECT_OK(one.send_number(seven, 0));
   EXPECT_OK(receive);
@@ -596,7 +599,9 @@ TEST(PointToPoint, ReceiveWithoutMessageTimesOut) {
                                              std::move(keep), milliseconds(50));
   OperationPtr other = zero.receive_number(&number, 2, 7);
   expect_failure(receive->wait(), Code::kTimeout,
-                 {"receive of int64[1] tag 2", "50 ms", "rank 1", "in this process"});
+                 {"receive of int64[1] tag 2 timed out after 50 ms: no send with tag 2 has arrived "
+                  "at rank 0 from rank 1",
+                  ", which is in this process; if rank 1 is only slow"});
   EXPECT_TRUE(watched.expired());
   expect_failure(other->wait(), Code::kTimeout,
                  {"tag 2"});  // a timeout ends the group; later calls see the first cause

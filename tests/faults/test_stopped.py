@@ -48,7 +48,8 @@ def test_rank_stopped_past_the_timeout_is_named(kind: str) -> None:
         for event in job.wait_for("raised", [0, 2]):
             text = event.facts["text"]
             assert names_rank(text, stopped, job.pids[stopped]), job.report()
-            assert "stopped (state T)" in text, job.report()
+            assert "which is stopped (state T)" in text, job.report()
+            assert f"continue the stopped process: kill -CONT {job.pids[stopped]} on host" in text
             assert "timed out after 2 s" in text, job.report()
             # The wait may have begun just before the stop.
             assert TIMEOUT_S - 0.5 < event.at_s - at_s < TIMEOUT_S + 1.0, job.report()
@@ -57,6 +58,8 @@ def test_rank_stopped_past_the_timeout_is_named(kind: str) -> None:
         job.kill(stopped, signal.SIGCONT)
         event = job.wait_for("raised", [stopped])[0]
         assert "timed out" in event.facts["text"], job.report()
+        assert f"rank {stopped} (pid {job.pids[stopped]} " in event.facts["text"], job.report()
+        assert "), this rank, which is stopped" in event.facts["text"], job.report()
         job.finish()
         assert list(job.exit_codes.values()) == [0] * RANKS, job.report()
 

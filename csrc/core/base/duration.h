@@ -17,8 +17,4 @@ inline std::string duration_text(int64_t milliseconds) {
   return text;
 }
 
-// The end of a message about a timeout.
-inline constexpr const char* kRaiseTheTimeout =
-    "; if that is only slow, raise the timeout (timeout= of init_process_group or new_group)";
-
 }  // namespace dscomm

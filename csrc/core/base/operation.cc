@@ -37,7 +37,8 @@ Status Operation::wait(std::chrono::milliseconds limit) {
       const int64_t left_ns = time_left->ns();
       if (left_ns <= 0)
         return make_status(Code::kTimeout,
-                           "timed out after the %s that wait() was given; the call goes on",
+                           "timed out after %s, the limit passed to wait(); the call goes on: wait "
+                           "again, or pass wait() a longer timeout",
                            duration_text(limit.count()).c_str());
       const int64_t slice_ns = std::min(left_ns, kSliceNs), began_ns = monotonic_ns();
       finished_.wait_for(lock, std::chrono::nanoseconds(slice_ns), is_done);

@@ -15,8 +15,8 @@ char process_state(int64_t pid) {
 }
 
 std::string process_state_text(char letter) {
-  constexpr std::pair<char, const char*> kTexts[] = {{0, "unknown"},
-                                                     {'T', "stopped (state T)"},
+  constexpr std::pair<char, const char*> kTexts[] = {{0, "in an unknown state"},
+                                                     {'T', kStopped},
                                                      {'t', "stopped by a debugger (state t)"},
                                                      {'R', "running (state R)"},
                                                      {'S', "sleeping (state S)"},

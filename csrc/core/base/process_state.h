@@ -8,7 +8,8 @@ namespace dscomm {
 
 // The letter of its state; 0: unknown. `pid` is a number in this process's pid namespace.
 char process_state(int64_t pid);
-// "stopped (state T)".
+inline constexpr const char* kStopped = "stopped (state T)";
+// As in "which is sleeping (state S)".
 std::string process_state_text(char letter);
 
 }  // namespace dscomm

@@ -400,7 +400,8 @@ Status Modex::collect() {
       return Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
                                         " waiting for " + missing() +
                                         " to join it; see whether it has started and makes "
-                                        "this call");
+                                        "this call; call new_group() with the same members and "
+                                        "in the same order on all ranks");
     DSCOMM_RETURN_IF_ERROR(listen(pause, deadline_));
   }
 }

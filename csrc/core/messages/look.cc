@@ -1,4 +1,5 @@
 // PointToPoint: checks between slices of sleep whether waiting still makes sense ("looks").
+#include "core/base/timeout_advice.h"
 #include "core/messages/state.h"
 #include "core/team/first_cause.h"
 
@@ -97,24 +98,31 @@ Status PointToPoint::look_for_hopeless(Port& port, const std::vector<MemberLife>
 std::string PointToPoint::timeout_text(const Transfer& transfer,
                                        const std::vector<MemberLife>& members) const {
   const PointToPointGroup& group = *transfer.group;
-  std::string text = transfer.describe() + " timed out after " +
-                     duration_text(transfer.timeout_ms) + " waiting for ";
+  const int peer = transfer.came_from >= 0 ? transfer.came_from : transfer.peer;
+  std::string awaited;
   bool held_up = false;
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
-    if (member == group.rank || (transfer.peer >= 0 && transfer.peer != member)) continue;
+    if (member == group.rank || (peer >= 0 && peer != member)) continue;
     const MemberLife& life = members[member];
     held_up |= life.unread && !transfer.sending;
-    if (transfer.peer == -1 && life.gone() && !life.unread) continue;
-    if (text.back() != ' ') text += "; ";
-    text += group.name_member(member) + ", " + group.peers[member]->state_text();
+    if (peer == -1 && life.gone() && !life.unread) continue;
+    awaited += (awaited.empty() ? "" : "; ") + group.name_member(member) + ", which is " +
+               group.peers[member]->state_text();
   }
-  if (transfer.peer == -1)
-    text += gone_text(group.rank, members, group.name_member, group.departure);
+  const std::string what = transfer.sending ? " waiting until it is received by "
+                           : transfer.came_from >= 0
+                               ? " waiting for the rest of a send from "
+                               : ": no send with tag " + std::to_string(transfer.tag) +
+                                     " has arrived at rank " + std::to_string(group.rank) +
+                                     " from ";
+  std::string text = transfer.describe() + " timed out after " +
+                     duration_text(transfer.timeout_ms) + what + awaited;
+  if (peer == -1) text += gone_text(group.rank, members, group.name_member, group.departure);
   if (held_up)
     text +=
         "; messages that nobody has received fill DSCOMM_UNEXPECTED_BYTES and hold up what comes "
         "after them: receive them, or raise it";
-  return text + kRaiseTheTimeout;
+  return text + timeout_advice(awaited);
 }
 
 }  // namespace dscomm

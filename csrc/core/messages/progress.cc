@@ -364,8 +364,8 @@ Status PointToPoint::check_match(const Transfer& transfer, const Message& messag
   DSCOMM_RETURN_IF_ERROR(check_source(group, message.from, message.source));
   if (transfer.dtype == message.dtype && transfer.bytes == message.bytes) return {};
   return Status(Code::kMismatch,
-                "send and receive differ in group '" + group.name +
-                    "': " + group.name_member(message.source) + " made a send of " +
+                "send and receive differ: " + group.name_member(message.source) +
+                    " made a send of " +
                     describe_data(message.dtype, message.count(), message.tag) + " to " +
                     group.name_member(group.rank) + ", which made a receive of " +
                     describe_data(transfer.dtype, transfer.count, transfer.tag) +

@@ -78,8 +78,7 @@ class PointToPoint::Transfer final : public Operation {
 
   uint32_t destination_port() const { return group->ports[peer]; }
   std::string describe() const {
-    return std::string(sending ? "send of " : "receive of ") + describe_data(dtype, count, tag) +
-           " in group '" + group->name + "'";
+    return std::string(sending ? "send of " : "receive of ") + describe_data(dtype, count, tag);
   }
 
  protected:

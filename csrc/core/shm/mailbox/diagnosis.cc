@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/timeout_advice.h"
 #include "core/shm/mailbox/mailboxes.h"
 #include "core/team/first_cause.h"
 
@@ -64,20 +65,25 @@ class MemberWatch final : public Watch {
                                    std::memory_order_acquire)  // pairs with end(), acknowledge()
                              : 0;
     const uint64_t least = *std::min_element(reached.begin(), reached.end());
-    std::string missing;
+    std::string missing, hint;
     for (int other = 0; other < members_.size(); ++other) {
       if (other == members_.rank || (other != member_ && reached[other] != least)) continue;
       const CallRecord last = members_.newest_record(other);
       if (!missing.empty()) missing += "; ";
-      missing += members_.name(other) + ", " + mailboxes_.peer(other).state_text() + ", ";
+      missing +=
+          members_.name(other) + ", which is " + mailboxes_.peer(other).state_text() + " and ";
       missing += last.sequence == 0
                      ? std::string("has made no call")
                      : (last.sequence == members_.sequence ? "is in call #" : "last made call #") +
                            std::to_string(last.number()) + ", " + describe_call(last);
+      if (last.sequence == 0)
+        hint =
+            "; if a rank waits in new_group() instead, call new_group() with the same members and "
+            "in the same order on all ranks";
     }
-    return mailboxes_.fail(Code::kTimeout, "timed out after " +
-                                               mailboxes_.call().deadline.timeout_text() +
-                                               " waiting for " + missing + kRaiseTheTimeout);
+    return mailboxes_.fail(Code::kTimeout,
+                           "timed out after " + mailboxes_.call().deadline.timeout_text() +
+                               " waiting for " + missing + timeout_advice(missing) + hint);
   }
 
  private:
@@ -163,15 +169,16 @@ Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
       const uint64_t done =
           members.views[member]->done.load(std::memory_order_acquire);  // pairs with end()
       if (is_expired && done < progress(members.sequence, 0))
-        late += (late.empty() ? "" : ", ") + members.name(member);
+        late += (late.empty() ? "" : "; ") + members.name(member);
     }
     if (is_expired)
       return mailboxes.fail(
           Code::kTimeout,
           "timed out after " + deadline.timeout_text() + " waiting for " + what + "; " +
-              (late.empty() ? "ranks of other groups have not read what was sent to them"
-                            : late + " has not finished the calls before this one") +
-              kRaiseTheTimeout);
+              (late.empty()
+                   ? "ranks of other groups have not read what was sent to them" +
+                         raise_the_timeout("these ranks are")
+                   : "the calls before this one are unfinished on " + late + timeout_advice(late)));
     deadline.nap(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
