@@ -144,7 +144,7 @@ c10::intrusive_ptr<BackendBase::Options> DscommBackend::getBackendOptions() {
 c10::intrusive_ptr<c10d::Backend> DscommBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
-  for (int rank : ranks) check_rank(rank, "ranks");
+  for (int rank : ranks) check_rank(rank, "split", "ranks");
   auto position = std::find(ranks.begin(), ranks.end(), getRank());
   if (position == ranks.end()) return {};
   GroupOptions split_options;
@@ -254,11 +254,11 @@ GroupIdentity DscommBackend::identity() const {
   return identity;
 }
 
-int DscommBackend::check_rank(int64_t rank, const char* argument) const {
+int DscommBackend::check_rank(int64_t rank, const char* title, const char* argument) const {
   if (rank < 0 || rank >= getSize())
-    raise_value_error(std::string(argument) + ": got rank " + std::to_string(rank) +
-                      ", expected 0 to " + std::to_string(getSize() - 1) + ", a rank of group '" +
-                      group_->name() + "'");
+    raise_value_error(describe_call(title, *group_) + ": " + argument + ": got rank " +
+                      std::to_string(rank) + ", expected a rank of the group, 0 to " +
+                      std::to_string(getSize() - 1));
   return static_cast<int>(rank);
 }
 

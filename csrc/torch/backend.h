@@ -238,7 +238,7 @@ class DscommBackend : public BackendBase {
   // Ends coalescing if its manager has ended without doing so; returns whether it did.
   bool end_abandoned_coalescing();
   GroupIdentity identity() const;
-  int check_rank(int64_t rank, const char* argument) const;
+  int check_rank(int64_t rank, const char* title, const char* argument) const;
   size_t group_size() const { return static_cast<size_t>(getSize()); }
 
   std::shared_ptr<Group> group_;

@@ -389,7 +389,7 @@ std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t
 
 WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const EndsCoalescing on_error(*this);
-  const int root = check_rank(options.rootRank, "src");
+  const int root = check_rank(options.rootRank, "broadcast", "src");
   check_root_tensor(options.rootTensor);
   const bool is_root = root == getRank();
   Buffer buffer(only_one(tensors, "tensor"), is_root ? Use::kRead : Use::kWrite, {"tensor"});
@@ -488,7 +488,7 @@ WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,
 
 WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const EndsCoalescing on_error(*this);
-  const int root = check_rank(options.rootRank, "dst");
+  const int root = check_rank(options.rootRank, "reduce", "dst");
   check_root_tensor(options.rootTensor);
   const bool is_root = root == getRank();
   Buffer buffer(only_one(tensors, "tensor"), is_root ? Use::kReadWrite : Use::kRead, {"tensor"});
@@ -566,7 +566,7 @@ WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
 WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::GatherOptions& options) {
   const EndsCoalescing on_error(*this);
-  const int root = check_rank(options.rootRank, "dst");
+  const int root = check_rank(options.rootRank, "gather", "dst");
   const bool is_root = root == getRank();
   Buffer in(only_one(inputs, "tensor"), Use::kRead, {"tensor"});
   const Tensors output_list = list_of_root(outputs, is_root, group_size(), "gather_list", "dst");
@@ -588,7 +588,7 @@ WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 WorkPtr DscommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                const c10d::ScatterOptions& options) {
   const EndsCoalescing on_error(*this);
-  const int root = check_rank(options.rootRank, "src");
+  const int root = check_rank(options.rootRank, "scatter", "src");
   const bool is_root = root == getRank();
   Buffer out(only_one(outputs, "tensor"), Use::kWrite, {"tensor"});
   const Tensors input_list = list_of_root(inputs, is_root, group_size(), "scatter_list", "src");
@@ -677,9 +677,12 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   body.out_counts = split_counts(body.outs[0], output_splits, "output_split_sizes", group_size());
   const auto mine = static_cast<size_t>(getRank());
   if (body.in_counts[mine] != body.out_counts[mine])
-    raise_value_error("output_split_sizes: expects " + std::to_string(body.out_counts[mine]) +
-                      " elements from this rank itself, and input_split_sizes sends it " +
-                      std::to_string(body.in_counts[mine]));
+    raise_value_error(describe_call("all_to_all_single", *group_) + ": output_split_sizes[" +
+                      std::to_string(mine) + "]: got room for " +
+                      std::to_string(body.out_counts[mine]) +
+                      " elements from this rank to itself, expected " +
+                      std::to_string(body.in_counts[mine]) + ", as many as input_split_sizes[" +
+                      std::to_string(mine) + "] sends; make both entries equal");
   if (body.ins[0].overlaps(body.outs[0])) body.ins[0].stage();
   body.in_pointers = slices_of<const void*>(body.ins[0], body.in_counts);
   body.out_pointers = slices_of<void*>(body.outs[0], body.out_counts);

@@ -24,8 +24,10 @@ const at::Tensor& only_tensor(const std::vector<at::Tensor>& tensors) {
   return tensors[0];
 }
 
-void check_tag(int tag) {
-  if (tag < 0) raise_value_error("tag: got " + std::to_string(tag) + ", expected 0 or more");
+void check_tag(int tag, const char* title, const Group& group) {
+  if (tag < 0)
+    raise_value_error(describe_call(title, group) + ": tag: got " + std::to_string(tag) +
+                      ", expected 0 or more");
 }
 
 // Starts with gloo's text, which programs search for: it names the first missing rank, or all of
@@ -68,8 +70,8 @@ class UnderWay {
 
 WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) {
   const EndsCoalescing on_error(*this);
-  check_rank(dst, "dst");
-  check_tag(tag);
+  check_rank(dst, "send", "dst");
+  check_tag(tag, "send", *group_);
   auto buffer = std::make_shared<Buffer>(only_tensor(tensors), Use::kRead, Argument{"tensor"});
   const CallInfo call = message_call(OpType::SEND, "dscomm:send", *buffer, dst, tag);
   check_alive(call.info.title);
@@ -84,7 +86,7 @@ WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) 
 
 WorkPtr DscommBackend::recv(std::vector<at::Tensor>& tensors, int src, int tag) {
   const EndsCoalescing on_error(*this);
-  check_rank(src, "src");
+  check_rank(src, "recv", "src");
   return receive(tensors, OpType::RECV, "dscomm:recv", src, tag);
 }
 
@@ -95,7 +97,7 @@ WorkPtr DscommBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) 
 WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, OpType type, const char* title,
                                int src, int tag) {
   const EndsCoalescing on_error(*this);
-  check_tag(tag);
+  check_tag(tag, type == OpType::RECV ? "recv" : "recvAnySource", *group_);
   auto buffer = std::make_shared<Buffer>(only_tensor(tensors), Use::kWrite, Argument{"tensor"});
   const CallInfo call = message_call(type, title, *buffer, src, tag);
   std::optional<ProfiledParameters> parameters;
@@ -112,8 +114,8 @@ WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, OpType type, co
 }
 
 void DscommBackend::send_and_wait(const at::Tensor& tensor, int dst, int tag) {
-  check_rank(dst, "dst");
-  check_tag(tag);
+  check_rank(dst, "send", "dst");
+  check_tag(tag, "send", *group_);
   const Buffer buffer(tensor, Use::kRead, Argument{"tensor"});
   check_alive("send");
   const UnderWay under_way;
@@ -123,15 +125,16 @@ void DscommBackend::send_and_wait(const at::Tensor& tensor, int dst, int tag) {
 }
 
 int DscommBackend::receive_and_wait(const at::Tensor& tensor, int src, int tag) {
-  if (src >= 0) check_rank(src, "src");
-  check_tag(tag);
+  const char* title = src < 0 ? "recvAnySource" : "recv";
+  if (src >= 0) check_rank(src, title, "src");
+  check_tag(tag, title, *group_);
   const Buffer buffer(tensor, Use::kWrite, Argument{"tensor"});
   const UnderWay under_way;
   int source = -1;
   // As in receive(), a message sent before the group failed is still received.
   const Status status = group_->blocking_receive(buffer.data(), buffer.count(), buffer.dtype(), src,
                                                  tag, std::chrono::milliseconds(0), &source);
-  if (!status.ok()) raise_error(status, src < 0 ? "recvAnySource" : "recv", *group_);
+  if (!status.ok()) raise_error(status, title, *group_);
   return source;
 }
 

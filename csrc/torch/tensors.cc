@@ -222,8 +222,9 @@ Status Buffer::verify() const {
   if (equal) return {};
   return make_status(
       Code::kInvalidArgument,
-      "%s: elements of this tensor of shape %s share memory (an expanded tensor, or tensors that "
-      "overlap) and were to receive different values; pass tensors whose elements are distinct",
+      "%s: elements of this tensor of shape %s share memory (an expanded tensor stores several "
+      "elements at one address; tensors of a list can overlap) and were to receive different "
+      "values; pass a copy made with .clone() or .contiguous()",
       argument_.text().c_str(), c10::str(tensor_.sizes()).c_str());
 }
 

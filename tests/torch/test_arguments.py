@@ -52,7 +52,12 @@ def _arguments_case() -> None:
         "ComplexHalf",
         "complex64",
     )
-    _refuses(lambda: world.broadcast(t, size), "src", str(size), f"0 to {size - 1}")
+    _refuses(
+        lambda: world.broadcast(t, size),
+        "broadcast in group '",
+        f"': src: got rank {size}",
+        f"0 to {size - 1}",
+    )
     _refuses(lambda: world.reduce(t, -1), "dst", "-1")
     _refuses(lambda: world.gather([], t, rank), "gather_list", "0")
     _refuses(lambda: world.gather(zeros(size), t, (rank + 1) % size), "gather_list", "not dst")
@@ -90,8 +95,19 @@ def _arguments_case() -> None:
         "-1",
     )
     _refuses(lambda: dist.all_to_all_single(torch.tensor(1.0), torch.tensor(1.0)), "dimension")
-    _refuses(lambda: dist.isend(t, (rank + 1) % size, tag=-5), "tag", "-5")
-    _refuses(lambda: world.recv([t], size + 3, 0), "src", str(size + 3))
+    to_itself = [int(other == rank) for other in range(size)]
+    _refuses(
+        lambda: dist.all_to_all_single(
+            torch.zeros(5), torch.zeros(6), [5 * n for n in to_itself], [6 * n for n in to_itself]
+        ),
+        "all_to_all_single in group '",
+        f"': output_split_sizes[{rank}]: got room for 5 elements",
+        f"expected 6, as many as input_split_sizes[{rank}] sends",
+    )
+    _refuses(lambda: dist.isend(t, (rank + 1) % size, tag=-5), "send in group '", "': tag: got -5")
+    _refuses(
+        lambda: world.recv([t], size + 3, 0), "recv in group '", f"': src: got rank {size + 3}"
+    )
     _refuses(lambda: world.send([t, t], (rank + 1) % size, 0), "tensor", "2")
     # After all of these errors the group still works.
     dist.all_reduce(t)
