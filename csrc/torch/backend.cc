@@ -115,7 +115,9 @@ void DscommBackend::shutdown() {
 
 void DscommBackend::abort() {
   WithoutGil without_gil;
-  group_->abort("its user called abort()");
+  group_->abort(
+      "its program called abort() on the process group (or torch's "
+      "_abort_process_group()); see its output for the reason");
 }
 
 // Each member counts from its first collective, so there is no number to agree on.

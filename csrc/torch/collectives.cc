@@ -207,7 +207,9 @@ struct PlannedAllReduceBody {
     planned.plan = plan->hash;
     Status status = all_reduce(team, planned);
     if (status.code() != Code::kMismatch) return status;
-    return Status(status.code(), status.message() + " (match_id '" + plan->match_id + "' here)");
+    return Status(status.code(), status.message() + "; this rank passed match_id '" +
+                                     plan->match_id +
+                                     "': pass the same match_id and shape on all ranks");
   }
 };
 

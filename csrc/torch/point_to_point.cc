@@ -45,7 +45,9 @@ std::string describe_missing(const std::vector<int>& missing, std::chrono::milli
   } else {
     text = "Rank " + std::to_string(missing[0]) + " failed to pass monitoredBarrier in " + within;
   }
-  return text + ": timed out; rank 0 heard nothing from these ranks: " + ranks;
+  return text + ": timed out; rank 0 heard nothing from these ranks: " + ranks +
+         "; see in their output whether they make this call; if they are only slow, raise the "
+         "timeout of monitored_barrier()";
 }
 
 CallInfo message_call(OpType type, const char* title, const Buffer& buffer, int peer, int tag) {

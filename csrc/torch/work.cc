@@ -139,7 +139,8 @@ bool DscommWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void DscommWork::abort() {
-  group_->abort(std::string("its user called abort() on the Work of its ") + title_);
+  group_->abort(std::string("its program called abort() on the Work of its ") + title_ +
+                "; see its output for the reason");
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> DscommWork::getFuture() {

@@ -605,7 +605,7 @@ def test_all_reduce_caching(backend: str) -> None:
 def _ids_that_differ(world: World) -> None:
     init(world)
     mine = "left" if world.rank == 1 else "right"
-    with pytest.raises(RuntimeError, match=f"under another match_id.*'{mine}' here"):
+    with pytest.raises(RuntimeError, match=f"with another match_id.*rank passed match_id '{mine}'"):
         dist.all_reduce_caching(values(world.rank), match_id=mine)
 
 
@@ -914,7 +914,7 @@ def _modes(world: World) -> None:
     # One rank with a match_id that differs, by the long way.
     dist.barrier()
     match_id = "left" if world.rank == 1 else "right"
-    with pytest.raises(RuntimeError, match="under another match_id"):
+    with pytest.raises(RuntimeError, match="with another match_id"):
         with _Seen() if world.rank == 1 else contextlib.nullcontext():
             dist.all_reduce_caching(values(world.rank), match_id=match_id)
 

@@ -126,8 +126,9 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
     static std::atomic<bool> has_warned{false};
     if (!has_warned.exchange(true, std::memory_order_relaxed))
       log_line(LogLevel::kWarn,
-               "no thread can be started for calls of the store, which have no time limit now; "
-               "see ulimit -u, ulimit -v and the memory limit");
+               "cannot start the thread that limits the time of calls of the store through which "
+               "ranks meet: they have no time limit now; raise ulimit -u, ulimit -v or the memory "
+               "limit");
     body();
     return {};
   }

@@ -97,7 +97,7 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
   if (mine.number() != theirs.number())
     their_text += " as call #" + std::to_string(theirs.number());
   else if (my_text == their_text)
-    their_text += mine.is_planned   ? " under another match_id"
+    their_text += mine.is_planned   ? " with another match_id"
                   : mine.whole != 0 ? " with other counts for the ranks, or after other calls"
                                     : " with other counts for the ranks";
   return kDifferentCalls + std::string(" as call #") + std::to_string(mine.number()) + ": " +
