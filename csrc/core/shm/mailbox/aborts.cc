@@ -50,7 +50,7 @@ Status Aborts::own() const {
   return cause_;
 }
 
-Status Aborts::failure(uint64_t call) {
+Status Aborts::first_cause(uint64_t call) {
   const Status cause = look(call);
   return cause.ok() ? cause : adopt(cause);
 }

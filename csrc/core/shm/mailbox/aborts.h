@@ -29,7 +29,7 @@ class Aborts {
     return own();
   }
   // This rank's first cause; adopts a member's that find() finds.
-  Status failure(uint64_t call = kAnyCall);
+  Status failure(uint64_t call = kAnyCall) { return has_any() ? first_cause(call) : Status(); }
   // The first cause among the members' abort records, except those of members that had finished
   // this call before; OK if there is none.
   Status find(uint64_t call) const;
@@ -46,6 +46,13 @@ class Aborts {
   }
 
  private:
+  // Inexpensive: each call asks.
+  bool has_any() const {
+    for (const Mailbox* view : members_.views)
+      if (view->aborted.load(std::memory_order_acquire) != 0) return true;  // pairs with abort()
+    return false;
+  }
+  Status first_cause(uint64_t call);
   Status own() const;
   Status check_each_source();
 

@@ -90,23 +90,22 @@ void Stage::give_back_slab(std::function<bool()> is_unread, std::optional<Arena:
   data_ = nullptr;
 }
 
-Status Stage::open(const Publication& call) {
-  call_ = call;
+Status Stage::open() {
   opened_ = mailboxes_.sequence();
   StagePlace& place = mailboxes_.own_slot().stage;
   place = {};
   if (has_buffers()) DSCOMM_RETURN_IF_ERROR(open_buffers(place));
-  if (!call.table.empty()) {
+  if (!call_.table.empty()) {
     if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab(0));
     DSCOMM_RETURN_IF_ERROR(mailboxes_.wait_all_acknowledged(table_free_after_));
     table_free_after_ = progress(mailboxes_.sequence() + 1, 0);
-    std::ranges::copy(call.table, reinterpret_cast<uint64_t*>(data_));
+    std::ranges::copy(call_.table, reinterpret_cast<uint64_t*>(data_));
   }
   place.table_offset = slab_offset_;
-  place.bytes = call.bytes;
-  place.tensor_offset = call.tensor.value_or(0);
-  place.in_place = call.tensor ? call.in_place : 0;
-  place.piece_bytes = static_cast<uint32_t>(call.piece_bytes);
+  place.bytes = call_.bytes;
+  place.tensor_offset = call_.tensor.value_or(0);
+  place.in_place = call_.tensor ? call_.in_place : 0;
+  place.piece_bytes = static_cast<uint32_t>(call_.piece_bytes);
   return {};
 }
 

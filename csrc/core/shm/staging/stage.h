@@ -60,7 +60,10 @@ class Stage {
   };
   // Starts a call: publishes in this rank's slot where its data lies. Call between
   // Mailboxes::begin() and post(). The data and the table must stay until end().
-  Status open(const Publication& call);
+  Status open(const Publication& call) {
+    call_ = call;  // inline, so that no copy is made of it
+    return open();
+  }
 
   // The buffer of a round, after waiting for the readers of its old data.
   Result<std::byte*> fill(uint32_t round);
@@ -87,6 +90,7 @@ class Stage {
 
  private:
   bool has_buffers() const { return !call_.tensor || call_.in_place != kEverything; }
+  Status open();
   Status open_buffers(StagePlace& place);
   Status close();
 
