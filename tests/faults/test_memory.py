@@ -299,9 +299,6 @@ def test_memory_ulimit_works_or_raises_its_name(what: str) -> None:
         job.wait_for("tried")
         job.tell("go")
         texts = job.results()
-        if what == "address space 8 MiB":  # the size of a thread's stack
-            warning = "cannot start the thread that limits the time of calls of the store"
-            assert all(warning in job.output(rank) for rank in range(2)), job.report()
     words = {
         resource.RLIMIT_FSIZE: ("ulimit -f", "is full; raise DSCOMM_ARENA_BYTES"),
         resource.RLIMIT_AS: ("ulimit -v", "Cannot allocate memory"),
