@@ -36,30 +36,30 @@ constexpr size_t kMostPrepared = 64;
 Status MpiTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
                                const Reduction& reduction, const CallOptions& options) {
   DSCOMM_RETURN_IF_ERROR(begin(count, options));
-  const auto take = [&](const char* algorithm) {
+  const auto note_algorithm = [&](const char* algorithm) {
     note(Collective::kAllReduce, algorithm, count * dtype_bytes(reduction.dtype));
   };
   if (all_is_there(chunks_, count) && fits_header(count, reduction)) {
-    take("in the header");
+    note_algorithm("in the header");
     return reduce_small(in, out, count, reduction, kEveryRank);
   }
   if (fits_shares(count, dtype_bytes(reduction.dtype), size(), options.chunks)) {
-    take("in shares");
+    note_algorithm("in shares");
     return reduce_by_shares(in, out, count, reduction, kEveryRank);
   }
   if (!is_few()) {
     if (PersistentAllReduce* prepared = find_prepared(count, reduction); prepared != nullptr) {
-      take("by plan");
+      note_algorithm("by plan");
       return reduce_by_plan(in, out, count, reduction, *prepared);
     }
     const auto ranks = static_cast<size_t>(size()), bytes = on_wire(reduction).wire_bytes();
     const size_t piece = even_piece(count, ranks * piece_of_message(bytes));
     const bool by_pairs = !options_.shares_hosts && fits_pairs(piece / ranks * bytes);
-    take(by_pairs ? "by pairs" : "by MPI");
+    note_algorithm(by_pairs ? "by pairs" : "by MPI");
     return by_pairs ? reduce_by_pairs(in, out, count, piece, reduction)
                     : reduce_by_mpi(in, out, count, reduction, kEveryRank);
   }
-  take(size() == 2 ? "by swap" : "by exchange");
+  note_algorithm(size() == 2 ? "by swap" : "by exchange");
   return size() == 2 ? reduce_by_swap(in, out, count, reduction)
                      : reduce_by_exchange(in, out, count, reduction);
 }
@@ -275,11 +275,11 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   DSCOMM_RETURN_IF_ERROR(begin(longest, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  const auto take = [&](const char* algorithm) {
+  const auto note_algorithm = [&](const char* algorithm) {
     note(Collective::kReduceScatter, algorithm, total * element_bytes);
   };
   if (is_few() && all_is_there(chunks_, longest) && longest <= message_bytes() / element_bytes) {
-    take("in the header");
+    note_algorithm("in the header");
     for (size_t k = 0; k < ranks; ++k)
       if (k != me && counts[k] > 0)
         std::memcpy(piggyback_to(static_cast<int>(k), counts[k] * element_bytes), ins[k],
@@ -289,7 +289,7 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
     return finished();
   }
   if (!is_few() && all_is_there(chunks_, longest) && fits_header(total, reduction)) {
-    take("in the header");
+    note_algorithm("in the header");
     size_t before = 0;  // elements of lower ranks
     for (size_t k = 0; k < me; ++k) before += counts[k];
     const WireReduction wire = on_wire(reduction);
@@ -307,10 +307,10 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   if (const size_t bytes = on_wire(reduction).wire_bytes(),
       piece = even_piece(longest, piece_of_message(bytes));
       fits_pairs(piece * bytes)) {
-    take("by pairs");
+    note_algorithm("by pairs");
     return reduce_scatter_by_pairs(ins, counts, out, piece, reduction);
   }
-  take("by exchange");
+  note_algorithm("by exchange");
 
   const Pieces pieces{within_chunks(std::min(longest, piece_of_each(element_bytes))), element_bytes,
                       chunks_};

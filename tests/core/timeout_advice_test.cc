@@ -15,7 +15,8 @@ TEST(TimeoutAdvice, OneSlowRankIsNamed) {
     EXPECT_EQ(timeout_advice(awaited), std::string("; if rank 12 is") + kRaise);
 }
 
-TEST(TimeoutAdvice, SeveralSlowRanksAreNotNamedAgain) {
+TEST(TimeoutAdvice, SeveralSlowRanksOrNoneAreNotNamed) {
+  EXPECT_EQ(timeout_advice(""), std::string("; if these ranks are") + kRaise);
   EXPECT_EQ(timeout_advice("rank 1 (pid 5 on host a); rank 2 (pid 6 on host a)"),
             std::string("; if these ranks are") + kRaise);
 }

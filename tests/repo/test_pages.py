@@ -66,7 +66,9 @@ def test_commands_of_pages_exist(page: Path, commands: str) -> None:
 
 @pytest.mark.parametrize(("page", "script"), blocks_in("bash"))
 def test_bash_scripts_of_pages_parse(page: Path, script: str) -> None:
-    result = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+    result = subprocess.run(
+        ["bash", "-n"], input=script, text=True, capture_output=True, timeout=60
+    )
     assert result.returncode == 0, f"{script}\n{result.stderr}"
 
 

@@ -2,9 +2,8 @@
  *
  * Mirrors: csrc/core/shm/mailbox/diagnosis.cc, MemberWatch::look() and timed_out(); members.cc,
  * presence(); aborts.cc, find(), fail() and abort(); mailboxes.cc, begin(), leave() and end();
- * csrc/core/shm/memory/peer.cc, alive(); and the
- * shape of all_reduce.cc, broadcast.cc and gather.cc with two rounds and a stage of one buffer,
- * so that writers wait for readers too.
+ * csrc/core/shm/memory/peer.cc, alive(); and the shape of all_reduce.cc, broadcast.cc and
+ * gather.cc with two rounds and a stage of one buffer, so that writers wait for readers too.
  *
  * Ranks make CALLS calls, leave the group, and exit. At most one rank goes without leaving, at
  * any point: it dies, which the kernel shows after all its stores; or with STOPS it only stops,

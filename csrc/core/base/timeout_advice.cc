@@ -18,7 +18,7 @@ std::string timeout_advice(const std::string& awaited) {
             awaited.substr(begin, awaited.find(')', begin) - begin);
   }
   if (!text.empty()) return text;
-  const bool is_one = awaited.find("; ") == kNone;
+  const bool is_one = !awaited.empty() && awaited.find("; ") == kNone;
   const size_t end_of_rank = awaited.find_first_of(" ,", sizeof "rank " - 1);
   return raise_the_timeout(is_one ? awaited.substr(0, end_of_rank) + " is" : "these ranks are");
 }

@@ -110,7 +110,7 @@ class ShmTeam final : public Team {
     if (phase == 1) stage_->prefetch_next_piece();
   }
 
-  // The pool offset of this data if the others shall read it in place.
+  // The pool offset of this data if members are to read it in place.
   std::optional<uint64_t> find_in_pool(const void* data, size_t bytes) const;
   // The same for blocks that must be contiguous.
   std::optional<uint64_t> find_in_pool(std::span<const void* const> blocks,

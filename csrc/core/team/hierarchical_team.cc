@@ -236,16 +236,17 @@ Status HierarchicalTeam::begin_call(Call& call) {
     options_.note_call(whole_, reads_everyone(static_cast<Collective>(call.record.kind),
                                               call.record.root == rank_));
   options.deadline.expired();  // starts the clock that all sub-calls share
-  piece_ = options;
-  piece_.whole = &whole_;
+  sub_call_options_ = options;
+  sub_call_options_.whole = &whole_;
   if (options.whole == nullptr) {
-    piece_.history = history_;
+    sub_call_options_.history = history_;
     history_ = hash_call(history_, whole_);
   }
-  piece_.domains = nullptr;  // of the parent team
-  piece_.meanwhile = nullptr;
-  if (piece_.parent == nullptr) piece_.parent = this;  // the outermost one, which checks all
-  call.options = &piece_;
+  sub_call_options_.domains = nullptr;  // of the parent team
+  sub_call_options_.meanwhile = nullptr;
+  if (sub_call_options_.parent == nullptr)
+    sub_call_options_.parent = this;  // the outermost one, which checks all
+  call.options = &sub_call_options_;
   return {};
 }
 

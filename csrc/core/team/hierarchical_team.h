@@ -274,8 +274,8 @@ class HierarchicalTeam final : public Team {
   // domain.
   std::vector<std::vector<Destination>> destinations_;
 
-  CallRecord whole_;                                                  // the call in progress
-  CallOptions piece_{Deadline::after(std::chrono::milliseconds(0))};  // of its sub-calls
+  CallRecord whole_;  // the call in progress
+  CallOptions sub_call_options_{Deadline::after(std::chrono::milliseconds(0))};  // of its sub-calls
   uint64_t sequence_ = 0;
 
   std::unique_ptr<Team> inner_;

@@ -21,23 +21,23 @@ void Aborts::abort(const Status& cause) {
   cause_ = cause;
   Mailbox& own = *members_.own;
   AbortRecord& record = own.abort;
-  // Members::sequence belongs to the thread that runs the group; the posted words say as much.
+  // From the posted words, because Members::sequence belongs to the thread that runs the group.
   record.sequence = 0;
   for (const Slot& slot : own.slots)
     record.sequence =
         std::max(record.sequence, sequence_of(slot.posted.load(std::memory_order_relaxed)));
-  // A call that ends at this moment counts as unfinished, and then its members hear a little
-  // sooner.
+  // A call that ends at this moment counts as unfinished; its members then see the abort earlier.
   record.finished = counts_calls_ != nullptr ? counts_calls_->finished_calls() : finished_calls();
   record.rank = members_.rank;
   record.code = static_cast<uint32_t>(cause.code());
   size_t length = std::min(cause.message().size(), sizeof record.message - 1);
   std::memcpy(record.message, cause.message().data(), length);
   record.message[length] = '\0';
-  // Pairs with find(), look(), failure(). Sequentially consistent, and an exchange, so that nobody
-  // sees what this rank's caller writes next into a tensor that members read in place, and not
-  // this: check_sources() looks here after the last read. The fence: before Armv8.1 an exchange is
-  // a load and a store, and only the load is ordered before the caller's stores.
+  // Pairs with has_any(), find(), look() and check_each_source(). Sequentially consistent, and an
+  // exchange: after this, the caller may write a tensor that members read in place. A member that
+  // has read such a write must see this word in check_sources(), after its last read. The fence:
+  // before Armv8.1 an exchange is a load and a store, and only the load is ordered before the
+  // caller's stores.
   own.aborted.exchange(1, std::memory_order_seq_cst);
   fence(std::memory_order_seq_cst);
   // Members may sleep on any of this rank's words; the slot in use is not known to this thread.
@@ -82,16 +82,16 @@ uint64_t Aborts::finished_calls() const {
   return sequence_of(members_.own->done.load(std::memory_order_relaxed)) - 1;  // orders nothing
 }
 
-// A member whose tensor was read in place, and whose call failed meanwhile, may have let its caller
-// write it. What it had staged stays as it is until this rank is done or has left, and so does a
-// slot, which only a later call rewrites; so an abort spoils neither.
+// If the call of a member failed while its tensor was read in place, its caller may have written
+// the tensor. Its staging stays unchanged until this rank is done or has left, and its slot until a
+// later call, so an abort spoils neither.
 Status Aborts::check_each_source() {
   fence(std::memory_order_acquire);  // orders plain reads before the next load
   for (size_t k = 0; k < members_.views.size(); ++k) {
     const Mailbox& view = *members_.views[k];
     if (reads_in_place_[k] != members_.sequence) continue;
     if (view.aborted.load(std::memory_order_acquire) == 0) continue;  // pairs with abort()
-    // Its call succeeded, and so after this rank had acknowledged its last read of the tensor.
+    // Its call succeeded, so this rank had acknowledged its last read of the tensor before.
     if (view.done.load(std::memory_order_acquire) >= progress(members_.sequence + 1, 0))
       continue;  // pairs with end()
     return failure();

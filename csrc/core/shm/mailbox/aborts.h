@@ -18,8 +18,8 @@ class Aborts {
   explicit Aborts(const Members& members)
       : members_(members), reads_in_place_(members.entries.size(), 0) {}
 
-  // Ends the group with a cause found by this rank in the call in progress: `cause` says who is at
-  // fault and why. Returns the status to raise. From the thread of the calls.
+  // Ends the group with a cause that this rank found in the call in progress: `cause` names the
+  // rank at fault and the reason. Returns the status to raise. From the thread of the calls.
   Status fail(Code code, const std::string& cause);
   // Ends the group; keeps an earlier cause.
   void abort(const Status& cause);
@@ -46,7 +46,7 @@ class Aborts {
   }
 
  private:
-  // Inexpensive: each call asks.
+  // Inexpensive, because each call asks.
   bool has_any() const {
     for (const Mailbox* view : members_.views)
       if (view->aborted.load(std::memory_order_acquire) != 0) return true;  // pairs with abort()

@@ -46,29 +46,29 @@ Status Agreement::absence() const {
   const uint64_t noted = noted_.load(std::memory_order_relaxed);
   for (int member = 0; noted > 0 && member < members_.size(); ++member) {
     if (member == members_.rank) continue;
-    // In this order: what it noted before it went counts.
+    // In this order, because a call noted before the departure counts.
     const Presence presence = members_.presence(member);
     if (presence == Presence::kHere || members_.newest_record(member).sequence >= noted) continue;
-    DSCOMM_RETURN_IF_ERROR(aborts_.find(kAnyCall));  // somebody may have recorded why
+    DSCOMM_RETURN_IF_ERROR(aborts_.find(kAnyCall));  // a member may have recorded the cause
     const std::string before = " before it made this call";
     return members_.gone(member, presence, ", without leaving the group," + before, before);
   }
   return {};
 }
 
-// Compares what no rank has waited for: the hashes of members that have posted the same calls, and
-// how many calls those have made that make no more, as they left or their process ended in order. A
-// member that is still in the group may be some calls behind, or ahead, and compares when it
-// leaves. One that died says nothing about the program.
+// Compares the calls that no rank has waited for: hashes with members that have posted the same
+// calls, and the number of calls with members that make no more, because they left or their process
+// ended in order. A member that is still in the group may be some calls behind or ahead; it
+// compares when it leaves. A death is no evidence of a mistake in the program.
 Status Agreement::compare_last_calls() {
   const CallRecord mine = members_.newest_record(members_.rank);
   for (int member = 0; member < members_.size(); ++member) {
     if (member == members_.rank) continue;
-    // Before the calls are counted: they grow no more then.
+    // Read before the calls are counted, because their number is final then.
     const bool is_done =
         members_.views[member]->closed.load(std::memory_order_seq_cst) != 0 ||  // see leave()
         members_.presence(member, true) == Presence::kLeft;
-    if (!aborts_.look(kAnyCall).ok()) return {};  // told already
+    if (!aborts_.look(kAnyCall).ok()) return {};  // already reported
     for (uint64_t s = members_.sequence; s > verified_[member] && s + kSlots > members_.sequence;
          --s)
       DSCOMM_RETURN_IF_ERROR(verify(member, s));

@@ -31,7 +31,7 @@ class Agreement {
   // note_call() counts. From the thread of the calls.
   void end_forming() { forming_calls_ = members_.sequence; }
   // Says that this rank begins a call in a Team that is composed of others: members compare the
-  // newest when they leave. `reads_all`: it needs what every member puts in. Between calls of the
+  // newest when they leave. `reads_all`: it needs data from every member. Between calls of the
   // Mailboxes, from their thread.
   void note_call(const CallRecord& call, bool reads_all);
   // Which member is gone without having begun the newest of these calls, if that reads all. Any

@@ -32,9 +32,9 @@ class MemberWatch final : public Watch {
     const Status cause = aborts_.ask(
         mailboxes_.call().number, [this](uint64_t call) { return find_cause(mailboxes_, call); });
     if (!cause.ok()) return has_come() ? Status() : mailboxes_.aborts().adopt(cause);
-    // Not only the one that is waited for: two ranks that both believe to be the root wait for each
-    // other's acknowledgements, and neither reads the other's call. Not in begin(), where the own
-    // slot still holds an older call.
+    // All members, not only the awaited one: two ranks that each take themselves for the root wait
+    // for each other's acknowledgements, and neither reads the other's call. Not in begin(), where
+    // the own slot still holds an older call.
     const bool begun =
         sequence_of(members_.slot(members_.rank).posted.load(std::memory_order_relaxed)) ==
         members_.sequence;  // this thread's own store
@@ -44,8 +44,8 @@ class MemberWatch final : public Watch {
     const bool thoroughly = ++looks_ % 8 == 0;
     const Presence presence = members_.presence(member_, thoroughly);
     if (presence != Presence::kHere) return has_come() ? Status() : fail_without(member_, presence);
-    // Nor will there be what is waited for next, while this member may not come for long: it waits
-    // in another group, or for a message.
+    // The call also fails if another member that it needs is gone. The awaited member may not come
+    // for long, because it waits in another group or for a message.
     for (int member = 0; member < members_.size(); ++member) {
       if (member == members_.rank || !lacks(member, begun)) continue;
       const Presence other = members_.presence(member, thoroughly);
@@ -87,21 +87,21 @@ class MemberWatch final : public Watch {
   }
 
  private:
-  // What a rank published before it aborted, left or died counts: the load that told of it acquired
-  // all that came before, so the word is loaded after it.
+  // Data published before an abort, a departure or a death counts. The load that saw the end has
+  // acquired all stores before it, so the word is loaded after it.
   bool has_come() const {
     return word_.load(std::memory_order_acquire) >= target_;  // pairs with the owner's exchange
   }
 
-  // Whether something of this member is still to come that the call cannot do without.
+  // Whether the call still needs a word of this member.
   bool lacks(int member, bool begun) const {
     if (begun && mailboxes_.call().reads_all && !members_.has_posted(member)) return true;
-    // Orders nothing: a rank that needs what the word stands for waits for it.
+    // Orders nothing: a rank that needs the data behind the word waits for it.
     return members_.views[member]->done.load(std::memory_order_relaxed) < done_of_all_;
   }
 
-  // A sub-call that has time left, since the awaited rank may wait as well and know better which
-  // rank is at fault. But direct evidence wins: a member that is seen to be stopped.
+  // A sub-call past its deadline goes on for a while, because the awaited rank may have better
+  // evidence of the fault. It ends at once if a member is stopped, which is direct evidence.
   bool ends_in_overtime() {
     const Mailboxes::Call& call = mailboxes_.call();
     if (call.parent == nullptr || !overtime_.counts(call.deadline)) return false;
@@ -111,7 +111,7 @@ class MemberWatch final : public Watch {
   }
 
   Status fail_without(int member, Presence presence) {
-    // It may have recorded why it went.
+    // The member may have recorded the cause.
     DSCOMM_RETURN_IF_ERROR(mailboxes_.aborts().failure());
     const uint64_t reached = sequence_of(
         members_.views[member]->done.load(std::memory_order_acquire));  // pairs with end()
@@ -158,7 +158,7 @@ Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
     for (int member = 0; member < members.size(); ++member) {
       if (member == members.rank) continue;
       const Presence presence = members.presence(member);
-      // What it published before it went counts: looked at after that.
+      // In this order, because data published before the departure counts.
       if (presence != Presence::kHere && !members.has_posted(member))
         return mailboxes.fail(
             presence == Presence::kLeft ? Code::kPeerLeft : Code::kPeerDied,

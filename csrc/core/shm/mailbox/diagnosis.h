@@ -1,8 +1,7 @@
 // Diagnosis: whether a wait that takes long still makes sense, and which rank is at fault if not.
 //
-// Published data counts: an abort, a departure or a death takes nothing back that a rank had
-// published. A wait looks at its word again after it has seen one of them, and fails only if the
-// word has not come.
+// Published data counts, also after an abort, a departure or a death. A wait that has seen one of
+// these loads its word again, and fails only if the word has not reached its target.
 #pragma once
 
 #include <atomic>
@@ -20,8 +19,8 @@ class Mailboxes;
 Status wait_slowly(Mailboxes& mailboxes, const std::atomic<uint64_t>& word, uint64_t target,
                    int member, uint64_t done_of_all);
 
-// For what no word of a member tells: asks until it says yes, which the members' progress in
-// whatever they do brings about. `what` is for the error, if the deadline passes first.
+// Waits for a condition that no word shows: asks `is_there` until it is true, which progress of the
+// members brings about. The error names `what` if the deadline passes first.
 Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
                  const std::string& what);
 

@@ -1,5 +1,5 @@
-// LatencyProbes: times loads of a member's latency probe in some calls, which tell the distance to
-// the readers of this rank's data.
+// LatencyProbes: in some calls, times a load of a member's latency probe. The times show the cache
+// distance to the readers of this rank's data.
 #pragma once
 
 #include <array>
@@ -36,13 +36,13 @@ class LatencyProbes {
                                                             std::memory_order_relaxed);
   }
 
-  // When `member` has published something; -1: none.
+  // Call it when `member` has published data; -1: does nothing.
   void read(int member) {
     if (member < 0 || member != observed_) return;
     const LatencyProbe& probe = members_.views[member]->latency_probes[probe_];
     const TimedLoad load =
         time_load([&] { return probe.written_ns.load(std::memory_order_relaxed); });
-    // One that was not written since may have lain in this core's cache.
+    // A probe that was not written since the last look may lie in this core's cache.
     const bool is_new = load.value > looked_ns_[probe_];
     looked_ns_[probe_] = load.began_ns;
     if (!is_new || load.began_ns - load.value > kFreshNs) return;
@@ -53,14 +53,14 @@ class LatencyProbes {
   const CacheDistance& distance() const { return distance_; }
 
  private:
-  // In one of so many calls each rank writes a latency probe, and in it, or soon after, times a
-  // load of one member's; in a group's first calls and in large ones more often, so that it soon
-  // knows.
+  // Once in so many calls, each rank writes a latency probe and times a load of one member's. The
+  // short period holds in a group's first calls and in large ones, so that the distance is known
+  // early.
   static constexpr uint64_t kPeriod = 32, kShortPeriod = 2;
   static constexpr uint64_t kFirstCalls = 64;
   static constexpr uint64_t kLargeCount = 64 << 10;  // elements
-  // An older probe may have left its owner's cache, for what the owner has written since. But a
-  // rank that is late, as it takes far for near, has to learn from those that wait for it.
+  // An older probe may have been evicted from its owner's cache. The limit is not lower, because a
+  // rank that mistakes far for near arrives late and must still find fresh probes.
   static constexpr int64_t kFreshNs = 100'000;
 
   const Members& members_;

@@ -81,7 +81,7 @@ void Mailboxes::post(uint32_t phase) {
   if (phase == 1) back_off();
 }
 
-// Owns the next call's slot ahead, where every member is known to have read what it holds.
+// If all members are known to have read it, prefetches the next call's slot for ownership.
 void Mailboxes::prefetch_next_slot() {
   const uint64_t next = sequence() + 1;
   if (next <= kSlots || !have_acknowledged(progress(next - kSlots + 1, 0))) return;

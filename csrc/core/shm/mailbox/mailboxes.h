@@ -48,8 +48,8 @@ class Mailboxes {
   Status wait_posted(int member, uint32_t phase);
   Status wait_all_posted(uint32_t phase);
   void acknowledge(uint32_t phase);
-  // Until `member` has acknowledged, or finished, at least `word` (see progress()). Fails at once
-  // where any member is gone without `word_of_all`, which will be waited for next.
+  // Waits until `member` has acknowledged, or finished, at least `word` (see progress()). Fails at
+  // once if any member is gone without `word_of_all`, for which the call waits next.
   Status wait_acknowledged(int member, uint64_t word, uint64_t word_of_all = 0);
   Status wait_all_acknowledged(uint64_t word);
   // Waits until `reader`, or with -1 every member, has acknowledged this many rounds of the call.
@@ -57,12 +57,11 @@ class Mailboxes {
     const uint64_t word = progress(sequence(), rounds);
     return reader < 0 ? wait_all_acknowledged(word) : wait_acknowledged(reader, word);
   }
-  // Whether all are known to have; looks at no line.
+  // Whether all members are known to have acknowledged it. Reads no mailbox.
   bool have_acknowledged(uint64_t word) const;
   uint64_t sequence() const { return members_.sequence; }
-  // The slot of the call in progress: mine to fill between begin() and post(), a member's to read
-  // after wait_posted(). Into that of the next call post() writes as well, see
-  // prefetch_next_slot().
+  // The slot of the call in progress. This rank fills its own between begin() and post(), and reads
+  // a member's after wait_posted(). post() also prefetches that of the next call.
   Slot& own_slot() { return members_.own->slots[sequence() % kSlots]; }
   // Puts tiny data there.
   void put_tiny(const void* data, size_t bytes);

@@ -35,8 +35,8 @@ CallRecord load_record(const CallRecord& from) {
 }
 
 void set_up_mailbox(Arena& arena, uint64_t offset) {
-  // Store by store, because members of the group that had this mailbox before may still look
-  // whether it was left. The rendezvous through the store orders all of it before any member's
+  // Store by store, because members of the group that used this mailbox before may still load its
+  // words in has_left(). The rendezvous through the store orders all of it before any member's
   // first load.
   auto* mailbox = reinterpret_cast<Mailbox*>(arena.data() + offset);
   mailbox->group_id.store(0, std::memory_order_release);  // pairs with has_left()
@@ -102,8 +102,8 @@ Departure Members::departure(int member) const {
   return {.exception = std::move(exception)};
 }
 
-// In this order: a rank leaves before its process ends, and may do both between the two looks. The
-// first acquires what came before the end.
+// In this order, because a rank leaves before its process ends, and may do both between the two
+// checks. The first one acquires all stores before the end.
 Presence Members::presence(int member, bool thoroughly) const {
   const bool is_alive = entries[member].peer->alive(thoroughly);
   if (has_left(member)) return Presence::kLeft;
@@ -144,8 +144,8 @@ std::function<bool()> Members::unread_later(uint64_t done_word) const {
       auto* view = reinterpret_cast<const Mailbox*>(
           entries[k].peer->at(entries[k].mailbox_offset, sizeof(Mailbox), kPageBytes));
       // Acquire pairs with leave() and open_mailbox(), as in has_left(), and with end(). The
-      // group's id is looked at last: a mailbox that was reused meanwhile has another one, whatever
-      // the rest said.
+      // group's id is loaded last: if it differs, the mailbox was reused, and the words before it
+      // are of another group.
       if (view->closed.load(std::memory_order_acquire) != kReadsNoMore &&
           view->done.load(std::memory_order_acquire) < done_word &&
           view->group_id.load(std::memory_order_acquire) == group_id)

@@ -1,5 +1,5 @@
-// Members: the members of one group, as this rank sees them in their mailboxes: which of them are
-// there, have left or have died, and their newest calls.
+// Members: the members of one group, as this rank sees them in their mailboxes: presence,
+// departures, deaths, and newest calls.
 #pragma once
 
 #include <functional>
@@ -55,7 +55,7 @@ struct Members {
 
   // Whether a member has left, or its process has ended in order. Any thread.
   bool has_left(int member) const;
-  // How, of one that has.
+  // How a member that has left did so.
   Departure departure(int member) const;
   // `thoroughly` as Peer::alive().
   Presence presence(int member, bool thoroughly = false) const;
@@ -67,9 +67,8 @@ struct Members {
   // Says that this rank's process is about to end without having left, for an unhandled exception
   // of that type or, if it is empty, for no known one. It may still call. Any thread.
   void note_end(const std::string& exception);
-  // A question to ask later, even after this object is gone: whether every other member has
-  // finished `done_word`, left or died, so that nobody reads this rank's memory of that time any
-  // more.
+  // Returns a function that may outlive this object: whether every other member has finished
+  // `done_word`, left or died, and so reads this rank's memory of that time no more.
   std::function<bool()> unread_later(uint64_t done_word = UINT64_MAX) const;
 
   // "rank 2 (pid 7 on host a)"

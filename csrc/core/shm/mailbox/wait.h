@@ -2,8 +2,8 @@
 //
 // Spins while that is likely to pay, then yields the core, then sleeps on a futex. Between the
 // slices it asks its Watch whether waiting still makes sense: the deadline, every member's abort
-// record, the life of the rank that is waited for. Who ends a wait: the rank that stores the word
-// (it wakes sleepers), or the Watch.
+// record, the life of the awaited rank. A wait is ended by the rank that stores the word, which
+// wakes sleepers, or by the Watch.
 #pragma once
 
 #include <atomic>
@@ -46,9 +46,9 @@ inline void pause_core() {
 #endif
 }
 
-// Some 20 ns, between a call's first post and the first look at what others post at the same time:
-// who looks too early takes the line from its writer, who has to have it back first. (8 bytes far,
-// 0.57 us without and 0.30 with it.)
+// Some 20 ns between a call's first post and the first poll: polling too early steals the cache
+// line from its writer, which then has to fetch it back. (8 bytes with cache-far cores: 0.57 us
+// without, 0.30 with it.)
 inline void back_off() {
 #if defined(__x86_64__) || defined(__i386__)
   const uint64_t began = __builtin_ia32_rdtsc();
@@ -62,9 +62,8 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
                    const Deadline& deadline, Watch& watch);
 
-// Spins, then calls `slowly`, which calls wait_slowly(). What is written in the cache line after
-// the word's comes with the word: it is fetched at the same time, and not when the word has been
-// seen.
+// Spins, then calls `slowly`, which calls wait_slowly(). The cache line after the word's is fetched
+// together with it, and so is there when the word is seen.
 template <typename Slowly>
 Status wait_at_least(const std::atomic<uint64_t>& word, uint64_t target, const WaitPolicy& policy,
                      const Slowly& slowly) {

@@ -204,8 +204,8 @@ Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in
 }
 
 Status Stage::close() {
-  // If only inputs are read in place, no rank reads them any more: this one has gathered results
-  // that were computed from them.
+  // If only inputs are read in place, no rank reads them any more, because this rank has gathered
+  // results computed from them.
   if (!has_buffers() && call_.table.empty())
     return mailboxes_.wait_read(call_.rounds, call_.reader);
   for (size_t k = 0; k < call_.table.size() && call_.tensor; ++k)

@@ -47,12 +47,12 @@ class Stage {
   // What a call publishes.
   struct Publication {
     uint64_t bytes;       // in all
-    size_t buffer_bytes;  // the most of a round
+    size_t buffer_bytes;  // of the longest round
     uint32_t rounds;
     size_t piece_bytes = 0;               // of each rank's piece of a round; 0: no pieces
     int reader = -1;                      // the one that reads, or -1: every member
     std::optional<uint64_t> tensor = {};  // its place in the pool if it is read in place
-    uint32_t in_place = kEverything;      // what is read from the tensor instead of the buffers
+    uint32_t in_place = kEverything;      // parts read from the tensor, not the buffers
     // Not empty: a table for the readers, the elements of each rank's block. A reader acknowledges
     // the rounds of its own block, of piece_count elements each.
     std::span<const size_t> table = {};
@@ -81,8 +81,8 @@ class Stage {
   // A member's table, see Publication.
   Result<const uint64_t*> read_table(int member) const;
 
-  // Ends the call, every one: its caller may write or free a tensor that members read in place, so
-  // this waits until they have.
+  // Ends any call. Waits until members have read a tensor in place, because the caller may write or
+  // free it then.
   Status end() {
     if (opened_ == mailboxes_.sequence()) DSCOMM_RETURN_IF_ERROR(close());
     return mailboxes_.end();
