@@ -249,18 +249,21 @@ TEST(Engine, AbortFailsQueuedAndLaterCalls) {
 
 // Calls that were queued when the group ended report its cause as their own.
 TEST(Engine, CallAfterGroupEndSaysEndedEarlier) {
-  run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
+  std::atomic<bool> all_queued{false};
+  run_world(2, [&all_queued](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
     int64_t x = 1, y = 1;
     OperationPtr one = group->start(kSum, sum_of(&x), milliseconds(0));
     EXPECT_TRUE(one->wait().ok());
     if (rank == 1) {
+      while (!all_queued) std::this_thread::yield();
       group->abort("the test wants it");
       EXPECT_TRUE(group->shutdown().ok());
       return;
     }
     std::vector<OperationPtr> queued;
     for (int k = 0; k < 2; ++k) queued.push_back(group->start(kSum, sum_of(&x), milliseconds(0)));
+    all_queued = true;
     const std::string first =
         "group '" + group->name() + "' was aborted by rank 1: the test wants it";
     const std::string later = "group '" + group->name() + "' ended earlier: " + first;
