@@ -19,10 +19,10 @@ import torch.distributed as dist
 from workload import DEEPSPEED, GLOO, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT), str(ROOT / "tests" / "torch"), str(ROOT / "tests" / "clients")]
+sys.path.append(str(ROOT))
 
-from harness import GROUP_TIMEOUT, RankFailure, World, run_fresh  # noqa: E402
-from program_ranks import free_port  # noqa: E402
+from tests.cases.harness import GROUP_TIMEOUT, RankFailure, World, run_fresh  # noqa: E402
+from tests.clients.program_ranks import free_port  # noqa: E402
 
 RANKS = 2
 LIMIT_S = 90.0  # of a run, of which none takes a tenth

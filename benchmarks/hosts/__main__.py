@@ -31,14 +31,10 @@ import statistics
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
-
-from hosts import why_not  # noqa: E402
-
-from benchmarks.hosts.libraries import LIBRARIES, available  # noqa: E402
-from benchmarks.hosts.runs import bring_ups, measure, overlaps  # noqa: E402
-from benchmarks.hosts.tables import print_overlap, print_summaries, print_table  # noqa: E402
+from benchmarks.hosts.libraries import LIBRARIES, available
+from benchmarks.hosts.runs import bring_ups, measure, overlaps
+from benchmarks.hosts.tables import print_overlap, print_summaries, print_table
+from tests.cluster.hosts import why_not
 
 COLLECTIVES = (
     "all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all send_recv "

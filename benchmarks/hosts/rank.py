@@ -14,26 +14,20 @@ import json
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.hosts import overlap
+from benchmarks.hosts.flat_mpi import FlatMpi
 from deepspeed_comm.bench.__main__ import run
 from deepspeed_comm.bench.case import Case
 from deepspeed_comm.bench.flags import Options, parse
 from deepspeed_comm.bench.ledger import Ledger
 from deepspeed_comm.bench.measurement import Measurement
 from deepspeed_comm.bench.plan import Setting
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster" / "programs")]
-
-from world import World  # noqa: E402
-
-from benchmarks.hosts import overlap  # noqa: E402
-from benchmarks.hosts.flat_mpi import FlatMpi  # noqa: E402
+from tests.cluster.programs.world import World
 
 
 class BesideMpi(Measurement):

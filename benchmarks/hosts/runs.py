@@ -13,13 +13,9 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-
-from hosts import Hosts  # noqa: E402
-from jobs import Job, start_ranks  # noqa: E402
-
-from benchmarks.hosts.libraries import Library  # noqa: E402
+from benchmarks.hosts.libraries import Library
+from tests.cluster.hosts import Hosts
+from tests.cluster.jobs import Job, start_ranks
 
 RANK = str(Path(__file__).with_name("rank.py"))
 LIMIT_S = 3600.0  # of a job

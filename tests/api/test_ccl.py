@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from harness import World, run_fresh
 
 from deepspeed_comm import ReduceOp, ccl
+from tests.cases.harness import World, run_fresh
 
 RANKS = 3
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import World, run_fresh
-from test_operations import init
 
 import deepspeed_comm as dist
 from deepspeed_comm.comms_log import log as log_module
@@ -20,6 +18,8 @@ from deepspeed_comm.comms_log.summary import trimmed_mean
 from deepspeed_comm.comms_log.trace import Call
 from deepspeed_comm.comms_logging import CommsLogger, calc_bw_log, convert_size
 from deepspeed_comm.config import CommsLoggerConfig, DeepSpeedCommsConfig
+from tests.cases.deepspeed_groups import init
+from tests.cases.harness import World, run_fresh
 
 SLEEP_S = 0.2
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import World, run_fresh
-from test_operations import BACKENDS, init
 
 import deepspeed_comm as dist
 from deepspeed_comm.comms_log import files
+from tests.cases.deepspeed_groups import BACKENDS, init
+from tests.cases.harness import World, run_fresh
 
 SIZES = [4, 400, 40_000]  # bytes
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.profiler
-from harness import World, run_fresh
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_operations import BACKENDS, init
 
 import deepspeed_comm as dist
 from deepspeed_comm.comms_log.trace import (
@@ -25,6 +23,8 @@ from deepspeed_comm.comms_log.trace import (
     ranks_text,
     write_trace,
 )
+from tests.cases.deepspeed_groups import BACKENDS, init
+from tests.cases.harness import World, run_fresh
 
 MONTHS_NS = 7_889_238 * 10**9
 

@@ -7,7 +7,6 @@ import functools
 import gc
 import importlib
 import json
-import os
 import re
 import sys
 import threading
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from harness import TORCH_2, World, run_fresh
 
 import deepspeed_comm as dist
 from deepspeed_comm import _direct, comm
@@ -26,8 +24,10 @@ from deepspeed_comm._log import warn_once
 from deepspeed_comm._plugin import load_extension
 from deepspeed_comm.comms_log import trace
 from deepspeed_comm.torch import Noop
+from tests.cases.deepspeed_groups import BACKENDS, init
+from tests.cases.harness import TORCH_2, World, run_fresh
+from tests.cases.marks import needs_torch_2
 
-needs_torch_2 = pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no such thing")
 if TORCH_2:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.tensor.debug import CommDebugMode
@@ -38,23 +38,11 @@ if TORCH_2:
 RANKS = 3
 MEMBERS = [0, 2]  # of the group
 
-BACKENDS = ["dscomm", "gloo"]
 # It raises for these two by itself; the case runs all collectives, as dscomm does there. Messages
 # are run over it all the same.
 old_gloo = pytest.mark.skipif(
     not TORCH_2, reason="gloo of torch 1.13 has no all_gather_into_tensor and no reduce_scatter"
 )
-
-
-def init(world: World, backend: str = "dscomm", name: str = "meet") -> None:
-    dist.init_distributed(
-        backend,
-        auto_mpi_discovery=False,
-        init_method=f"file://{os.path.join(world.folder, name)}",
-        rank=world.rank,
-        world_size=world.size,
-        verbose=False,
-    )
 
 
 def values(rank: int, count: int = 4) -> torch.Tensor:

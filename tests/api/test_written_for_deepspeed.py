@@ -13,8 +13,6 @@ import numpy
 import pytest
 import torch
 import torch.distributed
-from harness import World, run_fresh
-from test_operations import init
 
 import deepspeed_comm as dist
 from deepspeed_comm import _direct, reduce_op
@@ -22,6 +20,8 @@ from deepspeed_comm._log import warn_once
 from deepspeed_comm.backend import select_backend
 from deepspeed_comm.config import CommsLoggerConfig
 from deepspeed_comm.reduce_op import torch_reduce_op
+from tests.cases.deepspeed_groups import init
+from tests.cases.harness import World, run_fresh
 
 RANKS = 2
 

@@ -29,8 +29,9 @@ import torch
 import torch._dynamo
 import torch._inductor.compile_fx
 import torch.distributed as dist
-from harness import HARD_LIMIT_S, World, run_fresh
 from program_ranks import free_port
+
+from tests.cases.harness import HARD_LIMIT_S, World, run_fresh
 
 Result = dict[str, Any]
 Case = Callable[..., Result]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from harness import World
 from over_both import assert_same_bits, equal_over_both, needed
 from small_model import ROWS, batch, make_model, parameters_of
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.cases.harness import World
 
 accelerate = needed("accelerate")
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as checkpoint
-from harness import World
 from over_both import assert_same_bits, equal_over_both
 from small_model import make_model, parameters_of, shard, train, whole
 from torch.distributed.checkpoint.state_dict import (
@@ -19,6 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+
+from tests.cases.harness import World
 
 Trained = tuple[torch.nn.Module, torch.optim.Optimizer]
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from harness import World
 from over_both import equal_over_both
 
 import deepspeed_comm
 from deepspeed_comm._plugin import load_extension
+from tests.cases.harness import World
 
 ROWS, COLUMNS = 6, 4
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import World
 from over_both import assert_same_bits, equal_over_both
 from small_model import assert_learned, make_model, parameters_of, train
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.cases.harness import World
 
 
 def _scale_then_sum(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from harness import World
 from over_both import needed, run
+
+from tests.cases.harness import World
 
 deepspeed = needed("deepspeed")
 transformers = needed("transformers")

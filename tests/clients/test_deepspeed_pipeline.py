@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from harness import World
 from over_both import equal_over_both, needed
 from small_model import CLASSES, FEATURES, ROWS, assert_learned, batch, parameters_of
+
+from tests.cases.harness import World
 
 deepspeed = needed("deepspeed")
 pipe = needed("deepspeed.pipe")

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from harness import World
 from over_both import assert_same_bits, needed, run, run_once
 from small_model import ROWS, assert_learned, batch, make_model, parameters_of
+
+from tests.cases.harness import World
 
 deepspeed = needed("deepspeed")
 needed("deepspeed.runtime.zero.muon.original_muon")  # its import takes seconds

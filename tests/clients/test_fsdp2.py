@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import World
 from over_both import assert_same_bits, equal_over_both
 from small_model import assert_learned, batch, make_model, parameters_of, shard, whole
 from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from tests.cases.harness import World
 
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),

@@ -1,5 +1,5 @@
 """Every name and signature of the deepspeed.comm that is installed is here, but for those that
-tests/api/test_names.py leaves out; and the table that it compares with is true."""
+tests/cases/deepspeed_names.py leaves out; and the table that it compares with is true."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import inspect
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,9 +21,8 @@ if importlib.util.find_spec("deepspeed") is None:
         allow_module_level=True,
     )
 os.environ["DS_ACCELERATOR"] = "cpu"  # whatever else this machine has
-sys.path.append(str(Path(__file__).parents[1] / "api"))
 
-from test_names import DIFFERENT, FLAGS, INTERNAL, THEIRS, ours  # noqa: E402
+from tests.cases.deepspeed_names import DIFFERENT, FLAGS, INTERNAL, THEIRS, ours  # noqa: E402
 
 MODULES = {
     name: "deepspeed.utils.comms_logging" if name == "comms_logging" else f"deepspeed.comm.{name}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from harness import World
 from over_both import equal_over_both
 from small_model import batch, make_model, parameters_of
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from tests.cases.harness import World
 
 MICRO_BATCHES = 4
 STEPS = 5

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import World
 from over_both import assert_same_bits, equal_over_both
 from small_model import parameters_of
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,6 +18,8 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+
+from tests.cases.harness import World
 
 WORDS, LENGTH, HIDDEN = 32, 8, 16
 STEPS = 5

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from hosts import Hosts, why_not  # noqa: E402
+from tests.cluster.hosts import Hosts, why_not
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from host_init import EMPTIED
+from tests.cluster.host_init import EMPTIED
 
 ROOT = Path(__file__).resolve().parents[2]
 _INIT = Path(__file__).with_name("host_init.py")

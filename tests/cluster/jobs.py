@@ -21,19 +21,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hosts import Host, HostProcess, Hosts, base_environment
+from deepspeed_comm._plugin import load_extension
+from tests.cluster.hosts import ROOT, Host, HostProcess, Hosts, base_environment
 
 BACKEND = os.environ.get("TEST_CLUSTER_BACKEND", "dscomm")
 # "openmpi" or "mpich": the MPI that dscomm uses between hosts.
 MPI = os.environ.get("TEST_CLUSTER_MPI", "openmpi")
 PROGRAMS = Path(__file__).with_name("programs")
-# Folders with references, cases and workloads that programs import.
-_MODULES = [str(Path(__file__).parents[1] / folder) for folder in ("torch", "faults")]
 # Well above what a loaded machine needs; a job that takes this long hangs.
 LIMIT_S = 120.0
 # How long the other ranks may take to end once one has failed.
 _AFTERMATH_S = 10.0
 _FIRST_PORT = 29500
+
+
+def has_mpich() -> bool:
+    """tools/setup installs it if a package index has it."""
+    return Path(load_extension().__file__).with_name("libdscomm_mpich.so").exists()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +80,9 @@ class ForkedRank:
 
 
 def _python_path() -> dict[str, str]:
+    """For programs that import tests.cases."""
     given = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([*_MODULES, *([given] if given else [])])}
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), *([given] if given else [])])}
 
 
 @functools.cache

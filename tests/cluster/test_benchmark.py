@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import ROOT
-from test_bring_up import has_mpich
 
-sys.path.append(str(ROOT))
-
-from benchmarks.hosts import libraries, runs, tables  # noqa: E402
-from benchmarks.one_host.fetch import Unavailable  # noqa: E402
+from benchmarks.hosts import libraries, runs, tables
+from benchmarks.one_host.fetch import Unavailable
+from tests.cluster.hosts import ROOT
+from tests.cluster.jobs import has_mpich
 
 
 def run(tmp_path: Path, flags: str) -> tuple[dict[str, Any], str]:

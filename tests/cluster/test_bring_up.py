@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts import ROOT, Host, Hosts
-from jobs import MPI, Job, JobFailure, mpirun, slurm, start_ranks, torchrun
 
 from deepspeed_comm._plugin import load_extension
+from tests.cluster.hosts import ROOT, Host, Hosts
+from tests.cluster.jobs import MPI, Job, JobFailure, has_mpich, mpirun, slurm, start_ranks, torchrun
 
 
 def test_hosts_with_bridge_of_same_address_connect(make_hosts: Callable[[int], Hosts]) -> None:
@@ -193,11 +193,6 @@ def listening_ports(host: Host) -> list[tuple[int, bool]]:
     rows = [line.split() for table in tables for line in table.splitlines()[1:]]
     names = [words[1].split(":") for words in rows if words[3] == "0A"]
     return [(int(port, 16), place == "0100007F") for place, port in names]
-
-
-def has_mpich() -> bool:
-    """tools/setup installs it if a package index has it."""
-    return Path(load_extension().__file__).with_name("libdscomm_mpich.so").exists()
 
 
 def test_hosts_with_different_mpis_report_both(make_hosts: Callable[[int], Hosts]) -> None:

@@ -7,42 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hosts import Hosts
-from jobs import BACKEND, Job, start_ranks, torchrun
 
-# Functions of tests/torch that two ranks, four, or any number run together.
-CASES_OF_ANY = [
-    "test_point_to_point:_batch_case",
-    "test_work:_semantics_case",
-    "test_work:_lifetime_case",
-    "test_groups:_threads_case",
-    "test_training:_functional_case",
-    "test_collectives:_coalescing_manager_case",
-]
-CASES_OF_TWO = [
-    "test_point_to_point:_blocking_case",
-    "test_point_to_point:_tags_case",
-    "test_point_to_point:_order_case",
-    "test_point_to_point:_crossing_case",
-    "test_work:_callbacks_case",
-    "test_groups:_orders_case",
-]
-CASES_OF_FOUR = [
-    "test_point_to_point:_source_of_subgroup_case",
-    "test_groups:_mesh_case",
-]
+from tests.cases import together
+from tests.cluster.hosts import Hosts
+from tests.cluster.jobs import BACKEND, Job, start_ranks, torchrun
+
+# Names of cases that any number of ranks run together, or two, or four.
+CASES_OF_ANY = [case.__name__ for case in together.OF_ANY]
+CASES_OF_TWO = [case.__name__ for case in together.OF_TWO]
+CASES_OF_FOUR = [case.__name__ for case in together.OF_FOUR]
 if BACKEND != "gloo":
-    CASES_OF_ANY += [
-        "test_collectives:_not_a_number_case",
-        "test_collectives:_refused_reductions_case",
-        "test_layouts:_lazy_bits_case",
-    ]
-    CASES_OF_FOUR += ["test_groups:_subgroups_case", "test_groups:_split_case"]
-    CASES_OF_TWO += [
-        "test_point_to_point:_beside_collectives_case",
-        "test_collectives:_premultiplied_case",
-        "test_collectives:_null_work_case",
-    ]
+    CASES_OF_ANY += [case.__name__ for case in together.DSCOMM_OF_ANY]
+    CASES_OF_TWO += [case.__name__ for case in together.DSCOMM_OF_TWO]
+    CASES_OF_FOUR += [case.__name__ for case in together.DSCOMM_OF_FOUR]
 
 
 def check(job: Job, at_least: int) -> list[dict[str, Any]]:

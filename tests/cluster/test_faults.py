@@ -5,39 +5,27 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from hosts import Hosts
-from jobs import BACKEND, MPI, Job, start_ranks, torchrun
 
-# dscomm names the faulty rank and the disagreement; gloo, as TEST_CLUSTER_BACKEND, does not.
-NAMES = BACKEND == "dscomm"
-# Helpers of Open MPI on each host; MPICH and gloo need none.
-HELPERS = 1 if NAMES and MPI == "openmpi" else 0
+from tests.cases.mismatch import KINDS, RANKS
+from tests.cluster.faults import (
+    EARLY_S,
+    EXIT_S,
+    HELPERS,
+    LATE_S,
+    LONG_S,
+    NAMES,
+    SOON_S,
+    TIMEOUT_S,
+    in_peace,
+)
+from tests.cluster.hosts import Hosts
+from tests.cluster.jobs import BACKEND, start_ranks, torchrun
+
 TWO_AND_TWO = [0, 0, 1, 1]
-# From a death to the error on every other rank of the job. (With gloo a rank notices when the
-# process that noticed before it has ended.)
-SOON_S = 2.0 if NAMES else 8.0
-# Well above SOON_S, so that an error within SOON_S is no timeout.
-LONG_S = 30.0
-TIMEOUT_S = 3.0
-# Tolerance for the time of an error: the wait may have begun just before the fault.
-EARLY_S, LATE_S = 0.5, 2.0
-# Limit for ending after an error, in any state of the network.
-EXIT_S = 15.0
-
-
-def in_peace(job: Job, ranks: list[int]) -> None:
-    """These ranks ended successfully, none hangs, and no host has leftovers."""
-    job.finish(EXIT_S)
-    codes = [*job.exit_codes().values()]
-    assert [codes[rank] for rank in ranks] == [0] * len(ranks), job.report()
-    left = job.hosts.leftovers(limit_s=5.0)
-    assert left == {}, f"{left}\n{job.report()}"
 
 
 @pytest.mark.parametrize(
@@ -330,9 +318,6 @@ def test_mismatched_calls_raise_on_every_host(
     make_hosts: Callable[[int], Hosts], count: int, odd_rank: int, placement: list[int]
 ) -> None:
     """Every kind of disagreement of the tests of one host is reported on every rank."""
-    sys.path.append(str(Path(__file__).parents[1] / "faults"))
-    from test_mismatch import KINDS, RANKS
-
     arguments = ("mismatch.py", str(count), str(odd_rank))
     with start_ranks(make_hosts(max(placement) + 1), placement, *arguments) as job:
         answers = [result["answers"] for result in job.results()]

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, HostsFailure
-from jobs import JobFailure, fork_rank, start_ranks
+
+from tests.cluster.hosts import ROOT, Hosts, HostsFailure
+from tests.cluster.jobs import JobFailure, fork_rank, start_ranks
 
 MakeHosts = Callable[[int], Hosts]
 LISTEN = """
@@ -138,10 +139,9 @@ def test_death_of_the_test_process_ends_all_hosts(make_hosts: MakeHosts, tmp_pat
     """Even if it is killed, and can do nothing about it."""
     make_hosts(1)  # skips if hosts cannot be made
     script = f"""
-        import os, signal, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import os, signal
         from pathlib import Path
-        from hosts import Hosts
+        from tests.cluster.hosts import Hosts
         hosts = Hosts(2, Path({str(tmp_path)!r})).__enter__()
         hosts[1].start(["sleep", "1000"]).pid
         inits = [host.pid for host in hosts]
@@ -149,7 +149,11 @@ def test_death_of_the_test_process_ends_all_hosts(make_hosts: MakeHosts, tmp_pat
         os.kill(os.getpid(), signal.SIGKILL)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = [int(word) for word in done.stdout.split()]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from hosts import Hosts
-from jobs import start_ranks
-from test_faults import LONG_S, NAMES, SOON_S, in_peace
 
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
-
-from workloads import WORKLOADS  # noqa: E402
+from tests.cases.workloads import WORKLOADS
+from tests.cluster.faults import LONG_S, NAMES, SOON_S, in_peace
+from tests.cluster.hosts import Hosts
+from tests.cluster.jobs import start_ranks
 
 ROUNDS = 100
 PLACES = [0, 0, 1, 1, 2, 2]

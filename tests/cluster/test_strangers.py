@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hosts import HostProcess, Hosts
-from jobs import MPI, Job, start_ranks
+
+from tests.cluster.hosts import HostProcess, Hosts
+from tests.cluster.jobs import MPI, Job, start_ranks
 
 ATTACKER = str(Path(__file__).with_name("attacker.py"))
 NOBODY = 65534

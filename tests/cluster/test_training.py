@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hosts import Hosts
-from jobs import BACKEND, start_ranks
+from tests.cluster.hosts import Hosts
+from tests.cluster.jobs import BACKEND, start_ranks
 
 
 def test_training_losses_match_gloo(make_hosts: Callable[[int], Hosts]) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import World, run_fresh
 
 from deepspeed_comm.bench import __main__ as bench
 from deepspeed_comm.bench import case, collectives, flags, measurement, plan, plot, report
+from tests.cases.harness import World, run_fresh
 
 SHORT = ("-n", "2", "-w", "1")
 Told = tuple[int, str, str]  # exit status, standard output and error

@@ -1,6 +1,6 @@
 """Kills ranks at random times during collectives and messages, and measures when others notice.
 
-    python tests/faults/kill_drill.py --count 300 --ranks 4 --seed 1
+    python -m tests.faults.kill_drill --count 300 --ranks 4 --seed 1
 
 Every kill is a separate job: ranks are forked, work (small and chunked, synchronous and
 asynchronous calls, messages), and one of them (in one of ten jobs two, in one of ten the first
@@ -26,10 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-
-from rank_processes import SOON_S, Belongings, Job  # noqa: E402
-from workloads import (  # noqa: E402
+from tests.cases.rank_processes import SOON_S, Belongings, Job  # noqa: E402
+from tests.cases.workloads import (  # noqa: E402
     WORKLOADS,
     check_survivors,
     memory_turn_held,

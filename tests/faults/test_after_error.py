@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import SOON_S, Job, World, names_rank
-from workloads import cause, is_of_later_call
 
 import deepspeed_comm
+from tests.cases.rank_processes import SOON_S, Job, World, names_rank
+from tests.cases.workloads import cause, is_of_later_call
 
 RANKS = 4
 CANARY = 41.0

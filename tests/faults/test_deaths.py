@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import (
+
+from tests.cases.rank_processes import (
     HOST,
     SOON_S,
     TORCH_2,
@@ -25,7 +26,7 @@ from rank_processes import (
     names_rank,
     sockets_of,
 )
-from workloads import (
+from tests.cases.workloads import (
     LARGE,
     WORKLOADS,
     Step,

@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from rank_processes import TORCH_2
+
+from tests.cases.rank_processes import TORCH_2
 
 # One process imports torch, the main cost here, and forks the ranks of all cases. Each then ends as
 # a program does, by the interpreter's own end, or as a child of multiprocessing.

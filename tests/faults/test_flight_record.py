@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import TORCH_2, Job, World
 
 from deepspeed_comm import flight_record
+from tests.cases.rank_processes import TORCH_2, Job, World
 
 RANKS = 2
 

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import (
+from torch.utils.data import DataLoader, Dataset
+
+import deepspeed_comm
+from tests.cases.rank_processes import (
     SOON_S,
     Job,
     World,
@@ -19,9 +22,6 @@ from rank_processes import (
     names_rank,
     sockets_of,
 )
-from torch.utils.data import DataLoader, Dataset
-
-import deepspeed_comm
 
 RANKS = 3
 

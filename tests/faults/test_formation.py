@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from rank_processes import Job, World
+
+from tests.cases.rank_processes import Job, World
 
 TIMEOUT_S = 3.0
 KEEPER = 2  # keeps the store; in no group

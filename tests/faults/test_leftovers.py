@@ -19,7 +19,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import (
+
+from deepspeed_comm._plugin import load_extension
+from tests.cases.rank_processes import (
     TORCH_2,
     Belongings,
     Job,
@@ -29,8 +31,6 @@ from rank_processes import (
     processes_of_session,
     sockets_of,
 )
-
-from deepspeed_comm._plugin import load_extension
 
 RANKS = 3
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import TORCH_2, Job, JobFailure, World
-from test_stopped import _counts
-from workloads import WORKLOADS, check_survivors, work_until_raised
+
+from tests.cases.rank_processes import TORCH_2, Job, JobFailure, World
+from tests.cases.workloads import WORKLOADS, check_survivors, checked_calls, work_until_raised
 
 
 def _everything(world: World) -> None:
@@ -72,7 +72,7 @@ def test_kill_among_many_ranks_raises_on_survivors(step: object) -> None:
 @pytest.mark.drill
 @pytest.mark.timeout(600)
 def test_many_ranks_working_for_a_minute_complete_the_same_calls() -> None:
-    with Job(16, _counts, 60.0, limit_s=300) as job:
+    with Job(16, checked_calls, 60.0, limit_s=300) as job:
         counts = job.results()
     assert len(set(counts)) == 1
 

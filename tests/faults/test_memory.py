@@ -19,44 +19,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import Job, World
 
 import deepspeed_comm
 from deepspeed_comm._plugin import load_extension
+from tests.cases.rank_processes import Job, World
 
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and cgroups need root")
 
 
-def _works(world: World) -> None:
-    """Sizes below and above every threshold, messages, and several groups."""
-    world.init()
-    size = world.size
-    for count in (5, 4000, 700_000):
-        tensor = torch.full((count,), float(world.rank))
-        dist.all_reduce(tensor)
-        assert tensor.eq(sum(range(size))).all()
-        gathered = [torch.empty(count) for _ in range(size)]
-        dist.all_gather(gathered, torch.full((count,), float(world.rank)))
-        assert [part[-1].item() for part in gathered] == list(range(size))
-        if world.rank == 0:
-            dist.send(tensor, 1)
-        elif world.rank == 1:
-            dist.recv(tensor, 0)
-    groups = [dist.new_group() for _ in range(20)]
-    for group in groups:
-        dist.all_reduce(torch.ones(100_000), group=group)
-    dist.destroy_process_group()
-
-
-SCRIPT = f"""
-import sys
-sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+SCRIPT = """
 import torch
 torch.set_num_threads(1)
-from rank_processes import Job
-from test_memory import _works
-with Job(3, _works) as job:
+from tests.cases.rank_processes import Job
+from tests.cases.workloads import every_size
+with Job(3, every_size) as job:
     job.results()
 print("passed")
 """
@@ -84,6 +62,7 @@ def test_small_or_read_only_dev_shm_is_not_needed(what: str) -> None:
             "-c",
             SCRIPT,
         ],
+        cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from rank_processes import TORCH_2
+
+from tests.cases.rank_processes import TORCH_2
 
 RANKS = 3
 LIMIT_S = 60.0

@@ -9,7 +9,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from rank_processes import Job, World, names_rank
+
+from tests.cases.rank_processes import Job, World, names_rank
+from tests.cases.workloads import checked_calls
 
 RANKS = 3
 TIMEOUT_S = 2.0
@@ -64,39 +66,8 @@ def test_rank_stopped_past_the_timeout_is_named(kind: str) -> None:
         assert list(job.exit_codes.values()) == [0] * RANKS, job.report()
 
 
-def _counts(world: World, seconds: float) -> int:
-    """Checks the results of many calls of various sizes for a while."""
-    world.init()
-    dist.barrier()
-    world.say("working")
-    end_s = time.monotonic() + seconds
-    number = 0
-    running = torch.ones(1)
-    while running.item() > 0:
-        count = (3, 4000, 200_000)[number % 3]
-        base = torch.arange(count, dtype=torch.float32) % 1000
-        tensor = base * (world.rank + 1) + number
-        dist.all_reduce(tensor)
-        total = world.size * (world.size + 1) // 2
-        assert torch.equal(tensor, base * total + number * world.size), number
-        peer = torch.full((50,), float(number))
-        dist.broadcast(peer, number % world.size)
-        if world.rank == 0:
-            dist.send(peer, 1)
-        elif world.rank == 1:
-            got = torch.zeros(50)
-            dist.recv(got, 0)
-            assert torch.equal(got, peer)
-        number += 1
-        # All ranks stop after the same call.
-        running = torch.tensor([1.0 if time.monotonic() < end_s else 0.0])
-        dist.all_reduce(running, dist.ReduceOp.MIN)
-    dist.destroy_process_group()
-    return number
-
-
 def test_rank_stopped_briefly_raises_nothing() -> None:
-    with Job(RANKS, _counts, 3.0) as job:
+    with Job(RANKS, checked_calls, 3.0) as job:
         job.wait_for("working")
         for round_number in range(20):
             rank = round_number % RANKS

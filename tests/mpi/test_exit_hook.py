@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_mpi_team import run_alone
+from built_programs import run_alone
 
 SOURCE = Path(__file__).with_name("exit_hook_test.cc").read_text()
 TESTS = re.findall(r"^TEST\(ExitHook, (\w+)\)", SOURCE, re.M)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_mpi_team import run_alone
+from built_programs import run_alone
 
 
 def test_pmi_dialogue_tests_pass() -> None:

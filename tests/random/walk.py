@@ -233,15 +233,10 @@ def main() -> int:
     return across_hosts(arguments) if arguments.hosts else run(arguments)
 
 
-def has_mpich() -> bool:
-    from deepspeed_comm._plugin import load_extension
-
-    return Path(load_extension().__file__).with_name("libdscomm_mpich.so").exists()
-
-
 def across_hosts(arguments: argparse.Namespace) -> int:
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
-    from hosts import Hosts, why_not
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from tests.cluster.hosts import Hosts, why_not
+    from tests.cluster.jobs import has_mpich
 
     if why_not():
         print(f"no programs across hosts: {why_not()}")

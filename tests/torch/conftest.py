@@ -8,7 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from harness import TORCH_2, RankSets, rank_sets  # noqa: E402
+
+from tests.cases.harness import RankSets, rank_sets  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -18,6 +19,3 @@ def ranks() -> Iterator[RankSets]:
     """ranks(4).run(function, ...) runs a module-level function in each of 4 reused ranks."""
     with rank_sets() as sets:
         yield sets
-
-
-needs_torch_2 = pytest.mark.skipif(not TORCH_2, reason="torch 1.13 has no such call")

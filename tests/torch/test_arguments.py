@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import needs_torch_2
-from harness import TORCH_2, RankSets, World, run_fresh
+
+from tests.cases.harness import TORCH_2, RankSets, World, run_fresh
+from tests.cases.marks import needs_torch_2
 
 # torch 1.13 has no Python TypeError for its C++ counterpart in some bindings.
 WRONG = (ValueError, TypeError, RuntimeError)

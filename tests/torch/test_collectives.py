@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import needs_torch_2
-from harness import TORCH_2, RankSets, World, run_fresh
-from reference import (
+
+from tests.cases.collectives import (
+    coalescing_manager_case,
+    not_a_number_case,
+    null_work_case,
+    premultiplied_case,
+    refused_reductions_case,
+)
+from tests.cases.harness import TORCH_2, RankSets, World, run_fresh
+from tests.cases.marks import needs_torch_2
+from tests.cases.reference import (
     FLOAT8,
     INTEGERS,
     MOVED,
@@ -70,59 +78,20 @@ def test_large_all_reduce(ranks: RankSets, size: int) -> None:
     ranks(size).run(_big_all_reduce_case)
 
 
-def _premultiplied_case() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    make = dist._make_nccl_premul_sum
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
-        for factor in (0.5, 1.7, torch.tensor([3.0])):
-            inputs = [make_input(dtype, (33,), k) for k in range(size)]
-            tensor = inputs[rank].clone()
-            op = make(factor if isinstance(factor, float) or TORCH_2 else [factor])
-            dist.all_reduce(tensor, op)
-            assert_same_bits(
-                tensor, reduce_reference(inputs, "PREMUL_SUM", float(factor)), (dtype, factor)
-            )
-
-
 @pytest.mark.skipif(
     not hasattr(dist, "_make_nccl_premul_sum"), reason="this build of torch cannot make PREMUL_SUM"
 )
 @pytest.mark.parametrize("size", [1, 3])
 def test_premultiplied_sum(ranks: RankSets, size: int) -> None:
-    ranks(size).run(_premultiplied_case)
-
-
-def _not_a_number_case() -> None:
-    rank = dist.get_rank()
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        for op in ("MIN", "MAX", "SUM"):
-            tensor = torch.tensor(
-                [1.0, float("nan") if rank == 1 else 2.0, float("inf")], dtype=dtype
-            )
-            dist.all_reduce(tensor, OPS[op])
-            assert tensor.isnan().tolist() == [False, True, False], (dtype, op, tensor)
+    ranks(size).run(premultiplied_case)
 
 
 def test_nan_of_one_rank_reaches_all_results(ranks: RankSets) -> None:
-    ranks(3).run(_not_a_number_case)
-
-
-def _refused_reductions_case() -> None:
-    for dtype, op in itertools.product(REDUCED + FLOAT8, OPS):
-        if has_meaning(dtype, op):
-            continue
-        tensor = torch.zeros(3).to(dtype)
-        with pytest.raises((RuntimeError, NotImplementedError, ValueError)) as caught:
-            dist.all_reduce(tensor, OPS[op])
-        assert op in str(caught.value) or "complex" in str(caught.value), str(caught.value)
-    # Peers saw nothing of the call, so the group still works.
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [dist.get_world_size()] * 3
+    ranks(3).run(not_a_number_case)
 
 
 def test_undefined_reductions_are_refused(ranks: RankSets) -> None:
-    ranks(2).run(_refused_reductions_case)
+    ranks(2).run(refused_reductions_case)
 
 
 def _broadcast_case() -> None:
@@ -452,26 +421,9 @@ def test_coalesced_tensors_that_overlap_over_gloo_read_earlier_values() -> None:
     run_fresh(2, _coalesced_overlap_case, "gloo")
 
 
-def _coalescing_manager_case() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    tensors = [torch.full((n,), float(rank)) for n in (1, 50)]
-    with dist._coalescing_manager():
-        for tensor in tensors:
-            dist.all_reduce(tensor)
-    for tensor in tensors:
-        assert tensor.unique().tolist() == [sum(range(size))]
-    outputs = [torch.zeros(size * n) for n in (1, 50)]
-    with dist._coalescing_manager(async_ops=True) as manager:
-        for output, tensor in zip(outputs, tensors, strict=True):
-            dist.all_gather_into_tensor(output, tensor + rank)
-    manager.wait()
-    for output in outputs:
-        assert output.unique().tolist() == [sum(range(size)) + k for k in range(size)]
-
-
 @needs_torch_2
 def test_coalescing_manager(ranks: RankSets) -> None:
-    ranks(2).run(_coalescing_manager_case)
+    ranks(2).run(coalescing_manager_case)
 
 
 def _coalescing_by_device_case() -> None:
@@ -539,21 +491,9 @@ def test_coalescing_manager_with_a_device(ranks: RankSets) -> None:
     ranks(2).run(_coalescing_by_device_case)
 
 
-def _null_work_case() -> None:
-    """A synchronous call is over when it returns, so its Work is null."""
-    options = dist.AllreduceOptions()
-    options.asyncOp = False
-    tensor = torch.ones(3)
-    assert dist.group.WORLD.allreduce([tensor], options) is None
-    assert tensor.tolist() == [float(dist.get_world_size())] * 3
-    assert dist.irecv(tensor, 1 - dist.get_rank()) is not None
-    dist.send(torch.zeros(3), 1 - dist.get_rank())
-    dist.barrier()
-
-
 @needs_torch_2
 def test_synchronous_calls_return_no_work(ranks: RankSets) -> None:
-    ranks(2).run(_null_work_case)
+    ranks(2).run(null_work_case)
 
 
 def _barrier_case() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import World, run_fresh
 
 import deepspeed_comm
+from tests.cases.harness import World, run_fresh
 
 LINE = re.compile(r"\[dscomm rank \d pid \d+\] debug: group '0' \(shared memory, 2 ranks\): (.*)")
 

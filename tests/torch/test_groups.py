@@ -16,99 +16,29 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import needs_torch_2
-from harness import TORCH_2, RankSets, World, run_fresh
 
-
-def _total(group: Any = None, value: float | None = None) -> float:
-    tensor = torch.full((3,), float(dist.get_rank()) if value is None else value)
-    dist.all_reduce(tensor, group=group)
-    return tensor[0].item()
-
-
-def _subgroups_case() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    groups = {
-        ranks: dist.new_group(list(ranks))
-        for ranks in [(0, 1), (1, 3), (2,), (0, 2, 3), (0, 1, 2, 3)]
-    }
-    for members, group in groups.items():
-        if rank in members:
-            assert _total(group) == sum(members)
-            # Roots are given by global rank.
-            tensor = torch.tensor([float(rank)])
-            dist.broadcast(tensor, members[-1], group=group)
-            assert tensor.item() == members[-1]
-            assert dist.get_group_rank(group, rank) == members.index(rank) if TORCH_2 else True
-    assert _total() == sum(range(size))
-    for members, group in groups.items():
-        if rank in members:
-            dist.destroy_process_group(group)
-            if TORCH_2:  # torch 1.13 only forgets a group, which lives on while it is referenced
-                with pytest.raises((ValueError, RuntimeError)):
-                    _total(group)
-    assert _total() == sum(range(size))
+from tests.cases.groups import (
+    mesh_case,
+    orders_case,
+    split_case,
+    subgroups_case,
+    threads_case,
+    total,
+)
+from tests.cases.harness import TORCH_2, RankSets, World, run_fresh
+from tests.cases.marks import needs_torch_2
 
 
 def test_collectives_in_subgroups(ranks: RankSets) -> None:
-    ranks(4).run(_subgroups_case)
-
-
-def _orders_case() -> None:
-    """Asynchronous calls in two groups, queued in opposite orders on two ranks, both finish."""
-    rank = dist.get_rank()
-    groups = [dist.new_group(), dist.new_group()]
-    for _ in range(20):
-        tensors = [torch.full((2000,), float(rank)) for _ in groups]
-        works = {}
-        for i in (0, 1) if rank == 0 else (1, 0):
-            works[i] = dist.all_reduce(tensors[i], group=groups[i], async_op=True)
-        for i in (1, 0) if rank == 0 else (0, 1):
-            works[i].wait()
-        assert [tensor[0].item() for tensor in tensors] == [1.0, 1.0]
-    # Polled instead of waited for: a worker of each group completes the calls.
-    tensors = [torch.full((10,), float(rank)) for _ in groups]
-    order = (0, 1) if rank == 0 else (1, 0)
-    works = {i: dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order}
-    deadline = time.monotonic() + 20
-    while not all(work.is_completed() for work in works.values()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert [tensor[0].item() for tensor in tensors] == [1.0, 1.0]
-    for group in groups:
-        dist.destroy_process_group(group)
+    ranks(4).run(subgroups_case)
 
 
 def test_calls_in_opposite_order_in_two_groups_complete(ranks: RankSets) -> None:
-    ranks(2).run(_orders_case)
-
-
-def _threads_case() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    groups = [dist.new_group() for _ in range(3)]
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            for i in range(60):
-                tensor = torch.full((i * 7 + 1,), float(rank + number))
-                dist.all_reduce(tensor, group=groups[number])
-                assert tensor[0].item() == sum(k + number for k in range(size))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    for group in groups:
-        dist.destroy_process_group(group)
+    ranks(2).run(orders_case)
 
 
 def test_threads_with_separate_groups_run_concurrently(ranks: RankSets) -> None:
-    ranks(3).run(_threads_case)
+    ranks(3).run(threads_case)
 
 
 def _loads_meanwhile_case(world: World) -> None:
@@ -177,12 +107,12 @@ def _many_groups_case(count: int, kept: int) -> None:
     groups = []
     for i in range(count):
         group = dist.new_group()
-        assert _total(group, float(i)) == i * size
+        assert total(group, float(i)) == i * size
         groups.append(group)
         if len(groups) > kept:
             dist.destroy_process_group(groups.pop(0))
     for i, group in enumerate(groups):
-        assert _total(group, float(i)) == i * size
+        assert total(group, float(i)) == i * size
         dist.destroy_process_group(group)
 
 
@@ -206,7 +136,7 @@ def test_thousands_of_groups(ranks: RankSets) -> None:
 def _reinit_case(world: World) -> None:
     for generation in range(5):
         world.init(name=f"generation{generation}")
-        assert _total() == sum(range(world.size))
+        assert total() == sum(range(world.size))
         if generation % 2:
             dist.new_group()  # for destroy_process_group() to destroy
         dist.destroy_process_group()
@@ -222,7 +152,7 @@ def _reinit_case(world: World) -> None:
             world_size=world.size,
             timeout=timedelta(seconds=20),
         )
-        assert _total() == sum(range(world.size))
+        assert total() == sum(range(world.size))
         dist.destroy_process_group()
 
 
@@ -239,7 +169,7 @@ def _stores_case(world: World, kind: str, port: int) -> None:
     else:
         store = dist.HashStore()
     dist.init_process_group("dscomm", store=store, rank=world.rank, world_size=world.size)
-    assert _total() == sum(range(world.size))
+    assert total() == sum(range(world.size))
     if world.rank == 0:
         dist.barrier()
         time.sleep(0.5)  # keeps the store's server up while the others leave
@@ -265,9 +195,9 @@ def test_hash_store() -> None:
 
 def _by_device_case(world: World, backends: str) -> None:
     world.init(backends)
-    assert _total() == sum(range(world.size))
+    assert total() == sum(range(world.size))
     assert dist.group.WORLD._get_backend(torch.device("cpu")).name() == "dscomm"
-    assert _total(dist.new_group()) == sum(range(world.size))
+    assert total(dist.new_group()) == sum(range(world.size))
 
 
 @needs_torch_2
@@ -279,7 +209,7 @@ def test_backend_named_by_device(backends: str) -> None:
 def _beside_gloo_case(world: World) -> None:
     world.init("gloo")
     group = dist.new_group(backend="dscomm")
-    assert _total(group) == _total() == sum(range(world.size))
+    assert total(group) == total() == sum(range(world.size))
     both = torch.zeros(5) + world.rank
     works = [dist.all_reduce(both.clone(), group=g, async_op=True) for g in (group, None)]
     for work in works:
@@ -290,57 +220,14 @@ def test_dscomm_group_in_gloo_world() -> None:
     run_fresh(3, _beside_gloo_case)
 
 
-def _split_case() -> None:
-    rank = dist.get_rank()
-    world = dist.group.WORLD
-    half = [0, 2] if rank % 2 == 0 else [1, 3]
-    group = world.split_group(half, timedelta(seconds=20), group_name=f"half{rank % 2}")
-    assert group.rank() == half.index(rank) and group.size() == 2
-    tensor = torch.full((3,), float(rank))
-    group.allreduce([tensor]).wait()
-    assert tensor.tolist() == [float(sum(half))] * 3
-    backend = group._get_backend(torch.device("cpu"))
-    assert backend.options.global_ranks_in_group == half
-    assert world.split_group([0], timedelta(seconds=20), group_name="alone") is None or rank == 0
-    group.shutdown()
-    merge = getattr(world, "merge_remote_group", None)
-    if merge is None:
-        return
-    store = dist.PrefixStore("merge", dist.distributed_c10d._get_default_store())
-    merged = merge(store, 4, timedelta(seconds=20), "merged")
-    tensor = torch.ones(1)
-    merged.allreduce([tensor]).wait()
-    assert tensor.item() == 4.0 and merged.size() == 4
-    merged.shutdown()
-
-
 @needs_torch_2
 def test_split_and_merge(ranks: RankSets) -> None:
-    ranks(4).run(_split_case)
-
-
-def _mesh_case() -> None:
-    rank = dist.get_rank()
-    mesh = torch.distributed.device_mesh.init_device_mesh(
-        "cpu", (2, 2), mesh_dim_names=("rows", "columns")
-    )
-    row, column = mesh.get_group("rows"), mesh.get_group("columns")
-    assert _total(column) == sum([0, 1] if rank < 2 else [2, 3])
-    assert _total(row) == sum([0, 2] if rank % 2 == 0 else [1, 3])
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    whole = torch.arange(24.0).reshape(6, 4)
-    sharded = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
-    assert torch.equal(sharded.full_tensor(), whole)
-    product = distribute_tensor(whole, mesh, [Shard(0), Replicate()]) @ distribute_tensor(
-        whole.t().contiguous(), mesh, [Replicate(), Shard(1)]
-    )
-    assert torch.equal(product.full_tensor(), whole @ whole.t())
+    ranks(4).run(split_case)
 
 
 @needs_torch_2
 def test_device_mesh_and_dtensor(ranks: RankSets) -> None:
-    ranks(4).run(_mesh_case)
+    ranks(4).run(mesh_case)
 
 
 def _detail_case(world: World) -> None:
@@ -350,12 +237,12 @@ def _detail_case(world: World) -> None:
     else:
         dist.set_debug_level_from_env()
     world.init()
-    assert _total() == sum(range(world.size))
+    assert total() == sum(range(world.size))
     outputs = [torch.zeros(3) for _ in range(world.size)]
     dist.all_gather(outputs, torch.full((3,), float(world.rank)), async_op=True).wait()
     assert [output[0].item() for output in outputs] == list(range(world.size))
     group = dist.new_group()
-    assert _total(group) == sum(range(world.size))
+    assert total(group) == sum(range(world.size))
     # A view with a negative bit passes through this mode's wrapper too.
     view = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
     dist.all_reduce(view)
@@ -389,7 +276,7 @@ def _fork_case() -> None:
         said = pipe.read()
     os.waitpid(pid, 0)
     assert "Error" in said and "fork" in said, said
-    assert _total() == sum(range(size)), rank
+    assert total() == sum(range(size)), rank
 
 
 def test_call_in_forked_child_raises_and_parent_continues(ranks: RankSets) -> None:

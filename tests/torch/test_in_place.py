@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import needs_torch_2
-from harness import World, run_fresh
 
 import deepspeed_comm
 from deepspeed_comm._plugin import load_extension
+from tests.cases.harness import World, run_fresh
+from tests.cases.marks import needs_torch_2
 
 # More than a one-shot call, and no multiple of a chunk.
 COUNT = 300_007

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from harness import RankSets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import assert_same_bits, make_input, reduce_reference
+
+from tests.cases.harness import RankSets
+from tests.cases.reference import assert_same_bits, make_input, reduce_reference
 
 SIZE = 3
 EXAMPLES = settings(

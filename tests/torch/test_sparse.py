@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from harness import RankSets
-from reference import assert_same_bits, make_input, reduce_reference
+
+from tests.cases.harness import RankSets
+from tests.cases.reference import assert_same_bits, make_input, reduce_reference
 
 
 def _sparse(

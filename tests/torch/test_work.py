@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from datetime import timedelta
@@ -11,82 +10,26 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import needs_torch_2
-from harness import TORCH_2, RankSets, World, run_fresh
 
-
-def _semantics_case() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    total = float(sum(range(size)))
-    tensor = torch.full((10,), float(rank))
-    work = dist.all_reduce(tensor, async_op=True)
-    assert work.wait() is True and work.wait(timedelta(seconds=5)) is True
-    assert work.is_completed() and work.is_success()
-    assert tensor.unique().tolist() == [total]
-    assert [result.data_ptr() for result in work.result()] == [tensor.data_ptr()]
-
-    outputs = [torch.zeros(2) for _ in range(size)]
-    work = dist.all_gather(outputs, torch.full((2,), float(rank)), async_op=True)
-    future = work.get_future()
-    value = future.wait()
-    assert future.done() and work.get_future().done()
-    assert [tensor.data_ptr() for tensor in value] == [output.data_ptr() for output in outputs]
-    assert [tensor[0].item() for tensor in value] == [float(k) for k in range(size)]
-
-    # A future requested after the end is complete.
-    work = dist.barrier(async_op=True)
-    work.wait()
-    assert work.get_future().done()
+from tests.cases.harness import TORCH_2, RankSets, World, run_fresh
+from tests.cases.marks import needs_torch_2
+from tests.cases.work import (
+    callbacks_case,
+    lifetime_case,
+    semantics_case,
+)
 
 
 def test_work_reports_completion_and_results(ranks: RankSets) -> None:
-    ranks(3).run(_semantics_case)
-
-
-def _callbacks_case() -> None:
-    """Callbacks run after the call has left the queue, so they may start the next one."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    order: list[str] = []
-
-    def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        order.append("callback")
-        tensor = future.value()[0] * 2
-        dist.all_reduce(tensor)
-        return tensor
-
-    tensor = torch.full((4,), float(rank + 1))
-    chained = dist.all_reduce(tensor, async_op=True).get_future().then(again)
-    total = float(sum(range(1, size + 1)))
-    assert chained.wait().tolist() == [2 * total * size] * 4
-    assert order == ["callback"]
+    ranks(3).run(semantics_case)
 
 
 def test_callbacks_may_start_calls(ranks: RankSets) -> None:
-    ranks(2).run(_callbacks_case)
-
-
-def _lifetime_case() -> None:
-    """A queued call owns its data: the caller may drop tensors and works."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    last = torch.zeros(1)
-    for i in range(50):
-        dist.all_reduce(torch.full((10_000 + i,), float(rank)), async_op=True)
-        outputs = [torch.zeros(100, 3).t() for _ in range(size)]
-        work = dist.all_gather(outputs, torch.full((3, 100), float(rank)), async_op=True)
-        del outputs
-        if i % 2:
-            del work
-        gc.collect(0)
-    dist.all_reduce(last, async_op=True).wait()
-    work = dist.isend(torch.full((50_000,), 3.0), (rank + 1) % size)
-    received = torch.zeros(50_000)
-    dist.recv(received, (rank - 1) % size)
-    work.wait()
-    assert received.unique().tolist() == [3.0]
+    ranks(2).run(callbacks_case)
 
 
 def test_queued_calls_survive_dropped_tensors_and_works(ranks: RankSets) -> None:
-    ranks(3).run(_lifetime_case)
+    ranks(3).run(lifetime_case)
 
 
 def _wait_limit_case(world: World) -> None:

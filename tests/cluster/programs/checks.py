@@ -4,8 +4,8 @@ hosts.
     checks.py all|few [again] [CASE ...]
 
 "all" uses every dtype and operator in the group of all ranks, "few" a selection; smaller groups
-always use the selection. A CASE is a function of the tests of one host that the ranks run together
-afterwards, such as test_point_to_point:_tags_case. With "again" they finally make their group a
+always use the selection. A CASE is one of tests/cases/together.py, such as tags_case, that the
+ranks run together afterwards. With "again" they finally make their group a
 second time, in the same store.
 
 Data that is only moved, integers, and MIN and MAX must have the bits of the reference. The order of
@@ -20,18 +20,17 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-import reference
 import torch
 import torch.distributed as dist
 from world import BACKEND, World
 
 import deepspeed_comm as api
+from tests.cases import reference
 
 if BACKEND == "gloo":
     # Dtypes that gloo lacks. Removed before the cases, which use these lists too, are imported.
@@ -40,7 +39,7 @@ if BACKEND == "gloo":
         _left = [t for t in getattr(reference, _name) if t not in _lacked]
         setattr(reference, _name, [t for t in _left if t not in reference.FLOAT8])
 
-from reference import (  # noqa: E402
+from tests.cases.reference import (  # noqa: E402
     COMPLEX,
     FLOATS,
     MOVED,
@@ -52,6 +51,7 @@ from reference import (  # noqa: E402
     make_input,
     reduce_reference,
 )
+from tests.cases.together import BY_NAME  # noqa: E402
 
 HAS_UNEVEN = BACKEND != "gloo"  # lists of different sizes in all_gather and all_to_all
 # Below and above one cache line's payload, odd; then over several chunks of staging.
@@ -419,11 +419,6 @@ def groups_of(world: World, thorough: bool) -> Iterator[Group]:
             dist.destroy_process_group(handles[name])
 
 
-def run_case(name: str) -> None:
-    module, _, function = name.partition(":")
-    getattr(importlib.import_module(module), function)()
-
-
 def main() -> None:
     depth, *cases = sys.argv[1:]
     assert depth in ("all", "few"), depth
@@ -441,7 +436,7 @@ def main() -> None:
                 counts[check.__name__] += group.checks - before
             digests[group.name] = group.digest.hexdigest()
     for case in cases[is_again:]:
-        run_case(case)
+        BY_NAME[case]()
     dist.barrier()
     dist.destroy_process_group()
     if is_again:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from test_mismatch import KINDS, _rank
 from world import World
+
+from tests.cases.mismatch import KINDS, mismatch_rank
 
 
 def main() -> None:
     count, odd_rank = (int(word) for word in sys.argv[1:])
     world = World()
-    answers = _rank(world, [(kind, count, odd_rank) for kind in range(len(KINDS))])
+    answers = mismatch_rank(world, [(kind, count, odd_rank) for kind in range(len(KINDS))])
     world.say("done", answers=answers)
 
 

@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from workloads import WORKLOADS
 from world import BACKEND, World
+
+from tests.cases.workloads import WORKLOADS
 
 
 def main() -> None:

@@ -6,13 +6,14 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from rank_processes import SOON_S, Job, World, memory_descriptors, names_rank
 
 import deepspeed_comm
+from tests.cases.rank_processes import SOON_S, Job, World, memory_descriptors, names_rank
 
 # More than a group's staging: a rank can be killed between two chunks.
 LARGE = 600_000
@@ -98,6 +99,58 @@ def work_until_raised(world: World, step: Step) -> None:
     dist.destroy_process_group()
     # Only its own arena and pool are open: those of peers are closed once they are mapped.
     world.say("destroyed", descriptors=len(memory_descriptors()))
+
+
+def checked_calls(world: World, seconds: float) -> int:
+    """Checks the results of many calls of various sizes for a while."""
+    world.init()
+    dist.barrier()
+    world.say("working")
+    end_s = time.monotonic() + seconds
+    number = 0
+    running = torch.ones(1)
+    while running.item() > 0:
+        count = (3, 4000, 200_000)[number % 3]
+        base = torch.arange(count, dtype=torch.float32) % 1000
+        tensor = base * (world.rank + 1) + number
+        dist.all_reduce(tensor)
+        total = world.size * (world.size + 1) // 2
+        assert torch.equal(tensor, base * total + number * world.size), number
+        peer = torch.full((50,), float(number))
+        dist.broadcast(peer, number % world.size)
+        if world.rank == 0:
+            dist.send(peer, 1)
+        elif world.rank == 1:
+            got = torch.zeros(50)
+            dist.recv(got, 0)
+            assert torch.equal(got, peer)
+        number += 1
+        # All ranks stop after the same call.
+        running = torch.tensor([1.0 if time.monotonic() < end_s else 0.0])
+        dist.all_reduce(running, dist.ReduceOp.MIN)
+    dist.destroy_process_group()
+    return number
+
+
+def every_size(world: World) -> None:
+    """Sizes below and above every threshold, messages, and several groups."""
+    world.init()
+    size = world.size
+    for count in (5, 4000, 700_000):
+        tensor = torch.full((count,), float(world.rank))
+        dist.all_reduce(tensor)
+        assert tensor.eq(sum(range(size))).all()
+        gathered = [torch.empty(count) for _ in range(size)]
+        dist.all_gather(gathered, torch.full((count,), float(world.rank)))
+        assert [part[-1].item() for part in gathered] == list(range(size))
+        if world.rank == 0:
+            dist.send(tensor, 1)
+        elif world.rank == 1:
+            dist.recv(tensor, 0)
+    groups = [dist.new_group() for _ in range(20)]
+    for group in groups:
+        dist.all_reduce(torch.ones(100_000), group=group)
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""A package, so that no other package named tests is imported in its place."""
