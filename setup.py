@@ -34,7 +34,6 @@ TESTED_TORCH = ("1.13.", "2.13.")
 WHEEL_NATIVE = os.environ.get("DSCOMM_WHEEL_NATIVE")
 # Of tools/setup: a terminal to show progress on, as pip hides what a build prints.
 PROGRESS_TERMINAL = os.environ.get("DSCOMM_PROGRESS_TERMINAL")
-TRANSPORT_FILES = ("libdscomm_mpi.so", "dscomm-pmix", "libdscomm_mpich.so")
 DEBIAN_PACKAGES = "g++ cmake ninja-build pkg-config python3-dev libhwloc-dev libhwy-dev"
 
 ASK_TORCH = """
@@ -190,8 +189,10 @@ class CMakeBuild(build_ext):
             return [(each, target / each.relative_to(native)) for each in files]
         package = build_directory() / "package"
         names = [f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", "_build_info.py"]
-        # What carries groups between hosts is built where MPI is found.
-        names += [name for name in TRANSPORT_FILES if (package / name).exists()]
+        # Transports between hosts: a text for each, and its module if what it needs was found.
+        for text in sorted(package.glob("libdscomm_*.txt")):
+            names += [each.name for each in (text, text.with_suffix(".so")) if each.exists()]
+        names += [each.name for each in package.glob("dscomm-pmix")]
         return [(package / name, target / torch_tag() / name) for name in names]
 
     def get_outputs(self) -> list[str]:

@@ -17,9 +17,10 @@ if(DSCOMM_HAVE_MPI)
   endif()
 endif()
 
+configure_file(csrc/mpi/open_mpi/libdscomm_openmpi.txt package/libdscomm_openmpi.txt COPYONLY)
 if(NOT DSCOMM_HAVE_PMIX)
   # Files of an earlier build.
-  file(REMOVE ${CMAKE_BINARY_DIR}/package/libdscomm_mpi.so ${CMAKE_BINARY_DIR}/package/dscomm-pmix)
+  file(REMOVE ${CMAKE_BINARY_DIR}/package/libdscomm_openmpi.so ${CMAKE_BINARY_DIR}/package/dscomm-pmix)
 endif()
 if(DSCOMM_HAVE_PMIX)
   file(GLOB mpi_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/open_mpi/*.cc)
@@ -54,7 +55,7 @@ if(DSCOMM_HAVE_PMIX)
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/package
     BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "${pmix_folders}")
 
-  add_mpi_module(dscomm_mpi)
+  add_mpi_module(dscomm_mpi openmpi)
   add_custom_target(transport_files DEPENDS dscomm_mpi_module dscomm-pmix)
 
   if(DSCOMM_TESTS)

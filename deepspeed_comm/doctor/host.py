@@ -22,7 +22,7 @@ from pathlib import Path
 
 from deepspeed_comm._launcher import ranks_of_host
 from deepspeed_comm._machine import core_count, describe_place
-from deepspeed_comm.doctor.examination import OPEN_MPI, Examination, setting
+from deepspeed_comm.doctor.examination import Examination, setting
 from deepspeed_comm.doctor.job import fast_adapters
 from deepspeed_comm.doctor.report import Finding
 
@@ -246,7 +246,7 @@ def _check_shared_folder(finding: Finding, examination: Examination, ranks: int)
         return
     finding.facts["dev_shm"] = {"bytes": usage.total, "free_bytes": usage.free}
     text = f"/dev/shm: {_size(usage.total)}, {_size(usage.free)} free; dscomm does not need it"
-    has_open_mpi = examination.mpi is OPEN_MPI and examination.transport_file
+    has_open_mpi = examination.mpi.setting == "openmpi" and examination.transport_file
     if has_open_mpi and usage.free < ranks * _MPI_SHARED_BYTES:
         text += ", and Open MPI uses the folder for temporary files instead"
     finding.say(text)

@@ -11,7 +11,7 @@ from typing import Any
 
 import deepspeed_comm
 from deepspeed_comm._machine import describe_place, processor_name
-from deepspeed_comm.doctor.examination import MPICH, OPEN_MPI, Examination
+from deepspeed_comm.doctor.examination import Examination
 from deepspeed_comm.doctor.report import status_of
 
 LIMIT_S = 60.0  # of the child that loads the native module
@@ -74,15 +74,14 @@ def native_module(facts: dict[str, Any], build: dict[str, str], reason: str) -> 
 
 def between_hosts(examination: Examination, build: dict[str, str]) -> str:
     """The MPI library chosen by DSCOMM_MPI, and the others of the build."""
-    libraries = (OPEN_MPI, MPICH)
-    versions = {library.name: build.get(library.version_key) for library in libraries}
+    versions = {each.name: build.get(each.version_key) for each in examination.libraries}
     built = {name: version for name, version in versions.items() if version}
     library = examination.mpi
     if not examination.transport_file:
         return f"nothing: this build has no module for {library.name}"
     others = [f"{name} {version}" for name, version in built.items() if name != library.name]
     text = f"{library.name} (built with {built.get(library.name, 'an unknown version')})"
-    if library is OPEN_MPI:
+    if library.setting == "openmpi":
         text += ", started by " + ("dscomm-pmix" if examination.helper_file else "mpirun or srun")
     return text + (f"; also built with {', '.join(others)}" if others else "")
 

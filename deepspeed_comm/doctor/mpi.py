@@ -9,16 +9,12 @@ import tempfile
 from collections.abc import Mapping
 
 from deepspeed_comm.doctor import child, probe_mpi
-from deepspeed_comm.doctor.examination import MPICH, OPEN_MPI, Examination, MpiLibrary
+from deepspeed_comm.doctor.examination import Examination, MpiLibrary
 from deepspeed_comm.doctor.job import fast_adapters
 from deepspeed_comm.doctor.report import Finding
 
 _LEVELS = ("MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
            "MPI_THREAD_MULTIPLE")  # fmt: skip
-_INSTALL_BOTH = (
-    "apt-get install libopenmpi-dev openmpi-bin libpmix-dev, or pip install mpich, then install "
-    "deepspeed_comm again"
-)
 # The helper's exit status without arguments.
 _HELPER_USAGE_STATUS = 2
 
@@ -48,11 +44,12 @@ def _say_none(finding: Finding, examination: Examination) -> None:
     finding.say("none: groups cannot span hosts")
     finding.problem(
         f"groups that span hosts need {examination.mpi.name}, which this build does not have",
-        _INSTALL_BOTH,
+        f"install {' or '.join(each.to_build for each in examination.libraries)}, then install "
+        "deepspeed_comm again",
     )
 
 
-def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary = OPEN_MPI) -> None:
+def _judge(finding: Finding, answer: child.Answer, library: MpiLibrary) -> None:
     facts = answer.facts
     name = library.name
     advice = f"install it ({library.to_run}), or remove other libraries from LD_LIBRARY_PATH"
@@ -116,7 +113,7 @@ def check_helper(finding: Finding, examination: Examination) -> None:
     """Starts dscomm-pmix without arguments: it prints its usage if its libraries load."""
     path = examination.helper_file
     finding.facts.update(path=path or None)
-    if examination.mpi is MPICH:
+    if examination.mpi.setting == "mpich":
         finding.say("not needed: ranks start MPICH by themselves")
         return
     if not path:

@@ -56,7 +56,7 @@ def test_host_without_mpi_raises_on_all_ranks(make_hosts: Callable[[int], Hosts]
     hosts = make_hosts(2)
     # The loader then reports that the file is too short.
     name, file = {
-        "openmpi": ("Open MPI", "libdscomm_mpi.so"),
+        "openmpi": ("Open MPI", "libdscomm_openmpi.so"),
         "mpich": ("MPICH", "libdscomm_mpich.so"),
     }[MPI]
     module = Path(load_extension().__file__).with_name(file)
@@ -211,7 +211,7 @@ def test_hosts_with_different_mpis_report_both(make_hosts: Callable[[int], Hosts
 def test_hosts_without_open_mpi_use_mpich(make_hosts: Callable[[int], Hosts]) -> None:
     hosts = make_hosts(2)
     for host in hosts:
-        module = Path(load_extension().__file__).with_name("libdscomm_mpi.so")
+        module = Path(load_extension().__file__).with_name("libdscomm_openmpi.so")
         host.run("mount", "--bind", "/dev/null", str(module))
     env = {"DSCOMM_MPI": "auto", "DSCOMM_DEBUG": "info"}
     with start_ranks(hosts, [0, 1], "joins.py", env=env, store_apart=True) as job:

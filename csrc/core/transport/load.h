@@ -1,5 +1,11 @@
-// Loads the module that carries groups between hosts. There is one for each MPI library that dscomm
-// was built with; DSCOMM_MPI selects it.
+// Loads the module that carries groups between hosts. The transport NAME is libdscomm_NAME.so.
+// Beside it, also if it was not built, libdscomm_NAME.txt has a line for each of:
+//
+//   title: its name in messages
+//   library: those that it loads, separated by spaces, of which a process can have only one
+//   to_build, to_run: what to install so that it is built, and so that it can be loaded
+//
+// DSCOMM_MPI selects the transport by its name.
 #pragma once
 
 #include <memory>
