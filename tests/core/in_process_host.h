@@ -50,10 +50,14 @@ class InProcessHost {
   using GroupResult = Result<std::shared_ptr<Group>>;
   using Milliseconds = std::chrono::milliseconds;
 
-  Result<ContextPtr> try_process(const Settings& settings) {
+  // `host`: the host that it pretends to be on; see Context::create().
+  Result<ContextPtr> try_process(const Settings& settings,
+                                 TransportFactory make_transport = load_transport,
+                                 const std::string& host = "") {
     auto directory = std::make_unique<InProcessDirectory>(registry_);
     InProcessDirectory* life = directory.get();
-    Result<ContextPtr> made = Context::create(settings, std::move(directory));
+    Result<ContextPtr> made =
+        Context::create(settings, std::move(directory), std::move(make_transport), host);
     std::lock_guard lock(mutex_);
     if (made.ok()) lives_[made.value().get()] = life;
     return made;
