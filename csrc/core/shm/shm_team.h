@@ -88,7 +88,9 @@ class ShmTeam final : public Team {
 
   Status all_reduce_tiny(const void* in, void* out, size_t count, const Reduction& reduction);
   Status all_reduce_one_shot(const void* in, void* out, size_t count, const Reduction& reduction);
-  Status all_reduce_chunked(const void* in, void* out, size_t count, const Reduction& reduction);
+  struct ChunkedAllReduce;
+  Status all_reduce_chunked(const std::byte* in, std::byte* out, size_t count,
+                            const Reduction& reduction);
 
   // For the log.
   void note(Collective kind, const char* algorithm, size_t bytes) const {

@@ -103,101 +103,121 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
   return stage_->end();
 }
 
-Status ShmTeam::all_reduce_chunked(const void* in, void* out, size_t count,
-                                   const Reduction& reduction) {
+// A chunked all-reduce in progress. "at" is an offset in bytes from the tensor's beginning.
+struct ShmTeam::ChunkedAllReduce {
+  // Rank k's slice of a chunk: elements, and the bytes before it in the chunk and in the tensor.
+  struct Part {
+    size_t count, before, at;
+  };
+
+  ShmTeam& team;
+  const std::byte* in;
+  std::byte* out;
+  const size_t count;
+  const Reduction& reduction;
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  const size_t chunk_count =
-      std::min(count, elements_of_chunk(count, element_bytes, tuning_.chunk_bytes));
-  const uint32_t chunks = rounds_of(count, chunk_count);
-  const size_t block_count = kBlockBytes / element_bytes;
-  const auto* input = static_cast<const std::byte*>(in);
-  auto* output = static_cast<std::byte*>(out);
-  // Results are read in place only if the input is, because c10d's all-reduce has in == out.
   const size_t bytes = count * element_bytes;
-  const std::optional<uint64_t> place = find_in_pool(in, bytes);
-  const bool input_in_place = place.has_value(), result_in_place = input_in_place && in == out;
-  DSCOMM_RETURN_IF_ERROR(stage_->open({.bytes = bytes,
-                                       .buffer_bytes = chunk_count * element_bytes,
-                                       .rounds = 2 * chunks,
-                                       .tensor = place,
-                                       .in_place = result_in_place ? kEverything : kInput}));
+  const size_t chunk_count =
+      std::min(count, elements_of_chunk(count, element_bytes, team.tuning_.chunk_bytes));
+  const uint32_t chunks = rounds_of(count, chunk_count);
+  const std::optional<uint64_t> place = team.find_in_pool(in, bytes);
+  const bool input_in_place = place.has_value();
+  // Only if the input is, because c10d's all-reduce has in == out.
+  const bool result_in_place = input_in_place && in == out;
   // Rank k has just read the memory into which its slice is gathered: ordinary stores would first
   // fetch each cache line back from its cache.
   const Stores gather_stores =
       result_in_place && bytes >= kPastCachesBytes ? Stores::kStreaming : Stores::kOrdinary;
 
-  auto stage_chunk = [&](uint32_t chunk) -> Status {
+  uint32_t result_round(uint32_t chunk) const { return dscomm::result_round(chunk, chunks); }
+  Part part_of(int k, uint32_t chunk) const {
+    const Slice slice =
+        slice_of(round_bytes(count, chunk_count, chunk), team.size(), k, element_bytes);
+    const size_t before = slice.begin * element_bytes;
+    return {slice.length, before, chunk * chunk_count * element_bytes + before};
+  }
+
+  // Lets the others read this rank's values of the chunk.
+  Status stage(uint32_t chunk) const {
     if (input_in_place) {
-      mailboxes_->post(input_round(chunk) + 1);
+      team.mailboxes_->post(input_round(chunk) + 1);
       return {};
     }
-    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(input_round(chunk)));
-    size_t begin = size_t{chunk} * chunk_count;
-    size_t length = round_bytes(count, chunk_count, chunk);
-    // All but this rank's slice, which reduce_slice() reads from the tensor.
-    Slice own = slice_of(length, size(), rank(), element_bytes);
-    const std::byte* from = input + begin * element_bytes;
-    copy(buffer, from, own.begin * element_bytes, stores());
-    size_t after = (own.begin + own.length) * element_bytes;
-    copy(buffer + after, from + after, length * element_bytes - after, stores());
-    post_staged(input_round(chunk) + 1);
+    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, team.stage_->fill(input_round(chunk)));
+    // All but this rank's slice, which reduce() reads from the tensor.
+    const Part own = part_of(team.rank(), chunk);
+    const std::byte* from = in + own.at - own.before;
+    const size_t after = own.before + own.count * element_bytes;
+    copy(buffer, from, own.before, team.stores());
+    copy(buffer + after, from + after,
+         round_bytes(count, chunk_count, chunk) * element_bytes - after, team.stores());
+    team.post_staged(input_round(chunk) + 1);
     return {};
-  };
+  }
 
-  auto reduce_slice = [&](uint32_t chunk) -> Status {
-    size_t begin = size_t{chunk} * chunk_count;
-    Slice own = slice_of(round_bytes(count, chunk_count, chunk), size(), rank(), element_bytes);
-    const size_t at = (begin + own.begin) * element_bytes;
-    std::byte* reduced = output + at;
-    DSCOMM_RETURN_IF_ERROR(find_sources(input + at, input_round(chunk), [&](int k) {
-      return stage_->read(k, input_round(chunk), own.begin * element_bytes, at,
-                          own.length * element_bytes);
+  // Reduces this rank's slice of all ranks' values, and lets the others read the results.
+  Status reduce(uint32_t chunk) const {
+    const Part own = part_of(team.rank(), chunk);
+    DSCOMM_RETURN_IF_ERROR(team.find_sources(in + own.at, input_round(chunk), [&](int k) {
+      return team.stage_->read(k, input_round(chunk), own.before, own.at,
+                               own.count * element_bytes);
     }));
     std::byte* staged = nullptr;
     if (!result_in_place) {
-      DSCOMM_ASSIGN_OR_RETURN(staged, stage_->fill(result_round(chunk, chunks)));
+      DSCOMM_ASSIGN_OR_RETURN(staged, team.stage_->fill(result_round(chunk)));
     }
-    for (size_t done = 0; done < own.length; done += block_count) {
-      const size_t block = std::min(block_count, own.length - done);
-      dscomm::reduce(reduced + done * element_bytes, sources_.data(), size(), block, reduction,
-                     size());
+    const size_t most = kBlockBytes / element_bytes;
+    for (size_t done = 0; done < own.count; done += most) {
+      const size_t block = std::min(most, own.count - done);
+      std::byte* reduced = out + own.at + done * element_bytes;
+      dscomm::reduce(reduced, team.sources_.data(), team.size(), block, reduction, team.size());
       if (staged != nullptr)
-        copy(staged + done * element_bytes, reduced + done * element_bytes, block * element_bytes,
-             stores());
-      for (const void*& source : sources_)
+        copy(staged + done * element_bytes, reduced, block * element_bytes, team.stores());
+      for (const void*& source : team.sources_)
         source = static_cast<const std::byte*>(source) + block * element_bytes;
     }
-    post_staged(result_round(chunk, chunks) + 1);
-    mailboxes_->acknowledge(input_round(chunk) + 1);
+    team.post_staged(result_round(chunk) + 1);
+    team.mailboxes_->acknowledge(input_round(chunk) + 1);
     return {};
-  };
-
-  auto gather_slices = [&](uint32_t chunk) -> Status {
-    size_t begin = size_t{chunk} * chunk_count;
-    for (int step = 1; step < size(); ++step) {
-      int k = (rank() + step) % size();
-      DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(k, result_round(chunk, chunks) + 1));
-      Slice slice = slice_of(round_bytes(count, chunk_count, chunk), size(), k, element_bytes);
-      const size_t at = (begin + slice.begin) * element_bytes;
-      DSCOMM_ASSIGN_OR_RETURN(auto* theirs, stage_->read(k, result_round(chunk, chunks), 0, at,
-                                                         slice.length * element_bytes, kResult));
-      copy(output + at, theirs, slice.length * element_bytes, gather_stores);
-    }
-    mailboxes_->acknowledge(result_round(chunk, chunks) + 1);
-    return {};
-  };
-
-  // Gather a chunk's results while the next chunk is in flight, so that no rank waits for results
-  // that the others are about to post.
-  DSCOMM_RETURN_IF_ERROR(stage_chunk(0));
-  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-    if (chunk + 1 < chunks) DSCOMM_RETURN_IF_ERROR(stage_chunk(chunk + 1));
-    DSCOMM_RETURN_IF_ERROR(reduce_slice(chunk));
-    if (chunk > 0) DSCOMM_RETURN_IF_ERROR(gather_slices(chunk - 1));
   }
-  DSCOMM_RETURN_IF_ERROR(gather_slices(chunks - 1));
-  finish_copies();  // of the gathered slices: the caller may hand them to another thread
-  return stage_->end();
+
+  // Copies the other ranks' results.
+  Status gather(uint32_t chunk) const {
+    for (int step = 1; step < team.size(); ++step) {
+      const int k = (team.rank() + step) % team.size();
+      const Part part = part_of(k, chunk);
+      DSCOMM_RETURN_IF_ERROR(team.mailboxes_->wait_posted(k, result_round(chunk) + 1));
+      DSCOMM_ASSIGN_OR_RETURN(auto* theirs, team.stage_->read(k, result_round(chunk), 0, part.at,
+                                                              part.count * element_bytes, kResult));
+      copy(out + part.at, theirs, part.count * element_bytes, gather_stores);
+    }
+    team.mailboxes_->acknowledge(result_round(chunk) + 1);
+    return {};
+  }
+
+  Status run() const {
+    DSCOMM_RETURN_IF_ERROR(team.stage_->open({.bytes = bytes,
+                                              .buffer_bytes = chunk_count * element_bytes,
+                                              .rounds = 2 * chunks,
+                                              .tensor = place,
+                                              .in_place = result_in_place ? kEverything : kInput}));
+    // Gather a chunk's results while the next chunk is in flight, so that no rank waits for results
+    // that the others are about to post.
+    DSCOMM_RETURN_IF_ERROR(stage(0));
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+      if (chunk + 1 < chunks) DSCOMM_RETURN_IF_ERROR(stage(chunk + 1));
+      DSCOMM_RETURN_IF_ERROR(reduce(chunk));
+      if (chunk > 0) DSCOMM_RETURN_IF_ERROR(gather(chunk - 1));
+    }
+    DSCOMM_RETURN_IF_ERROR(gather(chunks - 1));
+    finish_copies();  // of the gathered slices: the caller may hand them to another thread
+    return team.stage_->end();
+  }
+};
+
+Status ShmTeam::all_reduce_chunked(const std::byte* in, std::byte* out, size_t count,
+                                   const Reduction& reduction) {
+  return ChunkedAllReduce{*this, in, out, count, reduction}.run();
 }
 
 }  // namespace dscomm
