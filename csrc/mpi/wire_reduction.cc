@@ -6,12 +6,8 @@
 namespace dscomm {
 namespace {
 
-bool is_sum(ReduceOp op) { return op == ReduceOp::kAvg || op == ReduceOp::kPremulSum; }
-
-// MIN and MAX choose one of their sources, so there is nothing to round.
-bool is_rounded(const Reduction& reduction) {
-  return (reduction.dtype == DType::kFloat16 || reduction.dtype == DType::kBFloat16) &&
-         reduction.op != ReduceOp::kMin && reduction.op != ReduceOp::kMax;
+ReduceOp op_of_sums(ReduceOp op) {
+  return op == ReduceOp::kAvg || op == ReduceOp::kPremulSum ? ReduceOp::kSum : op;
 }
 
 }  // namespace
@@ -19,10 +15,9 @@ bool is_rounded(const Reduction& reduction) {
 WireReduction::WireReduction(const Reduction& whole, int ranks, bool halves_as_float32)
     : whole_(whole),
       ranks_(ranks),
-      // Multiplying or dividing halves would round once more, so these ops travel as float32.
-      is_widened_(is_rounded(whole) && (halves_as_float32 || is_sum(whole.op))),
+      is_widened_(is_widened(whole, halves_as_float32)),
       dtype_(is_widened_ ? DType::kFloat32 : whole.dtype),
-      op_(is_sum(whole.op) ? ReduceOp::kSum : whole.op) {}
+      op_(op_of_sums(whole.op)) {}
 
 // With one source, reduce() only copies, except that it applies the factor and makes a bool 0 or 1.
 void WireReduction::enter(std::byte* wire, const std::byte* values, size_t count) const {

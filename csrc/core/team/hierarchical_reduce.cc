@@ -14,14 +14,10 @@ namespace dscomm {
 
 // One reduction as two levels: the operator and the dtype of each.
 struct HierarchicalTeam::Levels {
-  Levels(const Reduction& whole_reduction, bool halves_as_float32) : whole(whole_reduction) {
-    bool is_half = whole.dtype == DType::kFloat16 || whole.dtype == DType::kBFloat16;
-    // MIN and MAX select one of their sources, so they round nothing.
-    bool is_choice = whole.op == ReduceOp::kMin || whole.op == ReduceOp::kMax;
-    // Their sums may exceed the range of halves, even if the results do not.
-    bool is_scaled = whole.op == ReduceOp::kAvg || whole.op == ReduceOp::kPremulSum;
-    is_widened = is_half && !is_choice && (halves_as_float32 || is_scaled);
-    inner = whole;
+  Levels(const Reduction& whole_reduction, bool halves_as_float32)
+      : whole(whole_reduction),
+        inner(whole),
+        is_widened(dscomm::is_widened(whole, halves_as_float32)) {
     if (is_widened) inner.dtype = DType::kFloat32;
     if (is_average()) inner.op = ReduceOp::kSum;
     outer = inner;
@@ -32,7 +28,7 @@ struct HierarchicalTeam::Levels {
   size_t element_bytes() const { return dtype_bytes(whole.dtype); }
 
   Reduction whole, inner, outer;
-  bool is_widened;  // sums are float32, results are not
+  const bool is_widened;  // sums are float32, results are not
 };
 
 // The slices of a chunk. They begin at multiples of 64 bytes (of the elements in place), so that

@@ -6,6 +6,13 @@
 
 namespace dscomm {
 
+bool is_widened(const Reduction& reduction, bool halves_as_float32) {
+  // MIN and MAX choose one of their sources, so there is nothing to round.
+  const bool is_choice = reduction.op == ReduceOp::kMin || reduction.op == ReduceOp::kMax;
+  const bool is_scaled = reduction.op == ReduceOp::kAvg || reduction.op == ReduceOp::kPremulSum;
+  return is_half(reduction.dtype) && !is_choice && (halves_as_float32 || is_scaled);
+}
+
 void widen(float* floats, const std::byte* halves, size_t count, DType dtype) {
   auto convert = [&](auto float_from_half) {
     for (size_t i = 0; i < count; ++i) {

@@ -4,9 +4,13 @@
 
 #include <cstddef>
 
-#include "core/types/dtype.h"
+#include "core/types/reduce_op.h"
 
 namespace dscomm {
+
+// Whether sums of this reduction are float32 although its values are halves: always if they are
+// multiplied or divided, which would round once more and may exceed the range of halves.
+bool is_widened(const Reduction& reduction, bool halves_as_float32);
 
 // `halves` may be unaligned; the floats must be aligned. The two must not overlap, except that
 // those of narrow() may begin at the same address. dtype is that of the halves.

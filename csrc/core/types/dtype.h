@@ -41,5 +41,6 @@ bool is_floating(DType dtype);  // fp16, bf16, fp32, fp64
 bool is_integral(DType dtype);  // (u)int8 to (u)int64; bool is not
 bool is_complex(DType dtype);
 bool is_float8(DType dtype);
+inline bool is_half(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
 }  // namespace dscomm
