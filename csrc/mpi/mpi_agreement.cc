@@ -110,8 +110,8 @@ std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits,
 }
 
 std::string explain_lost_difference(const CallRecord& call) {
-  return "the ranks called different things before call #" + std::to_string(call.number()) +
-         ", longer ago than calls are kept; every rank must make the same calls in the same order";
+  return kDifferentCalls + std::string(" before call #") + std::to_string(call.number()) +
+         ", longer ago than calls are kept" + kMakeSameCalls;
 }
 
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,

@@ -102,7 +102,7 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
                                     : " with other counts for the ranks";
   return kDifferentCalls + std::string(" as call #") + std::to_string(mine.number()) + ": " +
          my_name + " called " + my_text + ", " + their_name + " called " + their_text +
-         "; every rank must make the same calls in the same order";
+         kMakeSameCalls;
 }
 
 std::string describe_mismatch(const CallOfRank& one, const CallOfRank& other) {

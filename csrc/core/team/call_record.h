@@ -71,6 +71,8 @@ inline constexpr std::chrono::milliseconds kDifferenceWait{500};
 
 // The beginning of the text of describe_mismatch().
 inline constexpr char kDifferentCalls[] = "the ranks called different things";
+// The advice of each message about calls that differ.
+inline constexpr char kMakeSameCalls[] = "; every rank must make the same calls in the same order";
 // The message for two calls that differ: "the ranks called different things as call #3: A called X,
 // B called Y; ...". The names are those of the ranks that made the calls.
 std::string describe_mismatch(const CallRecord& mine, const std::string& my_name,

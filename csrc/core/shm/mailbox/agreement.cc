@@ -28,10 +28,9 @@ Status Agreement::mismatch(int member, uint64_t sequence) {
     if (hash_call(0, mine) == hash_call(0, theirs)) continue;
     return aborts_.fail(Code::kMismatch, describe_mismatch(mine, my_name, theirs, their_name));
   }
-  return aborts_.fail(Code::kMismatch,
-                      "the calls of " + my_name + " and " + their_name + " differed more than " +
-                          std::to_string(kSlots) +
-                          " calls ago; every rank must make the same calls in the same order");
+  return aborts_.fail(Code::kMismatch, "the calls of " + my_name + " and " + their_name +
+                                           " differed more than " + std::to_string(kSlots) +
+                                           " calls ago" + kMakeSameCalls);
 }
 
 void Agreement::note_call(const CallRecord& call, bool reads_all) {
