@@ -2,6 +2,7 @@
 
     python -m benchmarks.one_host [--full] [--peers dscomm vllm] [--rounds 4] [--out FOLDER]
     python -m benchmarks.one_host --messages
+    python -m benchmarks.one_host --before ../old --peers dscomm pool torch
 
 docs/benchmarks.md says what is measured and how to read it. The exit status is 1 where a result was
 wrong or dscomm itself failed, and else 0: a peer that cannot be had is a line.
@@ -24,8 +25,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.one_host import plot, tables
 from benchmarks.one_host.fetch import Unavailable
-from benchmarks.one_host.peers import OF_MESSAGES, PEERS, ROOT, TITLES, Peer, own_programs
-from benchmarks.one_host.rows import Row, rows_of
+from benchmarks.one_host.peers import (
+    BEFORE,
+    OF_MESSAGES,
+    OURS,
+    PEERS,
+    ROOT,
+    Peer,
+    in_checkout,
+    kind_of,
+    own_programs,
+    title_of,
+)
+from benchmarks.one_host.rows import Row, pairs_of, rows_of
 from benchmarks.one_host.runs import OPERATIONS, Plan, Run, run_once
 from benchmarks.one_host.states import STATES, cpus_of_ranks
 from deepspeed_comm._machine import describe_place, processor_name
@@ -34,7 +46,6 @@ from deepspeed_comm.comms_log.files import replaced_when_complete
 
 SIZES = tuple(8 << k for k in (0, 3, 6, 9, 12, 15, 17, 19, 21, 23))  # 8 bytes to 64 MB
 MESSAGE_SIZES = (8, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
-OURS = ("dscomm", "pool", "torch")
 # Above this, Python takes longer to check a result than all others to be measured.
 FROM_PYTHON, MOST_FROM_PYTHON = ("torch", "gloo"), 16 << 20
 
@@ -45,9 +56,7 @@ def main() -> int:
     if cpus_of_ranks(os.sched_getaffinity(0), 2) is None:
         console.print("bench: two cores are needed, and this process may use fewer")
         return 1
-    peers, missing = prepared(
-        [name for name in options.peers if any(has(op, name) for op in options.operations)], console
-    )
+    peers, missing = prepared(names_of(options), options.before, console)
     if "dscomm" in missing:
         return 1
     runs = measured(peers, options, console)
@@ -70,7 +79,16 @@ def main() -> int:
 
 def has(op: str, peer: str) -> bool:
     """Whether the peer is measured in it."""
-    return op == "all_reduce" or peer in OF_MESSAGES
+    return op == "all_reduce" or kind_of(peer) in OF_MESSAGES
+
+
+def names_of(options: argparse.Namespace) -> list[str]:
+    """The peers in the order of a round. Those of --before follow their twins."""
+    names: list[str] = []
+    for name in options.peers:
+        if any(has(op, name) for op in options.operations):
+            names += [name, BEFORE + name] if options.before and name in OURS else [name]
+    return names
 
 
 def parsed() -> argparse.Namespace:
@@ -88,6 +106,8 @@ def parsed() -> argparse.Namespace:
     add("--rounds", type=int, help="runs of each peer, dtype and number of ranks: 4; 9 with --full")
     add("--budget-ms", type=float, default=20.0, help="timed calls of one size, mode and run")
     add("--limit-s", type=float, default=240.0, help="after which a run is given up")
+    add("--before", type=Path, metavar="FOLDER",
+        help="another checkout, set up by `make setup`: measures its dscomm too")  # fmt: skip
     add("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     options = parser.parse_args()
     largest = [256 << 20] if options.full else []
@@ -101,20 +121,24 @@ def parsed() -> argparse.Namespace:
     options.ranks = options.ranks or ([2, 4] if options.full else [2])
     options.rounds = options.rounds or (9 if options.full else 4)
     options.out = options.out.absolute()
+    options.before = options.before and options.before.resolve()
     return options
 
 
-def prepared(names: list[str], console: Console) -> tuple[dict[str, Peer], dict[str, str]]:
+def prepared(
+    names: list[str], before: Path | None, console: Console
+) -> tuple[dict[str, Peer], dict[str, str]]:
     """Those that are ready, and why the others are not."""
     ready: dict[str, Peer] = {}
     missing: dict[str, str] = {}
     for name in names:
         try:
-            with console.status(f"preparing {TITLES.get(name, name)}"):
-                ready[name] = PEERS[name]()
+            with console.status(f"preparing {title_of(name)}"):
+                is_before = before is not None and name.startswith(BEFORE)
+                ready[name] = in_checkout(before, kind_of(name)) if is_before else PEERS[name]()
         except Unavailable as error:
             missing[name] = str(error)
-            line = f"{TITLES.get(name, name)} is left out: {error}"
+            line = f"{title_of(name)} is left out: {error}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     return ready, missing
 
@@ -136,7 +160,7 @@ def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Conso
 
     def plan_of(name: str, op: str) -> Plan:
         sizes = options.sizes[op]
-        if name in FROM_PYTHON and not options.full:
+        if kind_of(name) in FROM_PYTHON and not options.full:
             sizes = tuple(size for size in sizes if size <= MOST_FROM_PYTHON) or sizes
         return Plan(op, sizes, tuple(options.modes), options.budget_ms, options.limit_s)
 
@@ -157,7 +181,7 @@ def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Conso
                   auto_refresh=False, disable=not console.is_terminal) as bar:  # fmt: skip
         task = bar.add_task("", total=len(turns))
         for name, op, ranks, dtype in turns:
-            bar.update(task, description=TITLES.get(name, name), refresh=True)
+            bar.update(task, description=title_of(name), refresh=True)
             # One that failed twice would fail again, and may take its whole time to do so.
             if failures[name, op, ranks] < 2:
                 plan = plan_of(name, op)
@@ -167,7 +191,7 @@ def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Conso
                     console.print(line, highlight=False, markup=False, soft_wrap=True)
                 if runs[-1].failure:
                     failures[name, op, ranks] += 1
-                    what = f"{TITLES.get(name, name)}, {tables.title(op, dtype, ranks)}"
+                    what = f"{title_of(name)}, {tables.title(op, dtype, ranks)}"
                     line = f"{what}: a run failed: {runs[-1].failure}"
                     console.print(line, highlight=False, markup=False, soft_wrap=True)
             bar.update(task, advance=1, refresh=True)
@@ -189,6 +213,8 @@ def report(rows: list[Row], runs: list[Run], options: argparse.Namespace, consol
                     tables.show(console, lines, heading)
                 else:
                     console.print(f"{heading}: not seen")
+    if pairs := pairs_of(rows):
+        tables.show_pairs(console, pairs)
 
 
 def states_seen(runs: list[Run]) -> Counter[str]:
@@ -208,8 +234,8 @@ def write(
         "timestamp": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "rounds": options.rounds,
         "budget_ms": options.budget_ms,
-        "versions": {TITLES.get(name, name): version for name, version in versions.items()},
-        "left_out": {TITLES.get(name, name): reason for name, reason in missing.items()},
+        "versions": {title_of(name): version for name, version in versions.items()},
+        "left_out": {title_of(name): reason for name, reason in missing.items()},
         "runs": len(runs),
         "rows_of_runs": dict(states_seen(runs)),
         "refused": sorted({line for run in runs for line in run.refused}),

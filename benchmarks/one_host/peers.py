@@ -38,6 +38,7 @@ class Peer:
     version: str
     commands: Callable[[Flags, int], list[list[str]]]
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    folder: Path = ROOT  # in which it runs
 
 
 def one_process_per_rank(*program: str) -> Callable[[Flags, int], list[list[str]]]:
@@ -69,10 +70,10 @@ def compiled(name: str, sources: list[Path], *flags: str) -> Path:
 
 
 @functools.cache
-def own_programs() -> Path:
-    """The folder of one_host_dscomm and one_host_probe, built by CMake."""
-    build = ROOT / "build" / "release"
-    run_tool(["cmake", "--preset", "release", "-DDSCOMM_BENCHMARKS=ON"], "CMake", folder=ROOT)
+def own_programs(root: Path = ROOT) -> Path:
+    """The folder of one_host_dscomm and one_host_probe of this checkout, built by CMake."""
+    build = root / "build" / "release"
+    run_tool(["cmake", "--preset", "release", "-DDSCOMM_BENCHMARKS=ON"], "CMake", folder=root)
     targets = ["--target", "one_host_dscomm", "one_host_probe"]
     jobs = str(len(os.sched_getaffinity(0)))
     run_tool(["cmake", "--build", str(build), "-j", jobs, *targets], "building dscomm")
@@ -85,14 +86,25 @@ def dscomm(*options: str) -> Peer:
     return Peer(version, one_process_per_rank(program, *options))
 
 
-def through_torch(backend: str) -> Peer:
-    """As programs in Python call it: torch.distributed, and for dscomm the direct call as well."""
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+def through_torch(backend: str, python: str = sys.executable, root: Path = ROOT) -> Peer:
+    """The calls of programs in Python: torch.distributed, and for dscomm also the direct call."""
+    python_path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return Peer(
         f"torch {importlib.metadata.version('torch')}",
-        one_process_per_rank(sys.executable, "-m", "benchmarks.one_host.torch_rank", backend),
+        one_process_per_rank(python, "-m", "benchmarks.one_host.torch_rank", backend),
         {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path},
+        root,
     )
+
+
+def in_checkout(root: Path, name: str) -> Peer:
+    """The peer dscomm, pool or torch of another checkout, in which `make setup` has run."""
+    if name == "torch":
+        return through_torch("dscomm", str(root / ".venv" / "bin" / "python"), root)
+    options = ("--memory", "pool") if name == "pool" else ()
+    program = str(own_programs(root) / "one_host_dscomm")
+    version = run_tool(["git", "describe", "--always", "--dirty"], "git", folder=root).strip()
+    return Peer(version, one_process_per_rank(program, *options), folder=root)
 
 
 def open_mpi() -> Peer:
@@ -225,6 +237,9 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "deepspeed": deepspeed,
     "vllm": vllm,
 }
+# dscomm in three ways. With --before, another checkout's have this before their names.
+OURS = ("dscomm", "pool", "torch")
+BEFORE = "before "
 # Those with messages, in the order of a round.
 OF_MESSAGES = ("dscomm", "pool", "torch", "gloo", "openmpi", "mpich", "intelmpi")
 TITLES = {
@@ -236,3 +251,14 @@ TITLES = {
     "deepspeed": "DeepSpeed",
     "vllm": "vLLM",
 }
+
+
+def kind_of(name: str) -> str:
+    """The key of PEERS and TITLES: "torch" of "before torch"."""
+    return name.removeprefix(BEFORE)
+
+
+def title_of(name: str) -> str:
+    """The column: "dscomm pool" of "pool", "before dscomm pool" of "before pool"."""
+    prefix = BEFORE if name.startswith(BEFORE) else ""
+    return prefix + TITLES.get(kind_of(name), kind_of(name))

@@ -1,4 +1,5 @@
-"""The rows of the results: of all runs of a peer in one state, the median of their medians."""
+"""The rows of the results: of all runs of a peer in one state, the median of their medians, and
+two checkouts compared by them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import dataclasses
 import statistics
 from typing import Any
 
+from benchmarks.one_host.peers import BEFORE
 from benchmarks.one_host.runs import Run
 from benchmarks.one_host.states import STATES
 
@@ -27,6 +29,8 @@ class Row:
     p99_us: float
     runs: int
     wrong: int
+    least_us: float = 0.0  # of the medians of its runs
+    most_us: float = 0.0
 
 
 def rows_of(runs: list[Run]) -> list[Row]:
@@ -39,9 +43,40 @@ def rows_of(runs: list[Run]) -> list[Row]:
                        row["mode"], row["state"])  # fmt: skip
                 found.setdefault(key, []).append(row)
     return [
-        Row(*key, _middle(rows, "median_us"), _middle(rows, "p99_us"), len(rows), _wrong(rows))
+        Row(
+            *key, _middle(rows, "median_us"), _middle(rows, "p99_us"), len(rows), _wrong(rows),
+            min(row["median_us"] for row in rows), max(row["median_us"] for row in rows),
+        )
         for key, rows in found.items()
-    ]
+    ]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The same row of the checkout of --before and of this one."""
+
+    before: Row
+    now: Row
+
+    @property
+    def ratio(self) -> float:
+        """Above 1, the time has become longer."""
+        return self.now.median_us / self.before.median_us
+
+    @property
+    def is_slower(self) -> bool:
+        """Beyond the scatter: each run took longer than every run before."""
+        return self.now.least_us > self.before.most_us
+
+
+def pairs_of(rows: list[Row]) -> list[Pair]:
+    def case(row: Row) -> Key:
+        peer = row.peer.removeprefix(BEFORE)
+        return (peer, row.op, row.dtype, row.size, row.ranks, row.mode, row.state)
+
+    earlier = {case(row): row for row in rows if row.peer.startswith(BEFORE)}
+    later = [row for row in rows if not row.peer.startswith(BEFORE)]
+    return [Pair(earlier[case(row)], row) for row in later if case(row) in earlier]
 
 
 def _middle(rows: list[dict[str, Any]], name: str) -> float:

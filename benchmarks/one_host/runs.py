@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.one_host.peers import ROOT, TITLES, Peer
+from benchmarks.one_host.peers import BEFORE, Peer, title_of
 from benchmarks.one_host.states import cpus_of_ranks, probe, state_between
 
 MEETING_BYTES = 1 << 20  # MeetingPlace::kBytes
@@ -71,16 +71,18 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
             return [word for key, value in given.items() for word in (f"--{key}", str(value))]
 
         before = probe(prober, probed)
-        failure = _finish(peer.commands(flags, ranks), peer.environment, plan.limit_s, folder)
+        failure = _finish(peer, peer.commands(flags, ranks), plan.limit_s, folder)
         after = probe(prober, probed)
         for left in SHARED.glob(f"*{meet.name}*"):  # by a peer that was ended
             left.unlink()
         lines = out.read_text().splitlines() if out.exists() else []
-    title = TITLES.get(name, name)
+    title = title_of(name)
     # Ranks that have a core each probe between any two rows, unless they are in Python.
     whole = {"before_ns": before, "after_ns": after}
     found = [{"peer": title, **whole, **json.loads(line)} for line in lines]
     for row in found:
+        if name.startswith(BEFORE) and not row["peer"].startswith(BEFORE):
+            row["peer"] = BEFORE + row["peer"]  # ranks in Python name themselves
         row["state"] = state_between(row["before_ns"], row["after_ns"])
     rows = [row for row in found if "refused" not in row]
     refused = tuple(dict.fromkeys(row["refused"] for row in found if "refused" in row))
@@ -92,12 +94,10 @@ def _folder() -> str | None:
     return str(SHARED) if os.access(SHARED, os.W_OK) else None
 
 
-def _finish(
-    commands: list[list[str]], environment: dict[str, str], limit_s: float, folder: str
-) -> str:
+def _finish(peer: Peer, commands: list[list[str]], limit_s: float, folder: str) -> str:
     """Runs them side by side; one line about what went wrong, or nothing."""
     errors = Path(folder) / "stderr"
-    with errors.open("wb") as stderr, _started(commands, environment, stderr) as processes:
+    with errors.open("wb") as stderr, _started(peer, commands, stderr) as processes:
         end = time.monotonic() + limit_s
         failed = _first_failure(processes, end)
     if not failed:
@@ -126,7 +126,7 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], end: float) -> str:
 
 @contextlib.contextmanager
 def _started(
-    commands: list[list[str]], environment: dict[str, str], stderr: Any
+    peer: Peer, commands: list[list[str]], stderr: Any
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Each leads a process group of its own, of which nothing is left at the end."""
     processes: list[subprocess.Popen[bytes]] = []
@@ -135,8 +135,8 @@ def _started(
             processes.append(
                 subprocess.Popen(
                     command,
-                    cwd=ROOT,
-                    env={**os.environ, **environment},
+                    cwd=peer.folder,
+                    env={**os.environ, **peer.environment},
                     stdin=subprocess.DEVNULL,
                     stdout=stderr,
                     stderr=stderr,

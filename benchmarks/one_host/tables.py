@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.one_host import bound
-from benchmarks.one_host.rows import Row
+from benchmarks.one_host.peers import BEFORE
+from benchmarks.one_host.rows import Pair, Row
 
 OURS = ("dscomm", "dscomm pool", "dscomm torch", "dscomm direct")
 
@@ -35,7 +36,7 @@ def lines_of(rows: list[Row], op: str, dtype: str, mode: str, state: str, ranks:
     found = []
     for size in sorted({row.size for row in chosen}):
         medians = {row.peer: row.median_us for row in chosen if row.size == size}
-        others = {peer: time for peer, time in medians.items() if peer not in OURS}
+        others = {peer: time for peer, time in medians.items() if is_other(peer)}
         best = min(others, key=others.__getitem__) if others else None
         dscomm = medians.get("dscomm")
         limit = bound.bound_us(op, size, state, ranks)
@@ -50,6 +51,10 @@ def lines_of(rows: list[Row], op: str, dtype: str, mode: str, state: str, ranks:
             )
         )
     return found
+
+
+def is_other(peer: str) -> bool:
+    return peer.removeprefix(BEFORE) not in OURS
 
 
 def title(op: str, dtype: str, ranks: int) -> str:
@@ -79,6 +84,24 @@ def show(console: Console, lines: list[Line], heading: str) -> None:
     blank = [""] * len(peers)
     table.add_row("mean", *blank, "geometric", _ratio(mean_ratio(lines)), *[""] * len(of_bound))
     console.print(table)
+
+
+def show_pairs(console: Console, pairs: list[Pair]) -> None:
+    """The geometric mean of now/before for each way to call dscomm, and the rows that are slower
+    beyond their scatter."""
+    for peer in dict.fromkeys(pair.now.peer for pair in pairs):
+        ratios = [pair.ratio for pair in pairs if pair.now.peer == peer]
+        mean = statistics.geometric_mean(ratios)
+        console.print(f"{peer}: now/before {mean:.3f}, geometric mean of {len(ratios)} rows")
+    slower = [pair for pair in pairs if pair.is_slower]
+    console.print(f"slower than before in every run: {len(slower)} of {len(pairs)} rows")
+    for pair in slower:
+        row = pair.now
+        console.print(
+            f"  {row.peer}, {title(row.op, row.dtype, row.ranks)}, {size_text(row.size)}, "
+            f"{row.mode}, {row.state}: {_time(pair.before.median_us)} us, now "
+            f"{_time(row.median_us)} us ({pair.ratio:.2f}, {row.runs} runs)"
+        )
 
 
 def size_text(size: int) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks.one_host import __main__ as bench
 from benchmarks.one_host import bound, fetch, peers, runs, states, tables
-from benchmarks.one_host.rows import Row, rows_of
+from benchmarks.one_host.rows import Pair, Row, pairs_of, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -208,7 +208,7 @@ def test_peers_that_cannot_be_had_are_lines(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(bench.PEERS, "vllm", missing)
     monkeypatch.setitem(bench.PEERS, "mpich", lambda: peers.Peer("0", lambda flags, ranks: []))
     said = io.StringIO()
-    ready, left_out = bench.prepared(["vllm", "mpich"], Console(file=said, width=200))
+    ready, left_out = bench.prepared(["vllm", "mpich"], None, Console(file=said, width=200))
     assert list(ready) == ["mpich"] and left_out == {"vllm": "it is on the moon"}
     assert said.getvalue() == "vLLM is left out: it is on the moon\n"
 
@@ -313,6 +313,36 @@ def test_the_best_peer_is_none_of_ours() -> None:
     assert lines[2].of_bound is None
     assert tables.lines_of(rows, "all_reduce", "float32", "tight", "far", 2) == []
     assert tables.mean_ratio([]) is None
+
+
+@two_cores
+def test_another_checkout_is_measured_beside_this_one(
+    near: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--peers", "dscomm", "gloo", "--sizes", "8", "--dtypes", "float32", "--rounds", "1"]
+    given += ["--operations", "all_reduce", "--modes", "tight", "--budget-ms", "1"]
+    given += ["--before", str(ROOT), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["bench", *given])
+    assert bench.main() == 0
+    content = json.loads((tmp_path / "one_host.json").read_text())
+    assert {row["peer"] for row in content["rows"]} == {"dscomm", "before dscomm", "gloo"}
+    assert "before dscomm" in content["versions"]
+    assert "dscomm: now/before " in capsys.readouterr().out
+
+
+def test_pairs_that_are_slower_in_every_run_are_beyond_their_scatter() -> None:
+    def of_runs(peer: str, *times: float) -> list[runs.Run]:
+        return [run_of(peer, "near", time) for time in times]
+
+    def pair(before: list[float], now: list[float]) -> Pair:
+        rows = rows_of([*of_runs("before dscomm", *before), *of_runs("dscomm", *now)])
+        [found] = pairs_of([*rows, *rows_of(of_runs("gloo", 1))])
+        return found
+
+    assert pair([1, 2, 3], [3.1, 4, 5]).is_slower
+    assert pair([1, 2, 3], [3.1, 4, 5]).ratio == 2
+    assert not pair([1, 2, 3], [3, 4, 5]).is_slower
+    assert pairs_of(rows_of(of_runs("before dscomm", 1))) == []
 
 
 def test_more_than_two_ranks_have_no_bound() -> None:
