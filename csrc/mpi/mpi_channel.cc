@@ -98,7 +98,7 @@ bool MpiChannel::in_flight() {
   return false;
 }
 
-// Checks for the first cell of a message.
+// If a message's first cell has arrived, starts to receive it.
 Status MpiChannel::probe() {
   bool is_any = false;
   if (int code = arrivals_->ask(rank_, &is_any); code != MPI_SUCCESS)

@@ -100,7 +100,7 @@ def test_cut_stops_traffic_and_mend_restores_it(make_hosts: MakeHosts, cut: str,
         send(hosts, sender, 1)
 
 
-def test_limit_sets_the_rate(make_hosts: MakeHosts) -> None:
+def test_transfer_at_limited_rate_takes_longer(make_hosts: MakeHosts) -> None:
     hosts = make_hosts(2)
     listen(hosts, 1)
     free_s = send(hosts, 0, 1, 4_000_000)

@@ -478,7 +478,7 @@ def test_sizes_and_names() -> None:
     assert sizes("")[-1] == 16 << 20
     assert flags.parse(["-d", "float16"], 0, 2).dtypes == ["half"]
     assert flags.parse(["all", "-r", "all"], 0, 2).root is None
-    # The mean of whole numbers is left out of all.
+    # "all" leaves out avg for integer dtypes.
     options = flags.parse(["-o", "all", "-d", "all"], 0, 2)
     means = [each.dtype for each in plan.settings(options, 2) if each.op == "avg"]
     assert means == ["half", "float", "double", "bfloat16"]

@@ -629,7 +629,7 @@ def test_a_library_that_is_no_mpi(bare: pytest.MonkeyPatch, tmp_path: Path) -> N
 @pytest.mark.skipif(not HAS_MPI, reason="this build has no MPI")
 def test_mpi_leaves_nothing_behind(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bare.setattr("tempfile.tempdir", str(tmp_path))
-    # As if mpirun had started this process; the one that is looked at must not answer it.
+    # As if mpirun had started this process: the probe must not get its variables.
     bare.setenv("OMPI_COMM_WORLD_RANK", "3")
     bare.setenv("PMIX_RANK", "3")
     finding = look("MPI")

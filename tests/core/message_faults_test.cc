@@ -133,7 +133,7 @@ TEST(MessageFaults, TwoProcessesOfTwoRanksExchangeLargeMessages) {
   });
 }
 
-TEST(MessageFaults, ShutdownOfOneRankKeepsMessagesOfItsProcess) {
+TEST(MessageFaults, MessagesSurviveShutdownOfOneRankOfTheProcess) {
   InProcessHost host;
   std::shared_ptr<Context> process = host.process();
   auto group = host.groups({process, process, process}, "threads");

@@ -128,7 +128,7 @@ TEST_P(TableRelayOf, EveryLeaderGetsTable) {
   });
 }
 
-// The status of a child's fetch.
+// The status of a fetch from the parent at `where`.
 Status failure_of_fetch(const std::string& where, size_t most_bytes = kMostBytes) {
   TcpRelay child = relay_of(1);
   Result<std::string> passed_on =

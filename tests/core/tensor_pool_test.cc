@@ -96,7 +96,7 @@ TEST(TensorPool, GrowthReusesFreeMemoryAtTheEnd) {
   std::byte* kept = pool->allocate(kMiB).value();
   pool->release(pool->allocate(kMiB).value());
   EXPECT_EQ(pool->resident_bytes(), 2 * kMiB);
-  // Seven are left; the kernel has already provided one of them.
+  // 7 MiB are left; the kernel already backs one of them.
   EXPECT_EQ(pool->allocate(7 * kMiB).value(), kept + kMiB);
   EXPECT_EQ(pool->resident_bytes(), 8 * kMiB);
 }

@@ -79,7 +79,7 @@ def test_new_group_with_a_stopped_store_times_out() -> None:
             assert TIMEOUT_S <= took_s < 3 * TIMEOUT_S, (text, took_s)
 
 
-def test_new_group_without_a_store_names_the_rank_that_kept_it() -> None:
+def test_new_group_after_the_stores_death_names_its_address_and_rank_0() -> None:
     with Job(KEEPER + 1, _form_without_a_store) as job:
         job.wait_for("ready")
         job.kill(KEEPER)

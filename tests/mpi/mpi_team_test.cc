@@ -165,7 +165,7 @@ TEST(MpiTeam, EveryCollectiveInSmallChunks) {
 }
 
 // Partners take turns, as with more partners than slots.
-TEST(MpiTeam, EveryCollectiveWithOneMessageInFlight) {
+TEST(MpiTeam, EveryCollectiveMatchesReferenceWithOneMessageInFlight) {
   MpiTeamOptions one = exact(200);
   one.places = 1;
   ReferenceOptions options;
@@ -524,7 +524,7 @@ TEST(MpiTeam, MismatchBeforeAllToAllIsShown) {
 }
 
 // Two ranks wait for each other's data, and no message shows them that they differ.
-TEST(MpiTeam, MismatchOfRanksThatWaitForEachOtherIsShown) {
+TEST(MpiTeam, RanksThatWaitForEachOtherReportTheMismatch) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     float value = 1;
@@ -809,7 +809,7 @@ TEST(MpiTeam, ExchangeAfterSendersLeftCompletes) {
 }
 
 // A sender is some calls ahead and waits until the root takes its messages.
-TEST(MpiTeam, GatherToRootThatLeftNamesIt) {
+TEST(MpiTeam, GatherToDepartedRootNamesTheRoot) {
   on_every_rank(mpi_team())([](Team& team) {
     Job& job = Job::get();
     if (team.rank() == 0) {

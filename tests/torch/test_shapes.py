@@ -108,7 +108,7 @@ def _uneven_case(sizes: list[int], dtype: torch.dtype, root: int) -> None:
 
 @EXAMPLES
 @given(sizes=counts, dtype=dtypes, root=st.integers(0, SIZE - 1))
-def test_collectives_with_any_uneven_counts(
+def test_collectives_with_uneven_counts_match_reference(
     ranks: RankSets, sizes: list[int], dtype: torch.dtype, root: int
 ) -> None:
     ranks(SIZE).run(_uneven_case, sizes, dtype, root)

@@ -98,8 +98,8 @@ class Deadline {
   int64_t later_ns_ = 0;
   mutable int64_t start_ns_ = 0;
   mutable int64_t charged_ns_ = 0;  // before start_ns_
-  // Time of the last query, or the end of the last slice; 0: none yet. A copy starts at 0, because
-  // the thread may have waited with another copy since then.
+  // When it was last queried, or a slice (note_slice()) last ended; 0: neither. Copies start at 0:
+  // the thread may meanwhile have waited with another copy.
   struct Seen {
     Seen() = default;
     Seen(const Seen&) {}

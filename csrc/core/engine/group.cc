@@ -646,7 +646,7 @@ Status Group::shutdown() {
     if (Status of_flat = flat->leave(); left.ok()) left = of_flat;
   }
   DSCOMM_RETURN_IF_ERROR(left);
-  // The ranks have not made the same calls, and no later wait will report it.
+  // Of unheard errors, reports only those of differing calls: no later wait will.
   const bool is_of_calls = unheard.code() == Code::kMismatch || unheard.code() == Code::kPeerLeft;
   return is_of_calls ? unheard : Status();
 }

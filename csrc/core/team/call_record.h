@@ -1,4 +1,4 @@
-// CallRecord: describes one call, for comparison between ranks and for error messages.
+// CallRecord: describes one call, for comparison between ranks; and the error if calls differ.
 #pragma once
 
 #include <chrono>

@@ -125,7 +125,7 @@ std::optional<size_t> hosts_in(const Network& network, const HostAddresses& host
   return count;
 }
 
-// The networks that the hosts share, in order.
+// The networks that all hosts share.
 std::set<Network> shared(const std::vector<TransportMember>& members) {
   const HostAddresses hosts = addresses_by_host(members);
   std::set<Network> candidates;

@@ -78,7 +78,7 @@ class Starter {
                        path.c_str(), std::strerror(error));
   }
 
-  // Whether it has exited successfully; an error if it failed.
+  // False while it runs, true after success; an error if it failed.
   Result<bool> ended() {
     if (pid_ == 0) return true;
     int status = 0;

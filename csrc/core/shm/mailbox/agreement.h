@@ -37,7 +37,7 @@ class Agreement {
   // Which member is gone without having begun the newest of these calls, if that reads all. Any
   // thread.
   Status absence() const;
-  // When this rank leaves.
+  // Call it when this rank leaves. kMismatch if a member's calls differ.
   Status compare_last_calls();
 
  private:

@@ -19,8 +19,8 @@ class Mailboxes;
 Status wait_slowly(Mailboxes& mailboxes, const std::atomic<uint64_t>& word, uint64_t target,
                    int member, uint64_t done_of_all);
 
-// Waits for a condition that no word shows: asks `is_there` until it is true, which progress of the
-// members brings about. The error names `what` if the deadline passes first.
+// Calls `is_there` until it is true: for a condition that other members bring about and that no
+// shared word shows. At the deadline, the error names `what`.
 Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
                  const std::string& what);
 
