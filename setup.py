@@ -34,7 +34,7 @@ TESTED_TORCH = ("1.13.", "2.13.")
 WHEEL_NATIVE = os.environ.get("DSCOMM_WHEEL_NATIVE")
 # Of tools/setup: a terminal to show progress on, as pip hides what a build prints.
 PROGRESS_TERMINAL = os.environ.get("DSCOMM_PROGRESS_TERMINAL")
-DEBIAN_PACKAGES = "g++ cmake ninja-build pkg-config python3-dev libhwloc-dev libhwy-dev"
+DEBIAN_PACKAGES = "g++ cmake ninja-build pkg-config python3-dev libhwloc-dev libhwy-dev libfmt-dev"
 
 ASK_TORCH = """
 import json, os, torch

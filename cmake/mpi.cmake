@@ -46,7 +46,7 @@ if(DSCOMM_HAVE_PMIX)
     csrc/core/base/packer.cc)
   target_include_directories(dscomm-pmix PRIVATE csrc)
   target_compile_options(dscomm-pmix PRIVATE -Wall -Wextra -Wshadow)
-  target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX)
+  target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX fmt::fmt-header-only)
   # Debian's libpmix is outside the loader's path; nothing else is installed beside it.
   # pkg-config puts a sysroot in front of this folder, and into link options that say nothing else.
   string(REPLACE "${CMAKE_SYSROOT}/" "/" pmix_folders "${PMIX_LIBRARY_DIRS}")
