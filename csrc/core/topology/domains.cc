@@ -1,5 +1,7 @@
 // Computes domains from where ranks are bound: the ranks of a domain reduce first.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -22,12 +24,11 @@ Domains split(std::span<const Place> places, Level level, size_t least_with_two_
   for (size_t rank = 0; rank < places.size(); ++rank) {
     int index = places[rank].*level.index;
     if (index < 0)
-      return {{},
-              "rank " + std::to_string(rank) + " of this host is bound to no single " + level.name};
+      return {{}, fmt::format("rank {} of this host is bound to no single {}", rank, level.name)};
     by_index[index].push_back(static_cast<int>(rank));
   }
   if (by_index.size() < 2)
-    return {{}, std::string("the ranks of this host are bound to one ") + level.name};
+    return {{}, fmt::format("the ranks of this host are bound to one {}", level.name)};
 
   Domains domains;
   for (auto& [index, ranks] : by_index) domains.ranks.push_back(std::move(ranks));
@@ -39,10 +40,10 @@ Domains split(std::span<const Place> places, Level level, size_t least_with_two_
       static_cast<size_t>(std::count_if(domains.ranks.begin(), domains.ranks.end(), has_two));
   if (with_two < least_with_two_ranks)
     return {{},
-            "only " + std::to_string(with_two) + " of " + std::to_string(domains.ranks.size()) +
-                " " + level.name + "s hold more than one rank of this host"};
+            fmt::format("only {} of {} {}s hold more than one rank of this host", with_two,
+                        domains.ranks.size(), level.name)};
   domains.reason =
-      std::to_string(domains.ranks.size()) + " " + level.name + "s hold the ranks of this host";
+      fmt::format("{} {}s hold the ranks of this host", domains.ranks.size(), level.name);
   return domains;
 }
 
@@ -56,14 +57,14 @@ Domains one_domain(size_t rank_count, std::string reason) {
 
 Domains make_domains(std::span<const Place> places, std::string_view hierarchy) {
   if (hierarchy == "flat" || hierarchy == "hosts")
-    return one_domain(places.size(), "DSCOMM_HIERARCHY is " + std::string(hierarchy));
+    return one_domain(places.size(), fmt::format("DSCOMM_HIERARCHY is {}", hierarchy));
 
   if (hierarchy == "numa" || hierarchy == "l3") {
     // Requested explicitly, so one domain with two ranks is enough for an inner level.
     Domains domains = split(places, hierarchy == "numa" ? kNuma : kL3, 1);
     if (!domains.ranks.empty()) return domains;
     return one_domain(places.size(),
-                      "DSCOMM_HIERARCHY is " + std::string(hierarchy) + ", but " + domains.reason);
+                      fmt::format("DSCOMM_HIERARCHY is {}, but {}", hierarchy, domains.reason));
   }
 
   DSCOMM_CHECK(hierarchy == "auto", "the settings allow no other hierarchy");

@@ -1,5 +1,6 @@
 #include "core/topology/topology.h"
 
+#include <fmt/format.h>
 #include <hwloc.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -83,7 +84,7 @@ bool names_nodes() {
 }
 
 std::string counted(int count, const char* what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -150,9 +151,9 @@ void Topology::place_memory(void* data, size_t bytes) const {
 }
 
 std::string Topology::describe() const {
-  return counted(package_count_, "package") + ", " + counted(numa_count_, "NUMA node") + ", " +
-         counted(l3_count_, "L3") + ", " + counted(core_count_, "core") + "; " +
-         std::to_string(usable_cores_) + " usable";
+  return fmt::format("{}, {}, {}, {}; {} usable", counted(package_count_, "package"),
+                     counted(numa_count_, "NUMA node"), counted(l3_count_, "L3"),
+                     counted(core_count_, "core"), usable_cores_);
 }
 
 int usable_cores(std::span<const std::string> cpu_lists, double quota) {
