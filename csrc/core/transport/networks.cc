@@ -1,6 +1,7 @@
 #include "core/transport/networks.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -73,7 +74,7 @@ std::optional<Address> parse_address(const std::string& text) {
 }
 
 std::string text_of(const Network& network) {
-  return address_text(network.address) + "/" + std::to_string(network.prefix);
+  return fmt::format("{}/{}", address_text(network.address), network.prefix);
 }
 
 // Nothing if it is not "address/prefix": other processes wrote it.
@@ -224,15 +225,16 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
   const std::vector<std::string> words = split(wanted, ',');
   std::string there;
   for (const Interface& interface : interfaces)
-    there += (there.empty() ? "" : ", ") + interface.name + " (" + interface.network + ")";
+    there += fmt::format("{}{} ({})", there.empty() ? "" : ", ", interface.name, interface.network);
   if (there.empty()) there = "none";
   for (const std::string& word : words)
     if (std::none_of(interfaces.begin(), interfaces.end(),
                      [&](const Interface& interface) { return matches(word, interface); }))
       return Status(
           Code::kInvalidArgument,
-          "'" + word + "' is neither the name of an interface that is up nor a network " +
-              "in which one has an address; those that are up and not loopback: " + there);
+          fmt::format("'{}' is neither the name of an interface that is up nor a network in which "
+                      "one has an address; those that are up and not loopback: {}",
+                      word, there));
   std::vector<std::string> selected;
   for (const Interface& interface : interfaces)
     if (words.empty() || std::any_of(words.begin(), words.end(), [&](const std::string& word) {
@@ -288,7 +290,7 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
 
 std::string endpoint_text(const std::string& address, uint16_t port) {
   const bool is_v6 = address.find(':') != std::string::npos;
-  return (is_v6 ? "[" + address + "]" : address) + ":" + std::to_string(port);
+  return is_v6 ? fmt::format("[{}]:{}", address, port) : fmt::format("{}:{}", address, port);
 }
 
 bool is_endpoint_at(const std::string& endpoint, const std::string& address) {
