@@ -1,5 +1,7 @@
 #include "core/team/call_record.h"
 
+#include <fmt/format.h>
+
 #include <bit>
 
 namespace dscomm {
@@ -78,15 +80,14 @@ std::string describe_call(const CallRecord& call) {
   std::string text = collective_name(static_cast<Collective>(call.kind));
   if (static_cast<Collective>(call.kind) == Collective::kBarrier) return text + "()";
   if (call.is_planned) text += "_caching";
-  text += std::string("(") + dtype_name(static_cast<DType>(call.dtype)) + "[" +
-          std::to_string(call.count != 0 ? call.count : call.own_count) + "]";
-  if (call.op != 255) text += std::string(", ") + reduce_op_name(static_cast<ReduceOp>(call.op));
-  if (call.factor != 1.0) text += ", factor " + std::to_string(call.factor);
-  if (call.root >= 0) text += ", root " + std::to_string(call.root);
+  text += fmt::format("({}[{}]", dtype_name(static_cast<DType>(call.dtype)),
+                      call.count != 0 ? call.count : call.own_count);
+  if (call.op != 255) text += fmt::format(", {}", reduce_op_name(static_cast<ReduceOp>(call.op)));
+  if (call.factor != 1.0) text += fmt::format(", factor {:f}", call.factor);
+  if (call.root >= 0) text += fmt::format(", root {}", call.root);
   text += ")";
   if (call.part_count != 1)
-    text +=
-        " as tensor " + std::to_string(call.part + 1) + " of " + std::to_string(call.part_count);
+    text += fmt::format(" as tensor {} of {}", call.part + 1, call.part_count);
   return text;
 }
 
@@ -95,14 +96,13 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
   const std::string my_text = describe_call(mine);
   std::string their_text = describe_call(theirs);
   if (mine.number() != theirs.number())
-    their_text += " as call #" + std::to_string(theirs.number());
+    their_text += fmt::format(" as call #{}", theirs.number());
   else if (my_text == their_text)
     their_text += mine.is_planned   ? " with another match_id"
                   : mine.whole != 0 ? " with other counts for the ranks, or after other calls"
                                     : " with other counts for the ranks";
-  return kDifferentCalls + std::string(" as call #") + std::to_string(mine.number()) + ": " +
-         my_name + " called " + my_text + ", " + their_name + " called " + their_text +
-         kMakeSameCalls;
+  return fmt::format("{} as call #{}: {} called {}, {} called {}{}", kDifferentCalls, mine.number(),
+                     my_name, my_text, their_name, their_text, kMakeSameCalls);
 }
 
 std::string describe_mismatch(const CallOfRank& one, const CallOfRank& other) {

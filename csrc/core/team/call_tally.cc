@@ -1,5 +1,7 @@
 #include "core/team/call_tally.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "core/base/log.h"
@@ -8,16 +10,15 @@ namespace dscomm {
 namespace {
 
 std::string range_text(size_t least_bytes, size_t most_bytes) {
-  std::string text = std::to_string(least_bytes);
-  if (most_bytes != least_bytes) text += " to " + std::to_string(most_bytes);
-  return text + " bytes";
+  if (most_bytes == least_bytes) return fmt::format("{} bytes", most_bytes);
+  return fmt::format("{} to {} bytes", least_bytes, most_bytes);
 }
 
 }  // namespace
 
 std::unique_ptr<CallTally> CallTally::make(const std::string& group, const std::string& team) {
   if (!log_enabled(LogLevel::kDebug)) return nullptr;
-  return std::make_unique<CallTally>("group '" + group + "' (" + team + ")");
+  return std::make_unique<CallTally>(fmt::format("group '{}' ({})", group, team));
 }
 
 CallTally::~CallTally() {
@@ -51,16 +52,16 @@ void CallTally::add_tensor(bool is_in_pool) {
 std::string CallTally::summary(Collective kind) const {
   const Tally& tally = tallies_[static_cast<size_t>(kind) - 1];
   if (tally.uses.empty()) return "";
-  std::string text = team_ + ": " + collective_name(kind);
+  std::string text = fmt::format("{}: {}", team_, collective_name(kind));
   const char* separator = ": ";
   for (const Use& use : tally.uses) {
-    text += separator + std::to_string(use.calls) + " " + use.algorithm + ", " +
-            range_text(use.least_bytes, use.most_bytes);
+    text += fmt::format("{}{} {}, {}", separator, use.calls, use.algorithm,
+                        range_text(use.least_bytes, use.most_bytes));
     separator = "; ";
   }
   if (tally.tensors > 0)
-    text += "; " + std::to_string(tally.in_pool) + " of " + std::to_string(tally.tensors) +
-            " large tensors read in place, from the pool";
+    text += fmt::format("; {} of {} large tensors read in place, from the pool", tally.in_pool,
+                        tally.tensors);
   return *distance_ == '\0' ? text : text + "; peers: " + distance_;
 }
 

@@ -3,6 +3,8 @@
 
 #include "core/team/hierarchical_team.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <new>
@@ -90,7 +92,7 @@ HierarchicalTeam::~HierarchicalTeam() {
 Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer) {
   const std::string& name = options_.name;
   DSCOMM_ASSIGN_OR_RETURN(
-      inner_, make_team(members(), make_inner, name + "/domain" + std::to_string(domain_)));
+      inner_, make_team(members(), make_inner, fmt::format("{}/domain{}", name, domain_)));
   teams_.push_back(inner_.get());
   DSCOMM_CHECK(inner_->rank() == index_ && inner_->size() == local_count(),
                "a Team numbers its ranks as they are listed");
@@ -99,8 +101,8 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
     std::vector<int> leaders;
     for (const std::vector<int>& domain : domains_)
       leaders.push_back(domain[slice % domain.size()]);
-    DSCOMM_ASSIGN_OR_RETURN(
-        auto across, make_team(leaders, make_outer, name + "/slice" + std::to_string(slice)));
+    DSCOMM_ASSIGN_OR_RETURN(auto across,
+                            make_team(leaders, make_outer, fmt::format("{}/slice{}", name, slice)));
     teams_.push_back(across.get());
     led_.push_back({slice, std::move(across)});
     DSCOMM_CHECK(led_.back().team->rank() == domain_ && led_.back().team->size() == domain_count(),
@@ -114,7 +116,7 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
                "a Team numbers its ranks as they are listed");
   set_parent(this);
   overlaps_ = led_.front().team->takes_chunks();
-  tally_ = CallTally::make(options_.group, "hierarchical, " + std::to_string(size()) + " ranks");
+  tally_ = CallTally::make(options_.group, fmt::format("hierarchical, {} ranks", size()));
   return {};
 }
 
@@ -124,12 +126,10 @@ void HierarchicalTeam::set_parent(const Team* parent) {
 
 std::string HierarchicalTeam::describe() const {
   std::string sizes;
-  for (const std::vector<int>& domain : domains_) {
-    if (!sizes.empty()) sizes += '+';
-    sizes += std::to_string(domain.size());
-  }
-  return "hierarchical, " + std::to_string(size()) + " ranks in domains of " + sizes +
-         ": inside (" + inner_->describe() + "), across (" + led_.front().team->describe() + ")";
+  for (const std::vector<int>& domain : domains_)
+    sizes += fmt::format("{}{}", sizes.empty() ? "" : "+", domain.size());
+  return fmt::format("hierarchical, {} ranks in domains of {}: inside ({}), across ({})", size(),
+                     sizes, inner_->describe(), led_.front().team->describe());
 }
 
 int HierarchicalTeam::member(int domain, int index) const {
