@@ -2,6 +2,8 @@
 // and copies its own pieces out of the others' staging, starting with its successor. Blocks may
 // differ in size: a rank's table has the count that it sends to each rank, and a reader checks its
 // count before it copies.
+#include <fmt/format.h>
+
 #include <cstring>
 #include <numeric>
 
@@ -35,10 +37,11 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
         DSCOMM_ASSIGN_OR_RETURN(auto* theirs, stage_->read_table(k));
         if (theirs[me] != expected)
           return mailboxes_->fail(
-              Code::kMismatch, mailboxes_->name_member(k) + " sends " + std::to_string(theirs[me]) +
-                                   " elements to " + mailboxes_->name_member(rank()) +
-                                   ", which expects " + std::to_string(expected) +
-                                   "; the split sizes do not fit");
+              Code::kMismatch,
+              fmt::format(
+                  "{} sends {} elements to {}, which expects {}; the split sizes do not fit",
+                  mailboxes_->name_member(k), theirs[me], mailboxes_->name_member(rank()),
+                  expected));
         begins[k] = std::accumulate(theirs, theirs + me, size_t{0}) * element_bytes;
       }
       if (length == 0) continue;

@@ -1,5 +1,7 @@
 // Scatter through memory: in each round the root stages a piece of every other rank's block; each
 // rank copies its pieces out. The root's table has the number of elements for each rank.
+#include <fmt/format.h>
+
 #include <cstring>
 #include <numeric>
 
@@ -23,10 +25,10 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
   DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->read_table(root));
   if (table[rank()] != count)
-    return mailboxes_->fail(Code::kMismatch, mailboxes_->name_member(root) + " scatters " +
-                                                 std::to_string(table[rank()]) + " elements to " +
-                                                 mailboxes_->name_member(rank()) +
-                                                 ", whose output holds " + std::to_string(count));
+    return mailboxes_->fail(Code::kMismatch,
+                            fmt::format("{} scatters {} elements to {}, whose output holds {}",
+                                        mailboxes_->name_member(root), table[rank()],
+                                        mailboxes_->name_member(rank()), count));
   const size_t piece = piece_bytes(element_bytes, size());
   const uint32_t rounds = rounds_of(bytes, piece);
   const size_t own_begin = std::accumulate(table, table + rank(), size_t{0}) * element_bytes;

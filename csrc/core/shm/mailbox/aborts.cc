@@ -1,5 +1,7 @@
 #include "core/shm/mailbox/aborts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -10,9 +12,9 @@ namespace dscomm {
 
 Status Aborts::fail(Code code, const std::string& cause) {
   const int group_rank = members_.entries[members_.rank].group_rank;
-  return adopt(Status(code, cause + " (first seen by rank " +
-                                std::to_string(group_rank >= 0 ? group_rank : members_.rank) +
-                                " in " + members_.name_call() + ")"));
+  return adopt(Status(
+      code, fmt::format("{} (first seen by rank {} in {})", cause,
+                        group_rank >= 0 ? group_rank : members_.rank, members_.name_call())));
 }
 
 void Aborts::abort(const Status& cause) {

@@ -1,5 +1,7 @@
 #include "core/shm/mailbox/agreement.h"
 
+#include <fmt/format.h>
+
 namespace dscomm {
 
 Status Agreement::compare(int member, uint64_t sequence) {
@@ -28,9 +30,9 @@ Status Agreement::mismatch(int member, uint64_t sequence) {
     if (hash_call(0, mine) == hash_call(0, theirs)) continue;
     return aborts_.fail(Code::kMismatch, describe_mismatch(mine, my_name, theirs, their_name));
   }
-  return aborts_.fail(Code::kMismatch, "the calls of " + my_name + " and " + their_name +
-                                           " differed more than " + std::to_string(kSlots) +
-                                           " calls ago" + kMakeSameCalls);
+  return aborts_.fail(Code::kMismatch,
+                      fmt::format("the calls of {} and {} differed more than {} calls ago{}",
+                                  my_name, their_name, kSlots, kMakeSameCalls));
 }
 
 void Agreement::note_call(const CallRecord& call, bool reads_all) {
@@ -76,17 +78,17 @@ Status Agreement::compare_last_calls() {
     const auto count = [this](int rank, const CallRecord& last) {
       const uint64_t calls = last.number();
       if (last.sequence <= forming_calls_) return members_.name(rank) + " made no call";
-      return members_.name(rank) + " made " + std::to_string(calls) +
-             (calls == 1 ? " call" : " calls") + ", the last " + describe_call(last);
+      return fmt::format("{} made {} {}, the last {}", members_.name(rank), calls,
+                         calls == 1 ? "call" : "calls", describe_call(last));
     };
     const Departure departure = members_.departure(member);
     return aborts_.adopt(Status(
-        Code::kMismatch, "the ranks left after different calls: " + count(members_.rank, mine) +
-                             ", " + count(member, theirs) +
-                             (departure.exception ? " and " + departure.how() : std::string()) +
-                             "; " + departure.advice() + " (first seen by " +
-                             members_.name(members_.rank) + " as it left group '" +
-                             members_.group_name + "')"));
+        Code::kMismatch,
+        fmt::format("the ranks left after different calls: {}, {}{}; {} (first seen by {} as it "
+                    "left group '{}')",
+                    count(members_.rank, mine), count(member, theirs),
+                    departure.exception ? " and " + departure.how() : "", departure.advice(),
+                    members_.name(members_.rank), members_.group_name)));
   }
   return {};
 }

@@ -1,5 +1,7 @@
 #include "core/shm/mailbox/diagnosis.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "core/base/timeout_advice.h"
@@ -69,21 +71,21 @@ class MemberWatch final : public Watch {
     for (int other = 0; other < members_.size(); ++other) {
       if (other == members_.rank || (other != member_ && reached[other] != least)) continue;
       const CallRecord last = members_.newest_record(other);
-      if (!missing.empty()) missing += "; ";
-      missing +=
-          members_.name(other) + ", which is " + mailboxes_.peer(other).state_text() + " and ";
-      missing += last.sequence == 0
-                     ? std::string("has made no call")
-                     : (last.sequence == members_.sequence ? "is in call #" : "last made call #") +
-                           std::to_string(last.number()) + ", " + describe_call(last);
+      missing += fmt::format("{}{}, which is {} and ", missing.empty() ? "" : "; ",
+                             members_.name(other), mailboxes_.peer(other).state_text());
+      missing += last.sequence == 0                   ? "has made no call"
+                 : last.sequence == members_.sequence ? "is in call #"
+                                                      : "last made call #";
       if (last.sequence == 0)
         hint =
             "; if a rank waits in new_group() instead, call new_group() with the same members and "
             "in the same order on all ranks";
+      else
+        missing += fmt::format("{}, {}", last.number(), describe_call(last));
     }
-    return mailboxes_.fail(Code::kTimeout,
-                           "timed out after " + mailboxes_.call().deadline.timeout_text() +
-                               " waiting for " + missing + timeout_advice(missing) + hint);
+    return mailboxes_.fail(Code::kTimeout, fmt::format("timed out after {} waiting for {}{}{}",
+                                                       mailboxes_.call().deadline.timeout_text(),
+                                                       missing, timeout_advice(missing), hint));
   }
 
  private:
@@ -116,8 +118,8 @@ class MemberWatch final : public Watch {
     const uint64_t reached = sequence_of(
         members_.views[member]->done.load(std::memory_order_acquire));  // pairs with end()
     const bool has_made_calls = reached > 1;
-    const std::string calls = has_made_calls ? " after " + std::to_string(reached - 1) + " calls"
-                                             : " before its first call";
+    const std::string calls =
+        has_made_calls ? fmt::format(" after {} calls", reached - 1) : " before its first call";
     const Status gone = members_.gone(member, presence, calls + ", without leaving the group",
                                       calls + (has_made_calls ? ", before it made this call" : ""));
     return mailboxes_.fail(gone.code(), gone.message());
@@ -162,10 +164,10 @@ Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
       if (presence != Presence::kHere && !members.has_posted(member))
         return mailboxes.fail(
             presence == Presence::kLeft ? Code::kPeerLeft : Code::kPeerDied,
-            members.name(member) +
-                (presence == Presence::kLeft ? " " + members.departure(member).how()
-                                             : std::string(" died or exited")) +
-                " before it made this call; look for its own error in its output");
+            fmt::format(
+                "{} {} before it made this call; look for its own error in its output",
+                members.name(member),
+                presence == Presence::kLeft ? members.departure(member).how() : "died or exited"));
       const uint64_t done =
           members.views[member]->done.load(std::memory_order_acquire);  // pairs with end()
       if (is_expired && done < progress(members.sequence, 0))
@@ -174,11 +176,10 @@ Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
     if (is_expired)
       return mailboxes.fail(
           Code::kTimeout,
-          "timed out after " + deadline.timeout_text() + " waiting for " + what + "; " +
-              (late.empty()
-                   ? "ranks of other groups have not read what was sent to them" +
-                         raise_the_timeout("these ranks are")
-                   : "the calls before this one are unfinished on " + late + timeout_advice(late)));
+          fmt::format("timed out after {} waiting for {}; {}{}", deadline.timeout_text(), what,
+                      late.empty() ? "ranks of other groups have not read what was sent to them"
+                                   : "the calls before this one are unfinished on " + late,
+                      late.empty() ? raise_the_timeout("these ranks are") : timeout_advice(late)));
     deadline.nap(pause);
     pause = std::min(2 * pause, kLongestPause);
   }

@@ -1,5 +1,7 @@
 #include "core/shm/mailbox/members.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <bit>
 #include <cstring>
@@ -113,12 +115,13 @@ Presence Members::presence(int member, bool thoroughly) const {
 Status Members::gone(int member, Presence presence, const std::string& died,
                      const std::string& left) const {
   if (presence == Presence::kDied)
-    return Status(Code::kPeerDied, name(member) + " died or exited" + died +
-                                       "; look for its own error, a signal or the out-of-memory "
-                                       "killer in its output and the system log");
+    return Status(Code::kPeerDied,
+                  fmt::format("{} died or exited{}; look for its own error, a signal or the "
+                              "out-of-memory killer in its output and the system log",
+                              name(member), died));
   const Departure departure = this->departure(member);
-  return Status(Code::kPeerLeft,
-                name(member) + " " + departure.how() + left + "; " + departure.advice());
+  return Status(Code::kPeerLeft, fmt::format("{} {}{}; {}", name(member), departure.how(), left,
+                                             departure.advice()));
 }
 
 Status Members::death() const {
@@ -162,19 +165,16 @@ std::string Members::name(int member) const {
 }
 
 std::string MailboxMember::name(int rank, int global_rank, const std::string& process) {
-  std::string text = "rank " + std::to_string(rank) + " (";
-  if (global_rank >= 0 && global_rank != rank)
-    text += "global rank " + std::to_string(global_rank) + ", ";
-  return text + process + ")";
+  if (global_rank < 0 || global_rank == rank) return fmt::format("rank {} ({})", rank, process);
+  return fmt::format("rank {} (global rank {}, {})", rank, global_rank, process);
 }
 
 std::string Members::name_call() const {
   const CallRecord record = load_record(own->calls[sequence % kSlots]);
   const bool is_stored = record.sequence == sequence;
-  return (is_stored ? std::string(collective_name(static_cast<Collective>(record.kind))) + " #" +
-                          std::to_string(record.number())
-                    : "call #" + std::to_string(sequence)) +
-         " of group '" + group_name + "'";
+  return fmt::format("{} #{} of group '{}'",
+                     is_stored ? collective_name(static_cast<Collective>(record.kind)) : "call",
+                     is_stored ? record.number() : sequence, group_name);
 }
 
 }  // namespace dscomm
