@@ -5,6 +5,8 @@
 // a message of that member, and a receive from any source while another member can still send.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <optional>
 #include <span>
 #include <string>
@@ -47,9 +49,8 @@ std::string gone_text(int self, std::span<const MemberLife> members, const Name&
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
     const MemberLife& life = members[member];
     if (member == self || !life.gone()) continue;
-    text += text.empty() ? "; " : ", ";
-    text += name(member);
-    text += " " + (life.died ? "died" : departure(member).how());
+    text += fmt::format("{}{} {}", text.empty() ? "; " : ", ", name(member),
+                        life.died ? "died" : departure(member).how());
   }
   return text.empty() ? text : text + " before";
 }
@@ -75,9 +76,8 @@ std::optional<Status> can_never_complete(bool sending, int peer, int self,
     if (member == self) continue;
     if (!life.gone() || life.unread) return {};
     some_died |= life.died;
-    if (!who.empty()) who += ", ";
-    who += name(member);
-    who += " " + (life.died ? "died" : departure(member).how());
+    who += fmt::format("{}{} {}", who.empty() ? "" : ", ", name(member),
+                       life.died ? "died" : departure(member).how());
   }
   const std::string text = what + "no other rank is left that could send it: " + who;
   if (!some_died) return Status(Code::kPeerLeft, text);

@@ -1,4 +1,6 @@
 // PointToPoint: checks between slices of sleep whether waiting still makes sense ("looks").
+#include <fmt/format.h>
+
 #include "core/base/timeout_advice.h"
 #include "core/messages/state.h"
 #include "core/team/first_cause.h"
@@ -106,17 +108,16 @@ std::string PointToPoint::timeout_text(const Transfer& transfer,
     const MemberLife& life = members[member];
     held_up |= life.unread && !transfer.sending;
     if (peer == -1 && life.gone() && !life.unread) continue;
-    awaited += (awaited.empty() ? "" : "; ") + group.name_member(member) + ", which is " +
-               group.peers[member]->state_text();
+    awaited += fmt::format("{}{}, which is {}", awaited.empty() ? "" : "; ",
+                           group.name_member(member), group.peers[member]->state_text());
   }
   const std::string what = transfer.sending ? " waiting until it is received by "
                            : transfer.came_from >= 0
                                ? " waiting for the rest of a send from "
-                               : ": no send with tag " + std::to_string(transfer.tag) +
-                                     " has arrived at rank " + std::to_string(group.rank) +
-                                     " from ";
-  std::string text = transfer.describe() + " timed out after " +
-                     duration_text(transfer.timeout_ms) + what + awaited;
+                               : fmt::format(": no send with tag {} has arrived at rank {} from ",
+                                             transfer.tag, group.rank);
+  std::string text = fmt::format("{} timed out after {}{}{}", transfer.describe(),
+                                 duration_text(transfer.timeout_ms), what, awaited);
   if (peer == -1) text += gone_text(group.rank, members, group.name_member, group.departure);
   if (held_up)
     text +=

@@ -1,4 +1,6 @@
 // PointToPoint: moves messages into cells, and cells into messages. Nothing here blocks.
+#include <fmt/format.h>
+
 #include <atomic>
 #include <new>
 
@@ -247,9 +249,9 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
       fail_group(*port, cause, outcome);
     } else {
       // The cause may be on its way, or lost with a process that has died meanwhile.
-      port->suspect(Status(Code::kAborted, receive->describe() + ": " +
-                                               receive->group->name_member(message->source) +
-                                               " gave up its send half-way"));
+      port->suspect(Status(Code::kAborted,
+                           fmt::format("{}: {} gave up its send half-way", receive->describe(),
+                                       receive->group->name_member(message->source))));
     }
     return;
   }
@@ -364,12 +366,13 @@ Status PointToPoint::check_match(const Transfer& transfer, const Message& messag
   DSCOMM_RETURN_IF_ERROR(check_source(group, message.from, message.source));
   if (transfer.dtype == message.dtype && transfer.bytes == message.bytes) return {};
   return Status(Code::kMismatch,
-                "send and receive differ: " + group.name_member(message.source) +
-                    " made a send of " +
-                    describe_data(message.dtype, message.count(), message.tag) + " to " +
-                    group.name_member(group.rank) + ", which made a receive of " +
-                    describe_data(transfer.dtype, transfer.count, transfer.tag) +
-                    "; both sides must name the same dtype and number of elements");
+                fmt::format("send and receive differ: {} made a send of {} to {}, which made a "
+                            "receive of {}; both sides must name the same dtype and number of "
+                            "elements",
+                            group.name_member(message.source),
+                            describe_data(message.dtype, message.count(), message.tag),
+                            group.name_member(group.rank),
+                            describe_data(transfer.dtype, transfer.count, transfer.tag)));
 }
 
 void PointToPoint::refund(Message* message) {

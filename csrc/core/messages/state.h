@@ -1,6 +1,8 @@
 // The state of PointToPoint: operations, messages, ports and connections. Guarded by its mutex.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -32,8 +34,7 @@ inline void copy_out(std::byte* to, const std::byte* from, size_t bytes, uint64_
 }
 
 inline std::string describe_data(DType dtype, uint64_t count, int tag) {
-  return std::string(dtype_name(dtype)) + "[" + std::to_string(count) + "] tag " +
-         std::to_string(tag);
+  return fmt::format("{}[{}] tag {}", dtype_name(dtype), count, tag);
 }
 
 // A send or a receive.
