@@ -1,5 +1,6 @@
 #include "core/detector/dial.h"
 
+#include <fmt/format.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -131,8 +132,8 @@ Result<bool> Dial::begin_attempt(size_t index) {
   UniqueFd socket(
       ::socket(endpoint.address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid())
-    return Status(Code::kResource, own_name() + " got no socket: " + std::strerror(errno) +
-                                       "; raise its limit (ulimit -n)");
+    return Status(Code::kResource, fmt::format("{} got no socket: {}; raise its limit (ulimit -n)",
+                                               own_name(), std::strerror(errno)));
   if (::connect(socket.get(), endpoint.address.get(), endpoint.address.size) != 0 &&
       errno != EINPROGRESS) {
     endpoint.outcome = error_text(errno);
@@ -194,10 +195,11 @@ Status Dial::end_round() {
 Status Dial::unreachable(Code code, const std::string& how) const {
   std::string tried;
   for (const Endpoint& endpoint : endpoints_)
-    tried += (tried.empty() ? "" : ", ") + endpoint.text + " (" +
-             (endpoint.outcome.empty() ? "not tried" : endpoint.outcome) + ")";
-  return Status(code, own_name() + " " + how + " to " + name() + " at " + tried +
-                          "; see whether it runs, and let TCP through between the hosts");
+    tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", endpoint.text,
+                         endpoint.outcome.empty() ? "not tried" : endpoint.outcome);
+  return Status(code, fmt::format("{} {} to {} at {}; see whether it runs, and let TCP through "
+                                  "between the hosts",
+                                  own_name(), how, name(), tried));
 }
 
 }  // namespace dscomm

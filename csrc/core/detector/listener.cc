@@ -1,11 +1,10 @@
 #include "core/detector/listener.h"
 
+#include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <cinttypes>
-#include <cstdio>
 #include <cstring>
 
 #include "core/base/deadline.h"
@@ -32,9 +31,7 @@ Status Listener::open() {
   uint64_t token[2];
   if (getrandom(token, sizeof token, 0) != static_cast<ssize_t>(sizeof token))
     return Status(Code::kResource, own_name() + " got no random numbers: " + std::strerror(errno));
-  char text[40];
-  std::snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, token[0], token[1]);
-  token_ = text;
+  token_ = fmt::format("{:016x}{:016x}", token[0], token[1]);
   Status last(Code::kUnsupported, own_name() +
                                       " has no network at which other hosts could reach it: no "
                                       "interface but loopback is up, or none was allowed");
@@ -57,8 +54,8 @@ Status Listener::listen_at(const std::string& address) {
   // All endpoints must fit into one message.
   if (endpoints_.size() + token_.size() + kEndpointBytes > kMessageTextBytes) return {};
   auto failed = [&](const char* what) {
-    return Status(Code::kResource, own_name() + " cannot listen at " + address + ": " + what +
-                                       ": " + std::strerror(errno));
+    return Status(Code::kResource, fmt::format("{} cannot listen at {}: {}: {}", own_name(),
+                                               address, what, std::strerror(errno)));
   };
   const PortRange ports = parse_ports(request_.settings.ports).value_or(PortRange{});
   std::optional<SocketAddress> name = socket_address(address, ports.first);
@@ -112,8 +109,9 @@ Status Listener::accept_from(int listener) {
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
         return Status(Code::kResource,
-                      own_name() + " cannot take the connections of " + std::to_string(expected_) +
-                          " others: " + std::strerror(errno) + "; raise its limit (ulimit -n)");
+                      fmt::format("{} cannot take the connections of {} others: {}; raise its "
+                                  "limit (ulimit -n)",
+                                  own_name(), expected_, std::strerror(errno)));
       return {};  // no connection is waiting
     }
     // A member whose connection is dropped tries again.

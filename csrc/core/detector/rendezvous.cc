@@ -1,5 +1,6 @@
 #include "core/detector/rendezvous.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ constexpr int kFirst = 0;
 // The most names in one message.
 constexpr size_t kNames = 8;
 
-std::string invitation_name(int rank) { return "invitation/" + std::to_string(rank); }
+std::string invitation_name(int rank) { return fmt::format("invitation/{}", rank); }
 
 class Rendezvous {
  public:
@@ -74,8 +75,8 @@ class Rendezvous {
 
   std::string name(int rank) const { return name_member(request_.members, rank); }
   Status error(const Status& status) const {
-    return Status(status.code(),
-                  "connecting the hosts of group '" + request_.name + "': " + status.message());
+    return Status(status.code(), fmt::format("connecting the hosts of group '{}': {}",
+                                             request_.name, status.message()));
   }
 
   Status invite();
@@ -146,8 +147,8 @@ Status Rendezvous::look() {
     for (const auto& [rank, peer] : peers_)
       if (peer.dial)
         return error(peer.dial->unreachable(
-            Code::kTimeout,
-            "timed out after " + deadline_.timeout_text() + ", in which it could not connect"));
+            Code::kTimeout, fmt::format("timed out after {}, in which it could not connect",
+                                        deadline_.timeout_text())));
   DSCOMM_RETURN_IF_ERROR(failure);
   return was_over && is_over_ ? timed_out() : Status();
 }
@@ -212,8 +213,8 @@ Status Rendezvous::wait() {
   deadline_.note_slice(began_ns, asked_ns);
   if (ready < 0) {
     if (reason == EINTR) return {};
-    return error(
-        Status(Code::kResource, name(request_.rank) + ": poll failed: " + std::strerror(reason)));
+    return error(Status(Code::kResource, fmt::format("{}: poll failed: {}", name(request_.rank),
+                                                     std::strerror(reason))));
   }
   const std::span<const pollfd> all(entries);
   size_t next = 0;
@@ -310,10 +311,11 @@ std::string Rendezvous::missing() const {
   }
   if (count == 0) return "";
   std::string text = not_here;
-  if (count > kNames) text += " and " + std::to_string(count - kNames) + " more";
+  if (count > kNames) text += fmt::format(" and {} more", count - kNames);
   if (!not_here.empty())
-    text += " to connect to " + name(request_.rank) + " at " + listener_.endpoints();
-  if (!silent.empty()) text += (text.empty() ? "" : "; ") + silent + " to say where it listens";
+    text += fmt::format(" to connect to {} at {}", name(request_.rank), listener_.endpoints());
+  if (!silent.empty())
+    text += fmt::format("{}{} to say where it listens", text.empty() ? "" : "; ", silent);
   return text + "; see whether they run, and let TCP through between the hosts";
 }
 
