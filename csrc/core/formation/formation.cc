@@ -1,5 +1,6 @@
 #include "core/formation/formation.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -149,8 +150,8 @@ class Former {
   }
 
   void decline(const Status& cause) {
-    modex_.decline(Status(cause.code(), "rank " + std::to_string(request_.rank) + " (pid " +
-                                            std::to_string(getpid()) + "): " + cause.message()));
+    modex_.decline(Status(cause.code(), fmt::format("rank {} (pid {}): {}", request_.rank, getpid(),
+                                                    cause.message())));
   }
 
  private:
@@ -179,9 +180,9 @@ class Former {
     modex.size = request.size;
     const std::vector<int>& ranks = request.global_ranks;
     for (size_t k = 0; k < std::min(ranks.size(), kNamedMembers); ++k)
-      modex.members += (k == 0 ? "" : ", ") + std::to_string(ranks[k]);
+      modex.members += fmt::format("{}{}", k == 0 ? "" : ", ", ranks[k]);
     if (ranks.size() > kNamedMembers)
-      modex.members += " and " + std::to_string(ranks.size() - kNamedMembers) + " more";
+      modex.members += fmt::format(" and {} more", ranks.size() - kNamedMembers);
     modex.speakers = request.local.leaders;
     const std::vector<int>& here = request.local.ranks;
     if (!here.empty() && here.front() == 0) {
@@ -222,10 +223,9 @@ class Former {
   Status find_leader(const MemberText& entry) {
     const std::vector<int>& here = request_.local.ranks;
     if (here.size() < 2) return {};
-    LocalEntry own{
-        request_.rank,
-        "rank " + std::to_string(request_.rank) + " (" + party_.address->describe() + ")",
-        request_.size, modex_request(request_, nullptr).members, entry};
+    LocalEntry own{request_.rank,
+                   fmt::format("rank {} ({})", request_.rank, party_.address->describe()),
+                   request_.size, modex_request(request_, nullptr).members, entry};
     if (here.front() == request_.rank) {
       leader_ = LocalLeader::listen(request_.local, own);
       return {};
@@ -286,8 +286,8 @@ class Former {
   }
 
   std::string name_rank(int rank) const {
-    return "rank " + std::to_string(rank) + " (" +
-           members_[static_cast<size_t>(rank)].address.describe() + ")";
+    return fmt::format("rank {} ({})", rank,
+                       members_[static_cast<size_t>(rank)].address.describe());
   }
 
   Status describe_itself(Member* member) {
@@ -350,10 +350,10 @@ class Former {
       if (members_[rank].global_rank != request_.global_ranks[rank])
         return Status(
             Code::kMismatch,
-            "the ranks passed different members to it: " + name_rank(static_cast<int>(rank)) +
-                " is global rank " + std::to_string(members_[rank].global_rank) + ", but rank " +
-                std::to_string(request_.rank) + " expects global rank " +
-                std::to_string(request_.global_ranks[rank]));
+            fmt::format("the ranks passed different members to it: {} is global rank {}, but rank "
+                        "{} expects global rank {}",
+                        name_rank(static_cast<int>(rank)), members_[rank].global_rank,
+                        request_.rank, request_.global_ranks[rank]));
     return {};
   }
 
@@ -395,12 +395,12 @@ class Former {
     if (static_cast<int64_t>(bytes) + MemoryReservation::spare_bytes(bytes) <=
         limit.available_bytes)
       return {};
-    return make_status(
+    return Status(
         Code::kResource,
-        "%zu %s on this host need %zu bytes of shared memory, but %s leaves %lld, as %s found; "
-        "give the job more memory or lower DSCOMM_STAGING_BYTES",
-        ranks, ranks == 1 ? "rank" : "ranks", bytes, limit.source.c_str(),
-        static_cast<long long>(limit.available_bytes), name_rank(request_.rank).c_str());
+        fmt::format("{} {} on this host need {} bytes of shared memory, but {} leaves {}, as {} "
+                    "found; give the job more memory or lower DSCOMM_STAGING_BYTES",
+                    ranks, ranks == 1 ? "rank" : "ranks", bytes, limit.source,
+                    limit.available_bytes, name_rank(request_.rank)));
   }
 
   Status attach_all() {
@@ -431,9 +431,9 @@ class Former {
     if (unreachable.empty()) return {};
     const std::string own_name = name_rank(request_.rank);
     Status failure(Code::kUnsupported,
-                   own_name + " cannot share memory with " + unreachable +
-                       ", which is on the same host; run all ranks of a host as one user, in one "
-                       "job");
+                   fmt::format("{} cannot share memory with {}, which is on the same host; run all "
+                               "ranks of a host as one user, in one job",
+                               own_name, unreachable));
     if (!ended.ok()) failure = ended;
     if (!limited.empty())
       failure = Status(Code::kResource, own_name + " could not attach the memory of " + limited);

@@ -1,5 +1,6 @@
 #include "core/formation/local_exchange.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -185,13 +186,13 @@ void LocalLeader::take_entry(Member& member, const std::string& text) {
 Status members_differ(const MembersView& one, const MembersView& other) {
   // Of the default group no rank passes members.
   if (one.members.empty() && other.members.empty())
-    return Status(Code::kMismatch, "world sizes differ: " + one.rank + " has " +
-                                       std::to_string(one.size) + ", " + other.rank + " has " +
-                                       std::to_string(other.size) +
-                                       "; start all ranks with the same world size");
+    return Status(Code::kMismatch,
+                  fmt::format("world sizes differ: {} has {}, {} has {}; start all ranks with the "
+                              "same world size",
+                              one.rank, one.size, other.rank, other.size));
   const auto view = [](const MembersView& seen) {
-    return seen.rank + " made it of " + std::to_string(seen.size) + " ranks (global ranks " +
-           seen.members + ")";
+    return fmt::format("{} made it of {} ranks (global ranks {})", seen.rank, seen.size,
+                       seen.members);
   };
   return Status(Code::kMismatch, "the ranks passed different members to it: " + view(one) + ", " +
                                      view(other) + "; pass the same list on every rank");

@@ -1,12 +1,11 @@
 #include "core/formation/modex.h"
 
+#include <fmt/format.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cinttypes>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
@@ -75,13 +74,9 @@ Failures& failures() {
   return *failures;
 }
 
-std::string entry_name(int rank) { return "entry/" + std::to_string(rank); }
-std::string claims_name(int rank) { return "claims/" + std::to_string(rank); }
-std::string to_name(uint64_t nonce) {
-  char text[32];
-  std::snprintf(text, sizeof text, "to/%016" PRIx64, nonce);
-  return text;
-}
+std::string entry_name(int rank) { return fmt::format("entry/{}", rank); }
+std::string claims_name(int rank) { return fmt::format("claims/{}", rank); }
+std::string to_name(uint64_t nonce) { return fmt::format("to/{:016x}", nonce); }
 
 void pack_place(Packer& packer, const RelayPlace& place) {
   packer.text(place.parent)
@@ -133,11 +128,7 @@ Modex::Modex(Store& store, ModexRequest request, const Deadline& deadline)
       deadline_(deadline),
       seen_(static_cast<size_t>(request_.size)) {}
 
-std::string Modex::id_text() const {
-  char text[32];
-  std::snprintf(text, sizeof text, "%016" PRIx64, id_);
-  return text;
-}
+std::string Modex::id_text() const { return fmt::format("{:016x}", id_); }
 
 std::string Modex::pack(const Entry& entry) {
   Packer packer;
@@ -397,11 +388,11 @@ Status Modex::collect() {
     }
     DSCOMM_RETURN_IF_ERROR(look());
     if (is_over)
-      return Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() +
-                                        " waiting for " + missing() +
-                                        " to join it; see whether it has started and makes "
-                                        "this call; call new_group() with the same members and "
-                                        "in the same order on all ranks");
+      return Status(Code::kTimeout,
+                    fmt::format("timed out after {} waiting for {} to join it; see whether it has "
+                                "started and makes this call; call new_group() with the same "
+                                "members and in the same order on all ranks",
+                                deadline_.timeout_text(), missing()));
     DSCOMM_RETURN_IF_ERROR(listen(pause, deadline_));
   }
 }
@@ -495,7 +486,7 @@ Status Modex::fault_of(int rank) const {
   DSCOMM_RETURN_IF_ERROR(entry.cause);
   if (entry.size == request_.size) return {};
   return members_differ({"rank 0", request_.size, request_.members},
-                        {"rank " + std::to_string(rank), entry.size, entry.members});
+                        {fmt::format("rank {}", rank), entry.size, entry.members});
 }
 
 // Checks now and then for a reason to give up waiting.
@@ -616,12 +607,12 @@ Result<Modex::Table> Modex::follow() {
     if (told.value()) return finish();
     if (is_over) {
       const std::string who = missing();
-      reason =
-          Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() + " waiting for " +
-                                     (who.empty() ? "rank 0, which has stopped or ended" : who));
+      reason = Status(Code::kTimeout,
+                      fmt::format("timed out after {} waiting for {}", deadline_.timeout_text(),
+                                  who.empty() ? "rank 0, which has stopped or ended" : who));
       // A rank that arrives later fails at once instead of waiting for this one.
-      static_cast<void>(put(Status(Code::kTimeout, "rank " + std::to_string(request_.rank) +
-                                                       " gave up before: " + reason.message())));
+      static_cast<void>(put(Status(Code::kTimeout, fmt::format("rank {} gave up before: {}",
+                                                               request_.rank, reason.message()))));
     } else if (is_closed_ || is_formed_) {  // rank 0 reads no more entries
       static_cast<void>(take_back());
     } else {
@@ -801,7 +792,8 @@ Status Modex::conflict(const Entry& other) {
   const std::string advice =
       other.members.empty() && request_.members.empty()
           ? "; start one process for each rank, and give each job a store of its own"
-          : ", one made it of global ranks " + other.members + ", the other of " + request_.members;
+          : fmt::format(", one made it of global ranks {}, the other of {}", other.members,
+                        request_.members);
   const Status cause(Code::kMismatch, claimed_twice(request_.rank) + advice);
   const uint64_t theirs = other.nonce;
   has_conflict_ = true;
@@ -815,7 +807,7 @@ Status Modex::conflict(const Entry& other) {
 }
 
 std::string Modex::claimed_twice(int rank) const {
-  const std::string twice = "two processes are its rank " + std::to_string(rank);
+  const std::string twice = fmt::format("two processes are its rank {}", rank);
   return request_.members.empty() ? twice : "the ranks passed different members to it: " + twice;
 }
 
@@ -844,7 +836,7 @@ std::string Modex::missing() {
     if (have[static_cast<size_t>(rank)] &&
         (!entry.is_there || fault_of(rank).ok() || fault_of(rank).code() == Code::kTimeout))
       continue;
-    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
+    text += fmt::format("{}rank {}", text.empty() ? "" : ", ", rank);
   }
   return text;
 }

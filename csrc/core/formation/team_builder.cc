@@ -1,5 +1,7 @@
 #include "core/formation/team_builder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -77,7 +79,7 @@ class TeamBuilder {
     Result<std::unique_ptr<Team>> team = make_domain_teams(request, *made_.flat, deadline_);
     if (team.ok()) return team;
     return Status(team.status().code(),
-                  "forming group '" + request_.name + "': " + team.status().message());
+                  fmt::format("forming group '{}': {}", request_.name, team.status().message()));
   }
 
   // Makes the Team of the whole group, from this host's Team and the transport.
@@ -182,7 +184,7 @@ class TeamBuilder {
     request.id = known != 0 ? known : whole_.group_id;
     request.name = request_.name;
     request.rank = request_.rank;
-    request.prefix = request_.prefix + "transport/" + std::to_string(whole_.group_id) + "/";
+    request.prefix = fmt::format("{}transport/{}/", request_.prefix, whole_.group_id);
     request.settings = *party_.settings;
     request.usable_cores = party_.topology->usable_cores();
     for (size_t rank = 0; rank < whole_.members.size(); ++rank) {
@@ -198,18 +200,18 @@ class TeamBuilder {
     }
     Result<std::shared_ptr<Transport>> transport = find_transport_(request, deadline_);
     if (!transport.ok())
-      return Status(transport.status().code(),
-                    "forming group '" + request_.name + "': " + transport.status().message());
+      return Status(transport.status().code(), fmt::format("forming group '{}': {}", request_.name,
+                                                           transport.status().message()));
     return transport;
   }
 
   // MPI's world is made once, so a process outside it cannot join later.
   Status outside(int one, int other) const {
     return Status(Code::kUnsupported,
-                  "forming group '" + request_.name + "': it spans hosts, and rank " +
-                      std::to_string(one) + " and rank " + std::to_string(other) +
-                      " were not together in the first group that did; let the first such group "
-                      "have all ranks that will ever talk between hosts");
+                  fmt::format("forming group '{}': it spans hosts, and rank {} and rank {} were "
+                              "not together in the first group that did; let the first such "
+                              "group have all ranks that will ever talk between hosts",
+                              request_.name, one, other));
   }
 
   const FormationParty& party_;
