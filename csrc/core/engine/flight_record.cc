@@ -1,6 +1,7 @@
 #include "core/engine/flight_record.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -8,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <string_view>
@@ -55,9 +55,7 @@ std::string json_text(std::string_view text) {
       out += '\\';
       out += letter;
     } else if (static_cast<unsigned char>(letter) < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(letter));
-      out += escaped;
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(letter));
     } else {
       out += letter;
     }
@@ -98,15 +96,11 @@ bool is_message(const RecordedOperation& operation) {
 }
 
 std::string own_facts(const RecordedOperation& operation) {
-  char text[256];
   const OperationInfo& info = operation.info;
-  std::snprintf(text, sizeof text,
-                "\"dscomm\": {\"title\": \"%s\", \"op\": %s%s%s, \"peer\": %d, \"tag\": %d, "
-                "\"async\": %s, \"state\": \"%s\"}",
-                info.title, info.has_op ? "\"" : "", info.has_op ? reduce_op_name(info.op) : "null",
-                info.has_op ? "\"" : "", info.peer, info.tag, info.asynchronous ? "true" : "false",
-                operation_state_name(operation.state));
-  return text;
+  return fmt::format(
+      R"("dscomm": {{"title": "{}", "op": {}, "peer": {}, "tag": {}, "async": {}, "state": "{}"}})",
+      info.title, info.has_op ? json_text(reduce_op_name(info.op)) : "null", info.peer, info.tag,
+      info.asynchronous, operation_state_name(operation.state));
 }
 
 std::string time_or_null(int64_t at_ns) { return at_ns == 0 ? "null" : std::to_string(at_ns); }
@@ -124,42 +118,26 @@ std::string entry_text(const GroupRecord& group, const RecordedOperation& operat
   const bool is_done = operation.state == OperationState::kCompleted;
   const bool has_begun = operation.state != OperationState::kQueued;
   const char* state = is_done ? "completed" : has_begun ? "started" : "scheduled";
-  char text[1024];
-  std::snprintf(text, sizeof text,
-                "{\"record_id\": %zu, \"pg_id\": %zu, \"process_group\": [%s, \"undefined\"], "
-                "\"collective_seq_id\": %llu, \"p2p_seq_id\": 0, \"op_id\": %llu, "
-                "\"profiling_name\": \"gloo:%s\", \"time_created_ns\": %lld, "
-                "\"input_sizes\": [[%lld]], \"input_dtypes\": [\"%s\"], "
-                "\"output_sizes\": [[%lld]], \"output_dtypes\": [\"%s\"], \"state\": \"%s\", "
-                "\"time_discovered_started_ns\": %s, \"time_discovered_completed_ns\": %s, "
-                "\"retired\": %s, \"timeout_ms\": %lld, \"is_p2p\": false, \"frames\": [], %s}",
-                record_id, group_index, json_text(group.name).c_str(),
-                static_cast<unsigned long long>(operation.sequence),
-                static_cast<unsigned long long>(operation.id), kind.name,
-                static_cast<long long>(operation.queued_ns), static_cast<long long>(info.count),
-                dtype_name(info.dtype), static_cast<long long>(out), dtype_name(info.dtype), state,
-                time_or_null(has_begun ? operation.started_ns : 0).c_str(),
-                time_or_null(is_done ? operation.finished_ns : 0).c_str(),
-                is_done ? "true" : "false", static_cast<long long>(group.timeout_ms),
-                own_facts(operation).c_str());
-  return text;
+  return fmt::format(
+      R"({{"record_id": {}, "pg_id": {}, "process_group": [{}, "undefined"], )"
+      R"("collective_seq_id": {}, "p2p_seq_id": 0, "op_id": {}, "profiling_name": "gloo:{}", )"
+      R"("time_created_ns": {}, "input_sizes": [[{}]], "input_dtypes": ["{}"], )"
+      R"("output_sizes": [[{}]], "output_dtypes": ["{}"], "state": "{}", )"
+      R"("time_discovered_started_ns": {}, "time_discovered_completed_ns": {}, )"
+      R"("retired": {}, "timeout_ms": {}, "is_p2p": false, "frames": [], {}}})",
+      record_id, group_index, json_text(group.name), operation.sequence, operation.id, kind.name,
+      operation.queued_ns, info.count, dtype_name(info.dtype), out, dtype_name(info.dtype), state,
+      time_or_null(has_begun ? operation.started_ns : 0),
+      time_or_null(is_done ? operation.finished_ns : 0), is_done, group.timeout_ms,
+      own_facts(operation));
 }
 
 std::string message_text(const GroupRecord& group, const RecordedOperation& operation) {
-  char text[768];
-  std::snprintf(text, sizeof text,
-                "{\"process_group\": %s, \"count\": %lld, \"dtype\": \"%s\", "
-                "\"time_created_ns\": %lld, \"time_completed_ns\": %s, %s}",
-                json_text(group.name).c_str(), static_cast<long long>(operation.info.count),
-                dtype_name(operation.info.dtype), static_cast<long long>(operation.queued_ns),
-                time_or_null(operation.finished_ns).c_str(), own_facts(operation).c_str());
-  return text;
-}
-
-std::string ranks_text(const GroupRecord& group) {
-  std::string text;
-  for (int rank : group.global_ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return "[" + text + "]";
+  return fmt::format(R"({{"process_group": {}, "count": {}, "dtype": "{}", "time_created_ns": {}, )"
+                     R"("time_completed_ns": {}, {}}})",
+                     json_text(group.name), operation.info.count, dtype_name(operation.info.dtype),
+                     operation.queued_ns, time_or_null(operation.finished_ns),
+                     own_facts(operation));
 }
 
 // The last collectives that were queued, started and completed.
@@ -171,13 +149,9 @@ std::string progress_text(const GroupRecord& group) {
     if (operation.state == OperationState::kCompleted)
       completed = std::max(completed, operation.sequence);
   }
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "{\"last_enqueued_collective\": %llu, \"last_started_collective\": %llu, "
-                "\"last_completed_collective\": %llu}",
-                static_cast<unsigned long long>(group.called),
-                static_cast<unsigned long long>(begun), static_cast<unsigned long long>(completed));
-  return text;
+  return fmt::format(R"({{"last_enqueued_collective": {}, "last_started_collective": {}, )"
+                     R"("last_completed_collective": {}}})",
+                     group.called, begun, completed);
 }
 
 int global_rank(const GroupRecord& group) {
@@ -186,13 +160,13 @@ int global_rank(const GroupRecord& group) {
 }
 
 Status write_file(const std::string& path, const std::string& text) {
-  const std::string draft = path + "." + std::to_string(getpid()) + ".tmp";
+  const std::string draft = fmt::format("{}.{}.tmp", path, getpid());
   UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   const auto failed = [&](const char* what) {
     const int error = errno;
     ::unlink(draft.c_str());
-    return make_status(Code::kResource, "%s: %s failed: %s", path.c_str(), what,
-                       std::strerror(error));
+    return Status(Code::kResource,
+                  fmt::format("{}: {} failed: {}", path, what, std::strerror(error)));
   };
   if (!file.valid()) return failed("open");
   for (size_t done = 0; done < text.size();) {
@@ -228,11 +202,11 @@ std::string flight_record_text(const std::vector<GroupRecord>& groups, const std
     const GroupRecord& group = groups[k];
     const std::string comma = k == 0 ? "" : ", ";
     const std::string name = json_text(group.name);
-    configuration += comma + name + ": {\"name\": " + name +
-                     ", \"desc\": \"undefined\", \"ranks\": " + json_text(ranks_text(group)) + "}";
-    status += comma + name + ": " + progress_text(group);
-    failures +=
-        comma + name + ": " + (group.failure.ok() ? "null" : json_text(group.failure.message()));
+    configuration += fmt::format(R"({}{}: {{"name": {}, "desc": "undefined", "ranks": "[{}]"}})",
+                                 comma, name, name, fmt::join(group.global_ranks, ", "));
+    status += fmt::format("{}{}: {}", comma, name, progress_text(group));
+    failures += fmt::format("{}{}: {}", comma, name,
+                            group.failure.ok() ? "null" : json_text(group.failure.message()));
   }
   size_t record_id = 0;
   for (const Line& line : lines) {
@@ -246,14 +220,18 @@ std::string flight_record_text(const std::vector<GroupRecord>& groups, const std
   }
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
-  return std::string("{\"version\": \"") + kVersion + "\",\n\"pg_config\": {" + configuration +
-         "},\n\"pg_status\": {" + status + "},\n\"entries\": [" + entries +
-         "],\n\"dscomm\": {\"reason\": " + json_text(reason) +
-         ", \"rank\": " + std::to_string(groups.empty() ? -1 : global_rank(groups.front())) +
-         ", \"pid\": " + std::to_string(getpid()) + ", \"host\": " + json_text(host) +
-         ", \"written_ns\": " + std::to_string(wall_clock_ns()) +
-         ", \"operations_left_out\": " + std::to_string(left_out) + ",\n\"failures\": {" +
-         failures + "},\n\"messages\": [" + messages + "]}}\n";
+  return fmt::format(R"({{"version": "{}",
+"pg_config": {{{}}},
+"pg_status": {{{}}},
+"entries": [{}],
+"dscomm": {{"reason": {}, "rank": {}, "pid": {}, "host": {}, "written_ns": {}, )"
+                     R"("operations_left_out": {},
+"failures": {{{}}},
+"messages": [{}]}}}}
+)",
+                     kVersion, configuration, status, entries, json_text(reason),
+                     groups.empty() ? -1 : global_rank(groups.front()), getpid(), json_text(host),
+                     wall_clock_ns(), left_out, failures, messages);
 }
 
 void FlightRecord::add(std::weak_ptr<const RecordedGroup> group) {
@@ -289,7 +267,7 @@ void FlightRecord::write(const std::string& reason) {
   if (::mkdir(directory_.c_str(), 0777) != 0 && errno != EEXIST)
     log_line(LogLevel::kWarn, "%s: mkdir failed: %s", directory_.c_str(), std::strerror(errno));
   for (const auto& [rank, records] : by_rank) {
-    const std::string path = directory_ + "/flight_record_" + std::to_string(rank) + ".json";
+    const std::string path = fmt::format("{}/flight_record_{}.json", directory_, rank);
     const Status written = write_file(path, flight_record_text(records, reason));
     if (written.ok())
       log_line(LogLevel::kWarn, "the flight record is in %s", path.c_str());

@@ -1,5 +1,7 @@
 #include "core/engine/group.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <set>
@@ -247,11 +249,12 @@ Status Group::refuse_locked() const {
   DSCOMM_RETURN_IF_ERROR(context_->check_process());
   if (has_state(kClosed))
     return Status(Code::kInvalidArgument,
-                  "group '" + options_.name + "' has been destroyed on this rank");
+                  fmt::format("group '{}' has been destroyed on this rank", options_.name));
   if (has_state(kExiting) && exit_thread_ != std::this_thread::get_id())
     return Status(Code::kInvalidArgument,
-                  "this process is ending, and group '" + options_.name +
-                      "' takes calls of the thread that runs its exit handlers alone");
+                  fmt::format("this process is ending, and group '{}' takes calls of the thread "
+                              "that runs its exit handlers alone",
+                              options_.name));
   return {};
 }
 
@@ -289,8 +292,8 @@ void Group::record_failure(const Status& status) {
     return;
   context_->note_failure();
   if (!context_->flight_record().enabled() || failure_recorded_.exchange(true)) return;
-  context_->flight_record().write_after_failure("group '" + options_.name +
-                                                "': " + status.message());
+  context_->flight_record().write_after_failure(
+      fmt::format("group '{}': {}", options_.name, status.message()));
 }
 
 bool Group::tell(GroupRecord* record) const {
@@ -317,8 +320,8 @@ Status Group::execute_body(const Body& body, std::chrono::milliseconds timeout) 
       if (Status cause = team_->failure(); !cause.ok()) flat_->abort(cause);
     return status;
   } catch (const std::exception& error) {
-    Status status(Code::kInternal, "rank " + std::to_string(options_.rank) + " of group '" +
-                                       options_.name + "': " + error.what());
+    Status status(Code::kInternal, fmt::format("rank {} of group '{}': {}", options_.rank,
+                                               options_.name, error.what()));
     team_->abort(status);
     if (flat_) flat_->abort(status);
     return status;
@@ -397,8 +400,8 @@ Status Group::schedule_locked() {
       context_->workers().submit([self = shared_from_this()] { self->drain(nullptr, true); });
   scheduled_ = submitted.ok();
   if (submitted.ok()) return {};
-  return Status(submitted.code(), "rank " + std::to_string(options_.rank) + " of group '" +
-                                      options_.name + "': " + submitted.message());
+  return Status(submitted.code(), fmt::format("rank {} of group '{}': {}", options_.rank,
+                                              options_.name, submitted.message()));
 }
 
 // Runs the queue until `until` is done (null: until it is empty), or another thread runs it.
@@ -490,9 +493,9 @@ OperationPtr Group::start_message(const OperationInfo& info, std::chrono::millis
     std::lock_guard lock(mutex_);
     if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);
     if (point_to_point_ == nullptr)
-      return Operation::refuse(
-          Status(Code::kInvalidArgument, std::string(info.title) + ": group '" + options_.name +
-                                             "' has no other rank to talk to"));
+      return Operation::refuse(Status(
+          Code::kInvalidArgument,
+          fmt::format("{}: group '{}' has no other rank to talk to", info.title, options_.name)));
   }
   const bool had_ended = has_ended_.load(std::memory_order_relaxed);
   uint64_t ticket = recorder_.started(info);
@@ -529,8 +532,7 @@ Status Group::gone(int global_rank) const {
   if (team_ == nullptr) return {};
   if (peers_[k] == nullptr) return transport_->detector().gone(transport_ranks_[k]);
   if (peers_[k]->alive()) return {};
-  const std::string name =
-      "rank " + std::to_string(global_rank) + " (" + peers_[k]->describe() + ")";
+  const std::string name = fmt::format("rank {} ({})", global_rank, peers_[k]->describe());
   const auto here = std::count_if(peers_.begin(), peers_.begin() + static_cast<ptrdiff_t>(k),
                                   [](const auto& peer) { return peer != nullptr; });
   if (of_host_ != nullptr && of_host_->has_left(static_cast<int>(here)))
@@ -545,8 +547,8 @@ LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::s
     // All members have formed groups of this name equally often, so the count distinguishes them.
     std::lock_guard lock(mutex_);
     auto formed = formations_.find(std::hash<std::string>()(name));
-    local.group = std::to_string(point_to_point_->id) + "/" + name + "/" +
-                  std::to_string(formed == formations_.end() ? 0 : formed->second);
+    local.group = fmt::format("{}/{}/{}", point_to_point_->id, name,
+                              formed == formations_.end() ? 0 : formed->second);
   }
   std::set<int> hosts;
   for (size_t k = 0; k < global_ranks.size(); ++k) {
@@ -570,10 +572,10 @@ Status Group::formed_without_this(const std::vector<int>& global_ranks, uint64_t
     if (k >= peers_.size() || peers_[k] == nullptr || rank == options_.rank) continue;
     for (const std::atomic<uint64_t>& formed : peers_[k]->header().formed)
       if (formed.load(std::memory_order_acquire) == number)  // pairs with Context::note_formed()
-        return Status(Code::kMismatch, "the ranks passed different members to it: global rank " +
-                                           std::to_string(rank) + " (" + peers_[k]->describe() +
-                                           ") has formed it without global rank " +
-                                           std::to_string(options_.rank));
+        return Status(Code::kMismatch,
+                      fmt::format("the ranks passed different members to it: global rank {} ({}) "
+                                  "has formed it without global rank {}",
+                                  rank, peers_[k]->describe(), options_.rank));
     if (rank == global_ranks.front()) return {};
   }
   return {};
@@ -600,8 +602,8 @@ Status Group::failure_of_next_call() const {
 void Group::abort(const std::string& reason) {
   if (!context_->check_process().ok()) return;
   std::lock_guard lock(mutex_);
-  end_locked(Status(Code::kAborted, "group '" + options_.name + "' was aborted by rank " +
-                                        std::to_string(options_.rank) + ": " + reason));
+  end_locked(Status(Code::kAborted, fmt::format("group '{}' was aborted by rank {}: {}",
+                                                options_.name, options_.rank, reason)));
 }
 
 // Under mutex_.

@@ -1,7 +1,8 @@
 #include "core/engine/recorder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <iterator>
 
@@ -179,20 +180,14 @@ std::string Recorder::json() const {
   std::string text = "[";
   for (const RecordedOperation& operation : operations()) {
     const OperationInfo& info = operation.info;
-    char line[512];
-    std::snprintf(
-        line, sizeof line,
-        "%s{\"id\": %llu, \"title\": \"%s\", \"dtype\": \"%s\", \"op\": %s%s%s, \"count\": %lld, "
-        "\"peer\": %d, \"tag\": %d, \"async\": %s, \"state\": \"%s\", \"queued_ns\": %lld, "
-        "\"started_ns\": %lld, \"finished_ns\": %lld}",
-        text.size() > 1 ? ", " : "", static_cast<unsigned long long>(operation.id), info.title,
-        dtype_name(info.dtype), info.has_op ? "\"" : "",
-        info.has_op ? reduce_op_name(info.op) : "null", info.has_op ? "\"" : "",
-        static_cast<long long>(info.count), info.peer, info.tag,
-        info.asynchronous ? "true" : "false", operation_state_name(operation.state),
-        static_cast<long long>(operation.queued_ns), static_cast<long long>(operation.started_ns),
-        static_cast<long long>(operation.finished_ns));
-    text += line;
+    text += fmt::format(
+        R"({}{{"id": {}, "title": "{}", "dtype": "{}", "op": {}, "count": {}, "peer": {}, )"
+        R"("tag": {}, "async": {}, "state": "{}", "queued_ns": {}, "started_ns": {}, )"
+        R"("finished_ns": {}}})",
+        text.size() > 1 ? ", " : "", operation.id, info.title, dtype_name(info.dtype),
+        info.has_op ? fmt::format("\"{}\"", reduce_op_name(info.op)) : "null", info.count,
+        info.peer, info.tag, info.asynchronous, operation_state_name(operation.state),
+        operation.queued_ns, operation.started_ns, operation.finished_ns);
   }
   return text + "]";
 }
