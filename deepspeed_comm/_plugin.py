@@ -239,18 +239,18 @@ def _no_build(version: str, builds: list[str]) -> str:
     """The error message for a torch without native code."""
     if builds and all(build == _minor(build) for build in builds):  # a wheel
         return (
-            f"this deepspeed_comm is for torch {', '.join(builds)}, and this is torch {version}: "
-            "install one of these, or a newer deepspeed_comm, or build it with "
+            f"this deepspeed_comm is for torch {', '.join(builds)}, but torch {version} is "
+            "installed: install one of those torch versions, or a newer deepspeed_comm, or build "
+            f"it with `{rebuild_command()}`."
+        )
+    if not builds:
+        return (
+            f"deepspeed_comm in {_PACKAGE} has no native code: build it for torch {version} with "
             f"`{rebuild_command()}`."
         )
-    was_built = (
-        "was built against " + " and ".join(f"torch {build}" for build in builds)
-        if builds
-        else "has no native code here"
-    )
     return (
-        f"deepspeed_comm {was_built}, and this is torch {version}: "
-        f"rebuild it with `{rebuild_command()}`."
+        f"deepspeed_comm was built against {' and '.join(f'torch {build}' for build in builds)}, "
+        f"but torch {version} is installed: rebuild it with `{rebuild_command()}`."
     )
 
 

@@ -196,7 +196,10 @@ def _values(place: str, *names: str, unless: str = "") -> list[str]:
     if unless in os.environ:
         return [os.environ[unless] for _ in names]
     if missing := [name for name in names if name not in os.environ]:
-        raise RuntimeError(f"{place} should have set {', '.join(missing)}, and has not")
+        raise RuntimeError(
+            f"{place} should have set {', '.join(missing)}: set them, or unset the variables of "
+            f"{place} that were set by hand"
+        )
     return [os.environ[name] for name in names]
 
 

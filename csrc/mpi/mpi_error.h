@@ -22,7 +22,7 @@ inline Status mpi_error(const char* call, int code) {
     const std::string words = mpi_last_words();
     return with_first_death(make_status(
         Code::kInternal,
-        "%s failed: MPI has given up in this process (%s); start the process again to use "
+        "%s failed: MPI no longer works in this process (%s); start the job again to use "
         "groups of several hosts",
         call, words.empty() ? "a connection to another one broke" : words.c_str()));
   }

@@ -578,7 +578,10 @@ def test_azure_ml_and_sagemaker(both: Both) -> None:
     )
     assert ours.said[0] == [
         ["^docker0,lo"],
-        ["RuntimeError('SageMaker should have set MASTER_ADDR, and has not')"],
+        [
+            "RuntimeError('SageMaker should have set MASTER_ADDR: set them, or unset the variables "
+            "of SageMaker that were set by hand')"
+        ],
     ]
     if theirs is None:
         return

@@ -504,7 +504,7 @@ TEST(TcpFailureDetector, HostsWithTheSameAddressesCannotConnect) {
     Result<DetectorPtr> detector =
         TcpFailureDetector::connect(request, store, Deadline::after(seconds(300)));
     expect_says(detector.status(), Code::kUnsupported,
-                "none of which leads there from rank 101 (pid 5001 on host host1)");
+                "cannot be reached there from rank 101 (pid 5001 on host host1)");
   });
 }
 

@@ -164,7 +164,7 @@ def test_unknown_torch_names_the_supported_ones(installed: tuple[Environment, se
     )
     result = environment.run("-c", script, check=False)
     assert result.returncode != 0
-    expected = rf"is for torch .*\b{MINOR}\b.*, and this is torch 9\.9\.0: install one of these"
+    expected = rf"is for torch .*\b{MINOR}\b.*, but torch 9\.9\.0 is installed: install one"
     assert re.search(expected, result.stderr), result.stderr
 
 

@@ -55,6 +55,7 @@ def test_commands_of_pages_exist(page: Path, commands: str) -> None:
     for line in commands.splitlines():
         line = line.split("#")[0]
         if re.match(r"\s*make\b", line):
+            line = re.sub(r'"[^"]*"', "", line)  # without the words of ARGS
             assert set(re.findall(r"\s([a-z]+)(?=\s|$)", line)) <= targets, line
         for module in re.findall(r"-m ((?:deepspeed_comm|tests)[\w.]*)", line):
             assert importlib.util.find_spec(module), line

@@ -45,11 +45,13 @@ Status Dial::read(const std::string& bytes) {
     for (const std::string& endpoint : offered)
       if (is_endpoint_at(endpoint, address)) add_endpoint(endpoint, address);
   if (!endpoints_.empty()) return {};
-  return Status(Code::kUnsupported,
-                name() + " listens at " +
-                    invitation.text.substr(std::min(token_.size() + 1, invitation.text.size())) +
-                    ", none of which leads there from " + own_name() +
-                    ": both hosts have these addresses themselves");
+  return Status(
+      Code::kUnsupported,
+      fmt::format("{} listens at {}, and cannot be reached there from {}: both hosts have these "
+                  "addresses; name the network that joins them in DSCOMM_IFNAME",
+                  name(),
+                  invitation.text.substr(std::min(token_.size() + 1, invitation.text.size())),
+                  own_name()));
 }
 
 void Dial::add_endpoint(const std::string& text, const std::string& address) {

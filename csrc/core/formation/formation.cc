@@ -431,7 +431,7 @@ class Former {
     if (unreachable.empty()) return {};
     const std::string own_name = name_rank(request_.rank);
     Status failure(Code::kUnsupported,
-                   fmt::format("{} cannot share memory with {}, which is on the same host; run all "
+                   fmt::format("{} cannot share memory with ranks of the same host ({}); run all "
                                "ranks of a host as one user, in one job",
                                own_name, unreachable));
     if (!ended.ok()) failure = ended;

@@ -1,6 +1,7 @@
 #include "core/transport/load.h"
 
 #include <dlfcn.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -88,9 +89,9 @@ void* load_module(const Choice& choice, Status* reason) {
   void* module = dlopen((choice.path + ".so").c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (module != nullptr) return module;
   const char* words = dlerror();
-  *reason = unsupported(choice.title + ", and it cannot be loaded (" +
-                        (words == nullptr ? "no reason given" : words) + "): install it (" +
-                        choice.to_run + ")");
+  *reason =
+      unsupported(fmt::format("{}, and it cannot be loaded ({}): install it ({})", choice.title,
+                              words == nullptr ? "no reason given" : words, choice.to_run));
   return nullptr;
 }
 
@@ -103,10 +104,10 @@ Result<std::vector<Choice>> choose(const std::string& folder, const std::string&
   std::vector<Choice> chosen;
   for (const Choice& choice : all) {
     if (has_rivals && choice.name != wanted && choice.is_loaded())
-      return unsupported("an MPI library: DSCOMM_MPI=" + wanted +
-                         " is set, but the program has "
-                         "loaded " +
-                         choice.title + "; set DSCOMM_MPI=" + choice.name + " or auto");
+      return unsupported(
+          fmt::format("an MPI library: DSCOMM_MPI={} is set, but the program has loaded {}; set "
+                      "DSCOMM_MPI={} or auto",
+                      wanted, choice.title, choice.name));
     if (wanted == "auto" && choice.is_loaded()) return std::vector<Choice>{choice};
     if (wanted == choice.name || (wanted == "auto" && choice.is_built())) chosen.push_back(choice);
   }
@@ -119,8 +120,9 @@ Result<const TransportModule*> load_any(const std::string& folder, const std::st
   Status first;
   for (const Choice& choice : chosen) {
     if (!choice.is_built())
-      return unsupported(choice.title + ", and this dscomm was built without it: install " +
-                         choice.to_build + " and install deepspeed_comm again");
+      return unsupported(fmt::format(
+          "{}, and this dscomm was built without it: install {} and install deepspeed_comm again",
+          choice.title, choice.to_build));
     Status reason;
     void* loaded = load_module(choice, &reason);
     if (first.ok()) first = reason;
