@@ -1,10 +1,5 @@
 #include "core/engine/context.h"
 
-#include <pthread.h>
-#include <unistd.h>
-
-#include <atomic>
-
 #include "core/base/log.h"
 #include "core/engine/group.h"
 #include "core/engine/worker_pool.h"
@@ -17,18 +12,14 @@
 namespace dscomm {
 namespace {
 
-// Number of forks between the first process and this one. A Context with a smaller number belongs
-// to an ancestor. Relaxed: written by the only thread of a new child.
-std::atomic<int> fork_count{0};
-
 // For messages that are still in flight when the process ends.
 constexpr std::chrono::milliseconds kFlushLimit{1000};
 
-std::mutex process_mutex;
-// Never destroyed: groups, tensors and threads may outlive static destructors.
-std::shared_ptr<Context>* process_context = nullptr;
-
 }  // namespace
+
+std::mutex Context::process_mutex_;
+// Never destroyed: groups, tensors and threads may outlive static destructors.
+std::shared_ptr<Context>* Context::process_context_ = nullptr;
 
 Context::Context() = default;
 Context::~Context() {
@@ -44,8 +35,7 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
   std::shared_ptr<Context> context(new Context);
   context->settings_ = settings;
   context->flight_record_ = std::make_unique<FlightRecord>(settings.flight_record_dir);
-  context->made_in_pid_ = getpid();
-  context->made_after_forks_ = fork_count.load(std::memory_order_relaxed);
+  context->note_process();
   DSCOMM_ASSIGN_OR_RETURN(context->topology_, Topology::load(settings.topology));
   DSCOMM_ASSIGN_OR_RETURN(context->arena_, Arena::create(static_cast<size_t>(settings.arena_bytes),
                                                          context->topology_.get()));
@@ -74,15 +64,9 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
 }
 
 Result<std::shared_ptr<Context>> Context::process() {
-  std::lock_guard lock(process_mutex);
-  if (process_context != nullptr) return *process_context;
-  static bool handler_set = false;
-  if (!handler_set) {
-    int result = pthread_atfork([] { process_mutex.lock(); }, [] { process_mutex.unlock(); },
-                                [] { after_fork_in_child(); });
-    if (result != 0) return Status(Code::kResource, "pthread_atfork failed");
-    handler_set = true;
-  }
+  std::lock_guard lock(process_mutex_);
+  if (process_context_ != nullptr) return *process_context_;
+  DSCOMM_RETURN_IF_ERROR(handle_forks());
   DSCOMM_ASSIGN_OR_RETURN(Settings settings, Settings::from_environment());
   set_log_level(settings.debug);
   const bool on_signal = settings.flight_record_signal != "none";
@@ -94,31 +78,13 @@ Result<std::shared_ptr<Context>> Context::process() {
                           create(settings, std::make_unique<SocketDirectory>()));
   if (on_signal)
     DSCOMM_RETURN_IF_ERROR(FlightRecord::write_on_signal(context->flight_record_.get()));
-  process_context = new std::shared_ptr<Context>(context);
+  process_context_ = new std::shared_ptr<Context>(context);
   return context;
 }
 
-// The child has neither the parent's threads nor its arenas, which are not mapped. It does not
-// touch the parent's Context, except for closing the descriptors, which would keep the parent's
-// memory and sockets alive after its death.
-void Context::after_fork_in_child() {
-  fork_count.fetch_add(1, std::memory_order_relaxed);
-  if (process_context != nullptr) {
-    Context& parents = **process_context;
-    parents.directory_->close_descriptors();
-    parents.arena_->close_descriptors();
-    if (parents.pool_ != nullptr) parents.pool_->after_fork_in_child();
-    parents.point_to_point_->close_descriptors();
-    if (parents.transport_ != nullptr) parents.transport_->close_descriptors();
-  }
-  FlightRecord::after_fork_in_child();
-  process_context = nullptr;
-  process_mutex.unlock();
-}
-
 std::shared_ptr<TensorPool> Context::process_pool() {
-  std::lock_guard lock(process_mutex);
-  return process_context == nullptr ? nullptr : (*process_context)->pool_;
+  std::lock_guard lock(process_mutex_);
+  return process_context_ == nullptr ? nullptr : (*process_context_)->pool_;
 }
 
 FormationParty Context::party() const {
@@ -198,24 +164,15 @@ void Context::end_transport() {
   std::shared_ptr<Context> context;
   std::shared_ptr<Transport> transport;
   {
-    std::lock_guard lock(process_mutex);
-    if (process_context == nullptr) return;
-    context = *process_context;
+    std::lock_guard lock(process_mutex_);
+    if (process_context_ == nullptr) return;
+    context = *process_context_;
     std::lock_guard transport_lock(context->transport_mutex_);
     transport = context->transport_;
   }
   if (transport == nullptr) return;
   context->point_to_point().flush(kFlushLimit);
   transport->leave(context->has_failed_.load(std::memory_order_relaxed));
-}
-
-Status Context::check_process() const {
-  if (made_after_forks_ == fork_count.load(std::memory_order_relaxed)) return {};
-  return make_status(
-      Code::kUnsupported,
-      "this process (pid %d) was forked from pid %d after the group was made there; the group "
-      "belongs to the parent. Make groups after the fork, or start the child with spawn",
-      static_cast<int>(getpid()), made_in_pid_);
 }
 
 }  // namespace dscomm

@@ -87,8 +87,14 @@ class Context {
 
  private:
   Context();
+  // In fork.cc.
+  static Status handle_forks();
   static void after_fork_in_child();
+  void note_process();
   std::shared_ptr<Group> first_group(uintptr_t world) const;
+
+  static std::mutex process_mutex_;
+  static std::shared_ptr<Context>* process_context_;
 
   Settings settings_;
   std::unique_ptr<Topology> topology_;
