@@ -54,7 +54,10 @@ ALLOWED = {
         "sleep",
     ): "readers of any group bring memory back; the deadline, "
     "deaths and aborts of the call's group end it",
-    ("csrc/core/shm/memory/peer.cc", "poll"): "asks a pidfd whether its process lives; timeout 0",
+    (
+        "csrc/core/shm/memory/peer_liveness.cc",
+        "poll",
+    ): "asks a pidfd whether its process lives; timeout 0",
     (
         "csrc/core/shm/memory/socket_directory.cc",
         "poll",

@@ -2,7 +2,7 @@
  *
  * Mirrors: csrc/core/shm/mailbox/diagnosis.cc, MemberWatch::look() and timed_out(); members.cc,
  * presence(); aborts.cc, find(), fail() and abort(); mailboxes.cc, begin(), leave() and end();
- * csrc/core/shm/memory/peer.cc, alive(); and the shape of all_reduce.cc, broadcast.cc and
+ * csrc/core/shm/memory/peer_liveness.cc, alive(); and the shape of all_reduce.cc, broadcast.cc and
  * gather.cc with two rounds and a stage of one buffer, so that writers wait for readers too.
  *
  * Ranks make CALLS calls, leave the group, and exit. At most one rank goes without leaving, at

@@ -40,7 +40,7 @@
 #include "core/messages/channel.h"
 #include "core/messages/doorbell.h"
 #include "core/messages/endpoint.h"
-#include "core/messages/liveness.h"
+#include "core/messages/gone_members.h"
 #include "core/shm/mailbox/wait.h"
 #include "core/types/dtype.h"
 

@@ -1,4 +1,4 @@
-#include "core/messages/liveness.h"
+#include "core/messages/gone_members.h"
 
 namespace dscomm {
 

@@ -1,5 +1,5 @@
-// Liveness: what the death of a member, or its leaving, means for a send or a receive. Whether a
-// process lives is found by Peer::alive() on this host, by the failure detector on others.
+// Members that have died or left: which sends and receives can never complete. Peer::alive() detects
+// a death on this host, the failure detector one on another host.
 //
 // What a member published before it went still counts: a receive goes on while the channel may hold
 // a message of that member, and a receive from any source while another member can still send.

@@ -1,5 +1,5 @@
-// Liveness: which members are gone, and the effect on pending operations.
-#include "core/messages/liveness.h"
+// Which members are gone, and the effect on pending operations.
+#include "core/messages/gone_members.h"
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ std::optional<Status> ask(bool sending, int peer, std::vector<MemberLife> member
   return can_never_complete(sending, peer, 0, members, "receive: ", name, departure);
 }
 
-TEST(Liveness, MemberThatLeavesAndEndsDuringCheckHasNotDied) {
+TEST(GoneMembers, MemberThatLeavesAndEndsDuringCheckHasNotDied) {
   bool left = false, lives = true;
   const auto alive = [&] {
     const bool before = lives;
@@ -37,13 +37,13 @@ TEST(Liveness, MemberThatLeavesAndEndsDuringCheckHasNotDied) {
   }
 }
 
-TEST(Liveness, MemberThatEndsWithoutLeavingHasDied) {
+TEST(GoneMembers, MemberThatEndsWithoutLeavingHasDied) {
   const MemberLife life = look_at_member([] { return false; }, [] { return false; });
   EXPECT_TRUE(life.died);
   EXPECT_FALSE(life.left);
 }
 
-TEST(Liveness, ReceiveContinuesWhileSourceHasUnreadCells) {
+TEST(GoneMembers, ReceiveContinuesWhileSourceHasUnreadCells) {
   EXPECT_FALSE(ask(false, 1, {kLives, kLives, kDied}).has_value());
   EXPECT_FALSE(ask(false, 1, {kLives, kDiedUnread}).has_value());
   EXPECT_FALSE(ask(false, 1, {kLives, kLeftUnread}).has_value());
@@ -51,13 +51,13 @@ TEST(Liveness, ReceiveContinuesWhileSourceHasUnreadCells) {
   EXPECT_EQ(ask(false, 1, {kLives, kLeft})->code(), Code::kPeerLeft);
 }
 
-TEST(Liveness, SendFailsOnceDestinationIsGone) {
+TEST(GoneMembers, SendFailsOnceDestinationIsGone) {
   EXPECT_FALSE(ask(true, 1, {kLives, kLives, kDied}).has_value());
   EXPECT_EQ(ask(true, 1, {kLives, kDiedUnread})->code(), Code::kPeerDied);
   EXPECT_EQ(ask(true, 1, {kLives, kLeftUnread})->code(), Code::kPeerLeft);
 }
 
-TEST(Liveness, AnySourceReceiveFailsOnceNoSenderIsLeft) {
+TEST(GoneMembers, AnySourceReceiveFailsOnceNoSenderIsLeft) {
   EXPECT_FALSE(ask(false, -1, {kLives, kDied, kLives}).has_value());
   EXPECT_FALSE(ask(false, -1, {kLives, kDied, kLeftUnread}).has_value());
   EXPECT_FALSE(ask(false, -1, {kLives, kDiedUnread, kLeft}).has_value());
@@ -71,14 +71,14 @@ TEST(Liveness, AnySourceReceiveFailsOnceNoSenderIsLeft) {
       << left.message();
 }
 
-TEST(Liveness, TextNamesMembersThatAreGone) {
+TEST(GoneMembers, TextNamesMembersThatAreGone) {
   const std::vector<MemberLife> members{kLives, kDied, kLives, kLeft};
   EXPECT_EQ(gone_text(0, members, name, departure),
             "; rank 1 died, rank 3 was ended by an unhandled ValueError before");
   EXPECT_EQ(gone_text(0, std::vector<MemberLife>(3), name, departure), "");
 }
 
-TEST(Liveness, TextSaysHowAMemberWasEnded) {
+TEST(GoneMembers, TextSaysHowAMemberWasEnded) {
   const std::vector<MemberLife> members{kLives, kLives, kLeft, kLeft, kLeft};
   EXPECT_EQ(ask(true, 2, members)->message(),
             "receive: rank 2 left the group before it received this; every send needs its receive");
