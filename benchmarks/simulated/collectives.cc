@@ -37,7 +37,7 @@ class NoFailures final : public FailureDetector {
   Status gone(int) const override { return {}; }
   Departure departure(int) const override { return {}; }
   void note_end(const std::string&) override {}
-  Status cut_off(const std::vector<int>&, int64_t) const override { return {}; }
+  Status death_if_cut_off(const std::vector<int>&, int64_t) const override { return {}; }
   Status ended(uint64_t, uint64_t) const override { return {}; }
   void end(uint64_t, const Status& cause, uint64_t) override {
     std::fprintf(stderr, "a Team has ended: %s\n", cause.message().c_str());
@@ -46,9 +46,9 @@ class NoFailures final : public FailureDetector {
   void note_position(uint64_t, uint64_t) override {}
   void forget(uint64_t) override {}
   uint64_t ask(uint64_t, uint64_t) override { return 0; }
-  std::vector<Progress> answers(uint64_t) const override { return {}; }
+  std::vector<Answer> answers(uint64_t) const override { return {}; }
   void close_question(uint64_t) override {}
-  void note_call(uint64_t, const CallRecord&, const Caller&) override {}
+  void note_call(uint64_t, const CallRecord&, const CallerName&) override {}
   void compare_calls(uint64_t, bool) override {}
 };
 

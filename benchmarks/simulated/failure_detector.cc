@@ -76,8 +76,8 @@ int simulate(int hosts, int local, double hop_us, double handle_us, unsigned see
   network.send_from(1, began_us);
   over_us = network.run([&](int rank) {
     if (rank != 1) return false;
-    const std::vector<Progress>& answers = network.node(1).answers(question);
-    return std::find(answers.begin(), answers.end(), Progress::kSilent) == answers.end();
+    const std::vector<Answer>& answers = network.node(1).answers(question);
+    return std::find(answers.begin(), answers.end(), Answer::kSilent) == answers.end();
   });
   print(network, "all answer a question", began_us, over_us);
 

@@ -237,10 +237,10 @@ class SimulatedRelay final : public TableRelay {
   Result<std::string> listen() override {
     return std::to_string(leader_) + std::string(kRelayTextBytes, ' ');
   }
-  Result<std::string> fetch(const RelayPlace& place, uint64_t, size_t most_bytes, const Look&,
+  Result<std::string> fetch(const RelayNode& node, uint64_t, size_t most_bytes, const GiveUpCheck&,
                             const Deadline& limit) override {
     nap(3);  // connected, and the first message has arrived
-    world_.callers[std::stoi(place.parent)].insert(leader_);
+    world_.callers[std::stoi(node.parent)].insert(leader_);
     while (world_.deliveries.count(leader_) == 0) {
       if (limit.expired()) return Status(Code::kTimeout, "nothing came");
       nap(1);
@@ -250,9 +250,9 @@ class SimulatedRelay final : public TableRelay {
     if (delivery.table.size() > most_bytes) return Status(Code::kInternal, "too long");
     return std::move(delivery.table);
   }
-  void pass_on(const RelayPlace& place, uint64_t, const std::string& table, const Look&,
+  void pass_on(const RelayNode& node, uint64_t, const std::string& table, const GiveUpCheck&,
                const Deadline& limit) override {
-    const size_t children = place.children.size();
+    const size_t children = node.children.size();
     if (dies_) return;
     int64_t free_ns = world_.now_ns(leader_);
     size_t served = 0;
@@ -295,15 +295,15 @@ Status form(Store& store, TableRelay* relay, int leader, int hosts, int local, b
   request.rank = leader;
   request.size = hosts;
   request.began_ns = 0;
-  for (int rank = 0; rank < hosts; ++rank) request.speakers.push_back(rank);
+  for (int rank = 0; rank < hosts; ++rank) request.entry_owners.push_back(rank);
   if (hosts >= Settings().relay_hosts) request.relay = relay;
   Modex meeting(store, request, deadline);
-  MemberText entry;
+  MemberEntry entry;
   entry.common.assign(kCommonBytes, static_cast<char>(leader));
   entry.own.assign(kOwnBytes * static_cast<size_t>(local), 'x');
   Result<Modex::Table> table = meeting.gather(entry);
   if (!table.ok()) return table.status();
-  DSCOMM_RETURN_IF_ERROR(meeting.withdraw());
+  DSCOMM_RETURN_IF_ERROR(meeting.remove_own_entry());
   if (dies) return Status(Code::kAborted, "dead");
   ExchangeRequest exchange_request;
   exchange_request.prefix = meeting.prefix();

@@ -26,7 +26,7 @@ struct Returned {
 }  // namespace
 
 Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
-                       const Look& look) {
+                       const GiveUpCheck& check) {
   auto returned = std::make_shared<Returned>();
   Result<std::thread> thread = start_thread(what, [returned, body = std::move(body)] {
     body();
@@ -41,7 +41,7 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
   while (!returned->condition.wait_for(lock, kSlice, [&] { return returned->value; })) {
     lock.unlock();
     deadline.note_slice(began_ns, std::chrono::nanoseconds(kSlice).count());
-    Status status = look();
+    Status status = check();
     if (status.ok() && time_left.is_over())
       status = make_status(Code::kTimeout, "timed out: %s did not return within %s", what,
                            deadline.timeout_text().c_str());
@@ -57,13 +57,13 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
   return {};
 }
 
-Status reason_or(const Status& refused, const Deadline& end, const Look& look) {
+Status reason_or(const Status& refused, const Deadline& end, const GiveUpCheck& check) {
   const int64_t grace_end_ns = monotonic_ns() + kReasonGraceNs;
   while (monotonic_ns() < grace_end_ns && !end.expired()) {
-    DSCOMM_RETURN_IF_ERROR(look());
+    DSCOMM_RETURN_IF_ERROR(check());
     end.nap(kReasonNap);
   }
-  return with_first_death(refused);
+  return append_first_death(refused);
 }
 
 }  // namespace dscomm

@@ -4,19 +4,20 @@
 #include <functional>
 
 #include "core/base/deadline.h"
-#include "core/base/look.h"
+#include "core/base/give_up_check.h"
 #include "core/base/status.h"
 
 namespace dscomm {
 
-// Runs `body` on a new thread and waits for it. At the deadline, or when `look` fails, abandons the
-// thread: so `body` must own all that it touches, captured by value. OK once `body` has returned;
-// else `look`'s status, or kTimeout ("timed out: MPI_Init_thread did not return within 1 s").
+// Runs `body` on a new thread and waits for it. At the deadline, or when `check` fails, abandons
+// the thread: so `body` must own all that it touches, captured by value. OK once `body` has
+// returned; else `check`'s status, or kTimeout ("timed out: MPI_Init_thread did not return within 1
+// s").
 Status run_abandonable(const char* what, std::function<void()> body, const Deadline& deadline,
-                       const Look& look);
+                       const GiveUpCheck& check);
 
 // MPI has failed with `refused`. A broken connection is often the first sign of a death, so polls
-// `look` for the reason, for a moment, up to `end`. Returns it, else `refused`.
-Status reason_or(const Status& refused, const Deadline& end, const Look& look);
+// `check` for the reason, for a moment, up to `end`. Returns it, else `refused`.
+Status reason_or(const Status& refused, const Deadline& end, const GiveUpCheck& check);
 
 }  // namespace dscomm

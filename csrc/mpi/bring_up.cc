@@ -13,8 +13,8 @@
 #include "mpi/mpi_error.h"
 #include "mpi/mpi_tags.h"
 #include "mpi/persistent_all_reduce.h"
-#include "mpi/plan.h"
 #include "mpi/start.h"
+#include "mpi/start_plan.h"
 
 namespace dscomm {
 namespace {
@@ -28,7 +28,7 @@ constexpr int kMostConnected = 256;
 std::atomic<bool> initialisation_left_behind{false};
 
 // A rank's place in MPI_COMM_WORLD, and whether its connections can carry a token.
-struct WorldPlace {
+struct WorldRank {
   uint64_t rank = 0, size = 0;
   bool carries_token = false;
 };
@@ -38,13 +38,13 @@ struct WorldPlace {
 class BringUp {
  public:
   BringUp(const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline,
-          const std::string& helper_path, const Look& look)
+          const std::string& helper_path, const GiveUpCheck& check)
       : request_(request),
         store_(std::move(store)),
         deadline_(deadline),
         prefix_(request.prefix + "mpi/"),
-        exchange_(*store_, exchange_request(look), deadline),
-        context_{request, store_, deadline, helper_path, prefix_, exchange_, Plan()} {}
+        exchange_(*store_, exchange_request(check), deadline),
+        context_{request, store_, deadline, helper_path, prefix_, exchange_, StartPlan()} {}
 
   Result<std::unique_ptr<MpiWorld>> run() {
     Status status = steps();
@@ -69,19 +69,19 @@ class BringUp {
 
   // --- failures
 
-  const Plan& plan() const { return context_.plan; }
+  const StartPlan& plan() const { return context_.plan; }
   MpiStart& start() const { return *world_->start_; }
   int size() const { return static_cast<int>(request_.members.size()); }
   std::string name(int rank) const { return name_member(request_.members, rank); }
 
-  ExchangeRequest exchange_request(const Look& look) const {
+  ExchangeRequest exchange_request(const GiveUpCheck& check) const {
     ExchangeRequest exchange;
     exchange.prefix = prefix_;
     exchange.rank = request_.rank;
     exchange.size = size();
     exchange.name = [this](int rank) { return name(rank); };
-    exchange.look = look;
-    exchange.suspicion = [this] { return suspicion(); };
+    exchange.check = check;
+    exchange.timeout_hint = [this] { return timeout_hint(); };
     return exchange;
   }
 
@@ -92,20 +92,20 @@ class BringUp {
 
   // Reports this rank's own failure to all ranks. Another rank's failure is returned unchanged.
   Status own(const Status& status) {
-    if (status.ok() || exchange_.is_told()) return status;
+    if (status.ok() || exchange_.has_read_failure()) return status;
     // kInternal: an error of MPI_Init_thread, for example.
     const bool may_suspect = status.code() == Code::kTimeout || status.code() == Code::kInternal;
     return exchange_.fail(
-        at_step(Status(status.code(), status.message() + (may_suspect ? suspicion() : ""))));
+        at_step(Status(status.code(), status.message() + (may_suspect ? timeout_hint() : ""))));
   }
 
   // In MPI_Init_thread all ranks wait for a PMIx server that does not answer, on any host.
-  std::string suspicion() const {
+  std::string timeout_hint() const {
     const std::string silent = world_ == nullptr ? "" : start().silent_helper(context_);
     return silent.empty() ? "" : "; " + silent;
   }
 
-  Status look() { return exchange_.look(); }
+  Status check() { return exchange_.check(); }
 
   Status garbled(int rank) const {
     return Status(Code::kInternal, "what " + name(rank) +
@@ -143,17 +143,17 @@ class BringUp {
   }
 
   Status agree_on_plan() {
-    MemberEntry entry = own_entry();
+    MpiMemberEntry entry = own_entry();
     start_->describe(&entry);
     // Ranks with and without persistent collectives cannot work together, so their versions differ.
     if (!PersistentAllReduce::available()) entry.mpi_version += " without persistent collectives";
     Result<std::string> plan = exchange_.agree(
         "plan", pack(entry), [this](const std::vector<std::string>& said) -> Result<std::string> {
-          std::vector<MemberEntry> entries(said.size());
+          std::vector<MpiMemberEntry> entries(said.size());
           for (size_t rank = 0; rank < entries.size(); ++rank)
             if (!unpack(said[rank], &entries[rank]))
               return at_step(garbled(static_cast<int>(rank)));
-          Result<Plan> made = make_plan(request_, entries);
+          Result<StartPlan> made = make_plan(request_, entries);
           if (!made.ok()) return at_step(made.status());
           return pack(made.value());
         });
@@ -180,7 +180,7 @@ class BringUp {
               return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &answer->level);
             });
           },
-          deadline_, [this] { return look_at_start(); });
+          deadline_, [this] { return check_start(); });
     }
     if (!status.ok()) return own(explain_timeout(status));
     initialisation_left_behind.store(false);
@@ -191,13 +191,13 @@ class BringUp {
     return own(check_thread_level(answer->level));
   }
 
-  Status look_at_start() {
-    DSCOMM_RETURN_IF_ERROR(start().look(context_));
-    return look();
+  Status check_start() {
+    DSCOMM_RETURN_IF_ERROR(start().check(context_));
+    return check();
   }
 
   Status explain_timeout(const Status& status) const {
-    if (status.code() != Code::kTimeout || exchange_.is_told()) return status;
+    if (status.code() != Code::kTimeout || exchange_.has_read_failure()) return status;
     std::string reason;
     if (plan().origin == MpiOrigin::kLauncher)
       reason =
@@ -222,22 +222,22 @@ class BringUp {
                             .take(),
                         [this](const std::vector<std::string>& said) -> Result<std::string> {
                           Packer all;
-                          std::vector<WorldPlace> places(said.size());
-                          for (size_t member = 0; member < places.size(); ++member) {
+                          std::vector<WorldRank> world_ranks(said.size());
+                          for (size_t member = 0; member < world_ranks.size(); ++member) {
                             Unpacker unpacker(said[member]);
-                            WorldPlace& place = places[member];
-                            place.rank = unpacker.number();
-                            place.size = unpacker.number();
-                            place.carries_token = unpacker.number() != 0;
+                            WorldRank& world_rank = world_ranks[member];
+                            world_rank.rank = unpacker.number();
+                            world_rank.size = unpacker.number();
+                            world_rank.carries_token = unpacker.number() != 0;
                             if (!unpacker.whole())
                               return at_step(garbled(static_cast<int>(member)));
-                            all.number(place.rank);
+                            all.number(world_rank.rank);
                           }
-                          if (Status checked = check_world(places); !checked.ok())
+                          if (Status checked = check_world(world_ranks); !checked.ok())
                             return at_step(checked);
                           const bool can_all = std::all_of(
-                              places.begin(), places.end(),
-                              [](const WorldPlace& place) { return place.carries_token; });
+                              world_ranks.begin(), world_ranks.end(),
+                              [](const WorldRank& world_rank) { return world_rank.carries_token; });
                           return all.text(can_all ? start().make_token() : "").take();
                         });
     if (!world.ok()) return world.status();
@@ -252,14 +252,14 @@ class BringUp {
     return {};
   }
 
-  Status check_world(const std::vector<WorldPlace>& places) const {
+  Status check_world(const std::vector<WorldRank>& world_ranks) const {
     std::set<uint64_t> ranks;
     for (int member = 0; member < size(); ++member) {
-      const WorldPlace& place = places[static_cast<size_t>(member)];
+      const WorldRank& world_rank = world_ranks[static_cast<size_t>(member)];
       const bool fits =
-          ranks.insert(place.rank).second && place.rank < place.size &&
-          place.size == places[0].size && place.size >= places.size() &&
-          (plan().origin != MpiOrigin::kDscomm || place.rank == static_cast<uint64_t>(member));
+          ranks.insert(world_rank.rank).second && world_rank.rank < world_rank.size &&
+          world_rank.size == world_ranks[0].size && world_rank.size >= world_ranks.size() &&
+          (plan().origin != MpiOrigin::kDscomm || world_rank.rank == static_cast<uint64_t>(member));
       if (fits) continue;
       const char* advice =
           plan().origin == MpiOrigin::kProgram
@@ -271,8 +271,8 @@ class BringUp {
       return make_status(Code::kUnsupported,
                          "%s came up as rank %llu of %llu in MPI_COMM_WORLD, which is not one "
                          "world of the %d ranks; %s",
-                         name(member).c_str(), static_cast<unsigned long long>(place.rank),
-                         static_cast<unsigned long long>(place.size), size(), advice);
+                         name(member).c_str(), static_cast<unsigned long long>(world_rank.rank),
+                         static_cast<unsigned long long>(world_rank.size), size(), advice);
     }
     return {};
   }
@@ -285,7 +285,7 @@ class BringUp {
     };
     auto answer = std::make_shared<Answer>();
     const bool ours = plan().origin != MpiOrigin::kProgram;
-    const Look ends = [this] { return look(); };
+    const GiveUpCheck ends = [this] { return check(); };
     // If the program initialised MPI, it may use this tag, so the ranks do not meet.
     Status status =
         ours ? meet(MPI_COMM_WORLD, world_->world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
@@ -305,7 +305,7 @@ class BringUp {
       step_ = "connecting all ranks";
       status = connect_all(answer->comm, kMeetTags + kGroupTag, deadline_, ends);
     }
-    if (status.code() == Code::kTimeout && !exchange_.is_told())
+    if (status.code() == Code::kTimeout && !exchange_.has_read_failure())
       status = Status(status.code(), status.message() +
                                          ": the first messages between the hosts do not arrive; " +
                                          start().networks_used());
@@ -395,8 +395,9 @@ void MpiWorld::close_descriptors() {
 
 Result<std::unique_ptr<MpiWorld>> bring_up(const TransportRequest& request,
                                            std::shared_ptr<Store> store, const Deadline& deadline,
-                                           const std::string& helper_path, const Look& look) {
-  return BringUp(request, std::move(store), deadline, helper_path, look).run();
+                                           const std::string& helper_path,
+                                           const GiveUpCheck& check) {
+  return BringUp(request, std::move(store), deadline, helper_path, check).run();
 }
 
 }  // namespace dscomm

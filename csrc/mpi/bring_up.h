@@ -21,7 +21,7 @@
 #include "core/store/store.h"
 #include "core/transport/transport.h"
 #include "mpi/abandonable.h"
-#include "mpi/plan.h"
+#include "mpi/start_plan.h"
 
 namespace dscomm {
 
@@ -61,13 +61,13 @@ class MpiWorld {
   std::atomic<bool> left_{false};
 };
 
-// Collective over the members. `helper_path` is the path of dscomm-pmix. `look` is polled every few
-// milliseconds and returns a reason to give up, such as a member's death, or OK.
+// Collective over the members. `helper_path` is the path of dscomm-pmix. `check` is polled every
+// few milliseconds and returns a reason to give up, such as a member's death, or OK.
 //
 // A failure on one member fails all members within the deadline; its message names the step, the
 // rank and the host. MPI itself may end the process inside MPI_Init_thread, with its own message.
 Result<std::unique_ptr<MpiWorld>> bring_up(
     const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline,
-    const std::string& helper_path, const Look& look = [] { return Status(); });
+    const std::string& helper_path, const GiveUpCheck& check = [] { return Status(); });
 
 }  // namespace dscomm

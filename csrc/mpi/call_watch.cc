@@ -93,7 +93,7 @@ bool is_after_system_call(uintptr_t at) {
 void leave_call(int, siginfo_t*, void* context) {
   guard::Calls& calls = guard::calls_of_thread();
   const uint64_t number = calls.number.load(std::memory_order_relaxed);
-  // Acquire: pairs with the release store in look_at().
+  // Acquire: pairs with the release store in check_calls().
   if (number % 2 == 0 || calls.to_leave.load(std::memory_order_acquire) != number) return;
   const uintptr_t at = interrupted_at(context);
   const auto from = calls.from.load(std::memory_order_acquire);
@@ -187,7 +187,7 @@ bool is_late(const guard::Calls& calls, int ticks) {
   return deadline_ns == 0 ? ticks >= kTicksWithoutDeadline : monotonic_ns() > deadline_ns;
 }
 
-void look_at(guard::Calls& calls, Seen* seen) {
+void check_calls(guard::Calls& calls, Seen* seen) {
   const uint64_t number = calls.number.load(std::memory_order_relaxed);
   if (number % 2 == 0 || number != seen->number) {
     *seen = {number, 0, 0, 0, number % 2 == 0 ? 0 : cpu_ns(calls.thread)};
@@ -221,7 +221,7 @@ void watch() {
     std::lock_guard lock(registry().mutex);
     std::erase_if(seen,
                   [](const auto& entry) { return !registry().threads.contains(entry.first); });
-    for (guard::Calls* calls : registry().threads) look_at(*calls, &seen[calls]);
+    for (guard::Calls* calls : registry().threads) check_calls(*calls, &seen[calls]);
   }
 }
 

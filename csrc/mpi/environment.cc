@@ -40,7 +40,7 @@ void EnvironmentForStart::set(const std::string& assignment) { assign(assignment
 
 void EnvironmentForStart::set_default(const std::string& assignment) { assign(assignment, false); }
 
-void EnvironmentForStart::put_aside(const std::function<bool(std::string_view name)>& is_wanted) {
+void EnvironmentForStart::unset_if(const std::function<bool(std::string_view name)>& is_wanted) {
   for (const auto& [name, value] : before_)
     if (is_wanted(name)) unsetenv(name.c_str());
 }

@@ -30,7 +30,7 @@ class EnvironmentForStart {
   // Does nothing if the variable is set.
   void set_default(const std::string& assignment);
   // Unsets the variables that is_wanted() selects by name.
-  void put_aside(const std::function<bool(std::string_view name)>& is_wanted);
+  void unset_if(const std::function<bool(std::string_view name)>& is_wanted);
 
  private:
   std::map<std::string, std::string> variables() const;

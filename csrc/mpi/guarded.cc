@@ -19,7 +19,7 @@ FirstCause& death = *new FirstCause;  // never destroyed: other threads may outl
 
 bool mpi_gave_up() { return gave_up.load(std::memory_order_relaxed); }
 
-std::string mpi_last_words() {
+std::string mpi_abort_message() {
   std::lock_guard lock(words_mutex);
   return words;
 }

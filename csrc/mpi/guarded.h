@@ -31,7 +31,7 @@ namespace dscomm {
 // Whether MPI has given up in this process. Any thread.
 bool mpi_gave_up();
 // MPI's own message about it; empty if it gave none, as when a connection breaks.
-std::string mpi_last_words();
+std::string mpi_abort_message();
 
 // The first death reported by the failure detector; OK if none. Any thread.
 Status first_death();

@@ -11,12 +11,13 @@
 namespace dscomm {
 namespace {
 
-class MeetingWatch final : public MpiWatch {
+class MeetingMonitor final : public MpiWaitMonitor {
  public:
-  MeetingWatch(const Look& ends, const Deadline& deadline) : ends_(ends), deadline_(deadline) {}
+  MeetingMonitor(const GiveUpCheck& ends, const Deadline& deadline)
+      : ends_(ends), deadline_(deadline) {}
 
   void expect(std::string name) { name_ = std::move(name); }
-  Status look(int64_t) override { return ends_(); }
+  Status check(int64_t) override { return ends_(); }
   Status timed_out() override {
     return make_status(Code::kTimeout,
                        "timed out after %s waiting for %s, or for a rank that it waits for",
@@ -24,7 +25,7 @@ class MeetingWatch final : public MpiWatch {
   }
 
  private:
-  const Look& ends_;
+  const GiveUpCheck& ends_;
   const Deadline& deadline_;
   std::string name_;
 };
@@ -53,29 +54,29 @@ void post_to_all(MPI_Comm comm, int tag, Posted* posted) {
 
 }  // namespace
 
-Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const Look& look) {
+Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const GiveUpCheck& check) {
   auto posted = std::make_shared<Posted>();
   DSCOMM_RETURN_IF_ERROR(run_abandonable(
       "connecting to the other ranks",
-      [posted, comm, tag] { post_to_all(comm, tag, posted.get()); }, deadline, look));
+      [posted, comm, tag] { post_to_all(comm, tag, posted.get()); }, deadline, check));
   if (posted->code != MPI_SUCCESS)
-    return reason_or(mpi_error("a message of MPI", posted->code), deadline, look);
-  MeetingWatch watch(look, deadline);
-  watch.expect("a rank that has not connected");
+    return reason_or(mpi_error("a message of MPI", posted->code), deadline, check);
+  MeetingMonitor monitor(check, deadline);
+  monitor.expect("a rank that has not connected");
   MpiWaitPolicy policy;
   policy.spin_polls = 0;
-  return wait_for(&posted->requests, policy, deadline, watch);
+  return wait_for(&posted->requests, policy, deadline, monitor);
 }
 
 Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
-            const Look& look, const std::function<std::string(size_t index)>& name) {
+            const GiveUpCheck& check, const std::function<std::string(size_t index)>& name) {
   int rank = 0;
   MPI_Comm_rank(comm, &rank);
   size_t own = 0;
   while (own < ranks.size() && ranks[own] != rank) ++own;
   DSCOMM_CHECK(own < ranks.size(), "this rank is not one of those that meet");
   const guard::CallDeadline calls_end(deadline);
-  MeetingWatch watch(look, deadline);
+  MeetingMonitor monitor(check, deadline);
   MpiWaitPolicy policy;
   policy.spin_polls = 0;
   for (size_t distance = 1; distance < ranks.size(); distance *= 2) {
@@ -88,9 +89,9 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
                  ? begun
                  : MPI_Isend(nullptr, 0, MPI_BYTE, target, tag, comm, &requests[1]);
     });
-    if (code != MPI_SUCCESS) return reason_or(mpi_error("a message of MPI", code), deadline, look);
-    watch.expect(name(before));
-    const Status status = wait_for(&requests, policy, deadline, watch);
+    if (code != MPI_SUCCESS) return reason_or(mpi_error("a message of MPI", code), deadline, check);
+    monitor.expect(name(before));
+    const Status status = wait_for(&requests, policy, deadline, monitor);
     if (status.ok()) continue;
     // A later meeting with this tag posts new receives.
     if (!requests.empty() && requests[0] != MPI_REQUEST_NULL)

@@ -12,19 +12,19 @@
 #include <vector>
 
 #include "core/base/deadline.h"
-#include "core/base/look.h"
+#include "core/base/give_up_check.h"
 #include "core/base/status.h"
 
 namespace dscomm {
 
 // Waits until all of `ranks` of `comm`, including this one, have called it with the same ranks and
-// tag. kTimeout names a missing rank by name(its index in `ranks`); a failure of `look` ends the
+// tag. kTimeout names a missing rank by name(its index in `ranks`); a failure of `check` ends the
 // wait too. Sends empty messages, in log2(number of ranks) rounds.
 Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
-            const Look& look, const std::function<std::string(size_t index)>& name);
+            const GiveUpCheck& check, const std::function<std::string(size_t index)>& name);
 
 // Collective over a communicator: each rank exchanges a message with each other one, so that MPI
-// makes all connections. Returns kTimeout at `deadline`, or `look`'s failure.
-Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const Look& look);
+// makes all connections. Returns kTimeout at `deadline`, or `check`'s failure.
+Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const GiveUpCheck& check);
 
 }  // namespace dscomm

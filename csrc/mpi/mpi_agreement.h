@@ -80,14 +80,14 @@ struct HeaderRoute {
   int chain = 0;
 
   bool has(int sender, int receiver) const {
-    if (chain > 0) return place(receiver) == place(sender) + 1;
+    if (chain > 0) return position(receiver) == position(sender) + 1;
     return sender != receiver && (from == kEveryRank || from == sender) &&
            (to == kEveryRank || to == receiver);
   }
   bool is_one_way() const { return from != kEveryRank || to != kEveryRank; }
 
  private:
-  int place(int rank) const {
+  int position(int rank) const {
     return from != kEveryRank ? (rank - from + chain) % chain
                               : chain - 1 - (rank - to + chain) % chain;
   }

@@ -35,7 +35,8 @@ int MpiArrivals::ask(int rank, bool* is_any) {
   return code;
 }
 
-MpiChannel::MpiChannel(std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer, Look gone)
+MpiChannel::MpiChannel(std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer,
+                       GiveUpCheck gone)
     : arrivals_(std::move(arrivals)),
       comm_(arrivals_->comm()),
       rank_(rank),

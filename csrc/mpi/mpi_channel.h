@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "core/base/look.h"
-#include "core/messages/endpoint.h"
+#include "core/base/give_up_check.h"
+#include "core/messages/peer_process.h"
 
 namespace dscomm {
 
@@ -44,7 +44,7 @@ class MpiChannel final : public CellChannel {
   // cell is sent, `gone` is asked: once the peer has died or left, cells are discarded.
   MpiChannel(
       std::shared_ptr<MpiArrivals> arrivals, int rank, std::string peer,
-      Look gone = [] { return Status(); });
+      GiveUpCheck gone = [] { return Status(); });
   ~MpiChannel() override { drop(); }
   MpiChannel(const MpiChannel&) = delete;
   MpiChannel& operator=(const MpiChannel&) = delete;
@@ -73,7 +73,7 @@ class MpiChannel final : public CellChannel {
   const MPI_Comm comm_;
   const int rank_;
   const std::string peer_;
-  const Look gone_;
+  const GiveUpCheck gone_;
 
   // MPI is sending cells [sent_, published_).
   std::unique_ptr<std::byte[]> cells_;

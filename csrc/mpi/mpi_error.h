@@ -10,7 +10,7 @@ namespace dscomm {
 
 // If MPI has given up in this process, adds the first death to the error: a broken connection
 // also ends groups that the dead rank is not in.
-inline Status with_first_death(const Status& refused) {
+inline Status append_first_death(const Status& refused) {
   const Status death = first_death();
   if (!mpi_gave_up() || death.ok() || refused.message().ends_with(death.message())) return refused;
   return Status(refused.code(), refused.message() + "; " + death.message());
@@ -19,8 +19,8 @@ inline Status with_first_death(const Status& refused) {
 // kInternal with the failed call and MPI's message. `code` is not MPI_SUCCESS.
 inline Status mpi_error(const char* call, int code) {
   if (mpi_gave_up()) {
-    const std::string words = mpi_last_words();
-    return with_first_death(make_status(
+    const std::string words = mpi_abort_message();
+    return append_first_death(make_status(
         Code::kInternal,
         "%s failed: MPI no longer works in this process (%s); start the job again to use "
         "groups of several hosts",

@@ -28,7 +28,7 @@ class MpiStaging {
 
   std::byte* data() { return data_; }
   int* counts() { return tables_; }
-  int* places() { return tables_ + table_entries_; }
+  int* offsets() { return tables_ + table_entries_; }
 
   // For MPI to fill in before the next one is added.
   MPI_Request* add_request() { return &requests.emplace_back(MPI_REQUEST_NULL); }

@@ -38,30 +38,30 @@ constexpr int kHeaderTag = 1;
 }  // namespace
 
 // Watches a wait of the current call.
-class MpiTeam::Watch final : public MpiWatch {
+class MpiTeam::Monitor final : public MpiWaitMonitor {
  public:
-  Watch(MpiTeam& team, Place place) : team_(team), place_(place) {}
+  Monitor(MpiTeam& team, CallPhase phase) : team_(team), phase_(phase) {}
 
-  Status look(int64_t waited_ns) override {
+  Status check(int64_t waited_ns) override {
     DSCOMM_RETURN_IF_ERROR(team_.cause_.get());
-    team_.look_at_detector();
+    team_.read_failure_notices();
     if (team_.has_ended_) {
-      const Status end =
-          ends_.ask(team_.call_.number(), [this](uint64_t call) { return team_.look(call); });
+      const Status end = ends_.check(team_.call_.number(),
+                                     [this](uint64_t call) { return team_.failure_in(call); });
       if (!end.ok()) return team_.cause_.keep(end);
     }
     if (team_.parent_ != nullptr && waited_ns >= next_ask_ns_) {
       next_ask_ns_ = waited_ns + kAskEveryNs;
       Team& parent = *team_.parent_;
-      DSCOMM_RETURN_IF_ERROR(team_.end(
-          aborts_.ask(team_.call_.number(), [&](uint64_t call) { return parent.look(call); })));
+      DSCOMM_RETURN_IF_ERROR(team_.end(aborts_.check(
+          team_.call_.number(), [&](uint64_t call) { return parent.failure_in(call); })));
     }
     if (waited_ns >= next_comparison_ns_) {
       next_comparison_ns_ = 2 * waited_ns;
       team_.outermost().compare_calls(false);
     }
     waited_ns_ = waited_ns;
-    return team_.look_for_the_gone(place_);
+    return team_.check_missing_members(phase_);
   }
 
   // Asks which ranks are stopped, and only then names any. Meanwhile a rank that knows the cause
@@ -73,22 +73,23 @@ class MpiTeam::Watch final : public MpiWatch {
     const Deadline turn = Deadline::after(
         std::chrono::milliseconds(step_of(team_.rank_) * std::min(kAskStepMs, timeout_ms / 10)));
     while (!turn.expired()) DSCOMM_RETURN_IF_ERROR(nap(turn));
-    const uint64_t question = detector.ask(team_.options_.id, team_.position(place_));
+    const uint64_t question = detector.ask(team_.options_.id, team_.position(phase_));
     const Deadline limit =
         Deadline::after(std::chrono::milliseconds(std::min(kAnswerMs, timeout_ms / 20)));
     TimeLeft time_left(limit);
-    std::vector<Progress> answers;
+    std::vector<Answer> answers;
     Status status;
     while (status.ok()) {
       answers = detector.answers(question);
       const int64_t left_ns = time_left.ns();
-      if (left_ns <= 0 || team_.names_of(team_.options_.group, answers, Progress::kSilent).empty())
+      if (left_ns <= 0 || team_.names_of(team_.options_.group, answers, Answer::kSilent).empty())
         break;
       status = nap(limit);
     }
-    if (status.ok()) status = look(waited_ns_);  // includes a difference of calls, if one was found
+    if (status.ok())
+      status = check(waited_ns_);  // includes a difference of calls, if one was found
     detector.close_question(question);
-    return status.ok() ? team_.timed_out(place_, answers) : status;
+    return status.ok() ? team_.timed_out(phase_, answers) : status;
   }
 
  private:
@@ -99,14 +100,14 @@ class MpiTeam::Watch final : public MpiWatch {
   }
   // Used after the deadline.
   Status nap(const Deadline& limit) {
-    DSCOMM_RETURN_IF_ERROR(look(waited_ns_ + kAskEveryNs));
+    DSCOMM_RETURN_IF_ERROR(check(waited_ns_ + kAskEveryNs));
     limit.nap(kAskEveryNs);
     return {};
   }
 
   MpiTeam& team_;
-  const Place place_;
-  AbortWatch aborts_, ends_;
+  const CallPhase phase_;
+  AbortMonitor aborts_, ends_;
   int64_t waited_ns_ = 0, next_ask_ns_ = kAskEveryNs;
   // Staggered, so that most ranks see an earlier rank's comparison and need not ask.
   int64_t next_comparison_ns_ = (1 + step_of(team_.rank_in_group_)) *
@@ -118,7 +119,7 @@ MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTe
       check_(check == MPI_COMM_NULL ? data : check),
       detector_(detector),
       options_(bounded(std::move(options))),
-      unread_bytes_(options_.members.size()),
+      unreceived_bytes_(options_.members.size()),
       tally_(CallTally::make(options_.name, describe())) {
   int size_in_mpi = 0;
   // Neither call communicates.
@@ -159,27 +160,28 @@ Status MpiTeam::begin(size_t longest, const CallOptions& options) {
 
 Status MpiTeam::begin_one_way(size_t count, const HeaderRoute& way, const CallOptions& options) {
   awaited_.clear();
-  may_have_left_.clear();
+  may_be_finished_.clear();
   for (int k = 0; k < size(); ++k) {
     const bool is_partner = way.has(rank_, k) || way.has(k, rank_);
     awaited_.push_back(is_partner || way.chain > 0);  // neighbours in a chain wait for their own
                                                       // neighbours
-    may_have_left_.push_back(!way.has(rank_, k));
+    may_be_finished_.push_back(!way.has(rank_, k));
   }
   DSCOMM_RETURN_IF_ERROR(begin(count, options));
   for (int k = 0; k < size(); ++k)
     if (way.has(k, rank_)) {
       // The messages that it sent before it left may still arrive.
-      may_have_left_[static_cast<size_t>(k)] = false;
+      may_be_finished_[static_cast<size_t>(k)] = false;
       gone_since_ns_ = monotonic_ns();
     }
-  find_the_gone();
+  find_missing_members();
   return {};
 }
 
 Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
   // The rank that ended the Team may have finished this call; others then need this rank's part.
-  if (!look(options.whole != nullptr ? options.whole->number() : sequence_ + 1).ok())
+  if (!failure_in(options.parent_call != nullptr ? options.parent_call->number() : sequence_ + 1)
+           .ok())
     return failure();
   deadline_ = &options.deadline;
   parent_ = options.parent;
@@ -187,16 +189,17 @@ Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
   plan_ = options.plan;
   call_ = as_sub_call(*record_, options);
   call_.sequence = ++sequence_;
-  if (options.whole == nullptr) detector_.note_call(options_.id, call_, caller_);
-  look_at_detector();
+  if (options.parent_call == nullptr) detector_.note_call(options_.id, call_, caller_);
+  read_failure_notices();
   // A rank that is gone cannot make this call, so it gets no grace. But messages of a rank that
   // left may arrive.
   gone_since_ns_ = -kGraceOfLeaversNs;
-  DSCOMM_RETURN_IF_ERROR(look_for_the_gone(only_receives ? Place::kMoving : Place::kEntering));
+  DSCOMM_RETURN_IF_ERROR(
+      check_missing_members(only_receives ? CallPhase::kMoving : CallPhase::kEntering));
   if (only_receives) gone_since_ns_ = monotonic_ns();
   // With `meanwhile` this rank enters the call only after that: others may wait for it there.
   if (options.meanwhile == nullptr)
-    detector_.note_position(options_.id, position(Place::kEntering));
+    detector_.note_position(options_.id, position(CallPhase::kEntering));
 
   // The memory is free: the previous call is complete.
   const int slots = is_few() ? 1 + 2 * size() : 2;
@@ -206,7 +209,7 @@ Status MpiTeam::begin_splits(const CallOptions& options, bool only_receives) {
   piggybacked_bytes_to_.clear();
   header_ = {};
   header_.hash = hash_call(mix_hash(history_, options_.id), call_);
-  if (options.whole == nullptr) history_ = hash_call(history_, call_);
+  if (options.parent_call == nullptr) history_ = hash_call(history_, call_);
   header_.complement = ~header_.hash;
   header_.balance = splits_.balance(rank_);
   header_.longest = splits_.longest();
@@ -289,8 +292,8 @@ Status MpiTeam::finish_header() {
     if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
     return done != 0;
   };
-  DSCOMM_RETURN_IF_ERROR(way_.chain > 0 ? wait_with(has_predecessors, Place::kEntering)
-                                        : wait(header_staging_, Place::kEntering));
+  DSCOMM_RETURN_IF_ERROR(way_.chain > 0 ? wait_with(has_predecessors, CallPhase::kEntering)
+                                        : wait(header_staging_, CallPhase::kEntering));
   const uint64_t own_hash = header_.hash;
   if (is_few()) {
     for (int k = 0; k < size(); ++k) {
@@ -300,19 +303,21 @@ Status MpiTeam::finish_header() {
       std::memcpy(&other, slot(1 + k), sizeof other);
       std::memcpy(&theirs, slot(1 + k) + sizeof other, sizeof theirs);
       if (other.hash != own_hash) return differs(theirs, k);
-      note_reader(k);
-      if (!may_have_left_.empty()) may_have_left_[static_cast<size_t>(k)] = true;
+      note_receiving(k);
+      if (!may_be_finished_.empty()) may_be_finished_[static_cast<size_t>(k)] = true;
       header_.combine(other);
     }
   } else {
     std::memcpy(&header_, slot(1), sizeof header_);
-    std::fill(unread_bytes_.begin(), unread_bytes_.end(), size_t{0});  // all ranks have come
+    std::fill(unreceived_bytes_.begin(), unreceived_bytes_.end(),
+              size_t{0});  // all ranks have come
   }
-  if (way_.chain > 0) DSCOMM_RETURN_IF_ERROR(wait(header_staging_, Place::kEntering));
+  if (way_.chain > 0) DSCOMM_RETURN_IF_ERROR(wait(header_staging_, CallPhase::kEntering));
   for (int k = 0; k < size(); ++k)
-    if (way_.has(rank_, k) && unread_bytes_[static_cast<size_t>(k)] >= kMostUnread) note_reader(k);
+    if (way_.has(rank_, k) && unreceived_bytes_[static_cast<size_t>(k)] >= kMostUnreceivedBytes)
+      note_receiving(k);
   if (!header_.ranks_agree()) return disagree();
-  detector_.note_position(options_.id, position(Place::kMoving));
+  detector_.note_position(options_.id, position(CallPhase::kMoving));
   return {};
 }
 
@@ -327,13 +332,13 @@ Status MpiTeam::differs(const CallRecord& theirs, int rank) {
 }
 
 Status MpiTeam::find_difference(bool asks) {
-  const auto look_there = [this] { return end(outermost().look(kAnyCall)); };
-  DSCOMM_RETURN_IF_ERROR(look_there());
+  const auto check_teams = [this] { return end(outermost().failure_in(kAnyCall)); };
+  DSCOMM_RETURN_IF_ERROR(check_teams());
   if (asks) outermost().compare_calls(true);
   const Deadline limit = Deadline::after(
       std::min(kDifferenceWait, std::chrono::milliseconds(deadline_->timeout_ms() / 20)));
   while (!limit.expired()) {
-    DSCOMM_RETURN_IF_ERROR(look_there());
+    DSCOMM_RETURN_IF_ERROR(check_teams());
     limit.nap(kAskEveryNs);
   }
   return {};
@@ -352,7 +357,7 @@ Status MpiTeam::disagree() {
     return MPI_Iallgather(staging.data(), bytes, MPI_BYTE, sides, bytes, MPI_BYTE, check_,
                           staging.add_request());
   }));
-  DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
+  DSCOMM_RETURN_IF_ERROR(wait(staging, CallPhase::kMoving));
   // With equal hashes, only counts differ.
   if (header_.hash != ~header_.complement) DSCOMM_RETURN_IF_ERROR(find_difference(rank_ == 0));
   std::vector<std::string> names;
@@ -374,20 +379,20 @@ Status MpiTeam::run(const Rounds& rounds) {
   rounds.stage(0, staging_[0].data());
   if (!rounds.goes_ahead) DSCOMM_RETURN_IF_ERROR(finish_header());
   // The ranks that a sender waits for may not be in the call yet.
-  const Place place = rounds.way.is_one_way() ? Place::kEntering : Place::kMoving;
+  const CallPhase phase = rounds.way.is_one_way() ? CallPhase::kEntering : CallPhase::kMoving;
   // With a second step, forwarded data must be of a verified call, so fewer rounds start ahead.
-  const size_t ahead = rounds.go_on == nullptr ? kInFlight : kUntilSecond;
+  const size_t ahead = rounds.start_second == nullptr ? kInFlight : kUntilSecond;
   const size_t round_count =
       rounds.order.rounds((header_.longest + rounds.piece - 1) / rounds.piece);
 
   for (size_t round = 0; round < round_count + kInFlight; ++round) {
     MpiStaging& staging = staging_[round % kInFlight];
     if (round >= kInFlight && round - kInFlight < round_count) {
-      DSCOMM_RETURN_IF_ERROR(wait(staging, place));
+      DSCOMM_RETURN_IF_ERROR(wait(staging, phase));
       rounds.deliver(round - kInFlight, staging.data());
-      if (chunks_ != nullptr && chunks_->take)
+      if (chunks_ != nullptr && chunks_->consume)
         DSCOMM_RETURN_IF_ERROR(
-            end(chunks_->take(rounds.order.ended(round - kInFlight) * rounds.piece)));
+            end(chunks_->consume(rounds.order.ended(round - kInFlight) * rounds.piece)));
     }
     if (round < round_count) {
       if (chunks_ != nullptr && chunks_->make)
@@ -398,11 +403,12 @@ Status MpiTeam::run(const Rounds& rounds) {
     }
     if (rounds.goes_ahead && round + 1 == std::min(ahead, round_count))
       DSCOMM_RETURN_IF_ERROR(finish_header());
-    if (rounds.go_on != nullptr && round >= kUntilSecond && round - kUntilSecond < round_count) {
+    if (rounds.start_second != nullptr && round >= kUntilSecond &&
+        round - kUntilSecond < round_count) {
       MpiStaging& before = staging_[(round - kUntilSecond) % kInFlight];
-      DSCOMM_RETURN_IF_ERROR(wait(before, place));
-      DSCOMM_RETURN_IF_ERROR(
-          check("MPI's operation", [&] { return rounds.go_on(round - kUntilSecond, before); }));
+      DSCOMM_RETURN_IF_ERROR(wait(before, phase));
+      DSCOMM_RETURN_IF_ERROR(check(
+          "MPI's operation", [&] { return rounds.start_second(round - kUntilSecond, before); }));
     }
   }
   return finished();
@@ -423,14 +429,14 @@ size_t MpiTeam::within_chunks(size_t piece) const {
   return piece;
 }
 
-Status MpiTeam::wait(MpiStaging& staging, Place place) {
-  Watch watch(*this, place);
-  return end_of_wait(wait_for(&staging.requests, options_.wait_policy, *deadline_, watch));
+Status MpiTeam::wait(MpiStaging& staging, CallPhase phase) {
+  Monitor monitor(*this, phase);
+  return end_of_wait(wait_for(&staging.requests, options_.wait_policy, *deadline_, monitor));
 }
 
-Status MpiTeam::wait_with(const std::function<Result<bool>()>& poll, Place place) {
-  Watch watch(*this, place);
-  return end_of_wait(wait_until(poll, options_.wait_policy, *deadline_, watch));
+Status MpiTeam::wait_with(const std::function<Result<bool>()>& poll, CallPhase phase) {
+  Monitor monitor(*this, phase);
+  return end_of_wait(wait_until(poll, options_.wait_policy, *deadline_, monitor));
 }
 
 Status MpiTeam::end_of_wait(const Status& status) {
@@ -449,34 +455,34 @@ Status MpiTeam::end(const Status& status) {
 Status MpiTeam::refused(const Status& status) {
   await_all();  // MPI gives up for all ranks at once
   const Status reason = reason_or(status, *deadline_, [this]() -> Status {
-    look_at_detector();
-    DSCOMM_RETURN_IF_ERROR(look(kAnyCall));
+    read_failure_notices();
+    DSCOMM_RETURN_IF_ERROR(failure_in(kAnyCall));
     DSCOMM_RETURN_IF_ERROR(died_);
     if (parent_ == nullptr) return {};
-    DSCOMM_RETURN_IF_ERROR(parent_->look(kAnyCall));
+    DSCOMM_RETURN_IF_ERROR(parent_->failure_in(kAnyCall));
     return parent_->death();
   });
   if (Status known = cause_.get(); !known.ok()) return known;
   return fail(reason);
 }
 
-void MpiTeam::look_at_detector() {
+void MpiTeam::read_failure_notices() {
   const uint64_t count = detector_.count();
   if (count == seen_count_) return;
   seen_count_ = count;
   has_ended_ = !detector_.ended(options_.id).ok();
   const bool had_died = !died_.ok(), had_left = !left_.ok();
-  find_the_gone();
+  find_missing_members();
   if (had_died != !died_.ok() || had_left != !left_.ok()) gone_since_ns_ = monotonic_ns();
 }
 
-void MpiTeam::find_the_gone() {
+void MpiTeam::find_missing_members() {
   for (int k = 0; k < size(); ++k) {
     if (k == rank_ || !awaits(k)) continue;
     const MpiTeamMember& member = options_.members[k];
     Status gone = detector_.gone(member.transport_rank);
     const bool has_left = gone.code() == Code::kPeerLeft;
-    if (has_left && !may_have_left_.empty() && may_have_left_[static_cast<size_t>(k)]) continue;
+    if (has_left && !may_be_finished_.empty() && may_be_finished_[static_cast<size_t>(k)]) continue;
     Status& kept = has_left ? left_ : died_;
     if (gone.ok() || !kept.ok()) continue;
     kept = gone;
@@ -491,32 +497,33 @@ void MpiTeam::find_the_gone() {
 // By default the next call needs every rank.
 void MpiTeam::await_all() {
   awaited_.clear();
-  may_have_left_.clear();
-  if (detector_.count() != 0) find_the_gone();
+  may_be_finished_.clear();
+  if (detector_.count() != 0) find_missing_members();
 }
 
-Status MpiTeam::look_for_the_gone(Place place) {
+Status MpiTeam::check_missing_members(CallPhase phase) {
   if (died_.ok() && left_.ok()) return {};
   if (!awaited_.empty()) {  // some may have done their part since
     died_ = left_ = {};
-    find_the_gone();
+    find_missing_members();
   }
   const int64_t gone_for_ns = monotonic_ns() - gone_since_ns_;
   if (gone_for_ns >= kCauseGraceNs) DSCOMM_RETURN_IF_ERROR(fail(died_));
   // Once all ranks agree on the call, a rank that left has already sent its part.
-  const bool keeps_others_waiting = !left_.ok() && place == Place::kEntering;
-  return keeps_others_waiting && gone_for_ns >= kGraceOfLeaversNs ? fail_by_leaver() : Status();
+  const bool keeps_others_waiting = !left_.ok() && phase == CallPhase::kEntering;
+  return keeps_others_waiting && gone_for_ns >= kGraceOfLeaversNs ? fail_because_member_left()
+                                                                  : Status();
 }
 
-Status MpiTeam::fail_by_leaver() {
+Status MpiTeam::fail_because_member_left() {
   return fail(left_.code(), left_.message() + " before it made this call; " + advice_);
 }
 
-Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
-  if (!left_.ok() && place == Place::kEntering) return fail_by_leaver();
+Status MpiTeam::timed_out(CallPhase phase, const std::vector<Answer>& answers) {
+  if (!left_.ok() && phase == CallPhase::kEntering) return fail_because_member_left();
   const std::string after = "timed out after " + deadline_->timeout_text() + " waiting for ";
   // Searches the whole group: a member of this Team may wait inside its host for a stopped rank.
-  if (std::string silent = names_of(options_.group, answers, Progress::kSilent); !silent.empty())
+  if (std::string silent = names_of(options_.group, answers, Answer::kSilent); !silent.empty())
     return fail(Code::kTimeout,
                 after + silent +
                     ", from which no answer comes: stopped (continue it with kill -CONT) or cut "
@@ -525,11 +532,12 @@ Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
   std::vector<MpiTeamMember> awaited;
   for (int k = 0; k < size(); ++k)
     if (awaits(k)) awaited.push_back(options_.members[static_cast<size_t>(k)]);
-  if (std::string behind = names_of(awaited, answers, Progress::kBehind); !behind.empty())
-    return fail(Code::kTimeout, after + behind +
-                                    (place == Place::kEntering ? ", not yet in this call"
-                                                               : ", not yet so far in this call") +
-                                    timeout_advice(behind));
+  if (std::string behind = names_of(awaited, answers, Answer::kBehind); !behind.empty())
+    return fail(Code::kTimeout,
+                after + behind +
+                    (phase == CallPhase::kEntering ? ", not yet in this call"
+                                                   : ", not yet so far in this call") +
+                    timeout_advice(behind));
   return fail(Code::kTimeout, after +
                                   "messages, though every rank has made this call; look at "
                                   "the network between the hosts" +
@@ -537,7 +545,7 @@ Status MpiTeam::timed_out(Place place, const std::vector<Progress>& answers) {
 }
 
 std::string MpiTeam::names_of(const std::vector<MpiTeamMember>& members,
-                              const std::vector<Progress>& answers, Progress answer) const {
+                              const std::vector<Answer>& answers, Answer answer) const {
   std::string text;
   for (const MpiTeamMember& member : members)
     if (answers[member.transport_rank] == answer && detector_.gone(member.transport_rank).ok())
@@ -559,7 +567,7 @@ void MpiTeam::abort(const Status& cause) {
   detector_.end(options_.id, cause_.keep(cause), counts.finished_calls() + 1);
 }
 
-Status MpiTeam::look(uint64_t call) {
+Status MpiTeam::failure_in(uint64_t call) {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
   return detector_.ended(options_.id, call);
 }

@@ -83,7 +83,7 @@ struct MpiTeamOptions {
   // all-reduces among many, as its messages stay mostly inside hosts. The same on all members.
   bool shares_hosts = false;
   // Messages in flight in each direction of a gather, a scatter or an all_to_all.
-  size_t places = 16;
+  size_t stream_slots = 16;
   // If MPI reduces, halves travel as float32 and are rounded once, not per hop. The same on all
   // members.
   bool halves_as_float32 = false;
@@ -113,7 +113,7 @@ class MpiTeam final : public Team {
   void abort(const Status& cause) override;
   Status failure() override;
   Status death() override;
-  Status look(uint64_t call) override;
+  Status failure_in(uint64_t call) override;
   void set_parent(const Team* parent) override { counts_calls_ = parent; }
   uint64_t finished_calls() const override {
     return finished_calls_.load(std::memory_order_relaxed);  // relaxed: guards no data
@@ -148,9 +148,9 @@ class MpiTeam final : public Team {
                         const CallOptions& options) override;
   Status run_barrier(const CallOptions& options) override;
 
-  // Progress in a call; a later place is a greater number.
-  enum class Place : uint64_t { kEntering = 0, kMoving = 1 };
-  class Watch;
+  // Progress in a call; a later phase is a greater number.
+  enum class CallPhase : uint64_t { kEntering = 0, kMoving = 1 };
+  class Monitor;
 
   // Bytes, or elements, of a message to one rank that MPI sends eagerly.
   size_t message_bytes() const { return std::min(options_.chunk_bytes, options_.message_bytes); }
@@ -214,7 +214,7 @@ class MpiTeam final : public Team {
     std::function<int(size_t round, MpiStaging& staging)> start;
     // Optional second step of a round: starts once the first is complete. If the steps are MPI
     // collectives, all ranks must have it.
-    std::function<int(size_t round, MpiStaging& staging)> go_on;
+    std::function<int(size_t round, MpiStaging& staging)> start_second;
     // Copies results to user memory.
     std::function<void(size_t round, std::byte* staging)> deliver;
     // The first rounds may start before the ranks have agreed: whatever the others call, nothing is
@@ -328,12 +328,12 @@ class MpiTeam final : public Team {
   // Counts a message to a rank that may not have taken the previous ones. Returns whether the
   // message must complete only when its receive is posted, which bounds MPI's buffers for the rank.
   bool note_sent(int rank, size_t bytes) {
-    size_t& unread = unread_bytes_[static_cast<size_t>(rank)];
-    unread += std::max(bytes, kMostUnread / kSendsAhead);
-    return unread >= kMostUnread;
+    size_t& unread = unreceived_bytes_[static_cast<size_t>(rank)];
+    unread += std::max(bytes, kMostUnreceivedBytes / kSendsAhead);
+    return unread >= kMostUnreceivedBytes;
   }
   // `rank` has entered the current call, or has begun to receive such a message.
-  void note_reader(int rank) { unread_bytes_[static_cast<size_t>(rank)] = 0; }
+  void note_receiving(int rank) { unreceived_bytes_[static_cast<size_t>(rank)] = 0; }
   // This rank has completed the call.
   Status finished() {
     if (!awaited_.empty()) await_all();
@@ -344,9 +344,9 @@ class MpiTeam final : public Team {
   Status run(const Rounds& rounds);
 
   // Waits until the operations are complete or can no longer complete.
-  Status wait(MpiStaging& staging, Place place);
+  Status wait(MpiStaging& staging, CallPhase phase);
   // The same, until `poll` returns true.
-  Status wait_with(const std::function<Result<bool>()>& poll, Place place);
+  Status wait_with(const std::function<Result<bool>()>& poll, CallPhase phase);
   Status end_of_wait(const Status& status);
   template <typename Call>
   Status check(const char* name, const Call& call) {
@@ -365,11 +365,11 @@ class MpiTeam final : public Team {
   Status fail(const Status& cause) {
     return cause.ok() ? Status() : fail(cause.code(), cause.message());
   }
-  Status timed_out(Place place, const std::vector<Progress>& answers);
+  Status timed_out(CallPhase phase, const std::vector<Answer>& answers);
   // Reads new failure notices; a single load if there are none.
-  void look_at_detector();
+  void read_failure_notices();
   // Updates died_ and left_ from the awaited ranks.
-  void find_the_gone();
+  void find_missing_members();
   // Ranks that have left may have more messages in transit, so their grace starts again.
   void note_arrival() {
     if (!left_.ok() && died_.ok()) gone_since_ns_ = monotonic_ns();
@@ -377,11 +377,11 @@ class MpiTeam final : public Team {
   bool awaits(int rank) const { return awaited_.empty() || awaited_[static_cast<size_t>(rank)]; }
   void await_all();
   // Fails if a missing member keeps the call from completing.
-  Status look_for_the_gone(Place place);
-  Status fail_by_leaver();
+  Status check_missing_members(CallPhase phase);
+  Status fail_because_member_left();
   // The names of the other members that gave `answer`.
   std::string names_of(const std::vector<MpiTeamMember>& members,
-                       const std::vector<Progress>& answers, Progress answer) const;
+                       const std::vector<Answer>& answers, Answer answer) const;
 
   // For the log.
   void note(Collective kind, const char* algorithm, size_t bytes) const {
@@ -390,7 +390,7 @@ class MpiTeam final : public Team {
 
   std::string name_of(int member) const { return options_.members[member].name; }
   std::string name_call() const;
-  uint64_t position(Place place) const { return 2 * sequence_ + static_cast<uint64_t>(place); }
+  uint64_t position(CallPhase phase) const { return 2 * sequence_ + static_cast<uint64_t>(phase); }
 
   MPI_Comm data_;
   MPI_Comm check_;
@@ -398,7 +398,7 @@ class MpiTeam final : public Team {
   const MpiTeamOptions options_;
   int rank_ = 0;
   int rank_in_group_ = 0;
-  Caller caller_;
+  CallerName caller_;
 
   uint64_t sequence_ = 0;
   uint64_t history_ = 0;                // see CallOptions; of this Team, if it has no parent
@@ -418,8 +418,8 @@ class MpiTeam final : public Team {
   int header_receives_ = 0;               // the first requests of header_staging_
   static constexpr size_t kInFlight = 4;  // rounds
   static constexpr size_t kSendsAhead = 8;
-  static constexpr size_t kMostUnread = size_t{128} << 10;
-  std::vector<size_t> unread_bytes_;  // by rank; see note_sent()
+  static constexpr size_t kMostUnreceivedBytes = size_t{128} << 10;
+  std::vector<size_t> unreceived_bytes_;  // by rank; see note_sent()
   std::array<MpiStaging, kInFlight> staging_;
   // By plan, count, dtype and op. A factor is applied before sending.
   std::map<std::tuple<uint64_t, size_t, DType, ReduceOp>, PersistentAllReduce> prepared_;
@@ -428,8 +428,8 @@ class MpiTeam final : public Team {
 
   // The failure detector's state when the waiting thread last read it.
   uint64_t seen_count_ = 0;
-  std::vector<bool> awaited_;        // by rank; empty: the call needs every rank until it ends
-  std::vector<bool> may_have_left_;  // by rank: may have done its part; empty: none
+  std::vector<bool> awaited_;          // by rank; empty: the call needs every rank until it ends
+  std::vector<bool> may_be_finished_;  // by rank: may have done its part; empty: none
   bool has_ended_ = false;  // a rank has ended the Team, perhaps after it finished the call
   Status died_, left_;
   std::string advice_;  // for left_
@@ -491,25 +491,24 @@ struct Pieces {
       deliver(to, byte_at(from, round * bytes()), count, round);
   }
 
-  // list() and deliver_all(): the blocks of all ranks lie `place_bytes` apart in staging. The block
+  // list() and deliver_all(): the blocks of all ranks lie `stride` apart in staging. The block
   // of rank `me`, if not kNone, stays in user memory. list() writes MPI's lengths and offsets.
   static constexpr size_t kNone = SIZE_MAX;
-  void list(std::span<const size_t> block_counts, size_t me, size_t round, size_t place_bytes,
-            int* lengths, int* places) const {
+  void list(std::span<const size_t> block_counts, size_t me, size_t round, size_t stride,
+            int* lengths, int* offsets) const {
     for (size_t k = 0; k < block_counts.size(); ++k) {
       lengths[k] = k == me ? 0 : static_cast<int>(bytes_of(block_counts[k], round));
-      places[k] = static_cast<int>(k * place_bytes);
+      offsets[k] = static_cast<int>(k * stride);
     }
   }
   // Copies the block of rank `me` from `own`.
   void deliver_all(std::span<void* const> blocks, std::span<const size_t> block_counts, size_t me,
-                   const void* own, size_t round, size_t place_bytes,
-                   const std::byte* staging) const {
+                   const void* own, size_t round, size_t stride, const std::byte* staging) const {
     for (size_t k = 0; k < block_counts.size(); ++k) {
       if (k == me) {
         copy(blocks[k], own, block_counts[k], round);
       } else {
-        deliver(blocks[k], staging + k * place_bytes, block_counts[k], round);
+        deliver(blocks[k], staging + k * stride, block_counts[k], round);
       }
     }
   }

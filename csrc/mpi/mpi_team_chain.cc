@@ -23,8 +23,8 @@ constexpr size_t kLeastPieceBytes = size_t{8} << 10;
 struct MpiTeam::Chain {
   // A call in chunks ignores `count`, which differs between slices, so that all use the same piece.
   Chain(const MpiTeam& team, int root, size_t count, size_t element_bytes)
-      : place((team.rank_ - root + team.size()) % team.size()),
-        is_last(place == team.size() - 1),
+      : position((team.rank_ - root + team.size()) % team.size()),
+        is_last(position == team.size() - 1),
         before((team.rank_ - 1 + team.size()) % team.size()),
         after((team.rank_ + 1) % team.size()),
         room(std::max(team.message_bytes(), sizeof(std::complex<double>))) {
@@ -34,7 +34,7 @@ struct MpiTeam::Chain {
     piece = std::min({count, team.piece_of_message(element_bytes), std::max(share, least)});
   }
 
-  int place;
+  int position;
   bool is_last;
   int before, after;  // ranks
   // Bytes of the longest piece of any chain: receives are posted before the CallHeader has arrived,
@@ -57,16 +57,16 @@ Status MpiTeam::broadcast_along_chain(void* buffer, size_t count, DType dtype,
   rounds.goes_ahead = true;
   following_bytes_ = count * element_bytes;
   rounds.stage = [&](size_t round, std::byte* staging) {
-    if (chain.place == 0) pieces.stage(staging, buffer, count, round);
+    if (chain.position == 0) pieces.stage(staging, buffer, count, round);
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
-    if (chain.place == 0) return send_on(round, staging);
+    if (chain.position == 0) return send_on(round, staging);
     return MPI_Irecv(staging.data(), static_cast<int>(chain.room), MPI_BYTE, chain.before,
                      kChainTag, data_, staging.add_request());
   };
-  if (chain.place > 0 && !chain.is_last) rounds.go_on = send_on;
+  if (chain.position > 0 && !chain.is_last) rounds.start_second = send_on;
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    if (chain.place > 0) pieces.deliver(buffer, staging, count, round);
+    if (chain.position > 0) pieces.deliver(buffer, staging, count, round);
   };
   return run(rounds);
 }
@@ -102,14 +102,14 @@ Status MpiTeam::reduce_along_chain(const void* in, void* out, size_t count,
     return MPI_Irecv(staging.data() + chain.room, static_cast<int>(chain.room), MPI_BYTE,
                      chain.after, kChainTag, data_, staging.add_request());
   };
-  if (chain.place > 0 && !chain.is_last) {
-    rounds.go_on = [&](size_t round, MpiStaging& staging) {
+  if (chain.position > 0 && !chain.is_last) {
+    rounds.start_second = [&](size_t round, MpiStaging& staging) {
       add(round, staging.data());
       return send_on(round, staging);
     };
   }
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    if (chain.place > 0) return;
+    if (chain.position > 0) return;
     add(round, staging);
     wire.leave(byte_at(out, pieces.write_at(round)), staging, in_round(count, piece, round));
   };

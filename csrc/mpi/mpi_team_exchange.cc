@@ -33,7 +33,7 @@ MpiTeam::Exchange::Exchange(MpiTeam& team, DType dtype, const CallOptions& optio
       element_bytes_(dtype_bytes(dtype)),
       piece_bytes_(team.piece_of_message(element_bytes_) * element_bytes_),
       // Room for any dtype, since the sender's may differ.
-      place_bytes_(
+      slot_bytes_(
           (sizeof(Heading) + std::max(team.message_bytes(), sizeof(std::complex<double>)) + 63) /
           64 * 64) {}
 
@@ -60,8 +60,8 @@ Status MpiTeam::Exchange::run() {
   });
   MpiStaging& staging = team_.staging_[0];
   if (messages_ > 0) {
-    DSCOMM_RETURN_IF_ERROR(team_.fail(staging.reserve(2 * places_ * place_bytes_, 0)));
-    staging.requests.assign(2 * places_, MPI_REQUEST_NULL);
+    DSCOMM_RETURN_IF_ERROR(team_.fail(staging.reserve(2 * slots_ * slot_bytes_, 0)));
+    staging.requests.assign(2 * slots_, MPI_REQUEST_NULL);
     DSCOMM_RETURN_IF_ERROR(fill());
   }
   if (meanwhile_ != nullptr) DSCOMM_RETURN_IF_ERROR(team_.end((*meanwhile_)()));
@@ -69,12 +69,12 @@ Status MpiTeam::Exchange::run() {
   // No rank waits for anything that depends on this rank's receives.
   const bool only_sends = headings_left_ == 0;
   if (meanwhile_ != nullptr || only_sends)
-    team_.detector_.note_position(team_.options_.id,
-                                  team_.position(only_sends ? Place::kMoving : Place::kEntering));
+    team_.detector_.note_position(
+        team_.options_.id, team_.position(only_sends ? CallPhase::kMoving : CallPhase::kEntering));
   while (in_flight_ > 0) {
     // If this rank only sends, its receivers may not be in the call yet.
     const bool have_come = !only_sends && headings_left_ == 0;
-    DSCOMM_RETURN_IF_ERROR(wait_for_some(have_come ? Place::kMoving : Place::kEntering));
+    DSCOMM_RETURN_IF_ERROR(wait_for_some(have_come ? CallPhase::kMoving : CallPhase::kEntering));
     DSCOMM_RETURN_IF_ERROR(fill());
   }
   staging.requests.clear();
@@ -84,12 +84,12 @@ Status MpiTeam::Exchange::run() {
 // Starts messages in all free slots. Receives start with the predecessor, the first sender.
 Status MpiTeam::Exchange::fill() {
   const size_t count = partners_.size();
-  const auto start = [&](Cursor& cursor, size_t first_place, auto messages_of, auto begin) {
-    for (size_t place = first_place; place < first_place + places_; ++place) {
-      if (requests()[place] != MPI_REQUEST_NULL) continue;
+  const auto start = [&](Cursor& cursor, size_t first_slot, auto messages_of, auto begin) {
+    for (size_t slot = first_slot; slot < first_slot + slots_; ++slot) {
+      if (requests()[slot] != MPI_REQUEST_NULL) continue;
       if (!cursor.find(count, messages_of)) break;
-      uses_[place] = {.partner = cursor.partner, .message = cursor.message};
-      DSCOMM_RETURN_IF_ERROR(begin(place));
+      uses_[slot] = {.partner = cursor.partner, .message = cursor.message};
+      DSCOMM_RETURN_IF_ERROR(begin(slot));
       ++in_flight_;
       ++cursor.partner;
     }
@@ -97,13 +97,13 @@ Status MpiTeam::Exchange::fill() {
   };
   DSCOMM_RETURN_IF_ERROR(start(
       next_receive_, 0, [&](size_t k) { return partners_[count - 1 - k].receives; },
-      [&](size_t place) {
-        uses_[place].partner = count - 1 - uses_[place].partner;
-        return receive(place);
+      [&](size_t slot) {
+        uses_[slot].partner = count - 1 - uses_[slot].partner;
+        return receive(slot);
       }));
   return start(
-      next_send_, places_, [&](size_t k) { return partners_[k].sends; },
-      [&](size_t place) { return send(place); });
+      next_send_, slots_, [&](size_t k) { return partners_[k].sends; },
+      [&](size_t slot) { return send(slot); });
 }
 
 // The next message; the first messages of all streams come before any second one.
@@ -126,18 +126,18 @@ bool MpiTeam::Exchange::Cursor::find(size_t partners, const MessagesOf& messages
 }
 
 // Receives with room for the longest possible message, so that nothing is truncated.
-Status MpiTeam::Exchange::receive(size_t place) {
+Status MpiTeam::Exchange::receive(size_t slot) {
   return team_.check("MPI_Irecv", [&] {
-    return MPI_Irecv(at(place), static_cast<int>(place_bytes_), MPI_BYTE,
-                     partners_[uses_[place].partner].rank, kStreamTag, team_.data_,
-                     &requests()[place]);
+    return MPI_Irecv(at(slot), static_cast<int>(slot_bytes_), MPI_BYTE,
+                     partners_[uses_[slot].partner].rank, kStreamTag, team_.data_,
+                     &requests()[slot]);
   });
 }
 
-Status MpiTeam::Exchange::send(size_t place) {
-  const size_t message = uses_[place].message;
-  Partner& partner = partners_[uses_[place].partner];
-  std::byte* data = at(place);
+Status MpiTeam::Exchange::send(size_t slot) {
+  const size_t message = uses_[slot].message;
+  Partner& partner = partners_[uses_[slot].partner];
+  std::byte* data = at(slot);
   if (message == 0) {
     const Heading heading{team_.call_, team_.header_.hash, partner.in_count, partner.out_count};
     std::memcpy(data, &heading, sizeof heading);
@@ -145,21 +145,21 @@ Status MpiTeam::Exchange::send(size_t place) {
   }
   const size_t bytes = bytes_of(partner.in_count, message);
   if (bytes > 0) std::memcpy(data, partner.in + message * piece_bytes_, bytes);
-  const auto sent = static_cast<int>(static_cast<size_t>(data - at(place)) + bytes);
+  const auto sent = static_cast<int>(static_cast<size_t>(data - at(slot)) + bytes);
   const bool waits = team_.note_sent(partner.rank, static_cast<size_t>(sent));
-  uses_[place].waits = waits;
+  uses_[slot].waits = waits;
   partner.waiting += waits;
   return team_.check("MPI_Isend", [&] {
-    return (waits ? MPI_Issend : MPI_Isend)(at(place), sent, MPI_BYTE, partner.rank, kStreamTag,
-                                            team_.data_, &requests()[place]);
+    return (waits ? MPI_Issend : MPI_Isend)(at(slot), sent, MPI_BYTE, partner.rank, kStreamTag,
+                                            team_.data_, &requests()[slot]);
   });
 }
 
-Status MpiTeam::Exchange::wait_for_some(Place of_call) {
+Status MpiTeam::Exchange::wait_for_some(CallPhase of_call) {
   int done = 0;
   const auto poll = [&]() -> Result<bool> {
     const int code = guarded([&] {
-      return MPI_Testsome(static_cast<int>(2 * places_), requests(), &done, done_.data(),
+      return MPI_Testsome(static_cast<int>(2 * slots_), requests(), &done, done_.data(),
                           statuses_.data());
     });
     if (code != MPI_SUCCESS) return mpi_error("MPI_Testsome", code);
@@ -171,23 +171,24 @@ Status MpiTeam::Exchange::wait_for_some(Place of_call) {
   // Headings first, because they determine the lengths of the other messages.
   for (const bool is_first : {true, false})
     for (int i = 0; i < done; ++i) {
-      const auto place = static_cast<size_t>(done_[static_cast<size_t>(i)]);
-      if ((uses_[place].message == 0) != is_first) continue;
-      Partner& partner = partners_[uses_[place].partner];
-      if (place < places_) DSCOMM_RETURN_IF_ERROR(take(place, statuses_[static_cast<size_t>(i)]));
-      if (place >= places_ && uses_[place].waits && --partner.waiting == 0)
-        team_.note_reader(partner.rank);
+      const auto slot = static_cast<size_t>(done_[static_cast<size_t>(i)]);
+      if ((uses_[slot].message == 0) != is_first) continue;
+      Partner& partner = partners_[uses_[slot].partner];
+      if (slot < slots_)
+        DSCOMM_RETURN_IF_ERROR(receive_message(slot, statuses_[static_cast<size_t>(i)]));
+      if (slot >= slots_ && uses_[slot].waits && --partner.waiting == 0)
+        team_.note_receiving(partner.rank);
       if (--partner.left == 0) team_.awaited_[partner.rank] = false;
     }
   return {};
 }
 
-Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
-  const size_t message = uses_[place].message;
-  Partner& partner = partners_[uses_[place].partner];
+Status MpiTeam::Exchange::receive_message(size_t slot, const MPI_Status& status) {
+  const size_t message = uses_[slot].message;
+  Partner& partner = partners_[uses_[slot].partner];
   int got = 0;
   MPI_Get_count(&status, MPI_BYTE, &got);
-  const std::byte* data = at(place);
+  const std::byte* data = at(slot);
   auto bytes = static_cast<size_t>(std::max(got, 0));
   if (message == 0) {
     Heading heading;
@@ -197,9 +198,9 @@ Status MpiTeam::Exchange::take(size_t place, const MPI_Status& status) {
     data += sizeof heading;
     bytes -= sizeof heading;
     partner.has_agreed = true;
-    team_.note_reader(partner.rank);
+    team_.note_receiving(partner.rank);
     if (--headings_left_ == 0)
-      team_.detector_.note_position(team_.options_.id, team_.position(Place::kMoving));
+      team_.detector_.note_position(team_.options_.id, team_.position(CallPhase::kMoving));
   }
   // Without a heading yet, another thread's poll completed it: it comes next.
   if (bytes != bytes_of(partner.out_count, message))

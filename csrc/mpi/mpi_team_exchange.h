@@ -34,7 +34,7 @@ class MpiTeam::Exchange {
     bool has_agreed = false;     // its heading has arrived and matches
   };
   // The message in a slot of staging.
-  struct Use {
+  struct SlotUse {
     size_t partner = 0, message = 0;
     bool waits = false;  // completes only when its receive is posted
   };
@@ -47,10 +47,10 @@ class MpiTeam::Exchange {
     bool find(size_t partners, const MessagesOf& messages_of);
   };
   Status fill();
-  Status receive(size_t place);
-  Status send(size_t place);
-  Status wait_for_some(Place of_call);
-  Status take(size_t place, const MPI_Status& status);
+  Status receive(size_t slot);
+  Status send(size_t slot);
+  Status wait_for_some(CallPhase of_call);
+  Status receive_message(size_t slot, const MPI_Status& status);
   Status compare(const Partner& partner, const Heading& heading);
   Status wrong_length(const Partner& partner);
 
@@ -63,20 +63,20 @@ class MpiTeam::Exchange {
   }
   // Slots of staging: those for receives, then those for sends.
   MPI_Request* requests() { return team_.staging_[0].requests.data(); }
-  std::byte* at(size_t place) { return team_.staging_[0].data() + place * place_bytes_; }
+  std::byte* at(size_t slot) { return team_.staging_[0].data() + slot * slot_bytes_; }
 
   MpiTeam& team_;
   const std::function<Status()>* const meanwhile_;
-  const size_t element_bytes_, piece_bytes_, place_bytes_;
-  const size_t places_ = team_.options_.places;
+  const size_t element_bytes_, piece_bytes_, slot_bytes_;
+  const size_t slots_ = team_.options_.stream_slots;
   std::vector<Partner> partners_;
-  std::vector<Use> uses_ = std::vector<Use>(2 * places_);
+  std::vector<SlotUse> uses_ = std::vector<SlotUse>(2 * slots_);
   Cursor next_receive_, next_send_;
   size_t messages_ = 0;   // of all streams
   size_t in_flight_ = 0;  // of messages_
   size_t headings_left_ = 0;
-  std::vector<int> done_ = std::vector<int>(2 * places_);
-  std::vector<MPI_Status> statuses_ = std::vector<MPI_Status>(2 * places_);
+  std::vector<int> done_ = std::vector<int>(2 * slots_);
+  std::vector<MPI_Status> statuses_ = std::vector<MPI_Status>(2 * slots_);
 };
 
 }  // namespace dscomm

@@ -108,9 +108,9 @@ Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     pieces.list(out_counts, Pieces::kNone, round, pieces.bytes(), staging.counts(),
-                staging.places());
+                staging.offsets());
     return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, staging.data(), staging.counts(),
-                           staging.places(), MPI_BYTE, data_, staging.add_request());
+                           staging.offsets(), MPI_BYTE, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
     pieces.deliver_all(outs, out_counts, me, in, round, pieces.bytes(), staging);

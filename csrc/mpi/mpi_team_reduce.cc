@@ -173,7 +173,7 @@ Status MpiTeam::reduce_by_plan(const void* in, void* out, size_t count, const Re
       return prepared.prepare(count, mpi_datatype(wire.dtype()), op.value(), data_);
     }));
   DSCOMM_RETURN_IF_ERROR(check("MPI_Start", [&] { return prepared.start(); }));
-  DSCOMM_RETURN_IF_ERROR(wait(prepared.staging(), Place::kMoving));
+  DSCOMM_RETURN_IF_ERROR(wait(prepared.staging(), CallPhase::kMoving));
   wire.leave(static_cast<std::byte*>(out), prepared.got(), count);
   return finished();
 }
@@ -233,7 +233,7 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
   rounds.stage = [&](size_t round, std::byte* staging) { pieces.stage(staging, in, count, round); };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     int *sent = staging.counts(), *received = staging.counts() + ranks;
-    int *from = staging.places(), *to = staging.places() + ranks;
+    int *from = staging.offsets(), *to = staging.offsets() + ranks;
     const size_t own_bytes = share(me, round) * element_bytes;
     for (size_t k = 0; k < ranks; ++k) {
       sent[k] = k == me ? 0 : static_cast<int>(share(k, round) * element_bytes);
@@ -244,17 +244,17 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
     return MPI_Ialltoallv(staging.data(), sent, from, MPI_BYTE, staging.data() + pieces.bytes(),
                           received, to, MPI_BYTE, data_, staging.add_request());
   };
-  rounds.go_on = [&](size_t round, MpiStaging& staging) {
-    int *counts = staging.counts(), *places = staging.places();
+  rounds.start_second = [&](size_t round, MpiStaging& staging) {
+    int *counts = staging.counts(), *offsets = staging.offsets();
     for (size_t k = 0; k < ranks; ++k) {
       counts[k] = static_cast<int>(share(k, round) * element_bytes);
-      places[k] = static_cast<int>(share_begin(k, round) * element_bytes);
+      offsets[k] = static_cast<int>(share_begin(k, round) * element_bytes);
     }
-    std::byte* own = staging.data() + places[me];
+    std::byte* own = staging.data() + offsets[me];
     const size_t length = share(me, round);
     reduce_in_order(own, own, staging.data() + pieces.bytes(), length * element_bytes, length,
                     reduction);
-    return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, staging.data(), counts, places, MPI_BYTE,
+    return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, staging.data(), counts, offsets, MPI_BYTE,
                            data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
@@ -323,7 +323,7 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
     int *sent = staging.counts(), *received = staging.counts() + ranks;
-    int *from = staging.places(), *to = staging.places() + ranks;
+    int *from = staging.offsets(), *to = staging.offsets() + ranks;
     const size_t own_bytes = pieces.bytes_of(counts[me], round);
     pieces.list(counts, me, round, piece_bytes, sent, from);
     for (size_t k = 0; k < ranks; ++k) {

@@ -62,7 +62,7 @@ template <typename ShareOf, typename Gets>
 Status MpiTeam::spread_shares(const Pieces& shares, void* out, size_t count,
                               const ShareOf& share_of, const Gets& gets) {
   MpiStaging& staging = staging_[0];
-  const auto place = [&](int share) {
+  const auto address_of = [&](int share) {
     return staging.data() + static_cast<size_t>(share) * shares.bytes();
   };
   const auto bytes_of = [&](int share) { return static_cast<int>(shares.bytes_of(count, share)); };
@@ -70,7 +70,7 @@ Status MpiTeam::spread_shares(const Pieces& shares, void* out, size_t count,
     const int source = (rank_ + size() - i) % size(), share = share_of(source);
     if (gets(rank_) && share >= 0)
       DSCOMM_RETURN_IF_ERROR(check("MPI_Irecv", [&] {
-        return MPI_Irecv(place(share), bytes_of(share), MPI_BYTE, source, kShareTag, data_,
+        return MPI_Irecv(address_of(share), bytes_of(share), MPI_BYTE, source, kShareTag, data_,
                          staging.add_request());
       }));
   }
@@ -78,11 +78,11 @@ Status MpiTeam::spread_shares(const Pieces& shares, void* out, size_t count,
     const int target = (rank_ + i) % size(), share = share_of(rank_);
     if (gets(target) && share >= 0)
       DSCOMM_RETURN_IF_ERROR(check("MPI_Isend", [&] {
-        return MPI_Isend(place(share), bytes_of(share), MPI_BYTE, target, kShareTag, data_,
+        return MPI_Isend(address_of(share), bytes_of(share), MPI_BYTE, target, kShareTag, data_,
                          staging.add_request());
       }));
   }
-  DSCOMM_RETURN_IF_ERROR(wait(staging, Place::kMoving));
+  DSCOMM_RETURN_IF_ERROR(wait(staging, CallPhase::kMoving));
   const size_t all = (count + shares.piece - 1) / shares.piece;
   for (size_t share = 0; gets(rank_) && share < all; ++share)
     shares.deliver(out, staging.data() + share * shares.bytes(), count, share);

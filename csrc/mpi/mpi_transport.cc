@@ -64,9 +64,9 @@ void make_communicators(MPI_Comm from, const std::vector<int>& ranks, int tag, b
 
 }  // namespace
 
-class MpiTransport::MpiEndpoint final : public Endpoint {
+class MpiTransport::MpiPeerProcess final : public PeerProcess {
  public:
-  MpiEndpoint(std::shared_ptr<MpiTransport> transport, int rank)
+  MpiPeerProcess(std::shared_ptr<MpiTransport> transport, int rank)
       : transport_(std::move(transport)), rank_(rank) {}
 
   const ArenaId& id() const override { return member().id; }
@@ -133,15 +133,16 @@ Status MpiTransport::bring_up_all(std::shared_ptr<Store> store, const Deadline& 
   });
   std::vector<int> everyone(request_.members.size());
   std::iota(everyone.begin(), everyone.end(), 0);
-  DSCOMM_ASSIGN_OR_RETURN(world_, bring_up(request_, std::move(store), deadline,
-                                           folder + "/dscomm-pmix", look_for_the_gone(everyone)));
+  DSCOMM_ASSIGN_OR_RETURN(world_,
+                          bring_up(request_, std::move(store), deadline, folder + "/dscomm-pmix",
+                                   missing_member_check(everyone)));
   arrivals_ = std::make_shared<MpiArrivals>(world_->comm());
   return {};
 }
 
 // Fails if one of `ranks` has died, or left some time ago, while they make something together. A
 // rank that has just left may have done its part, and its messages may be in transit.
-Look MpiTransport::look_for_the_gone(std::vector<int> ranks) const {
+GiveUpCheck MpiTransport::missing_member_check(std::vector<int> ranks) const {
   return [this, ranks = std::move(ranks), left_since_ns = int64_t{0}]() mutable -> Status {
     if (detector_->count() == 0) return {};
     Status left;
@@ -175,19 +176,20 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
   }
   // Ranks of one host use MPI's shared memory, for which a sleep on sockets does not wake.
   options.shares_hosts = hosts.size() < team.ranks.size();
-  options.wait_policy.by_sockets = team.is_direct || !options.shares_hosts;
+  options.wait_policy.by_sockets = team.only_for_blocks || !options.shares_hosts;
   for (int rank : team.group) options.group.push_back({rank, name_member(request_.members, rank)});
-  const Look look = [this, gone = look_for_the_gone(team.ranks), id = team.id,
-                     ends = AbortWatch()]() mutable -> Status {
-    DSCOMM_RETURN_IF_ERROR(ends.ask(0, [&](uint64_t call) { return detector_->ended(id, call); }));
+  const GiveUpCheck give_up_check = [this, gone = missing_member_check(team.ranks), id = team.id,
+                                     ends = AbortMonitor()]() mutable -> Status {
+    DSCOMM_RETURN_IF_ERROR(
+        ends.check(0, [&](uint64_t call) { return detector_->ended(id, call); }));
     return gone();
   };
   auto made = std::make_shared<Communicators>();
   // Distinct tags for groups that are made at the same time.
   const int tag = static_cast<int>((team.id ^ team.id >> 32) % kGroupTags);
   const bool needs_check =
-      !team.is_direct && static_cast<int>(team.ranks.size()) > options.few_ranks;
-  Status status = meet(world_->comm(), team.ranks, kMeetTags + tag, deadline, look,
+      !team.only_for_blocks && static_cast<int>(team.ranks.size()) > options.few_ranks;
+  Status status = meet(world_->comm(), team.ranks, kMeetTags + tag, deadline, give_up_check,
                        [&](size_t index) { return options.members[index].name; });
   if (status.ok())
     status = run_abandonable(
@@ -195,9 +197,9 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
         [made, members = team.ranks, tag, needs_check, from = world_->comm()] {
           make_communicators(from, members, tag, needs_check, made.get());
         },
-        deadline, look);
+        deadline, give_up_check);
   if (status.ok() && made->code != MPI_SUCCESS)
-    status = reason_or(mpi_error("MPI_Comm_create_group", made->code), deadline, look);
+    status = reason_or(mpi_error("MPI_Comm_create_group", made->code), deadline, give_up_check);
   if (!status.ok()) {
     detector_->end(team.id, status);
     return Status(status.code(),
@@ -207,8 +209,8 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
       std::make_unique<MpiTeam>(made->data, made->check, *detector_, std::move(options)));
 }
 
-std::shared_ptr<Endpoint> MpiTransport::endpoint(int rank) {
-  return std::make_shared<MpiEndpoint>(shared_from_this(), rank);
+std::shared_ptr<PeerProcess> MpiTransport::peer_process(int rank) {
+  return std::make_shared<MpiPeerProcess>(shared_from_this(), rank);
 }
 
 void MpiTransport::leave(bool has_failed) {
@@ -222,12 +224,12 @@ void MpiTransport::leave(bool has_failed) {
   world_->leave(Deadline::after(limit));
 }
 
-void MpiTransport::outlast(std::chrono::milliseconds timeout) {
+void MpiTransport::tolerate_silence(std::chrono::milliseconds timeout) {
   int64_t longest = longest_timeout_ms_.load();
   while (timeout.count() > longest &&
          !longest_timeout_ms_.compare_exchange_weak(longest, timeout.count())) {
   }
-  detector_->outlast(timeout);
+  detector_->tolerate_silence(timeout);
 }
 
 // A collective that is complete here may still have data to send, which only MPI calls do. So keeps

@@ -29,19 +29,19 @@ class MpiTransport final : public Transport, public std::enable_shared_from_this
   int rank_of(const ArenaId& id) const override;
   Result<std::unique_ptr<Team>> make_team(const TransportTeam& team,
                                           const Deadline& deadline) override;
-  std::shared_ptr<Endpoint> endpoint(int rank) override;
+  std::shared_ptr<PeerProcess> peer_process(int rank) override;
   FailureDetector& detector() override { return *detector_; }
-  void outlast(std::chrono::milliseconds timeout) override;
+  void tolerate_silence(std::chrono::milliseconds timeout) override;
   void leave(bool has_failed) override;
   void close_descriptors() override;
 
  private:
-  class MpiEndpoint;
+  class MpiPeerProcess;
 
   explicit MpiTransport(const TransportRequest& request);
   Status bring_up_all(std::shared_ptr<Store> store, const Deadline& deadline,
                       const std::string& folder);
-  Look look_for_the_gone(std::vector<int> ranks) const;
+  GiveUpCheck missing_member_check(std::vector<int> ranks) const;
   void flush();
 
   const TransportRequest request_;

@@ -64,12 +64,12 @@ class Pauses {
 }  // namespace
 
 Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy& policy,
-                  const Deadline& deadline, MpiWatch& watch) {
+                  const Deadline& deadline, MpiWaitMonitor& monitor) {
   const guard::CallDeadline calls_end(deadline);
   for (int i = 0; i < policy.spin_polls; ++i) {
     DSCOMM_ASSIGN_OR_RETURN(bool done, poll());
     if (done) return {};
-    DSCOMM_RETURN_IF_ERROR(watch.look(0));
+    DSCOMM_RETURN_IF_ERROR(monitor.check(0));
   }
   const int64_t left_at_first = deadline.remaining_ns();
   TimeLeft time_left(deadline);
@@ -81,14 +81,14 @@ Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy
     }
     const int64_t waited = left_at_first - deadline.remaining_ns();
     const int64_t left = time_left.ns();
-    DSCOMM_RETURN_IF_ERROR(watch.look(waited));
-    if (left <= 0) return watch.timed_out();
+    DSCOMM_RETURN_IF_ERROR(monitor.check(waited));
+    if (left <= 0) return monitor.timed_out();
     pauses.pause(waited, left);
   }
 }
 
 Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
-                const Deadline& deadline, MpiWatch& watch) {
+                const Deadline& deadline, MpiWaitMonitor& monitor) {
   const auto poll = [requests]() -> Result<bool> {
     int done = 0;
     const int code = guarded([&] {
@@ -98,7 +98,7 @@ Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
     if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
     return done != 0;
   };
-  DSCOMM_RETURN_IF_ERROR(wait_until(poll, policy, deadline, watch));
+  DSCOMM_RETURN_IF_ERROR(wait_until(poll, policy, deadline, monitor));
   requests->clear();
   return {};
 }

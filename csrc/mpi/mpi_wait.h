@@ -3,8 +3,8 @@
 // MPI moves data only inside its calls, so a wait polls: first without pauses, then between yields,
 // then between sleeps. A sleep ends when one of MPI's sockets has something to do (SocketSleep) or,
 // if MPI uses other connections, is a nap that is short compared with the time waited. Meanwhile
-// the wait asks its MpiWatch whether to go on. A wait ends when MPI has finished, when the watch
-// learns of a death or an abort, or at the deadline.
+// the wait asks its MpiWaitMonitor whether to go on. A wait ends when MPI has finished, when the
+// monitor learns of a death or an abort, or at the deadline.
 #pragma once
 
 #include <mpi.h>
@@ -35,25 +35,25 @@ struct MpiWaitPolicy {
   int64_t longest_nap_ns = 1'000'000;
 };
 
-class MpiWatch {
+class MpiWaitMonitor {
  public:
   // Called in each poll, so it must be cheap. A failure ends the wait. waited_ns is 0 while it
   // spins.
-  virtual Status look(int64_t waited_ns) = 0;
+  virtual Status check(int64_t waited_ns) = 0;
   // Returns the status for a wait that has reached its deadline.
   virtual Status timed_out() = 0;
 
  protected:
-  ~MpiWatch() = default;
+  ~MpiWaitMonitor() = default;
 };
 
 // Waits until `poll`, which asks MPI once, returns true or fails.
 Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy& policy,
-                  const Deadline& deadline, MpiWatch& watch);
+                  const Deadline& deadline, MpiWaitMonitor& monitor);
 
 // OK: all operations are complete and *requests is empty. Otherwise some may still be pending, and
 // MPI may use their memory for ever, since a request cannot be cancelled.
 Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
-                const Deadline& deadline, MpiWatch& watch);
+                const Deadline& deadline, MpiWaitMonitor& monitor);
 
 }  // namespace dscomm

@@ -12,7 +12,7 @@
 #include "core/store/store_exchange.h"
 #include "core/transport/transport.h"
 #include "mpi/environment.h"
-#include "mpi/plan.h"
+#include "mpi/start_plan.h"
 
 namespace dscomm {
 
@@ -24,11 +24,11 @@ struct StartContext {
   const std::string& helper_path;
   const std::string prefix;  // of the store keys
   StoreExchange& exchange;
-  Plan plan;  // valid once all ranks have agreed on it
+  StartPlan plan;  // valid once all ranks have agreed on it
 };
 
 // Called in this order, by one thread. A returned failure is this rank's own or, if
-// context.exchange.is_told(), another rank's.
+// context.exchange.has_read_failure(), another rank's.
 class MpiStart {
  public:
   virtual ~MpiStart() = default;
@@ -36,7 +36,7 @@ class MpiStart {
   // "Open MPI v4.1.4": the same on all ranks.
   virtual std::string version() const = 0;
   // Adds the version and the launcher's variables to this rank's entry.
-  virtual void describe(MemberEntry* entry) const = 0;
+  virtual void describe(MpiMemberEntry* entry) const = 0;
 
   // If dscomm starts MPI: get_ready() starts the server that MPI_Init_thread uses, which messages
   // call helper_name(), "dscomm-pmix".
@@ -45,7 +45,7 @@ class MpiStart {
   // Sets the environment of MPI_Init_thread for the lifetime of the result.
   virtual std::unique_ptr<EnvironmentForStart> make_environment(const StartContext& context) = 0;
   // Polled every few milliseconds in MPI_Init_thread: serves it; returns a reason to give up.
-  virtual Status look(StartContext& context) = 0;
+  virtual Status check(StartContext& context) = 0;
   // The hosts that MPI_Init_thread waits for: "a, b", or empty if unknown.
   virtual std::string waiting_for() const { return ""; }
   // A sentence about a server that does not answer, on any host; else empty. Reads the store.

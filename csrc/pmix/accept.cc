@@ -32,7 +32,7 @@ constexpr size_t kMostArrivals = 512;
 // Between two checks.
 constexpr int kAcceptedAtOnce = 64;
 
-struct Arrival {
+struct PendingConnection {
   UniqueFd socket;
   sockaddr_storage name{};
   socklen_t size = sizeof(sockaddr_storage);
@@ -40,37 +40,38 @@ struct Arrival {
   Greeting greeting = Greeting::kNothing;  // state at the last check
 };
 
-class Arrivals {
+class PendingConnections {
  public:
   // The first connection with a complete greeting; nothing if there is none within a second.
-  std::optional<Arrival> next(int listener) {
+  std::optional<PendingConnection> next(int listener) {
     const int64_t end_ns = monotonic_ns() + kTurnNs;
     do {
       take_in(listener);
-      for (Arrival& arrival : arrivals_) arrival.greeting = look_at_greeting(arrival.socket.get());
-      const auto greeted =
-          std::find_if(arrivals_.begin(), arrivals_.end(),
-                       [](const Arrival& arrival) { return arrival.greeting == Greeting::kWhole; });
+      for (PendingConnection& arrival : arrivals_)
+        arrival.greeting = peek_greeting(arrival.socket.get());
+      const auto greeted = std::find_if(
+          arrivals_.begin(), arrivals_.end(),
+          [](const PendingConnection& arrival) { return arrival.greeting == Greeting::kWhole; });
       if (greeted != arrivals_.end()) {
-        Arrival arrival = std::move(*greeted);
+        PendingConnection arrival = std::move(*greeted);
         arrivals_.erase(greeted);
-        if (!arrivals_.empty()) call_again(listener);
+        if (!arrivals_.empty()) wake_libpmix(listener);
         return arrival;
       }
-      std::erase_if(arrivals_, [now = monotonic_ns()](const Arrival& arrival) {
+      std::erase_if(arrivals_, [now = monotonic_ns()](const PendingConnection& arrival) {
         return arrival.greeting == Greeting::kRefused || now - arrival.since_ns > kGreetingNs;
       });
       // The remaining ones have not greeted.
       while (arrivals_.size() > kMostArrivals) arrivals_.erase(arrivals_.begin());
       wait(listener);
     } while (!arrivals_.empty() && monotonic_ns() < end_ns);
-    if (!arrivals_.empty()) call_again(listener);
+    if (!arrivals_.empty()) wake_libpmix(listener);
     return {};
   }
 
  private:
   // libpmix only wakes for a connection, so makes one and closes it.
-  static void call_again(int listener) {
+  static void wake_libpmix(int listener) {
     sockaddr_storage name{};
     socklen_t size = sizeof name;
     if (getsockname(listener, reinterpret_cast<sockaddr*>(&name), &size) != 0) return;
@@ -81,7 +82,7 @@ class Arrivals {
   void take_in(int listener) {
     pollfd entry{listener, POLLIN, 0};
     for (int i = 0; i < kAcceptedAtOnce && ::poll(&entry, 1, 0) == 1; ++i) {
-      Arrival arrival;
+      PendingConnection arrival;
       const long socket = syscall(SYS_accept4, listener, &arrival.name, &arrival.size, 0);
       if (socket < 0) return;
       arrival.socket = UniqueFd(static_cast<int>(socket));
@@ -94,13 +95,13 @@ class Arrivals {
     if (arrivals_.empty()) return;
     std::vector<pollfd> entries{{listener, POLLIN, 0}};
     // Do not poll a socket with a partial greeting: it would be readable all the time.
-    for (const Arrival& arrival : arrivals_)
+    for (const PendingConnection& arrival : arrivals_)
       if (arrival.greeting == Greeting::kNothing)
         entries.push_back({arrival.socket.get(), POLLIN, 0});
     ::poll(entries.data(), entries.size(), kAcceptLookMs);
   }
 
-  std::vector<Arrival> arrivals_;
+  std::vector<PendingConnection> arrivals_;
 };
 
 }  // namespace
@@ -109,9 +110,10 @@ class Arrivals {
 extern "C" __attribute__((visibility("default"))) int accept(int listener, sockaddr* name,
                                                              socklen_t* size) {
   static std::mutex mutex;
-  static auto* const arrivals = new dscomm::Arrivals;  // never destroyed: threads outlive main()
+  static auto* const arrivals =
+      new dscomm::PendingConnections;  // never destroyed: threads outlive main()
   std::lock_guard lock(mutex);
-  std::optional<dscomm::Arrival> arrival = arrivals->next(listener);
+  std::optional<dscomm::PendingConnection> arrival = arrivals->next(listener);
   if (!arrival) {
     errno = EAGAIN;
     return -1;

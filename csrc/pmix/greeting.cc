@@ -7,7 +7,7 @@
 
 namespace dscomm {
 
-Greeting look_at_greeting(int socket) {
+Greeting peek_greeting(int socket) {
   PmixHeader header{};
   const ssize_t peeked = recv(socket, &header, sizeof header, MSG_PEEK | MSG_DONTWAIT);
   if (peeked < 0)

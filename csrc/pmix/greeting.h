@@ -24,6 +24,6 @@ inline constexpr uint32_t kMostGreetingBytes = 128 << 10;
 enum class Greeting { kNothing, kPart, kWhole, kRefused };
 
 // How much of a greeting has arrived. Reads nothing from the socket.
-Greeting look_at_greeting(int socket);
+Greeting peek_greeting(int socket);
 
 }  // namespace dscomm

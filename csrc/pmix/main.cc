@@ -27,8 +27,8 @@
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "pmix/locked_directory.h"
 #include "pmix/messages.h"
-#include "pmix/own_directory.h"
 #include "pmix/process.h"
 #include "pmix/server.h"
 
@@ -76,7 +76,7 @@ void drop_launcher_variables() {
 // at the same address. torch's processes already use that address, and MPI_Init_thread fails with
 // PMIX_ERR_OUT_OF_RESOURCE. Later versions call the fixed component shmem2, and older ones have no
 // shmem, so this does not affect them.
-void leave_out_faulty_components() { setenv("PMIX_MCA_gds", "^shmem", 1); }
+void disable_faulty_components() { setenv("PMIX_MCA_gds", "^shmem", 1); }
 
 // Leaves the job's terminal and process group, whose signals are for the ranks, since it must end
 // after them. It also stops being a child of the leader, which may wait for its own children.
@@ -153,7 +153,7 @@ class Helper {
     remove_abandoned_directories(temporary);
     remove_abandoned_directories(kSharedMemory);
     std::string error;
-    directory_ = OwnDirectory::make(temporary, &error);
+    directory_ = LockedDirectory::make(temporary, &error);
     if (directory_ == nullptr)
       return error + "; set TMPDIR to a directory that can be written, on a disk of the host";
     server_ = std::make_unique<PmixServer>();
@@ -161,7 +161,7 @@ class Helper {
     for (const PmixClient& client : description_.clients)
       processes_.emplace_back(client.pid, client.start_time);
     const PmixClient& first = description_.clients.front();
-    leader_process_ = std::make_unique<OtherProcess>(first.pid, first.start_time);
+    leader_process_ = std::make_unique<WatchedProcess>(first.pid, first.start_time);
 
     const std::string& shared = shared_directory();
     PmixEnvironments environments;
@@ -181,7 +181,7 @@ class Helper {
     uint64_t needed = kSharedBytesPerRank * description_.clients.size();
     std::string ignored;
     if (statvfs(kSharedMemory, &space) == 0 && space.f_bavail * space.f_frsize >= needed)
-      shared_ = OwnDirectory::make(kSharedMemory, &ignored);
+      shared_ = LockedDirectory::make(kSharedMemory, &ignored);
     return shared_ != nullptr ? shared_->path() : directory_->path();
   }
 
@@ -189,7 +189,7 @@ class Helper {
     while (!processes_.empty()) {
       if (quit_by_ns_ != 0 && !server_->has_been_used() && monotonic_ns() >= quit_by_ns_) return;
       wait();
-      std::erase_if(processes_, [](OtherProcess& process) { return process.gone(); });
+      std::erase_if(processes_, [](WatchedProcess& process) { return process.gone(); });
       listen_to_leader();
       for (PmixFence& fence : server_->take_fences()) begin(std::move(fence));
       if (server_->take_probe() && leader_.open()) leader_.send(PmixMessageKind::kAlive, "");
@@ -200,7 +200,7 @@ class Helper {
     std::vector<pollfd> entries = {{server_->fd(), POLLIN, 0}};
     if (leader_.open()) entries.push_back({leader_.fd(), leader_.events(), 0});
     int timeout_ms = quit_by_ns_ != 0 && !server_->has_been_used() ? kLookMs : -1;
-    for (const OtherProcess& process : processes_) {
+    for (const WatchedProcess& process : processes_) {
       if (process.fd() < 0) timeout_ms = kLookMs;
       entries.push_back({process.fd(), POLLIN, 0});
     }
@@ -246,10 +246,10 @@ class Helper {
 
   PmixSocket leader_;
   PmixDescription description_;
-  std::unique_ptr<OwnDirectory> directory_, shared_;
+  std::unique_ptr<LockedDirectory> directory_, shared_;
   std::unique_ptr<PmixServer> server_;
-  std::vector<OtherProcess> processes_;  // live ranks of the host
-  std::unique_ptr<OtherProcess> leader_process_;
+  std::vector<WatchedProcess> processes_;  // live ranks of the host
+  std::unique_ptr<WatchedProcess> leader_process_;
   std::vector<uint64_t> asked_;  // fences that wait for the leader's answer
   int64_t quit_by_ns_ = 0;       // when to end if unused; 0: not asked to
 };
@@ -270,7 +270,7 @@ int main(int argument_count, char**) {
   dscomm::close_other_descriptors();
   dscomm::silence({STDIN_FILENO, STDOUT_FILENO});
   dscomm::drop_launcher_variables();
-  dscomm::leave_out_faulty_components();
+  dscomm::disable_faulty_components();
   if (!dscomm::detach()) return 1;
   return dscomm::Helper().run();
 }

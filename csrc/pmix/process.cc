@@ -29,7 +29,8 @@ uint64_t process_start_time(int64_t pid) {
   return std::strtoull(rest, nullptr, 10);
 }
 
-OtherProcess::OtherProcess(int64_t pid, uint64_t start_time) : pid_(pid), start_time_(start_time) {
+WatchedProcess::WatchedProcess(int64_t pid, uint64_t start_time)
+    : pid_(pid), start_time_(start_time) {
 #ifdef SYS_pidfd_open
   descriptor_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
   if (!descriptor_.valid() && errno == ESRCH) gone_ = true;
@@ -38,7 +39,7 @@ OtherProcess::OtherProcess(int64_t pid, uint64_t start_time) : pid_(pid), start_
   if (process_start_time(pid) != start_time) gone_ = true;
 }
 
-bool OtherProcess::gone() {
+bool WatchedProcess::gone() {
   if (gone_) return true;
   if (descriptor_.valid()) {
     pollfd entry{descriptor_.get(), POLLIN, 0};

@@ -10,9 +10,9 @@ namespace dscomm {
 // When the process started, in the kernel's clock ticks; 0 if there is none or it is a zombie.
 uint64_t process_start_time(int64_t pid);
 
-class OtherProcess {
+class WatchedProcess {
  public:
-  OtherProcess(int64_t pid, uint64_t start_time);
+  WatchedProcess(int64_t pid, uint64_t start_time);
 
   bool gone();
   // Readable once the process is gone; -1 if the kernel has no pidfds: then poll gone().

@@ -79,8 +79,8 @@ PmixServer* PmixServer::the_server = nullptr;
 std::string PmixServer::start(const PmixDescription& description, const std::string& directory) {
   description_ = description;
   the_server = this;
-  news_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!news_.valid()) return "eventfd failed";
+  wakeup_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wakeup_.valid()) return "eventfd failed";
 
   static pmix_server_module_t module{};
   module.client_connected = on_connected;
@@ -271,13 +271,13 @@ void PmixServer::on_probed(pmix_status_t, void*) {
 void PmixServer::wake_main_thread() {
   uint64_t one = 1;
   // Cannot fail: the counter is reset before it could overflow.
-  [[maybe_unused]] ssize_t written = ::write(news_.get(), &one, sizeof one);
+  [[maybe_unused]] ssize_t written = ::write(wakeup_.get(), &one, sizeof one);
 }
 
 std::vector<PmixFence> PmixServer::take_fences() {
   std::lock_guard lock(mutex_);
   uint64_t count;
-  [[maybe_unused]] ssize_t taken = ::read(news_.get(), &count, sizeof count);
+  [[maybe_unused]] ssize_t taken = ::read(wakeup_.get(), &count, sizeof count);
   return std::exchange(fences_, {});
 }
 

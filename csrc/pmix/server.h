@@ -39,7 +39,7 @@ class PmixServer {
   bool take_probe() { return probed_.exchange(false); }
 
   // Readable when there are fences to take, or an answer to a probe.
-  int fd() const { return news_.get(); }
+  int fd() const { return wakeup_.get(); }
   std::vector<PmixFence> take_fences();
   void complete(const PmixFenceResult& result);
 
@@ -73,7 +73,7 @@ class PmixServer {
   PmixDescription description_;
   std::vector<std::vector<std::string>> environments_;
   bool initialised_ = false;
-  UniqueFd news_;  // eventfd
+  UniqueFd wakeup_;  // eventfd
   std::atomic<bool> used_{false};
   // on_probed() sets it before it wakes the main thread, which takes it in take_probe().
   std::atomic<bool> probed_{false};

@@ -264,16 +264,18 @@ int DscommBackend::check_rank(int64_t rank, const char* title, const char* argum
   return static_cast<int>(rank);
 }
 
-void DscommBackend::check_alive(const char* title) const { refuse_for(group_->failure(), title); }
+void DscommBackend::check_alive(const char* title) const {
+  raise_if_failed(group_->failure(), title);
+}
 
-void DscommBackend::refuse_for(const Status& status, const char* title) const {
+void DscommBackend::raise_if_failed(const Status& status, const char* title) const {
   if (status.ok()) return;
   raise_error(group_->refuse(status), title, *group_);
 }
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::start(const CallInfo& call, Group::Body body,
                                                     at::TensorList inputs, at::TensorList outputs) {
-  refuse_for(group_->failure_of_next_call(), call.info.title);
+  raise_if_failed(group_->failure_of_next_call(), call.info.title);
   std::optional<ProfiledParameters> parameters;
   if (profiled()) parameters.emplace(call, identity(), group_->sequence() + 1, inputs, outputs);
   auto work = c10::make_intrusive<DscommWork>(call, group_, inputs, outputs);

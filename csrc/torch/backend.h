@@ -58,11 +58,11 @@ class DscommBackend : public BackendBase {
   const std::string getBackendName() const override { return kBackendName; }
   void setSequenceNumberForGroup() override;
   uint64_t getSequenceNumberForGroup() override;
-  void setTimeout(std::chrono::milliseconds timeout) DSCOMM_OVERRIDE_2;
-  void abort() DSCOMM_OVERRIDE_2;
-  void shutdown() DSCOMM_OVERRIDE_2;
+  void setTimeout(std::chrono::milliseconds timeout) DSCOMM_OVERRIDE_TORCH_2;
+  void abort() DSCOMM_OVERRIDE_TORCH_2;
+  void shutdown() DSCOMM_OVERRIDE_TORCH_2;
   // A copy, because split() and merge() change the options that they get.
-  c10::intrusive_ptr<BackendBase::Options> getBackendOptions() DSCOMM_OVERRIDE_2;
+  c10::intrusive_ptr<BackendBase::Options> getBackendOptions() DSCOMM_OVERRIDE_TORCH_2;
 #if DSCOMM_TORCH_2
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(
@@ -111,7 +111,7 @@ class DscommBackend : public BackendBase {
       const c10d::AllgatherOptions& options) override;
   c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-      const c10d::AllgatherOptions& options) DSCOMM_OVERRIDE_2;
+      const c10d::AllgatherOptions& options) DSCOMM_OVERRIDE_TORCH_2;
   c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
                                         std::vector<at::Tensor>& inputs,
                                         const c10d::GatherOptions& options) override;
@@ -125,7 +125,7 @@ class DscommBackend : public BackendBase {
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
   c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-      const c10d::ReduceScatterOptions& options) DSCOMM_OVERRIDE_2;
+      const c10d::ReduceScatterOptions& options) DSCOMM_OVERRIDE_TORCH_2;
   c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs,
                                           std::vector<at::Tensor>& inputs,
                                           const c10d::AllToAllOptions& options) override;
@@ -201,7 +201,7 @@ class DscommBackend : public BackendBase {
   // Raises the group's first error if the group has ended.
   void check_alive(const char* title) const;
   // Raises `status`, the group's error, if it is not OK.
-  void refuse_for(const Status& status, const char* title) const;
+  void raise_if_failed(const Status& status, const char* title) const;
   c10::intrusive_ptr<c10d::Work> start(const CallInfo& call, Group::Body body,
                                        at::TensorList inputs, at::TensorList outputs);
   c10::intrusive_ptr<c10d::Work> follow(const CallInfo& call, OperationPtr operation,
@@ -212,17 +212,17 @@ class DscommBackend : public BackendBase {
   // The first local variable of each call. Ends coalescing that was abandoned, and coalescing in
   // which this call throws: torch does neither, and later synchronous calls of this thread would
   // return before they are done.
-  class EndsCoalescing {
+  class CoalescingGuard {
    public:
-    explicit EndsCoalescing(DscommBackend& backend)
+    explicit CoalescingGuard(DscommBackend& backend)
         : backend_(backend),
           is_needed_(backend.coalescing() && !backend.end_abandoned_coalescing()),
           exceptions_(is_needed_ ? std::uncaught_exceptions() : 0) {}
-    ~EndsCoalescing() {
+    ~CoalescingGuard() {
       if (is_needed_ && std::uncaught_exceptions() != exceptions_) backend_.end_coalescing();
     }
-    EndsCoalescing(const EndsCoalescing&) = delete;
-    EndsCoalescing& operator=(const EndsCoalescing&) = delete;
+    CoalescingGuard(const CoalescingGuard&) = delete;
+    CoalescingGuard& operator=(const CoalescingGuard&) = delete;
 
    private:
     DscommBackend& backend_;

@@ -22,7 +22,7 @@ constexpr OpType kReduceScatterTensorCoalesced = reduce_scatter_tensor_coalesced
 
 // c10d passes a list with one tensor per device; a rank of this backend has one device.
 template <typename Item>
-Item& only_one(std::vector<Item>& items, const char* argument) {
+Item& single_item(std::vector<Item>& items, const char* argument) {
   if (items.size() != 1)
     raise_value_error(std::string(argument) + ": got a list of " + std::to_string(items.size()) +
                       ", expected exactly one for each rank");
@@ -80,8 +80,8 @@ struct CoalescedBody {
   explicit CoalescedBody(std::vector<Part> all) : parts(std::move(all)) {
     std::vector<PartBuffers> buffers;
     for (Part& part : parts) buffers.push_back({part.reads(), part.writes()});
-    if (!separate_parts(buffers)) return;
-    for (Part& part : parts) part.find_pointers();
+    if (!stage_shared_buffers(buffers)) return;
+    for (Part& part : parts) part.collect_pointers();
   }
 
   DType dtype() const { return parts[0].dtype(); }
@@ -119,7 +119,7 @@ auto make_coalesced(size_t parts, Make make) {
 
 // Increments the tensor's version as torch's in-place operators do, for calls that bypass c10d: a
 // backward pass that needs the old value then raises. (c10d's operators never do this.)
-void tell_autograd(const at::Tensor& tensor) {
+void bump_version_of(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -141,23 +141,24 @@ bool overlaps_any(const Buffer& buffer, const std::vector<Buffer>& others) {
 }
 
 // A Team accepts a buffer that is exactly its own slot in the list, but no other overlap.
-void separate(Buffer& one, const void* its_place, const std::vector<Buffer>& others) {
+void stage_if_overlapping(Buffer& one, const void* its_place, const std::vector<Buffer>& others) {
   if (one.data() != its_place && overlaps_any(one, others)) one.stage();
 }
 
 // Checks a rank's buffer against its slot in a list, and stages it if they overlap otherwise.
-void match(Buffer& one, const std::vector<Buffer>& list, int rank, const char* expected_count) {
+void check_slot(Buffer& one, const std::vector<Buffer>& list, int rank,
+                const char* expected_count) {
   const Buffer& its_place = list[static_cast<size_t>(rank)];
   check_same_dtype(one, list[0]);
   check_count(its_place, one.count(), expected_count);
-  separate(one, its_place.data(), list);
+  stage_if_overlapping(one, its_place.data(), list);
 }
 
 // The root's list, with a tensor for each rank. Raises if another rank passes a list.
 Tensors list_of_root(std::vector<Tensors>& lists, bool is_root, size_t ranks, const char* argument,
                      const char* root_argument) {
   if (is_root) {
-    check_list_length(argument, only_one(lists, argument).size(), ranks,
+    check_list_length(argument, single_item(lists, argument).size(), ranks,
                       "one for each rank of the group");
     return lists[0];
   }
@@ -184,7 +185,7 @@ struct AllReduceBody {
   size_t count() const { return buffer.count(); }
   std::span<Buffer> reads() { return {&buffer, 1}; }
   std::span<Buffer> writes() { return {&buffer, 1}; }
-  void find_pointers() {}  // run() asks the buffer
+  void collect_pointers() {}  // run() asks the buffer
 
   Status operator()(Team& team, const CallOptions& options) const {
     buffer.load();
@@ -230,7 +231,7 @@ struct AllGatherBody {
     check_outputs(body.outs);
     body.pointers = write_pointers(body.outs);
     body.counts = counts_of(body.outs);
-    match(body.in, body.outs, rank, "as many as this rank's input");
+    check_slot(body.in, body.outs, rank, "as many as this rank's input");
     return body;
   }
 
@@ -245,7 +246,7 @@ struct AllGatherBody {
                 "the size of the group times those of the input");
     body.counts.assign(ranks, body.in.count());
     body.pointers = slices_of<void*>(body.outs[0], body.counts);
-    separate(body.in, body.pointers[static_cast<size_t>(rank)], body.outs);
+    stage_if_overlapping(body.in, body.pointers[static_cast<size_t>(rank)], body.outs);
     return body;
   }
 
@@ -253,7 +254,7 @@ struct AllGatherBody {
   size_t count() const { return in.count(); }
   std::span<Buffer> reads() { return {&in, 1}; }
   std::span<Buffer> writes() { return outs; }
-  void find_pointers() {}  // the outputs' pointers do not change, and run() asks the input
+  void collect_pointers() {}  // the outputs' pointers do not change, and run() asks the input
 
   Status operator()(Team& team, const CallOptions& options) const {
     in.load();
@@ -320,7 +321,7 @@ struct ReduceScatterBody {
   size_t count() const { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
   std::span<Buffer> reads() { return ins; }
   std::span<Buffer> writes() { return {&out, 1}; }
-  void find_pointers() {
+  void collect_pointers() {
     pointers =
         ins.size() == counts.size() ? read_pointers(ins) : slices_of<const void*>(ins[0], counts);
   }
@@ -390,11 +391,11 @@ std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t
 }  // namespace
 
 WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   const int root = check_rank(options.rootRank, "broadcast", "src");
   check_root_tensor(options.rootTensor);
   const bool is_root = root == getRank();
-  Buffer buffer(only_one(tensors, "tensor"), is_root ? Use::kRead : Use::kWrite, {"tensor"});
+  Buffer buffer(single_item(tensors, "tensor"), is_root ? Use::kRead : Use::kWrite, {"tensor"});
   CallInfo call = make_call(OpType::BROADCAST, "dscomm:broadcast", options, buffer);
   call.info.peer = root;
   auto body = [buffer, root](Team& team, const CallOptions& call_options) -> Status {
@@ -407,20 +408,20 @@ WorkPtr DscommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
 }
 
 WorkPtr DscommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   if (const std::string* match_id = WithMatchId::of(*this))
-    return submit_planned(only_one(tensors, "tensor"),
+    return submit_planned(single_item(tensors, "tensor"),
                           std::make_shared<const AllReducePlan>(*match_id, options.reduceOp),
                           is_asynchronous(options), call_timeout(options));
-  return all_reduce_tensor(only_one(tensors, "tensor"), options.reduceOp, is_asynchronous(options),
-                           call_timeout(options));
+  return all_reduce_tensor(single_item(tensors, "tensor"), options.reduceOp,
+                           is_asynchronous(options), call_timeout(options));
 }
 
 WorkPtr DscommBackend::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
                                   bool asynchronous) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   auto work = all_reduce_tensor(tensor, op, asynchronous, std::chrono::milliseconds(0));
-  tell_autograd(tensor);
+  bump_version_of(tensor);
   return work;
 }
 
@@ -443,9 +444,9 @@ DscommBackend::AllReducePlan::AllReducePlan(std::string id, c10d::ReduceOp reduc
 WorkPtr DscommBackend::all_reduce_caching(const at::Tensor& tensor,
                                           std::shared_ptr<const AllReducePlan> plan,
                                           bool asynchronous) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   auto work = submit_planned(tensor, std::move(plan), asynchronous, std::chrono::milliseconds(0));
-  tell_autograd(tensor);
+  bump_version_of(tensor);
   return work;
 }
 
@@ -476,7 +477,7 @@ WorkPtr DscommBackend::submit_planned(const at::Tensor& tensor,
 
 WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,
                                            const c10d::AllreduceCoalescedOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   if (tensors.empty())
     raise_value_error("tensors: got an empty list, expected at least one tensor");
   auto body = make_coalesced(tensors.size(), [&](size_t k, int64_t index) {
@@ -489,11 +490,11 @@ WorkPtr DscommBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   const int root = check_rank(options.rootRank, "reduce", "dst");
   check_root_tensor(options.rootTensor);
   const bool is_root = root == getRank();
-  Buffer buffer(only_one(tensors, "tensor"), is_root ? Use::kReadWrite : Use::kRead, {"tensor"});
+  Buffer buffer(single_item(tensors, "tensor"), is_root ? Use::kReadWrite : Use::kRead, {"tensor"});
   const Reduction reduction = to_reduction(options.reduceOp, buffer.dtype());
   CallInfo call = make_call(OpType::REDUCE, "dscomm:reduce", options, buffer);
   describe_reduction(call, reduction);
@@ -510,9 +511,9 @@ WorkPtr DscommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
 
 WorkPtr DscommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::AllgatherOptions& options) {
-  const EndsCoalescing on_error(*this);
-  Tensors& output_list = only_one(outputs, "tensor_list");
-  auto body = AllGatherBody::into_list(output_list, only_one(inputs, "tensor"), {"tensor"},
+  const CoalescingGuard on_error(*this);
+  Tensors& output_list = single_item(outputs, "tensor_list");
+  auto body = AllGatherBody::into_list(output_list, single_item(inputs, "tensor"), {"tensor"},
                                        "tensor_list", getRank(), group_size());
   const CallInfo call = make_call(OpType::ALLGATHER, "dscomm:all_gather", options, body);
   return submit(call, std::move(body), inputs, output_list);
@@ -520,7 +521,7 @@ WorkPtr DscommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPtr DscommBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                        const c10d::AllgatherOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   auto body = AllGatherBody::into_one(output, input, {"output_tensor"}, {"input_tensor"}, getRank(),
                                       group_size());
   const CallInfo call =
@@ -530,7 +531,7 @@ WorkPtr DscommBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr DscommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                            const c10d::AllgatherOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   if (inputs.empty())
     raise_value_error("input_tensor_list: got an empty list, expected at least one tensor");
   check_list_length("output_tensor_lists", outputs.size(), group_size(),
@@ -554,7 +555,7 @@ WorkPtr DscommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensor
 
 WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                        const c10d::AllgatherOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   check_pairs(outputs, inputs);
   auto body = make_coalesced(inputs.size(), [&](size_t k, int64_t index) {
     return AllGatherBody::into_one(outputs[k], inputs[k], {"outputs", index}, {"inputs", index},
@@ -567,14 +568,14 @@ WorkPtr DscommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors
 
 WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::GatherOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   const int root = check_rank(options.rootRank, "gather", "dst");
   const bool is_root = root == getRank();
-  Buffer in(only_one(inputs, "tensor"), Use::kRead, {"tensor"});
+  Buffer in(single_item(inputs, "tensor"), Use::kRead, {"tensor"});
   const Tensors output_list = list_of_root(outputs, is_root, group_size(), "gather_list", "dst");
   std::vector<Buffer> outs = make_buffers(output_list, Use::kWrite, "gather_list");
   check_outputs(outs);
-  if (is_root) match(in, outs, root, "as many as this rank's tensor");
+  if (is_root) check_slot(in, outs, root, "as many as this rank's tensor");
   CallInfo call = make_call(OpType::GATHER, "dscomm:gather", options, in);
   call.info.peer = root;
   auto body = [in, outs, pointers = write_pointers(outs), counts = counts_of(outs), root](
@@ -589,13 +590,13 @@ WorkPtr DscommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPtr DscommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                const c10d::ScatterOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   const int root = check_rank(options.rootRank, "scatter", "src");
   const bool is_root = root == getRank();
-  Buffer out(only_one(outputs, "tensor"), Use::kWrite, {"tensor"});
+  Buffer out(single_item(outputs, "tensor"), Use::kWrite, {"tensor"});
   const Tensors input_list = list_of_root(inputs, is_root, group_size(), "scatter_list", "src");
   std::vector<Buffer> ins = make_buffers(input_list, Use::kRead, "scatter_list");
-  if (is_root) match(out, ins, root, "as many as this rank's tensor");
+  if (is_root) check_slot(out, ins, root, "as many as this rank's tensor");
   CallInfo call = make_call(OpType::SCATTER, "dscomm:scatter", options, out);
   call.info.peer = root;
   auto body = [out, ins, pointers = read_pointers(ins), counts = counts_of(ins), root](
@@ -610,9 +611,9 @@ WorkPtr DscommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
 
 WorkPtr DscommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                       const c10d::ReduceScatterOptions& options) {
-  const EndsCoalescing on_error(*this);
-  Tensors& input_list = only_one(inputs, "input_list");
-  auto body = ReduceScatterBody::from_list(only_one(outputs, "output"), input_list,
+  const CoalescingGuard on_error(*this);
+  Tensors& input_list = single_item(inputs, "input_list");
+  auto body = ReduceScatterBody::from_list(single_item(outputs, "output"), input_list,
                                            options.reduceOp, getRank(), group_size());
   CallInfo call = make_call(OpType::REDUCE_SCATTER, "dscomm:reduce_scatter", options, body);
   return submit(call, std::move(body), input_list, outputs);
@@ -620,7 +621,7 @@ WorkPtr DscommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& in
 
 WorkPtr DscommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                             const c10d::ReduceScatterOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   auto body = ReduceScatterBody::from_one(output, input, options.reduceOp, {"output"}, {"input"},
                                           getRank(), group_size());
   CallInfo call =
@@ -630,7 +631,7 @@ WorkPtr DscommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inpu
 
 WorkPtr DscommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                        const c10d::ReduceScatterOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   check_pairs(outputs, inputs);
   auto body = make_coalesced(inputs.size(), [&](size_t k, int64_t index) {
     return ReduceScatterBody::from_one(outputs[k], inputs[k], options.reduceOp, {"outputs", index},
@@ -644,7 +645,7 @@ WorkPtr DscommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors
 
 WorkPtr DscommBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                 const c10d::AllToAllOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   check_list_length("input_tensor_list", inputs.size(), group_size(),
                     "one for each rank of the group");
   check_list_length("output_tensor_list", outputs.size(), group_size(),
@@ -670,7 +671,7 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                      std::vector<int64_t>& output_splits,
                                      std::vector<int64_t>& input_splits,
                                      const c10d::AllToAllOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   AllToAllBody body;
   body.ins.emplace_back(input, Use::kRead, Argument{"input"});
   body.outs.emplace_back(output, Use::kWrite, Argument{"output"});
@@ -693,7 +694,7 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
 }
 
 WorkPtr DscommBackend::barrier(const c10d::BarrierOptions& options) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   CallInfo call(OpType::BARRIER, "dscomm:barrier", is_asynchronous(options), call_timeout(options));
   auto body = [](Team& team, const CallOptions& call_options) {
     return team.barrier(call_options);

@@ -25,16 +25,16 @@
 
 // `override` with torch 2; nothing with torch 1.13, where the base class lacks the method.
 #if DSCOMM_TORCH_2
-#define DSCOMM_OVERRIDE_2 override
+#define DSCOMM_OVERRIDE_TORCH_2 override
 #else
-#define DSCOMM_OVERRIDE_2
+#define DSCOMM_OVERRIDE_TORCH_2
 #endif
 
 // c10::Allocator::allocate() was const in torch 1.13.
 #if DSCOMM_TORCH_2
-#define DSCOMM_CONST_1
+#define DSCOMM_CONST_TORCH_1
 #else
-#define DSCOMM_CONST_1 const
+#define DSCOMM_CONST_TORCH_1 const
 #endif
 
 namespace dscomm {

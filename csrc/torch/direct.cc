@@ -140,7 +140,7 @@ constexpr c10::DispatchKeySet kPlainKeys({c10::DispatchKey::CPU, c10::DispatchKe
 
 // Whether something intercepts this thread's calls of torch: a TorchDispatchMode, a torch.func
 // transform or a tracer (each includes a key in every dispatch), or a TorchFunctionMode.
-bool calls_are_seen() {
+bool calls_are_intercepted() {
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   return !c10::default_included_set.has_all(included) ||
          at::impl::PythonTorchFunctionTLS::stack_len() > 0;
@@ -154,7 +154,7 @@ const at::Tensor* plain_tensor(PyObject* object) {
   const c10::DispatchKeySet keys = tensor.key_set();
   if (!keys.has_all(c10::DispatchKeySet(c10::DispatchKey::CPU)) || !kPlainKeys.has_all(keys))
     return nullptr;
-  return calls_are_seen() ? nullptr : &tensor;
+  return calls_are_intercepted() ? nullptr : &tensor;
 }
 
 // Calls without the GIL, since a peer's thread may need it to reach the same call. Returns a Work,
@@ -212,7 +212,7 @@ PyObject* direct_all_reduce(PyObject*, PyObject* const* arguments, Py_ssize_t co
 }
 
 // A Python int from 0 to INT_MAX, else -1: the slow path then reports what is wrong.
-int whole_number(PyObject* object) {
+int non_negative_or_minus_one(PyObject* object) {
   if (!PyLong_CheckExact(object)) return -1;
   int overflow = 0;
   const long value = PyLong_AsLongAndOverflow(object, &overflow);
@@ -227,7 +227,7 @@ struct Message {
   bool parse(PyObject* const* arguments, Direction direction) {
     tensor = plain_tensor(arguments[0]);
     known = find_group(arguments[2]);
-    tag = whole_number(arguments[3]);
+    tag = non_negative_or_minus_one(arguments[3]);
     if (tensor == nullptr || known == nullptr || known->group_ranks.empty() || tag < 0)
       return false;
     backend = known->backend.lock();
@@ -236,7 +236,7 @@ struct Message {
     // tensor's memory must be exactly the message.
     if (tensor->is_complex() || !tensor->is_contiguous() || tensor->is_neg()) return false;
     if (direction == kReceive && arguments[1] == Py_None) return true;
-    const int global_rank = whole_number(arguments[1]);
+    const int global_rank = non_negative_or_minus_one(arguments[1]);
     if (global_rank < 0 || static_cast<size_t>(global_rank) >= known->group_ranks.size())
       return false;
     peer = known->group_ranks[static_cast<size_t>(global_rank)];
@@ -281,7 +281,7 @@ PyObject* direct_recv(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 }
 
 // A repeated call of all_reduce_caching(), with its arguments from the first time.
-struct Repeated {
+struct RepeatedAllReduce {
   std::shared_ptr<const DscommBackend::AllReducePlan> plan;
   py::object op, group_reference;
   WeakBackend backend;
@@ -296,7 +296,7 @@ struct Repeated {
 
 PyObject* repeat_all_reduce(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (!has_four("repeat", count)) return nullptr;
-  const auto* repeated = static_cast<const Repeated*>(PyCapsule_GetPointer(self, nullptr));
+  const auto* repeated = static_cast<const RepeatedAllReduce*>(PyCapsule_GetPointer(self, nullptr));
   const at::Tensor* tensor = plain_tensor(arguments[0]);
   if (tensor == nullptr || !repeated->fits(*tensor, arguments[1], arguments[2]))
     Py_RETURN_NOTIMPLEMENTED;
@@ -319,12 +319,12 @@ py::object repeated_all_reduce(const at::Tensor& tensor, const py::object& op,
                                const c10::intrusive_ptr<DscommBackend>& backend,
                                const std::string& match_id) {
   static PyMethodDef method = {"repeat", as_method(&repeat_all_reduce), METH_FASTCALL, nullptr};
-  auto repeated = std::make_unique<Repeated>(
-      Repeated{std::make_shared<const DscommBackend::AllReducePlan>(match_id, torch_op), op,
-               make_reference(group, nullptr), WeakBackend(backend), tensor.sizes().vec(),
-               tensor.scalar_type()});
+  auto repeated = std::make_unique<RepeatedAllReduce>(
+      RepeatedAllReduce{std::make_shared<const DscommBackend::AllReducePlan>(match_id, torch_op),
+                        op, make_reference(group, nullptr), WeakBackend(backend),
+                        tensor.sizes().vec(), tensor.scalar_type()});
   PyObject* capsule = PyCapsule_New(repeated.get(), nullptr, [](PyObject* self) {
-    delete static_cast<Repeated*>(PyCapsule_GetPointer(self, nullptr));
+    delete static_cast<RepeatedAllReduce*>(PyCapsule_GetPointer(self, nullptr));
   });
   if (capsule == nullptr) throw py::error_already_set();
   static_cast<void>(repeated.release());

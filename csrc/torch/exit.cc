@@ -62,7 +62,7 @@ std::vector<std::shared_ptr<Group>> living_groups() {
 }
 
 // Whether another thread runs or is ready to run.
-bool others_run() {
+bool other_threads_run() {
   const std::string own = std::to_string(gettid());
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", error)) {
@@ -79,10 +79,10 @@ bool others_run() {
 }
 
 // Called without the GIL: waits until threads whose calls have returned have taken it.
-void let_others_return(std::chrono::milliseconds limit) {
+void yield_to_returning_threads(std::chrono::milliseconds limit) {
   std::this_thread::sleep_for(kOthersGrace);
   const auto end = std::chrono::steady_clock::now() + limit;
-  while (others_run() && std::chrono::steady_clock::now() < end)
+  while (other_threads_run() && std::chrono::steady_clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
@@ -113,7 +113,7 @@ void call_ends() {
   if (--state().calls == 0) state().none_left.notify_all();
 }
 
-void settle_calls() {
+void wait_for_calls_at_exit() {
   if (state().exiting.load(std::memory_order_relaxed)) wait_for_calls();
 }
 
@@ -139,7 +139,7 @@ void end_calls(const std::string& exception) {
   state().exiting.store(true, std::memory_order_relaxed);
   // Another backend's worker may be waiting for the GIL in order to drop a tensor (gloo's does so
   // after the call has returned). It must get the GIL now, or it takes the process down.
-  let_others_return(ended_some ? kReturnLimit : kQuietLimit);
+  yield_to_returning_threads(ended_some ? kReturnLimit : kQuietLimit);
 }
 
 void leave_groups() {

@@ -24,7 +24,7 @@ void remember_group(const std::shared_ptr<Group>& group);
 void call_begins();
 void call_ends();
 // Called after a wait for a call: while the process ends, waits for call_ends() of all calls.
-void settle_calls();
+void wait_for_calls_at_exit();
 
 // Call the functions below without the GIL. `exception` is the type of the unhandled exception that
 // ends the process, or empty; members that still wait for this rank report it.

@@ -53,7 +53,7 @@ at::Tensor materialised(const at::Tensor& tensor) {
 }
 
 template <c10::DispatchKey key>
-void pass_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   bool is_ours = false;
   for (const c10::IValue& argument : arguments) is_ours = is_ours || carried_by_dscomm(argument);
@@ -76,7 +76,8 @@ template <c10::DispatchKey key>
 void register_for_all(torch::Library& library) {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
     if (name.name.rfind("c10d::", 0) == 0)
-      library.impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&pass_on<key>>());
+      library.impl(name.name.c_str(),
+                   torch::CppFunction::makeFromBoxedFunction<&redispatch<key>>());
 }
 
 TORCH_LIBRARY_IMPL(c10d, Conjugate, library) {

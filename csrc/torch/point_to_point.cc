@@ -71,7 +71,7 @@ class UnderWay {
 }  // namespace
 
 WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   check_rank(dst, "send", "dst");
   check_tag(tag, "send", *group_);
   auto buffer = std::make_shared<Buffer>(only_tensor(tensors), Use::kRead, Argument{"tensor"});
@@ -87,7 +87,7 @@ WorkPtr DscommBackend::send(std::vector<at::Tensor>& tensors, int dst, int tag) 
 }
 
 WorkPtr DscommBackend::recv(std::vector<at::Tensor>& tensors, int src, int tag) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   check_rank(src, "recv", "src");
   return receive(tensors, OpType::RECV, "dscomm:recv", src, tag);
 }
@@ -98,7 +98,7 @@ WorkPtr DscommBackend::recvAnysource(std::vector<at::Tensor>& tensors, int tag) 
 
 WorkPtr DscommBackend::receive(std::vector<at::Tensor>& tensors, OpType type, const char* title,
                                int src, int tag) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   check_tag(tag, type == OpType::RECV ? "recv" : "recvAnySource", *group_);
   auto buffer = std::make_shared<Buffer>(only_tensor(tensors), Use::kWrite, Argument{"tensor"});
   const CallInfo call = message_call(type, title, *buffer, src, tag);

@@ -24,7 +24,7 @@ void release_block(void* context) {
   delete block;
 }
 
-void tell_once(const Status& why_not) {
+void log_once(const Status& why_not) {
   // Relaxed: only the first thread to set it logs, and it guards no data.
   static std::atomic<bool> told{false};
   if (!told.exchange(true, std::memory_order_relaxed))
@@ -36,12 +36,12 @@ void tell_once(const Status& why_not) {
 
 class PoolAllocator final : public c10::Allocator {
  public:
-  c10::DataPtr allocate(size_t bytes) DSCOMM_CONST_1 override {
+  c10::DataPtr allocate(size_t bytes) DSCOMM_CONST_TORCH_1 override {
     std::shared_ptr<TensorPool> pool = bytes < kPageBytes ? nullptr : Context::process_pool();
     if (pool == nullptr) return c10::GetCPUAllocator()->allocate(bytes);
     Result<std::byte*> data = pool->allocate(bytes);
     if (!data.ok()) {
-      tell_once(data.status());
+      log_once(data.status());
       return c10::GetCPUAllocator()->allocate(bytes);
     }
     return {data.value(), new Block{std::move(pool), data.value()}, &release_block,

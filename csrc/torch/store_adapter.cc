@@ -39,7 +39,7 @@ c10::intrusive_ptr<c10d::Store> root_of(c10::intrusive_ptr<c10d::Store> store) {
 }
 
 StoreAdapter::StoreAdapter(c10::intrusive_ptr<c10d::Store> store)
-    : store_(std::move(store)), keeper_(describe_keeper(store_)) {}
+    : store_(std::move(store)), keeper_text_(describe_keeper(store_)) {}
 
 Status StoreAdapter::failed(const char* what, const std::string& key,
                             const std::exception& error) const {
@@ -50,7 +50,7 @@ Status StoreAdapter::failed(const char* what, const std::string& key,
   return make_status(Code::kResource,
                      "the store through which ranks meet%s failed to %s key '%s': %s; see whether "
                      "the process that keeps it has died, and why",
-                     keeper_.c_str(), what, key.c_str(), reason.c_str());
+                     keeper_text_.c_str(), what, key.c_str(), reason.c_str());
 }
 
 template <typename Call>
@@ -97,7 +97,7 @@ Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
   static const Bytes none = to_bytes("dscomm: no such key");
   using Found = std::optional<std::string>;
   return attempt("look for", key, [&]() -> Result<Found> {
-    if (compares_.load(std::memory_order_relaxed)) {  // relaxed: guards no data
+    if (has_compare_set_.load(std::memory_order_relaxed)) {  // relaxed: guards no data
       try {
         const Bytes value = store_->compareSet(key, none, none);
         return value == none ? Found() : Found(to_text(value));
@@ -106,7 +106,7 @@ Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
       }
     }
     if (!store_->check({key})) return Found();
-    compares_.store(false, std::memory_order_relaxed);
+    has_compare_set_.store(false, std::memory_order_relaxed);
     return Found(to_text(store_->get(key)));
   });
 }

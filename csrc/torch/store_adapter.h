@@ -33,8 +33,9 @@ class StoreAdapter : public Store {
   Status failed(const char* what, const std::string& key, const std::exception& error) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::string keeper_;  // for messages, of a TCPStore: ", which torchrun keeps at a:29500"
-  std::atomic<bool> compares_{true};  // whether the store has compareSet(); relaxed, guards no data
+  std::string keeper_text_;  // for messages, of a TCPStore: ", which torchrun keeps at a:29500"
+  std::atomic<bool> has_compare_set_{
+      true};  // whether the store has compareSet(); relaxed, guards no data
 };
 
 }  // namespace dscomm

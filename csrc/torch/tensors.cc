@@ -283,7 +283,7 @@ std::vector<size_t> counts_of(std::span<const Buffer> buffers) {
   return of_each<size_t>(buffers, &Buffer::count);
 }
 
-bool separate_parts(std::span<const PartBuffers> parts) {
+bool stage_shared_buffers(std::span<const PartBuffers> parts) {
   struct Extent {
     Range range;
     size_t part;

@@ -96,7 +96,7 @@ struct PartBuffers {
 // Stages every buffer that one part reads and another part writes, and returns whether it staged
 // any. If all parts are loaded before the first one runs, each then reads the values from before
 // the call.
-bool separate_parts(std::span<const PartBuffers> parts);
+bool stage_shared_buffers(std::span<const PartBuffers> parts);
 
 void load_all(std::span<const Buffer> buffers);
 Status store_all(std::span<const Buffer> buffers);

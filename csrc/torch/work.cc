@@ -79,7 +79,7 @@ void DscommWork::complete() {
 void DscommWork::mark(c10::ivalue::Future& future) {
   // Runs the future's callbacks. Their exceptions must not end this thread.
   try {
-    if (std::exception_ptr error = told_error()) {
+    if (std::exception_ptr error = reported_error()) {
       future.setError(error);
     } else {
       future.markCompleted(c10::IValue(outputs_));
@@ -103,14 +103,14 @@ void DscommWork::check_process() const {
   if (Status status = group_->check_process(); !status.ok()) raise_error(status, title_, *group_);
 }
 
-bool DscommWork::isSuccess() const { return ended() && told_error() == nullptr; }
+bool DscommWork::isSuccess() const { return ended() && reported_error() == nullptr; }
 
-std::exception_ptr DscommWork::exception() const { return ended() ? told_error() : nullptr; }
+std::exception_ptr DscommWork::exception() const { return ended() ? reported_error() : nullptr; }
 
 // The error of a Work that has ended, if any; notes that the caller has seen it.
-std::exception_ptr DscommWork::told_error() const {
+std::exception_ptr DscommWork::reported_error() const {
   std::exception_ptr error = c10d::Work::exception();
-  if (error) group_->note_told();
+  if (error) group_->note_reported();
   return error;
 }
 
@@ -123,7 +123,7 @@ int DscommWork::sourceRank() const {
 std::vector<at::Tensor> DscommWork::result() {
   if (!isCompleted())
     raise_value_error(std::string(title_) + " has no result yet; wait() for it first");
-  if (std::exception_ptr error = told_error()) std::rethrow_exception(error);
+  if (std::exception_ptr error = reported_error()) std::rethrow_exception(error);
   return outputs_;
 }
 
@@ -132,8 +132,8 @@ bool DscommWork::wait(std::chrono::milliseconds timeout) {
   Status status = operation_->wait(timeout);
   if (!operation_->done()) raise_error(status, title_, *group_);
   complete();
-  settle_calls();
-  if (std::exception_ptr error = told_error()) std::rethrow_exception(error);
+  wait_for_calls_at_exit();
+  if (std::exception_ptr error = reported_error()) std::rethrow_exception(error);
   synchronize();
   return true;
 }

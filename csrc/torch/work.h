@@ -35,13 +35,13 @@ class DscommWork : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  float getDuration() const DSCOMM_OVERRIDE_2;  // ms from the call to its end
-  uint64_t getSequencenumber() const DSCOMM_OVERRIDE_2;
+  float getDuration() const DSCOMM_OVERRIDE_TORCH_2;  // ms from the call to its end
+  uint64_t getSequencenumber() const DSCOMM_OVERRIDE_TORCH_2;
 
  private:
   void check_process() const;
   bool ended() const { return const_cast<DscommWork*>(this)->isCompleted(); }
-  std::exception_ptr told_error() const;
+  std::exception_ptr reported_error() const;
   // Ends the Work once the operation is done. The first caller does it; the others wait for that.
   void complete();
   void mark(c10::ivalue::Future& future);

@@ -20,7 +20,7 @@ EARLY_S, LATE_S = 0.5, 2.0
 EXIT_S = 15.0
 
 
-def in_peace(job: Job, ranks: list[int]) -> None:
+def assert_ended_cleanly(job: Job, ranks: list[int]) -> None:
     """These ranks ended successfully, none hangs, and no host has leftovers."""
     job.finish(EXIT_S)
     codes = [*job.exit_codes().values()]

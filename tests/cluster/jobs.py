@@ -31,7 +31,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 # Well above what a loaded machine needs; a job that takes this long hangs.
 LIMIT_S = 120.0
 # How long the other ranks may take to end once one has failed.
-_AFTERMATH_S = 10.0
+_GRACE_AFTER_FAILURE_S = 10.0
 _FIRST_PORT = 29500
 
 
@@ -178,7 +178,7 @@ class Job:
         deadline = self._limit(limit_s)
         while None in (codes := self.exit_codes()).values():
             if any(codes.values()):
-                deadline = min(deadline, time.monotonic() + _AFTERMATH_S)
+                deadline = min(deadline, time.monotonic() + _GRACE_AFTER_FAILURE_S)
             if time.monotonic() > deadline:
                 running = [label for label, code in self.exit_codes().items() if code is None]
                 raise JobFailure(f"{', '.join(running)} does not end\n{self.report()}")

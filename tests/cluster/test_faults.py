@@ -20,7 +20,7 @@ from tests.cluster.faults import (
     NAMES,
     SOON_S,
     TIMEOUT_S,
-    in_peace,
+    assert_ended_cleanly,
 )
 from tests.cluster.hosts import Hosts
 from tests.cluster.jobs import BACKEND, start_ranks, torchrun
@@ -57,7 +57,7 @@ def test_kill_raises_on_survivors_of_all_hosts(
         if NAMES:  # nor do they wait to make a group with the dead
             for event in job.wait_for("no group", survivors, limit_s=20.0):
                 assert any(job.name(rank) in event.facts["text"] for rank in dead), job.report()
-        in_peace(job, survivors)
+        assert_ended_cleanly(job, survivors)
         assert [[*job.exit_codes().values()][rank] for rank in dead] == [-9] * len(dead)
 
 
@@ -79,7 +79,7 @@ def test_kill_after_death_outside_the_group_is_noticed(
             assert event.at_s - at_s < SOON_S, job.report()
             place = job.name(3).partition("(")[2]  # its rank differs within the group
             assert not NAMES or place in event.facts["text"], job.report()
-        in_peace(job, members[:2])
+        assert_ended_cleanly(job, members[:2])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_kill_after_death_of_rank_zero_is_noticed(
             assert event.at_s - at_s < SOON_S, job.report()
             named = any(job.name(rank) in event.facts["text"] for rank in (0, 3))
             assert named or not NAMES, job.report()
-        in_peace(job, [1, 2])
+        assert_ended_cleanly(job, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_kill_with_messages_in_transit_raises_on_survivors(
         for event in job.wait_for("raised", survivors, limit_s=20.0):
             assert event.at_s - at_s < SOON_S, job.report()
             assert job.name(dead) in event.facts["text"], job.report()
-        in_peace(job, survivors)
+        assert_ended_cleanly(job, survivors)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_host_cut_off_from_the_network_times_out_and_is_named(
             assert all("timed out" in text for text in texts), job.report()
             assert any(job.name(rank) in text for rank in (2, 3) for text in texts[:2]), texts
             assert any(job.name(rank) in text for rank in (0, 1) for text in texts[2:]), texts
-        in_peace(job, list(range(job.size)))
+        assert_ended_cleanly(job, list(range(job.size)))
 
 
 @pytest.mark.skipif(not NAMES, reason="gloo does not say how a process ended")
@@ -206,7 +206,7 @@ def test_any_source_continues_while_a_living_rank_can_send(
         received = job.wait_for("received", [receiver, sender], limit_s=20.0)
         assert received[0].facts == {"source": sender, "number": 7.0}, job.report()
         assert received[1].facts == {"number": 8.0}, job.report()
-        in_peace(job, [receiver, sender])
+        assert_ended_cleanly(job, [receiver, sender])
 
 
 @pytest.mark.parametrize("leavers", [[3], pytest.param([0, 1], marks=pytest.mark.drill)])
@@ -217,7 +217,7 @@ def test_leave_after_group_creation_is_not_a_death(
     arguments = ["leaves_at_once.py", *map(str, leavers)]
     with start_ranks(make_hosts(2), TWO_AND_TWO, *arguments, store_apart=True) as job:
         job.wait_for("done", limit_s=30.0)
-        in_peace(job, list(range(job.size)))
+        assert_ended_cleanly(job, list(range(job.size)))
 
 
 @pytest.mark.parametrize("waits_in", ["all_reduce", "recv"])
@@ -238,7 +238,7 @@ def test_reset_connection_ends_calls_but_no_process(make_hosts: Callable[[int], 
             assert event.facts["seconds"] < TIMEOUT_S + 2 * LATE_S, job.report()
         for event in job.wait_for("raised"):
             assert event.facts["is_fault"], job.report()
-        in_peace(job, list(range(job.size)))
+        assert_ended_cleanly(job, list(range(job.size)))
 
 
 def test_stopped_rank_is_named_at_the_timeout(make_hosts: Callable[[int], Hosts]) -> None:
@@ -256,7 +256,7 @@ def test_stopped_rank_is_named_at_the_timeout(make_hosts: Callable[[int], Hosts]
         # The stopped rank also gets the error, once it runs again.
         job.kill(stopped, signal.SIGCONT)
         job.wait_for("raised", [stopped], limit_s=TIMEOUT_S + 20.0)
-        in_peace(job, list(range(job.size)))
+        assert_ended_cleanly(job, list(range(job.size)))
 
 
 @pytest.mark.parametrize("killed", [[1], pytest.param([0, 1], marks=pytest.mark.drill)])
@@ -276,7 +276,7 @@ def test_ranks_continue_after_their_pmix_server_is_killed(
         time.sleep(0.3)
         (job.folder / "go").touch()
         job.wait_for("done", limit_s=20.0)
-        in_peace(job, list(range(job.size)))
+        assert_ended_cleanly(job, list(range(job.size)))
         assert "has ended before them" in job.report() or HELPERS == 0, job.report()
 
 

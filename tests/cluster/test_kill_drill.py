@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cases.workloads import WORKLOADS
-from tests.cluster.faults import LONG_S, NAMES, SOON_S, in_peace
+from tests.cluster.faults import LONG_S, NAMES, SOON_S, assert_ended_cleanly
 from tests.cluster.hosts import Hosts
 from tests.cluster.jobs import start_ranks
 
@@ -44,7 +44,7 @@ def test_many_random_kills_raise_on_survivors(make_hosts: Callable[[int], Hosts]
                 if NAMES:
                     named = any(job.name(rank) in event.facts["text"] for rank in dead)
                     assert event.facts["is_fault"] and named, where + job.report()
-            in_peace(job, survivors)
+            assert_ended_cleanly(job, survivors)
     print(
         f"{ROUNDS} rounds: kill to raise median {statistics.median(times_s) * 1e3:.1f} ms, "
         f"max {max(times_s) * 1e3:.1f} ms"

@@ -84,7 +84,7 @@ TEST(Engine, LaterGroupOnOneHostUsesStoreOnlyFromFirstRank) {
           static_cast<int>(own), static_cast<int>(ranks.size()), name, milliseconds(60'000));
       options.world = 1;
       if (name != "world") options.global_ranks = ranks;
-      auto noting = std::make_shared<NotingStore>(store);
+      auto noting = std::make_shared<RecordingStore>(store);
       Result<std::shared_ptr<Group>> group = Group::create(context, noting, options);
       EXPECT_TRUE(group.ok()) << group.status().message();
       return std::pair(std::move(group).value(), noting->writes);
@@ -115,7 +115,7 @@ TEST(Engine, GroupFormedWithoutThisRankIsMismatchAtOnce) {
     GroupOptions options = InProcessHost::options(rank, 3, "world", milliseconds(60'000));
     options.world = 1;
     const auto make = [&] {
-      return Group::create(context, std::make_shared<NotingStore>(store), options);
+      return Group::create(context, std::make_shared<RecordingStore>(store), options);
     };
     const Result<std::shared_ptr<Group>> world = make();
     ASSERT_TRUE(world.ok());

@@ -56,9 +56,9 @@ class FarChannel final : public CellChannel {
   std::byte data_{};
 };
 
-class FarEndpoint final : public Endpoint {
+class FarPeerProcess final : public PeerProcess {
  public:
-  explicit FarEndpoint(FarPeer& peer) : peer_(peer) {}
+  explicit FarPeerProcess(FarPeer& peer) : peer_(peer) {}
 
   const ArenaId& id() const override { return id_; }
   bool alive(bool) const override { return true; }
@@ -96,12 +96,12 @@ class FarPeerTest : public ::testing::Test {
   std::shared_ptr<PointToPointGroup> make_group(uint64_t id, bool is_far) {
     auto group = std::make_shared<PointToPointGroup>();
     const auto here =
-        std::make_shared<PeerEndpoint>(std::make_shared<Peer>(address_, arena_, nullptr));
+        std::make_shared<HostPeerProcess>(std::make_shared<Peer>(address_, arena_, nullptr));
     group->id = id;
     group->name = "g";
     group->ports = {engine_->open_port(), engine_->open_port()};
     group->peers = {here, here};
-    if (is_far) group->peers[1] = std::make_shared<FarEndpoint>(peer_);
+    if (is_far) group->peers[1] = std::make_shared<FarPeerProcess>(peer_);
     const auto failure = std::make_shared<Status>();
     group->failure = [failure] { return *failure; };
     group->abort = [failure](const Status& cause) { *failure = cause; };

@@ -81,7 +81,7 @@ TEST(FlightRecord, NewestOperationsAreKept) {
 
 struct Told final : RecordedGroup {
   explicit Told(GroupRecord given) : record(std::move(given)) {}
-  bool tell(GroupRecord* into) const override {
+  bool fill(GroupRecord* into) const override {
     *into = record;
     return !closed;
   }

@@ -72,7 +72,7 @@ TEST(Flooding, MalformedMessagesAreRefused) {
   Flooding& node = network.node(0);
   const auto refused = [&](Message message, const std::string& text = "") {
     message.text = text;
-    return !node.take(1, message);
+    return !node.handle(1, message);
   };
   EXPECT_TRUE(refused(Message::about(MessageKind::kEnd, 1, 7)));  // without a cause
   EXPECT_TRUE(refused(Message::about(MessageKind::kGone, 2, 0)));
@@ -178,7 +178,7 @@ TEST(Flooding, CompareCallsAfterAnotherRankAskedSendsNothing) {
 
 TEST(Flooding, NoticeOfOwnDeathIsIgnored) {
   SimulatedNetwork network(2, 1, kHopUs, kHandleUs);
-  EXPECT_TRUE(network.node(0).take(
+  EXPECT_TRUE(network.node(0).handle(
       1, Message::about(MessageKind::kGone, 0, 0, Status(Code::kPeerDied, "unreachable"))));
   EXPECT_TRUE(network.node(0).gone(0).ok());
 }

@@ -86,9 +86,9 @@ TEST_P(FormationOf, TimeoutNamesTheMissingRank) {
 }
 
 // A store whose first answer takes this long, as if the process were stopped meanwhile.
-class SlowOnceStore final : public ForwardingStore {
+class SlowFirstReadStore final : public ForwardingStore {
  public:
-  SlowOnceStore(Store& store, milliseconds pause) : ForwardingStore(store), pause_(pause) {}
+  SlowFirstReadStore(Store& store, milliseconds pause) : ForwardingStore(store), pause_(pause) {}
 
   Result<bool> has(const std::string& key) override {
     Result<bool> there = store_.has(key);
@@ -109,7 +109,7 @@ class SlowOnceStore final : public ForwardingStore {
 TEST_P(FormationOf, DeadlinePassedDuringStoreCallLeavesOthersOneSecond) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
-  SlowOnceStore slow(store, milliseconds(1600));
+  SlowFirstReadStore slow(store, milliseconds(1600));
   run_ranks(2, [&](int rank) {
     RankParty party(registry, small_settings());
     if (rank == 1) slow.answered.get_future().wait();
@@ -196,9 +196,9 @@ TEST_P(FormationOf, LateRankAfterTimeoutReportsTheCause) {
 }
 
 // The store of a process that crashes after it has put this many values.
-class LastStore final : public Store {
+class CrashingStore final : public Store {
  public:
-  LastStore(Store& store, int values) : store_(store), values_left_(values) {}
+  CrashingStore(Store& store, int values) : store_(store), values_left_(values) {}
   Status set(const std::string& key, std::string_view value) override {
     return values_left_-- > 0 ? store_.set(key, value) : crashed();
   }
@@ -222,7 +222,7 @@ class LastStore final : public Store {
 // A process that puts its entry into the store and crashes.
 void crash(Store& store, const std::shared_ptr<Registry>& registry, int rank, int size,
            const std::string& host = "") {
-  LastStore last(store, 1);
+  CrashingStore last(store, 1);
   RankParty party(registry, small_settings());
   party.host_identity = host;
   party.per_host = 1;
@@ -301,7 +301,7 @@ TEST_P(FormationOf, FailureOfAnEarlierAttemptIsIgnored) {
   request.size = 3;
   for (int rank : {0, 2}) {
     request.rank = rank;
-    LastStore last(store, 3);
+    CrashingStore last(store, 3);
     decline_group(last, request, Status(Code::kResource, "no thread is left"),
                   Deadline::after(seconds(1)));
   }
@@ -416,7 +416,7 @@ TEST(LocalExchange, OnlyHostLeadersWriteToStore) {
       RankParty party(registry, small_settings());
       party.per_host = per_host;
       party.host_identity = std::to_string(rank / per_host);
-      NotingStore noting(store);
+      RecordingStore noting(store);
       together.arrive_and_wait();
       Result<Formation> formation = party.form(noting, rank, kRanks);
       ASSERT_TRUE(formation.ok()) << formation.status().message();

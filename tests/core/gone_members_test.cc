@@ -31,14 +31,14 @@ TEST(GoneMembers, MemberThatLeavesAndEndsDuringCheckHasNotDied) {
   };
   const auto has_left = [&] { return left; };
   for (int look = 0; look < 2; ++look) {
-    const MemberLife life = look_at_member(alive, has_left);
+    const MemberLife life = read_member_life(alive, has_left);
     EXPECT_TRUE(life.left);
     EXPECT_FALSE(life.died);
   }
 }
 
 TEST(GoneMembers, MemberThatEndsWithoutLeavingHasDied) {
-  const MemberLife life = look_at_member([] { return false; }, [] { return false; });
+  const MemberLife life = read_member_life([] { return false; }, [] { return false; });
   EXPECT_TRUE(life.died);
   EXPECT_FALSE(life.left);
 }

@@ -91,7 +91,7 @@ class ForwardingStore : public Store {
 };
 
 // Counts the writes and reads of one rank. (Waiting ranks also read failures.)
-class NotingStore final : public ForwardingStore {
+class RecordingStore final : public ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   Status set(const std::string& key, std::string_view value) override {

@@ -34,7 +34,7 @@ std::vector<TransportMember> members_on(const std::vector<int>& sizes, bool is_d
 
 // Also checks that both ends of each link know it.
 Graph graph_of(const std::vector<TransportMember>& members) {
-  const std::vector<Links> links = links_of(members);
+  const std::vector<Links> links = make_links(members);
   Graph graph(members.size());
   size_t ups = 0, downs = 0;
   for (size_t rank = 0; rank < members.size(); ++rank) {

@@ -33,7 +33,7 @@ LocalEntry entry_of(int rank) {
   return {rank, "rank " + std::to_string(rank), 3, "0, 1, 2", {"all", std::to_string(rank)}};
 }
 
-const Look kNoReason = [] { return Status(); };
+const GiveUpCheck kNoReason = [] { return Status(); };
 
 TEST(LocalExchange, DeathsOfLeaderAndMemberAreReported) {
   const LocalRanks local = ranks_of_this_test(3);
@@ -46,21 +46,21 @@ TEST(LocalExchange, DeathsOfLeaderAndMemberAreReported) {
     run_ranks(3, [&](int rank) {
       if (rank == 0) {
         while (!leader->awaited().empty())
-          ASSERT_TRUE(leader->hear(10'000'000, make_deadline()).ok());
+          ASSERT_TRUE(leader->await_messages(10'000'000, make_deadline()).ok());
         EXPECT_EQ(leader->entries().at(2).own, "2");
         joined.arrive_and_wait();
         if (victim == 0) leader.reset();
         dead.arrive_and_wait();
         if (victim == 0) return;
         Status death;
-        while (death.ok()) death = leader->hear(10'000'000, make_deadline());
+        while (death.ok()) death = leader->await_messages(10'000'000, make_deadline());
         EXPECT_EQ(death.code(), Code::kPeerDied);
         EXPECT_EQ(death.message(), "rank 2 died or exited");
-        leader->tell_failure(death);
+        leader->send_failure(death);
         return;
       }
       auto member = std::make_unique<LocalMember>(local);
-      Result<bool> has_joined = member->enlist(entry_of(rank), kNoReason, make_deadline());
+      Result<bool> has_joined = member->join_leader(entry_of(rank), kNoReason, make_deadline());
       EXPECT_TRUE(has_joined.ok() && has_joined.value());
       joined.arrive_and_wait();
       if (rank == victim) member.reset();
@@ -83,9 +83,9 @@ TEST(LocalExchange, FailureBeforeConfirmationReachesTheMember) {
   run_ranks(2, [&](int rank) {
     if (rank == 0) {
       while (!has_called) std::this_thread::yield();
-      EXPECT_TRUE(leader->turn().ok());
+      EXPECT_TRUE(leader->handle_messages().ok());
       EXPECT_EQ(leader->awaited().count(1), 1u);
-      leader->tell_failure(Status(Code::kResource, "no memory"));
+      leader->send_failure(Status(Code::kResource, "no memory"));
       leader.reset();
       return;
     }
@@ -94,7 +94,7 @@ TEST(LocalExchange, FailureBeforeConfirmationReachesTheMember) {
       has_called = true;
       return Status();
     };
-    Result<bool> joined = member.enlist(entry_of(1), call, make_deadline());
+    Result<bool> joined = member.join_leader(entry_of(1), call, make_deadline());
     ASSERT_TRUE(joined.ok() && joined.value());
     EXPECT_EQ(member.await(kNoReason, make_deadline()).status().message(), "no memory");
   });
@@ -110,24 +110,25 @@ TEST(LocalExchange, ReportOnSupersededTableIsIgnored) {
   run_ranks(2, [&](int rank) {
     if (rank == 0) {
       while (!leader->awaited().empty())
-        ASSERT_TRUE(leader->hear(10'000'000, make_deadline()).ok());
-      leader->tell_table(7, "first");
+        ASSERT_TRUE(leader->await_messages(10'000'000, make_deadline()).ok());
+      leader->send_table(7, "first");
       step.arrive_and_wait();  // the leader has a report of it
       leader->begin_table();
-      EXPECT_TRUE(leader->turn().ok());
-      leader->tell_table(8, "second");
+      EXPECT_TRUE(leader->handle_messages().ok());
+      leader->send_table(8, "second");
       step.arrive_and_wait();  // a member has failed on the first table
-      EXPECT_TRUE(leader->turn().ok());
+      EXPECT_TRUE(leader->handle_messages().ok());
       EXPECT_EQ(leader->reports().size(), 0u);
       EXPECT_EQ(leader->without_report(), "rank 1");
       step.arrive_and_wait();
-      while (leader->reports().empty()) ASSERT_TRUE(leader->hear(10'000'000, make_deadline()).ok());
+      while (leader->reports().empty())
+        ASSERT_TRUE(leader->await_messages(10'000'000, make_deadline()).ok());
       EXPECT_EQ(leader->reports().at(1), "fine");
       step.arrive_and_wait();
       return;
     }
     LocalMember member(local);
-    ASSERT_TRUE(member.enlist(entry_of(1), kNoReason, make_deadline()).value());
+    ASSERT_TRUE(member.join_leader(entry_of(1), kNoReason, make_deadline()).value());
     EXPECT_EQ(member.await(kNoReason, make_deadline()).value().kind, LocalMessageKind::kTable);
     member.report("bad");
     step.arrive_and_wait();
@@ -149,23 +150,23 @@ TEST(LocalExchange, UnconfirmedMemberIsIgnoredAndEarlierCauseWins) {
   ASSERT_NE(leader, nullptr);
   LocalMember late(local);
   // The leader does not answer.
-  Result<bool> joined = late.enlist(entry_of(1), kNoReason, make_deadline());
+  Result<bool> joined = late.join_leader(entry_of(1), kNoReason, make_deadline());
   ASSERT_TRUE(joined.ok());
   EXPECT_FALSE(joined.value());
-  EXPECT_TRUE(leader->turn().ok());
+  EXPECT_TRUE(leader->handle_messages().ok());
   EXPECT_EQ(leader->entries().size(), 0u);
   EXPECT_EQ(leader->awaited().count(2), 1u);
-  leader->excuse(1);
+  leader->stop_awaiting(1);
   run_ranks(2, [&](int thread) {
     if (thread == 0) {
       Status cause;
-      while (cause.ok()) cause = leader->hear(10'000'000, make_deadline());
+      while (cause.ok()) cause = leader->await_messages(10'000'000, make_deadline());
       EXPECT_EQ(cause.message(), "no memory");
-      leader->tell_failure(Status(Code::kAborted, "something before"));
+      leader->send_failure(Status(Code::kAborted, "something before"));
       return;
     }
     LocalMember member(local);
-    ASSERT_TRUE(member.enlist(entry_of(2), kNoReason, make_deadline()).value());
+    ASSERT_TRUE(member.join_leader(entry_of(2), kNoReason, make_deadline()).value());
     EXPECT_EQ(member.fail(Status(Code::kResource, "no memory"), make_deadline()).status().message(),
               "something before");
   });

@@ -126,9 +126,9 @@ TEST(TimeLeft, DeadlinePassedBetweenTwoChecksEndsTheWait) {
   ADD_FAILURE() << "it never ended";
 }
 
-class LookAtNothing final : public Watch {
+class CheckNothing final : public WaitMonitor {
  public:
-  Status look() override { return {}; }
+  Status check() override { return {}; }
   Status timed_out() override { return Status(Code::kTimeout, "timed out"); }
 };
 
@@ -143,8 +143,8 @@ TEST(TimeLeft, WaitStartsWithTimeLeftAtLastCheck) {
     word.store(1, std::memory_order_release);  // pairs with the acquire load in wait_slowly()
   });
   std::atomic<uint32_t> sleepers{0};
-  LookAtNothing watch;
-  const Status status = wait_slowly(word, 1, sleepers, WaitPolicy(), deadline, watch);
+  CheckNothing monitor;
+  const Status status = wait_slowly(word, 1, sleepers, WaitPolicy(), deadline, monitor);
   peer.join();
   EXPECT_TRUE(status.ok()) << status.message();
 }

@@ -152,7 +152,7 @@ TEST_F(MutatedBytes, ListenerAdmitsNoConnectionWithoutToken) {
       if (came && entries.size() == listeners) break;
       came = came || entries.size() > listeners;
       ASSERT_GT(::poll(entries.data(), entries.size(), 10'000), 0);
-      ASSERT_TRUE(listener.take(entries, admit).ok());
+      ASSERT_TRUE(listener.handle(entries, admit).ok());
     }
   };
   for (int round = 0; round < rounds_ / 10; ++round) {
@@ -184,7 +184,7 @@ TEST_F(MutatedBytes, ComparedCallsAreRefusedOrReadInBounds) {
     flooding.note_call(7, call, {"rank 0", "some group"});
     Message message = Message::about(MessageKind::kCompare, 1, 1);
     message.text = mutated(good);
-    const bool is_meant = flooding.take(1, message);
+    const bool is_meant = flooding.handle(1, message);
     // The Team may have ended, with a text made from the mutated bytes.
     const Status ended = flooding.ended(7);
     EXPECT_TRUE(ended.ok() || (is_meant && ended.code() == Code::kMismatch));

@@ -106,7 +106,7 @@ class World {
     group->rank = rank;
     group->ports = ports(id);
     for (Rank& other : ranks_)
-      group->peers.push_back(std::make_shared<PeerEndpoint>(
+      group->peers.push_back(std::make_shared<HostPeerProcess>(
           std::make_shared<Peer>(other.address, other.arena, nullptr)));
     group->failure = [known] { return known->failure(); };
     group->abort = [known](const Status& cause) { known->abort(cause); };
@@ -964,8 +964,8 @@ TEST(PointToPoint, MessagesBetweenProcessesArriveUntilOneDies) {
   group->name = "g1";
   group->rank = rank;
   group->ports = {engine.open_port(), engine.open_port()};  // the same in both processes
-  group->peers = {std::make_shared<PeerEndpoint>(std::make_shared<Peer>(own, arena, nullptr)),
-                  std::make_shared<PeerEndpoint>(attached.peer)};
+  group->peers = {std::make_shared<HostPeerProcess>(std::make_shared<Peer>(own, arena, nullptr)),
+                  std::make_shared<HostPeerProcess>(attached.peer)};
   if (rank == 1) std::swap(group->peers[0], group->peers[1]);
   group->failure = [&] { return board.failure(); };
   group->abort = [&](const Status& cause) { board.abort(cause); };

@@ -37,7 +37,7 @@ class RankParty {
   Result<Formation> form(Store& store, int rank, int size, const std::string& name = "test",
                          std::chrono::milliseconds timeout = std::chrono::seconds(60),
                          std::vector<int> global_ranks = {}) {
-    FormationParty party{arena,           pool,          directory.get(), &address_, &settings_,
+    FormingProcess party{arena,           pool,          directory.get(), &address_, &settings_,
                          topology_.get(), host_identity, networks};
     if (default_relays) {
       settings_.relay_hosts = 2;
@@ -69,7 +69,7 @@ class RankParty {
   std::string host_identity;
   std::vector<std::string> networks;      // "address/prefix"
   int64_t began_ns = process_began_ns();  // see ModexRequest
-  Look gone = [] { return Status(); };
+  GiveUpCheck gone = [] { return Status(); };
   int per_host = default_per_host;  // ranks that believe to share a host; 1: none
   static inline int default_per_host = 1;
   // Groups of several hosts relay the member table along a tree.

@@ -393,9 +393,9 @@ TEST(ShmTeam, RankThatLeavesAndEndsIsNeverTakenForDead) {
                                                    f.wait_policy);
       if (rank == 0) {
         ready = true;
-        while (mailboxes->members().presence(1) == Presence::kHere) {
+        while (mailboxes->members().member_state(1) == MemberState::kPresent) {
         }
-        EXPECT_EQ(mailboxes->members().presence(1), Presence::kLeft);
+        EXPECT_EQ(mailboxes->members().member_state(1), MemberState::kLeft);
         ++over;
         return;
       }
@@ -838,8 +838,8 @@ TEST(StagingMemory, CallsWaitForALateReaderWhenTheArenaIsFull) {
 }
 
 // Rank 0 fills its arena with unread data until a call fails.
-Status outrun_readers(const CallOptions& options,
-                      const std::function<void(RankParty&)>& first_reader) {
+Status fill_arena_with_unread_data(const CallOptions& options,
+                                   const std::function<void(RankParty&)>& first_reader) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   Status failed;
@@ -863,7 +863,7 @@ Status outrun_readers(const CallOptions& options,
 }
 
 TEST(StagingMemory, CallInFullArenaTimesOut) {
-  const Status status = outrun_readers(within(200), [](RankParty&) {});
+  const Status status = fill_arena_with_unread_data(within(200), [](RankParty&) {});
   EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
   for (const char* part :
        {"timed out after 200 ms", "the arena of 16777216 bytes is full", "DSCOMM_ARENA_BYTES",
@@ -874,7 +874,7 @@ TEST(StagingMemory, CallInFullArenaTimesOut) {
 
 // Rank 2 lives but reads nothing, so no memory is returned.
 TEST(StagingMemory, DeathEndsTheWaitForMemory) {
-  const Status status = outrun_readers(within(60000), [](RankParty& party) {
+  const Status status = fill_arena_with_unread_data(within(60000), [](RankParty& party) {
     std::this_thread::sleep_for(milliseconds(100));
     party.directory->die();
   });
@@ -943,15 +943,15 @@ TEST(Arena, LendServesOldestTurnFirst) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   const uint64_t lent = arena->lend(10 << 20, {}).value();
   {
-    const Arena::Turn first(*arena, {1, 1}), second(*arena, {1, 2});
+    const Arena::Ticket first(*arena, {1, 1}), second(*arena, {1, 2});
     EXPECT_FALSE(arena->lend(8 << 20, {}, &first).ok());
     // It would fit, but would keep the first one waiting for ever.
     EXPECT_FALSE(arena->lend(1 << 20, {}, &second).ok());
     EXPECT_FALSE(arena->lend(1 << 20, {}).ok());
-    EXPECT_TRUE(arena->expects_memory(first));
+    EXPECT_TRUE(arena->may_lend_later(first));
     arena->release_when([] { return true; }, {{lent, 10 << 20}});
-    EXPECT_FALSE(arena->expects_memory(first));
-    EXPECT_TRUE(arena->expects_memory(second));
+    EXPECT_FALSE(arena->may_lend_later(first));
+    EXPECT_TRUE(arena->may_lend_later(second));
     EXPECT_TRUE(arena->lend(8 << 20, {}, &first).ok());
   }
   EXPECT_TRUE(arena->lend(1 << 20, {}).ok());
@@ -963,20 +963,20 @@ TEST(Arena, MemoryLentToTheSameCallIsNotExpectedBack) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   const uint64_t same = arena->lend(1 << 20, {1, 7}).value();
   ASSERT_TRUE(arena->lend(1 << 20, {1, 8}).ok());
-  const Arena::Turn turn(*arena, {1, 7});
-  EXPECT_FALSE(arena->expects_memory(turn));
+  const Arena::Ticket ticket(*arena, {1, 7});
+  EXPECT_FALSE(arena->may_lend_later(ticket));
   arena->release_when([] { return false; }, {{same, 1 << 20}}, Arena::Borrower{1, 7});
-  EXPECT_FALSE(arena->expects_memory(turn));
-  const uint64_t earlier = arena->lend(1 << 20, {1, 6}, &turn).value();
-  EXPECT_TRUE(arena->expects_memory(turn));
+  EXPECT_FALSE(arena->may_lend_later(ticket));
+  const uint64_t earlier = arena->lend(1 << 20, {1, 6}, &ticket).value();
+  EXPECT_TRUE(arena->may_lend_later(ticket));
   bool is_read = false;
   arena->release_when([&] { return is_read; }, {{earlier, 1 << 20}}, Arena::Borrower{1, 6});
-  EXPECT_TRUE(arena->expects_memory(turn));
+  EXPECT_TRUE(arena->may_lend_later(ticket));
   is_read = true;
-  const uint64_t other_group = arena->lend(10 << 20, {2, 7}, &turn).value();
-  EXPECT_TRUE(arena->expects_memory(turn));
+  const uint64_t other_group = arena->lend(10 << 20, {2, 7}, &ticket).value();
+  EXPECT_TRUE(arena->may_lend_later(ticket));
   arena->release_when([] { return true; }, {{other_group, 10 << 20}});
-  EXPECT_FALSE(arena->expects_memory(turn));
+  EXPECT_FALSE(arena->may_lend_later(ticket));
 }
 
 // Two ranks of one process: each holds memory for a call that the other one has not made yet,
@@ -984,16 +984,16 @@ TEST(Arena, MemoryLentToTheSameCallIsNotExpectedBack) {
 TEST(Arena, MemoryLentToALaterTurnIsNotExpectedBack) {
   std::shared_ptr<Arena> arena = Arena::create(16 << 20).value();
   ASSERT_TRUE(arena->lend(10 << 20, {2, 7}).ok());
-  const Arena::Turn turn(*arena, {1, 7});
-  EXPECT_TRUE(arena->expects_memory(turn));
+  const Arena::Ticket ticket(*arena, {1, 7});
+  EXPECT_TRUE(arena->may_lend_later(ticket));
   {
-    const Arena::Turn behind(*arena, {2, 7});
-    EXPECT_FALSE(arena->expects_memory(turn));
-    EXPECT_TRUE(arena->expects_memory(behind));
+    const Arena::Ticket behind(*arena, {2, 7});
+    EXPECT_FALSE(arena->may_lend_later(ticket));
+    EXPECT_TRUE(arena->may_lend_later(behind));
   }
-  EXPECT_TRUE(arena->expects_memory(turn));
-  const Arena::Turn later(*arena, {2, 8});
-  EXPECT_TRUE(arena->expects_memory(turn));
+  EXPECT_TRUE(arena->may_lend_later(ticket));
+  const Arena::Ticket later(*arena, {2, 8});
+  EXPECT_TRUE(arena->may_lend_later(ticket));
 }
 
 TEST(StagingMemory, ArenaFilledByTheSameCallFailsAtOnce) {

@@ -30,7 +30,7 @@ class SimulatedNetwork {
         members_.push_back(std::move(member));
       }
     const int ranks = hosts * local;
-    const std::vector<Links> links = links_of(members_);
+    const std::vector<Links> links = make_links(members_);
     for (int rank = 0; rank < ranks; ++rank) {
       const Links& own = links[static_cast<size_t>(rank)];
       links_.push_back(own.up);
@@ -83,7 +83,7 @@ class SimulatedNetwork {
         node(event.to).lose(event.from, describe_loss("rank " + std::to_string(event.from), 0));
       } else {
         Message message;
-        if (!decode(event.bytes, &message) || !node(event.to).take(event.from, message))
+        if (!decode(event.bytes, &message) || !node(event.to).handle(event.from, message))
           std::abort();
       }
       send_from(event.to, free_at_us_[to]);

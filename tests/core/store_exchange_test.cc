@@ -81,12 +81,12 @@ TEST(StoreExchange, FailureReachesAllRanks) {
     if (rank == 2)
       status = exchange.fail(Status(Code::kResource, "no thread is left"));
     else if (rank == 3)
-      while (status.ok()) status = exchange.look();  // while it does other work
+      while (status.ok()) status = exchange.check();  // while it does other work
     else
       status = exchange.agree("two", "", joined).status();
     EXPECT_EQ(status.code(), Code::kResource);
     EXPECT_EQ(status.message(), "no thread is left");
-    EXPECT_EQ(exchange.is_told(), rank != 2);
+    EXPECT_EQ(exchange.has_read_failure(), rank != 2);
   });
 }
 
@@ -131,7 +131,7 @@ TEST(StoreExchange, DeathDuringDecisionHasOneOutcome) {
     run_ranks(4, [&](int rank) {
       const Deadline deadline = Deadline::after(seconds(60));
       ExchangeRequest request = request_of(rank, 4);
-      request.look = [&is_dead] {
+      request.check = [&is_dead] {
         return is_dead ? Status(Code::kPeerDied, "rank 9 died") : Status();
       };
       StoreExchange exchange(store, request, deadline);
@@ -155,7 +155,7 @@ TEST(StoreExchange, DecisionIsReadAfterRankZeroDied) {
   run_ranks(2, [&](int rank) {
     const Deadline deadline = Deadline::after(seconds(60));
     ExchangeRequest request = request_of(rank, 2);
-    request.look = [&] {
+    request.check = [&] {
       if (rank == 0) return Status();
       while (!is_dead) std::this_thread::yield();
       return Status(Code::kPeerDied, "rank 0 died");
@@ -172,7 +172,7 @@ TEST(StoreExchange, TimeoutNamesTheMissingRank) {
     if (rank == 2) return;
     const Deadline deadline = Deadline::after(milliseconds(1000));
     ExchangeRequest request = request_of(rank, 4);
-    request.suspicion = [] { return "; it snows"; };
+    request.timeout_hint = [] { return "; it snows"; };
     StoreExchange exchange(store, request, deadline);
     const Status status = exchange.agree("one", "", joined).status();
     EXPECT_EQ(status.code(), Code::kTimeout);
@@ -198,17 +198,17 @@ TEST(StoreExchange, CallOffEndsTheStepOnAllRanks) {
     const Deadline deadline = Deadline::after(seconds(60));
     StoreExchange* mine = nullptr;
     ExchangeRequest request = request_of(rank, 3);
-    request.look = [&] {
-      if (rank == 0 && mine->awaited() == 2) mine->call_off();
+    request.check = [&] {
+      if (rank == 0 && mine->awaited() == 2) mine->restart_all();
       return Status();
     };
     StoreExchange exchange(store, request, deadline);
     mine = &exchange;
     if (rank == 2)
-      while (exchange.look().ok()) continue;
+      while (exchange.check().ok()) continue;
     else
       EXPECT_FALSE(exchange.agree("one", "", joined).ok());
-    EXPECT_TRUE(exchange.is_called_off());
+    EXPECT_TRUE(exchange.is_restarted());
   });
 }
 

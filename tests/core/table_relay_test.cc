@@ -36,7 +36,7 @@ constexpr uint64_t kMeeting = 0x1122334455667788;
 constexpr size_t kMostBytes = 64 << 20;
 // Never reached, even with sanitizers on a busy machine.
 constexpr seconds kPatience{60};
-const Look kNoReason = [] { return Status(); };
+const GiveUpCheck kNoReason = [] { return Status(); };
 
 // Every leader is on its own host; all are in one network, of loopback addresses.
 std::string network_of(int leader) { return "127.0.1." + std::to_string(leader + 1) + "/8"; }
@@ -51,8 +51,8 @@ TcpRelay relay_of(int leader) {
 }
 
 // Places in the relay tree: the root, and its child.
-RelayPlace at_root(std::vector<int> children = {1}) { return {.children = std::move(children)}; }
-RelayPlace below(const std::string& address, int number = 1) {
+RelayNode at_root(std::vector<int> children = {1}) { return {.children = std::move(children)}; }
+RelayNode below(const std::string& address, int number = 1) {
   return {.parent = address, .number = number, .depth = 1, .children = {}};
 }
 
@@ -69,26 +69,26 @@ TEST(TableRelay, TreeHasEachListeningLeaderOnce) {
       std::vector<std::string> addresses;
       for (size_t leader = 0; leader < leaders; ++leader)
         addresses.push_back(leader == absent ? "" : std::to_string(leader));
-      const std::vector<RelayPlace> places = relay_places(addresses);
+      const std::vector<RelayNode> nodes = relay_nodes(addresses);
       std::map<std::pair<std::string, int>, int> expected;  // children, by parent and number
       for (size_t leader = 0; leader < leaders; ++leader)
-        for (int number : places[leader].children) ++expected[{addresses[leader], number}];
+        for (int number : nodes[leader].children) ++expected[{addresses[leader], number}];
       int roots = 0, deepest = 0;
       for (size_t leader = 0; leader < leaders; ++leader) {
-        const RelayPlace& place = places[leader];
-        EXPECT_LE(place.children.size(), static_cast<size_t>(kRelayChildren));
+        const RelayNode& node = nodes[leader];
+        EXPECT_LE(node.children.size(), static_cast<size_t>(kRelayChildren));
         if (leader == absent) {
-          EXPECT_TRUE(place.parent.empty() && place.children.empty());
-        } else if (place.parent.empty()) {
-          EXPECT_EQ(place.depth, 0);
+          EXPECT_TRUE(node.parent.empty() && node.children.empty());
+        } else if (node.parent.empty()) {
+          EXPECT_EQ(node.depth, 0);
           ++roots;
         } else {
-          const auto child = expected.extract(std::pair(place.parent, place.number));
+          const auto child = expected.extract(std::pair(node.parent, node.number));
           ASSERT_FALSE(child.empty());
           EXPECT_EQ(child.mapped(), 1);
-          EXPECT_EQ(place.depth, places[std::stoul(place.parent)].depth + 1);
-          EXPECT_LT(std::stoul(place.parent), leader);
-          deepest = std::max(deepest, place.depth);
+          EXPECT_EQ(node.depth, nodes[std::stoul(node.parent)].depth + 1);
+          EXPECT_LT(std::stoul(node.parent), leader);
+          deepest = std::max(deepest, node.depth);
         }
       }
       EXPECT_TRUE(expected.empty());
@@ -110,20 +110,20 @@ TEST_P(TableRelayOf, EveryLeaderGetsTable) {
     relays.emplace_back(new TcpRelay(relay_of(leader)));
     addresses.push_back(relays.back()->listen().value());
   }
-  const std::vector<RelayPlace> places = relay_places(addresses);
+  const std::vector<RelayNode> nodes = relay_nodes(addresses);
   run_ranks(kLeaders, [&](int leader) {
-    const RelayPlace& place = places[static_cast<size_t>(leader)];
+    const RelayNode& node = nodes[static_cast<size_t>(leader)];
     TcpRelay& relay = *relays[static_cast<size_t>(leader)];
     std::string own = table;
     if (leader != 0) {
       Result<std::string> passed_on =
-          relay.fetch(place, kMeeting, kMostBytes, kNoReason, Deadline::after(kPatience));
+          relay.fetch(node, kMeeting, kMostBytes, kNoReason, Deadline::after(kPatience));
       ASSERT_TRUE(passed_on.ok()) << passed_on.status().message();
       own = std::move(passed_on).value();
     }
     EXPECT_EQ(own.size(), table.size());
     EXPECT_TRUE(own == table);
-    relay.pass_on(place, kMeeting, own, kNoReason, Deadline::after(kPatience));
+    relay.pass_on(node, kMeeting, own, kNoReason, Deadline::after(kPatience));
     relay.close();
   });
 }
@@ -211,7 +211,7 @@ TEST(TableRelay, WaitsEndAtLimitOrWithReason) {
   TcpRelay parent = relay_of(0), child = relay_of(1);
   const std::string where = parent.listen().value();
   parent.pass_on(at_root(), kMeeting, "table", kNoReason, Deadline::after(milliseconds(50)));
-  const Look reason = [] { return Status(Code::kPeerDied, "rank 7 has died"); };
+  const GiveUpCheck reason = [] { return Status(Code::kPeerDied, "rank 7 has died"); };
   parent.pass_on(at_root(), kMeeting, "table", reason, Deadline::after(kPatience));
   Result<std::string> passed_on =
       child.fetch(below(where), kMeeting, kMostBytes, reason, Deadline::after(kPatience));
@@ -325,14 +325,14 @@ TEST(TableRelay, LeadersThatCannotListenReadTableFromStore) {
 class BrokenRelay final : public TableRelay {
  public:
   Result<std::string> listen() override { return std::string("here"); }
-  Result<std::string> fetch(const RelayPlace& place, uint64_t, size_t, const Look&,
+  Result<std::string> fetch(const RelayNode& node, uint64_t, size_t, const GiveUpCheck&,
                             const Deadline&) override {
-    EXPECT_EQ(place.parent, "here");
+    EXPECT_EQ(node.parent, "here");
     return Status(Code::kPeerDied, "the parent has died");
   }
-  void pass_on(const RelayPlace& place, uint64_t, const std::string&, const Look&,
+  void pass_on(const RelayNode& node, uint64_t, const std::string&, const GiveUpCheck&,
                const Deadline&) override {
-    children += static_cast<int>(place.children.size());
+    children += static_cast<int>(node.children.size());
   }
   void close() override {}
   static inline std::atomic<int> children = 0;

@@ -124,11 +124,11 @@ TEST(TcpFailureDetector, AllConnectionsOutlastTheLongestTimeoutOfAnyMember) {
   run_members(3, [&](DetectorPtr& detector, int rank) {
     if (rank == 1) {
       EXPECT_EQ(sockets_with_patience(kLeastSilence), 6);  // both ends of three connections
-      detector->outlast(seconds(1000));
+      detector->tolerate_silence(seconds(1000));
       EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(1060)) == 6; }));
-      detector->outlast(seconds(900));  // no effect, nor has one below the minimum
-      detector->outlast(milliseconds(1));
-      detector->outlast(milliseconds::max());
+      detector->tolerate_silence(seconds(900));  // no effect, nor has one below the minimum
+      detector->tolerate_silence(milliseconds(1));
+      detector->tolerate_silence(milliseconds::max());
       EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(9 * 32767)) == 6; }));
       is_seen = true;
     }
@@ -141,12 +141,12 @@ TEST(TcpFailureDetector, ShorterTimeoutOfPeerDoesNotShortenConnection) {
   std::atomic<int> steps{0};
   run_members(2, [&](DetectorPtr& detector, int rank) {
     if (rank == 0) {
-      detector->outlast(seconds(2000));
+      detector->tolerate_silence(seconds(2000));
       EXPECT_TRUE(soon([] { return sockets_with_patience(seconds(2060)) == 2; }));
       ++steps;
     } else {
       EXPECT_TRUE(soon([&] { return steps == 1; }));
-      detector->outlast(seconds(1000));
+      detector->tolerate_silence(seconds(1000));
       // Sent after the change that member 0 must not follow.
       detector->end(7, Status(Code::kTimeout, "late"));
     }
@@ -326,15 +326,15 @@ TEST(TcpFailureDetector, StallProbeIsAnsweredByAllMembers) {
     EXPECT_TRUE(soon([&] { return noted >= kMembers; }));
     const uint64_t question = detector->ask(kTeam, 5);
     const auto is_whole = [&] {
-      const std::vector<Progress> answers = detector->answers(question);
-      return std::count(answers.begin(), answers.end(), Progress::kSilent) == 0;
+      const std::vector<Answer> answers = detector->answers(question);
+      return std::count(answers.begin(), answers.end(), Answer::kSilent) == 0;
     };
     EXPECT_TRUE(soon(is_whole));
-    const std::vector<Progress> answers = detector->answers(question);
+    const std::vector<Answer> answers = detector->answers(question);
     for (int other = 0; other < kMembers; ++other)
       if (other != rank) {
         EXPECT_EQ(answers[static_cast<size_t>(other)],
-                  other == 1 ? Progress::kBehind : Progress::kReached)
+                  other == 1 ? Answer::kBehind : Answer::kReached)
             << rank << " asks " << other;
       }
     detector->close_question(question);
@@ -877,7 +877,7 @@ TEST(TcpFailureDetectorProcesses, DeathsReachSurvivorsAfterRelaysDied) {
       say(store, "heard of " + std::to_string(victim) + " by ", rank);
     }
     // No member is cut off: three live, and are linked.
-    EXPECT_TRUE(detector->cut_off({0, 2, 4}, 0).ok());
+    EXPECT_TRUE(detector->death_if_cut_off({0, 2, 4}, 0).ok());
     await(store, "over");
   });
   for (int rank = 0; rank < kMembers; ++rank) processes.await("ready", rank);
@@ -904,9 +904,9 @@ TEST(TcpFailureDetectorProcesses, DeathsReachOthersWhileFirstMemberIsStopped) {
     // The first member does not answer while it is stopped; the other one does.
     const uint64_t question = detector->ask(1, 0);
     EXPECT_TRUE(soon([&] {
-      return detector->answers(question)[static_cast<size_t>(3 - rank)] == Progress::kReached;
+      return detector->answers(question)[static_cast<size_t>(3 - rank)] == Answer::kReached;
     }));
-    EXPECT_EQ(detector->answers(question)[0], Progress::kSilent);
+    EXPECT_EQ(detector->answers(question)[0], Answer::kSilent);
     say(store, "asked", rank);
     await(store, "over");
   });
@@ -933,10 +933,10 @@ TEST(TcpFailureDetectorProcesses, MemberWithoutLinksIsCutOff) {
     if (rank == 0 || rank == 1 || rank == 3)
       while (true) pause();
     const std::vector<int> everyone{0, 1, 2, 3, 4};
-    EXPECT_TRUE(soon([&] { return !detector->cut_off(everyone, 0).ok(); }));
-    EXPECT_EQ(detector->cut_off(everyone, 0).code(), Code::kPeerDied);
-    EXPECT_TRUE(detector->cut_off(everyone, 1'000'000'000'000).ok());  // not for so long
-    EXPECT_TRUE(detector->cut_off({2, 4}, 0).ok());                    // none of these has died
+    EXPECT_TRUE(soon([&] { return !detector->death_if_cut_off(everyone, 0).ok(); }));
+    EXPECT_EQ(detector->death_if_cut_off(everyone, 0).code(), Code::kPeerDied);
+    EXPECT_TRUE(detector->death_if_cut_off(everyone, 1'000'000'000'000).ok());  // not for so long
+    EXPECT_TRUE(detector->death_if_cut_off({2, 4}, 0).ok());  // none of these has died
     EXPECT_TRUE(detector->gone(6 - rank).ok());
     say(store, "heard", rank);
     await(store, "over");

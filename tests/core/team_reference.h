@@ -678,7 +678,7 @@ inline std::vector<Disagreement> disagreements() {
          CallRecord whole =
              make_record(Collective::kBarrier, DType::kUInt8, odd ? 77 : 78, options);
          CallOptions piece = options;
-         piece.whole = &whole;
+         piece.parent_call = &whole;
          return all_reduce(team, 100, sum, piece);
        }},
       {"broadcast against all_reduce",

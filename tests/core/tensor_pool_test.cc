@@ -298,7 +298,7 @@ void expect_placed(int policy) {
 
 TEST(MemoryPolicy, ArenaAndPoolPreferTheNodeOfABoundProcess) {
   std::unique_ptr<Topology> topology = std::move(Topology::load("")).value();
-  if (topology->place().numa < 0) GTEST_SKIP() << "this process is bound to no single NUMA node";
+  if (topology->binding().numa < 0) GTEST_SKIP() << "this process is bound to no single NUMA node";
   for (int mode : {kDefault, kInterleave})
     with_policy(mode, [&] {
       std::shared_ptr<Arena> arena = Arena::create(4 * kMiB, topology.get()).value();

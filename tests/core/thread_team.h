@@ -250,8 +250,8 @@ class ThreadTeam final : public Team {
                               std::to_string(options.part_count);
     if (options.plan != 0) description += ", plan " + std::to_string(options.plan);
     // The call that this is a piece of is compared as a whole.
-    if (options.whole != nullptr)
-      description += ", a piece of " + std::to_string(hash_call(0, *options.whole));
+    if (options.parent_call != nullptr)
+      description += ", a piece of " + std::to_string(hash_call(0, *options.parent_call));
     DSCOMM_CHECK(options.meanwhile == nullptr || takes_chunks_, "it would be forgotten");
     return board_->meet(sequence_++, rank_, {std::move(description), std::move(blocks)},
                         options.deadline, options.meanwhile);
@@ -272,7 +272,7 @@ class ThreadTeam final : public Team {
     for (size_t number = 0; number < rounds + kLate; ++number) {
       if (number >= kLate && number - kLate < rounds) {
         deliver();
-        if (chunks.take) DSCOMM_RETURN_IF_ERROR(chunks.take((number - kLate + 1) * piece));
+        if (chunks.consume) DSCOMM_RETURN_IF_ERROR(chunks.consume((number - kLate + 1) * piece));
       }
       if (number >= rounds) continue;
       if (chunks.make) DSCOMM_RETURN_IF_ERROR(chunks.make((number + 1) * piece));

@@ -57,22 +57,22 @@ TEST(Topology, DescriptionOfOneObjectUsesSingular) {
 TEST(Topology, BindingsAreFoundOnASyntheticMachine) {
   // cpus 0-7 are in node 0 (0-3 and 4-7 have an L3 each), 8-15 in node 1.
   auto topology = load_or_fail("pack:2 [numa] l3:2 core:2 pu:2");
-  EXPECT_EQ(topology->place_of("0"), (Place{0, 0}));
-  EXPECT_EQ(topology->place_of("1-3"), (Place{0, 0}));
-  EXPECT_EQ(topology->place_of("4-7"), (Place{0, 1}));
-  EXPECT_EQ(topology->place_of("3,4"), (Place{0, -1}));
-  EXPECT_EQ(topology->place_of("8-11"), (Place{1, 2}));
-  EXPECT_EQ(topology->place_of("12,15"), (Place{1, 3}));
-  EXPECT_EQ(topology->place_of("0-15"), (Place{-1, -1}));
-  EXPECT_EQ(topology->place_of("99"), (Place{-1, -1}));
-  EXPECT_EQ(topology->place_of(""), (Place{-1, -1}));
-  EXPECT_EQ(topology->place_of("nonsense"), (Place{-1, -1}));
+  EXPECT_EQ(topology->binding_of("0"), (CpuBinding{0, 0}));
+  EXPECT_EQ(topology->binding_of("1-3"), (CpuBinding{0, 0}));
+  EXPECT_EQ(topology->binding_of("4-7"), (CpuBinding{0, 1}));
+  EXPECT_EQ(topology->binding_of("3,4"), (CpuBinding{0, -1}));
+  EXPECT_EQ(topology->binding_of("8-11"), (CpuBinding{1, 2}));
+  EXPECT_EQ(topology->binding_of("12,15"), (CpuBinding{1, 3}));
+  EXPECT_EQ(topology->binding_of("0-15"), (CpuBinding{-1, -1}));
+  EXPECT_EQ(topology->binding_of("99"), (CpuBinding{-1, -1}));
+  EXPECT_EQ(topology->binding_of(""), (CpuBinding{-1, -1}));
+  EXPECT_EQ(topology->binding_of("nonsense"), (CpuBinding{-1, -1}));
 }
 
 TEST(Topology, MachineWithoutL3ReportsNone) {
   auto topology = load_or_fail("[numa] core:4 pu:1");
   EXPECT_EQ(topology->l3_count(), 0);
-  EXPECT_EQ(topology->place_of("1"), (Place{0, -1}));
+  EXPECT_EQ(topology->binding_of("1"), (CpuBinding{0, -1}));
 }
 
 // Two packages of one core, each with ordinary and fast memory, and far memory without a core.
@@ -116,10 +116,10 @@ TEST(Topology, XmlFileIsReadAndOnlyNodesWithSeparateCpusCount) {
   EXPECT_EQ(topology->package_count(), 2);
   EXPECT_EQ(topology->core_count(), 2);
   EXPECT_EQ(topology->numa_count(), 2);
-  EXPECT_GE(topology->place_of("0").numa, 0);
-  EXPECT_GE(topology->place_of("1").numa, 0);
-  EXPECT_NE(topology->place_of("0").numa, topology->place_of("1").numa);
-  EXPECT_EQ(topology->place_of("0-1").numa, -1);
+  EXPECT_GE(topology->binding_of("0").numa, 0);
+  EXPECT_GE(topology->binding_of("1").numa, 0);
+  EXPECT_NE(topology->binding_of("0").numa, topology->binding_of("1").numa);
+  EXPECT_EQ(topology->binding_of("0-1").numa, -1);
 }
 
 TEST(Topology, UnreadableDescriptionIsAnInvalidArgument) {
@@ -139,7 +139,7 @@ TEST(Topology, TopologyOfThisHostIsPlausible) {
   EXPECT_GE(topology->core_count(), 1);
   EXPECT_GE(topology->usable_cores(), 1);
   EXPECT_FALSE(topology->cpu_list().empty());
-  EXPECT_EQ(topology->place(), topology->place_of(process_cpu_list()));
+  EXPECT_EQ(topology->binding(), topology->binding_of(process_cpu_list()));
 }
 
 TEST(Topology, UsableCoresFollowTheAffinity) {
@@ -208,42 +208,42 @@ TEST(CgroupQuota, NoVisibleCgroupIsNoQuota) {
 }
 
 TEST(Domains, AutoWithTwoDomainsOfTwoRanksSplits) {
-  std::vector<Place> places{{0, 0}, {0, 0}, {1, 1}, {1, 1}};
-  EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 1}, {2, 3}}));
-  EXPECT_EQ(make_domains(places, "flat").ranks, (Lists{{0, 1, 2, 3}}));
+  std::vector<CpuBinding> bindings{{0, 0}, {0, 0}, {1, 1}, {1, 1}};
+  EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 1}, {2, 3}}));
+  EXPECT_EQ(make_domains(bindings, "flat").ranks, (Lists{{0, 1, 2, 3}}));
 }
 
 TEST(Domains, OrderIsByLowestRankNotByIndex) {
-  std::vector<Place> places{{7, 0}, {2, 0}, {7, 0}, {2, 0}, {5, 0}};
-  EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 2}, {1, 3}, {4}}));
+  std::vector<CpuBinding> bindings{{7, 0}, {2, 0}, {7, 0}, {2, 0}, {5, 0}};
+  EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 2}, {1, 3}, {4}}));
 }
 
 TEST(Domains, AutoPrefersNumaToL3) {
-  std::vector<Place> places{{0, 0}, {0, 0}, {0, 1}, {0, 1}, {1, 2}, {1, 2}, {1, 3}, {1, 3}};
-  EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 1, 2, 3}, {4, 5, 6, 7}}));
-  EXPECT_EQ(make_domains(places, "l3").ranks, (Lists{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
-  for (Place& place : places) place.numa = 0;
-  EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+  std::vector<CpuBinding> bindings{{0, 0}, {0, 0}, {0, 1}, {0, 1}, {1, 2}, {1, 2}, {1, 3}, {1, 3}};
+  EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+  EXPECT_EQ(make_domains(bindings, "l3").ranks, (Lists{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+  for (CpuBinding& binding : bindings) binding.numa = 0;
+  EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
 }
 
 TEST(Domains, AutoWithFewerThanTwoFullDomainsStaysFlat) {
-  EXPECT_EQ(make_domains(std::vector<Place>{{0, 0}, {1, 1}}, "auto").ranks, (Lists{{0, 1}}));
-  std::vector<Place> one_and_two{{0, 0}, {1, 1}, {1, 1}};
+  EXPECT_EQ(make_domains(std::vector<CpuBinding>{{0, 0}, {1, 1}}, "auto").ranks, (Lists{{0, 1}}));
+  std::vector<CpuBinding> one_and_two{{0, 0}, {1, 1}, {1, 1}};
   EXPECT_EQ(make_domains(one_and_two, "auto").ranks, (Lists{{0, 1, 2}}));
-  EXPECT_EQ(make_domains(std::vector<Place>{{0, 0}, {0, 0}}, "auto").ranks, (Lists{{0, 1}}));
-  EXPECT_EQ(make_domains(std::vector<Place>{{0, 0}}, "auto").ranks, (Lists{{0}}));
+  EXPECT_EQ(make_domains(std::vector<CpuBinding>{{0, 0}, {0, 0}}, "auto").ranks, (Lists{{0, 1}}));
+  EXPECT_EQ(make_domains(std::vector<CpuBinding>{{0, 0}}, "auto").ranks, (Lists{{0}}));
 }
 
 TEST(Domains, ExplicitSettingSplitsWithOneDomainOfTwoRanks) {
-  std::vector<Place> places{{0, 0}, {1, 1}, {1, 1}};
-  EXPECT_EQ(make_domains(places, "numa").ranks, (Lists{{0}, {1, 2}}));
-  EXPECT_EQ(make_domains(std::vector<Place>{{0, 0}, {1, 1}}, "numa").ranks, (Lists{{0, 1}}));
+  std::vector<CpuBinding> bindings{{0, 0}, {1, 1}, {1, 1}};
+  EXPECT_EQ(make_domains(bindings, "numa").ranks, (Lists{{0}, {1, 2}}));
+  EXPECT_EQ(make_domains(std::vector<CpuBinding>{{0, 0}, {1, 1}}, "numa").ranks, (Lists{{0, 1}}));
 }
 
 TEST(Domains, UnboundRankKeepsOneDomainAndIsNamed) {
-  std::vector<Place> places{{0, 0}, {0, 0}, {1, -1}, {1, 1}};
-  EXPECT_EQ(make_domains(places, "auto").ranks, (Lists{{0, 1}, {2, 3}}));  // by NUMA node
-  Domains by_l3 = make_domains(places, "l3");
+  std::vector<CpuBinding> bindings{{0, 0}, {0, 0}, {1, -1}, {1, 1}};
+  EXPECT_EQ(make_domains(bindings, "auto").ranks, (Lists{{0, 1}, {2, 3}}));  // by NUMA node
+  Domains by_l3 = make_domains(bindings, "l3");
   EXPECT_EQ(by_l3.ranks, (Lists{{0, 1, 2, 3}}));
   EXPECT_EQ(by_l3.reason,
             "DSCOMM_HIERARCHY is l3, but rank 2 of this host is bound to no single L3");

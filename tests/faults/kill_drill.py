@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-from tests.cases.rank_processes import SOON_S, Belongings, Job  # noqa: E402
+from tests.cases.rank_processes import SOON_S, Job, ProcessResources  # noqa: E402
 from tests.cases.workloads import (  # noqa: E402
     WORKLOADS,
     check_survivors,
@@ -35,13 +35,13 @@ from tests.cases.workloads import (  # noqa: E402
 )
 
 
-class Pulse:
+class StallMonitor:
     """Context manager with a thread that sleeps 5 ms at a time and records its longest delay: how
     long the machine, or this process, stood still."""
 
     SLEEP_S = 0.005
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> StallMonitor:
         self.longest_s = 0.0
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._beat)
@@ -88,7 +88,7 @@ def kill_once(ranks: int, generator: random.Random) -> list[float]:
     others = memory_turn_held() if generator.random() < 0.1 else contextlib.nullcontext()
     with Job(ranks, work_until_raised, step) as job, others:
         job.wait_for("working")
-        belongings = Belongings(job.pids)
+        belongings = ProcessResources(job.pids)
         time.sleep(delay_s)
         at_s = [job.kill(rank) for rank in dead][0]
         times_s = check_survivors(job, dead, at_s)
@@ -102,7 +102,7 @@ def run(count: int, ranks: int, seed: int, progress: bool = False) -> Outcome:
     outcome = Outcome([], 0, [])
     for number in range(count):
         try:
-            with Pulse() as pulse:
+            with StallMonitor() as pulse:
                 # A separate generator for each kill, so that a failure can be repeated alone.
                 outcome.times_s += kill_once(ranks, random.Random(f"{seed}/{ranks}/{number}"))
             outcome.passed += 1

@@ -17,9 +17,9 @@ from tests.cases.rank_processes import (
     HOST,
     SOON_S,
     TORCH_2,
-    Belongings,
     Job,
     JobFailure,
+    ProcessResources,
     World,
     memory_descriptors,
     memory_mappings,
@@ -60,7 +60,7 @@ def test_kill_raises_on_survivors_and_leaves_nothing(step: Step, dead: list[int]
     with Job(RANKS, work_until_raised, step) as job:
         job.wait_for("working")
         time.sleep(random.Random(f"{step.__name__}{dead}").uniform(0.0, 0.05))
-        belongings = Belongings(job.pids)
+        belongings = ProcessResources(job.pids)
         for rank in dead:
             at_s = job.kill(rank)
         check_survivors(job, dead, at_s)
@@ -317,7 +317,7 @@ def test_kill_during_group_creation_raises_on_survivors(what: str, dead: int, at
     with Job(RANKS + 1, _makes_groups, what) as job:
         job.wait_for("making", range(RANKS))
         time.sleep(random.Random(f"{what}{dead}{attempt}").uniform(0.05, 0.4))
-        belongings = Belongings(job.pids)
+        belongings = ProcessResources(job.pids)
         at_s = job.kill(dead)
         survivors = [rank for rank in range(RANKS) if rank != dead]
         for event in job.wait_for("raised", survivors):

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from deepspeed_comm._plugin import load_extension
 from tests.cases.rank_processes import (
     TORCH_2,
-    Belongings,
     Job,
+    ProcessResources,
     World,
     memory_mappings,
     process_state,
@@ -57,7 +57,7 @@ def test_kill_of_all_ranks_leaves_nothing(attempt: int) -> None:
         if attempt >= 4:
             job.wait_for("working")
         time.sleep(random.Random(attempt).uniform(0.0, 0.1))
-        belongings = Belongings(job.pids)
+        belongings = ProcessResources(job.pids)
         for rank in range(RANKS):
             job.kill(rank)
         job.finish()
@@ -104,7 +104,7 @@ def test_kill_of_torchrun_leaves_nothing(whom: str, tmp_path: Path) -> None:
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
         ranks = [int(pid) for pid in children if sockets_of(int(pid))]
         assert len(ranks) == 2, children
-        belongings = Belongings([agent.pid, *ranks])
+        belongings = ProcessResources([agent.pid, *ranks])
         assert len(belongings.memory) == 4
         agent.kill()
         agent.wait(10)
@@ -293,7 +293,7 @@ def test_search_for_leftovers_finds_existing_resources() -> None:
     """The search for leftovers finds existing resources."""
     with Job(1, _waits_alone) as job:
         job.wait_for("ready")
-        belongings = Belongings(job.pids)
+        belongings = ProcessResources(job.pids)
         assert f"process {job.pids[0]}" in belongings.left_behind(limit_s=0)
         assert process_state(job.pids[0]) in "RSD"
         assert processes_of_session(job.pids[0]) == job.pids

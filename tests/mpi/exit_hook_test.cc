@@ -28,7 +28,7 @@ void expect_left(const std::string& binding) {
   ASSERT_TRUE(hook_exit(reinterpret_cast<const void*>(end_process)));
   EXPECT_EQ(guarded([&] { return guarded([&] { return end_process(3); }); }), MPI_ERR_OTHER);
   EXPECT_TRUE(mpi_gave_up());
-  EXPECT_NE(mpi_last_words(), "");
+  EXPECT_NE(mpi_abort_message(), "");
   EXPECT_EQ(guarded([] { return MPI_SUCCESS; }), MPI_ERR_OTHER);
 }
 

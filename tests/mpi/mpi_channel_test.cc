@@ -129,7 +129,7 @@ TEST(MpiChannel, PollingAllChannelsFindsMessagesOfAllRanks) {
 
 // MPICH would try to connect to the rank for ever.
 TEST(MpiChannel, NothingIsSentToARankThatIsGone) {
-  const Look gone = [] { return Status(Code::kPeerLeft, "the peer has left"); };
+  const GiveUpCheck gone = [] { return Status(Code::kPeerLeft, "the peer has left"); };
   MpiChannel channel(std::make_shared<MpiArrivals>(MPI_COMM_SELF), 0, "a rank", gone);
   ASSERT_TRUE(channel.open(4096, 8).ok());
   CellHeader header{};

@@ -90,7 +90,7 @@ class BoardDetector final : public FailureDetector {
     return departure;
   }
   void note_end(const std::string&) override {}
-  Status cut_off(const std::vector<int>&, int64_t) const override { return {}; }
+  Status death_if_cut_off(const std::vector<int>&, int64_t) const override { return {}; }
   Status ended(uint64_t team_id, uint64_t call = kAnyCall) const override {
     BoardLock lock(board_);
     for (size_t i = 0; i < board_.entry_count; ++i)
@@ -132,22 +132,22 @@ class BoardDetector final : public FailureDetector {
     questions_.emplace_back(team_id, position);
     return questions_.size() - 1;
   }
-  std::vector<Progress> answers(uint64_t question) const override {
+  std::vector<Answer> answers(uint64_t question) const override {
     std::lock_guard lock(mutex_);
     const auto [team_id, position] = questions_[question];
     const size_t slot = team_id % Board::kTeams;
-    std::vector<Progress> answers;
+    std::vector<Answer> answers;
     for (size_t rank = 0; rank < static_cast<size_t>(size_); ++rank) {
       const bool has_reached = board_.teams[slot][rank].load() == team_id &&
                                board_.positions[slot][rank].load() >= position;
-      answers.push_back(!runs(board_.pids[rank].load()) ? Progress::kSilent
-                        : has_reached                   ? Progress::kReached
-                                                        : Progress::kBehind);
+      answers.push_back(!runs(board_.pids[rank].load()) ? Answer::kSilent
+                        : has_reached                   ? Answer::kReached
+                                                        : Answer::kBehind);
     }
     return answers;
   }
   void close_question(uint64_t) override {}
-  void note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) override {
+  void note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller) override {
     BoardLock lock(board_);
     Board::Calls& calls = calls_of(team_id, rank_);
     if (calls.team_id != team_id) calls = {.team_id = team_id};

@@ -167,7 +167,7 @@ TEST(MpiTeam, EveryCollectiveInSmallChunks) {
 // Partners take turns, as with more partners than slots.
 TEST(MpiTeam, EveryCollectiveMatchesReferenceWithOneMessageInFlight) {
   MpiTeamOptions one = exact(200);
-  one.places = 1;
+  one.stream_slots = 1;
   ReferenceOptions options;
   options.dtypes = {DType::kFloat32, DType::kInt64};
   options.counts = {0, 1, 333};
@@ -1093,10 +1093,10 @@ MakeTeam hierarchy(const Domains& domains, size_t staging_bytes, const MpiTeamOp
       };
     };
     HierarchyOptions options{"test", staging_bytes};
-    options.tell = [&job, id](const Status& cause, uint64_t unfinished_call) {
+    options.send_notice = [&job, id](const Status& cause, uint64_t unfinished_call) {
       job.detector().end(id, cause, unfinished_call);
     };
-    options.heard = [&job, id](uint64_t call) { return job.detector().ended(id, call); };
+    options.received_notice = [&job, id](uint64_t call) { return job.detector().ended(id, call); };
     options.note_call = [&job, id](const CallRecord& call, bool) {
       job.detector().note_call(id, call, {"rank " + std::to_string(job.rank()), "test"});
     };

@@ -71,7 +71,7 @@ ALLOWED = {
     ("csrc/core/shm/memory/socket_directory.cc", "condition"): "the service thread has started",
     ("csrc/core/shm/memory/socket_directory.cc", "thread"): "the service thread, told to end, ends",
     ("csrc/core/detector/connection.cc", "socket"): "never blocks",
-    ("csrc/core/detector/dial.cc", "socket"): "sockets that never block",
+    ("csrc/core/detector/connector.cc", "socket"): "sockets that never block",
     ("csrc/core/detector/listener.cc", "socket"): "sockets that never block",
     ("csrc/core/detector/rendezvous.cc", "poll"): "members connect, under the deadline",
     (

@@ -257,7 +257,7 @@ class World {
     inside = false;
     me->state = Thread::State::kEnded;
     self.wake(me, kMostThreads);
-    self.give_way();
+    self.switch_thread();
     std::abort();
   }
 
@@ -270,7 +270,7 @@ class World {
       if (deaths_[process] > 0) --deaths_[process];
       if (deaths_[process] == 0 && holds_nothing(current_->process)) die(current_->process);
     }
-    if (may_switch && chance(options_.switch_per_mille)) give_way();
+    if (may_switch && chance(options_.switch_per_mille)) switch_thread();
   }
 
   bool holds_nothing(int process) const {
@@ -281,7 +281,7 @@ class World {
   }
 
   // Continues another thread, or this one.
-  void give_way() {
+  void switch_thread() {
     Thread* before = current_;
     Thread* after = choose();
     if (after == before) return;
@@ -366,7 +366,7 @@ class World {
     current_->wake_ns = wake_ns;
     current_->woken = false;
     current_->polls = polls;
-    give_way();
+    switch_thread();
     current_->key = nullptr;
     current_->polls = false;
     return current_->woken;
@@ -685,7 +685,7 @@ class World {
       std::erase(robust_, mutex);
     }
     if (myself) {
-      give_way();
+      switch_thread();
       std::abort();
     }
   }
@@ -1072,7 +1072,7 @@ int sched_yield() {
   const Outside outside;
   world->now_ns_ += kYieldNs;
   world->step(false);
-  world->give_way();
+  world->switch_thread();
   return 0;
 }
 

@@ -48,9 +48,9 @@
 
 #include "store_buffer.pml"
 
-#define NOBODY 255
-byte deviant = NOBODY, deviates_at;
-byte roots[CALLS + 2] = NOBODY;  /* of all ranks except the deviant */
+#define NO_RANK 255
+byte deviant = NO_RANK, deviates_at;
+byte roots[CALLS + 2] = NO_RANK;  /* of all ranks except the deviant */
 bool is_long[CALLS + 2];
 
 #ifdef FEWER
@@ -138,7 +138,7 @@ inline verify(member, call) {
 }
 
 /* Whether the member has posted a hash that a watch would compare. */
-#if defined(MUTANT_NOBODY_COMPARES_WHILE_IT_WAITS)
+#if defined(MUTANT_NO_COMPARISON_WHILE_WAITING)
 #define UNCOMPARED(member) false
 #elif defined(MUTANT_COMPARED_IN_BEGIN)
 #define UNCOMPARED(member) \
@@ -214,7 +214,7 @@ inline begin() {
   member = 0;
   d_step {
     if
-    :: roots[sequence] == NOBODY && sequence <= CALLS ->
+    :: roots[sequence] == NO_RANK && sequence <= CALLS ->
        roots[sequence] = first_choice;
        is_long[sequence] = first_is_long
     :: else
@@ -342,12 +342,12 @@ proctype rank(byte me) {
   post();
   wait_all_posted();
   end();
-  assert(deviant == NOBODY);
+  assert(deviant == NO_RANK);
 #endif
   goto finished;
 
 failed:
-  assert(deviant != NOBODY);
+  assert(deviant != NO_RANK);
   is_told = true;
   store(ABORTED(me), 1);
   store(CLOSED(me), 1);
@@ -357,7 +357,7 @@ finished:
   atomic {
     left_count++;
 #ifdef LEAVES
-    assert(left_count < RANKS || is_told == (deviant != NOBODY))
+    assert(left_count < RANKS || is_told == (deviant != NO_RANK))
 #endif
   }
 }

@@ -1,7 +1,7 @@
 /* When a rank dies or stops, every other rank ends, and those that fail all name it.
  *
  * Mirrors: csrc/core/shm/mailbox/diagnosis.cc, MemberWatch::look() and timed_out(); members.cc,
- * presence(); aborts.cc, find(), fail() and abort(); mailboxes.cc, begin(), leave() and end();
+ * member_state(); aborts.cc, find(), fail() and abort(); mailboxes.cc, begin(), leave() and end();
  * csrc/core/shm/memory/peer_liveness.cc, alive(); and the shape of all_reduce.cc, broadcast.cc and
  * gather.cc with two rounds and a stage of one buffer, so that writers wait for readers too.
  *
@@ -52,8 +52,8 @@
 #define TIMED_OUT(names) (64 + (names))
 #define NAMES_RANK(c, r) ((c) >= 64 && ((c) >> (r)) % 2 == 1)
 
-#define NOBODY 255
-byte victim = NOBODY;     /* the rank that will go, once chosen */
+#define NO_RANK 255
+byte victim = NO_RANK;     /* the rank that will go, once chosen */
 bool gone = false;        /* whether it has gone */
 
 #define ALL_REDUCE 1

@@ -3,7 +3,7 @@
  * waits for ever.
  *
  * Mirrors: csrc/core/shm/collectives/all_reduce.cc, all_reduce_chunked(), with the same or separate input
- * and output; broadcast.cc, gather.cc and all_gather.cc, in place; csrc/core/shm/staging/stage.cc,
+ * and output; broadcast.cc, gather.cc and all_gather.cc, in place; csrc/core/shm/staging/staging.cc,
  * close(); mailboxes.cc, end(); aborts.cc, abort() and check_each_source(). The rounds of
  * reduce.cc and scatter.cc are those of gather.cc and broadcast.cc, and those of
  * reduce_scatter.cc and all_to_all.cc are those of all_gather.cc.

@@ -2,7 +2,7 @@
  * makes.
  *
  * Mirrors: csrc/core/shm/mailbox/mailboxes.cc, begin(), post(), prefetch_next_slot(), wait_posted() and end();
- * csrc/core/shm/staging/stage.cc, open(), fill(), prefetch_next_piece() and close(), for calls of one round;
+ * csrc/core/shm/staging/staging.cc, open(), fill(), prefetch_next_range() and close(), for calls of one round;
  * and barrier.cc, the tiny and one-shot forms of all_reduce.cc, and broadcast.cc and gather.cc
  * in their tiny and staged forms, one round each.
  *
@@ -201,7 +201,7 @@ inline begin() {
 }
 
 /* Writes the data: into the slot, or into a buffer of the stage, with its place in the slot. */
-inline put_in() {
+inline write_data() {
   if
   :: d_step { STAGED -> store(PAYLOAD(me, slot), first) }
      d_step {
@@ -217,7 +217,7 @@ inline put_in() {
 
 #define NEXT_BUFFER ((first + 1) % BUFFERS)
 
-/* Stage::close(). */
+/* Staging::close(). */
 inline close_stage() {
   d_step {
     if
@@ -227,7 +227,7 @@ inline close_stage() {
   }
 }
 
-/* Mailboxes::prefetch_next_slot() and Stage::prefetch_next_piece(): overwrite what no rank reads any more,
+/* Mailboxes::prefetch_next_slot() and Staging::prefetch_next_range(): overwrite what no rank reads any more,
  * before the next call begins. */
 inline prefetch_for_ownership() {
   d_step {
@@ -307,7 +307,7 @@ proctype rank(byte me) {
         post();
         wait_all_posted()
      :: KIND == ALL_REDUCE ->
-        put_in();
+        write_data();
 #ifdef MUTANT_WAIT_BEFORE_POST
         wait_all_posted();
 #endif
@@ -317,7 +317,7 @@ proctype rank(byte me) {
         read_all();
         close_stage()
      :: KIND == BROADCAST && ROOT == me ->
-        put_in();
+        write_data();
         post();
         close_stage()
      :: KIND == BROADCAST && ROOT != me ->
@@ -326,7 +326,7 @@ proctype rank(byte me) {
         END_EARLY
         read(ROOT)
      :: KIND == GATHER && ROOT != me ->
-        put_in();
+        write_data();
         post();
         close_stage()
      :: KIND == GATHER && ROOT == me ->

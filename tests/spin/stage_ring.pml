@@ -1,7 +1,7 @@
 /* No reader reads an overwritten staging buffer, within a call of many rounds and from one call
  * to the next; and no rank waits for ever.
  *
- * Mirrors: csrc/core/shm/staging/stage.cc, open(), fill(), read() and close();
+ * Mirrors: csrc/core/shm/staging/staging.cc, open(), fill(), read() and close();
  * csrc/core/shm/collectives/all_reduce.cc, all_reduce_chunked(), with its rounds, its order of steps, one
  * chunk staged ahead and one gathered behind; broadcast.cc and gather.cc, staged, for the two
  * ways in which a writer waits for its readers. The one-round forms are in slot_reuse.pml. The
@@ -111,7 +111,7 @@ inline choose() {
 #define FREED_BY(round) PROGRESS(call, (round) - buffers + 1)
 #endif
 
-/* Stage::fill(), up to the point at which the buffer may be written. */
+/* Staging::fill(), up to the point at which the buffer may be written. */
 #define ALL 255
 inline wait_free(round, reader) {
   if

@@ -137,7 +137,7 @@ class Order {
   std::vector<int> held_;
 };
 
-void tell_once(const std::string& path, int error) {
+void log_once(const std::string& path, int error) {
   // Relaxed: the thread that sets it first logs; it guards no data.
   static std::atomic<bool> told{false};
   if (!told.exchange(true, std::memory_order_relaxed))
@@ -189,7 +189,7 @@ void MemoryReservation::announce(Entry* entry, const std::string& path) {
     entry->begin = begin;
     entry->end = begin + pages;
   } else {
-    tell_once(path, errno);
+    log_once(path, errno);
     entry->ledger.reset();
   }
 }
@@ -204,7 +204,7 @@ MemoryReservation::Refusal MemoryReservation::try_once(const std::string& proc,
     if (entries_.back().ledger.valid())
       order.enter(entries_.back().ledger.get(), limit.path);
     else
-      tell_once(limit.path, errno);
+      log_once(limit.path, errno);
   }
   for (size_t k = 0; k < paths.size(); ++k)
     if (entries_[k].ledger.valid()) announce(&entries_[k], paths[k].path);

@@ -83,10 +83,10 @@ Connection::Connection(UniqueFd socket) : socket_(std::move(socket)) {
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  outlast(kLeastSilence);
+  tolerate_silence(kLeastSilence);
 }
 
-void Connection::outlast(std::chrono::milliseconds silence) {
+void Connection::tolerate_silence(std::chrono::milliseconds silence) {
   if (silence <= silence_) return;
   silence_ = silence;
   const int64_t ms = std::min<int64_t>(silence.count(), (kProbes + 1) * kLongestProbeS * 1000);

@@ -29,12 +29,12 @@ enum class MessageKind : uint16_t {
   kStart,           // to all, from the first member: all are connected
   kFail,            // to all, before kStart: all give up, for this cause
   // Between connected members:
-  kEnd,      // to all: `rank` has ended the Team `id`; the text has the call and the cause
-  kGone,     // to all: `rank` has died or left
-  kGoodbye,  // to linked members: the sender ends in order, and nothing follows
-  kOutlast,  // to linked members: `id` is the silence that both ends tolerate, in ms
-  kAsk,      // to all: has the receiver reached a position of a Team? `id`: the question
-  kAnswer,   // back along the path of the question: `rank` has reached it, or not
+  kEnd,              // to all: `rank` has ended the Team `id`; the text has the call and the cause
+  kGone,             // to all: `rank` has died or left
+  kGoodbye,          // to linked members: the sender ends in order, and nothing follows
+  kTolerateSilence,  // to linked members: `id` is the silence that both ends tolerate, in ms
+  kAsk,              // to all: has the receiver reached a position of a Team? `id`: the question
+  kAnswer,           // back along the path of the question: `rank` has reached it, or not
   // While a group forms:
   kTable,  // a part of the member table of the meeting `id`; `rank` more parts follow
   // Between connected members, too:
@@ -100,7 +100,7 @@ class Connection {
   void finish();
   // The kernel takes the other end for lost after this long without an answer; initially
   // kLeastSilence. A shorter silence than before changes nothing.
-  void outlast(std::chrono::milliseconds silence);
+  void tolerate_silence(std::chrono::milliseconds silence);
 
   // Closes the connection, even if another process has inherited its descriptor.
   void hang_up();

@@ -15,14 +15,14 @@
 namespace dscomm {
 
 // A rank's answer to a question.
-enum class Progress : uint8_t {
+enum class Answer : uint8_t {
   kSilent,   // no answer yet: the rank is stopped or cut off, or the answer is on its way
   kBehind,   // the rank runs, and has not reached the position
   kReached,  // the rank has reached it
 };
 
 // Names this rank and its group in messages.
-struct Caller {
+struct CallerName {
   std::string name;  // "rank 3 (pid 7 on host b)"
   std::string group;
 };
@@ -47,11 +47,11 @@ class FailureDetector {
 
   // If this rank has been cut off from all others for `grace_ns`, although some live: the death of
   // one of `ranks`, because Teams that they end cannot be reported here any more. OK otherwise.
-  virtual Status cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
+  virtual Status death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
   // The first cause for which a rank ended the Team, or OK. `call` is the number of the call in
   // progress (0: the Team is being made): ignores an end by a rank that had finished it; see
-  // Team::look().
+  // Team::failure_in().
   virtual Status ended(uint64_t team_id, uint64_t call = kAnyCall) const = 0;
 
   // Tells all ranks that the Team has ended, why, and the first call that this rank had not
@@ -67,12 +67,12 @@ class FailureDetector {
   // question's number for answers(); close_question() ends it.
   virtual uint64_t ask(uint64_t team_id, uint64_t position) = 0;
   // The answers so far, by rank.
-  virtual std::vector<Progress> answers(uint64_t question) const = 0;
+  virtual std::vector<Answer> answers(uint64_t question) const = 0;
   virtual void close_question(uint64_t question) = 0;
 
   // This rank begins a call of the Team, which others may complete without it. The last calls are
   // kept, for a while even after forget().
-  virtual void note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) = 0;
+  virtual void note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller) = 0;
   // Asks all ranks, without waiting, to compare their calls with the last ones that this rank
   // noted. A rank that made a different call, or makes one later, ends the Team with kMismatch.
   // Unless `always`, does nothing if another rank has asked the same since this rank last asked.

@@ -81,15 +81,15 @@ bool Flooding::end(uint64_t team_id, const Status& cause, uint64_t unfinished_ca
                      .text(bounded_text(cause.message(), kMessageTextBytes - heading_bytes))
                      .take();
   const uint64_t before = count_;
-  static_cast<void>(take_end(rank_, message));
+  static_cast<void>(handle_end(rank_, message));
   return count_ != before;
 }
 
 uint64_t Flooding::ask(uint64_t team_id, uint64_t position) {
   const uint64_t question = static_cast<uint64_t>(rank_) << 32 | ++asked_;
-  std::vector<Progress>& answers = open_[question];
-  answers.assign(members_.size(), Progress::kSilent);
-  answers[static_cast<size_t>(rank_)] = Progress::kReached;
+  std::vector<Answer>& answers = open_[question];
+  answers.assign(members_.size(), Answer::kSilent);
+  answers[static_cast<size_t>(rank_)] = Answer::kReached;
   Message message = Message::about(MessageKind::kAsk, rank_, question);
   message.text = Packer().number(team_id).number(position).take();
   pass_on(rank_, message);
@@ -105,7 +105,7 @@ void Flooding::forget(uint64_t team_id) {
   if (forgotten_.size() > kTeamsKept) forgotten_.pop_front();
 }
 
-bool Flooding::note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) {
+bool Flooding::note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller) {
   Calls& calls = calls_[team_id];
   if (calls.last.empty()) calls.caller = caller;
   if (calls.last.size() == kCallsKept) calls.last.pop_front();
@@ -133,7 +133,7 @@ void Flooding::compare_calls(uint64_t team_id, bool always) {
   pass_on(rank_, message);
 }
 
-void Flooding::tell_links(const Message& message) { pass_on(rank_, message); }
+void Flooding::send_to_links(const Message& message) { pass_on(rank_, message); }
 
 void Flooding::pass_on(int from, const Message& message) {
   const std::string bytes = encode(message);
@@ -141,7 +141,7 @@ void Flooding::pass_on(int from, const Message& message) {
     if (link != from) outbox_.emplace_back(link, bytes);
 }
 
-bool Flooding::take(int from, const Message& message) {
+bool Flooding::handle(int from, const Message& message) {
   switch (message.kind) {
     case MessageKind::kMissing:
     case MessageKind::kReady:
@@ -153,25 +153,25 @@ bool Flooding::take(int from, const Message& message) {
                             " gave up before all members were connected: " + message.text));
       return true;
     case MessageKind::kEnd:
-      return take_end(from, message);
+      return handle_end(from, message);
     case MessageKind::kGone:
-      return take_gone(from, message);
+      return handle_gone(from, message);
     case MessageKind::kGoodbye:
       lose(from, describe_leave(name_member(members_, from), message.departure()),
            message.departure());
       return true;
     case MessageKind::kAsk:
-      return take_question(from, message);
+      return handle_question(from, message);
     case MessageKind::kAnswer:
-      return take_answer(message);
+      return handle_answer(message);
     case MessageKind::kCompare:
-      return take_comparison(from, message);
+      return handle_comparison(from, message);
     default:
       return false;
   }
 }
 
-bool Flooding::take_gone(int from, const Message& message) {
+bool Flooding::handle_gone(int from, const Message& message) {
   if (message.rank < 0 || message.rank >= static_cast<int>(members_.size()) ||
       message.code == Code::kOk)
     return false;
@@ -202,7 +202,7 @@ bool Flooding::note_gone(int rank, const Status& status, const Departure& depart
   return true;
 }
 
-bool Flooding::take_end(int from, const Message& message) {
+bool Flooding::handle_end(int from, const Message& message) {
   Unpacker unpacker(message.text);
   const uint64_t unfinished_call = unpacker.number();
   const std::string text = unpacker.text();
@@ -217,15 +217,15 @@ bool Flooding::take_end(int from, const Message& message) {
   return true;
 }
 
-bool Flooding::take_question(int from, const Message& message) {
+bool Flooding::handle_question(int from, const Message& message) {
   Unpacker unpacker(message.text);
   const uint64_t team_id = unpacker.number(), position = unpacker.number();
   if (!unpacker.whole()) return false;
-  if (message.rank == rank_ || !way_back_.try_emplace(message.id, from).second) return true;
-  heard_.push_back(message.id);
-  if (heard_.size() > kQuestions) {
-    way_back_.erase(heard_.front());
-    heard_.pop_front();
+  if (message.rank == rank_ || !answer_route_.try_emplace(message.id, from).second) return true;
+  answer_route_order_.push_back(message.id);
+  if (answer_route_order_.size() > kQuestions) {
+    answer_route_.erase(answer_route_order_.front());
+    answer_route_order_.pop_front();
   }
   pass_on(from, message);
   auto found = positions_.find(team_id);
@@ -237,7 +237,7 @@ bool Flooding::take_question(int from, const Message& message) {
   return true;
 }
 
-bool Flooding::take_comparison(int from, const Message& message) {
+bool Flooding::handle_comparison(int from, const Message& message) {
   Unpacker unpacker(message.text);
   const uint64_t team_id = unpacker.number();
   const std::string records = unpacker.text();
@@ -287,16 +287,16 @@ bool Flooding::compare(uint64_t team_id, const Calls& calls, const Question& que
   return false;
 }
 
-bool Flooding::take_answer(const Message& message) {
+bool Flooding::handle_answer(const Message& message) {
   Unpacker unpacker(message.text);
   const uint64_t has_reached = unpacker.number();
   if (!unpacker.whole() || message.rank < 0 || message.rank >= static_cast<int>(members_.size()))
     return false;
   if (auto open = open_.find(message.id); open != open_.end())
     open->second[static_cast<size_t>(message.rank)] =
-        has_reached != 0 ? Progress::kReached : Progress::kBehind;
-  else if (auto way = way_back_.find(message.id);
-           way != way_back_.end() &&
+        has_reached != 0 ? Answer::kReached : Answer::kBehind;
+  else if (auto way = answer_route_.find(message.id);
+           way != answer_route_.end() &&
            std::find(links_.begin(), links_.end(), way->second) != links_.end())
     send(way->second, message);
   return true;

@@ -40,16 +40,16 @@ class Flooding {
   void note_position(uint64_t team_id, uint64_t position) { positions_[team_id] = position; }
   void forget(uint64_t team_id);
   uint64_t ask(uint64_t team_id, uint64_t position);
-  const std::vector<Progress>& answers(uint64_t question) const { return open_.at(question); }
+  const std::vector<Answer>& answers(uint64_t question) const { return open_.at(question); }
   void close_question(uint64_t question) { open_.erase(question); }
   // Whether the call differs from one that another member asked about, and has ended the Team.
-  bool note_call(uint64_t team_id, const CallRecord& call, const Caller& caller);
+  bool note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller);
   void compare_calls(uint64_t team_id, bool always);
   // Sends to all linked members, which do not pass it on.
-  void tell_links(const Message& message);
+  void send_to_links(const Message& message);
 
   // Handles a message from a linked member. False if it is invalid.
-  bool take(int from, const Message& message);
+  bool handle(int from, const Message& message);
   // The connection to `link` has ended, for this reason.
   void lose(int link, const Status& status, const Departure& departure = {});
 
@@ -60,11 +60,11 @@ class Flooding {
   void send(int to, const Message& message) { outbox_.emplace_back(to, encode(message)); }
   void pass_on(int from, const Message& message);
   bool note_gone(int rank, const Status& status, const Departure& departure);
-  bool take_end(int from, const Message& message);
-  bool take_gone(int from, const Message& message);
-  bool take_question(int from, const Message& message);
-  bool take_answer(const Message& message);
-  bool take_comparison(int from, const Message& message);
+  bool handle_end(int from, const Message& message);
+  bool handle_gone(int from, const Message& message);
+  bool handle_question(int from, const Message& message);
+  bool handle_answer(const Message& message);
+  bool handle_comparison(int from, const Message& message);
 
   const int rank_;
   const std::vector<TransportMember>& members_;
@@ -89,7 +89,7 @@ class Flooding {
     std::vector<CallRecord> calls;
   };
   struct Calls {
-    Caller caller;
+    CallerName caller;
     std::deque<CallRecord> last;  // the newest last
     Question ahead;               // of the member that is furthest ahead; without calls: none
     bool is_asked = false;        // another member has asked about the newest call
@@ -99,10 +99,10 @@ class Flooding {
   std::deque<std::pair<uint64_t, Calls>> forgotten_;  // the oldest first
   std::set<uint64_t> compared_;                       // ids of comparisons that have come
   std::deque<uint64_t> comparisons_;                  // the same, the oldest first
-  std::map<uint64_t, std::vector<Progress>> open_;    // open questions of this process
+  std::map<uint64_t, std::vector<Answer>> open_;      // open questions of this process
   uint64_t asked_ = 0;                                // number of questions of this process so far
-  std::map<uint64_t, int> way_back_;  // the link on which a question of another member came
-  std::deque<uint64_t> heard_;        // the keys of way_back_, the oldest first
+  std::map<uint64_t, int> answer_route_;     // the link on which a question of another member came
+  std::deque<uint64_t> answer_route_order_;  // the keys of answer_route_, the oldest first
   std::vector<std::pair<int, std::string>> outbox_;
 };
 

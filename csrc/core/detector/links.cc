@@ -49,7 +49,7 @@ std::set<int> linked_before(const Hosts& hosts, int host, int position) {
 
 }  // namespace
 
-std::vector<Links> links_of(const std::vector<TransportMember>& members) {
+std::vector<Links> make_links(const std::vector<TransportMember>& members) {
   Hosts hosts;
   for (size_t k = 0; k < members.size(); ++k) {
     const auto host = static_cast<size_t>(members[k].host);

@@ -31,6 +31,6 @@ struct Links {
 };
 
 // Of all members, by rank; both lists are ascending.
-std::vector<Links> links_of(const std::vector<TransportMember>& members);
+std::vector<Links> make_links(const std::vector<TransportMember>& members);
 
 }  // namespace dscomm

@@ -86,14 +86,15 @@ Status Listener::listen_at(const std::string& address) {
 }
 
 void Listener::add_to(std::vector<pollfd>* entries) const {
-  for (const Arrival& arrival : arrivals_) entries->push_back({arrival.connection.fd(), POLLIN, 0});
+  for (const PendingConnection& arrival : pending_)
+    entries->push_back({arrival.connection.fd(), POLLIN, 0});
   for (const UniqueFd& listener : listeners_) entries->push_back({listener.get(), POLLIN, 0});
 }
 
-Status Listener::take(std::span<const pollfd> entries, const Admit& admit) {
+Status Listener::handle(std::span<const pollfd> entries, const Admit& admit) {
   const pollfd* entry = entries.data();
   const int64_t now = monotonic_ns();
-  std::erase_if(arrivals_, [&](Arrival& arrival) {
+  std::erase_if(pending_, [&](PendingConnection& arrival) {
     if ((entry++)->revents == 0) return now - arrival.since_ns > kHelloNs;
     arrival.connection.receive();
     return is_settled(&arrival.connection, admit) || arrival.connection.ended();
@@ -115,8 +116,8 @@ Status Listener::accept_from(int listener) {
       return {};  // no connection is waiting
     }
     // A member whose connection is dropped tries again.
-    if (arrivals_.size() >= expected_ + kStrangers) arrivals_.erase(arrivals_.begin());
-    arrivals_.push_back({Connection(std::move(socket)), monotonic_ns()});
+    if (pending_.size() >= expected_ + kStrangers) pending_.erase(pending_.begin());
+    pending_.push_back({Connection(std::move(socket)), monotonic_ns()});
   }
   return {};
 }

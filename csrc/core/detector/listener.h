@@ -35,11 +35,11 @@ class Listener {
   // Handles the results of poll() for add_to()'s entries. Calls `admit` for each member that has
   // identified itself; `admit` takes the connection, or leaves it to be closed.
   using Admit = std::function<void(int rank, Connection&& connection)>;
-  Status take(std::span<const pollfd> entries, const Admit& admit);
+  Status handle(std::span<const pollfd> entries, const Admit& admit);
 
  private:
   // A connection whose peer has not identified itself.
-  struct Arrival {
+  struct PendingConnection {
     Connection connection;
     int64_t since_ns = 0;
   };
@@ -53,7 +53,7 @@ class Listener {
   const size_t expected_;
   std::string token_, endpoints_;
   std::vector<UniqueFd> listeners_;
-  std::vector<Arrival> arrivals_;
+  std::vector<PendingConnection> pending_;
 };
 
 }  // namespace dscomm

@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-#include "core/detector/dial.h"
+#include "core/detector/connector.h"
 #include "core/detector/links.h"
 #include "core/detector/listener.h"
 #include "core/store/store_exchange.h"
@@ -24,12 +24,12 @@ namespace dscomm {
 namespace {
 
 // How often a member checks whether another one has given up.
-constexpr int64_t kLookForFailureEveryNs = 200 * kMs;
+constexpr int64_t kCheckFailureEveryNs = 200 * kMs;
 // How often it looks for an invitation: at first, and at last.
 constexpr int64_t kFirstInvitationPauseNs = kMs, kLongestInvitationPauseNs = 50 * kMs;
 // A member with all of its connections waits this much beyond its deadline, because a member that
 // lacks one knows the reason. The first member, which hears whom all wait for, waits half of it.
-constexpr int64_t kVerdictNs = 500 * kMs;
+constexpr int64_t kLinkedGraceNs = 500 * kMs;
 // How often a member reports missing members.
 constexpr int64_t kTellEveryNs = 500 * kMs;
 // Hosts are numbered in the order of their members, so rank 0 is the first of the first host.
@@ -43,10 +43,10 @@ class Rendezvous {
  public:
   Rendezvous(const TransportRequest& request, Store& store, const Deadline& deadline)
       : request_(request),
-        links_(links_of(request.members)[static_cast<size_t>(request.rank)]),
+        links_(make_links(request.members)[static_cast<size_t>(request.rank)]),
         exchange_(store, exchange_of(request), deadline),
         deadline_(deadline),
-        linked_deadline_(deadline.later(links_.up.empty() ? kVerdictNs / 2 : kVerdictNs)),
+        linked_deadline_(deadline.later(links_.up.empty() ? kLinkedGraceNs / 2 : kLinkedGraceNs)),
         time_left_(deadline),
         linked_time_left_(linked_deadline_),
         listener_(request, links_.down.size()) {
@@ -56,10 +56,10 @@ class Rendezvous {
 
   Result<std::vector<Link>> run() {
     Status status = invite();
-    while (status.ok() && !is_started_) status = turn();
+    while (status.ok() && !is_started_) status = run_once();
     if (!status.ok()) return give_up(status);
     // The first message on every connection, so that the receiver has started when it reads others.
-    tell_all(Message::about(MessageKind::kStart, request_.rank, request_.id));
+    send_to_all(Message::about(MessageKind::kStart, request_.rank, request_.id));
     std::vector<Link> links;
     for (auto& [rank, peer] : peers_) links.push_back({rank, std::move(peer.connection)});
     return links;
@@ -67,9 +67,9 @@ class Rendezvous {
 
  private:
   struct Peer {
-    bool is_up = false;          // this member connects to it
-    bool is_ready = false;       // it has said that it is ready
-    std::unique_ptr<Dial> dial;  // while it is not connected
+    bool is_up = false;                    // this member connects to it
+    bool is_ready = false;                 // it has said that it is ready
+    std::unique_ptr<Connector> connector;  // while it is not connected
     Connection connection;
   };
 
@@ -80,18 +80,18 @@ class Rendezvous {
   }
 
   Status invite();
-  Status turn();
-  Status look();
+  Status run_once();
+  Status check();
   Status read_invitations();
   void say_ready();
   Status wait();
   Status listen_to(int rank, Peer& peer);
-  Status take(int rank, Peer& peer, const Message& message);
+  Status handle(int rank, Peer& peer, const Message& message);
   Status timed_out();
   std::string missing() const;
   std::string awaited() const;
   void tell_who_is_missing();
-  void tell_all(const Message& message);
+  void send_to_all(const Message& message);
   void say(Peer& peer, const Message& message);
   Status give_up(const Status& status);
 
@@ -110,10 +110,11 @@ class Rendezvous {
   Listener listener_;
   std::map<int, Peer> peers_;
   bool has_said_ready_ = false, is_started_ = false, is_over_ = false;
-  bool is_told_ = false;  // the cause of the failure came over a connection
+  bool has_failure_ = false;  // the cause of the failure came over a connection
   int64_t pause_ns_ = kFirstInvitationPauseNs, read_again_ns_ = 0;
   std::map<int, std::string> missing_;  // whom connected members wait for, by their reports
-  std::optional<std::pair<std::string, std::string>> told_;  // its last report: to `up`, to `down`
+  std::optional<std::pair<std::string, std::string>>
+      last_report_;  // its last report: to `up`, to `down`
   int64_t next_telling_ns_ = 0;
 };
 
@@ -125,28 +126,28 @@ Status Rendezvous::invite() {
   return published.ok() ? published : error(published);
 }
 
-Status Rendezvous::turn() {
-  DSCOMM_RETURN_IF_ERROR(look());
+Status Rendezvous::run_once() {
+  DSCOMM_RETURN_IF_ERROR(check());
   if (!is_linked()) DSCOMM_RETURN_IF_ERROR(read_invitations());
   for (auto& [rank, peer] : peers_)
-    if (peer.dial)
-      if (Status status = peer.dial->begin(); !status.ok()) return error(status);
+    if (peer.connector)
+      if (Status status = peer.connector->begin(); !status.ok()) return error(status);
   tell_who_is_missing();
   say_ready();
   return is_started_ ? Status() : wait();
 }
 
 // Whether waiting still makes sense.
-Status Rendezvous::look() {
+Status Rendezvous::check() {
   const bool was_over = is_over_;  // before the last turn, which found nothing new
   is_over_ = left_ns() <= 0;
   // With all connections up, failures come over them; that spares the store.
-  Status failure = is_linked() ? Status() : exchange_.look();
+  Status failure = is_linked() ? Status() : exchange_.check();
   // If the others have timed out, they waited for this member: what it tried says more.
   if (failure.code() == Code::kTimeout)
     for (const auto& [rank, peer] : peers_)
-      if (peer.dial)
-        return error(peer.dial->unreachable(
+      if (peer.connector)
+        return error(peer.connector->unreachable(
             Code::kTimeout, fmt::format("timed out after {}, in which it could not connect",
                                         deadline_.timeout_text())));
   DSCOMM_RETURN_IF_ERROR(failure);
@@ -157,13 +158,13 @@ Status Rendezvous::read_invitations() {
   const int64_t now = monotonic_ns();
   if (now < read_again_ns_) return {};
   for (auto& [rank, peer] : peers_) {
-    if (!peer.is_up || peer.dial || peer.connection.open()) continue;
+    if (!peer.is_up || peer.connector || peer.connection.open()) continue;
     Result<std::optional<std::string>> bytes = exchange_.find(invitation_name(rank));
     if (!bytes.ok()) return error(bytes.status());
     if (!bytes.value()) continue;
-    auto dial = std::make_unique<Dial>(request_, rank);
-    if (Status status = dial->read(*bytes.value()); !status.ok()) return error(status);
-    peer.dial = std::move(dial);
+    auto connector = std::make_unique<Connector>(request_, rank);
+    if (Status status = connector->read(*bytes.value()); !status.ok()) return error(status);
+    peer.connector = std::move(connector);
   }
   read_again_ns_ = now + pause_ns_;
   pause_ns_ = std::min(2 * pause_ns_, kLongestInvitationPauseNs);
@@ -185,18 +186,18 @@ void Rendezvous::say_ready() {
 
 Status Rendezvous::wait() {
   std::vector<pollfd> entries;
-  int64_t turn_ns = monotonic_ns() + kLookForFailureEveryNs;
+  int64_t wake_ns = monotonic_ns() + kCheckFailureEveryNs;
   const bool awaits_invitation = std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
-    return entry.second.is_up && !entry.second.dial && !entry.second.connection.open();
+    return entry.second.is_up && !entry.second.connector && !entry.second.connection.open();
   });
-  if (awaits_invitation) turn_ns = std::min(turn_ns, read_again_ns_);
+  if (awaits_invitation) wake_ns = std::min(wake_ns, read_again_ns_);
   std::map<int, std::pair<size_t, size_t>> dials;  // first entry and number of entries
   for (auto& [rank, peer] : peers_) {
-    if (peer.dial) {
+    if (peer.connector) {
       const size_t first = entries.size();
-      peer.dial->add_to(&entries);
+      peer.connector->add_to(&entries);
       dials[rank] = {first, entries.size() - first};
-      turn_ns = std::min(turn_ns, peer.dial->next_turn_ns());
+      wake_ns = std::min(wake_ns, peer.connector->next_attempt_ns());
     }
     if (!peer.connection.open()) continue;
     const bool sends = peer.connection.has_queued();
@@ -207,7 +208,7 @@ Status Rendezvous::wait() {
   listener_.add_to(&entries);
 
   const int64_t began_ns = monotonic_ns();
-  const int64_t asked_ns = std::max(std::min(turn_ns - began_ns, std::max(left_ns(), kMs)), kMs);
+  const int64_t asked_ns = std::max(std::min(wake_ns - began_ns, std::max(left_ns(), kMs)), kMs);
   const int ready = ::poll(entries.data(), entries.size(), static_cast<int>(asked_ns / kMs));
   const int reason = errno;
   deadline_.note_slice(began_ns, asked_ns);
@@ -221,24 +222,24 @@ Status Rendezvous::wait() {
   for (auto& [rank, peer] : peers_) {
     if (auto place = dials.find(rank); place != dials.end()) {
       next = place->second.first + place->second.second;
-      if (peer.dial->take(all.subspan(place->second.first, place->second.second))) {
-        peer.connection = peer.dial->connection();
-        peer.dial.reset();
-        told_.reset();  // this peer has been told nothing
+      if (peer.connector->handle(all.subspan(place->second.first, place->second.second))) {
+        peer.connection = peer.connector->connection();
+        peer.connector.reset();
+        last_report_.reset();  // this peer has been told nothing
       }
     } else if (peer.connection.open()) {
       if (all[next++].revents != 0) DSCOMM_RETURN_IF_ERROR(listen_to(rank, peer));
     }
   }
   const Status status =
-      listener_.take(all.subspan(first_of_listener), [this](int rank, Connection&& connection) {
+      listener_.handle(all.subspan(first_of_listener), [this](int rank, Connection&& connection) {
         auto peer = peers_.find(rank);
         // A member tries several addresses: the first connection counts.
         if (peer == peers_.end() || peer->second.is_up || peer->second.connection.open()) return;
         peer->second.connection = std::move(connection);
         peer->second.connection.queue(Message::about(MessageKind::kWelcome, rank, request_.id));
         peer->second.connection.flush();
-        told_.reset();  // this peer has been told nothing
+        last_report_.reset();  // this peer has been told nothing
       });
   return status.ok() ? status : error(status);
 }
@@ -248,7 +249,7 @@ Status Rendezvous::listen_to(int rank, Peer& peer) {
   peer.connection.receive();
   Message message;
   while (!is_started_ && peer.connection.next(&message))
-    DSCOMM_RETURN_IF_ERROR(take(rank, peer, message));
+    DSCOMM_RETURN_IF_ERROR(handle(rank, peer, message));
   if (is_started_ || !peer.connection.ended()) return {};
   return error(Status(Code::kPeerDied,
                       name(rank) +
@@ -257,14 +258,14 @@ Status Rendezvous::listen_to(int rank, Peer& peer) {
                           "system log"));
 }
 
-Status Rendezvous::take(int rank, Peer& peer, const Message& message) {
+Status Rendezvous::handle(int rank, Peer& peer, const Message& message) {
   const bool is_ours = message.id == request_.id;
   if (is_ours && message.kind == MessageKind::kStart) {
     is_started_ = true;
   } else if (is_ours && message.kind == MessageKind::kReady && !peer.is_up) {
     peer.is_ready = true;
   } else if (is_ours && message.kind == MessageKind::kFail && message.code != Code::kOk) {
-    is_told_ = true;
+    has_failure_ = true;
     return message.status();
   } else if (is_ours && message.kind == MessageKind::kMissing && message.rank >= 0 &&
              message.rank < static_cast<int>(request_.members.size())) {
@@ -278,9 +279,9 @@ Status Rendezvous::take(int rank, Peer& peer, const Message& message) {
 Status Rendezvous::timed_out() {
   const std::string after = "timed out after " + deadline_.timeout_text();
   for (const auto& [rank, peer] : peers_)
-    if (peer.dial)
+    if (peer.connector)
       return error(
-          peer.dial->unreachable(Code::kTimeout, after + ", in which it could not connect"));
+          peer.connector->unreachable(Code::kTimeout, after + ", in which it could not connect"));
   const std::string who = awaited();
   return error(Status(Code::kTimeout,
                       after + " waiting for " +
@@ -305,7 +306,7 @@ std::string Rendezvous::missing() const {
   std::string not_here, silent;
   size_t count = 0;
   for (const auto& [rank, peer] : peers_) {
-    if (peer.connection.open() || peer.dial || ++count > kNames) continue;
+    if (peer.connection.open() || peer.connector || ++count > kNames) continue;
     std::string& names = peer.is_up ? silent : not_here;
     names += (names.empty() ? "" : ", ") + name(rank);
   }
@@ -328,15 +329,15 @@ void Rendezvous::tell_who_is_missing() {
   if (is_first) return;  // too early: hardly any member is connected
   Message message = Message::about(MessageKind::kMissing, request_.rank, request_.id);
   const std::string up = awaited(), down = missing();
-  if (told_ == std::pair(up, down)) return;
-  told_ = {up, down};
+  if (last_report_ == std::pair(up, down)) return;
+  last_report_ = {up, down};
   for (auto& [rank, peer] : peers_) {
     message.text = peer.is_up ? up : down;
     say(peer, message);
   }
 }
 
-void Rendezvous::tell_all(const Message& message) {
+void Rendezvous::send_to_all(const Message& message) {
   for (auto& [rank, peer] : peers_) say(peer, message);
 }
 
@@ -352,13 +353,14 @@ void Rendezvous::say(Peer& peer, const Message& message) {
 // late because of others, so it does not ask the store, which may be lost.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
-  const bool is_known = is_told_ || exchange_.is_told();
+  const bool is_known = has_failure_ || exchange_.has_read_failure();
   const bool is_late = status.code() == Code::kTimeout, was_linked = is_linked();
   if (!is_known && !is_late) cause = exchange_.fail(status);
-  const Message last_word = Message::about(MessageKind::kFail, request_.rank, request_.id, cause);
-  tell_all(last_word);
+  const Message last_message =
+      Message::about(MessageKind::kFail, request_.rank, request_.id, cause);
+  send_to_all(last_message);
   for (auto& [rank, peer] : peers_) {
-    if (peer.dial) peer.dial->hang_up(last_word);
+    if (peer.connector) peer.connector->hang_up(last_message);
     peer.connection.hang_up();
   }
   if (!is_known && is_late && !was_linked) cause = exchange_.fail(status);
@@ -369,7 +371,7 @@ Status Rendezvous::give_up(const Status& status) {
 }  // namespace
 
 void remove_invitation(const TransportRequest& request, Store& store, const Deadline& deadline) {
-  if (links_of(request.members)[static_cast<size_t>(request.rank)].down.empty()) return;
+  if (make_links(request.members)[static_cast<size_t>(request.rank)].down.empty()) return;
   StoreExchange(store, exchange_of(request), deadline).remove(invitation_name(request.rank));
 }
 

@@ -26,7 +26,7 @@ constexpr int kLeaveSliceMs = 100;
 constexpr std::chrono::minutes kBeyondTimeout{1};
 
 std::vector<int> all_links(const TransportRequest& request) {
-  Links links = links_of(request.members)[static_cast<size_t>(request.rank)];
+  Links links = make_links(request.members)[static_cast<size_t>(request.rank)];
   links.up.insert(links.up.end(), links.down.begin(), links.down.end());
   return std::move(links.up);
 }
@@ -115,7 +115,7 @@ Departure TcpFailureDetector::departure(int rank) const {
   return flooding_.departure(rank);
 }
 
-Status TcpFailureDetector::cut_off(const std::vector<int>& ranks, int64_t grace_ns) const {
+Status TcpFailureDetector::death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns) const {
   std::lock_guard lock(mutex_);
   if (!flooding_.is_cut_off() || monotonic_ns() - cut_off_ns_ < grace_ns) return {};
   for (int rank : ranks)
@@ -164,7 +164,7 @@ uint64_t TcpFailureDetector::ask(uint64_t team_id, uint64_t position) {
   return question;
 }
 
-std::vector<Progress> TcpFailureDetector::answers(uint64_t question) const {
+std::vector<Answer> TcpFailureDetector::answers(uint64_t question) const {
   std::lock_guard lock(mutex_);
   return flooding_.answers(question);
 }
@@ -174,7 +174,8 @@ void TcpFailureDetector::close_question(uint64_t question) {
   flooding_.close_question(question);
 }
 
-void TcpFailureDetector::note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) {
+void TcpFailureDetector::note_call(uint64_t team_id, const CallRecord& call,
+                                   const CallerName& caller) {
   {
     std::lock_guard lock(mutex_);
     if (!flooding_.note_call(team_id, call, caller)) return;
@@ -191,19 +192,19 @@ void TcpFailureDetector::compare_calls(uint64_t team_id, bool always) {
   send_now();
 }
 
-void TcpFailureDetector::outlast(std::chrono::milliseconds timeout) {
+void TcpFailureDetector::tolerate_silence(std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);
     // The sum of the longest timeout and a minute would overflow.
     if (timeout >= std::chrono::milliseconds::max() - kBeyondTimeout) timeout -= kBeyondTimeout;
     if (leaving_) return;
   }
-  take_silence(timeout + kBeyondTimeout);
+  raise_silence(timeout + kBeyondTimeout);
   wake();
 }
 
 // Asks the thread to tell the links, so all members end up with the longest silence.
-void TcpFailureDetector::take_silence(std::chrono::milliseconds silence) {
+void TcpFailureDetector::raise_silence(std::chrono::milliseconds silence) {
   std::lock_guard lock(mutex_);
   if (silence <= silence_) return;
   silence_ = silence;
@@ -240,13 +241,13 @@ void TcpFailureDetector::serve() {
   std::vector<pollfd> entries;
   std::vector<Link*> polled;
   std::optional<TimeLeft> time_left;  // for the goodbye
-  int64_t turn_ns = monotonic_ns();
+  int64_t wake_ns = monotonic_ns();
   int timeout_ms = -1;
   while (true) {
-    if (timeout_ms > 0) leave_by_->note_slice(turn_ns, int64_t{timeout_ms} * 1'000'000);
-    turn_ns = monotonic_ns();
+    if (timeout_ms > 0) leave_by_->note_slice(wake_ns, int64_t{timeout_ms} * 1'000'000);
+    wake_ns = monotonic_ns();
     std::unique_lock lock(links_mutex_);
-    take_orders();
+    handle_requests();
     flush_all();
     entries.assign(1, {wake_.get(), POLLIN, 0});
     polled.clear();
@@ -266,7 +267,7 @@ void TcpFailureDetector::serve() {
     }
     lock.unlock();
     if (::poll(entries.data(), entries.size(), timeout_ms) < 0) continue;
-    if (entries[0].revents != 0) sleep_again();
+    if (entries[0].revents != 0) clear_wakeup();
     lock.lock();
     for (size_t i = 0; i < polled.size(); ++i)
       if (entries[i + 1].revents != 0) listen_to(*polled[i]);
@@ -286,31 +287,32 @@ bool TcpFailureDetector::await_start() {
     }
     // Ends: start() or leave() wakes it; connect() calls one of them soon after its deadline.
     pollfd entry{wake_.get(), POLLIN, 0};
-    if (::poll(&entry, 1, -1) > 0) sleep_again();
+    if (::poll(&entry, 1, -1) > 0) clear_wakeup();
   }
 }
 
-void TcpFailureDetector::sleep_again() {
+void TcpFailureDetector::clear_wakeup() {
   uint64_t times;
   [[maybe_unused]] ssize_t count = ::read(wake_.get(), &times, sizeof times);
 }
 
 // Handles requests of other threads.
-void TcpFailureDetector::take_orders() {
+void TcpFailureDetector::handle_requests() {
   std::optional<std::chrono::milliseconds> silence;
   bool leaves;
   {
     std::lock_guard lock(mutex_);
     if (std::exchange(silence_is_new_, false)) {
       silence = silence_;
-      flooding_.tell_links(
-          Message::about(MessageKind::kOutlast, rank_, static_cast<uint64_t>(silence_.count())));
+      flooding_.send_to_links(Message::about(MessageKind::kTolerateSilence, rank_,
+                                             static_cast<uint64_t>(silence_.count())));
     }
     leaves = leaving_ && !leave_by_;
-    if (leaves) flooding_.tell_links(Message::about_departure(MessageKind::kGoodbye, rank_, own_));
+    if (leaves)
+      flooding_.send_to_links(Message::about_departure(MessageKind::kGoodbye, rank_, own_));
   }
   for (Link& link : links_)
-    if (silence && link.connection.open()) link.connection.outlast(*silence);
+    if (silence && link.connection.open()) link.connection.tolerate_silence(*silence);
   send_outbox();
   if (leaves) leave_by_ = Deadline::after(kLeaveLimit);
 }
@@ -352,8 +354,8 @@ void TcpFailureDetector::listen_to(Link& link) {
   link.connection.receive();
   Message message;
   while (link.connection.open() && link.connection.next(&message)) {
-    if (message.kind == MessageKind::kOutlast) {
-      take_silence(std::chrono::milliseconds(
+    if (message.kind == MessageKind::kTolerateSilence) {
+      raise_silence(std::chrono::milliseconds(
           std::min<uint64_t>(message.id, std::numeric_limits<int64_t>::max())));
       continue;
     }
@@ -361,7 +363,7 @@ void TcpFailureDetector::listen_to(Link& link) {
     std::function<void(const Status&)> on_death;
     {
       std::lock_guard lock(mutex_);
-      is_meant = flooding_.take(link.rank, message);
+      is_meant = flooding_.handle(link.rank, message);
       publish();
       if (!flooding_.first_death().ok()) on_death = std::exchange(on_death_, nullptr);
     }

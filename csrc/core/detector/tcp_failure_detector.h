@@ -45,20 +45,20 @@ class TcpFailureDetector final : public FailureDetector {
   Status gone(int rank) const override;
   Departure departure(int rank) const override;
   void note_end(const std::string& exception) override;
-  Status cut_off(const std::vector<int>& ranks, int64_t grace_ns) const override;
+  Status death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns) const override;
   Status ended(uint64_t team_id, uint64_t call = kAnyCall) const override;
   void end(uint64_t team_id, const Status& cause, uint64_t unfinished_call = 0) override;
   void note_position(uint64_t team_id, uint64_t position) override;
   void forget(uint64_t team_id) override;
   uint64_t ask(uint64_t team_id, uint64_t position) override;
-  std::vector<Progress> answers(uint64_t question) const override;
+  std::vector<Answer> answers(uint64_t question) const override;
   void close_question(uint64_t question) override;
-  void note_call(uint64_t team_id, const CallRecord& call, const Caller& caller) override;
+  void note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller) override;
   void compare_calls(uint64_t team_id, bool always) override;
 
   // A group of this process has this timeout: all members' connections now tolerate as long a
   // silence. A shorter timeout than before changes nothing. Does not block.
-  void outlast(std::chrono::milliseconds timeout);
+  void tolerate_silence(std::chrono::milliseconds timeout);
 
   // Calls `body` once, with the first death: on the detector's thread, or at once if a death is
   // known. It must not use the detector.
@@ -81,9 +81,9 @@ class TcpFailureDetector final : public FailureDetector {
 
   void serve();
   bool await_start();
-  void sleep_again();
-  void take_silence(std::chrono::milliseconds silence);
-  void take_orders();
+  void clear_wakeup();
+  void raise_silence(std::chrono::milliseconds silence);
+  void handle_requests();
   void send_outbox();
   void send_now();
   void flush_all();

@@ -87,7 +87,7 @@ std::shared_ptr<TensorPool> Context::process_pool() {
   return process_context_ == nullptr ? nullptr : (*process_context_)->pool_;
 }
 
-FormationParty Context::party() const {
+FormingProcess Context::forming_process() const {
   std::lock_guard lock(transport_mutex_);
   return {arena_,          pool_,          directory_.get(), &address_,    &settings_,
           topology_.get(), host_identity_, networks_,        transport_id_};

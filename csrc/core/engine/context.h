@@ -49,7 +49,7 @@ class Context {
   // The pool of the process's Context; also null before there is a Context. Any thread.
   static std::shared_ptr<TensorPool> process_pool();
   const Topology& topology() const { return *topology_; }
-  FormationParty party() const;
+  FormingProcess forming_process() const;
   WorkerPool& workers() { return *workers_; }
   PointToPoint& point_to_point() { return *point_to_point_; }
   FlightRecord& flight_record() { return *flight_record_; }

@@ -262,7 +262,7 @@ void FlightRecord::write(const std::string& reason) {
   std::map<int, std::vector<GroupRecord>> by_rank;
   for (const auto& group : groups) {
     GroupRecord record;
-    if (group->tell(&record)) by_rank[global_rank(record)].push_back(std::move(record));
+    if (group->fill(&record)) by_rank[global_rank(record)].push_back(std::move(record));
   }
   if (::mkdir(directory_.c_str(), 0777) != 0 && errno != EEXIST)
     log_line(LogLevel::kWarn, "%s: mkdir failed: %s", directory_.c_str(), std::strerror(errno));

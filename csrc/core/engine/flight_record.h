@@ -33,7 +33,7 @@ class RecordedGroup {
  public:
   virtual ~RecordedGroup() = default;
   // Any thread. False for a group that has been closed without a failure.
-  virtual bool tell(GroupRecord* record) const = 0;
+  virtual bool fill(GroupRecord* record) const = 0;
 };
 
 class FlightRecord {

@@ -128,8 +128,8 @@ Status Group::form(std::shared_ptr<Store> store) {
                                                         const Deadline& deadline) {
     return context_->transport(asked, store, deadline);
   };
-  Result<GroupTeams> made =
-      build_teams(context_->party(), *store, request, find_transport, options_.timeout);
+  Result<FormedGroup> made =
+      build_teams(context_->forming_process(), *store, request, find_transport, options_.timeout);
   if (!made.ok()) {
     close_message_port();
     // If the others have formed it, their count for this name is now one higher.
@@ -137,7 +137,7 @@ Status Group::form(std::shared_ptr<Store> store) {
     return made.status();
   }
   if (number != 0) context_->note_formed(options_.world, options_.name, number);
-  GroupTeams& teams = made.value();
+  FormedGroup& teams = made.value();
   team_ = std::move(teams.team);
   flat_ = std::move(teams.flat);
   of_host_ = teams.of_host;
@@ -170,11 +170,11 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
     if (member.peer != nullptr) {
       here.push_back(here_count++);
       there.push_back(-1);
-      known->peers.push_back(std::make_shared<PeerEndpoint>(member.peer));
+      known->peers.push_back(std::make_shared<HostPeerProcess>(member.peer));
     } else {
       here.push_back(-1);
       there.push_back(in_transport.back());
-      known->peers.push_back(transport_->endpoint(there.back()));
+      known->peers.push_back(transport_->peer_process(there.back()));
     }
     names.push_back(MailboxMember::name(static_cast<int>(k), member.global_rank,
                                         known->peers.back()->describe()));
@@ -188,7 +188,7 @@ void Group::make_point_to_point(const Formation& formation, const InPlace& in_pl
     // A member that waits for a dead rank ends the group for all. A rank that is cut off does not
     // receive this.
     if (transport == nullptr || transport->detector().count() == 0) return Status();
-    return transport->detector().cut_off(in_transport);
+    return transport->detector().death_if_cut_off(in_transport);
   };
   known->abort = [team = team_.get(), flat = flat_.get()](const Status& cause) {
     team->abort(cause);
@@ -225,13 +225,13 @@ std::chrono::milliseconds Group::timeout() const {
 
 void Group::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ms_.store(timeout.count(), std::memory_order_relaxed);  // orders nothing
-  if (transport_ && context_->check_process().ok()) transport_->outlast(timeout);
+  if (transport_ && context_->check_process().ok()) transport_->tolerate_silence(timeout);
 }
 
 // The timeout of a call; 0: the group's.
 std::chrono::milliseconds Group::limit_of(std::chrono::milliseconds timeout) const {
   if (timeout.count() <= 0) return this->timeout();
-  if (transport_ && timeout > this->timeout()) transport_->outlast(timeout);
+  if (transport_ && timeout > this->timeout()) transport_->tolerate_silence(timeout);
   return timeout;
 }
 
@@ -268,7 +268,7 @@ Status Group::execute(const Body& body, std::chrono::milliseconds timeout, bool 
 
 Status Group::refuse(const Status& cause) {
   const bool had_ended = has_ended_.load(std::memory_order_relaxed);
-  note_told();
+  note_reported();
   note_failure(cause);
   return told(cause, had_ended);
 }
@@ -296,7 +296,7 @@ void Group::record_failure(const Status& status) {
       fmt::format("group '{}': {}", options_.name, status.message()));
 }
 
-bool Group::tell(GroupRecord* record) const {
+bool Group::fill(GroupRecord* record) const {
   if (!context_->check_process().ok()) return false;
   record->name = options_.name;
   record->rank = options_.rank;
@@ -336,7 +336,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   do {
     if (state % kOneCall != 0) {
       const Status status = start(info, body, timeout)->wait();
-      if (!status.ok()) note_told();
+      if (!status.ok()) note_reported();
       return status;
     }
     running = state + kOneCall + kRunning;
@@ -347,7 +347,7 @@ Status Group::run(const OperationInfo& info, const Body& body, std::chrono::mill
   uint64_t ticket = recorder_.started(info, running / kOneCall);
   Status status = execute(body, timeout, had_ended);
   if (!status.ok()) [[unlikely]]
-    note_told();
+    note_reported();
   recorder_.finished(ticket, status.ok());
   state = running;
   // Releases to the next thread that runs the Team, and to shutdown(), which destroys it.
@@ -594,7 +594,7 @@ Status Group::failure_of_next_call() const {
     DSCOMM_RETURN_IF_ERROR(context_->check_process());
     std::lock_guard lock(mutex_);
     // Calls behind those in the queue may still be accepted; they fail when they run.
-    if (team_ == nullptr || team_->look(team_->finished_calls() + 1).ok()) return {};
+    if (team_ == nullptr || team_->failure_in(team_->finished_calls() + 1).ok()) return {};
   }
   return failure();
 }
@@ -638,7 +638,7 @@ Status Group::shutdown() {
   if (team_ == nullptr) return {};
   std::unique_ptr<Team> team = std::move(team_);
   std::unique_ptr<ShmTeam> flat = std::move(flat_);
-  const Status unheard = was_told_.load(std::memory_order_relaxed) ? Status() : unheard_;
+  const Status unheard = was_reported_.load(std::memory_order_relaxed) ? Status() : unheard_;
   lock.unlock();
   // Before the Teams are destroyed, because its closures use them.
   close_message_port();

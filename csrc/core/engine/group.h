@@ -127,7 +127,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   // The same where nothing can be raised: logs the error.
   void shutdown_with_warning();
   // Notes that a caller has received an error of a call of this group. Any thread.
-  void note_told() { was_told_.store(true, std::memory_order_relaxed); }  // orders nothing
+  void note_reported() { was_reported_.store(true, std::memory_order_relaxed); }  // orders nothing
   // A call is refused because the group has ended with this cause: the error to raise. Any thread.
   Status refuse(const Status& cause);
 
@@ -143,7 +143,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   Status formed_without_this(const std::vector<int>& global_ranks, uint64_t number) const;
 
   std::string flight_record_json() const { return recorder_.json(); }
-  bool tell(GroupRecord* record) const override;
+  bool fill(GroupRecord* record) const override;
 
  private:
   class Queued;  // an operation in the queue
@@ -201,7 +201,7 @@ class Group : public std::enable_shared_from_this<Group>, public RecordedGroup {
   std::shared_ptr<PointToPointGroup> point_to_point_;
   uint32_t message_port_ = 0;  // 0: none
   Recorder recorder_;
-  std::atomic<bool> was_told_{false};
+  std::atomic<bool> was_reported_{false};
   Status unheard_;  // error of the first failed queued call; guarded by mutex_
   std::atomic<bool> failure_recorded_{false};  // the flight record has been written
 

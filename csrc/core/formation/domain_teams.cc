@@ -68,7 +68,7 @@ class DomainTeamsBuilder {
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
       flat.note_call(call, reads_all);
     };
-    options.heard = [&flat](uint64_t) { return flat.absence(); };
+    options.received_notice = [&flat](uint64_t) { return flat.find_missing_member(); };
     DSCOMM_ASSIGN_OR_RETURN(
         std::unique_ptr<HierarchicalTeam> composed,
         HierarchicalTeam::make(request_.rank, request_.domains, inner, outer, std::move(options)));

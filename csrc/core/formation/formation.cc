@@ -24,17 +24,17 @@ namespace {
 constexpr size_t kNamedMembers = 32;
 
 // How often a leader that waits for its members' reports checks whether they live.
-constexpr int64_t kLookForReportsNs = 50'000'000;
+constexpr int64_t kCheckReportsNs = 50'000'000;
 
 // A leader gives up this much before rank 0 does, or a twentieth of a shorter timeout.
-constexpr int64_t kBeforeRankZeroNs = 250 * kMs;
+constexpr int64_t kLeaderHeadStartNs = 250 * kMs;
 
 // The body of a rank's entry.
 struct Member {
   PeerAddress address;
   uint64_t mailbox_offset = 0;
   int global_rank = -1;
-  Place place;
+  CpuBinding binding;
   double cpu_quota = 0;
   ShmTuning tuning;
   std::string hierarchy;
@@ -46,7 +46,7 @@ struct Member {
   uint64_t transport_id = 0;
 };
 
-MemberText pack(const Member& member) {
+MemberEntry pack(const Member& member) {
   const PeerAddress& address = member.address;
   const auto id = [](const ArenaId& bytes) {
     return std::string_view(reinterpret_cast<const char*>(&bytes), sizeof bytes);
@@ -71,14 +71,14 @@ MemberText pack(const Member& member) {
       .number(static_cast<uint64_t>(address.pid))
       .number(member.mailbox_offset)
       .number(static_cast<uint64_t>(member.global_rank + 1))
-      .number(static_cast<uint64_t>(member.place.numa + 1))
-      .number(static_cast<uint64_t>(member.place.l3 + 1))
+      .number(static_cast<uint64_t>(member.binding.numa + 1))
+      .number(static_cast<uint64_t>(member.binding.l3 + 1))
       .number(member.message_port)
       .text(member.cpu_list);
   return {common.take(), own.take()};
 }
 
-bool unpack(const MemberText& bytes, Member* member) {
+bool unpack(const MemberEntry& bytes, Member* member) {
   Unpacker common(bytes.common), own(bytes.own);
   PeerAddress& address = member->address;
   bool is_good = true;
@@ -106,8 +106,8 @@ bool unpack(const MemberText& bytes, Member* member) {
   address.pid = static_cast<int64_t>(own.number());
   member->mailbox_offset = own.number();
   member->global_rank = static_cast<int>(own.number()) - 1;
-  member->place.numa = static_cast<int>(own.number()) - 1;
-  member->place.l3 = static_cast<int>(own.number()) - 1;
+  member->binding.numa = static_cast<int>(own.number()) - 1;
+  member->binding.l3 = static_cast<int>(own.number()) - 1;
   member->message_port = static_cast<uint32_t>(own.number());
   member->cpu_list = own.text();
   const ShmTuning& tuning = member->tuning;
@@ -117,22 +117,22 @@ bool unpack(const MemberText& bytes, Member* member) {
 }
 
 // One rank's part in a formation.
-class Former {
+class FormationRun {
  public:
-  Former(const FormationParty& party, Store& store, const FormationRequest& request,
-         const Deadline& deadline)
-      : party_(party),
+  FormationRun(const FormingProcess& process, Store& store, const FormationRequest& request,
+               const Deadline& deadline)
+      : process_(process),
         store_(store),
         request_(request),
         deadline_(deadline),
-        relay_(make_relay(party, request)),
+        relay_(make_relay(process, request)),
         modex_(store, modex_request(request, relay_.get()), deadline) {}
-  ~Former() {
+  ~FormationRun() {
     if (mailbox_offset_ == 0) return;
     // If this rank gave up after its report, a member may still have seen a good verdict; it learns
     // at its first call that this rank has left. So the mailbox is never reused then.
-    close_mailbox(*party_.arena, mailbox_offset_);
-    if (!reported_) party_.arena->release(mailbox_offset_, sizeof(Mailbox));
+    close_mailbox(*process_.arena, mailbox_offset_);
+    if (!reported_) process_.arena->release(mailbox_offset_, sizeof(Mailbox));
   }
 
   Result<Formation> run() {
@@ -143,7 +143,7 @@ class Former {
     }
     Status result = meet(pack(own));
     // The members of this leader raise the same cause.
-    if (!result.ok() && leader_ != nullptr) leader_->tell_failure(result);
+    if (!result.ok() && leader_ != nullptr) leader_->send_failure(result);
     if (!result.ok()) return error(result);
     mailbox_offset_ = 0;  // the ShmTeam owns it now
     return std::move(formation_);
@@ -156,20 +156,20 @@ class Former {
 
  private:
   // Null if the group has few hosts, or if their number is not known.
-  static std::unique_ptr<TableRelay> make_relay(const FormationParty& party,
+  static std::unique_ptr<TableRelay> make_relay(const FormingProcess& process,
                                                 const FormationRequest& request) {
-    if (party.settings == nullptr ||
-        static_cast<int64_t>(request.local.leaders.size()) < party.settings->relay_hosts)
+    if (process.settings == nullptr ||
+        static_cast<int64_t>(request.local.leaders.size()) < process.settings->relay_hosts)
       return nullptr;
     const auto rank = static_cast<size_t>(request.rank);
     TransportMember own;
     own.global_rank =
         rank < request.global_ranks.size() ? request.global_ranks[rank] : request.rank;
-    own.pid = party.address->pid;
-    own.host_name = party.address->host_name();
-    own.networks = party.networks;
-    return std::make_unique<TcpRelay>(request.name, party.host_identity, std::move(own),
-                                      *party.settings);
+    own.pid = process.address->pid;
+    own.host_name = process.address->host_name();
+    own.networks = process.networks;
+    return std::make_unique<TcpRelay>(request.name, process.host_identity, std::move(own),
+                                      *process.settings);
   }
 
   static ModexRequest modex_request(const FormationRequest& request, TableRelay* relay) {
@@ -183,13 +183,13 @@ class Former {
       modex.members += fmt::format("{}{}", k == 0 ? "" : ", ", ranks[k]);
     if (ranks.size() > kNamedMembers)
       modex.members += fmt::format(" and {} more", ranks.size() - kNamedMembers);
-    modex.speakers = request.local.leaders;
+    modex.entry_owners = request.local.leaders;
     const std::vector<int>& here = request.local.ranks;
     if (!here.empty() && here.front() == 0) {
-      modex.look = request.gone;
+      modex.check = request.gone;
       modex.formed = request.formed;
     } else {  // on another host: rank 0 may still wait for this rank, and learns that it gave up
-      modex.look = [&request] {
+      modex.check = [&request] {
         DSCOMM_RETURN_IF_ERROR(request.gone());
         return request.formed();
       };
@@ -198,8 +198,8 @@ class Former {
     return modex;
   }
 
-  Status meet(const MemberText& entry) {
-    DSCOMM_RETURN_IF_ERROR(find_leader(entry));
+  Status meet(const MemberEntry& entry) {
+    DSCOMM_RETURN_IF_ERROR(set_up_local_exchange(entry));
     while (true) {
       Result<Modex::Table> table = next_table_          ? modex_.take_table(*next_table_)
                                    : member_ != nullptr ? modex_.follow(*member_)
@@ -210,28 +210,28 @@ class Former {
       exchange_ = &exchange;
       Status result = join(table.value());
       exchange_ = nullptr;
-      if (exchange.is_called_off() || next_table_) continue;
-      if (result.code() == Code::kPeerDied) modex_.tell_others(result);
+      if (exchange.is_restarted() || next_table_) continue;
+      if (result.code() == Code::kPeerDied) modex_.fail_others(result);
       return result;
     }
   }
 
   // Whether this rank speaks for all ranks, so that it no longer needs the store.
-  bool speaks_for_all() const { return modex_.speakers().size() == 1 && member_ == nullptr; }
+  bool speaks_for_all() const { return modex_.entry_owners().size() == 1 && member_ == nullptr; }
 
   // Finds out whether this rank speaks for others, or another for it.
-  Status find_leader(const MemberText& entry) {
+  Status set_up_local_exchange(const MemberEntry& entry) {
     const std::vector<int>& here = request_.local.ranks;
     if (here.size() < 2) return {};
     LocalEntry own{request_.rank,
-                   fmt::format("rank {} ({})", request_.rank, party_.address->describe()),
+                   fmt::format("rank {} ({})", request_.rank, process_.address->describe()),
                    request_.size, modex_request(request_, nullptr).members, entry};
     if (here.front() == request_.rank) {
       leader_ = LocalLeader::listen(request_.local, own);
       return {};
     }
     member_ = std::make_unique<LocalMember>(request_.local);
-    DSCOMM_ASSIGN_OR_RETURN(bool joined, modex_.enlist(*member_, own));
+    DSCOMM_ASSIGN_OR_RETURN(bool joined, modex_.join_leader(*member_, own));
     if (!joined) member_.reset();
     return {};
   }
@@ -239,16 +239,16 @@ class Former {
   // The exchange of the ranks that speak in the store. A rank with a leader uses it only to report
   // that the leader has died.
   ExchangeRequest exchange_request() {
-    const std::vector<int>& speakers = modex_.speakers();
+    const std::vector<int>& entry_owners = modex_.entry_owners();
     ExchangeRequest exchange;
     exchange.prefix = modex_.prefix();
-    exchange.rank = static_cast<int>(std::find(speakers.begin(), speakers.end(), request_.rank) -
-                                     speakers.begin());
-    exchange.size = static_cast<int>(speakers.size());
-    exchange.name = [this](int speaker) {
-      return name_rank(modex_.speakers()[static_cast<size_t>(speaker)]);
+    exchange.rank = static_cast<int>(
+        std::find(entry_owners.begin(), entry_owners.end(), request_.rank) - entry_owners.begin());
+    exchange.size = static_cast<int>(entry_owners.size());
+    exchange.name = [this](int owner) {
+      return name_rank(modex_.entry_owners()[static_cast<size_t>(owner)]);
     };
-    exchange.look = [this] { return look(); };
+    exchange.check = [this] { return check(); };
     return exchange;
   }
 
@@ -261,7 +261,7 @@ class Former {
     if (result.ok()) result = check_memory();
     if (result.ok()) result = attach_all();
     if (member_ == nullptr)
-      if (Status withdrawn = modex_.withdraw(); result.ok()) result = withdrawn;
+      if (Status withdrawn = modex_.remove_own_entry(); result.ok()) result = withdrawn;
     // A rank that cannot go on reports it, so that nobody waits for it. Another rank's cause comes
     // first: a rank that could not be reached, or died, may have ended because of it.
     if (!result.ok()) return fail(result);
@@ -270,11 +270,11 @@ class Former {
 
   Status fail(const Status& cause) {
     if (member_ == nullptr) return speaks_for_all() ? cause : exchange_->fail(cause);
-    return take_word(member_->fail(cause, deadline_)).status();
+    return read_leader_answer(member_->fail(cause, deadline_)).status();
   }
 
   // The verdict from this rank's leader.
-  Result<std::string> take_word(Result<LocalMessage> word) {
+  Result<std::string> read_leader_answer(Result<LocalMessage> word) {
     if (!word.ok()) return member_->has_ended() ? exchange_->fail(word.status()) : word.status();
     if (word.value().kind == LocalMessageKind::kVerdict) return word.value().text;
     next_table_ = std::move(word).value();
@@ -291,24 +291,24 @@ class Former {
   }
 
   Status describe_itself(Member* member) {
-    const Settings& settings = *party_.settings;
+    const Settings& settings = *process_.settings;
     const auto rank = static_cast<size_t>(request_.rank);
-    member->address = *party_.address;
+    member->address = *process_.address;
     member->global_rank = rank < request_.global_ranks.size() ? request_.global_ranks[rank] : -1;
-    member->place = party_.topology->place();
+    member->binding = process_.topology->binding();
     member->cpu_quota = cgroup_cpu_quota();
-    member->cpu_list = party_.topology->cpu_list();
+    member->cpu_list = process_.topology->cpu_list();
     member->hierarchy = settings.hierarchy;
     member->halves_as_float32 = settings.wire_halves == "float32";
-    member->host_identity = party_.host_identity;
-    member->networks = party_.networks;
-    member->transport_id = party_.transport_id;
+    member->host_identity = process_.host_identity;
+    member->networks = process_.networks;
+    member->transport_id = process_.transport_id;
     member->message_port = request_.message_port;
     // Room for an element of the largest dtype from every rank, however many there are.
     const uint64_t least =
         (static_cast<uint64_t>(request_.size) * 16 + kPageBytes - 1) / kPageBytes;
     // If limits have made the arena small, staging leaves most of it to other groups.
-    const uint64_t room = party_.arena->size() / 4;
+    const uint64_t room = process_.arena->size() / 4;
     const uint64_t pages =
         std::min<uint64_t>(settings.staging_chunk_bytes, room / kLeastBuffers) / kPageBytes;
     const uint64_t chunk = std::max(pages, least) * kPageBytes;
@@ -316,9 +316,9 @@ class Former {
         chunk, static_cast<uint64_t>(settings.one_shot_bytes),
         std::max(kLeastBuffers * chunk,
                  std::min<uint64_t>(settings.staging_bytes, room) / kPageBytes * kPageBytes)};
-    DSCOMM_ASSIGN_OR_RETURN(uint64_t mailbox, party_.arena->allocate_mailbox());
+    DSCOMM_ASSIGN_OR_RETURN(uint64_t mailbox, process_.arena->allocate_mailbox());
     mailbox_offset_ = member->mailbox_offset = mailbox;
-    set_up_mailbox(*party_.arena, mailbox_offset_);
+    set_up_mailbox(*process_.arena, mailbox_offset_);
     return {};
   }
 
@@ -335,7 +335,7 @@ class Former {
     formation_.halves_as_float32 = first.halves_as_float32;
     std::map<std::string, int> hosts;  // numbers of hosts, by identity
     for (const Member& member : members_) {
-      formation_.places.push_back(member.place);
+      formation_.bindings.push_back(member.binding);
       formation_.addresses.push_back(member.address);
       formation_.networks.push_back(member.networks);
       formation_.transport_ids.push_back(member.transport_id);
@@ -359,8 +359,8 @@ class Former {
 
   // Why a rank that is known to have ended did so; its last report is in the store.
   Status death_of(int rank) {
-    if (leader_ != nullptr) DSCOMM_RETURN_IF_ERROR(leader_->turn());
-    Status cause = modex_.last_word(rank);
+    if (leader_ != nullptr) DSCOMM_RETURN_IF_ERROR(leader_->handle_messages());
+    Status cause = modex_.final_cause(rank);
     if (!cause.ok()) return cause;
     return Status(Code::kPeerDied, name_rank(rank) + " died or exited");
   }
@@ -381,7 +381,7 @@ class Former {
       cpu_lists.push_back(member.cpu_list);
     }
     formation_.wait_policy = WaitPolicy::choose(
-        *party_.settings, static_cast<int>(cpu_lists.size()), usable_cores(cpu_lists, quota));
+        *process_.settings, static_cast<int>(cpu_lists.size()), usable_cores(cpu_lists, quota));
   }
 
   // Whether the first large calls of this host's ranks will find memory. Reserves nothing: a rank
@@ -404,7 +404,7 @@ class Former {
   }
 
   Status attach_all() {
-    open_mailbox(*party_.arena, mailbox_offset_, formation_.group_id);
+    open_mailbox(*process_.arena, mailbox_offset_, formation_.group_id);
     awaits_successor_ = Status();
     std::string unreachable, limited, late;
     Status ended;
@@ -415,14 +415,14 @@ class Former {
         formation_.members.push_back({nullptr, 0, member.global_rank});
         continue;
       }
-      Directory::Attached attached = party_.directory->attach(member.address, deadline_);
+      Directory::Attached attached = process_.directory->attach(member.address, deadline_);
       if (attached.peer != nullptr &&
           attached.peer->at(member.mailbox_offset, sizeof(Mailbox), kPageBytes) == nullptr)
         attached = {nullptr, "its mailbox lies outside its memory"};
       formation_.members.push_back({attached.peer, member.mailbox_offset, member.global_rank});
       if (attached.peer != nullptr) continue;
       const std::string why_not = name_rank(rank) + ": " + attached.why_not;
-      are_all_old = are_all_old && modex_.may_be_old(rank);
+      are_all_old = are_all_old && modex_.may_be_stale(rank);
       if (attached.code == Code::kPeerDied && ended.ok()) ended = death_of(rank);
       if (attached.code == Code::kTimeout && late.empty()) late = why_not;
       if (attached.code == Code::kResource && limited.empty()) limited = why_not;
@@ -488,7 +488,7 @@ class Former {
   // On a rank without a leader, for itself and the ranks that it leads.
   Result<std::string> make_verdict(Report all) {
     if (Status gathered = gather_reports(&all); !gathered.ok())
-      return exchange_->is_called_off() ? gathered : fail(gathered);
+      return exchange_->is_restarted() ? gathered : fail(gathered);
     const auto decide = [](const std::vector<std::string>& reports) -> Result<std::string> {
       Report sum;
       for (const std::string& report : reports) DSCOMM_RETURN_IF_ERROR(add_report(report, &sum));
@@ -500,7 +500,7 @@ class Former {
     DSCOMM_ASSIGN_OR_RETURN(std::string verdict, speaks_for_all()
                                                      ? decide({report})
                                                      : exchange_->agree("report", report, decide));
-    if (leader_ != nullptr) leader_->tell_verdict(verdict);
+    if (leader_ != nullptr) leader_->send_verdict(verdict);
     if (speaks_for_all()) return verdict;
     if (request_.rank == 0) modex_.remove_tables();  // a verdict means that all have read them
     exchange_->finish();
@@ -512,7 +512,7 @@ class Former {
     TimeLeft time_left(deadline_);
     // Rank 0 knows only the leaders, so a leader names its missing members before rank 0 times out.
     const int64_t earlier_ns =
-        request_.rank == 0 ? 0 : std::min(kBeforeRankZeroNs, deadline_.timeout_ms() * kMs / 20);
+        request_.rank == 0 ? 0 : std::min(kLeaderHeadStartNs, deadline_.timeout_ms() * kMs / 20);
     for (bool is_over = false; leader_->reports().size() < leader_->entries().size();) {
       if (is_over) {
         const Status late =
@@ -523,8 +523,8 @@ class Former {
         return {};
       }
       is_over = time_left.ns() <= earlier_ns;
-      DSCOMM_RETURN_IF_ERROR(leader_->hear(kLookForReportsNs, deadline_));
-      DSCOMM_RETURN_IF_ERROR(speaks_for_all() ? look() : exchange_->look());
+      DSCOMM_RETURN_IF_ERROR(leader_->await_messages(kCheckReportsNs, deadline_));
+      DSCOMM_RETURN_IF_ERROR(speaks_for_all() ? check() : exchange_->check());
     }
     for (const auto& [rank, report] : leader_->reports())
       DSCOMM_RETURN_IF_ERROR(add_report(report, all));
@@ -534,7 +534,7 @@ class Former {
   // On a rank with a leader.
   Result<std::string> hear_verdict(const Report& own) {
     member_->report(pack_report(own));
-    return take_word(member_->await([this] { return look(); }, deadline_));
+    return read_leader_answer(member_->await([this] { return check(); }, deadline_));
   }
 
   void await_successor(const Status& cause) {
@@ -544,23 +544,23 @@ class Former {
   }
 
   // Checks while this rank waits for the others of the table.
-  Status look() {
+  Status check() {
     for (size_t rank = 0; rank < formation_.members.size(); ++rank) {
       const std::shared_ptr<Peer>& peer = formation_.members[rank].peer;
       if (peer == nullptr || peer->alive()) continue;
       const Status death = death_of(static_cast<int>(rank));
-      if (!modex_.may_be_old(static_cast<int>(rank))) return death;
+      if (!modex_.may_be_stale(static_cast<int>(rank))) return death;
       await_successor(death);
     }
     if (request_.rank == 0 && exchange_->awaited() > 0 &&
-        modex_.is_superseded(modex_.speakers()[static_cast<size_t>(exchange_->awaited())]))
-      exchange_->call_off();
+        modex_.is_superseded(modex_.entry_owners()[static_cast<size_t>(exchange_->awaited())]))
+      exchange_->restart_all();
     if (!awaits_successor_.ok() && monotonic_ns() - came_to_wait_ns_ >= Modex::successor_limit_ns())
       return awaits_successor_;
     return request_.gone();
   }
 
-  const FormationParty& party_;
+  const FormingProcess& process_;
   Store& store_;
   const FormationRequest& request_;
   const Deadline& deadline_;
@@ -582,15 +582,15 @@ class Former {
 
 }  // namespace
 
-Result<Formation> form_group(const FormationParty& party, Store& store,
+Result<Formation> form_group(const FormingProcess& process, Store& store,
                              const FormationRequest& request, const Deadline& deadline) {
   deadline.expired();  // starts the clock
-  return Former(party, store, request, deadline).run();
+  return FormationRun(process, store, request, deadline).run();
 }
 
 void decline_group(Store& store, const FormationRequest& request, const Status& cause,
                    const Deadline& deadline) {
-  Former(FormationParty(), store, request, deadline).decline(cause);
+  FormationRun(FormingProcess(), store, request, deadline).decline(cause);
 }
 
 }  // namespace dscomm

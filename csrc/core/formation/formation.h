@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
-#include "core/base/look.h"
+#include "core/base/give_up_check.h"
 #include "core/base/settings.h"
 #include "core/formation/local_exchange.h"
 #include "core/formation/modex.h"
@@ -30,7 +30,7 @@
 namespace dscomm {
 
 // What one process contributes to every group that it forms.
-struct FormationParty {
+struct FormingProcess {
   std::shared_ptr<Arena> arena;
   std::shared_ptr<TensorPool> pool;  // may be null
   Directory* directory = nullptr;
@@ -47,12 +47,12 @@ struct FormationRequest {
   std::string name;    // of the group, for messages
   int rank = 0;
   int size = 1;
-  std::vector<int> global_ranks;          // may be empty
-  uint32_t message_port = 0;              // of this rank, see PointToPoint::open_port(); 0: none
-  LocalRanks local;                       // the ranks of this host, if known
-  Look gone = [] { return Status(); };    // the death of a member, if known, or OK
-  Look formed = [] { return Status(); };  // others have formed it without this rank, or OK
-  int64_t began_ns = process_began_ns();  // see ModexRequest
+  std::vector<int> global_ranks;  // may be empty
+  uint32_t message_port = 0;      // of this rank, see PointToPoint::open_port(); 0: none
+  LocalRanks local;               // the ranks of this host, if known
+  GiveUpCheck gone = [] { return Status(); };    // the death of a member, if known, or OK
+  GiveUpCheck formed = [] { return Status(); };  // others have formed it without this rank, or OK
+  int64_t began_ns = process_began_ns();         // see ModexRequest
 };
 
 // Lists are by rank.
@@ -62,9 +62,9 @@ struct Formation {
   int host_count = 1;
   std::vector<PeerAddress> addresses;
   std::vector<MailboxMember> members;              // peer is null if the member is on another host
-  std::vector<Place> places;                       // where the member is bound
-  std::vector<std::vector<std::string>> networks;  // see FormationParty
-  std::vector<uint64_t> transport_ids;             // see FormationParty
+  std::vector<CpuBinding> bindings;                // where the member is bound
+  std::vector<std::vector<std::string>> networks;  // see FormingProcess
+  std::vector<uint64_t> transport_ids;             // see FormingProcess
   std::vector<uint32_t> message_ports;             // see FormationRequest
   std::string hierarchy;                           // rank 0's DSCOMM_HIERARCHY
   bool halves_as_float32 = false;                  // between hosts; rank 0's setting
@@ -75,7 +75,7 @@ struct Formation {
 
 // Collective over the group; blocks until all are there or the deadline passes. On success, this
 // rank's mailbox is allocated and open, and a ShmTeam must take it over.
-Result<Formation> form_group(const FormationParty& party, Store& store,
+Result<Formation> form_group(const FormingProcess& process, Store& store,
                              const FormationRequest& request, const Deadline& deadline);
 
 // Instead of form_group(), by a rank that cannot take part: the others soon raise `cause`.

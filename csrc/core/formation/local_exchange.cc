@@ -21,7 +21,7 @@ constexpr int64_t kJoinNs = 1'000'000'000;
 // How long a leader may take to say which cause came first.
 constexpr int64_t kAnswerNs = 1'000'000'000;
 // How long members may take to read the leader's last message.
-constexpr std::chrono::milliseconds kLastWords{1000};
+constexpr std::chrono::milliseconds kFailureFlushLimit{1000};
 // How long a member waits beyond its deadline: its leader may have begun a second later, and waits
 // another second for last messages.
 constexpr int64_t kBeyondDeadlineNs = 2'500'000'000;
@@ -101,11 +101,11 @@ LocalLeader::LocalLeader(const LocalRanks& local, const LocalEntry& own, UniqueF
   awaited_.erase(own.rank);
 }
 
-Status LocalLeader::turn() {
+Status LocalLeader::handle_messages() {
   accept_all();
   for (Member& member : members_) {
     const bool is_open = member.socket.exchange();
-    while (std::optional<LocalMessage> message = member.socket.next()) take(member, *message);
+    while (std::optional<LocalMessage> message = member.socket.next()) handle(member, *message);
     if (!is_open) member.socket.close();
   }
   // Deaths count after all messages: a member may have died because of another's failure.
@@ -116,14 +116,14 @@ Status LocalLeader::turn() {
   return failure_;
 }
 
-Status LocalLeader::hear(int64_t ns, const Deadline& deadline) {
+Status LocalLeader::await_messages(int64_t ns, const Deadline& deadline) {
   std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
   for (const Member& member : members_)
     entries.push_back({member.socket.fd(), member.socket.events(), 0});
   const int64_t began_ns = monotonic_ns();
   ::poll(entries.data(), entries.size(), static_cast<int>(ns / 1'000'000));
   deadline.note_slice(began_ns, ns);
-  return turn();
+  return handle_messages();
 }
 
 void LocalLeader::accept_all() {
@@ -139,7 +139,7 @@ void LocalLeader::accept_all() {
   }
 }
 
-void LocalLeader::take(Member& member, const LocalMessage& message) {
+void LocalLeader::handle(Member& member, const LocalMessage& message) {
   if (message.kind == LocalMessageKind::kEntry && !member.is_asked)
     return take_entry(member, message.text);
   if (message.kind == LocalMessageKind::kConfirmed && member.is_asked) return confirm(member);
@@ -158,7 +158,7 @@ bool LocalLeader::has_asked(int rank) const {
   });
 }
 
-void LocalLeader::excuse(int rank) {
+void LocalLeader::stop_awaiting(int rank) {
   if (!has_asked(rank)) changes_ += awaited_.erase(rank);
 }
 
@@ -204,25 +204,25 @@ Status LocalLeader::compare(const LocalEntry& other) const {
                         {other.name, other.size, other.members});
 }
 
-void LocalLeader::tell(LocalMessageKind kind, const std::string& text) {
+void LocalLeader::send_to_all(LocalMessageKind kind, const std::string& text) {
   for (Member& member : members_)
     if (member.is_member) member.socket.send(kind, text);
 }
 
-void LocalLeader::tell_table(uint64_t number, const std::string& table) {
+void LocalLeader::send_table(uint64_t number, const std::string& table) {
   table_ = number;
   reports_.clear();
-  tell(LocalMessageKind::kTable, Packer().number(number).text(table).take());
+  send_to_all(LocalMessageKind::kTable, Packer().number(number).text(table).take());
 }
 
-void LocalLeader::tell_failure(const Status& cause) {
+void LocalLeader::send_failure(const Status& cause) {
   // Also to members that have not confirmed yet: they read this after kTaken.
   for (Member& member : members_) member.socket.send(LocalMessageKind::kFailure, pack_cause(cause));
   // Some of them may still be receiving a table.
-  const Deadline deadline = Deadline::after(kLastWords);
+  const Deadline deadline = Deadline::after(kFailureFlushLimit);
   const auto sends = [](const Member& member) { return (member.socket.events() & POLLOUT) != 0; };
   while (std::any_of(members_.begin(), members_.end(), sends) && !deadline.expired())
-    static_cast<void>(hear(10 * kMs, deadline));
+    static_cast<void>(await_messages(10 * kMs, deadline));
 }
 
 std::string LocalLeader::without_report() const {
@@ -245,8 +245,8 @@ void LocalMember::call_leader() {
     socket_ = LocalSocket(std::move(socket));
 }
 
-Result<bool> LocalMember::enlist(const LocalEntry& own, const Look& look,
-                                 const Deadline& deadline) {
+Result<bool> LocalMember::join_leader(const LocalEntry& own, const GiveUpCheck& check,
+                                      const Deadline& deadline) {
   const int64_t end_ns = monotonic_ns() + kJoinNs;
   const std::string entry = pack(own);
   for (int64_t pause_ns = kFirstJoinPauseNs; monotonic_ns() < end_ns && !deadline.expired();
@@ -255,34 +255,34 @@ Result<bool> LocalMember::enlist(const LocalEntry& own, const Look& look,
       call_leader();
       if (socket_.open()) socket_.send(LocalMessageKind::kEntry, entry);
     }
-    std::optional<LocalMessage> message = hear(pause_ns, deadline);
+    std::optional<LocalMessage> message = receive(pause_ns, deadline);
     if (message && message->kind == LocalMessageKind::kTaken) {
       leader_ = message->text;
       socket_.send(LocalMessageKind::kConfirmed, "");
       return true;
     }
     if (message && message->kind == LocalMessageKind::kFailure) {
-      is_told_ = true;
+      leader_has_failed_ = true;
       return unpack_cause(message->text);
     }
     if (message) return false;
-    DSCOMM_RETURN_IF_ERROR(look());
+    DSCOMM_RETURN_IF_ERROR(check());
   }
   return false;  // without a confirmation
 }
 
-Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadline) {
+Result<LocalMessage> LocalMember::await(const GiveUpCheck& check, const Deadline& deadline) {
   const Deadline last = deadline.later(kBeyondDeadlineNs);
   TimeLeft time_left(last);
   Status reason;
   int64_t answer_by_ns = 0;
   while (true) {
-    if (reason.ok() && !(reason = look()).ok()) {
-      say_why(reason);
+    if (reason.ok() && !(reason = check()).ok()) {
+      report_failure(reason);
       answer_by_ns = monotonic_ns() + kAnswerNs;
     }
     const bool is_over = time_left.is_over();  // but reads once more
-    std::optional<LocalMessage> message = hear(kLongestJoinPauseNs, last);
+    std::optional<LocalMessage> message = receive(kLongestJoinPauseNs, last);
     if (message && message->kind == LocalMessageKind::kFailure) return unpack_cause(message->text);
     if (message && message->kind == LocalMessageKind::kTable)
       table_ = Unpacker(message->text).number();
@@ -296,7 +296,7 @@ Result<LocalMessage> LocalMember::await(const Look& look, const Deadline& deadli
     if (!reason.ok()) return reason;
     reason = make_status(Code::kTimeout, "timed out after %s waiting for %s, which does not answer",
                          deadline.timeout_text().c_str(), leader_.c_str());
-    say_why(reason);
+    report_failure(reason);
     return reason;
   }
 }
@@ -311,12 +311,12 @@ void LocalMember::report(const std::string& text) {
   socket_.send(LocalMessageKind::kReport, Packer().number(table_).text(text).take());
 }
 
-void LocalMember::say_why(const Status& cause) {
+void LocalMember::report_failure(const Status& cause) {
   socket_.send(LocalMessageKind::kFailure, Packer().number(table_).text(pack_cause(cause)).take());
 }
 
 // The leader's next message, if it comes in time. Without a socket, only waits.
-std::optional<LocalMessage> LocalMember::hear(int64_t ns, const Deadline& deadline) {
+std::optional<LocalMessage> LocalMember::receive(int64_t ns, const Deadline& deadline) {
   if (socket_.open()) {
     if (std::optional<LocalMessage> message = socket_.next()) return message;
     pollfd entry{socket_.fd(), socket_.events(), 0};

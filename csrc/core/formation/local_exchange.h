@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
-#include "core/base/look.h"
+#include "core/base/give_up_check.h"
 #include "core/base/message_socket.h"
 #include "core/base/status.h"
 #include "core/formation/local_ranks.h"
@@ -45,7 +45,7 @@ struct LocalEntry {
   std::string name;     // for messages: "rank 3 (pid 7 on host b)"
   int size = 1;         // of the group, as this rank sees it
   std::string members;  // its global ranks; for messages
-  MemberText body;
+  MemberEntry body;
 };
 
 // The members of a group as one rank knows them.
@@ -66,24 +66,26 @@ class LocalLeader {
 
   // Handles all messages that have come. Returns the first failure: a member's cause, kPeerDied if
   // a member has ended, or kMismatch if one sees another group.
-  Status turn();
+  Status handle_messages();
   // The same, once something has come or the time has passed.
-  Status hear(int64_t ns, const Deadline& deadline);
+  Status await_messages(int64_t ns, const Deadline& deadline);
 
   // The entries of the ranks that it speaks for, by rank; and the ranks that it still waits for.
-  const std::map<int, MemberText>& entries() const { return entries_; }
+  const std::map<int, MemberEntry>& entries() const { return entries_; }
   const std::set<int>& awaited() const { return awaited_; }
   // Stops waiting for a rank that speaks for itself in the store, unless that was asked to confirm.
-  void excuse(int rank);
+  void stop_awaiting(int rank);
   // How often a member has come or a rank was excused.
   uint64_t changes() const { return changes_; }
 
   // From now on, reports on an earlier table do not count.
   void begin_table() { table_ = 0; }
   // To all members; `number` is not 0.
-  void tell_table(uint64_t number, const std::string& table);
-  void tell_verdict(const std::string& verdict) { tell(LocalMessageKind::kVerdict, verdict); }
-  void tell_failure(const Status& cause);
+  void send_table(uint64_t number, const std::string& table);
+  void send_verdict(const std::string& verdict) {
+    send_to_all(LocalMessageKind::kVerdict, verdict);
+  }
+  void send_failure(const Status& cause);
 
   // The members' reports on the last table, by rank; and the names of the members without one.
   const std::map<int, std::string>& reports() const { return reports_; }
@@ -100,17 +102,17 @@ class LocalLeader {
   LocalLeader(const LocalRanks& local, const LocalEntry& own, UniqueFd listener);
   void accept_all();
   bool has_asked(int rank) const;
-  void take(Member& member, const LocalMessage& message);
+  void handle(Member& member, const LocalMessage& message);
   void take_entry(Member& member, const std::string& text);
   void confirm(Member& member);
   Status compare(const LocalEntry& other) const;
-  void tell(LocalMessageKind kind, const std::string& text);
+  void send_to_all(LocalMessageKind kind, const std::string& text);
 
   const LocalEntry own_;
   UniqueFd listener_;
   std::vector<Member> members_;
   std::set<int> awaited_;
-  std::map<int, MemberText> entries_;
+  std::map<int, MemberEntry> entries_;
   std::map<int, std::string> reports_;
   uint64_t changes_ = 0, table_ = 0;
   Status failure_;
@@ -120,13 +122,14 @@ class LocalMember {
  public:
   explicit LocalMember(const LocalRanks& local);
 
-  // Looks for a leader, and returns whether one speaks for this rank now. Fails if `look` gives a
+  // Looks for a leader, and returns whether one speaks for this rank now. Fails if `check` gives a
   // reason, or with kMismatch if the leader sees another group, which it tells the others.
-  Result<bool> enlist(const LocalEntry& own, const Look& look, const Deadline& deadline);
+  Result<bool> join_leader(const LocalEntry& own, const GiveUpCheck& check,
+                           const Deadline& deadline);
   // The leader's next message: kTable or kVerdict. Fails with the cause for which all give up. If
-  // `look` has a reason, tells the leader, which has a second to answer with the first cause.
+  // `check` has a reason, tells the leader, which has a second to answer with the first cause.
   // kPeerDied if the leader has ended, kTimeout soon after the deadline.
-  Result<LocalMessage> await(const Look& look, const Deadline& deadline);
+  Result<LocalMessage> await(const GiveUpCheck& check, const Deadline& deadline);
   void report(const std::string& text);
   // Instead of report(). Returns the failure that all raise, or the table of a meeting that
   // superseded this one.
@@ -134,19 +137,19 @@ class LocalMember {
 
   // Whether the leader has ended: what it did not pass on may be in the store.
   bool has_ended() const { return has_ended_; }
-  // Whether enlist() failed with a failure that the leader reported.
-  bool is_told() const { return is_told_; }
+  // Whether join_leader() failed with a failure that the leader reported.
+  bool leader_has_failed() const { return leader_has_failed_; }
 
  private:
-  std::optional<LocalMessage> hear(int64_t ns, const Deadline& deadline);
+  std::optional<LocalMessage> receive(int64_t ns, const Deadline& deadline);
   void call_leader();
-  void say_why(const Status& cause);
+  void report_failure(const Status& cause);
 
   const LocalRanks local_;
   LocalSocket socket_;
   std::string leader_;  // its name
   uint64_t table_ = 0;  // the number of the last table
-  bool has_ended_ = false, is_told_ = false;
+  bool has_ended_ = false, leader_has_failed_ = false;
 };
 
 }  // namespace dscomm

@@ -14,7 +14,7 @@ struct LocalRanks {
 };
 
 // A rank's entry when a group forms: the part that its host's ranks mostly share, and the rest.
-struct MemberText {
+struct MemberEntry {
   std::string common, own;
 };
 

@@ -28,7 +28,7 @@ constexpr milliseconds kFirstPause{1}, kLongestPause{50};
 // Limit for a key that exists; takes long only if the store is lost.
 constexpr milliseconds kReadLimit{10'000};
 // How often a waiting rank looks whether the meeting has failed.
-constexpr int64_t kLookEveryNs = 100'000'000;
+constexpr int64_t kCheckEveryNs = 100'000'000;
 // Rank 0 times out first and names the missing ranks; the others wait this much longer for it.
 constexpr int64_t kLastWordNs = 1'000'000'000;
 // If another process overwrites the entry of a live rank, this rank reports it within this time.
@@ -47,7 +47,7 @@ constexpr milliseconds kParentLimit{1'000}, kChildrenLimit{2'000};
 // Most bytes of a peer's table, per rank. An entry with many networks takes some kilobytes.
 constexpr size_t kMostEntryBytes = 65536;
 // Without torchrun, restarts are rare and an unlimited wait would hide a crash.
-constexpr int64_t kSuccessorNs = 5'000'000'000;
+constexpr int64_t kRestartWaitNs = 5'000'000'000;
 
 const std::string kTrouble = "trouble", kClosed = "closed";
 
@@ -78,22 +78,22 @@ std::string entry_name(int rank) { return fmt::format("entry/{}", rank); }
 std::string claims_name(int rank) { return fmt::format("claims/{}", rank); }
 std::string to_name(uint64_t nonce) { return fmt::format("to/{:016x}", nonce); }
 
-void pack_place(Packer& packer, const RelayPlace& place) {
-  packer.text(place.parent)
-      .number(static_cast<uint64_t>(place.number))
-      .number(static_cast<uint64_t>(place.depth))
-      .number(place.children.size());
-  for (int child : place.children) packer.number(static_cast<uint64_t>(child));
+void pack_node(Packer& packer, const RelayNode& node) {
+  packer.text(node.parent)
+      .number(static_cast<uint64_t>(node.number))
+      .number(static_cast<uint64_t>(node.depth))
+      .number(node.children.size());
+  for (int child : node.children) packer.number(static_cast<uint64_t>(child));
 }
 
-RelayPlace unpack_place(Unpacker& unpacker) {
-  RelayPlace place;
-  place.parent = unpacker.text();
-  place.number = static_cast<int>(unpacker.number());
-  place.depth = static_cast<int>(unpacker.number());
+RelayNode unpack_node(Unpacker& unpacker) {
+  RelayNode node;
+  node.parent = unpacker.text();
+  node.number = static_cast<int>(unpacker.number());
+  node.depth = static_cast<int>(unpacker.number());
   for (uint64_t left = unpacker.count(); left > 0; --left)
-    place.children.push_back(static_cast<int>(unpacker.number()));
-  return place;
+    node.children.push_back(static_cast<int>(unpacker.number()));
+  return node;
 }
 
 Status make_random(uint64_t* number) {
@@ -209,7 +209,7 @@ Status Modex::set(const Status& cause) {
 }
 
 // Puts the entry once this rank has heard from all ranks that it speaks for. An incomplete entry
-// (see look_at_own()) is updated now and then, so that rank 0 knows whom this rank waits for.
+// (see check_own_entry()) is updated now and then, so that rank 0 knows whom this rank waits for.
 Status Modex::put_if_due() {
   const bool is_whole = local_ == nullptr || local_->awaited().empty();
   if (!is_put_) return is_whole ? put(Status()) : Status();
@@ -242,7 +242,7 @@ Result<bool> Modex::read(int rank) {
   return true;
 }
 
-Result<Modex::Table> Modex::gather(const MemberText& entry, LocalLeader* local) {
+Result<Modex::Table> Modex::gather(const MemberEntry& entry, LocalLeader* local) {
   begin();
   // A new one each time: an answer of rank 0 in a meeting that was called off does not count.
   DSCOMM_RETURN_IF_ERROR(make_random(&nonce_));
@@ -252,7 +252,7 @@ Result<Modex::Table> Modex::gather(const MemberText& entry, LocalLeader* local) 
   if (local_ != nullptr) local_->begin_table();
   body_ = entry;
   relay_.clear();
-  place_ = RelayPlace();
+  node_ = RelayNode();
   if (request_.relay != nullptr) {
     Result<std::string> listening = request_.relay->listen();
     if (listening.ok())
@@ -263,11 +263,11 @@ Result<Modex::Table> Modex::gather(const MemberText& entry, LocalLeader* local) 
   }
   Result<Table> table = request_.rank == 0 ? decide() : follow();
   if (!table.ok()) failures().note(request_);
-  if (table.ok() && local_ != nullptr) local_->tell_table(id_, table_bytes_);
+  if (table.ok() && local_ != nullptr) local_->send_table(id_, table_bytes_);
   if (request_.relay == nullptr) return table;
   if (table.ok())
     request_.relay->pass_on(
-        place_, id_, table_bytes_, [this] { return look_during_relay(); },
+        node_, id_, table_bytes_, [this] { return check_during_relay(); },
         relay_limit(kChildrenLimit));
   request_.relay->close();
   return table;
@@ -279,23 +279,23 @@ Deadline Modex::relay_limit(milliseconds most) const {
   return Deadline::after(std::min(most, left / 8));
 }
 
-Status Modex::look_during_relay() {
-  if (local_ != nullptr) DSCOMM_RETURN_IF_ERROR(local_->turn());
-  if (monotonic_ns() < look_again_ns_) return {};
-  look_again_ns_ = monotonic_ns() + kLookEveryNs;
-  return request_.look();
+Status Modex::check_during_relay() {
+  if (local_ != nullptr) DSCOMM_RETURN_IF_ERROR(local_->handle_messages());
+  if (monotonic_ns() < check_again_ns_) return {};
+  check_again_ns_ = monotonic_ns() + kCheckEveryNs;
+  return request_.check();
 }
 
 void Modex::begin() {
   came_ns_ = monotonic_ns();
-  look_again_ns_ = came_ns_ + kLookEveryNs;
-  excuse_pause_ns_ = kLookEveryNs;
-  excuse_again_ns_ = came_ns_ + excuse_pause_ns_;
+  check_again_ns_ = came_ns_ + kCheckEveryNs;
+  recheck_pause_ns_ = kCheckEveryNs;
+  recheck_ns_ = came_ns_ + recheck_pause_ns_;
 }
 
 void Modex::decline(const Status& cause) {
   // Rank 0 gives up because of it, a little later.
-  failures().note(request_, kSuccessorNs);
+  failures().note(request_, kRestartWaitNs);
   if (nonce_ == 0) static_cast<void>(make_random(&nonce_));
   // The store's answers do not matter: this rank raises its cause anyway.
   static_cast<void>(put(cause));
@@ -303,13 +303,13 @@ void Modex::decline(const Status& cause) {
   if (request_.rank == 0) static_cast<void>(give_up(cause));
 }
 
-Status Modex::withdraw() {
-  DSCOMM_ASSIGN_OR_RETURN(bool taken, take_back());
+Status Modex::remove_own_entry() {
+  DSCOMM_ASSIGN_OR_RETURN(bool taken, remove_if_own());
   return taken ? Status() : conflict(seen_[static_cast<size_t>(request_.rank)]);
 }
 
 // False if another process has replaced this rank's entry, which then stays.
-Result<bool> Modex::take_back() {
+Result<bool> Modex::remove_if_own() {
   DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
   if (there && seen_[static_cast<size_t>(request_.rank)].nonce != nonce_) return false;
   remove_entry(request_.rank);
@@ -330,37 +330,37 @@ Result<Modex::Table> Modex::decide() {
   if (!status.ok()) return give_up(status);
   if (has_trouble_) remove(kTrouble);  // of an earlier attempt
   Packer table;
-  std::vector<std::string> relays;  // of the speakers; only their children need them
-  table.number(speakers_.size());
-  for (int rank : speakers_) {
+  std::vector<std::string> relays;  // of the entry owners; only their children need them
+  table.number(entry_owners_.size());
+  for (int rank : entry_owners_) {
     Entry& entry = seen_[static_cast<size_t>(rank)];
     relays.push_back(std::exchange(entry.relay, ""));
     table.number(static_cast<uint64_t>(rank)).text(pack(entry));
   }
   table_bytes_ = table.take();
-  if (speakers_.size() > 1) {
+  if (entry_owners_.size() > 1) {
     tables_.push_back(id_text() + "/table");
     DSCOMM_RETURN_IF_ERROR(store_.set(key(tables_.back()), table_bytes_));
   }
   Store::KeysAndValues answers;
-  const std::vector<RelayPlace> places = relay_places(relays);
-  place_ = places.front();
-  for (size_t k = 1; k < speakers_.size(); ++k) {
-    const Entry& entry = seen_[static_cast<size_t>(speakers_[k])];
+  const std::vector<RelayNode> nodes = relay_nodes(relays);
+  node_ = nodes.front();
+  for (size_t k = 1; k < entry_owners_.size(); ++k) {
+    const Entry& entry = seen_[static_cast<size_t>(entry_owners_[k])];
     Packer packer;
     packer.number(id_);
     pack_status(packer, Status());
-    pack_place(packer, places[k]);
+    pack_node(packer, nodes[k]);
     answers.emplace_back(key(to_name(entry.nonce)), packer.take());
   }
   DSCOMM_RETURN_IF_ERROR(store_.set_all(answers));
   return finish();
 }
 
-// Reads all entries into seen_, and their authors into speakers_.
+// Reads all entries into seen_, and their authors into entry_owners_.
 Status Modex::collect() {
   std::vector<int> taken_by(seen_.size(), -1);
-  expected_ = request_.speakers;
+  expected_ = request_.entry_owners;
   std::erase(expected_, request_.rank);
   fetched_.clear();
   int64_t pass_ns = came_ns_ + kPassEveryNs;
@@ -381,12 +381,13 @@ Status Modex::collect() {
       if (!there) break;
     }
     if (is_whole) {
-      speakers_.assign(taken_by.begin(), taken_by.end());
-      std::sort(speakers_.begin(), speakers_.end());
-      speakers_.erase(std::unique(speakers_.begin(), speakers_.end()), speakers_.end());
+      entry_owners_.assign(taken_by.begin(), taken_by.end());
+      std::sort(entry_owners_.begin(), entry_owners_.end());
+      entry_owners_.erase(std::unique(entry_owners_.begin(), entry_owners_.end()),
+                          entry_owners_.end());
       return {};
     }
-    DSCOMM_RETURN_IF_ERROR(look());
+    DSCOMM_RETURN_IF_ERROR(check());
     if (is_over)
       return Status(Code::kTimeout,
                     fmt::format("timed out after {} waiting for {} to join it; see whether it has "
@@ -420,17 +421,17 @@ Result<bool> Modex::take_entry_of(int rank, std::vector<int>* taken_by) {
   }
   candidates.push_back(rank);
   bool is_there = false;
-  for (int speaker : candidates) {
-    if (speaker == request_.rank && !is_put_) continue;  // a predecessor's, if any
-    DSCOMM_ASSIGN_OR_RETURN(bool there, read(speaker));
+  for (int owner : candidates) {
+    if (owner == request_.rank && !is_put_) continue;  // a predecessor's, if any
+    DSCOMM_ASSIGN_OR_RETURN(bool there, read(owner));
     if (!there) continue;
     is_there = true;
-    DSCOMM_ASSIGN_OR_RETURN(bool settled, is_settled(speaker));
+    DSCOMM_ASSIGN_OR_RETURN(bool settled, is_settled(owner));
     if (!settled) continue;
-    const std::map<int, MemberText>& bodies = seen_[static_cast<size_t>(speaker)].bodies;
-    DSCOMM_ASSIGN_OR_RETURN(bool sole, is_sole_entry_of(bodies, speaker, taken_by));
+    const std::map<int, MemberEntry>& bodies = seen_[static_cast<size_t>(owner)].bodies;
+    DSCOMM_ASSIGN_OR_RETURN(bool sole, is_sole_entry_of(bodies, owner, taken_by));
     if (!sole) continue;
-    for (const auto& [covered, body] : bodies) (*taken_by)[static_cast<size_t>(covered)] = speaker;
+    for (const auto& [covered, body] : bodies) (*taken_by)[static_cast<size_t>(covered)] = owner;
     if ((*taken_by)[static_cast<size_t>(rank)] >= 0) break;
   }
   return is_there;
@@ -438,33 +439,34 @@ Result<bool> Modex::take_entry_of(int rank, std::vector<int>* taken_by) {
 
 // Whether no other entry speaks for one of these ranks. One that does may be left from a process
 // that has ended: it is removed, and a live process puts it again within kObjectionNs.
-Result<bool> Modex::is_sole_entry_of(const std::map<int, MemberText>& bodies, int speaker,
+Result<bool> Modex::is_sole_entry_of(const std::map<int, MemberEntry>& bodies, int owner,
                                      std::vector<int>* taken_by) {
   bool is_sole = true;
   for (const auto& [covered, body] : bodies) {
     if (covered < 0 || covered >= request_.size)
       return Status(Code::kInternal, "an entry of a rank that is none");
     const int by = (*taken_by)[static_cast<size_t>(covered)];
-    if (by < 0 || by == speaker) continue;
-    const bool may_be_left = by == covered || is_old(seen_[static_cast<size_t>(by)].time_ns);
+    if (by < 0 || by == owner) continue;
+    const bool may_be_left = by == covered || is_stale(seen_[static_cast<size_t>(by)].time_ns);
     if (!may_be_left || removed_ns_.count(by) > 0)
-      return Status(Code::kMismatch, claimed_twice(covered));
+      return Status(Code::kMismatch, duplicate_rank_text(covered));
     remove_entry(by);
     removed_ns_[by] = monotonic_ns();
     std::replace(taken_by->begin(), taken_by->end(), by, -1);
   }
   for (const auto& [rank, removed_ns] : removed_ns_) {
-    if (bodies.count(rank) == 0 || rank == speaker) continue;
+    if (bodies.count(rank) == 0 || rank == owner) continue;
     is_sole = is_sole && monotonic_ns() - removed_ns >= kObjectionNs;
     DSCOMM_ASSIGN_OR_RETURN(bool is_back, read(rank));
-    if (is_back) return Status(Code::kMismatch, claimed_twice(rank));
+    if (is_back) return Status(Code::kMismatch, duplicate_rank_text(rank));
   }
   return is_sole;
 }
 
 // One pause of a wait, in which a leader handles its members' messages.
 Status Modex::listen(milliseconds pause, const Deadline& deadline) {
-  if (local_ != nullptr) return local_->hear(std::chrono::nanoseconds(pause).count(), deadline);
+  if (local_ != nullptr)
+    return local_->await_messages(std::chrono::nanoseconds(pause).count(), deadline);
   deadline.nap(pause);
   return {};
 }
@@ -475,7 +477,7 @@ Result<bool> Modex::is_settled(int rank) {
   if (rank == 0 && entry.nonce != nonce_) return conflict(entry);
   const int64_t known_ns = monotonic_ns() - entry.since_ns;
   if (Status fault = fault_of(rank); !fault.ok()) {
-    if (is_old(entry.time_ns) && known_ns < successor_limit_ns()) return false;
+    if (is_stale(entry.time_ns) && known_ns < successor_limit_ns()) return false;
     return fault;
   }
   return entry.awaited.empty() && (!entry.follows || known_ns >= kObjectionNs);
@@ -490,27 +492,27 @@ Status Modex::fault_of(int rank) const {
 }
 
 // Checks now and then for a reason to give up waiting.
-Status Modex::look() {
-  if (monotonic_ns() < look_again_ns_) return {};
-  look_again_ns_ = monotonic_ns() + kLookEveryNs;
+Status Modex::check() {
+  if (monotonic_ns() < check_again_ns_) return {};
+  check_again_ns_ = monotonic_ns() + kCheckEveryNs;
   // Ask the caller first: a dead rank writes no more, so the reads below see its last words.
   const Status reason = ask_caller();
   if (is_formed_) return reason;
-  DSCOMM_RETURN_IF_ERROR(look_at_own());
-  DSCOMM_RETURN_IF_ERROR(look_for_the_awaited());
-  DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? look_for_trouble() : look_at_closed());
+  DSCOMM_RETURN_IF_ERROR(check_own_entry());
+  DSCOMM_RETURN_IF_ERROR(check_awaited());
+  DSCOMM_RETURN_IF_ERROR(request_.rank == 0 ? check_failed_ranks() : check_closed());
   return reason;
 }
 
 Status Modex::ask_caller() {
-  DSCOMM_RETURN_IF_ERROR(request_.look());
+  DSCOMM_RETURN_IF_ERROR(request_.check());
   const Status formed = request_.formed();
   is_formed_ = !formed.ok();
   return formed;
 }
 
 // Finds a rank that cannot take part before all others have come.
-Status Modex::look_for_trouble() {
+Status Modex::check_failed_ranks() {
   DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(key(kTrouble)));
   if (!found) return {};
   const int rank = std::atoi(found->c_str());
@@ -528,48 +530,48 @@ Status Modex::give_up(const Status& cause) {
   packer.number(static_cast<uint64_t>(wall_clock_ns()));
   pack_status(packer, cause);
   static_cast<void>(store_.set(key(kClosed), packer.take()));
-  std::vector<bool> have_heard = have_come();
+  std::vector<bool> have_entry = ranks_with_entries();
   if (local_ != nullptr)
-    for (const auto& [rank, body] : local_->entries()) have_heard[static_cast<size_t>(rank)] = true;
+    for (const auto& [rank, body] : local_->entries()) have_entry[static_cast<size_t>(rank)] = true;
   for (int rank = 1; rank < request_.size; ++rank) {
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!entry.is_there) continue;
     // Remove it before its rank learns of the failure and may begin anew.
     remove_entry(rank);
-    tell(entry.nonce, cause);
-    if (!is_old(entry.time_ns)) continue;
+    answer(entry.nonce, cause);
+    if (!is_stale(entry.time_ns)) continue;
     // The process of this entry may have ended; its successor is still to come.
-    have_heard[static_cast<size_t>(rank)] = false;
+    have_entry[static_cast<size_t>(rank)] = false;
     for (const auto& [covered, body] : entry.bodies)
-      if (covered > 0 && covered < request_.size) have_heard[static_cast<size_t>(covered)] = false;
+      if (covered > 0 && covered < request_.size) have_entry[static_cast<size_t>(covered)] = false;
   }
   const bool are_all_told =
-      std::all_of(have_heard.begin() + 1, have_heard.end(), [](bool heard) { return heard; });
-  if (!has_conflict_) static_cast<void>(take_back());
+      std::all_of(have_entry.begin() + 1, have_entry.end(), [](bool heard) { return heard; });
+  if (!has_conflict_) static_cast<void>(remove_if_own());
   if (are_all_told) remove(kClosed);
   remove(kTrouble);
   return cause;
 }
 
-void Modex::tell(uint64_t nonce, const Status& cause) {
+void Modex::answer(uint64_t nonce, const Status& cause) {
   Packer packer;
   packer.number(0);
   pack_status(packer, cause);
-  pack_place(packer, RelayPlace());
+  pack_node(packer, RelayNode());
   static_cast<void>(store_.set(key(to_name(nonce)), packer.take()));
 }
 
-void Modex::tell_others(const Status& cause) {
+void Modex::fail_others(const Status& cause) {
   for (const auto& [rank, entry] : table_) {
     if (rank == request_.rank) continue;
     Result<bool> there = read(rank);
     if (!there.ok()) return;
     if (there.value() && seen_[static_cast<size_t>(rank)].nonce == entry.nonce)
-      tell(entry.nonce, cause);
+      answer(entry.nonce, cause);
   }
 }
 
-Status Modex::last_word(int rank) {
+Status Modex::final_cause(int rank) {
   Result<bool> there = read(rank);
   if (!there.ok() || !there.value()) return {};
   const Entry& entry = seen_[static_cast<size_t>(rank)];
@@ -579,7 +581,7 @@ Status Modex::last_word(int rank) {
 
 bool Modex::is_superseded(int rank) {
   if (monotonic_ns() < ask_again_ns_) return false;
-  ask_again_ns_ = monotonic_ns() + kLookEveryNs;
+  ask_again_ns_ = monotonic_ns() + kCheckEveryNs;
   Result<bool> there = read(rank);
   if (!there.ok() || !there.value()) return false;
   const Entry& entry = seen_[static_cast<size_t>(rank)];
@@ -590,21 +592,21 @@ bool Modex::is_superseded(int rank) {
 // --- the others
 
 Result<Modex::Table> Modex::follow() {
-  DSCOMM_RETURN_IF_ERROR(look_at_closed());
+  DSCOMM_RETURN_IF_ERROR(check_closed());
   const Deadline last = deadline_.later(kLastWordNs);
   TimeLeft time_left(last);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     DSCOMM_RETURN_IF_ERROR(put_if_due());
-    Result<bool> told = is_told();
-    if (!told.ok()) return told.status();
-    if (told.value()) return finish();
+    Result<bool> answered = has_answer();
+    if (!answered.ok()) return answered.status();
+    if (answered.value()) return finish();
     const bool is_over = time_left.is_over();
-    Status reason = is_over ? Status(Code::kTimeout, "") : look();
+    Status reason = is_over ? Status(Code::kTimeout, "") : check();
     if (reason.ok()) reason = listen(pause, last);
     if (reason.ok()) continue;
-    told = is_told();
-    if (!told.ok()) return told.status();
-    if (told.value()) return finish();
+    answered = has_answer();
+    if (!answered.ok()) return answered.status();
+    if (answered.value()) return finish();
     if (is_over) {
       const std::string who = missing();
       reason = Status(Code::kTimeout,
@@ -614,7 +616,7 @@ Result<Modex::Table> Modex::follow() {
       static_cast<void>(put(Status(Code::kTimeout, fmt::format("rank {} gave up before: {}",
                                                                request_.rank, reason.message()))));
     } else if (is_closed_ || is_formed_) {  // rank 0 reads no more entries
-      static_cast<void>(take_back());
+      static_cast<void>(remove_if_own());
     } else {
       decline(reason);
     }
@@ -623,7 +625,7 @@ Result<Modex::Table> Modex::follow() {
 }
 
 // Reads rank 0's answer to this rank: the table, or a failure.
-Result<bool> Modex::is_told() {
+Result<bool> Modex::has_answer() {
   const std::string mine = key(to_name(nonce_));
   DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(mine));
   if (!found) return false;
@@ -632,11 +634,11 @@ Result<bool> Modex::is_told() {
   id_ = unpacker.number();
   Status cause;
   const bool has_cause = unpack_status(unpacker, &cause);
-  place_ = unpack_place(unpacker);
+  node_ = unpack_node(unpacker);
   if (!has_cause || !unpacker.whole())
     cause = Status(Code::kInternal, "what rank 0 said is not understood");
   if (!cause.ok()) {
-    static_cast<void>(take_back());
+    static_cast<void>(remove_if_own());
     return cause;
   }
   DSCOMM_RETURN_IF_ERROR(read_table());
@@ -644,10 +646,10 @@ Result<bool> Modex::is_told() {
 }
 
 Status Modex::read_table() {
-  if (request_.relay != nullptr && !place_.parent.empty()) {
+  if (request_.relay != nullptr && !node_.parent.empty()) {
     Result<std::string> passed_on = request_.relay->fetch(
-        place_, id_, static_cast<size_t>(request_.size) * kMostEntryBytes,
-        [this] { return look_during_relay(); }, relay_limit(place_.depth * kParentLimit));
+        node_, id_, static_cast<size_t>(request_.size) * kMostEntryBytes,
+        [this] { return check_during_relay(); }, relay_limit(node_.depth * kParentLimit));
     if (passed_on.ok()) {
       table_bytes_ = std::move(passed_on).value();
       return {};
@@ -662,23 +664,23 @@ Status Modex::read_table() {
 
 // --- ranks with a leader
 
-Result<bool> Modex::enlist(LocalMember& local, const LocalEntry& own) {
+Result<bool> Modex::join_leader(LocalMember& local, const LocalEntry& own) {
   begin();
-  const auto look_at_others = [this]() -> Status {
-    if (monotonic_ns() < look_again_ns_) return {};
-    look_again_ns_ = monotonic_ns() + kLookEveryNs;
+  const auto check_others = [this]() -> Status {
+    if (monotonic_ns() < check_again_ns_) return {};
+    check_again_ns_ = monotonic_ns() + kCheckEveryNs;
     const Status reason = ask_caller();
-    if (!is_formed_) DSCOMM_RETURN_IF_ERROR(look_at_closed());
+    if (!is_formed_) DSCOMM_RETURN_IF_ERROR(check_closed());
     return reason;
   };
-  Result<bool> joined = local.enlist(own, look_at_others, deadline_);
+  Result<bool> joined = local.join_leader(own, check_others, deadline_);
   if (joined.ok()) {
     // Its failure of an earlier attempt would stay, because it puts no entry now.
     if (joined.value() && failures().last_ns(request_) != 0) remove_entry(request_.rank);
     return joined;
   }
-  if (!is_closed_ && !is_formed_ && !local.is_told()) decline(joined.status());
-  failures().note(request_, local.is_told() ? kSuccessorNs : 0);
+  if (!is_closed_ && !is_formed_ && !local.leader_has_failed()) decline(joined.status());
+  failures().note(request_, local.leader_has_failed() ? kRestartWaitNs : 0);
   return joined;
 }
 
@@ -687,7 +689,7 @@ Result<Modex::Table> Modex::follow(LocalMember& local) {
   if (!table.ok()) {
     Status cause = table.status();
     if (local.has_ended()) {
-      if (Status closed = look_at_closed(); !closed.ok()) cause = closed;
+      if (Status closed = check_closed(); !closed.ok()) cause = closed;
       if (!is_closed_ && request_.formed().ok()) decline(cause);
     }
     failures().note(request_);
@@ -707,7 +709,7 @@ Result<Modex::Table> Modex::take_table(const LocalMessage& message) {
 
 // The failure of rank 0 before this rank arrived. If the key was there first, it may be an earlier
 // attempt's, which rank 0 removes when it arrives.
-Status Modex::look_at_closed() {
+Status Modex::check_closed() {
   DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(key(kClosed)));
   if (!closed_first_) closed_first_ = found.value_or("");
   is_closed_ = found.has_value();
@@ -718,7 +720,7 @@ Status Modex::look_at_closed() {
   if (!unpack_status(unpacker, &cause) || !unpacker.whole())
     cause = Status(Code::kInternal, "what rank 0 said is not understood");
   int64_t limit_ns = 0;
-  if (is_old(time_ns))
+  if (is_stale(time_ns))
     limit_ns = successor_limit_ns();
   else if (time_ns <= failures().last_ns(request_))
     limit_ns = kClosedNs;
@@ -733,35 +735,34 @@ Result<Modex::Table> Modex::finish() {
   const Status malformed(Code::kInternal, "the member table is not understood");
   Unpacker unpacker(table_bytes_);
   table_.clear();
-  speakers_.clear();
-  speaker_of_.assign(static_cast<size_t>(request_.size), -1);
+  entry_owners_.clear();
+  owner_of_.assign(static_cast<size_t>(request_.size), -1);
   Table result;
   result.id = id_;
-  result.entries.resize(speaker_of_.size());
+  result.entries.resize(owner_of_.size());
   for (uint64_t left = unpacker.count(); left > 0; --left) {
-    const auto speaker = static_cast<int>(unpacker.number());
+    const auto owner = static_cast<int>(unpacker.number());
     Entry entry;
     if (!unpack(unpacker.text(), &entry)) return malformed;
     for (auto& [rank, body] : entry.bodies) {
-      if (rank < 0 || rank >= request_.size || speaker_of_[static_cast<size_t>(rank)] >= 0)
+      if (rank < 0 || rank >= request_.size || owner_of_[static_cast<size_t>(rank)] >= 0)
         return malformed;
-      speaker_of_[static_cast<size_t>(rank)] = speaker;
+      owner_of_[static_cast<size_t>(rank)] = owner;
       result.entries[static_cast<size_t>(rank)] = std::move(body);
     }
     entry.bodies.clear();
-    table_[speaker] = std::move(entry);
-    speakers_.push_back(speaker);
+    table_[owner] = std::move(entry);
+    entry_owners_.push_back(owner);
   }
-  if (!unpacker.whole() || std::count(speaker_of_.begin(), speaker_of_.end(), -1) > 0)
-    return malformed;
-  const int speaker = speaker_of_[static_cast<size_t>(request_.rank)];
-  if (is_put_ && (speaker != request_.rank || table_[speaker].nonce != nonce_))
+  if (!unpacker.whole() || std::count(owner_of_.begin(), owner_of_.end(), -1) > 0) return malformed;
+  const int owner = owner_of_[static_cast<size_t>(request_.rank)];
+  if (is_put_ && (owner != request_.rank || table_[owner].nonce != nonce_))
     return Status(Code::kInternal, "the member table was made of others");
   return result;
 }
 
 // Checks that no other process has replaced this rank's entry.
-Status Modex::look_at_own() {
+Status Modex::check_own_entry() {
   DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
   // Rank 0 of another attempt may have removed it.
   if (!there || !is_put_) return put(Status());
@@ -770,18 +771,18 @@ Status Modex::look_at_own() {
 }
 
 // Excuses ranks that speak for themselves, although this rank was to speak for them.
-Status Modex::look_for_the_awaited() {
-  if (local_ == nullptr || monotonic_ns() < excuse_again_ns_) return {};
-  excuse_pause_ns_ = std::min(2 * excuse_pause_ns_, kPutEveryNs);
-  excuse_again_ns_ = monotonic_ns() + excuse_pause_ns_;
+Status Modex::check_awaited() {
+  if (local_ == nullptr || monotonic_ns() < recheck_ns_) return {};
+  recheck_pause_ns_ = std::min(2 * recheck_pause_ns_, kPutEveryNs);
+  recheck_ns_ = monotonic_ns() + recheck_pause_ns_;
   const std::set<int> awaited = local_->awaited();
   for (int rank : awaited) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, read(rank));
     if (!there) continue;
     // It may have begun before this process, and have waited since.
     const Entry& entry = seen_[static_cast<size_t>(rank)];
-    if (!is_old(entry.time_ns) || monotonic_ns() - entry.since_ns >= kSuccessorNs)
-      local_->excuse(rank);
+    if (!is_stale(entry.time_ns) || monotonic_ns() - entry.since_ns >= kRestartWaitNs)
+      local_->stop_awaiting(rank);
   }
   return {};
 }
@@ -794,25 +795,25 @@ Status Modex::conflict(const Entry& other) {
           ? "; start one process for each rank, and give each job a store of its own"
           : fmt::format(", one made it of global ranks {}, the other of {}", other.members,
                         request_.members);
-  const Status cause(Code::kMismatch, claimed_twice(request_.rank) + advice);
+  const Status cause(Code::kMismatch, duplicate_rank_text(request_.rank) + advice);
   const uint64_t theirs = other.nonce;
   has_conflict_ = true;
   // Rank 0 reads only entries.
   static_cast<void>(put(cause));
   if (request_.rank != 0) {
     static_cast<void>(store_.set(key(kTrouble), std::to_string(request_.rank)));
-    tell(theirs, cause);
+    answer(theirs, cause);
   }
   return cause;
 }
 
-std::string Modex::claimed_twice(int rank) const {
+std::string Modex::duplicate_rank_text(int rank) const {
   const std::string twice = fmt::format("two processes are its rank {}", rank);
   return request_.members.empty() ? twice : "the ranks passed different members to it: " + twice;
 }
 
 // By rank: whether an entry speaks for it. Reads all entries again.
-std::vector<bool> Modex::have_come() {
+std::vector<bool> Modex::ranks_with_entries() {
   std::vector<bool> have(seen_.size());
   for (int rank = 0; rank < request_.size; ++rank) {
     Entry& entry = seen_[static_cast<size_t>(rank)];
@@ -829,7 +830,7 @@ std::vector<bool> Modex::have_come() {
 
 // "rank 2, rank 5": the ranks without a valid entry. A rank that timed out did arrive.
 std::string Modex::missing() {
-  std::vector<bool> have = have_come();
+  std::vector<bool> have = ranks_with_entries();
   std::string text;
   for (int rank = 0; rank < request_.size; ++rank) {
     const Entry& entry = seen_[static_cast<size_t>(rank)];
@@ -841,11 +842,11 @@ std::string Modex::missing() {
   return text;
 }
 
-bool Modex::is_old(int64_t time_ns) const { return time_ns < request_.began_ns; }
+bool Modex::is_stale(int64_t time_ns) const { return time_ns < request_.began_ns; }
 
 // torchrun ends all processes of an attempt before it starts those of the next.
 int64_t Modex::successor_limit_ns() {
-  return started_by_torchrun() ? std::numeric_limits<int64_t>::max() : kSuccessorNs;
+  return started_by_torchrun() ? std::numeric_limits<int64_t>::max() : kRestartWaitNs;
 }
 
 }  // namespace dscomm

@@ -10,7 +10,7 @@
 // Keys below the prefix, where k is a rank in the group; all are removed when the meeting is over:
 //   entry/k     the entry of rank k, and of those for which it speaks, or its failure
 //   claims/k    the number of writes to entry/k
-//   to/<nonce>  rank 0's answer to that entry: the meeting's id and the rank's RelayPlace, or its
+//   to/<nonce>  rank 0's answer to that entry: the meeting's id and the rank's RelayNode, or its
 //               failure
 //   trouble     a rank whose entry is a failure
 //   closed      rank 0's failure, for ranks that arrive later
@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
-#include "core/base/look.h"
+#include "core/base/give_up_check.h"
 #include "core/base/status.h"
 #include "core/formation/local_exchange.h"
 #include "core/formation/table_relay.h"
@@ -41,11 +41,11 @@ struct ModexRequest {
   std::string prefix;  // of the keys in the store
   int rank = 0;
   int size = 1;
-  std::string members;                  // the group's global ranks, as this rank sees them
-  std::vector<int> speakers;            // the ranks that will put entries; empty: unknown
-  Look look = [] { return Status(); };  // the caller's reason to give up, or OK
+  std::string members;                          // the group's global ranks, as this rank sees them
+  std::vector<int> entry_owners;                // the ranks that will put entries; empty: unknown
+  GiveUpCheck check = [] { return Status(); };  // the caller's reason to give up, or OK
   // A failure if rank 0 has formed the group without this rank, and so reads no more entries.
-  Look formed = [] { return Status(); };
+  GiveUpCheck formed = [] { return Status(); };
   // Entries from before this time of the wall clock may be of an earlier attempt.
   int64_t began_ns = process_began_ns();
   // Used by ranks that put an entry; must outlive the meeting. Null: the store has the table.
@@ -58,15 +58,15 @@ class Modex {
   Modex(Store& store, ModexRequest request, const Deadline& deadline);
 
   struct Table {
-    uint64_t id = 0;                  // of this meeting; random, never 0
-    std::vector<MemberText> entries;  // by rank
+    uint64_t id = 0;                   // of this meeting; random, never 0
+    std::vector<MemberEntry> entries;  // by rank
   };
   // Collective. All gather again if the meeting was superseded. With `local`, this rank speaks for
   // its members, too, and passes the table on to them.
-  Result<Table> gather(const MemberText& entry, LocalLeader* local = nullptr);
-  // Instead of gather(), on a rank with a leader: enlist() returns whether it has one, follow() the
-  // table.
-  Result<bool> enlist(LocalMember& local, const LocalEntry& own);
+  Result<Table> gather(const MemberEntry& entry, LocalLeader* local = nullptr);
+  // Instead of gather(), on a rank with a leader: join_leader() returns whether it has one,
+  // follow() the table.
+  Result<bool> join_leader(LocalMember& local, const LocalEntry& own);
   Result<Table> follow(LocalMember& local);
   // A later message of the leader: the table of a meeting that superseded the last one.
   Result<Table> take_table(const LocalMessage& message);
@@ -75,19 +75,19 @@ class Modex {
   void decline(const Status& cause);
 
   // The ranks that put an entry into the last table, ascending. Some speak for others, too.
-  const std::vector<int>& speakers() const { return speakers_; }
+  const std::vector<int>& entry_owners() const { return entry_owners_; }
 
-  // By each speaker that has the table, before it tells rank 0: removes its entry. kMismatch if
+  // By each owner that has the table, before it tells rank 0: removes its entry. kMismatch if
   // another process has replaced the entry.
-  Status withdraw();
+  Status remove_own_entry();
   // On rank 0, while it waits for the report of `rank`: whether another process has replaced the
   // one in the table. Asks the store now and then.
   bool is_superseded(int rank);
   // By a rank that has the table and raises `cause`: tells the ranks whose entries are still there,
   // because rank 0 may have died before it answered them.
-  void tell_others(const Status& cause);
+  void fail_others(const Status& cause);
   // Why a member of the table has ended, if its entry says so since the table was made.
-  Status last_word(int rank);
+  Status final_cause(int rank);
   // On rank 0, once all have said that they have the table.
   void remove_tables() {
     for (const std::string& name : tables_) remove(name);
@@ -97,7 +97,7 @@ class Modex {
 
   // Whether the entry of `rank` in the table may be left from an earlier process. Then its
   // successor may still come, and others wait for it for successor_limit_ns().
-  bool may_be_old(int rank) const { return is_old(entry_of(rank).time_ns); }
+  bool may_be_stale(int rank) const { return is_stale(entry_of(rank).time_ns); }
   static int64_t successor_limit_ns();
 
  private:
@@ -107,12 +107,12 @@ class Modex {
     bool follows = false;  // it replaced another entry
     int size = 0;          // of the group, as its rank sees it
     std::string members;
-    Status cause;                      // why its rank cannot take part, or OK
-    std::map<int, MemberText> bodies;  // of the ranks that its rank speaks for, including itself
-    std::vector<int> awaited;          // ranks that it will speak for once they have come
-    std::string relay;                 // the address of its TableRelay; empty: none
-    int64_t since_ns = 0;              // when this rank saw it first
-    bool is_there = false;             // at this rank's last read
+    Status cause;                       // why its rank cannot take part, or OK
+    std::map<int, MemberEntry> bodies;  // of the ranks that its rank speaks for, including itself
+    std::vector<int> awaited;           // ranks that it will speak for once they have come
+    std::string relay;                  // the address of its TableRelay; empty: none
+    int64_t since_ns = 0;               // when this rank saw it first
+    bool is_there = false;              // at this rank's last read
   };
 
   std::string key(const std::string& name) const { return request_.prefix + name; }
@@ -124,7 +124,7 @@ class Modex {
   Status set(const Status& cause);
   Status put_if_due();
   Result<bool> read(int rank);
-  Result<bool> take_back();
+  Result<bool> remove_if_own();
   void remove(const std::string& name) { static_cast<void>(store_.remove(key(name))); }
   void remove_entry(int rank);
   Result<Table> finish();
@@ -134,43 +134,41 @@ class Modex {
   Status collect();
   Status fetch();
   Result<bool> take_entry_of(int rank, std::vector<int>* taken_by);
-  Result<bool> is_sole_entry_of(const std::map<int, MemberText>& bodies, int speaker,
+  Result<bool> is_sole_entry_of(const std::map<int, MemberEntry>& bodies, int owner,
                                 std::vector<int>* taken_by);
   Result<bool> is_settled(int rank);
   Status fault_of(int rank) const;
-  Status look();
+  Status check();
   Status ask_caller();
-  Status look_for_trouble();
+  Status check_failed_ranks();
   Status give_up(const Status& cause);
-  void tell(uint64_t nonce, const Status& cause);
+  void answer(uint64_t nonce, const Status& cause);
 
   Result<Table> follow();
-  Result<bool> is_told();
+  Result<bool> has_answer();
   Status read_table();
   Deadline relay_limit(std::chrono::milliseconds most) const;
-  Status look_during_relay();
-  Status look_at_closed();
+  Status check_during_relay();
+  Status check_closed();
 
-  Status look_at_own();
-  Status look_for_the_awaited();
+  Status check_own_entry();
+  Status check_awaited();
   Status listen(std::chrono::milliseconds pause, const Deadline& deadline);
   Status conflict(const Entry& other);
-  std::string claimed_twice(int rank) const;
-  std::vector<bool> have_come();
-  const Entry& entry_of(int rank) const {
-    return table_.at(speaker_of_[static_cast<size_t>(rank)]);
-  }
+  std::string duplicate_rank_text(int rank) const;
+  std::vector<bool> ranks_with_entries();
+  const Entry& entry_of(int rank) const { return table_.at(owner_of_[static_cast<size_t>(rank)]); }
   std::string missing();
-  bool is_old(int64_t time_ns) const;
+  bool is_stale(int64_t time_ns) const;
 
   Store& store_;
   const ModexRequest request_;
   const Deadline& deadline_;
   uint64_t nonce_ = 0, id_ = 0;
-  MemberText body_;
+  MemberEntry body_;
   LocalLeader* local_ = nullptr;  // the members that this rank speaks for, or null
   std::string relay_;             // the address of this rank's TableRelay; empty: none
-  RelayPlace place_;              // from rank 0's last answer
+  RelayNode node_;                // from rank 0's last answer
   // Of its entry with this nonce: whether it was put, whether it replaced another, when it was put,
   // and local_->changes() then.
   bool is_put_ = false, follows_ = false;
@@ -181,16 +179,16 @@ class Modex {
   bool is_closed_ = false;              // the key `closed` exists, perhaps from an earlier attempt
   bool is_formed_ = false;              // without this rank
   std::map<int, int64_t> removed_ns_;   // when rank 0 removed the entry of that rank
-  std::vector<int> expected_;           // on rank 0: the other speakers
+  std::vector<int> expected_;           // on rank 0: the other entry owners
   std::map<int, std::string> fetched_;  // their entries, until they are read
   std::vector<Entry> seen_;             // by rank, as last read
-  std::map<int, Entry> table_;          // by speaker
-  std::vector<int> speakers_, speaker_of_;  // of the table; the second by rank
+  std::map<int, Entry> table_;          // by owner
+  std::vector<int> entry_owners_, owner_of_;  // of the table; the second by rank
   std::string table_bytes_;
   std::vector<std::string> tables_;          // keys of rank 0's tables, including superseded ones
   std::optional<std::string> closed_first_;  // the value of `closed` when this rank came
-  int64_t came_ns_ = 0, look_again_ns_ = 0, ask_again_ns_ = 0;
-  int64_t excuse_again_ns_ = 0, excuse_pause_ns_ = 0;
+  int64_t came_ns_ = 0, check_again_ns_ = 0, ask_again_ns_ = 0;
+  int64_t recheck_ns_ = 0, recheck_pause_ns_ = 0;
 };
 
 }  // namespace dscomm

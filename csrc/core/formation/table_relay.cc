@@ -2,8 +2,8 @@
 
 namespace dscomm {
 
-std::vector<RelayPlace> relay_places(const std::vector<std::string>& addresses) {
-  std::vector<RelayPlace> places(addresses.size());
+std::vector<RelayNode> relay_nodes(const std::vector<std::string>& addresses) {
+  std::vector<RelayNode> nodes(addresses.size());
   std::vector<size_t> tree;  // the leaders in the tree, in order
   for (size_t leader = 0; leader < addresses.size(); ++leader) {
     if (addresses[leader].empty()) continue;
@@ -11,13 +11,13 @@ std::vector<RelayPlace> relay_places(const std::vector<std::string>& addresses) 
     if (tree.size() == 1) continue;
     const size_t child = tree.size() - 2;  // index among all children of the tree
     const size_t parent = tree[child / kRelayChildren];
-    RelayPlace& place = places[leader];
-    place.parent = addresses[parent];
-    place.number = static_cast<int>(child % kRelayChildren) + 1;
-    place.depth = places[parent].depth + 1;
-    places[parent].children.push_back(place.number);
+    RelayNode& node = nodes[leader];
+    node.parent = addresses[parent];
+    node.number = static_cast<int>(child % kRelayChildren) + 1;
+    node.depth = nodes[parent].depth + 1;
+    nodes[parent].children.push_back(node.number);
   }
-  return places;
+  return nodes;
 }
 
 }  // namespace dscomm

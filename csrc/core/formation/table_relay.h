@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
-#include "core/base/look.h"
+#include "core/base/give_up_check.h"
 #include "core/base/status.h"
 
 namespace dscomm {
@@ -21,7 +21,7 @@ namespace dscomm {
 inline constexpr int kRelayChildren = 8;
 
 // A leader's position in the tree.
-struct RelayPlace {
+struct RelayNode {
   std::string parent;         // what its listen() returned; empty: none
   int number = 0;             // among the parent's children, from 1
   int depth = 0;              // 0: the root
@@ -29,7 +29,7 @@ struct RelayPlace {
 };
 
 // The places of all leaders, by the results of listen(). Those without an address get none.
-std::vector<RelayPlace> relay_places(const std::vector<std::string>& addresses);
+std::vector<RelayNode> relay_nodes(const std::vector<std::string>& addresses);
 
 // For one leader, on one thread.
 class TableRelay {
@@ -39,12 +39,12 @@ class TableRelay {
   // Listens at a new address. Returns text by which a child finds this relay.
   virtual Result<std::string> listen() = 0;
   // Gets the table of a meeting, of at most most_bytes, from the parent. kTimeout at `limit`, or
-  // the reason of `look`.
-  virtual Result<std::string> fetch(const RelayPlace& place, uint64_t meeting, size_t most_bytes,
-                                    const Look& look, const Deadline& limit) = 0;
-  // Sends it to the children. Returns when they have it, at `limit`, or when `look` has a reason.
-  virtual void pass_on(const RelayPlace& place, uint64_t meeting, const std::string& table,
-                       const Look& look, const Deadline& limit) = 0;
+  // the reason of `check`.
+  virtual Result<std::string> fetch(const RelayNode& node, uint64_t meeting, size_t most_bytes,
+                                    const GiveUpCheck& check, const Deadline& limit) = 0;
+  // Sends it to the children. Returns when they have it, at `limit`, or when `check` has a reason.
+  virtual void pass_on(const RelayNode& node, uint64_t meeting, const std::string& table,
+                       const GiveUpCheck& check, const Deadline& limit) = 0;
   // Stops listening.
   virtual void close() = 0;
 };

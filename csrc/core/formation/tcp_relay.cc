@@ -16,7 +16,7 @@
 #include "core/base/log.h"
 #include "core/base/packer.h"
 #include "core/detector/connection.h"
-#include "core/detector/dial.h"
+#include "core/detector/connector.h"
 #include "core/transport/members.h"
 
 namespace dscomm {
@@ -97,44 +97,44 @@ Result<std::string> TcpRelay::listen() {
       .take();
 }
 
-Result<std::string> TcpRelay::fetch(const RelayPlace& place, uint64_t meeting, size_t most_bytes,
-                                    const Look& look, const Deadline& limit) {
+Result<std::string> TcpRelay::fetch(const RelayNode& node, uint64_t meeting, size_t most_bytes,
+                                    const GiveUpCheck& check, const Deadline& limit) {
   const Status malformed(Code::kInternal, "malformed address of a parent");
-  if (place.number < 1 || place.number > kRelayChildren) return malformed;
-  TransportRequest request = request_of(place.number);
+  if (node.number < 1 || node.number > kRelayChildren) return malformed;
+  TransportRequest request = request_of(node.number);
   TransportMember& parent = request.members.front();
-  Unpacker unpacker(place.parent);
+  Unpacker unpacker(node.parent);
   request.id = unpacker.number();
   parent.global_rank = static_cast<int>(unpacker.number()) - 1;
   parent.pid = static_cast<int64_t>(unpacker.number());
   // A rank that speaks for itself may be on its parent's host, and then has the same addresses.
-  if (unpacker.text() == host_) parent.host = place.number;
+  if (unpacker.text() == host_) parent.host = node.number;
   parent.host_name = unpacker.text();
   parent.networks = unpacker.texts();
   const std::string invitation = unpacker.text();
   if (!unpacker.whole()) return malformed;
   const std::string name = name_member(request.members, 0);
 
-  Dial dial(request, 0, 1);  // after one refusal the store is asked
-  DSCOMM_RETURN_IF_ERROR(dial.read(invitation));
+  Connector connector(request, 0, 1);  // after one refusal the store is asked
+  DSCOMM_RETURN_IF_ERROR(connector.read(invitation));
   Connection connection;
   std::string table;
   while (!limit.expired()) {
-    DSCOMM_RETURN_IF_ERROR(look());
+    DSCOMM_RETURN_IF_ERROR(check());
     std::vector<pollfd> entries;
-    int64_t turn_ns = monotonic_ns() + kRelaySliceNs;
+    int64_t wake_ns = monotonic_ns() + kRelaySliceNs;
     if (connection.open()) {
       entries.push_back({connection.fd(), POLLIN, 0});
     } else {
-      DSCOMM_RETURN_IF_ERROR(dial.begin());
-      dial.add_to(&entries);
-      turn_ns = dial.next_turn_ns();
+      DSCOMM_RETURN_IF_ERROR(connector.begin());
+      connector.add_to(&entries);
+      wake_ns = connector.next_attempt_ns();
     }
-    DSCOMM_RETURN_IF_ERROR(wait_for(&entries, turn_ns, limit));
+    DSCOMM_RETURN_IF_ERROR(wait_for(&entries, wake_ns, limit));
     if (connection.open()) {
       connection.receive();
-    } else if (dial.take(entries)) {
-      connection = dial.connection();
+    } else if (connector.handle(entries)) {
+      connection = connector.connection();
     } else {
       continue;
     }
@@ -156,9 +156,9 @@ Result<std::string> TcpRelay::fetch(const RelayPlace& place, uint64_t meeting, s
   return Status(Code::kTimeout, name + " did not pass on the member table in time");
 }
 
-void TcpRelay::pass_on(const RelayPlace& place, uint64_t meeting, const std::string& table,
-                       const Look& look, const Deadline& limit) {
-  if (!listener_ || place.children.empty()) return;
+void TcpRelay::pass_on(const RelayNode& node, uint64_t meeting, const std::string& table,
+                       const GiveUpCheck& check, const Deadline& limit) {
+  if (!listener_ || node.children.empty()) return;
   const std::string messages = encode_table(table, meeting);
   struct Child {
     Connection connection;  // the child closes it when it has the table
@@ -175,7 +175,7 @@ void TcpRelay::pass_on(const RelayPlace& place, uint64_t meeting, const std::str
     for (Message ignored; child.connection.next(&ignored);) continue;
   };
   const auto admit = [&](int number, Connection&& arrived) {
-    if (std::count(place.children.begin(), place.children.end(), number) == 0) return;
+    if (std::count(node.children.begin(), node.children.end(), number) == 0) return;
     Connection connection = std::move(arrived);
     // A child tries several addresses: the first connection counts.
     if (served.count(number) > 0) return;
@@ -183,7 +183,7 @@ void TcpRelay::pass_on(const RelayPlace& place, uint64_t meeting, const std::str
     served[number].connection = std::move(connection);
     serve(served[number]);
   };
-  while (!limit.expired() && look().ok()) {
+  while (!limit.expired() && check().ok()) {
     std::vector<pollfd> entries;
     for (const auto& [number, child] : served) {
       const bool sends = child.connection.has_queued() || child.queued < messages.size();
@@ -191,13 +191,13 @@ void TcpRelay::pass_on(const RelayPlace& place, uint64_t meeting, const std::str
         entries.push_back(
             {child.connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
     }
-    if (served.size() == place.children.size() && entries.empty()) return;
+    if (served.size() == node.children.size() && entries.empty()) return;
     const size_t first_of_listener = entries.size();
     listener_->add_to(&entries);
     if (!wait_for(&entries, monotonic_ns() + kRelaySliceNs, limit).ok()) return;
     for (auto& [number, child] : served)
       if (!child.connection.ended()) serve(child);
-    if (!listener_->take(std::span<const pollfd>(entries).subspan(first_of_listener), admit).ok())
+    if (!listener_->handle(std::span<const pollfd>(entries).subspan(first_of_listener), admit).ok())
       return;
   }
 }

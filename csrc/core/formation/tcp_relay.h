@@ -1,5 +1,5 @@
 // TcpRelay: the TableRelay between hosts. Listens and connects like the failure detector's members
-// (see listener.h and dial.h), and admits only clients with the token from the store.
+// (see listener.h and connector.h), and admits only clients with the token from the store.
 #pragma once
 
 #include <optional>
@@ -20,10 +20,10 @@ class TcpRelay final : public TableRelay {
   TcpRelay(const TcpRelay&) = delete;  // the listener refers to it
 
   Result<std::string> listen() override;
-  Result<std::string> fetch(const RelayPlace& place, uint64_t meeting, size_t most_bytes,
-                            const Look& look, const Deadline& limit) override;
-  void pass_on(const RelayPlace& place, uint64_t meeting, const std::string& table,
-               const Look& look, const Deadline& limit) override;
+  Result<std::string> fetch(const RelayNode& node, uint64_t meeting, size_t most_bytes,
+                            const GiveUpCheck& check, const Deadline& limit) override;
+  void pass_on(const RelayNode& node, uint64_t meeting, const std::string& table,
+               const GiveUpCheck& check, const Deadline& limit) override;
   void close() override { listener_.reset(); }
 
  private:

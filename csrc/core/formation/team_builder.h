@@ -18,7 +18,7 @@
 
 namespace dscomm {
 
-struct GroupTeams {
+struct FormedGroup {
   Formation formation;
   std::unique_ptr<Team> team;
   // The ShmTeam of the members on this host. Point-to-point uses it, too, to see which of them have
@@ -36,9 +36,9 @@ using TransportFinder = std::function<Result<std::shared_ptr<Transport>>(
 
 // Collective over the members of the group, at least two. Blocks until all have called it. After
 // `timeout`, kTimeout names the missing ranks.
-Result<GroupTeams> build_teams(const FormationParty& party, Store& store,
-                               const FormationRequest& request,
-                               const TransportFinder& find_transport,
-                               std::chrono::milliseconds timeout);
+Result<FormedGroup> build_teams(const FormingProcess& process, Store& store,
+                                const FormationRequest& request,
+                                const TransportFinder& find_transport,
+                                std::chrono::milliseconds timeout);
 
 }  // namespace dscomm

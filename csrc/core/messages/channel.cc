@@ -151,7 +151,7 @@ Status Channel::open(size_t channel_bytes, uint64_t message_bytes) {
     own_->buffers_offset = offset;
   }
   if (message_bytes <= kPageBytes) return {};
-  measures_ = true;
+  measures_distance_ = true;
   if (has_asked_for_pieces_) return {};
   DSCOMM_ASSIGN_OR_RETURN(pieces_, directory_.take_pieces(channel_bytes));
   has_asked_for_pieces_ = true;
@@ -191,12 +191,12 @@ void Channel::load_consumed() {
   // consume(). A count that the peer cannot have reached is ignored.
   const auto load = [this] { return theirs_->consumed.load(std::memory_order_seq_cst); };
   const TimedLoad timed =
-      measures_ ? time_load(load) : TimedLoad{static_cast<int64_t>(load()), 0, 0};
+      measures_distance_ ? time_load(load) : TimedLoad{static_cast<int64_t>(load()), 0, 0};
   const auto consumed = static_cast<uint64_t>(timed.value);
   if (consumed <= known_consumed_ || consumed > published_) return;
   known_consumed_ = consumed;
   // The count has changed, so the load missed this core's cache and was served by the peer's.
-  if (measures_ &&
+  if (measures_distance_ &&
       timed.began_ns - theirs_->consumed_ns.load(std::memory_order_relaxed) <= kFreshCellNs)
     distance_.add(0, timed.took_ns);
 }
@@ -253,37 +253,38 @@ void Channel::end_message(uint64_t message_bytes) {
       return;  // streaming stores need no ownership
     const size_t bytes = std::min<size_t>(message_bytes, PieceRing::longest(pieces_.bytes));
     std::byte* piece = own_pieces() + pieces_.place(bytes);
-    for (size_t i = 0; i < std::min(bytes, kPrefetchedPieceBytes); i += kLineBytes / 2)
+    for (size_t i = 0; i < std::min(bytes, kPrefetchedPieceBytes); i += kLinePairBytes / 2)
       prefetch_for_ownership(piece + i);
     return;
   }
   const size_t k = published_ % kRingCells;
   prefetch_for_ownership(reinterpret_cast<std::byte*>(&cells_[k].header));
   if (message_bytes <= kCellDataBytes) {
-    if (message_bytes > kCellDataBytes - kLineBytes / 2)
+    if (message_bytes > kCellDataBytes - kLinePairBytes / 2)
       prefetch_for_ownership(&cells_[k].data[kCellDataBytes - 1]);
     return;
   }
   if (distance_.is_far()) return;
   std::byte* buffer = buffers_ + k * kPageBytes;
-  for (size_t i = 0; i < message_bytes; i += kLineBytes / 2) prefetch_for_ownership(buffer + i);
+  for (size_t i = 0; i < message_bytes; i += kLinePairBytes / 2) prefetch_for_ownership(buffer + i);
 }
 
-// Whether the peer has made a ring to this process. Sets their_cells_lost_ if it is out of bounds.
+// Whether the peer has made a ring to this process. Sets their_cells_invalid_ if it is out of
+// bounds.
 bool Channel::find_their_cells() {
-  if (their_cells_ != nullptr || their_cells_lost_) return true;
+  if (their_cells_ != nullptr || their_cells_invalid_) return true;
   if (!find_theirs()) return false;
   // seq_cst: pairs with the peer's open(); see ChannelEntry::cells_offset.
   const uint64_t offset = theirs_->cells_offset.load(std::memory_order_seq_cst);
   if (offset == 0) return false;
   their_cells_ =
       reinterpret_cast<const Cell*>(peer_->at(offset, kRingCells * sizeof(Cell), kPageBytes));
-  their_cells_lost_ = their_cells_ == nullptr;
+  their_cells_invalid_ = their_cells_ == nullptr;
   return true;
 }
 
 CellFlag Channel::next_flag() {
-  if (!find_their_cells() || their_cells_lost_) return {};
+  if (!find_their_cells() || their_cells_invalid_) return {};
   return {&their_cells_[consumed_ % kRingCells].number, consumed_ + 1};
 }
 
@@ -293,7 +294,7 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
     return Status(Code::kInternal, "the channel from " + peer_->describe() + how);
   };
   constexpr const char* kOutside = " lies outside its memory";
-  if (their_cells_lost_) return wrong(kOutside);
+  if (their_cells_invalid_) return wrong(kOutside);
   const Cell& cell = their_cells_[consumed_ % kRingCells];
   // seq_cst: acquires the cell; load half of the Dekker pair with the peer's publish().
   const uint64_t number = cell.number.load(std::memory_order_seq_cst);
@@ -303,7 +304,7 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
   ArrivedCell arrived{cell.header, cell.data};
   const size_t bytes = arrived.header.cell_bytes;
   current_piece_ = 0;
-  if ((arrived.header.flags & kInPlace) != 0) tells_the_time_ = true;
+  if ((arrived.header.flags & kInPlace) != 0) stores_consumed_ns_ = true;
   if (bytes <= kCellDataBytes) return std::optional<ArrivedCell>(arrived);
   if (bytes <= kPageBytes) {
     if (their_buffers_ == nullptr)
@@ -322,7 +323,7 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
                   "a cell of the channel from " + peer_->describe() + " says that it overflows");
   arrived.data = their_pieces_.data + their_pieces_.place(bytes);
   current_piece_ = bytes;
-  tells_the_time_ = true;
+  stores_consumed_ns_ = true;
   return std::optional<ArrivedCell>(arrived);
 }
 
@@ -330,7 +331,7 @@ Result<std::optional<ArrivedCell>> Channel::next_cell() {
 bool Channel::consume(bool at_once) {
   if (current_piece_ > 0) their_pieces_.pass(std::exchange(current_piece_, 0));
   if (++consumed_ % (kRingCells / 2) != 0 && !at_once) return false;
-  if (tells_the_time_) own_->consumed_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  if (stores_consumed_ns_) own_->consumed_ns.store(monotonic_ns(), std::memory_order_relaxed);
   // seq_cst: releases the reads of the cells to the peer's load_consumed(); store half of the
   // Dekker pair with its doorbell_sleepers.
   own_->consumed.exchange(consumed_, std::memory_order_seq_cst);

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/messages/endpoint.h"
 #include "core/messages/layout.h"
+#include "core/messages/peer_process.h"
 #include "core/shm/mailbox/cache_distance.h"
 #include "core/shm/memory/arena.h"
 #include "core/shm/memory/peer.h"
@@ -75,7 +75,7 @@ class Channel final : public CellChannel {
   }
   uint64_t published() const override { return published_; }
   uint64_t given_back() override {
-    measures_ = true;  // the distance decides what the peer may read in place
+    measures_distance_ = true;  // the distance decides what the peer may read in place
     load_consumed();
     return known_consumed_;
   }
@@ -104,14 +104,14 @@ class Channel final : public CellChannel {
   PieceRing pieces_;
   bool has_asked_for_pieces_ = false;
   uint64_t published_ = 0;
-  bool is_in_run_ = false;       // the last cell was published with `more`
-  uint64_t known_consumed_ = 0;  // lower bound of what the peer has consumed
-  CacheDistance distance_{1};    // of the peer's core, by loads of its `consumed`
-  bool measures_ = false;        // whether these loads are timed; pays for long data only
-  bool tells_the_time_ = false;  // whether consumed_ns is stored, because the peer measures
+  bool is_in_run_ = false;           // the last cell was published with `more`
+  uint64_t known_consumed_ = 0;      // lower bound of what the peer has consumed
+  CacheDistance distance_{1};        // of the peer's core, by loads of its `consumed`
+  bool measures_distance_ = false;   // whether these loads are timed; pays for long data only
+  bool stores_consumed_ns_ = false;  // whether consumed_ns is stored, because the peer measures
 
   const Cell* their_cells_ = nullptr;
-  bool their_cells_lost_ = false;  // they lie outside the peer's memory
+  bool their_cells_invalid_ = false;  // they lie outside the peer's memory
   const std::byte* their_buffers_ = nullptr;
   PieceRing their_pieces_;
   size_t current_piece_ = 0;  // bytes in the piece ring of the cell from next_cell()
@@ -119,9 +119,9 @@ class Channel final : public CellChannel {
 };
 
 // A process of this host, or this process itself.
-class PeerEndpoint final : public Endpoint {
+class HostPeerProcess final : public PeerProcess {
  public:
-  explicit PeerEndpoint(std::shared_ptr<Peer> peer) : peer_(std::move(peer)) {}
+  explicit HostPeerProcess(std::shared_ptr<Peer> peer) : peer_(std::move(peer)) {}
 
   const ArenaId& id() const override { return peer_->address().arena; }
   bool alive(bool thoroughly) const override { return peer_->alive(thoroughly); }

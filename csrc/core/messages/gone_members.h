@@ -1,5 +1,5 @@
-// Members that have died or left: which sends and receives can never complete. Peer::alive() detects
-// a death on this host, the failure detector one on another host.
+// Members that have died or left: which sends and receives can never complete. Peer::alive()
+// detects a death on this host, the failure detector one on another host.
 //
 // What a member published before it went still counts: a receive goes on while the channel may hold
 // a message of that member, and a receive from any source while another member can still send.
@@ -27,7 +27,7 @@ struct MemberLife {
 // Calls alive() first: a member leaves before its process ends, so has_left() is final once the
 // process is dead. In the other order, a member that does both in between would seem to have died.
 template <typename Alive, typename HasLeft>
-MemberLife look_at_member(const Alive& alive, const HasLeft& has_left) {
+MemberLife read_member_life(const Alive& alive, const HasLeft& has_left) {
   const bool lives = alive();
   const bool left = has_left();
   return {.died = !lives && !left, .left = left};

@@ -19,9 +19,9 @@ inline constexpr uint32_t kRingCells = 16;
 
 // Data bytes of a cell, which is two cache lines that a reader fetches together. Longer data lies
 // in the cell's buffer (up to a page) or in the piece ring.
-inline constexpr size_t kCellDataBytes = kLineBytes - sizeof(uint64_t) - sizeof(CellHeader);
+inline constexpr size_t kCellDataBytes = kLinePairBytes - sizeof(uint64_t) - sizeof(CellHeader);
 
-struct alignas(kLineBytes) Cell {
+struct alignas(kLinePairBytes) Cell {
   // How many cells the owner has filled, this one included; the receiver waits for the next number.
   // seq_cst exchange by the owner, after header and data, or release store if the next cell follows
   // at once; seq_cst loads by the receiver. Dekker pair with the receiver's
@@ -33,11 +33,11 @@ struct alignas(kLineBytes) Cell {
   CellHeader header;
   std::byte data[kCellDataBytes];
 };
-static_assert(sizeof(Cell) == kLineBytes);
+static_assert(sizeof(Cell) == kLinePairBytes);
 
 // An entry of the channel directory, which a process makes for one peer: where its ring to the peer
 // lies, and how far it has read the peer's ring.
-struct alignas(kLineBytes) ChannelEntry {
+struct alignas(kLinePairBytes) ChannelEntry {
   // The peer's arena id; low 0: vacant. Release store of low, after all else; acquire loads by the
   // peer, which then sees a reset entry. Ids are never reused, so an entry is never an earlier one.
   std::atomic<uint64_t> peer_high;
@@ -54,7 +54,7 @@ struct alignas(kLineBytes) ChannelEntry {
   // How many cells of the peer's ring the owner has given back; stored every half ring, or at once
   // if the peer waits for it. seq_cst exchange by the owner; seq_cst loads by the peer. Dekker pair
   // with the peer's ArenaHeader::doorbell_sleepers.
-  alignas(kLineBytes) std::atomic<uint64_t> consumed;
+  alignas(kLinePairBytes) std::atomic<uint64_t> consumed;
   // When `consumed` was stored, by CLOCK_MONOTONIC; 0: unknown. Relaxed on both sides: stored right
   // before `consumed`, and used only to measure the distance.
   std::atomic<int64_t> consumed_ns;
@@ -87,7 +87,7 @@ struct PieceRing {
 // the arena never makes one from a mailbox (Mailbox), which former members may still read.
 inline constexpr size_t kChannelBlockBytes = 2 * kPageBytes;
 inline constexpr size_t kChannelsPerBlock =
-    (kChannelBlockBytes - kLineBytes) / sizeof(ChannelEntry);
+    (kChannelBlockBytes - kLinePairBytes) / sizeof(ChannelEntry);
 struct ChannelBlock {
   std::atomic<uint64_t>
       next;  // offset; 0: the last. Release store by the owner, acquire loads by peers

@@ -56,16 +56,17 @@ PointToPoint::PointToPoint(std::shared_ptr<Arena> arena, const Settings& setting
       directory_(arena_) {}
 
 PointToPoint::~PointToPoint() {
-  Outcome outcome;
+  FinishedTransfers finished;
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
     worker_wake_.notify_all();
     doorbell_->ring(doorbell_->token());
     for (auto& [number, port] : ports_)
-      end_port(*port, Status(Code::kAborted, "this process has ended its communication"), &outcome);
+      end_port(*port, Status(Code::kAborted, "this process has ended its communication"),
+               &finished);
   }
-  deliver(std::move(outcome));
+  deliver(std::move(finished));
   if (worker_.joinable()) worker_.join();
 }
 
@@ -94,14 +95,15 @@ Status PointToPoint::blocking_send(const GroupPtr& group, const void* data, size
                                    std::chrono::milliseconds timeout) {
   DSCOMM_RETURN_IF_ERROR(check_arguments(*group, "send", data, count, dtype, dst, false));
   OperationPtr rest;
-  Outcome outcome;
-  AtOnce sent;
+  FinishedTransfers finished;
+  FastPath sent;
   {
     std::lock_guard lock(mutex_);
-    sent = send_at_once(group, data, count, dtype, dst, tag, timeout, &rest, &outcome);
+    sent = try_send(group, data, count, dtype, dst, tag, timeout, &rest, &finished);
   }
-  if (sent == AtOnce::kNo) rest = send(group, data, count, dtype, dst, tag, nullptr, timeout);
-  if (!outcome.empty()) deliver(std::move(outcome));
+  if (sent == FastPath::kNotPossible)
+    rest = send(group, data, count, dtype, dst, tag, nullptr, timeout);
+  if (!finished.empty()) deliver(std::move(finished));
   return rest == nullptr ? Status() : rest->wait();
 }
 
@@ -111,25 +113,24 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
   DSCOMM_RETURN_IF_ERROR(check_arguments(*group, "receive", data, count, dtype, src, true));
   if (came_from != nullptr) *came_from = src;
   OperationPtr rest;
-  AtOnce received = src >= 0 ? AtOnce::kNotYet : AtOnce::kNo;
-  for (int pauses = 0; received == AtOnce::kNotYet;) {
+  FastPath received = src >= 0 ? FastPath::kNotYet : FastPath::kNotPossible;
+  for (int pauses = 0; received == FastPath::kNotYet;) {
     CellFlag flag;
-    Outcome outcome;
+    FinishedTransfers finished;
     {
       std::lock_guard lock(mutex_);
-      received =
-          receive_at_once(group, data, count, dtype, src, tag, timeout, &flag, &rest, &outcome);
+      received = try_receive(group, data, count, dtype, src, tag, timeout, &flag, &rest, &finished);
     }
-    if (!outcome.empty()) deliver(std::move(outcome));
-    if (received != AtOnce::kNotYet) break;
+    if (!finished.empty()) deliver(std::move(finished));
+    if (received != FastPath::kNotYet) break;
     // Without the mutex: the group's endpoint keeps the word's memory mapped. Relaxed: next_cell()
     // loads the word again.
     while (flag.word->load(std::memory_order_relaxed) != flag.value &&
            ++pauses <= group->wait.spin_pauses)
       pause_core();
-    if (pauses > group->wait.spin_pauses) received = AtOnce::kNo;
+    if (pauses > group->wait.spin_pauses) received = FastPath::kNotPossible;
   }
-  if (received == AtOnce::kNo)
+  if (received == FastPath::kNotPossible)
     rest = receive(group, data, count, dtype, src, tag, nullptr, timeout);
   if (rest == nullptr) return {};
   Status status = rest->wait();
@@ -139,22 +140,23 @@ Status PointToPoint::blocking_receive(const GroupPtr& group, void* data, size_t 
 
 // Publishes as many cells as there is room for, if no earlier message waits in the channel. kNo:
 // none was published. `rest` sends the others.
-PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const void* data,
-                                                size_t count, DType dtype, int dst, int tag,
-                                                std::chrono::milliseconds timeout,
-                                                OperationPtr* rest, Outcome* outcome) {
+PointToPoint::FastPath PointToPoint::try_send(const GroupPtr& group, const void* data, size_t count,
+                                              DType dtype, int dst, int tag,
+                                              std::chrono::milliseconds timeout, OperationPtr* rest,
+                                              FinishedTransfers* finished) {
   Port* port = find_port(group->ports[group->rank]);
-  if (port == nullptr || port->connections.empty() || !port->failure.ok()) return AtOnce::kNo;
+  if (port == nullptr || port->connections.empty() || !port->failure.ok())
+    return FastPath::kNotPossible;
   Connection& connection = *port->connections[dst];
   CellChannel& channel = *connection.channel;
   const size_t bytes = count * dtype_bytes(dtype);
   std::optional<uint64_t> offset;
-  if (can_read_in_place(*group, connection, data, bytes, &offset)) return AtOnce::kNo;
-  if (!channel.is_direct() || !connection.outgoing.empty() || connection.abandoning ||
+  if (can_read_in_place(*group, connection, data, bytes, &offset)) return FastPath::kNotPossible;
+  if (!channel.is_direct() || !connection.outgoing.empty() || connection.must_report_abandoned ||
       !connection.broken.ok() || !channel.open(channel_bytes_, bytes).ok())
-    return AtOnce::kNo;
+    return FastPath::kNotPossible;
   if (!group->peers[dst]->alive(false) || group->has_left(dst) || !group->failure().ok())
-    return AtOnce::kNo;
+    return FastPath::kNotPossible;
   CellHeader header{};
   header.group = group->id;
   header.sequence = connection.sent_messages + 1;
@@ -176,37 +178,36 @@ PointToPoint::AtOnce PointToPoint::send_at_once(const GroupPtr& group, const voi
     if (channel.publish(header, sent < bytes)) ring(*connection.peer);
     header.flags = 0;
   } while (sent < bytes);
-  if (header.flags == kFirstCell) return AtOnce::kNo;  // not one
+  if (header.flags == kFirstCell) return FastPath::kNotPossible;  // not one
   if (sent == bytes) {
     ++connection.sent_messages;
     channel.end_message(bytes);
-    return AtOnce::kDone;
+    return FastPath::kDone;
   }
   auto transfer = std::make_shared<Transfer>(this, group, data, nullptr, count, dtype, dst, tag,
                                              nullptr, timeout);
   transfer->sent_bytes = sent;
   connection.begun = true;
   connection.outgoing.push_back(transfer);
-  go_on(*port, transfer, outcome);
+  continue_as_operation(*port, transfer, finished);
   *rest = std::move(transfer);
-  return AtOnce::kDone;
+  return FastPath::kDone;
 }
 
 // Receives the next message of the channel if only this receive can match it. kNotYet: it has not
 // come; it will appear at `flag`.
-PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* data, size_t count,
-                                                   DType dtype, int src, int tag,
-                                                   std::chrono::milliseconds timeout,
-                                                   CellFlag* flag, OperationPtr* rest,
-                                                   Outcome* outcome) {
+PointToPoint::FastPath PointToPoint::try_receive(const GroupPtr& group, void* data, size_t count,
+                                                 DType dtype, int src, int tag,
+                                                 std::chrono::milliseconds timeout, CellFlag* flag,
+                                                 OperationPtr* rest, FinishedTransfers* finished) {
   const uint32_t own = group->ports[group->rank];
   Port* port = find_port(own);
   if (port == nullptr || port->connections.empty() || !port->failure.ok() ||
       !port->matching.empty())
-    return AtOnce::kNo;
+    return FastPath::kNotPossible;
   Connection& connection = *port->connections[src];
   CellChannel& channel = *connection.channel;
-  if (connection.incoming != nullptr || !connection.broken.ok()) return AtOnce::kNo;
+  if (connection.incoming != nullptr || !connection.broken.ok()) return FastPath::kNotPossible;
   const size_t bytes = count * dtype_bytes(dtype);
   auto* to = static_cast<std::byte*>(data);
   uint64_t arrived = 0;
@@ -220,7 +221,7 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
       pause_core();
     }
     if (flag->word->load(std::memory_order_relaxed) != flag->value) {
-      if (arrived == 0) return AtOnce::kNotYet;
+      if (arrived == 0) return FastPath::kNotYet;
       break;
     }
     Result<std::optional<ArrivedCell>> next = channel.next_cell();
@@ -238,9 +239,9 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
     arrived += header.cell_bytes;
     if (arrived == bytes) ++connection.received_messages;
     if (channel.consume(false)) ring(*connection.peer);
-    if (arrived == bytes) return AtOnce::kDone;
+    if (arrived == bytes) return FastPath::kDone;
   } while (true);
-  if (arrived == 0) return AtOnce::kNo;
+  if (arrived == 0) return FastPath::kNotPossible;
   auto transfer = std::make_shared<Transfer>(this, group, nullptr, data, count, dtype, src, tag,
                                              nullptr, timeout);
   transfer->came_from = src;
@@ -254,16 +255,17 @@ PointToPoint::AtOnce PointToPoint::receive_at_once(const GroupPtr& group, void* 
   message->arrived = arrived;
   message->receive = transfer;
   connection.incoming = std::move(message);
-  go_on(*port, transfer, outcome);
+  continue_as_operation(*port, transfer, finished);
   *rest = std::move(transfer);
-  return AtOnce::kDone;
+  return FastPath::kDone;
 }
 
 // Continues as an operation what began without one.
-void PointToPoint::go_on(Port& port, const TransferPtr& transfer, Outcome* outcome) {
+void PointToPoint::continue_as_operation(Port& port, const TransferPtr& transfer,
+                                         FinishedTransfers* finished) {
   port.pending.insert(transfer);
   ++pending_count_;
-  if (Status status = attend(transfer); !status.ok()) fail_group(port, status, outcome);
+  if (Status status = register_pending(transfer); !status.ok()) fail_group(port, status, finished);
 }
 
 uint32_t PointToPoint::open_port() {
@@ -280,7 +282,7 @@ void PointToPoint::join(GroupPtr group) {
 }
 
 void PointToPoint::close_port(uint32_t number) {
-  Outcome outcome;
+  FinishedTransfers finished;
   {
     std::lock_guard lock(mutex_);
     if (auto found = ports_.find(number); found != ports_.end()) {
@@ -298,55 +300,56 @@ void PointToPoint::close_port(uint32_t number) {
           status = Status(Code::kAborted,
                           "group '" + group.name + "' was closed before this operation was done");
       }
-      end_port(port, status, &outcome);
+      end_port(port, status, &finished);
       ports_.erase(found);
     }
     drop_dead_channels();
     // Tell peers of half-sent messages that no more will come; the worker does if a ring is full.
-    progress(&outcome);
+    progress(&finished);
     if (has_work() && helpers_ == 0) unpark_worker();
   }
-  deliver(std::move(outcome));
+  deliver(std::move(finished));
 }
 
 OperationPtr PointToPoint::submit(const TransferPtr& transfer) {
-  Outcome outcome;
+  FinishedTransfers finished;
   {
     std::lock_guard lock(mutex_);
     Port* port = find_port(transfer->port);
     if (stopping_ || port == nullptr) {
-      transfer->settled = true;
-      outcome.push_back({transfer, Status(Code::kAborted, "group '" + transfer->group->name +
-                                                              "' has been closed on this rank")});
+      transfer->is_finished = true;
+      finished.push_back({transfer, Status(Code::kAborted, "group '" + transfer->group->name +
+                                                               "' has been closed on this rank")});
     } else {
-      use(*port);
+      connect_members(*port);
       port->pending.insert(transfer);
       ++pending_count_;
-      Status status = start(*port, transfer, &outcome);
-      if (status.ok() && !transfer->settled) status = attend(transfer);
+      Status status = start(*port, transfer, &finished);
+      if (status.ok() && !transfer->is_finished) status = register_pending(transfer);
       // Sent, but not through: no thread waits for it any more, so the worker must.
-      if (transfer->settled && in_flight_) status = start_worker(*transfer->group);
-      if (!transfer->settled && !status.ok()) fail_group(*port, status, &outcome);
+      if (transfer->is_finished && in_flight_) status = start_worker(*transfer->group);
+      if (!transfer->is_finished && !status.ok()) fail_group(*port, status, &finished);
     }
   }
-  deliver(std::move(outcome));
+  deliver(std::move(finished));
   return transfer;
 }
 
-// Completes settled operations. The caller holds no lock.
-void PointToPoint::deliver(Outcome outcome) {
+// Completes finished operations. The caller holds no lock.
+void PointToPoint::deliver(FinishedTransfers finished) {
   // All are completed before the first callback, which may wait for another one of them.
   std::vector<std::vector<Operation::Callback>> callbacks;
-  for (Settled& settled : outcome) {
-    settled.transfer->keep.reset();
-    callbacks.push_back(settled.transfer->complete(
-        settled.status, settled.status.ok() ? settled.transfer->came_from : -1));
+  for (FinishedTransfer& each : finished) {
+    each.transfer->keep.reset();
+    callbacks.push_back(
+        each.transfer->complete(each.status, each.status.ok() ? each.transfer->came_from : -1));
   }
-  for (size_t k = 0; k < outcome.size(); ++k) Operation::call_back(callbacks[k], outcome[k].status);
+  for (size_t k = 0; k < finished.size(); ++k)
+    Operation::call_back(callbacks[k], finished[k].status);
 }
 
 // From now on this process reads what any member sends, also while it waits for something else.
-void PointToPoint::use(Port& port) {
+void PointToPoint::connect_members(Port& port) {
   if (!port.connections.empty()) return;
   const PointToPointGroup& group = *port.group;
   port.connections.resize(group.peers.size());
@@ -356,19 +359,19 @@ void PointToPoint::use(Port& port) {
     if (connection == nullptr) {
       connection = std::make_unique<Connection>(arena_, directory_, group.peers[k]);
       if (connection->is_polled) ++polled_count_;
-      if (SocketList* sockets = connection->peer->sockets(); sockets != nullptr && !far_sockets_)
-        far_sockets_ = std::make_unique<SocketSleep>(*sockets);
+      if (SocketList* sockets = connection->peer->sockets(); sockets != nullptr && !remote_sockets_)
+        remote_sockets_ = std::make_unique<SocketSleep>(*sockets);
     } else if (!connection->broken.ok()) {
-      port.suspect(connection->broken);
+      port.set_pending_cause(connection->broken);
     }
     port.connections[k] = connection.get();
   }
 }
 
 // The caller ends the group if this fails.
-Status PointToPoint::start(Port& port, const TransferPtr& transfer, Outcome* outcome) {
+Status PointToPoint::start(Port& port, const TransferPtr& transfer, FinishedTransfers* finished) {
   if (!port.failure.ok()) {
-    settle(transfer, port.failure, outcome);
+    finish_transfer(transfer, port.failure, finished);
     return {};
   }
   if (transfer->sending) {
@@ -377,25 +380,25 @@ Status PointToPoint::start(Port& port, const TransferPtr& transfer, Outcome* out
     // If the peer has no doorbell, polling its channel costs more than sending.
     Connection& connection = *port.connections[transfer->peer];
     if (connection.is_polled) {
-      if (progress_out(connection, outcome)) polled_slice_ns_ = connection.asked_ns = 0;
+      if (progress_out(connection, finished)) polled_slice_ns_ = connection.polled_ns = 0;
       connection.in_flight = connection.channel->in_flight();
       in_flight_ |= connection.in_flight;
-      if (transfer->settled) return {};
+      if (transfer->is_finished) return {};
     }
   } else {
-    DSCOMM_RETURN_IF_ERROR(start_receive(port, transfer, outcome));
+    DSCOMM_RETURN_IF_ERROR(start_receive(port, transfer, finished));
   }
-  progress(outcome, transfer.get());
+  progress(finished, transfer.get());
   // Receive what a member sent before the group failed.
-  return transfer->settled ? Status() : port.group->failure();
+  return transfer->is_finished ? Status() : port.group->failure();
 }
 
 Status PointToPoint::start_send(Port& port, const TransferPtr& transfer) {
   const PointToPointGroup& group = *transfer->group;
   // Check first, because the ring would accept a message that a dead peer never reads.
-  const Endpoint& peer = *group.peers[transfer->peer];
-  const MemberLife life =
-      look_at_member([&] { return peer.alive(); }, [&] { return group.has_left(transfer->peer); });
+  const PeerProcess& peer = *group.peers[transfer->peer];
+  const MemberLife life = read_member_life([&] { return peer.alive(); },
+                                           [&] { return group.has_left(transfer->peer); });
   if (life.gone())
     return describe_gone(true, life.died, transfer->describe() + ": ",
                          group.name_member(transfer->peer),
@@ -409,7 +412,8 @@ Status PointToPoint::start_send(Port& port, const TransferPtr& transfer) {
   return {};
 }
 
-Status PointToPoint::start_receive(Port& port, const TransferPtr& transfer, Outcome* outcome) {
+Status PointToPoint::start_receive(Port& port, const TransferPtr& transfer,
+                                   FinishedTransfers* finished) {
   MessagePtr message = port.matching.find_message(transfer);
   if (message == nullptr) {
     port.matching.post(transfer);
@@ -420,17 +424,17 @@ Status PointToPoint::start_receive(Port& port, const TransferPtr& transfer, Outc
   transfer->came_from = message->source;
   if (message->arrived > 0)
     std::memcpy(transfer->destination, message->heap.get(), message->arrived);
-  refund(message.get());
+  release_charge(message.get());
   // The rest of the message goes directly to its destination.
   message->receive = transfer;
-  if (message->arrived == message->bytes) settle(transfer, {}, outcome);
+  if (message->arrived == message->bytes) finish_transfer(transfer, {}, finished);
   return {};
 }
 
 // Makes sure that a pending operation completes or fails in time.
-Status PointToPoint::attend(const TransferPtr& transfer) {
+Status PointToPoint::register_pending(const TransferPtr& transfer) {
   const int64_t now = monotonic_ns();
-  if (pending_count_ == 1) last_look_ns_ = std::max(last_look_ns_, now - 1);  // none was due yet
+  if (pending_count_ == 1) last_check_ns_ = std::max(last_check_ns_, now - 1);  // none was due yet
   transfer->end_ns = now + transfer->timeout_ms * 1'000'000;
   next_deadline_ns_ = std::min(next_deadline_ns_, transfer->end_ns);
   // Without slices, a sleeping thread would not notice an earlier deadline.
@@ -439,12 +443,13 @@ Status PointToPoint::attend(const TransferPtr& transfer) {
 }
 
 // By value: the caller's pointer may be the one in a queue that this erases.
-void PointToPoint::settle(TransferPtr transfer, const Status& status, Outcome* outcome) {
-  transfer->settled = true;
+void PointToPoint::finish_transfer(TransferPtr transfer, const Status& status,
+                                   FinishedTransfers* finished) {
+  transfer->is_finished = true;
   ports_.at(transfer->port)->pending.erase(transfer);
   --pending_count_;
   bool waited_for = transfer->waiting_threads > 0;
-  outcome->push_back({std::move(transfer), status});
+  finished->push_back({std::move(transfer), status});
   if (!waited_for) return;
   // The waiting thread may be another one, and asleep: no peer has rung the doorbell for this.
   changed_.notify_all();
@@ -452,31 +457,31 @@ void PointToPoint::settle(TransferPtr transfer, const Status& status, Outcome* o
 }
 
 // Ends a group for all its members, with its first known cause.
-void PointToPoint::fail_group(Port& port, const Status& cause, Outcome* outcome) {
+void PointToPoint::fail_group(Port& port, const Status& cause, FinishedTransfers* finished) {
   if (!port.failure.ok()) return;
   Status first = port.group->failure();
   if (first.ok()) first = cause;
   port.group->abort(first);
   port.failure = first;
-  end_port(port, first, outcome);
+  end_port(port, first, finished);
   // Wake members that sleep on their doorbell before their slice ends.
-  for (const std::shared_ptr<Endpoint>& peer : port.group->peers)
+  for (const std::shared_ptr<PeerProcess>& peer : port.group->peers)
     if (peer->sleeps()) ring(*peer);
 }
 
 // Afterwards nothing of the port is pending or held, and its callers' memory is left alone.
-void PointToPoint::end_port(Port& port, const Status& status, Outcome* outcome) {
-  while (!port.pending.empty()) settle(*port.pending.begin(), status, outcome);
+void PointToPoint::end_port(Port& port, const Status& status, FinishedTransfers* finished) {
+  while (!port.pending.empty()) finish_transfer(*port.pending.begin(), status, finished);
   port.matching.for_each_message([&](const MessagePtr& message) {
-    refund(message.get());
+    release_charge(message.get());
     message->discarded = true;
   });
   port.matching.clear();
   for (auto& [id, connection] : connections_) {
     if (connection->begun && connection->outgoing.front()->port == port.number) {
       connection->begun = false;
-      connection->abandoning = connection->broken.ok();
-      if (connection->abandoning) ++abandoning_count_;
+      connection->must_report_abandoned = connection->broken.ok();
+      if (connection->must_report_abandoned) ++unreported_count_;
       connection->abandoned_group = connection->outgoing.front()->group->id;
       connection->abandoned_port = connection->outgoing.front()->destination_port();
     }
@@ -501,7 +506,7 @@ void PointToPoint::drop_dead_channels() {
     if (connection.peer->alive()) return false;
     for (const auto& [number, port] : ports_)
       if (port->names(entry.first)) return false;
-    if (connection.abandoning) --abandoning_count_;
+    if (connection.must_report_abandoned) --unreported_count_;
     if (connection.is_polled) --polled_count_;
     connection.channel->drop();
     return true;

@@ -39,8 +39,8 @@
 #include "core/base/status.h"
 #include "core/messages/channel.h"
 #include "core/messages/doorbell.h"
-#include "core/messages/endpoint.h"
 #include "core/messages/gone_members.h"
+#include "core/messages/peer_process.h"
 #include "core/shm/mailbox/wait.h"
 #include "core/types/dtype.h"
 
@@ -53,8 +53,8 @@ struct PointToPointGroup {
   uint64_t id = 0;
   std::string name;
   int rank = 0;
-  std::vector<std::shared_ptr<Endpoint>> peers;  // by rank, this rank included
-  std::vector<uint32_t> ports;                   // by rank: open_port() of each member
+  std::vector<std::shared_ptr<PeerProcess>> peers;  // by rank, this rank included
+  std::vector<uint32_t> ports;                      // by rank: open_port() of each member
   std::shared_ptr<TensorPool> pool;          // readable by all members of this host; may be null
   std::function<Status()> failure;           // not OK once the group has failed; cheap
   std::function<void(const Status&)> abort;  // ends the group for every member with a cause
@@ -110,7 +110,7 @@ class PointToPoint {
   // In a forked child: closes inherited descriptors. No other call works there.
   void close_descriptors() {
     doorbell_->close_descriptors();
-    far_sockets_.reset();
+    remote_sockets_.reset();
   }
 
  private:
@@ -118,79 +118,81 @@ class PointToPoint {
   struct Message;
   struct Port;
   struct Connection;
-  struct Settled;
+  struct FinishedTransfer;
   using TransferPtr = std::shared_ptr<Transfer>;
   using MessagePtr = std::shared_ptr<Message>;
   using GroupPtr = std::shared_ptr<PointToPointGroup>;
-  using Outcome = std::vector<Settled>;  // completed after unlocking
+  using FinishedTransfers = std::vector<FinishedTransfer>;  // completed after unlocking
 
   OperationPtr submit(const TransferPtr& transfer);  // without the mutex, like the next two
   void help(Transfer& transfer, std::chrono::milliseconds limit);
-  void deliver(Outcome outcome);
+  void deliver(FinishedTransfers finished);
 
   // All others are called with mutex_ held. In point_to_point.cc:
   Port* find_port(uint32_t number) const;
-  void use(Port& port);
-  Status start(Port& port, const TransferPtr& transfer, Outcome* outcome);
+  void connect_members(Port& port);
+  Status start(Port& port, const TransferPtr& transfer, FinishedTransfers* finished);
   Status start_send(Port& port, const TransferPtr& transfer);
-  Status start_receive(Port& port, const TransferPtr& transfer, Outcome* outcome);
-  Status attend(const TransferPtr& transfer);
+  Status start_receive(Port& port, const TransferPtr& transfer, FinishedTransfers* finished);
+  Status register_pending(const TransferPtr& transfer);
   // The blocking calls as far as they need no operation; the caller waits for `rest` if it is set.
-  enum class AtOnce { kDone, kNotYet, kNo };
-  AtOnce send_at_once(const GroupPtr& group, const void* data, size_t count, DType dtype, int dst,
-                      int tag, std::chrono::milliseconds timeout, OperationPtr* rest,
-                      Outcome* outcome);
-  AtOnce receive_at_once(const GroupPtr& group, void* data, size_t count, DType dtype, int src,
-                         int tag, std::chrono::milliseconds timeout, CellFlag* flag,
-                         OperationPtr* rest, Outcome* outcome);
-  void go_on(Port& port, const TransferPtr& transfer, Outcome* outcome);
-  void settle(TransferPtr transfer, const Status& status, Outcome* outcome);
-  void fail_group(Port& port, const Status& cause, Outcome* outcome);
-  void end_port(Port& port, const Status& status, Outcome* outcome);
+  enum class FastPath { kDone, kNotYet, kNotPossible };
+  FastPath try_send(const GroupPtr& group, const void* data, size_t count, DType dtype, int dst,
+                    int tag, std::chrono::milliseconds timeout, OperationPtr* rest,
+                    FinishedTransfers* finished);
+  FastPath try_receive(const GroupPtr& group, void* data, size_t count, DType dtype, int src,
+                       int tag, std::chrono::milliseconds timeout, CellFlag* flag,
+                       OperationPtr* rest, FinishedTransfers* finished);
+  void continue_as_operation(Port& port, const TransferPtr& transfer, FinishedTransfers* finished);
+  void finish_transfer(TransferPtr transfer, const Status& status, FinishedTransfers* finished);
+  void fail_group(Port& port, const Status& cause, FinishedTransfers* finished);
+  void end_port(Port& port, const Status& status, FinishedTransfers* finished);
   void drop_dead_channels();
-  void ring(const Endpoint& peer) const {
+  void ring(const PeerProcess& peer) const {
     if (peer.doorbell() != nullptr) doorbell_->ring(*peer.doorbell());
   }
 
   // In progress.cc:
   // `awaited` is the transfer that the caller waits for or starts; null: any of them.
-  bool progress(Outcome* outcome, const Transfer* awaited = nullptr);
+  bool progress(FinishedTransfers* finished, const Transfer* awaited = nullptr);
   bool is_due(const Connection& connection, const Transfer* awaited, int64_t now) const;
-  bool progress_in(Connection& connection, Outcome* outcome);
-  bool progress_out(Connection& connection, Outcome* outcome);
-  bool settle_read_in_place(Connection& connection, Outcome* outcome);
+  bool progress_in(Connection& connection, FinishedTransfers* finished);
+  bool progress_out(Connection& connection, FinishedTransfers* finished);
+  bool finish_read_in_place(Connection& connection, FinishedTransfers* finished);
   bool can_read_in_place(const PointToPointGroup& group, const Connection& connection,
                          const void* data, uint64_t bytes, std::optional<uint64_t>* offset) const;
-  enum class CellFate { kTaken, kLeft, kPartly };
-  CellFate take_cell(Connection& connection, const ArrivedCell& cell, Outcome* outcome);
-  CellFate read_in_place(Connection& connection, Outcome* outcome);
-  MessagePtr begin_message(Connection& connection, const CellHeader& header, Outcome* outcome);
-  MessagePtr hold_message(Port& port, MessagePtr message, Outcome* outcome);
+  enum class CellResult { kTaken, kLeft, kPartlyTaken };
+  CellResult take_cell(Connection& connection, const ArrivedCell& cell,
+                       FinishedTransfers* finished);
+  CellResult read_in_place(Connection& connection, FinishedTransfers* finished);
+  MessagePtr begin_message(Connection& connection, const CellHeader& header,
+                           FinishedTransfers* finished);
+  MessagePtr store_unexpected(Port& port, MessagePtr message, FinishedTransfers* finished);
   bool has_room(uint64_t bytes) const;
-  void end_abandoned(const MessagePtr& message, Outcome* outcome);
+  void end_abandoned(const MessagePtr& message, FinishedTransfers* finished);
   bool break_connection(Connection& connection, const Status& cause);
-  static Status nonsense(const Connection& connection, const char* what);
+  static Status malformed(const Connection& connection, const char* what);
   Status check_match(const Transfer& transfer, const Message& message) const;
-  void refund(Message* message);
+  void release_charge(Message* message);
 
-  // In look.cc:
-  void look_when_due(Outcome* outcome);
-  Status look_at(Port& port, int64_t now, bool thoroughly, Outcome* outcome);
-  Status look_for_hopeless(Port& port, const std::vector<MemberLife>& members) const;
+  // In checks.cc:
+  void check_when_due(FinishedTransfers* finished);
+  Status check_port(Port& port, int64_t now, bool thoroughly, FinishedTransfers* finished);
+  Status find_impossible(Port& port, const std::vector<MemberLife>& members) const;
   std::string timeout_text(const Transfer& transfer, const std::vector<MemberLife>& members) const;
-  void credit_lost_time(int64_t now);
+  void extend_deadlines(int64_t now);
 
   // In waiting.cc:
   // Starts the worker if it does not run, and unparks it if no waiting thread makes progress.
   Status start_worker(const PointToPointGroup& group);
   void unpark_worker();
-  bool has_work() const { return pending_count_ > 0 || abandoning_count_ > 0 || in_flight_; }
+  bool has_work() const { return pending_count_ > 0 || unreported_count_ > 0 || in_flight_; }
   // Sleeps once, until end_ns at the latest: on the doorbell or, if another thread sleeps there,
   // until that thread has made progress. Unlocks meanwhile. Returns what must be delivered.
-  Outcome sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
-  bool progress_before_sleep(Outcome* outcome);
+  FinishedTransfers sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns);
+  bool progress_before_sleep(FinishedTransfers* finished);
   int64_t next_polled_slice() const;
-  void deliver_as_helper(std::unique_lock<std::mutex>& lock, Outcome outcome);
+  void deliver_as_helper(std::unique_lock<std::mutex>& lock, FinishedTransfers finished);
   void work();
 
   const std::shared_ptr<Arena> arena_;
@@ -208,19 +210,19 @@ class PointToPoint {
   uint32_t last_port_ = 0;
   uint64_t unexpected_used_ = 0;
   size_t pending_count_ = 0;
-  size_t abandoning_count_ = 0;  // connections that must still tell the peer of an abandoned send
-  size_t polled_count_ = 0;      // connections to peers without a doorbell
-  bool asked_polled_ = false;    // some of these are still polled for cells
-  int64_t polled_slice_ns_ = 0;  // their limit for the last sleep; 0: cells have moved since
+  size_t unreported_count_ = 0;   // connections that must still tell the peer of an abandoned send
+  size_t polled_count_ = 0;       // connections to peers without a doorbell
+  bool some_are_polled_ = false;  // some of these are still polled for cells
+  int64_t polled_slice_ns_ = 0;   // their limit for the last sleep; 0: cells have moved since
   // Sockets of these peers; null while unknown. Used by the thread that has set polling_.
-  std::unique_ptr<SocketSleep> far_sockets_;
+  std::unique_ptr<SocketSleep> remote_sockets_;
   bool in_flight_ = false;  // sent cells need this process to get through; see progress()
 
   std::condition_variable changed_;  // notified after progress by the thread that has the doorbell
   bool polling_ = false;             // a thread has the doorbell
   bool asleep_ = false;              // and sleeps on it now
   int64_t next_deadline_ns_ = INT64_MAX;  // lower bound of the pending operations' deadlines
-  int64_t last_look_ns_ = 0, last_thorough_look_ns_ = 0;
+  int64_t last_check_ns_ = 0, last_thorough_check_ns_ = 0;
 
   int helpers_ = 0;             // threads in help()
   uint64_t helper_visits_ = 0;  // how many have come

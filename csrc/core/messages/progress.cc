@@ -43,26 +43,26 @@ Status check_source(const PointToPointGroup& group, const ArenaId& from, int sou
 
 }  // namespace
 
-Status PointToPoint::nonsense(const Connection& connection, const char* what) {
+Status PointToPoint::malformed(const Connection& connection, const char* what) {
   return Status(Code::kInternal, "a cell from " + connection.peer->describe() + " " + what);
 }
 
 // Moves all cells that can be moved now. Returns whether there were any.
-bool PointToPoint::progress(Outcome* outcome, const Transfer* awaited) {
+bool PointToPoint::progress(FinishedTransfers* finished, const Transfer* awaited) {
   bool moved = false;
   in_flight_ = false;
-  asked_polled_ = false;
+  some_are_polled_ = false;
   const int64_t now = awaited != nullptr && polled_count_ > 0 ? monotonic_ns() : 0;
   for (auto& [id, connection] : connections_) {
     if (is_due(*connection, awaited, now)) {
-      bool moved_here = progress_in(*connection, outcome);
-      moved_here |= progress_out(*connection, outcome);
+      bool moved_here = progress_in(*connection, finished);
+      moved_here |= progress_out(*connection, finished);
       connection->in_flight = connection->channel->in_flight();
-      connection->asked_ns = moved_here ? 0 : now;
+      connection->polled_ns = moved_here ? 0 : now;
       moved |= moved_here;
     }
     in_flight_ |= connection->in_flight;
-    asked_polled_ |= connection->is_polled && connection->broken.ok() && !connection->unread;
+    some_are_polled_ |= connection->is_polled && connection->broken.ok() && !connection->unread;
   }
   if (moved) polled_slice_ns_ = 0;
   return moved;
@@ -73,21 +73,21 @@ bool PointToPoint::is_due(const Connection& connection, const Transfer* awaited,
   return awaited == nullptr || !connection.is_polled || awaited->peer < 0 ||
          awaited->group->peers[awaited->peer]->id() == connection.peer->id() ||
          connection.incoming != nullptr || !connection.outgoing.empty() ||
-         now - connection.asked_ns >= kAskOthersEveryNs;
+         now - connection.polled_ns >= kAskOthersEveryNs;
 }
 
-bool PointToPoint::progress_in(Connection& connection, Outcome* outcome) {
+bool PointToPoint::progress_in(Connection& connection, FinishedTransfers* finished) {
   connection.unread = false;
   if (!connection.broken.ok()) return false;
   for (int taken = 0;; ++taken) {
     Result<std::optional<ArrivedCell>> cell = connection.channel->next_cell();
     if (!cell.ok()) return break_connection(connection, cell.status());
     if (!cell.value().has_value()) return taken > 0;
-    CellFate fate = CellFate::kLeft;
-    if (taken < kMostCellsInTurn) fate = take_cell(connection, *cell.value(), outcome);
-    if (fate != CellFate::kTaken) {
+    CellResult fate = CellResult::kLeft;
+    if (taken < kMostCellsInTurn) fate = take_cell(connection, *cell.value(), finished);
+    if (fate != CellResult::kTaken) {
       connection.unread = true;
-      return taken > 0 || fate == CellFate::kPartly;
+      return taken > 0 || fate == CellResult::kPartlyTaken;
     }
     const bool at_once = (cell.value()->header.flags & kInPlace) != 0;
     if (connection.channel->consume(at_once)) ring(*connection.peer);
@@ -95,15 +95,15 @@ bool PointToPoint::progress_in(Connection& connection, Outcome* outcome) {
 }
 
 // Copies a cell to its destination.
-PointToPoint::CellFate PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell,
-                                               Outcome* outcome) {
+PointToPoint::CellResult PointToPoint::take_cell(Connection& connection, const ArrivedCell& cell,
+                                                 FinishedTransfers* finished) {
   const CellHeader& header = cell.header;
   const auto broken = [&](const char* what) {
-    break_connection(connection, nonsense(connection, what));
-    return CellFate::kLeft;
+    break_connection(connection, malformed(connection, what));
+    return CellResult::kLeft;
   };
   if (connection.incoming != nullptr && connection.incoming->in_place != nullptr)
-    return read_in_place(connection, outcome);
+    return read_in_place(connection, finished);
   bool first = (header.flags & kFirstCell) != 0;
   bool continues = connection.incoming != nullptr;
   if (header.sequence != connection.received_messages + 1 || first == continues ||
@@ -111,9 +111,9 @@ PointToPoint::CellFate PointToPoint::take_cell(Connection& connection, const Arr
     return broken("came out of order");
   if (!continues) {
     if (header.port == 0 || header.port > last_port_) return broken("is for a port that never was");
-    connection.incoming = begin_message(connection, header, outcome);
+    connection.incoming = begin_message(connection, header, finished);
   }
-  if (connection.incoming == nullptr) return CellFate::kLeft;
+  if (connection.incoming == nullptr) return CellResult::kLeft;
   MessagePtr message = connection.incoming;
   if ((header.flags & kInPlace) != 0) {
     uint64_t offset = 0;
@@ -121,13 +121,13 @@ PointToPoint::CellFate PointToPoint::take_cell(Connection& connection, const Arr
     std::memcpy(&offset, cell.data, sizeof offset);
     message->in_place = connection.channel->in_place(offset, message->bytes);
     if (message->in_place == nullptr) return broken("lies outside its sender's pool");
-    return read_in_place(connection, outcome);
+    return read_in_place(connection, finished);
   }
   if ((header.flags & kAbandoned) != 0) {
     connection.incoming = nullptr;
     ++connection.received_messages;
-    end_abandoned(message, outcome);
-    return CellFate::kTaken;
+    end_abandoned(message, finished);
+    return CellResult::kTaken;
   }
   uint64_t left = message->bytes - message->arrived;
   if (header.cell_bytes > left || (header.cell_bytes == 0 && left > 0))
@@ -140,39 +140,41 @@ PointToPoint::CellFate PointToPoint::take_cell(Connection& connection, const Arr
   if (message->arrived == message->bytes) {
     connection.incoming = nullptr;
     ++connection.received_messages;
-    if (message->receive) settle(message->receive, {}, outcome);
+    if (message->receive) finish_transfer(message->receive, {}, finished);
   }
-  return CellFate::kTaken;
+  return CellResult::kTaken;
 }
 
 // Copies the next part of a message from the sender's pool. A sender that gives up such a send ends
 // the group before it releases the memory, so the copy is valid if the group has not failed since.
-PointToPoint::CellFate PointToPoint::read_in_place(Connection& connection, Outcome* outcome) {
+PointToPoint::CellResult PointToPoint::read_in_place(Connection& connection,
+                                                     FinishedTransfers* finished) {
   MessagePtr message = connection.incoming;
   if (!message->discarded) {
     const uint64_t bytes = std::min(message->bytes - message->arrived, kReadInPass);
     std::byte* base = message->receive ? message->receive->destination : message->heap.get();
     copy_out(base + message->arrived, message->in_place + message->arrived, bytes, message->bytes);
     message->arrived += bytes;
-    if (message->arrived < message->bytes) return CellFate::kPartly;
+    if (message->arrived < message->bytes) return CellResult::kPartlyTaken;
   }
   connection.incoming = nullptr;
   ++connection.received_messages;
   message->in_place = nullptr;
-  if (message->discarded) return CellFate::kTaken;
+  if (message->discarded) return CellResult::kTaken;
   // Orders the copy before the check of the failure.
   fence(std::memory_order_acquire);
   Port* port = find_port(message->port);
   if (Status failure = port->group->failure(); !failure.ok())
-    fail_group(*port, failure, outcome);
+    fail_group(*port, failure, finished);
   else if (message->receive)
-    settle(message->receive, {}, outcome);
-  return CellFate::kTaken;
+    finish_transfer(message->receive, {}, finished);
+  return CellResult::kTaken;
 }
 
 // Finds the receive of a message, or memory to hold it. Null if there is no room now.
 PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
-                                                     const CellHeader& header, Outcome* outcome) {
+                                                     const CellHeader& header,
+                                                     FinishedTransfers* finished) {
   auto message = std::make_shared<Message>();
   message->from = connection.peer->id();
   message->port = header.port;
@@ -189,12 +191,12 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
   if (port->group != nullptr) {
     Status status = check_source(*port->group, message->from, header.source);
     if (status.ok() && header.group != port->group->id)
-      status = nonsense(connection, "is for another group than its port");
+      status = malformed(connection, "is for another group than its port");
     TransferPtr receive;
     if (status.ok()) receive = port->matching.find_receive(header.source, header.tag);
     if (receive != nullptr) status = check_match(*receive, *message);
     if (!status.ok()) {
-      fail_group(*port, status, outcome);
+      fail_group(*port, status, finished);
       return discard();
     }
     if (receive != nullptr) {
@@ -206,7 +208,7 @@ PointToPoint::MessagePtr PointToPoint::begin_message(Connection& connection,
   }
   // Only the group, which has yet to form, can tell whether data read in place is still valid.
   if ((header.flags & kInPlace) != 0 && port->group == nullptr) return nullptr;
-  return hold_message(*port, std::move(message), outcome);
+  return store_unexpected(*port, std::move(message), finished);
 }
 
 bool PointToPoint::has_room(uint64_t bytes) const {
@@ -214,14 +216,14 @@ bool PointToPoint::has_room(uint64_t bytes) const {
   return room >= kMessageOverheadBytes && bytes <= room - kMessageOverheadBytes;
 }
 
-PointToPoint::MessagePtr PointToPoint::hold_message(Port& port, MessagePtr message,
-                                                    Outcome* outcome) {
+PointToPoint::MessagePtr PointToPoint::store_unexpected(Port& port, MessagePtr message,
+                                                        FinishedTransfers* finished) {
   if (!has_room(message->bytes)) {
     // Drop what is held for groups that have failed elsewhere and have no pending operations.
     for (auto& [number, other] : ports_) {
       if (other->group == nullptr || other->matching.empty() || !other->failure.ok()) continue;
       if (Status failure = other->group->failure(); !failure.ok() && other->pending.empty())
-        fail_group(*other, failure, outcome);
+        fail_group(*other, failure, finished);
     }
     if (!port.failure.ok()) {
       message->discarded = true;
@@ -238,20 +240,20 @@ PointToPoint::MessagePtr PointToPoint::hold_message(Port& port, MessagePtr messa
 }
 
 // The sender has given up a message half-way.
-void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
+void PointToPoint::end_abandoned(const MessagePtr& message, FinishedTransfers* finished) {
   if (message->discarded) return;
   message->discarded = true;
-  refund(message.get());
+  release_charge(message.get());
   Port* port = find_port(message->port);
   if (port == nullptr) return;
   if (TransferPtr receive = std::move(message->receive)) {
     if (Status cause = port->group->failure(); !cause.ok()) {
-      fail_group(*port, cause, outcome);
+      fail_group(*port, cause, finished);
     } else {
       // The cause may be on its way, or lost with a process that has died meanwhile.
-      port->suspect(Status(Code::kAborted,
-                           fmt::format("{}: {} gave up its send half-way", receive->describe(),
-                                       receive->group->name_member(message->source))));
+      port->set_pending_cause(Status(
+          Code::kAborted, fmt::format("{}: {} gave up its send half-way", receive->describe(),
+                                      receive->group->name_member(message->source))));
     }
     return;
   }
@@ -262,22 +264,22 @@ void PointToPoint::end_abandoned(const MessagePtr& message, Outcome* outcome) {
 // arrives soon. Returns false: nothing was taken.
 bool PointToPoint::break_connection(Connection& connection, const Status& cause) {
   connection.broken = cause;
-  if (connection.abandoning) --abandoning_count_;  // the peer cannot be told any more
-  connection.abandoning = false;
+  if (connection.must_report_abandoned) --unreported_count_;  // the peer cannot be told any more
+  connection.must_report_abandoned = false;
   for (auto& [number, port] : ports_)
     if (port->failure.ok() && !port->connections.empty() && port->names(connection.peer->id()))
-      port->suspect(connection.broken);
+      port->set_pending_cause(connection.broken);
   return false;
 }
 
 // Completes the sends that the peer has read in place.
-bool PointToPoint::settle_read_in_place(Connection& connection, Outcome* outcome) {
+bool PointToPoint::finish_read_in_place(Connection& connection, FinishedTransfers* finished) {
   bool some = false;
   while (!connection.read_in_place.empty() &&
          connection.read_in_place.front().first <= connection.channel->given_back()) {
     TransferPtr transfer = std::move(connection.read_in_place.front().second);
     connection.read_in_place.pop_front();
-    settle(std::move(transfer), {}, outcome);
+    finish_transfer(std::move(transfer), {}, finished);
     some = true;
   }
   return some;
@@ -296,23 +298,23 @@ bool PointToPoint::can_read_in_place(const PointToPointGroup& group, const Conne
   return offset->has_value();
 }
 
-bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
+bool PointToPoint::progress_out(Connection& connection, FinishedTransfers* finished) {
   // Pending operations wait for the root cause.
   if (!connection.broken.ok()) return false;
-  const bool settled = settle_read_in_place(connection, outcome);
+  const bool is_finished = finish_read_in_place(connection, finished);
   int filled = 0;
   for (; filled < kMostCellsInTurn; ++filled) {
-    if (connection.outgoing.empty() && !connection.abandoning) break;
+    if (connection.outgoing.empty() && !connection.must_report_abandoned) break;
     CellHeader header{};
     header.sequence = connection.sent_messages + 1;
     TransferPtr done;
-    if (connection.abandoning) {
+    if (connection.must_report_abandoned) {
       if (connection.channel->vacant_cell(0) == nullptr) break;
       header.group = connection.abandoned_group;
       header.port = connection.abandoned_port;
       header.flags = kAbandoned;
-      connection.abandoning = false;
-      --abandoning_count_;
+      connection.must_report_abandoned = false;
+      --unreported_count_;
       ++connection.sent_messages;
     } else {
       const TransferPtr& transfer = connection.outgoing.front();
@@ -356,9 +358,9 @@ bool PointToPoint::progress_out(Connection& connection, Outcome* outcome) {
       continue;
     }
     connection.channel->end_message(done->bytes);
-    settle(done, {}, outcome);
+    finish_transfer(done, {}, finished);
   }
-  return filled > 0 || settled;
+  return filled > 0 || is_finished;
 }
 
 Status PointToPoint::check_match(const Transfer& transfer, const Message& message) const {
@@ -375,7 +377,7 @@ Status PointToPoint::check_match(const Transfer& transfer, const Message& messag
                             describe_data(transfer.dtype, transfer.count, transfer.tag)));
 }
 
-void PointToPoint::refund(Message* message) {
+void PointToPoint::release_charge(Message* message) {
   unexpected_used_ -= std::exchange(message->charge, 0);
   message->heap.reset();
 }

@@ -75,7 +75,7 @@ class PointToPoint::Transfer final : public Operation {
   int came_from = -1;       // of a receive: the source rank
   int waiting_threads = 0;
   std::optional<uint64_t> pool_offset;  // of a send that the peer reads in place
-  bool settled = false;  // the result is decided; complete() follows without the mutex
+  bool is_finished = false;  // the result is decided; complete() follows without the mutex
 
   uint32_t destination_port() const { return group->ports[peer]; }
   std::string describe() const {
@@ -119,13 +119,13 @@ struct PointToPoint::Port {
   Status failure;  // the cause, with which every later operation fails
   Matching<TransferPtr, MessagePtr> matching;
   std::unordered_set<TransferPtr> pending;
-  Status suspicion;  // ends the group unless the root cause arrives soon
-  int64_t suspected_ns = 0;
+  Status pending_cause;  // ends the group unless the root cause arrives soon
+  int64_t pending_since_ns = 0;
 
-  void suspect(const Status& consequence) {
-    if (!suspicion.ok()) return;
-    suspicion = consequence;
-    suspected_ns = monotonic_ns();
+  void set_pending_cause(const Status& consequence) {
+    if (!pending_cause.ok()) return;
+    pending_cause = consequence;
+    pending_since_ns = monotonic_ns();
   }
   bool names(const ArenaId& process) const {
     return group != nullptr && std::any_of(group->peers.begin(), group->peers.end(),
@@ -136,20 +136,20 @@ struct PointToPoint::Port {
 // Everything between this process and one other process (or itself), for all groups.
 struct PointToPoint::Connection {
   Connection(const std::shared_ptr<Arena>& arena, ChannelDirectory& directory,
-             std::shared_ptr<Endpoint> endpoint)
-      : peer(std::move(endpoint)),
+             std::shared_ptr<PeerProcess> peer_process)
+      : peer(std::move(peer_process)),
         is_polled(peer->doorbell() == nullptr),
         channel(peer->make_channel(arena, directory)) {}
 
-  const std::shared_ptr<Endpoint> peer;
+  const std::shared_ptr<PeerProcess> peer;
   const bool is_polled;
   const std::unique_ptr<CellChannel> channel;
   Status broken;  // why the connection cannot be used any more
 
   std::deque<TransferPtr> outgoing;
   uint64_t sent_messages = 0;
-  bool begun = false;       // the first of `outgoing` has published a cell
-  bool abandoning = false;  // that message was given up; a cell must tell the peer
+  bool begun = false;                  // the first of `outgoing` has published a cell
+  bool must_report_abandoned = false;  // that message was given up; a cell must tell the peer
   uint64_t abandoned_group = 0;
   uint32_t abandoned_port = 0;
 
@@ -157,7 +157,7 @@ struct PointToPoint::Connection {
   std::deque<std::pair<uint64_t, TransferPtr>> read_in_place;
 
   // When it was last polled for cells, or 0 if some moved then; and the channel's in_flight() then.
-  int64_t asked_ns = 0;
+  int64_t polled_ns = 0;
   bool in_flight = false;
 
   MessagePtr incoming;  // incomplete; or null
@@ -165,7 +165,7 @@ struct PointToPoint::Connection {
   bool unread = false;  // the last pass left cells in the ring
 };
 
-struct PointToPoint::Settled {
+struct PointToPoint::FinishedTransfer {
   TransferPtr transfer;
   Status status;
 };

@@ -27,15 +27,15 @@ constexpr int kTicksBeforeParking = 10;
 void PointToPoint::flush(std::chrono::milliseconds limit) {
   const Deadline deadline = Deadline::after(limit);
   std::unique_lock lock(mutex_);
-  Outcome outcome;
+  FinishedTransfers finished;
   while (in_flight_ && !deadline.expired()) {
-    progress(&outcome);
+    progress(&finished);
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::nanoseconds(kPolledSliceNs));
     lock.lock();
   }
   lock.unlock();
-  deliver(std::move(outcome));
+  deliver(std::move(finished));
 }
 
 Status PointToPoint::start_worker(const PointToPointGroup& group) {
@@ -67,17 +67,17 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
   ++helpers_;
   ++helper_visits_;
   ++transfer.waiting_threads;
-  while (!transfer.settled) {
-    Outcome outcome;
-    bool moved = progress(&outcome, &transfer);
-    if (moved) look_when_due(&outcome);
-    bool settled = transfer.settled;
-    deliver_as_helper(lock, std::move(outcome));
+  while (!transfer.is_finished) {
+    FinishedTransfers finished;
+    bool moved = progress(&finished, &transfer);
+    if (moved) check_when_due(&finished);
+    bool is_finished = transfer.is_finished;
+    deliver_as_helper(lock, std::move(finished));
     lock.unlock();
-    if (moved || settled) {
+    if (moved || is_finished) {
       pauses = 0;
       yield_end_ns = 0;
-      if (!settled && time_left && time_left->is_over()) break;
+      if (!is_finished && time_left && time_left->is_over()) break;
     } else if (pauses < policy.spin_pauses) {
       ++pauses;
       pause_core();
@@ -90,8 +90,8 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
         sched_yield();
       } else {
         lock.lock();
-        if (!transfer.settled) {
-          Outcome after = sleep_once(lock, time_left ? now + left_ns : INT64_MAX);
+        if (!transfer.is_finished) {
+          FinishedTransfers after = sleep_once(lock, time_left ? now + left_ns : INT64_MAX);
           deliver_as_helper(lock, std::move(after));
         }
         continue;
@@ -106,18 +106,20 @@ void PointToPoint::help(Transfer& transfer, std::chrono::milliseconds limit) {
 
 // Delivers without the mutex. A callback may take long; meanwhile this thread does not count as a
 // helper.
-void PointToPoint::deliver_as_helper(std::unique_lock<std::mutex>& lock, Outcome outcome) {
-  if (outcome.empty()) return;
+void PointToPoint::deliver_as_helper(std::unique_lock<std::mutex>& lock,
+                                     FinishedTransfers finished) {
+  if (finished.empty()) return;
   if (--helpers_ == 0 && has_work()) unpark_worker();
   lock.unlock();
-  deliver(std::move(outcome));
+  deliver(std::move(finished));
   lock.lock();
   ++helpers_;
   ++helper_visits_;
 }
 
-PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& lock, int64_t end_ns) {
-  Outcome outcome;
+PointToPoint::FinishedTransfers PointToPoint::sleep_once(std::unique_lock<std::mutex>& lock,
+                                                         int64_t end_ns) {
+  FinishedTransfers finished;
   auto timeout_ns = [&] {
     int64_t now = monotonic_ns();
     int64_t end = std::min(end_ns, next_deadline_ns_);
@@ -126,7 +128,8 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
     return end == INT64_MAX ? int64_t{-1} : std::max<int64_t>(end - now, 0);
   };
   if (polling_) {
-    // Ends: the other thread notifies after its progress, and settle() for this thread's operation.
+    // Ends: the other thread notifies after its progress, and finish_transfer() for this thread's
+    // operation.
     const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
     if (most_ns < 0) {
       changed_.wait(lock);
@@ -141,12 +144,12 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
     // (Cell::number, consumed); a peer publishes or consumes and then loads the counter. So this
     // thread sees the cell, or the peer sees the sleeper.
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    if (!progress_before_sleep(&outcome) && !stopping_) {
+    if (!progress_before_sleep(&finished) && !stopping_) {
       const int64_t most_ns = timeout_ns(), began_ns = monotonic_ns();
       const bool polled = polled_count_ > 0;
       polled_slice_ns_ = next_polled_slice();
       // Unread data would end every sleep at once.
-      SocketSleep* far_sockets = asked_polled_ ? far_sockets_.get() : nullptr;
+      SocketSleep* far_sockets = some_are_polled_ ? remote_sockets_.get() : nullptr;
       asleep_ = true;
       lock.unlock();
       if (far_sockets == nullptr || !far_sockets->sleep(most_ns, doorbell_->descriptor()))
@@ -157,24 +160,24 @@ PointToPoint::Outcome PointToPoint::sleep_once(std::unique_lock<std::mutex>& loc
       doorbell_->clear();
     }
     sleepers.fetch_sub(1, std::memory_order_relaxed);  // a late ring by a peer is harmless
-    progress(&outcome);
+    progress(&finished);
     polling_ = false;
     changed_.notify_all();
   }
-  look_when_due(&outcome);
-  return outcome;
+  check_when_due(&finished);
+  return finished;
 }
 
 // Whether anything moved or completed.
-bool PointToPoint::progress_before_sleep(Outcome* outcome) {
+bool PointToPoint::progress_before_sleep(FinishedTransfers* finished) {
   for (int polls = 1;; ++polls) {
-    if (progress(outcome) || !outcome->empty()) return true;
+    if (progress(finished) || !finished->empty()) return true;
     if (polled_count_ == 0 || polls == SocketSleep::kPollsBefore) return false;
   }
 }
 
 int64_t PointToPoint::next_polled_slice() const {
-  if (far_sockets_ == nullptr || !asked_polled_) return kPolledSliceNs;
+  if (remote_sockets_ == nullptr || !some_are_polled_) return kPolledSliceNs;
   return std::clamp(polled_slice_ns_ + polled_slice_ns_ / 16, kPolledSliceNs,
                     kLongestPolledSliceNs);
 }
@@ -191,9 +194,9 @@ void PointToPoint::work() {
     seen_visits = helper_visits_;
     if (has_work() && !attended) {
       idle_ticks = 0;
-      Outcome outcome = sleep_once(lock, INT64_MAX);
+      FinishedTransfers finished = sleep_once(lock, INT64_MAX);
       lock.unlock();
-      deliver(std::move(outcome));
+      deliver(std::move(finished));
       lock.lock();
       continue;
     }

@@ -25,14 +25,14 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
       tally_(CallTally::make(name, fmt::format("shared memory, {} ranks", members.size()))) {
   mailboxes_ = std::make_unique<Mailboxes>(arena_, group_id, std::move(name), rank,
                                            std::move(members), policy);
-  stage_ = std::make_unique<Stage>(arena_, *mailboxes_, tuning_.staging_bytes);
+  staging_ = std::make_unique<Staging>(arena_, *mailboxes_, tuning_.staging_bytes);
   sources_.resize(size());
 }
 
 ShmTeam::~ShmTeam() {
   // Leave before release_when(), which may give the mailbox to another group.
   std::function<bool()> unread = mailboxes_->members().unread_later();
-  stage_.reset();
+  staging_.reset();
   mailboxes_.reset();
   arena_->release_when(std::move(unread), {{mailbox_offset_, sizeof(Mailbox)}});
 }
@@ -45,11 +45,11 @@ std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) co
   const size_t least = in_place_.least_bytes >= 0 ? static_cast<size_t>(in_place_.least_bytes)
                                                   : (is_far ? kLeastFarBytes : kLeastNearBytes);
   if (bytes < least) return {};
-  // Too many rounds: Stage::fill() refuses the call.
+  // Too many rounds: Staging::fill() refuses the call.
   if (bytes / tuning_.chunk_bytes * static_cast<size_t>(size()) >= kLastPhase / 4) return {};
-  const std::optional<uint64_t> place = in_place_.pool->find(data, bytes);
-  if (tally_ != nullptr) tally_->add_tensor(place.has_value());
-  return place;
+  const std::optional<uint64_t> pool_offset = in_place_.pool->find(data, bytes);
+  if (tally_ != nullptr) tally_->add_tensor(pool_offset.has_value());
+  return pool_offset;
 }
 
 std::optional<uint64_t> ShmTeam::find_in_pool(std::span<const void* const> blocks,
@@ -65,53 +65,55 @@ std::optional<uint64_t> ShmTeam::find_in_pool(std::span<const void* const> block
   return find_in_pool(begin, static_cast<size_t>(end - begin));
 }
 
-Result<ShmTeam::Blocks> ShmTeam::open_blocks(std::span<const void* const> data,
-                                             std::span<const size_t> counts, size_t element_bytes,
-                                             bool has_table, int reader) {
+Result<ShmTeam::PublishedBlocks> ShmTeam::open_blocks(std::span<const void* const> data,
+                                                      std::span<const size_t> counts,
+                                                      size_t element_bytes, bool has_table,
+                                                      int reader) {
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}) * element_bytes;
   const size_t longest = std::ranges::max(counts) * element_bytes;
   const size_t piece = piece_bytes(element_bytes, data.size()), stride = std::min(piece, longest);
   const uint32_t rounds = rounds_of(longest, piece);
-  const std::optional<uint64_t> place = find_in_pool(data, counts, element_bytes);
-  DSCOMM_RETURN_IF_ERROR(stage_->open({.bytes = total,
-                                       .buffer_bytes = stride * data.size(),
-                                       .rounds = rounds,
-                                       .piece_bytes = data.size() > 1 ? stride : 0,
-                                       .reader = reader,
-                                       .tensor = place,
-                                       .table = has_table ? counts : std::span<const size_t>(),
-                                       .piece_count = piece / element_bytes}));
-  if (place.has_value()) mailboxes_->post(rounds);
-  return Blocks{data, counts, element_bytes, piece, stride, rounds, place.has_value()};
+  const std::optional<uint64_t> pool_offset = find_in_pool(data, counts, element_bytes);
+  DSCOMM_RETURN_IF_ERROR(staging_->open({.bytes = total,
+                                         .buffer_bytes = stride * data.size(),
+                                         .rounds = rounds,
+                                         .piece_bytes = data.size() > 1 ? stride : 0,
+                                         .reader = reader,
+                                         .tensor = pool_offset,
+                                         .table = has_table ? counts : std::span<const size_t>(),
+                                         .piece_count = piece / element_bytes}));
+  if (pool_offset.has_value()) mailboxes_->post(rounds);
+  return PublishedBlocks{data,   counts, element_bytes,          piece,
+                         stride, rounds, pool_offset.has_value()};
 }
 
-Status ShmTeam::stage_round(const Blocks& blocks, uint32_t round) {
+Status ShmTeam::stage_round(const PublishedBlocks& blocks, uint32_t round) {
   if (blocks.in_place || round >= blocks.rounds) return {};
-  DSCOMM_ASSIGN_OR_RETURN(auto* stage, stage_->fill(round));
+  DSCOMM_ASSIGN_OR_RETURN(auto* buffer, staging_->fill(round));
   const size_t own = blocks.data.size() > 1 ? static_cast<size_t>(rank()) : SIZE_MAX;
   for (size_t k = 0; k < blocks.data.size(); ++k) {
     const size_t length =
         round_bytes(blocks.counts[k] * blocks.element_bytes, blocks.piece_bytes, round);
     if (k == own || length == 0) continue;
     const auto* block = static_cast<const std::byte*>(blocks.data[k]);
-    copy(stage + k * blocks.stride, block + size_t{round} * blocks.piece_bytes, length, stores());
+    copy(buffer + k * blocks.stride, block + size_t{round} * blocks.piece_bytes, length, stores());
   }
   post_staged(round + 1);
   return {};
 }
 
 Status ShmTeam::publish(const void* data, size_t count, DType dtype, int reader) {
-  DSCOMM_ASSIGN_OR_RETURN(const Blocks block,
+  DSCOMM_ASSIGN_OR_RETURN(const PublishedBlocks block,
                           open_blocks({&data, 1}, {&count, 1}, dtype_bytes(dtype), false, reader));
   for (uint32_t round = 0; round < block.rounds; ++round)
     DSCOMM_RETURN_IF_ERROR(stage_round(block, round));
-  return stage_->end();
+  return staging_->end();
 }
 
 Status ShmTeam::receive_round(int member, uint32_t round, size_t bytes, void* out) {
   if (round >= rounds_of(bytes, tuning_.chunk_bytes)) return {};
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(member, round + 1));
-  const uint64_t published = mailboxes_->slot(member).stage.bytes;
+  const uint64_t published = mailboxes_->slot(member).staged.bytes;
   if (round == 0 && published != bytes)
     return mailboxes_->fail(Code::kMismatch, fmt::format("{} sends {} bytes where {} expects {}",
                                                          mailboxes_->name_member(member), published,
@@ -124,7 +126,7 @@ Status ShmTeam::receive_piece(int member, uint32_t round, size_t block_begin, si
   const size_t begin = size_t{round} * piece;
   const size_t length = round_bytes(block_bytes, piece, round);
   DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
-                          stage_->read_piece(member, round, block_begin + begin, length));
+                          staging_->read_piece(member, round, block_begin + begin, length));
   if (length > 0) std::memcpy(static_cast<std::byte*>(out) + begin, theirs, length);
   return {};
 }

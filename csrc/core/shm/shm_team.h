@@ -1,7 +1,7 @@
 // ShmTeam: collectives through shared memory, for the ranks of one host. One file per collective.
 //
-// Each algorithm is straight-line code over Mailboxes (how far each rank is) and Stage (the data).
-// If a call moves data in rounds, a rank posts phase r + 1 when its round r can be read, and
+// Each algorithm is straight-line code over Mailboxes (how far each rank is) and Staging (the
+// data). If a call moves data in rounds, a rank posts phase r + 1 when its round r can be read, and
 // acknowledges r + 1 when it has read round r of every rank that it reads from. A rank with nothing
 // to publish posts phase 1.
 //
@@ -15,7 +15,7 @@
 
 #include "core/shm/mailbox/mailboxes.h"
 #include "core/shm/staging/copy.h"
-#include "core/shm/staging/stage.h"
+#include "core/shm/staging/staging.h"
 #include "core/team/call.h"
 #include "core/team/call_tally.h"
 #include "core/team/chunk.h"
@@ -50,7 +50,7 @@ class ShmTeam final : public Team {
   void abort(const Status& cause) override { mailboxes_->aborts().abort(cause); }
   Status leave() override { return mailboxes_->leave(); }
   Status death() override { return mailboxes_->members().death(); }
-  Status look(uint64_t call) override { return mailboxes_->aborts().look(call); }
+  Status failure_in(uint64_t call) override { return mailboxes_->aborts().failure_in(call); }
   void set_parent(const Team* parent) override { mailboxes_->aborts().set_parent(parent); }
   uint64_t finished_calls() const override { return mailboxes_->aborts().finished_calls(); }
   Status failure() override { return mailboxes_->aborts().failure(); }
@@ -62,7 +62,7 @@ class ShmTeam final : public Team {
   void note_call(const CallRecord& call, bool reads_all) {
     mailboxes_->agreement().note_call(call, reads_all);
   }
-  Status absence() const { return mailboxes_->agreement().absence(); }
+  Status find_missing_member() const { return mailboxes_->agreement().find_missing_member(); }
   bool has_left(int member) const { return mailboxes_->members().has_left(member); }
   Departure departure(int member) const { return mailboxes_->members().departure(member); }
 
@@ -109,7 +109,7 @@ class ShmTeam final : public Team {
   void post_staged(uint32_t phase) {
     finish_copies();
     mailboxes_->post(phase);
-    if (phase == 1) stage_->prefetch_next_piece();
+    if (phase == 1) staging_->prefetch_next_range();
   }
 
   // The pool offset of this data if members are to read it in place.
@@ -120,7 +120,7 @@ class ShmTeam final : public Team {
 
   // What this rank publishes in rounds of one piece of each block: one block for all its readers,
   // or one for each rank.
-  struct Blocks {
+  struct PublishedBlocks {
     std::span<const void* const> data;
     std::span<const size_t> counts;
     size_t element_bytes;
@@ -135,9 +135,10 @@ class ShmTeam final : public Team {
   }
   // Starts the call, and posts all rounds if they are read in place. `has_table`: also publishes
   // the counts, for readers that do not know them.
-  Result<Blocks> open_blocks(std::span<const void* const> data, std::span<const size_t> counts,
-                             size_t element_bytes, bool has_table = false, int reader = -1);
-  Status stage_round(const Blocks& blocks, uint32_t round);
+  Result<PublishedBlocks> open_blocks(std::span<const void* const> data,
+                                      std::span<const size_t> counts, size_t element_bytes,
+                                      bool has_table = false, int reader = -1);
+  Status stage_round(const PublishedBlocks& blocks, uint32_t round);
   // Publishes one block and ends the call, on a rank that reads nothing.
   Status publish(const void* data, size_t count, DType dtype, int reader = -1);
 
@@ -168,7 +169,7 @@ class ShmTeam final : public Team {
   const ShmTuning tuning_;
   const InPlace in_place_;
   std::unique_ptr<Mailboxes> mailboxes_;
-  std::unique_ptr<Stage> stage_;
+  std::unique_ptr<Staging> staging_;
   std::vector<const void*>
       sources_;  // one per rank, for reductions; a member to avoid an allocation per call
   std::unique_ptr<CallTally> tally_;  // null unless calls are logged

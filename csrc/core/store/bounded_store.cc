@@ -16,24 +16,25 @@ namespace {
 // A rank that gives up at the deadline still reports that through the store.
 constexpr int64_t kGraceNs = 1'000'000'000;
 // Every call has at least this long.
-constexpr int64_t kLeastNs = 1'000'000'000;
+constexpr int64_t kLeastCallNs = 1'000'000'000;
 // The limit of a call that begins after the deadline, whose caller has further limits.
-constexpr int64_t kLateNs = 60'000'000'000;
+constexpr int64_t kAfterDeadlineNs = 60'000'000'000;
 // Length of one wait, so that time in which the process was stopped is noticed.
 constexpr std::chrono::milliseconds kSlice{100};
 
 }  // namespace
 
 // A thread that makes one call at a time.
-class BoundedStore::Caller {
+class BoundedStore::CallThread {
  public:
   // Null if no thread can be started.
-  static std::shared_ptr<Caller> make() {
-    auto caller = std::make_shared<Caller>();
-    Result<std::thread> thread = start_thread("calls of the store", [caller] { caller->serve(); });
+  static std::shared_ptr<CallThread> make() {
+    auto call_thread = std::make_shared<CallThread>();
+    Result<std::thread> thread =
+        start_thread("calls of the store", [call_thread] { call_thread->serve(); });
     if (!thread.ok()) return nullptr;
-    caller->thread_ = std::move(thread).value();
-    return caller;
+    call_thread->thread_ = std::move(thread).value();
+    return call_thread;
   }
 
   // False at the deadline: the thread is abandoned with the call, and this must not be used again.
@@ -91,26 +92,26 @@ BoundedStore::BoundedStore(std::shared_ptr<Store> store, const Deadline& deadlin
     : store_(std::move(store)), deadline_(deadline.later(kGraceNs)) {}
 
 BoundedStore::~BoundedStore() {
-  for (const std::shared_ptr<Caller>& caller : idle_) caller->quit();
+  for (const std::shared_ptr<CallThread>& call_thread : idle_) call_thread->quit();
 }
 
-std::shared_ptr<BoundedStore::Caller> BoundedStore::take_caller() {
+std::shared_ptr<BoundedStore::CallThread> BoundedStore::take_call_thread() {
   {
     std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
-      std::shared_ptr<Caller> caller = std::move(idle_.back());
+      std::shared_ptr<CallThread> call_thread = std::move(idle_.back());
       idle_.pop_back();
-      return caller;
+      return call_thread;
     }
   }
-  return Caller::make();
+  return CallThread::make();
 }
 
 Deadline BoundedStore::bound(int64_t own_ns) const {
   const Deadline shared(deadline_);  // a copy, because a Deadline belongs to one thread
   const int64_t left_ns = shared.remaining_ns();
-  if (left_ns > std::max(own_ns, kLeastNs)) return shared;
-  const int64_t least_ns = left_ns > 0 ? kLeastNs : kLateNs;
+  if (left_ns > std::max(own_ns, kLeastCallNs)) return shared;
+  const int64_t least_ns = left_ns > 0 ? kLeastCallNs : kAfterDeadlineNs;
   return Deadline::after(std::chrono::milliseconds(std::max(own_ns, least_ns) / 1'000'000));
 }
 
@@ -120,8 +121,8 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
     std::lock_guard lock(mutex_);
     if (!lost_.ok()) return lost_;
   }
-  std::shared_ptr<Caller> caller = take_caller();
-  if (caller == nullptr) {
+  std::shared_ptr<CallThread> call_thread = take_call_thread();
+  if (call_thread == nullptr) {
     // Once, as each call of the store comes here then. Relaxed: orders nothing.
     static std::atomic<bool> has_warned{false};
     if (!has_warned.exchange(true, std::memory_order_relaxed))
@@ -132,10 +133,10 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
     body();
     return {};
   }
-  const bool returned = caller->make_call(std::move(body), bound);
+  const bool returned = call_thread->make_call(std::move(body), bound);
   std::lock_guard lock(mutex_);
   if (returned) {
-    idle_.push_back(std::move(caller));
+    idle_.push_back(std::move(call_thread));
     return {};
   }
   lost_ = make_status(Code::kResource,
@@ -161,7 +162,7 @@ Result<std::string> BoundedStore::get(const std::string& key, const Deadline& de
   const int64_t own_ns = deadline.remaining_ns();  // starts its clock, also for the copy
   auto answer = std::make_shared<Result<std::string>>(std::string());
   DSCOMM_RETURN_IF_ERROR(
-      call("get", key, bound(std::max<int64_t>(own_ns, 0) + kLeastNs),
+      call("get", key, bound(std::max<int64_t>(own_ns, 0) + kLeastCallNs),
            [store = store_, key, deadline, answer] { *answer = store->get(key, deadline); }));
   return std::move(*answer);
 }

@@ -39,18 +39,18 @@ class BoundedStore final : public Store {
   Status remove(const std::string& key) override;
 
  private:
-  class Caller;
+  class CallThread;
 
   // The deadline of a call that begins now, and itself needs `own_ns`.
   Deadline bound(int64_t own_ns = 0) const;
   Status call(const char* what, const std::string& key, const Deadline& bound,
               std::function<void()> body);
-  std::shared_ptr<Caller> take_caller();
+  std::shared_ptr<CallThread> take_call_thread();
 
   const std::shared_ptr<Store> store_;
   const Deadline deadline_;
   std::mutex mutex_;
-  std::vector<std::shared_ptr<Caller>> idle_;
+  std::vector<std::shared_ptr<CallThread>> idle_;
   Status lost_;  // OK while the store answers
 };
 

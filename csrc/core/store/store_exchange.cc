@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstStepPause{1}, kLongestStepPause{50};
 // How often a waiting rank asks the store whether another has failed.
-constexpr int64_t kLookForFailureNs = 100'000'000;
+constexpr int64_t kCheckFailureNs = 100'000'000;
 // With this many ranks that wait for one, the store gets thirty thousand requests a second. If
 // there are more, each asks less often.
 constexpr int kRanksAtFullPace = 1024, kSlowestPace = 8;
@@ -22,7 +22,7 @@ constexpr int kRanksAtFullPace = 1024, kSlowestPace = 8;
 // longer for its failure.
 constexpr int64_t kLastStepWordNs = 1'000'000'000;
 // How long a rank may take from the claim of a failure to its publication.
-constexpr int64_t kClaimNs = 1'000'000'000;
+constexpr int64_t kFailurePublishNs = 1'000'000'000;
 
 const std::string kFailed = "failed", kRead = "read";
 
@@ -40,7 +40,7 @@ StoreExchange::StoreExchange(Store& store, ExchangeRequest request, const Deadli
     : store_(store),
       request_(std::move(request)),
       deadline_(deadline),
-      pace_(std::clamp(request_.size / kRanksAtFullPace, 1, kSlowestPace)) {}
+      pause_factor_(std::clamp(request_.size / kRanksAtFullPace, 1, kSlowestPace)) {}
 
 Result<std::string> StoreExchange::agree(const std::string& step, std::string_view own,
                                          const Decide& decide) {
@@ -50,9 +50,9 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
     awaited_ = 0;
     Result<std::string> decision = await(decided, deadline_.later(kLastStepWordNs));
     awaited_ = -1;
-    if (!decision.ok() && decision.status().code() == Code::kTimeout && !told_) {
+    if (!decision.ok() && decision.status().code() == Code::kTimeout && !has_read_failure_) {
       const std::string others = missing(step);
-      decision = fail_unless(
+      decision = fail_or_read(
           decided,
           timed_out(others.empty() ? request_.name(0) + " to say what was agreed on" : others));
     }
@@ -84,7 +84,7 @@ Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
   for (int rank = 1; rank < request_.size; ++rank) keys.push_back(key(entry_of(step, rank)));
   if (keys.empty()) return said;
   awaited_ = 1;
-  find_again_ns_ = monotonic_ns() + kLookForFailureNs;
+  find_again_ns_ = monotonic_ns() + kCheckFailureNs;
   const auto find_all = [&]() -> Result<std::optional<std::string>> {
     DSCOMM_ASSIGN_OR_RETURN(std::optional<std::vector<std::string>> found, store_.find_all(keys));
     if (!found) {
@@ -96,7 +96,7 @@ Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
   };
   Result<std::string> all = await("", find_all, deadline_);
   awaited_ = -1;
-  if (!all.ok() && all.status().code() == Code::kTimeout && !told_)
+  if (!all.ok() && all.status().code() == Code::kTimeout && !has_read_failure_)
     return fail(timed_out(missing(step)));
   if (!all.ok()) return all.status();
   return said;
@@ -105,7 +105,7 @@ Result<std::vector<std::string>> StoreExchange::gather(const std::string& step,
 // Finds the first missing rank now and then, for callers of awaited().
 void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
   if (monotonic_ns() < find_again_ns_) return;
-  find_again_ns_ = monotonic_ns() + kLookForFailureNs;
+  find_again_ns_ = monotonic_ns() + kCheckFailureNs;
   size_t low = 0,
          high = keys.size() - 1;  // the keys before `low` are there; one up to `high` is not
   while (low < high) {
@@ -121,7 +121,7 @@ void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
 
 Status StoreExchange::timed_out(const std::string& waiting_for) const {
   return Status(Code::kTimeout, "timed out after " + deadline_.timeout_text() + " waiting for " +
-                                    waiting_for + request_.suspicion());
+                                    waiting_for + request_.timeout_hint());
 }
 
 // "rank 2, rank 5": the ranks that have published nothing in this step.
@@ -149,23 +149,24 @@ Result<std::string> StoreExchange::await(const std::string& name, const Deadline
 Result<std::string> StoreExchange::await(const std::string& name, const Find& find,
                                          const Deadline& deadline) {
   TimeLeft time_left(deadline);
-  for (auto pause = kFirstStepPause;; pause = std::min(pause * 2, kLongestStepPause * pace_)) {
+  for (auto pause = kFirstStepPause;;
+       pause = std::min(pause * 2, kLongestStepPause * pause_factor_)) {
     const bool is_over = time_left.is_over();  // the store is asked once more
     DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, find());
     if (found) return std::move(*found);
-    if (Status reason = look(); !reason.ok())
-      return told_ ? Result<std::string>(reason) : fail_unless(name, reason);
-    if (called_off_) return failure();
+    if (Status reason = check(); !reason.ok())
+      return has_read_failure_ ? Result<std::string>(reason) : fail_or_read(name, reason);
+    if (is_restarted_) return failure();
     if (is_over)
       return Status(Code::kTimeout, "timed out waiting for '" + key(name) + "' in the store");
     deadline.nap(pause);
   }
 }
 
-Status StoreExchange::look() {
-  const Status reason = request_.look();
-  if (reason.ok() && monotonic_ns() < look_again_ns_) return {};
-  look_again_ns_ = monotonic_ns() + kLookForFailureNs * pace_;
+Status StoreExchange::check() {
+  const Status reason = request_.check();
+  if (reason.ok() && monotonic_ns() < check_again_ns_) return {};
+  check_again_ns_ = monotonic_ns() + kCheckFailureNs * pause_factor_;
   // Ask the caller before the store: a dead rank writes no more, so the read below sees its
   // failure, which may be why it died.
   DSCOMM_RETURN_IF_ERROR(failure());
@@ -179,19 +180,19 @@ Status StoreExchange::failure() {
   Status status;
   if (!unpack_status(unpacker, &status) || !unpacker.whole())
     return Status(Code::kInternal, "malformed failure of another rank");
-  told_ = true;
-  called_off_ = status.ok();
-  return called_off_ ? Status(Code::kAborted, "the exchange was called off") : status;
+  has_read_failure_ = true;
+  is_restarted_ = status.ok();
+  return is_restarted_ ? Status(Code::kAborted, "the exchange was called off") : status;
 }
 
-Status StoreExchange::fail(const Status& cause) { return fail_unless("", cause).status(); }
+Status StoreExchange::fail(const Status& cause) { return fail_or_read("", cause).status(); }
 
 // The same, by a rank that waits for `name`: returns its value if that came first.
-Result<std::string> StoreExchange::fail_unless(const std::string& name, const Status& cause) {
+Result<std::string> StoreExchange::fail_or_read(const std::string& name, const Status& cause) {
   while (true) {
     // If the store fails, too, the others' deadlines remain.
     Status first = failure();
-    if (told_) return first;
+    if (has_read_failure_) return first;
     if (cause.code() != Code::kTimeout || request_.rank == 0 || !first.ok() ||
         deadline_.remaining_ns() <= -kLastStepWordNs)
       break;
@@ -206,9 +207,9 @@ Result<std::string> StoreExchange::fail_unless(const std::string& name, const St
   const Result<int64_t> claims = store_.add(key(claim_of(step_)), 1);
   const bool is_first = !claims.ok() || claims.value() == 1;
   for (const int64_t since_ns = monotonic_ns();
-       !is_first && monotonic_ns() - since_ns < kClaimNs;) {
+       !is_first && monotonic_ns() - since_ns < kFailurePublishNs;) {
     if (std::optional<std::string> found = value()) return std::move(*found);
-    if (Status first = failure(); told_) return first;
+    if (Status first = failure(); has_read_failure_) return first;
     std::this_thread::sleep_for(kFirstStepPause);
   }
   publish_failure(cause);
@@ -222,7 +223,7 @@ void StoreExchange::publish_failure(const Status& cause) {
   static_cast<void>(publish(kFailed, packer.take()));
 }
 
-void StoreExchange::call_off() {
+void StoreExchange::restart_all() {
   Result<int64_t> claims = store_.add(key(claim_of(step_)), 1);
   if (!claims.ok() || claims.value() > 1) return;  // a rank has failed, and publishes why
   publish_failure(Status());

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
-#include "core/base/look.h"
+#include "core/base/give_up_check.h"
 #include "core/base/status.h"
 #include "core/store/store.h"
 
@@ -23,10 +23,10 @@ struct ExchangeRequest {
   std::string prefix;  // of its keys; no other exchange may ever use it
   int rank = 0;
   int size = 1;
-  std::function<std::string(int rank)> name;  // names a rank in messages
-  Look look = [] { return Status(); };        // the caller's reason to give up, or OK
+  std::function<std::string(int rank)> name;    // names a rank in messages
+  GiveUpCheck check = [] { return Status(); };  // the caller's reason to give up, or OK
   // Text that the caller adds to the message of a timeout.
-  std::function<std::string()> suspicion = [] { return std::string(); };
+  std::function<std::string()> timeout_hint = [] { return std::string(); };
 };
 
 // For one rank, on one thread.
@@ -58,14 +58,14 @@ class StoreExchange {
   // The failure that a rank has published, or OK. Asks the store.
   Status failure();
   // The same, asked now and then, or the caller's reason to give up; for other waits.
-  Status look();
+  Status check();
 
   // Whether a rank has published a failure, and this rank has read it.
-  bool is_told() const { return told_; }
+  bool has_read_failure() const { return has_read_failure_; }
 
   // On rank 0, while it waits: makes all ranks begin again, in another exchange. Their steps fail.
-  void call_off();
-  bool is_called_off() const { return called_off_; }
+  void restart_all();
+  bool is_restarted() const { return is_restarted_; }
 
   // The rank that agree() waits for now; -1: none.
   int awaited() const { return awaited_; }
@@ -79,7 +79,7 @@ class StoreExchange {
   using Find = std::function<Result<std::optional<std::string>>()>;
   Result<std::string> await(const std::string& name, const Find& find, const Deadline& deadline);
   void find_awaited(const std::vector<std::string>& keys);
-  Result<std::string> fail_unless(const std::string& name, const Status& cause);
+  Result<std::string> fail_or_read(const std::string& name, const Status& cause);
   void publish_failure(const Status& cause);  // OK: called off
   std::string missing(const std::string& step);
   Status timed_out(const std::string& waiting_for) const;
@@ -87,11 +87,11 @@ class StoreExchange {
   Store& store_;
   const ExchangeRequest request_;
   const Deadline& deadline_;
-  const int pace_;  // factor on its pauses; grows with the number of ranks
-  int64_t look_again_ns_ = 0, find_again_ns_ = 0;
+  const int pause_factor_;  // factor on its pauses; grows with the number of ranks
+  int64_t check_again_ns_ = 0, find_again_ns_ = 0;
   int step_ = 0;
   int awaited_ = -1;
-  bool told_ = false, called_off_ = false;
+  bool has_read_failure_ = false, is_restarted_ = false;
   std::string decided_;  // name of the last decision, which ranks may still have to read
 };
 

@@ -56,11 +56,12 @@ CallRecord make_record(Collective kind, const Reduction& reduction, size_t count
 }
 
 CallRecord as_sub_call(const CallRecord& call, const CallOptions& options) {
-  if (options.whole == nullptr) return call;
-  CallRecord piece = *options.whole;
-  piece.whole = options.whole->number();
-  piece.digest = mix_hash(mix_hash(options.whole->digest, options.history), hash_call(0, call));
-  return piece;
+  if (options.parent_call == nullptr) return call;
+  CallRecord sub_call = *options.parent_call;
+  sub_call.parent_number = options.parent_call->number();
+  sub_call.digest =
+      mix_hash(mix_hash(options.parent_call->digest, options.history), hash_call(0, call));
+  return sub_call;
 }
 
 uint64_t hash_call(uint64_t before, const CallRecord& call) {
@@ -72,7 +73,7 @@ uint64_t hash_call(uint64_t before, const CallRecord& call) {
   const uint64_t sum = kinds * 0x9e3779b97f4a7c15ull + call.count * 0xc2b2ae3d27d4eb4full +
                        std::bit_cast<uint64_t>(call.factor) * 0x165667b19e3779f9ull +
                        parts * 0xd6e8feb86659fd93ull + call.digest * 0xa0761d6478bd642full +
-                       call.whole * 0xe7037ed1a0b428dbull;
+                       call.parent_number * 0xe7037ed1a0b428dbull;
   return mix(mix(before + call.sequence) ^ mix(sum));
 }
 
@@ -98,9 +99,10 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
   if (mine.number() != theirs.number())
     their_text += fmt::format(" as call #{}", theirs.number());
   else if (my_text == their_text)
-    their_text += mine.is_planned   ? " with another match_id"
-                  : mine.whole != 0 ? " with other counts for the ranks, or after other calls"
-                                    : " with other counts for the ranks";
+    their_text += mine.is_planned ? " with another match_id"
+                  : mine.parent_number != 0
+                      ? " with other counts for the ranks, or after other calls"
+                      : " with other counts for the ranks";
   return fmt::format("{} as call #{}: {} called {}, {} called {}{}", kDifferentCalls, mine.number(),
                      my_name, my_text, their_name, their_text, kMakeSameCalls);
 }

@@ -30,10 +30,10 @@ struct CallRecord {
   // Not 0: this is a sub-call of the call of that number in a parent team. The fields above
   // describe the parent's call, which the user knows. `digest` also covers the sub-call and
   // CallOptions::history.
-  uint64_t whole = 0;
+  uint64_t parent_number = 0;
 
   // The call's number in error messages.
-  uint64_t number() const { return whole != 0 ? whole : sequence; }
+  uint64_t number() const { return parent_number != 0 ? parent_number : sequence; }
 };
 static_assert(sizeof(CallRecord) == 64);
 

@@ -29,9 +29,9 @@ CallTally::~CallTally() {
 
 void CallTally::add(Collective kind, const char* algorithm, size_t bytes) {
   current_ = kind;
-  std::vector<Use>& uses = of(kind).uses;
+  std::vector<AlgorithmUse>& uses = of(kind).uses;
   // By address: of one literal in two files, both are kept.
-  const auto use = std::ranges::find(uses, algorithm, &Use::algorithm);
+  const auto use = std::ranges::find(uses, algorithm, &AlgorithmUse::algorithm);
   if (use == uses.end()) {
     uses.push_back({algorithm, 1, bytes, bytes});
     log_line(LogLevel::kDebug, "%s: first %s %s: %zu bytes", team_.c_str(), collective_name(kind),
@@ -54,7 +54,7 @@ std::string CallTally::summary(Collective kind) const {
   if (tally.uses.empty()) return "";
   std::string text = fmt::format("{}: {}", team_, collective_name(kind));
   const char* separator = ": ";
-  for (const Use& use : tally.uses) {
+  for (const AlgorithmUse& use : tally.uses) {
     text += fmt::format("{}{} {}, {}", separator, use.calls, use.algorithm,
                         range_text(use.least_bytes, use.most_bytes));
     separator = "; ";

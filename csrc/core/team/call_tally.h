@@ -37,13 +37,13 @@ class CallTally {
   std::string summary(Collective kind) const;
 
  private:
-  struct Use {
+  struct AlgorithmUse {
     const char* algorithm;
     uint64_t calls;
     size_t least_bytes, most_bytes;
   };
   struct Tally {
-    std::vector<Use> uses;  // in the order of the first calls
+    std::vector<AlgorithmUse> uses;  // in the order of the first calls
     uint64_t tensors = 0, in_pool = 0;
   };
   Tally& of(Collective kind) { return tallies_[static_cast<size_t>(kind) - 1]; }

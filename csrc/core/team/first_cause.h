@@ -20,17 +20,17 @@ inline constexpr int64_t kCauseGraceNs = 200'000'000;
 inline constexpr int64_t kLateCallNs = 5'000'000'000;
 
 // Decides, between the slices of one wait, whether an abort ends the wait. If the member that
-// aborted had finished the call (see Team::look()), the abort ends it only after kLateCallNs: the
-// members that are still in the call, or about to make it, need nothing from that member. Another
-// member that gives up before it has finished the call publishes an abort that ends the wait at
-// once.
-class AbortWatch {
+// aborted had finished the call (see Team::failure_in()), the abort ends it only after kLateCallNs:
+// the members that are still in the call, or about to make it, need nothing from that member.
+// Another member that gives up before it has finished the call publishes an abort that ends the
+// wait at once.
+class AbortMonitor {
  public:
-  // look(call) is Team::look().
-  template <typename Look>
-  Status ask(uint64_t call, const Look& look) {
-    DSCOMM_RETURN_IF_ERROR(look(call));
-    const Status later = look(kAnyCall);
+  // failure_in(call) is Team::failure_in().
+  template <typename FailureIn>
+  Status check(uint64_t call, const FailureIn& failure_in) {
+    DSCOMM_RETURN_IF_ERROR(failure_in(call));
+    const Status later = failure_in(kAnyCall);
     if (later.ok()) return {};
     const int64_t now = monotonic_ns();
     if (seen_ns_ == 0) seen_ns_ = now;

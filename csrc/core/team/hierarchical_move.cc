@@ -21,11 +21,11 @@ void copy(void* out, const void* in, size_t bytes) {
 // The data goes first to the leader of slice 0 in the root's domain, then to the other domains,
 // then inside them. If the root is this leader, it sends to the other domains before its own.
 Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
-                                       const CallOptions& piece) {
+                                       const CallOptions& sub_call) {
   const int root_domain = domain_of(root);
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
   if (const size_t chunk = overlapped_chunk(count, dtype_bytes(dtype)); chunk > 0)
-    return run_broadcast_overlapped(buffer, count, dtype, root, chunk, piece);
+    return run_broadcast_overlapped(buffer, count, dtype, root, chunk, sub_call);
   note(Collective::kBroadcast, "in steps", count * dtype_bytes(dtype));
   const size_t chunk = std::max<size_t>(options_.staging_bytes / dtype_bytes(dtype), 1);
   size_t begin = 0;
@@ -33,12 +33,12 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
     const size_t chunk_count = std::min(chunk, count - begin);
     std::byte* data = buffer + begin * dtype_bytes(dtype);
     if (root_is_beside)
-      DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, index_of(root), piece));
+      DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, index_of(root), sub_call));
     if (index_ == 0)
       DSCOMM_RETURN_IF_ERROR(
-          outer(0).broadcast(data, chunk_count, dtype, root_domain, later(piece, 1)));
+          outer(0).broadcast(data, chunk_count, dtype, root_domain, later(sub_call, 1)));
     if (!root_is_beside)
-      DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, 0, later(piece, 2)));
+      DSCOMM_RETURN_IF_ERROR(inner_->broadcast(data, chunk_count, dtype, 0, later(sub_call, 2)));
     begin += chunk_count;
   } while (begin < count);
   return {};
@@ -47,9 +47,9 @@ Status HierarchicalTeam::run_broadcast(std::byte* buffer, size_t count, DType dt
 // The same in one outer call: while some chunks travel, others are distributed inside.
 Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t count, DType dtype,
                                                   int root, size_t chunk,
-                                                  const CallOptions& piece) {
+                                                  const CallOptions& sub_call) {
   note(Collective::kBroadcast, "overlapped", count * dtype_bytes(dtype));
-  const CallOptions later_piece = later(piece, 2);
+  const CallOptions later_call = later(sub_call, 2);
   const int root_domain = domain_of(root);
   const bool root_is_beside = domain_ == root_domain && index_of(root) != 0;
   const size_t in_all = (count + chunk - 1) / chunk;
@@ -58,7 +58,7 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
     const size_t begin = spread++ * chunk;
     return inner_->broadcast(buffer + begin * dtype_bytes(dtype), std::min(chunk, count - begin),
                              dtype, root_is_beside ? index_of(root) : 0,
-                             root_is_beside && begin == 0 ? piece : later_piece);
+                             root_is_beside && begin == 0 ? sub_call : later_call);
   };
   if (index_ == 0) {
     Chunks chunks;
@@ -71,15 +71,15 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
       DSCOMM_RETURN_IF_ERROR(make(1));
       chunks.make = make;
     } else {
-      chunks.take = [&](size_t end) -> Status {
+      chunks.consume = [&](size_t end) -> Status {
         while (spread < in_all && (spread + 1) * chunk <= end)
           DSCOMM_RETURN_IF_ERROR(spread_next());
         return {};
       };
     }
-    CallOptions across_piece = later(piece, 1);
-    across_piece.chunks = &chunks;
-    DSCOMM_RETURN_IF_ERROR(outer(0).broadcast(buffer, count, dtype, root_domain, across_piece));
+    CallOptions across_call = later(sub_call, 1);
+    across_call.chunks = &chunks;
+    DSCOMM_RETURN_IF_ERROR(outer(0).broadcast(buffer, count, dtype, root_domain, across_call));
   }
   while (spread < in_all) DSCOMM_RETURN_IF_ERROR(spread_next());
   return {};
@@ -90,24 +90,25 @@ Status HierarchicalTeam::run_broadcast_overlapped(std::byte* buffer, size_t coun
 // the last step is one inner call. Large blocks are distributed from their place in `outs`, which
 // saves two copies.
 Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, DType dtype,
-                                        Outputs outs, Counts counts, const CallOptions& piece) {
+                                        Outputs outs, Counts counts, const CallOptions& sub_call) {
   std::vector<void*> inner_outs;
   std::vector<size_t> inner_counts;
   for (int rank : members()) {
     inner_outs.push_back(outs[rank]);
     inner_counts.push_back(counts[rank]);
   }
-  DSCOMM_RETURN_IF_ERROR(inner_->all_gather(in, own_count, dtype, inner_outs, inner_counts, piece));
+  DSCOMM_RETURN_IF_ERROR(
+      inner_->all_gather(in, own_count, dtype, inner_outs, inner_counts, sub_call));
   const size_t most = *std::max_element(counts.begin(), counts.end());
   if (const size_t chunk = overlapped_chunk(most, dtype_bytes(dtype)); chunk > 0)
-    return spread_overlapped(dtype, outs, counts, chunk, piece);
+    return spread_overlapped(dtype, outs, counts, chunk, sub_call);
   note(Collective::kAllGather, "in steps", counts[rank_] * dtype_bytes(dtype));
   size_t total = 0;
   for (size_t count : counts) total += count;
   if (total * dtype_bytes(dtype) <= options_.staging_bytes)
-    return spread_packed(dtype, outs, counts, piece);
-  DSCOMM_RETURN_IF_ERROR(cross(dtype, outs, counts, piece));
-  return spread_in_place(dtype, outs, counts, later(piece, 2));
+    return spread_packed(dtype, outs, counts, sub_call);
+  DSCOMM_RETURN_IF_ERROR(gather_across(dtype, outs, counts, sub_call));
+  return spread_in_place(dtype, outs, counts, later(sub_call, 2));
 }
 
 // Each outer call carries the blocks of `least_domain_` ranks of each domain. The received part of
@@ -115,9 +116,9 @@ Status HierarchicalTeam::run_all_gather(const std::byte* in, size_t own_count, D
 // domain.
 Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> outs,
                                            std::span<const size_t> counts, size_t chunk,
-                                           const CallOptions& piece) {
+                                           const CallOptions& sub_call) {
   note(Collective::kAllGather, "overlapped", counts[rank_] * dtype_bytes(dtype));
-  const CallOptions later_piece = later(piece, 2);
+  const CallOptions later_call = later(sub_call, 2);
   std::vector<void*> across(domains_.size());
   std::vector<size_t> across_counts(domains_.size());
   for (int first = 0; first < slice_count_; first += least_domain_) {
@@ -138,23 +139,23 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> o
       for (int domain = 0; domain < domain_count(); ++domain)
         if (domain != domain_)
           DSCOMM_RETURN_IF_ERROR(spread_blocks(dtype, outs, counts, domain, first, least_domain_,
-                                               spread, chunk, later_piece));
+                                               spread, chunk, later_call));
       spread += chunk;
       return {};
     };
     Chunks chunks;
     chunks.count = chunk;
-    chunks.take = [&](size_t end) -> Status {
+    chunks.consume = [&](size_t end) -> Status {
       while (spread < most && spread + chunk <= end) DSCOMM_RETURN_IF_ERROR(spread_next());
       return {};
     };
     // Slice 0 takes part in any case, see "Agreement".
     const bool is_first = first == 0 && index_ == 0;
     if (index_ < least_domain_ && (is_first || slice_elements > 0)) {
-      CallOptions across_piece = later(piece, 1);
-      across_piece.chunks = &chunks;
+      CallOptions across_call = later(sub_call, 1);
+      across_call.chunks = &chunks;
       DSCOMM_RETURN_IF_ERROR(led_.front().team->all_gather(
-          across[domain_], across_counts[domain_], dtype, across, across_counts, across_piece));
+          across[domain_], across_counts[domain_], dtype, across, across_counts, across_call));
     }
     while (spread < most) DSCOMM_RETURN_IF_ERROR(spread_next());
   }
@@ -163,11 +164,12 @@ Status HierarchicalTeam::spread_overlapped(DType dtype, std::span<void* const> o
 
 // All-gathers, in each slice that this rank leads, the blocks of the slice's destinations into
 // `blocks` (by rank). This rank's own block is already there.
-Status HierarchicalTeam::cross(DType dtype, std::span<void* const> blocks,
-                               std::span<const size_t> counts, const CallOptions& piece) {
+Status HierarchicalTeam::gather_across(DType dtype, std::span<void* const> blocks,
+                                       std::span<const size_t> counts,
+                                       const CallOptions& sub_call) {
   std::vector<void*> outs(domains_.size());
   std::vector<size_t> out_counts(domains_.size());
-  for (Slice& slice : led_) {
+  for (LedSlice& slice : led_) {
     size_t slice_elements = 0;
     for (int domain = 0; domain < domain_count(); ++domain) {
       const int rank = member(domain, slice.index);
@@ -177,13 +179,14 @@ Status HierarchicalTeam::cross(DType dtype, std::span<void* const> blocks,
     }
     if (slice.index > 0 && slice_elements == 0) continue;
     DSCOMM_RETURN_IF_ERROR(slice.team->all_gather(outs[domain_], out_counts[domain_], dtype, outs,
-                                                  out_counts, later(piece, 1)));
+                                                  out_counts, later(sub_call, 1)));
   }
   return {};
 }
 
 Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
-                                       std::span<const size_t> counts, const CallOptions& piece) {
+                                       std::span<const size_t> counts,
+                                       const CallOptions& sub_call) {
   const size_t element_bytes = dtype_bytes(dtype);
   size_t foreign_count = 0;
   for (size_t rank = 0; rank < counts.size(); ++rank)
@@ -205,10 +208,10 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
     regions.push_back(region);
     region_counts.push_back(static_cast<size_t>(cursor - region) / element_bytes);
   }
-  DSCOMM_RETURN_IF_ERROR(cross(dtype, blocks, counts, piece));
+  DSCOMM_RETURN_IF_ERROR(gather_across(dtype, blocks, counts, sub_call));
   if (foreign_count == 0) return {};
   DSCOMM_RETURN_IF_ERROR(inner_->all_gather(regions[index_], region_counts[index_], dtype, regions,
-                                            region_counts, later(piece, 2)));
+                                            region_counts, later(sub_call, 2)));
   for (size_t rank = 0; rank < counts.size(); ++rank)
     if (domain_of_[rank] != domain_) copy(outs[rank], blocks[rank], counts[rank] * element_bytes);
   return {};
@@ -216,12 +219,13 @@ Status HierarchicalTeam::spread_packed(DType dtype, std::span<void* const> outs,
 
 // Distributes inside the blocks of other domains that leaders have, from their places in `outs`.
 Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> outs,
-                                         std::span<const size_t> counts, const CallOptions& piece) {
+                                         std::span<const size_t> counts,
+                                         const CallOptions& sub_call) {
   for (int domain = 0; domain < domain_count(); ++domain) {
     if (domain == domain_) continue;
     for (int first = 0; member(domain, first) >= 0; first += local_count())
       DSCOMM_RETURN_IF_ERROR(
-          spread_blocks(dtype, outs, counts, domain, first, local_count(), 0, SIZE_MAX, piece));
+          spread_blocks(dtype, outs, counts, domain, first, local_count(), 0, SIZE_MAX, sub_call));
   }
   return {};
 }
@@ -231,7 +235,7 @@ Status HierarchicalTeam::spread_in_place(DType dtype, std::span<void* const> out
 Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
                                        std::span<const size_t> counts, int domain, int first,
                                        int width, size_t begin, size_t chunk,
-                                       const CallOptions& piece) {
+                                       const CallOptions& sub_call) {
   std::vector<void*> round_outs(members().size());
   std::vector<size_t> round_counts(members().size());
   size_t elements = 0;
@@ -244,7 +248,7 @@ Status HierarchicalTeam::spread_blocks(DType dtype, std::span<void* const> outs,
   }
   if (elements == 0) return {};  // all ranks know the counts
   return inner_->all_gather(round_outs[index_], round_counts[index_], dtype, round_outs,
-                            round_counts, piece);
+                            round_counts, sub_call);
 }
 
 // Gather, scatter and all_to_all split their lists: inside() is for the ranks of this domain,
@@ -273,14 +277,14 @@ std::vector<Pointer> HierarchicalTeam::inside(std::span<Pointer const> blocks) c
 // runs while the first direct messages travel. If options_.compare_calls is false, the domains also
 // agree on the call then.
 template <typename CallInner, typename CallDirect>
-Status HierarchicalTeam::exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
+Status HierarchicalTeam::exchange_blocks(const CallOptions& sub_call, const CallInner& call_inner,
                                          const CallDirect& call_direct) {
   const std::function<Status()> agree = [&]() -> Status {
     DSCOMM_RETURN_IF_ERROR(call_inner());
     if (index_ != 0 || options_.compare_calls) return {};
-    return outer(0).barrier(later(piece, 1));
+    return outer(0).barrier(later(sub_call, 1));
   };
-  CallOptions options = later(piece, 2);
+  CallOptions options = later(sub_call, 2);
   options.domains = &domain_of_;
   if (direct_->takes_chunks())
     options.meanwhile = &agree;
@@ -290,20 +294,20 @@ Status HierarchicalTeam::exchange_blocks(const CallOptions& piece, const CallInn
 }
 
 // The agreement inside a domain whose blocks all go to other domains.
-Status HierarchicalTeam::agree_inside(const CallOptions& piece) {
-  return options_.compare_calls ? Status() : inner_->barrier(piece);
+Status HierarchicalTeam::agree_inside(const CallOptions& sub_call) {
+  return options_.compare_calls ? Status() : inner_->barrier(sub_call);
 }
 
 Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
-                                    Counts out_counts, int root, const CallOptions& piece) {
+                                    Counts out_counts, int root, const CallOptions& sub_call) {
   note(Collective::kGather, "in blocks", count * dtype_bytes(dtype));
   const bool is_here = domain_of(root) == domain_;
   return exchange_blocks(
-      piece,
+      sub_call,
       [&] {
         return is_here ? inner_->gather(in, count, dtype, inside(outs), inside(out_counts),
-                                        index_of(root), piece)
-                       : agree_inside(piece);
+                                        index_of(root), sub_call)
+                       : agree_inside(sub_call);
       },
       [&](const CallOptions& options) {
         return direct_->gather(in, is_here ? 0 : count, dtype, outs, outside(out_counts), root,
@@ -312,15 +316,15 @@ Status HierarchicalTeam::run_gather(const std::byte* in, size_t count, DType dty
 }
 
 Status HierarchicalTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count,
-                                     DType dtype, int root, const CallOptions& piece) {
+                                     DType dtype, int root, const CallOptions& sub_call) {
   note(Collective::kScatter, "in blocks", count * dtype_bytes(dtype));
   const bool is_here = domain_of(root) == domain_;
   return exchange_blocks(
-      piece,
+      sub_call,
       [&] {
         return is_here ? inner_->scatter(inside(ins), inside(in_counts), out, count, dtype,
-                                         index_of(root), piece)
-                       : agree_inside(piece);
+                                         index_of(root), sub_call)
+                       : agree_inside(sub_call);
       },
       [&](const CallOptions& options) {
         return direct_->scatter(ins, outside(in_counts), out, is_here ? 0 : count, dtype, root,
@@ -329,14 +333,15 @@ Status HierarchicalTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* ou
 }
 
 Status HierarchicalTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs,
-                                        Counts out_counts, DType dtype, const CallOptions& piece) {
+                                        Counts out_counts, DType dtype,
+                                        const CallOptions& sub_call) {
   note(Collective::kAllToAll, "in blocks",
        std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}) * dtype_bytes(dtype));
   return exchange_blocks(
-      piece,
+      sub_call,
       [&] {
         return inner_->all_to_all(inside(ins), inside(in_counts), inside(outs), inside(out_counts),
-                                  dtype, piece);
+                                  dtype, sub_call);
       },
       [&](const CallOptions& options) {
         return direct_->all_to_all(ins, outside(in_counts), outs, outside(out_counts), dtype,
@@ -344,11 +349,11 @@ Status HierarchicalTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs ou
       });
 }
 
-Status HierarchicalTeam::run_barrier(const CallOptions& piece) {
+Status HierarchicalTeam::run_barrier(const CallOptions& sub_call) {
   note(Collective::kBarrier, "in steps", 0);
-  DSCOMM_RETURN_IF_ERROR(inner_->barrier(piece));
-  if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).barrier(later(piece, 1)));
-  return inner_->barrier(later(piece, 2));
+  DSCOMM_RETURN_IF_ERROR(inner_->barrier(sub_call));
+  if (index_ == 0) DSCOMM_RETURN_IF_ERROR(outer(0).barrier(later(sub_call, 1)));
+  return inner_->barrier(later(sub_call, 2));
 }
 
 }  // namespace dscomm

@@ -57,8 +57,8 @@ class HierarchicalTeam::Slicing {
 
 // Turns complete sums into results: the division of AVG, and the only rounding. `results` may be
 // `sums`.
-void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
-                              const Levels& levels) const {
+void HierarchicalTeam::make_results(std::byte* sums, std::byte* results, size_t count,
+                                    const Levels& levels) const {
   if (count == 0) return;
   if (levels.is_average()) {
     const void* source = sums;
@@ -78,7 +78,7 @@ void HierarchicalTeam::settle(std::byte* sums, std::byte* results, size_t count,
 // local_count() slices.
 Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums, std::byte* results,
                                        const Slicing& slicing, const Levels& levels,
-                                       int root_domain, const CallOptions& piece) {
+                                       int root_domain, const CallOptions& sub_call) {
   if (levels.is_widened) {
     widen(reinterpret_cast<float*>(sums), values, slicing.total(), levels.whole.dtype);
     values = sums;
@@ -91,20 +91,20 @@ Status HierarchicalTeam::reduce_slices(const std::byte* values, std::byte* sums,
       counts[local] = slicing.count(first + local);
     }
     std::byte* mine = sums + slicing.begin(first + index_) * levels.sum_bytes();
-    DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(ins, counts, mine, levels.inner, piece));
+    DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(ins, counts, mine, levels.inner, sub_call));
   }
 
-  const CallOptions across_piece = later(piece, 1);
+  const CallOptions across_call = later(sub_call, 1);
   const bool has_results = root_domain < 0 || root_domain == domain_;
-  for (Slice& slice : led_) {
+  for (LedSlice& slice : led_) {
     if (!slicing.takes_part(slice.index)) continue;
     const size_t begin = slicing.begin(slice.index), count = slicing.count(slice.index);
     std::byte* mine = sums + begin * levels.sum_bytes();
     DSCOMM_RETURN_IF_ERROR(
-        root_domain < 0 ? slice.team->all_reduce(mine, mine, count, levels.outer, across_piece)
+        root_domain < 0 ? slice.team->all_reduce(mine, mine, count, levels.outer, across_call)
                         : slice.team->reduce(mine, has_results ? mine : nullptr, count,
-                                             levels.outer, root_domain, across_piece));
-    if (has_results) settle(mine, results + begin * levels.element_bytes(), count, levels);
+                                             levels.outer, root_domain, across_call));
+    if (has_results) make_results(mine, results + begin * levels.element_bytes(), count, levels);
   }
   return {};
 }
@@ -165,8 +165,8 @@ size_t HierarchicalTeam::ring_chunk(size_t chunk, size_t element_bytes, size_t l
 Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte* out,
                                                   const Slicing& slicing, const Levels& levels,
                                                   int root, size_t chunk,
-                                                  const CallOptions& piece) {
-  const CallOptions last_piece = later(piece, 2);
+                                                  const CallOptions& sub_call) {
+  const CallOptions last_call = later(sub_call, 2);
   const bool has_root = root >= 0, is_in_place = !has_root && !levels.is_widened;
   note(has_root ? Collective::kReduce : Collective::kAllReduce, "overlapped",
        slicing.total() * levels.element_bytes());
@@ -212,19 +212,19 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
     // The members of a domain may be waiting across, which is a later step, but for the first
     // chunk.
     return inner_->reduce_scatter(ins, counts, sums_of(k), levels.inner,
-                                  k == 0 ? piece : last_piece);
+                                  k == 0 ? sub_call : last_call);
   };
   const auto spread_inside = [&](size_t k) -> Status {
     if (!gets_results) return {};
     locate(k);
     // The root gathers results from the rings. Without a root they are in `out`.
     auto* mine = has_root ? sums_of(k) : static_cast<std::byte*>(outs[me]);
-    settle(sums_of(k), mine, counts[me], levels);
+    make_results(sums_of(k), mine, counts[me], levels);
     if (!has_root)
-      return inner_->all_gather(mine, counts[me], levels.whole.dtype, outs, counts, last_piece);
+      return inner_->all_gather(mine, counts[me], levels.whole.dtype, outs, counts, last_call);
     const size_t blocks = writes_results ? counts.size() : 0;
     return inner_->gather(mine, counts[me], levels.whole.dtype, {outs.data(), blocks},
-                          {counts.data(), blocks}, index_of(root), last_piece);
+                          {counts.data(), blocks}, index_of(root), last_call);
   };
   size_t reduced = 0, spread = 0;  // chunks
   const auto make_next_inner_call = [&]() -> Status {
@@ -242,14 +242,14 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
     }
     return {};
   };
-  chunks.take = [&](size_t end) -> Status {
+  chunks.consume = [&](size_t end) -> Status {
     while (spread < in_all && (spread + 1) * chunk <= end)
       DSCOMM_RETURN_IF_ERROR(make_next_inner_call());
     return {};
   };
   DSCOMM_RETURN_IF_ERROR(chunks.make(1));
   if (me == 0 || slicing.count(me) > 0) {
-    CallOptions across = later(piece, 1);
+    CallOptions across = later(sub_call, 1);
     across.chunks = &chunks;
     Team& team = *led_.front().team;
     const size_t count = slicing.count(me);
@@ -265,14 +265,14 @@ Status HierarchicalTeam::run_reduction_overlapped(const std::byte* in, std::byte
 // For each chunk: reduce-scatter inside, all-reduce of each slice across, all-gather inside.
 // Without widening, all of it happens in `out`.
 Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
-                                        const Reduction& reduction, const CallOptions& piece) {
+                                        const Reduction& reduction, const CallOptions& sub_call) {
   const Levels levels(reduction, options_.halves_as_float32);
   const Slicing whole(count, least_domain_, levels.element_bytes());
   if (const size_t chunk = overlapped_chunk(whole, levels, !levels.is_widened); chunk > 0)
-    return run_reduction_overlapped(in, out, whole, levels, -1, chunk, piece);
+    return run_reduction_overlapped(in, out, whole, levels, -1, chunk, sub_call);
   note(Collective::kAllReduce, "in steps", count * levels.element_bytes());
 
-  const CallOptions last_piece = later(piece, 2);
+  const CallOptions last_call = later(sub_call, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk_bytes = std::max(
       options_.staging_bytes, levels.is_widened ? 0
@@ -292,7 +292,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
       DSCOMM_ASSIGN_OR_RETURN(sums, staging(0, chunk_count * levels.sum_bytes()));
     }
     DSCOMM_RETURN_IF_ERROR(
-        reduce_slices(in + begin * element_bytes, sums, results, slicing, levels, -1, piece));
+        reduce_slices(in + begin * element_bytes, sums, results, slicing, levels, -1, sub_call));
 
     for (int first = 0; first < slice_count_ && slicing.takes_part(first); first += local_count()) {
       for (int local = 0; local < local_count(); ++local) {
@@ -300,7 +300,7 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
         counts[local] = slicing.count(first + local);
       }
       DSCOMM_RETURN_IF_ERROR(inner_->all_gather(outs[index_], counts[index_], reduction.dtype, outs,
-                                                counts, last_piece));
+                                                counts, last_call));
     }
     begin += chunk_count;
   } while (begin < count);
@@ -310,14 +310,14 @@ Status HierarchicalTeam::run_all_reduce(const std::byte* in, std::byte* out, siz
 // As all_reduce, but across only to the root's domain, and there to the root.
 Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
                                     const Reduction& reduction, int root,
-                                    const CallOptions& piece) {
+                                    const CallOptions& sub_call) {
   const Levels levels(reduction, options_.halves_as_float32);
   const Slicing whole(count, least_domain_, levels.element_bytes());
   if (const size_t chunk = overlapped_chunk(whole, levels, false); is_even() && chunk > 0)
-    return run_reduction_overlapped(in, out, whole, levels, root, chunk, piece);
+    return run_reduction_overlapped(in, out, whole, levels, root, chunk, sub_call);
   note(Collective::kReduce, "in steps", count * levels.element_bytes());
 
-  const CallOptions last_piece = later(piece, 2);
+  const CallOptions last_call = later(sub_call, 2);
   const size_t element_bytes = levels.element_bytes();
   const size_t chunk = std::max<size_t>(options_.staging_bytes / levels.sum_bytes(), 1);
   const int root_domain = domain_of(root);
@@ -342,7 +342,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
       results = sums;
     }
     DSCOMM_RETURN_IF_ERROR(reduce_slices(in + begin * element_bytes, sums, results, slicing, levels,
-                                         root_domain, piece));
+                                         root_domain, sub_call));
 
     if (domain_ == root_domain) {
       for (int first = 0; first < slice_count_ && slicing.takes_part(first);
@@ -354,7 +354,7 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
         }
         DSCOMM_RETURN_IF_ERROR(inner_->gather(
             results + slicing.begin(first + index_) * element_bytes, slicing.count(first + index_),
-            reduction.dtype, outs, out_counts, index_of(root), last_piece));
+            reduction.dtype, outs, out_counts, index_of(root), last_call));
       }
     }
     begin += chunk_count;
@@ -366,7 +366,8 @@ Status HierarchicalTeam::run_reduce(const std::byte* in, std::byte* out, size_t 
 // rank. For each chunk of all blocks: pack by leader; reduce-scatter inside, so that each leader
 // has its domain's sums for the destinations of its slices; reduce-scatter across.
 Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
-                                            const Reduction& reduction, const CallOptions& piece) {
+                                            const Reduction& reduction,
+                                            const CallOptions& sub_call) {
   const Levels levels(reduction, options_.halves_as_float32);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   const size_t most = *std::max_element(counts.begin(), counts.end());
@@ -379,7 +380,7 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
   if (overlaps_ && is_even() && counts.size() <= kMostOverlappedBlocks && chunk >= kLeastChunk &&
       most >= (levels.is_widened ? kLeastChunksOfRings : 2) * chunk)
     return run_reduce_scatter_overlapped(ins, counts, out, ring_chunk(chunk, sum_bytes), levels,
-                                         piece);
+                                         sub_call);
   note(Collective::kReduceScatter, "in steps",
        std::reduce(counts.begin(), counts.end()) * element_bytes);
   std::vector<std::byte*> place(counts.size());  // by rank
@@ -417,9 +418,9 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
     }
     auto* mine = const_cast<void*>(regions[index_]);  // ours, in staging
     DSCOMM_RETURN_IF_ERROR(
-        inner_->reduce_scatter(regions, region_counts, mine, levels.inner, piece));
+        inner_->reduce_scatter(regions, region_counts, mine, levels.inner, sub_call));
 
-    for (Slice& slice : led_) {
+    for (LedSlice& slice : led_) {
       size_t slice_elements = 0;
       for (int domain = 0; domain < domain_count(); ++domain) {
         const int rank = member(domain, slice.index);
@@ -430,11 +431,11 @@ Status HierarchicalTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte
       if (slice.index > 0 && slice_elements == 0) continue;
       // This rank's block is in the slice of its local rank; the other slices have nothing for it.
       std::byte* sums = slice.index == index_ ? place[rank_] : nullptr;
-      DSCOMM_RETURN_IF_ERROR(
-          slice.team->reduce_scatter(across, across_counts, sums, levels.outer, later(piece, 1)));
+      DSCOMM_RETURN_IF_ERROR(slice.team->reduce_scatter(across, across_counts, sums, levels.outer,
+                                                        later(sub_call, 1)));
     }
     if (const size_t own_count = block_count[rank_]; own_count > 0)
-      settle(place[rank_], out + begin * element_bytes, own_count, levels);
+      make_results(place[rank_], out + begin * element_bytes, own_count, levels);
     begin += chunk;
   } while (begin < most);
   return {};
@@ -447,8 +448,8 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
                                                        std::span<const size_t> counts,
                                                        std::byte* out, size_t chunk,
                                                        const Levels& levels,
-                                                       const CallOptions& piece) {
-  const CallOptions later_piece = later(piece, 2);
+                                                       const CallOptions& sub_call) {
+  const CallOptions later_call = later(sub_call, 2);
   const size_t element_bytes = levels.element_bytes(), sum_bytes = levels.sum_bytes();
   note(Collective::kReduceScatter, "overlapped",
        std::reduce(counts.begin(), counts.end()) * element_bytes);
@@ -485,7 +486,7 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     // The members of a domain may be waiting across, which is a later step, but for the first
     // chunk.
     DSCOMM_RETURN_IF_ERROR(inner_->reduce_scatter(regions, region_counts, sums, levels.inner,
-                                                  reduced == 0 ? piece : later_piece));
+                                                  reduced == 0 ? sub_call : later_call));
     for (const Destination& destination : destinations_[me]) {
       const size_t count = block(destination.rank);
       if (count == 0) continue;
@@ -504,16 +505,17 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     while (reduced < in_all && reduced * chunk < end) DSCOMM_RETURN_IF_ERROR(reduce_next());
     return {};
   };
-  size_t settled = 0;  // elements
-  const auto settle_next = [&] {
-    const size_t count = in_chunk(counts[rank_], settled, chunk);
-    settle(results + settled % ring * sum_bytes, out + settled * element_bytes, count, levels);
-    settled += chunk;
+  size_t finished = 0;  // elements
+  const auto make_next_results = [&] {
+    const size_t count = in_chunk(counts[rank_], finished, chunk);
+    make_results(results + finished % ring * sum_bytes, out + finished * element_bytes, count,
+                 levels);
+    finished += chunk;
   };
   if (levels.is_widened) {
     chunks.out_ring = ring;
-    chunks.take = [&](size_t end) -> Status {
-      while (settled < counts[rank_] && settled + chunk <= end) settle_next();
+    chunks.consume = [&](size_t end) -> Status {
+      while (finished < counts[rank_] && finished + chunk <= end) make_next_results();
       return {};
     };
   }
@@ -527,14 +529,14 @@ Status HierarchicalTeam::run_reduce_scatter_overlapped(std::span<const void* con
     slice_elements += across_counts[domain];
   }
   if (index_ == 0 || slice_elements > 0) {
-    CallOptions across_piece = later(piece, 1);
-    across_piece.chunks = &chunks;
+    CallOptions across_call = later(sub_call, 1);
+    across_call.chunks = &chunks;
     DSCOMM_RETURN_IF_ERROR(led_.front().team->reduce_scatter(across, across_counts, results,
-                                                             levels.outer, across_piece));
+                                                             levels.outer, across_call));
   }
   while (reduced < in_all) DSCOMM_RETURN_IF_ERROR(reduce_next());
-  if (!levels.is_widened) settle(out, out, counts[rank_], levels);
-  while (levels.is_widened && settled < counts[rank_]) settle_next();
+  if (!levels.is_widened) make_results(out, out, counts[rank_], levels);
+  while (levels.is_widened && finished < counts[rank_]) make_next_results();
   return {};
 }
 

@@ -172,7 +172,7 @@ Status HierarchicalTeam::first_difference(const Status& found) {
   options_.compare_calls(true);
   const Deadline limit = Deadline::after(kDifferenceWait);
   while (!limit.expired()) {
-    if (Status heard = options_.heard(kAnyCall); !heard.ok()) return heard;
+    if (Status heard = options_.received_notice(kAnyCall); !heard.ok()) return heard;
     limit.nap(kHearEveryNs);
   }
   return found;
@@ -180,7 +180,7 @@ Status HierarchicalTeam::first_difference(const Status& found) {
 
 void HierarchicalTeam::abort(const Status& cause) {
   Status first = cause_.keep(cause);
-  if (options_.tell) options_.tell(first, finished_calls() + 1);
+  if (options_.send_notice) options_.send_notice(first, finished_calls() + 1);
   for (Team* team : teams_) team->abort(first);
 }
 
@@ -190,7 +190,7 @@ void HierarchicalTeam::note_end(const std::string& exception) {
 
 Status HierarchicalTeam::failure() {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
-  Status first = options_.heard ? options_.heard(kAnyCall) : Status();
+  Status first = options_.received_notice ? options_.received_notice(kAnyCall) : Status();
   for (Team* team : teams_)
     if (first.ok()) first = team->failure();
   if (first.ok()) return {};
@@ -203,10 +203,10 @@ Status HierarchicalTeam::death() {
   return {};
 }
 
-Status HierarchicalTeam::look(uint64_t call) {
+Status HierarchicalTeam::failure_in(uint64_t call) {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
-  if (options_.heard) DSCOMM_RETURN_IF_ERROR(options_.heard(call));
-  for (Team* team : teams_) DSCOMM_RETURN_IF_ERROR(team->look(call));
+  if (options_.received_notice) DSCOMM_RETURN_IF_ERROR(options_.received_notice(call));
+  for (Team* team : teams_) DSCOMM_RETURN_IF_ERROR(team->failure_in(call));
   return {};
 }
 
@@ -226,21 +226,22 @@ Status HierarchicalTeam::leave() {
 
 Status HierarchicalTeam::begin_call(Call& call) {
   const CallOptions& options = *call.options;
-  if (Status dead = look(options.whole != nullptr ? options.whole->number() : sequence_ + 1);
+  if (Status dead = failure_in(options.parent_call != nullptr ? options.parent_call->number()
+                                                              : sequence_ + 1);
       !dead.ok())
     return end_call(dead);
   if (!call.out_counts.empty()) call.record.digest = hash_counts(call.out_counts);
-  whole_ = as_sub_call(call.record, options);
-  whole_.sequence = ++sequence_;
+  call_ = as_sub_call(call.record, options);
+  call_.sequence = ++sequence_;
   if (options_.note_call)
-    options_.note_call(whole_, reads_everyone(static_cast<Collective>(call.record.kind),
-                                              call.record.root == rank_));
+    options_.note_call(call_, reads_everyone(static_cast<Collective>(call.record.kind),
+                                             call.record.root == rank_));
   options.deadline.expired();  // starts the clock that all sub-calls share
   sub_call_options_ = options;
-  sub_call_options_.whole = &whole_;
-  if (options.whole == nullptr) {
+  sub_call_options_.parent_call = &call_;
+  if (options.parent_call == nullptr) {
     sub_call_options_.history = history_;
-    history_ = hash_call(history_, whole_);
+    history_ = hash_call(history_, call_);
   }
   sub_call_options_.domains = nullptr;  // of the parent team
   sub_call_options_.meanwhile = nullptr;
@@ -250,12 +251,12 @@ Status HierarchicalTeam::begin_call(Call& call) {
   return {};
 }
 
-CallOptions HierarchicalTeam::later(const CallOptions& piece, int steps) {
+CallOptions HierarchicalTeam::later(const CallOptions& sub_call, int steps) {
   // Longer than a failure notice takes, and longer than the time between ranks that begin a call on
   // a loaded machine; short compared with the timeout.
-  const int64_t step_ns = std::min<int64_t>(250, piece.deadline.timeout_ms() / 12) * 1'000'000;
-  CallOptions next = piece;
-  next.deadline = piece.deadline.later(steps * step_ns);
+  const int64_t step_ns = std::min<int64_t>(250, sub_call.deadline.timeout_ms() / 12) * 1'000'000;
+  CallOptions next = sub_call;
+  next.deadline = sub_call.deadline.later(steps * step_ns);
   return next;
 }
 

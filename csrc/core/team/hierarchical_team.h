@@ -35,16 +35,16 @@
 // waits in an inner call has completed all steps for which the others may wait before they reach
 // this inner call.
 //
-// Agreement. Each sub-call carries the record of its parent call (CallOptions::whole). The Teams
-// below compare these records and show them in errors. So two ranks of one Team that make different
-// calls detect this in the first sub-call that they share. The domains and slice 0 together join
-// all ranks. In each call, each rank takes part in these Teams, even with no elements, before it
-// uses another slice or waits in the direct Team: first in its domain, then, as leader of slice 0,
-// with the other leaders. (A leader of slice 0 may begin there.) So any disagreement is detected by
-// some pair of neighbours. The two end all their Teams. Ranks that wait for them, or call next,
-// adopt the cause. A rank that waits for none of the ranks that disagree (the root of a broadcast,
-// a sender of a gather) may have returned by then. It gets the cause in its next call, as in any
-// Team.
+// Agreement. Each sub-call carries the record of its parent call (CallOptions::parent_call). The
+// Teams below compare these records and show them in errors. So two ranks of one Team that make
+// different calls detect this in the first sub-call that they share. The domains and slice 0
+// together join all ranks. In each call, each rank takes part in these Teams, even with no
+// elements, before it uses another slice or waits in the direct Team: first in its domain, then, as
+// leader of slice 0, with the other leaders. (A leader of slice 0 may begin there.) So any
+// disagreement is detected by some pair of neighbours. The two end all their Teams. Ranks that wait
+// for them, or call next, adopt the cause. A rank that waits for none of the ranks that disagree
+// (the root of a broadcast, a sender of a gather) may have returned by then. It gets the cause in
+// its next call, as in any Team.
 //
 // With HierarchyOptions::compare_calls, ranks that wait for long make all ranks compare their
 // calls. Then calls that use the direct Team skip slice 0, and domains without the root skip their
@@ -63,8 +63,8 @@
 // because a dead rank may have published all that is needed. A rank that waits for the dead rank
 // itself sees the death, fails, and aborts its Teams. So the ranks that wait for this rank fail
 // too, and so on. But a rank may not have reached the call, and then it sees nothing. If it is
-// known which rank has begun which call (HierarchyOptions::note_call), `heard` reports a rank that
-// died before this call.
+// known which rank has begun which call (HierarchyOptions::note_call), `received_notice` reports a
+// rank that died before this call.
 #pragma once
 
 #include <array>
@@ -100,16 +100,16 @@ struct HierarchyOptions {
   // they are rounded at each of the two levels, and half as many bytes travel across. AVG and
   // PREMUL_SUM are rounded once in both cases.
   bool halves_as_float32 = true;
-  // Failure notices between ranks that share no child Team: `tell` sends the cause to all ranks,
-  // `heard` returns a cause that has arrived. Without them, causes travel through the child Teams.
-  // Any thread; they do not block.
-  std::function<void(const Status& cause, uint64_t unfinished_call)> tell = {};
-  std::function<Status(uint64_t call)> heard = {};  // see Team::look()
+  // Failure notices between ranks that share no child Team: `send_notice` sends the cause to all
+  // ranks, `received_notice` returns a cause that has arrived. Without them, causes travel through
+  // the child Teams. Any thread; they do not block.
+  std::function<void(const Status& cause, uint64_t unfinished_call)> send_notice = {};
+  std::function<Status(uint64_t call)> received_notice = {};  // see Team::failure_in()
   // For comparing calls between ranks that share no child Team. Called before the first sub-call of
   // each call. reads_all: this rank needs data from all others.
   std::function<void(const CallRecord& call, bool reads_all)> note_call = {};
-  // See Team::compare_calls(). Requires `heard`. With it, domains skip the agreement in calls in
-  // which ranks wait only for ranks whose data they need.
+  // See Team::compare_calls(). Requires `received_notice`. With it, domains skip the agreement in
+  // calls in which ranks wait only for ranks whose data they need.
   std::function<void(bool always)> compare_calls = {};
   std::string group = {};  // its name, for the log
 };
@@ -141,7 +141,7 @@ class HierarchicalTeam final : public Team {
   Status failure() override;
   Status leave() override;
   Status death() override;
-  Status look(uint64_t call) override;
+  Status failure_in(uint64_t call) override;
   void compare_calls(bool always) override {
     if (options_.compare_calls) options_.compare_calls(always);
   }
@@ -153,7 +153,7 @@ class HierarchicalTeam final : public Team {
 
  private:
   // A slice that this rank leads, with its outer Team.
-  struct Slice {
+  struct LedSlice {
     int index;
     std::unique_ptr<Team> team;
   };
@@ -175,29 +175,29 @@ class HierarchicalTeam final : public Team {
   Status end_call(const Status& status) override;
   Status first_difference(const Status& found);
   // The options of a sub-call that comes `steps` steps later; see "Time".
-  static CallOptions later(const CallOptions& piece, int steps);
+  static CallOptions later(const CallOptions& sub_call, int steps);
 
-  // The algorithms. `piece` has the options of their sub-calls.
+  // The algorithms. `sub_call` has the options of their sub-calls.
   Status run_all_reduce(const std::byte* in, std::byte* out, size_t count,
-                        const Reduction& reduction, const CallOptions& piece) override;
+                        const Reduction& reduction, const CallOptions& sub_call) override;
   Status run_broadcast(std::byte* buffer, size_t count, DType dtype, int root,
-                       const CallOptions& piece) override;
+                       const CallOptions& sub_call) override;
   Status run_reduce(const std::byte* in, std::byte* out, size_t count, const Reduction& reduction,
-                    int root, const CallOptions& piece) override;
+                    int root, const CallOptions& sub_call) override;
   Status run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
-                        Counts out_counts, const CallOptions& piece) override;
+                        Counts out_counts, const CallOptions& sub_call) override;
   Status run_reduce_scatter(Inputs ins, Counts counts, std::byte* out, const Reduction& reduction,
-                            const CallOptions& piece) override;
+                            const CallOptions& sub_call) override;
   Status run_gather(const std::byte* in, size_t count, DType dtype, Outputs outs, Counts out_counts,
-                    int root, const CallOptions& piece) override;
+                    int root, const CallOptions& sub_call) override;
   Status run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t count, DType dtype,
-                     int root, const CallOptions& piece) override;
+                     int root, const CallOptions& sub_call) override;
   Status run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType dtype,
-                        const CallOptions& piece) override;
-  Status run_barrier(const CallOptions& piece) override;
+                        const CallOptions& sub_call) override;
+  Status run_barrier(const CallOptions& sub_call) override;
   Status run_reduction_overlapped(const std::byte* in, std::byte* out, const Slicing& slicing,
                                   const Levels& levels, int root, size_t chunk,
-                                  const CallOptions& piece);
+                                  const CallOptions& sub_call);
 
   // Elements of a chunk of an overlapped call, for blocks with up to `count` elements of this size
   // for each slice, and at least `least_bytes`; 0 if the blocks are too short, or nothing can
@@ -210,34 +210,34 @@ class HierarchicalTeam final : public Team {
   size_t ring_chunk(size_t chunk, size_t element_bytes, size_t least_bytes = 0) const;
   Status run_reduce_scatter_overlapped(std::span<const void* const> ins,
                                        std::span<const size_t> counts, std::byte* out, size_t chunk,
-                                       const Levels& levels, const CallOptions& piece);
+                                       const Levels& levels, const CallOptions& sub_call);
   Status run_broadcast_overlapped(std::byte* buffer, size_t count, DType dtype, int root,
-                                  size_t chunk, const CallOptions& piece);
+                                  size_t chunk, const CallOptions& sub_call);
   Status spread_overlapped(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                           size_t chunk, const CallOptions& piece);
+                           size_t chunk, const CallOptions& sub_call);
   // Steps that algorithms share; see their definitions.
   Status reduce_slices(const std::byte* values, std::byte* sums, std::byte* results,
                        const Slicing& slicing, const Levels& levels, int root_domain,
-                       const CallOptions& piece);
-  void settle(std::byte* sums, std::byte* results, size_t count, const Levels& levels) const;
+                       const CallOptions& sub_call);
+  void make_results(std::byte* sums, std::byte* results, size_t count, const Levels& levels) const;
   Status spread_packed(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                       const CallOptions& piece);
+                       const CallOptions& sub_call);
   Status spread_in_place(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
-                         const CallOptions& piece);
+                         const CallOptions& sub_call);
   Status spread_blocks(DType dtype, std::span<void* const> outs, std::span<const size_t> counts,
                        int domain, int first, int width, size_t begin, size_t chunk,
-                       const CallOptions& piece);
-  Status cross(DType dtype, std::span<void* const> blocks, std::span<const size_t> counts,
-               const CallOptions& piece);
+                       const CallOptions& sub_call);
+  Status gather_across(DType dtype, std::span<void* const> blocks, std::span<const size_t> counts,
+                       const CallOptions& sub_call);
   // inside(): the entries of this domain's ranks, by local rank. outside(): all entries, with 0 for
   // these ranks. Both return an empty list for an empty list.
   template <typename Pointer>
   std::vector<Pointer> inside(std::span<Pointer const> blocks) const;
   std::vector<size_t> inside(std::span<const size_t> counts) const;
   std::vector<size_t> outside(std::span<const size_t> counts) const;
-  Status agree_inside(const CallOptions& piece);
+  Status agree_inside(const CallOptions& sub_call);
   template <typename CallInner, typename CallDirect>
-  Status exchange_blocks(const CallOptions& piece, const CallInner& call_inner,
+  Status exchange_blocks(const CallOptions& sub_call, const CallInner& call_inner,
                          const CallDirect& call_direct);
 
   // For the log.
@@ -274,12 +274,12 @@ class HierarchicalTeam final : public Team {
   // domain.
   std::vector<std::vector<Destination>> destinations_;
 
-  CallRecord whole_;  // the call in progress
+  CallRecord call_;  // the call in progress
   CallOptions sub_call_options_{Deadline::after(std::chrono::milliseconds(0))};  // of its sub-calls
   uint64_t sequence_ = 0;
 
   std::unique_ptr<Team> inner_;
-  std::vector<Slice> led_;        // ascending by index
+  std::vector<LedSlice> led_;     // ascending by index
   std::unique_ptr<Team> direct_;  // of all ranks
   std::vector<Team*> teams_;      // all of these, in the order of creation
   uint64_t history_ = 0;          // see CallOptions

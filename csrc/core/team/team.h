@@ -42,12 +42,12 @@ struct Chunks {
   size_t ring = 0, out_ring = 0;
   // Called before values are read, with a growing `end`: must produce all values before it. (It may
   // lie behind the last value.) The first chunk exists from the beginning. At most two chunks are
-  // in progress: chunk k + 2 is requested after chunk k has been read and passed to take(). Empty
-  // if all values exist.
+  // in progress: chunk k + 2 is requested after chunk k has been read and passed to consume().
+  // Empty if all values exist.
   std::function<Status(size_t end)> make;
   // Called when all results before `end` exist and the values before it will not be read again. May
   // be omitted in a short call, whose results exist when it returns. May be empty.
-  std::function<Status(size_t end)> take;
+  std::function<Status(size_t end)> consume;
 };
 
 // The parameters of a collective besides its buffers.
@@ -58,12 +58,13 @@ struct CallOptions {
   uint32_t part_count = 1;
   // Set by the parent team: its call, of which this one is a sub-call. Members must agree on it,
   // because sub-calls of different calls may be identical. Errors show it.
-  const CallRecord* whole = nullptr;
-  // With `whole`: a hash of the calls before it, on which members must also agree. A rank that
-  // needs no data from others may have finished an earlier call in which they differ.
+  const CallRecord* parent_call = nullptr;
+  // With `parent_call`: a hash of the calls before it, on which members must also agree. A rank
+  // that needs no data from others may have finished an earlier call in which they differ.
   uint64_t history = 0;
-  // The outermost parent team. An error that ends it ends this call: waits call its look() now and
-  // then, because a rank that waits in one child Team may learn of a fault only through another.
+  // The outermost parent team. An error that ends it ends this call: waits call its failure_in()
+  // now and then, because a rank that waits in one child Team may learn of a fault only through
+  // another.
   Team* parent = nullptr;
   // Only for a Team that takes_chunks(), in an all_reduce, reduce, reduce_scatter, all_gather or
   // broadcast. The same count on all ranks.
@@ -169,7 +170,7 @@ class Team {
   // The cause that ended the Team, for the call of this number (CallRecord::number()) in progress.
   // Ignores the abort of a member that had finished that call before, because it has published all
   // that the call needs. kAnyCall ignores nothing. Adopts no abort. Any thread.
-  virtual Status look(uint64_t call) {
+  virtual Status failure_in(uint64_t call) {
     (void)call;
     return failure();
   }

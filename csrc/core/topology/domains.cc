@@ -13,16 +13,16 @@ namespace {
 
 struct Level {
   const char* name;
-  int Place::* index;
+  int CpuBinding::* index;
 };
-constexpr Level kNuma{"NUMA node", &Place::numa};
-constexpr Level kL3{"L3", &Place::l3};
+constexpr Level kNuma{"NUMA node", &CpuBinding::numa};
+constexpr Level kL3{"L3", &CpuBinding::l3};
 
 // If the ranks cannot or should not be split at this level, `ranks` is empty and `reason` says why.
-Domains split(std::span<const Place> places, Level level, size_t least_with_two_ranks) {
+Domains split(std::span<const CpuBinding> bindings, Level level, size_t least_with_two_ranks) {
   std::map<int, std::vector<int>> by_index;
-  for (size_t rank = 0; rank < places.size(); ++rank) {
-    int index = places[rank].*level.index;
+  for (size_t rank = 0; rank < bindings.size(); ++rank) {
+    int index = bindings[rank].*level.index;
     if (index < 0)
       return {{}, fmt::format("rank {} of this host is bound to no single {}", rank, level.name)};
     by_index[index].push_back(static_cast<int>(rank));
@@ -55,26 +55,26 @@ Domains one_domain(size_t rank_count, std::string reason) {
 
 }  // namespace
 
-Domains make_domains(std::span<const Place> places, std::string_view hierarchy) {
+Domains make_domains(std::span<const CpuBinding> bindings, std::string_view hierarchy) {
   if (hierarchy == "flat" || hierarchy == "hosts")
-    return one_domain(places.size(), fmt::format("DSCOMM_HIERARCHY is {}", hierarchy));
+    return one_domain(bindings.size(), fmt::format("DSCOMM_HIERARCHY is {}", hierarchy));
 
   if (hierarchy == "numa" || hierarchy == "l3") {
     // Requested explicitly, so one domain with two ranks is enough for an inner level.
-    Domains domains = split(places, hierarchy == "numa" ? kNuma : kL3, 1);
+    Domains domains = split(bindings, hierarchy == "numa" ? kNuma : kL3, 1);
     if (!domains.ranks.empty()) return domains;
-    return one_domain(places.size(),
+    return one_domain(bindings.size(),
                       fmt::format("DSCOMM_HIERARCHY is {}, but {}", hierarchy, domains.reason));
   }
 
   DSCOMM_CHECK(hierarchy == "auto", "the settings allow no other hierarchy");
   // With one domain of several ranks and others of one rank, a hierarchy saves little: the single
   // ranks exchange all data anyway.
-  Domains by_numa = split(places, kNuma, 2);
+  Domains by_numa = split(bindings, kNuma, 2);
   if (!by_numa.ranks.empty()) return by_numa;
-  Domains by_l3 = split(places, kL3, 2);
+  Domains by_l3 = split(bindings, kL3, 2);
   if (!by_l3.ranks.empty()) return by_l3;
-  return one_domain(places.size(), by_numa.reason + "; " + by_l3.reason);
+  return one_domain(bindings.size(), by_numa.reason + "; " + by_l3.reason);
 }
 
 }  // namespace dscomm

@@ -33,7 +33,7 @@ bool is_path(const std::string& description) {
   return description.find('/') != std::string::npos || description.ends_with(".xml");
 }
 
-// Keeps only what place_of() and the counts need.
+// Keeps only what binding_of() and the counts need.
 bool filter_types(hwloc_topology_t topology) {
   if (hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE) != 0) return false;
   for (hwloc_obj_type_t type : {HWLOC_OBJ_PACKAGE, HWLOC_OBJ_L3CACHE, HWLOC_OBJ_CORE})
@@ -129,7 +129,7 @@ Topology::Topology(hwloc_topology* topology) : topology_(topology) {}
 
 Topology::~Topology() { hwloc_topology_destroy(topology_); }
 
-Place Topology::place_of(const std::string& cpu_list) const {
+CpuBinding Topology::binding_of(const std::string& cpu_list) const {
   Bitmap cpus = parse_cpu_list(cpu_list);
   if (hwloc_bitmap_iszero(cpus.get())) return {};
   return {index_including(topology_, HWLOC_OBJ_NUMANODE, cpus.get()),
@@ -138,7 +138,7 @@ Place Topology::place_of(const std::string& cpu_list) const {
 
 void Topology::place_memory(void* data, size_t bytes) const {
   if (hwloc_topology_is_thissystem(topology_) == 0) return;
-  const int node = place().numa;
+  const int node = binding().numa;
   hwloc_obj_t object =
       node < 0 ? nullptr
                : hwloc_get_obj_by_type(topology_, HWLOC_OBJ_NUMANODE, static_cast<unsigned>(node));

@@ -20,11 +20,11 @@ namespace dscomm {
 
 // Where a rank is bound: the logical indices of the NUMA node and of the L3 that contain all its
 // cpus; -1 if it spans several or there is none.
-struct Place {
+struct CpuBinding {
   int numa = -1;
   int l3 = -1;
 
-  friend bool operator==(const Place&, const Place&) = default;
+  friend bool operator==(const CpuBinding&, const CpuBinding&) = default;
 };
 
 class Topology {
@@ -54,8 +54,8 @@ class Topology {
 
   // Where this process is bound, and where a process with these cpus would be. An empty or
   // malformed list counts as unbound.
-  Place place() const { return place_of(cpu_list_); }
-  Place place_of(const std::string& cpu_list) const;
+  CpuBinding binding() const { return binding_of(cpu_list_); }
+  CpuBinding binding_of(const std::string& cpu_list) const;
 
   // Asks the kernel to take the memory of this mapping from the NUMA node to which this process is
   // bound, and from others if that node is full, whichever thread touches it first. Call it before
@@ -108,6 +108,6 @@ struct Domains {
 //                 the same condition, else one domain
 //
 // If a rank is bound to none, the result is one domain, because the place of its data is unknown.
-Domains make_domains(std::span<const Place> places, std::string_view hierarchy);
+Domains make_domains(std::span<const CpuBinding> bindings, std::string_view hierarchy);
 
 }  // namespace dscomm

@@ -293,10 +293,10 @@ std::string endpoint_text(const std::string& address, uint16_t port) {
   return is_v6 ? fmt::format("[{}]:{}", address, port) : fmt::format("{}:{}", address, port);
 }
 
-bool is_endpoint_at(const std::string& endpoint, const std::string& address) {
-  const size_t colon = endpoint.rfind(':');
+bool is_endpoint_at(const std::string& peer_process, const std::string& address) {
+  const size_t colon = peer_process.rfind(':');
   return colon != std::string::npos &&
-         endpoint.substr(0, colon) + ":0" == endpoint_text(address, 0);
+         peer_process.substr(0, colon) + ":0" == endpoint_text(address, 0);
 }
 
 std::optional<SocketAddress> socket_address(const std::string& address, uint16_t port) {

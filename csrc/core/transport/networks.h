@@ -55,7 +55,7 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
 // "10.0.0.1:4444", "[fd00::1]:4444".
 std::string endpoint_text(const std::string& address, uint16_t port);
 // Whether an endpoint is at that address, whatever its port.
-bool is_endpoint_at(const std::string& endpoint, const std::string& address);
+bool is_endpoint_at(const std::string& peer_process, const std::string& address);
 
 // An address for the socket calls.
 struct SocketAddress {

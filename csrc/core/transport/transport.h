@@ -16,7 +16,7 @@
 #include "core/base/deadline.h"
 #include "core/base/settings.h"
 #include "core/base/status.h"
-#include "core/messages/endpoint.h"
+#include "core/messages/peer_process.h"
 #include "core/store/store.h"
 #include "core/team/team.h"
 
@@ -53,7 +53,7 @@ struct TransportTeam {
   std::vector<int> group;  // all ranks of the group, in its order: any may be the cause of a wait
   // It only makes gathers, scatters and all_to_alls between ranks of different hosts, with the
   // hosts as CallOptions::domains.
-  bool is_direct = false;
+  bool only_for_blocks = false;
   // Whether float16 and bfloat16 are sent as float32 for a reduction, and rounded once.
   bool halves_as_float32 = false;
 };
@@ -70,13 +70,13 @@ class Transport {
                                                   const Deadline& deadline) = 0;
 
   // A process on another host as point-to-point sees it.
-  virtual std::shared_ptr<Endpoint> endpoint(int rank) = 0;
+  virtual std::shared_ptr<PeerProcess> peer_process(int rank) = 0;
   // The failure detector of the members.
   virtual FailureDetector& detector() = 0;
 
   // A group of this process has this timeout: a cut of the network that is shorter ends nothing
   // while nobody communicates. Does not block.
-  virtual void outlast(std::chrono::milliseconds timeout) = 0;
+  virtual void tolerate_silence(std::chrono::milliseconds timeout) = 0;
 
   // The process ends in order: tells the others. Idempotent. Takes a few seconds at most; but if a
   // launcher wants all processes to end together, and nothing `has_failed` here, up to the longest

@@ -48,7 +48,7 @@ NewListeners::NewListeners() {
   for (const auto& [cookie, socket] : find_listeners()) known_.insert(cookie);
 }
 
-void NewListeners::guard_new(const std::vector<std::string>& addresses) {
+void NewListeners::restrict_new(const std::vector<std::string>& addresses) {
   for (const auto& [cookie, socket] : find_listeners()) {
     if (is_at_all_addresses(socket) || !known_.insert(cookie).second) continue;
     ++count_;

@@ -16,7 +16,7 @@ class NewListeners {
   NewListeners();
 
   // From now on only `addresses` can reach the sockets that are new since the last call.
-  void guard_new(const std::vector<std::string>& addresses);
+  void restrict_new(const std::vector<std::string>& addresses);
   // Number of sockets found so far.
   int count() const { return count_; }
 

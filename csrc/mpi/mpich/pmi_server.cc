@@ -11,7 +11,7 @@
 
 #include "core/base/owned.h"
 #include "core/base/thread.h"
-#include "mpi/mpich/pmi_dialogue.h"
+#include "mpi/mpich/pmi_session.h"
 
 namespace dscomm {
 namespace {
@@ -22,12 +22,12 @@ constexpr size_t kMostBytes = 1 << 20;
 }  // namespace
 
 struct PmiServer::State {
-  State(int size, std::string node_map) : dialogue(size, std::move(node_map)) {}
+  State(int size, std::string node_map) : session(size, std::move(node_map)) {}
 
   UniqueFd server;
   int client = -1;  // closed by MPI
   std::mutex mutex;
-  PmiDialogue dialogue;
+  PmiSession session;
   bool is_taken = false;  // the puts before MPI's current barrier have been taken
   bool lets_through = false;
 
@@ -42,11 +42,11 @@ struct PmiServer::State {
   }
   void leave_barrier() {
     is_taken = false;
-    say(dialogue.leave_barrier());
+    say(session.leave_barrier());
   }
   void answer(std::string_view line) {
-    say(dialogue.answer(line));
-    if (lets_through && dialogue.is_in_barrier()) leave_barrier();
+    say(session.answer(line));
+    if (lets_through && session.is_in_barrier()) leave_barrier();
   }
 
   void serve() {
@@ -81,13 +81,13 @@ int PmiServer::client() const { return state_->client; }
 
 std::optional<std::string> PmiServer::entered_barrier() {
   std::lock_guard lock(state_->mutex);
-  if (!state_->dialogue.is_in_barrier() || std::exchange(state_->is_taken, true)) return {};
-  return state_->dialogue.take_put();
+  if (!state_->session.is_in_barrier() || std::exchange(state_->is_taken, true)) return {};
+  return state_->session.take_values();
 }
 
 Status PmiServer::end_barrier(const std::vector<std::string>& said) {
   std::lock_guard lock(state_->mutex);
-  if (!state_->dialogue.learn(said))
+  if (!state_->session.add_values(said))
     return Status(Code::kInternal,
                   "what ranks said of their MPI is not understood; do all ranks run one build of "
                   "dscomm?");
@@ -98,7 +98,7 @@ Status PmiServer::end_barrier(const std::vector<std::string>& said) {
 void PmiServer::let_through() {
   std::lock_guard lock(state_->mutex);
   state_->lets_through = true;
-  if (state_->dialogue.is_in_barrier()) state_->leave_barrier();
+  if (state_->session.is_in_barrier()) state_->leave_barrier();
 }
 
 void PmiServer::close_descriptors() { state_->server.reset(); }

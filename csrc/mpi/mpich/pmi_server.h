@@ -13,7 +13,7 @@ namespace dscomm {
 
 class PmiServer {
  public:
-  // Starts a thread that answers MPI's requests. `node_map`: see PmiDialogue. Thread and socket
+  // Starts a thread that answers MPI's requests. `node_map`: see PmiSession. Thread and socket
   // last until the process ends, since MPI may send requests until then.
   static Result<std::unique_ptr<PmiServer>> start(int size, std::string node_map);
 

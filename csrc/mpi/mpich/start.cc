@@ -19,15 +19,15 @@
 #include "mpi/host_networks.h"
 #include "mpi/mpich/exit_hook.h"
 #include "mpi/mpich/listeners.h"
-#include "mpi/mpich/pmi_dialogue.h"
 #include "mpi/mpich/pmi_server.h"
+#include "mpi/mpich/pmi_session.h"
 #include "mpi/mpich/shared_files.h"
 
 namespace dscomm {
 namespace {
 
 // Variables that launchers set to identify a rank or its PMI version.
-bool tells_a_place(std::string_view name) {
+bool identifies_a_rank(std::string_view name) {
   return name.ends_with("_PMI_VERSION") || name.starts_with("PMI_") || name.starts_with("PMI2_") ||
          (name.starts_with("PMIX_") && !name.starts_with("PMIX_MCA_"));
 }
@@ -57,7 +57,7 @@ class MpichStart final : public MpiStart {
   }
 
   // dscomm replaces the launcher for MPICH, so the launcher's variables are ignored.
-  void describe(MemberEntry* entry) const override { entry->mpi_version = version(); }
+  void describe(MpiMemberEntry* entry) const override { entry->mpi_version = version(); }
 
   const char* helper_name() const override { return "dscomm's PMI"; }
 
@@ -76,7 +76,7 @@ class MpichStart final : public MpiStart {
     if (!version().starts_with("MPICH"))
       log_line(LogLevel::kWarn, "%s is not MPICH, with which dscomm was built and tested",
                version().c_str());
-    environment->put_aside(tells_a_place);
+    environment->unset_if(identifies_a_rank);
     environment->set("PMI_FD=" + std::to_string(server_->client()));
     environment->set("PMI_RANK=" + std::to_string(context.request.rank));
     environment->set("PMI_SIZE=" + std::to_string(context.request.members.size()));
@@ -86,8 +86,8 @@ class MpichStart final : public MpiStart {
   }
 
   // Serves MPI's barriers, which all ranks enter in the same order.
-  Status look(StartContext& context) override {
-    listeners_->guard_new(context.plan.addresses);
+  Status check(StartContext& context) override {
+    listeners_->restrict_new(context.plan.addresses);
     std::optional<std::string> put = server_->entered_barrier();
     if (!put) return {};
     Result<std::string> all = context.exchange.agree(
@@ -99,7 +99,7 @@ class MpichStart final : public MpiStart {
 
   void has_started(const StartContext& context) override {
     server_->let_through();
-    listeners_->guard_new(context.plan.addresses);
+    listeners_->restrict_new(context.plan.addresses);
     if (listeners_->count() == 0)
       log_line(LogLevel::kInfo, "MPI's port was not found: anybody may connect to it");
   }

@@ -11,7 +11,7 @@
 
 #include "core/base/log.h"
 #include "core/base/owned.h"
-#include "pmix/own_directory.h"
+#include "pmix/locked_directory.h"
 
 namespace dscomm {
 namespace {

@@ -163,7 +163,7 @@ struct PmixHelper::State {
 
 Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
     const std::string& path, const PmixDescription& description, std::shared_ptr<Store> store,
-    const std::string& prefix, const Deadline& deadline, const std::function<Status()>& look) {
+    const std::string& prefix, const Deadline& deadline, const std::function<Status()>& check) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return system_error("socketpair", errno);
@@ -205,7 +205,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
     if (ready && detached) return helper;
     if (!open && detached)
       return Status(Code::kInternal, "it ended before it was ready; standard error may say why");
-    DSCOMM_RETURN_IF_ERROR(look());
+    DSCOMM_RETURN_IF_ERROR(check());
     if (is_over)
       return make_status(Code::kTimeout, "timed out: it was not ready after %s",
                          deadline.timeout_text().c_str());

@@ -16,11 +16,12 @@ namespace dscomm {
 
 class PmixHelper {
  public:
-  // Starts the program at `path` and waits until it is ready, the deadline passes, or `look`, which
-  // is polled every few milliseconds, fails. Store keys begin with `prefix`, the same on all hosts.
+  // Starts the program at `path` and waits until it is ready, the deadline passes, or `check`,
+  // which is polled every few milliseconds, fails. Store keys begin with `prefix`, the same on all
+  // hosts.
   static Result<std::unique_ptr<PmixHelper>> start(
       const std::string& path, const PmixDescription& description, std::shared_ptr<Store> store,
-      const std::string& prefix, const Deadline& deadline, const std::function<Status()>& look);
+      const std::string& prefix, const Deadline& deadline, const std::function<Status()>& check);
   ~PmixHelper();  // calls quit()
 
   // By client of the description.

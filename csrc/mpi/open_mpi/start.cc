@@ -36,7 +36,7 @@ bool starts_with_any(std::string_view name, std::initializer_list<std::string_vi
 }
 
 // Variables that mpirun and PMIx servers set to identify a rank; users set other MCA parameters.
-bool tells_a_place(std::string_view name) {
+bool identifies_a_rank(std::string_view name) {
   if (name.starts_with("PMIX_MCA_")) return false;
   if (!name.starts_with(kMcaPrefix)) return starts_with_any(name, {"OMPI_", "PMIX_", "PRTE_"});
   return starts_with_any(
@@ -88,7 +88,7 @@ class OpenMpiStart final : public MpiStart {
     return version.substr(0, version.find(','));
   }
 
-  void describe(MemberEntry* entry) const override {
+  void describe(MpiMemberEntry* entry) const override {
     entry->mpi_version = version();
     // A launcher that starts torchrun once per host gives all its workers the same rank, and does
     // not accept that rank again when torchrun restarts them.
@@ -108,7 +108,7 @@ class OpenMpiStart final : public MpiStart {
     const std::string mine = "environment/" + std::to_string(request.rank);
     const std::string name = name_member(request.members, leader);
     Result<std::string> text = context.exchange.await(mine, context.deadline);
-    if (text.status().code() == Code::kTimeout && !context.exchange.is_told())
+    if (text.status().code() == Code::kTimeout && !context.exchange.has_read_failure())
       return make_status(Code::kTimeout, "timed out: nothing was heard from %s within %s",
                          name.c_str(), context.deadline.timeout_text().c_str());
     if (!text.ok()) return text.status();
@@ -127,7 +127,7 @@ class OpenMpiStart final : public MpiStart {
     return environment;
   }
 
-  Status look(StartContext&) override { return helper_ == nullptr ? Status() : helper_->fault(); }
+  Status check(StartContext&) override { return helper_ == nullptr ? Status() : helper_->fault(); }
 
   std::string waiting_for() const override {
     return helper_ == nullptr ? "" : helper_->waiting_for();
@@ -196,7 +196,7 @@ class OpenMpiStart final : public MpiStart {
     description.verbose = log_enabled(LogLevel::kDebug);
     Result<std::unique_ptr<PmixHelper>> helper =
         PmixHelper::start(context.helper_path, description, context.store, fence_prefix(context),
-                          context.deadline, [&context] { return context.exchange.look(); });
+                          context.deadline, [&context] { return context.exchange.check(); });
     if (!helper.ok()) return helper.status();
     helper_ = std::move(helper).value();
     DSCOMM_RETURN_IF_ERROR(helper_->serve());
@@ -211,7 +211,7 @@ class OpenMpiStart final : public MpiStart {
   // Sets the environment of MPI_Init_thread.
   void prepare(const StartContext& context, EnvironmentForStart& environment) {
     if (context.plan.origin == MpiOrigin::kDscomm) {
-      environment.put_aside(tells_a_place);
+      environment.unset_if(identifies_a_rank);
       for (const std::string& variable : own_variables_) environment.set(variable);
       for (const std::string& variable : defaults_) set_default(environment, variable);
       // Open MPI makes a process that its own daemon did not start a job of one rank, unless a

@@ -71,7 +71,7 @@ Status SocketTeam::begin_call(Call& call) {
   call_ = as_sub_call(call.record, *call.options);
   call_.sequence = ++sequence_;
   ends_ = parents_ends_ = {};
-  return look(call_.number()).ok() ? Status() : failure();
+  return failure_in(call_.number()).ok() ? Status() : failure();
 }
 
 Status SocketTeam::run_all_reduce(const std::byte* in, std::byte* out, size_t count,
@@ -208,7 +208,7 @@ Result<std::vector<SocketTeam::Bytes>> SocketTeam::exchange(const std::vector<Bl
     for (size_t k = 0; k < members_.size(); ++k)
       if (polled[k].fd >= 0 && polled[k].revents != 0)
         DSCOMM_RETURN_IF_ERROR(advance(messages[k], options));
-    DSCOMM_RETURN_IF_ERROR(look_around(options));
+    DSCOMM_RETURN_IF_ERROR(check_for_end(options));
   }
   std::vector<Bytes> blocks;
   for (Message& message : messages) blocks.push_back(std::move(message.got));
@@ -247,9 +247,9 @@ Status SocketTeam::advance(Message& message, const CallOptions& options) {
   return {};
 }
 
-Status SocketTeam::look_around(const CallOptions& options) {
-  const auto ask = [this](Team& team, AbortWatch& watch) {
-    return watch.ask(call_.number(), [&team](uint64_t call) { return team.look(call); });
+Status SocketTeam::check_for_end(const CallOptions& options) {
+  const auto ask = [this](Team& team, AbortMonitor& monitor) {
+    return monitor.check(call_.number(), [&team](uint64_t call) { return team.failure_in(call); });
   };
   Status found = ask(*this, ends_);
   if (found.ok() && options.parent != nullptr) found = ask(*options.parent, parents_ends_);
@@ -261,7 +261,7 @@ Status SocketTeam::look_around(const CallOptions& options) {
 Status SocketTeam::lost(const SocketTeamMember& member, const CallOptions& options) {
   for (Deadline limit = Deadline::after(kReasonLimit); !limit.expired();
        limit.nap(kSliceMs * kMs)) {
-    DSCOMM_RETURN_IF_ERROR(look_around(options));
+    DSCOMM_RETURN_IF_ERROR(check_for_end(options));
     if (!detector_.gone(member.transport_rank).ok()) break;
   }
   const Departure departure = detector_.departure(member.transport_rank);
@@ -286,11 +286,11 @@ void SocketTeam::abort(const Status& cause) {
 }
 
 Status SocketTeam::failure() {
-  const Status ended = look(kAnyCall);
+  const Status ended = failure_in(kAnyCall);
   return ended.ok() ? ended : cause_.keep(ended);
 }
 
-Status SocketTeam::look(uint64_t call) {
+Status SocketTeam::failure_in(uint64_t call) {
   DSCOMM_RETURN_IF_ERROR(cause_.get());
   return detector_.count() == 0 ? Status() : detector_.ended(id_, call);
 }

@@ -33,7 +33,7 @@ class SocketTeam final : public Team {
 
   void abort(const Status& cause) override;
   Status failure() override;
-  Status look(uint64_t call) override;
+  Status failure_in(uint64_t call) override;
   Status death() override;
   void set_parent(const Team* parent) override { counts_calls_ = parent; }
   uint64_t finished_calls() const override { return finished_calls_.load(); }
@@ -69,7 +69,7 @@ class SocketTeam final : public Team {
                                       const CallOptions& options);
   Status advance(Message& message, const CallOptions& options);
   // Why the call cannot be completed, as far as is known; OK while it may be.
-  Status look_around(const CallOptions& options);
+  Status check_for_end(const CallOptions& options);
   // The connection is closed: waits for the reason.
   Status lost(const SocketTeamMember& member, const CallOptions& options);
   Status fail(Code code, const std::string& cause);
@@ -83,7 +83,7 @@ class SocketTeam final : public Team {
   const std::vector<SocketTeamMember> members_;
   CallRecord call_;  // the last one
   uint64_t sequence_ = 0;
-  AbortWatch ends_, parents_ends_;      // of that call
+  AbortMonitor ends_, parents_ends_;    // of that call
   const Team* counts_calls_ = nullptr;  // null: this Team
   std::atomic<uint64_t> finished_calls_{0};
   FirstCause cause_;

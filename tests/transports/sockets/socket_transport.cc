@@ -55,11 +55,13 @@ class SocketTransport final : public Transport {
     return Status(status.code(), "connecting group '" + team.name + "': " + status.message());
   }
 
-  std::shared_ptr<Endpoint> endpoint(int rank) override {
-    return std::make_shared<SocketEndpoint>(*this, rank);
+  std::shared_ptr<PeerProcess> peer_process(int rank) override {
+    return std::make_shared<SocketPeerProcess>(*this, rank);
   }
   FailureDetector& detector() override { return *detector_; }
-  void outlast(std::chrono::milliseconds timeout) override { detector_->outlast(timeout); }
+  void tolerate_silence(std::chrono::milliseconds timeout) override {
+    detector_->tolerate_silence(timeout);
+  }
   void leave(bool) override { detector_->leave(); }
   void close_descriptors() override { detector_->close_descriptors(); }
 
@@ -84,9 +86,9 @@ class SocketTransport final : public Transport {
     void drop() override {}
   };
 
-  class SocketEndpoint final : public Endpoint {
+  class SocketPeerProcess final : public PeerProcess {
    public:
-    SocketEndpoint(const SocketTransport& transport, int rank)
+    SocketPeerProcess(const SocketTransport& transport, int rank)
         : transport_(transport), rank_(rank) {}
     const ArenaId& id() const override { return member().id; }
     bool alive(bool) const override {
@@ -144,7 +146,7 @@ class SocketTransport final : public Transport {
   Status connect_to(const TransportTeam& team, const Deadline& deadline, SocketTeamMember* member) {
     std::optional<std::string> port;
     while (!port) {
-      DSCOMM_RETURN_IF_ERROR(look(team, deadline, *member));
+      DSCOMM_RETURN_IF_ERROR(check_connection(team, deadline, *member));
       DSCOMM_ASSIGN_OR_RETURN(port, store_->find(key_of(team, member->transport_rank)));
       if (!port) deadline.nap(kSliceMs * kMs);
     }
@@ -162,7 +164,7 @@ class SocketTransport final : public Transport {
         return {};
       }
     }
-    DSCOMM_RETURN_IF_ERROR(look(team, deadline, *member));
+    DSCOMM_RETURN_IF_ERROR(check_connection(team, deadline, *member));
     return Status(Code::kUnsupported, member->name + " cannot be reached by TCP over IPv4");
   }
 
@@ -170,7 +172,7 @@ class SocketTransport final : public Transport {
     while (true) {
       for (size_t k = static_cast<size_t>(made->rank) + 1; k < made->members.size(); ++k)
         if (!made->members[k].socket.valid())
-          DSCOMM_RETURN_IF_ERROR(look(team, deadline, made->members[k]));
+          DSCOMM_RETURN_IF_ERROR(check_connection(team, deadline, made->members[k]));
       pollfd polled{listener, POLLIN, 0};
       if (poll(&polled, 1, kSliceMs) <= 0) continue;
       UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
@@ -188,7 +190,8 @@ class SocketTransport final : public Transport {
   }
 
   // Why the connection with this member cannot be made, as far as is known.
-  Status look(const TransportTeam& team, const Deadline& deadline, const SocketTeamMember& member) {
+  Status check_connection(const TransportTeam& team, const Deadline& deadline,
+                          const SocketTeamMember& member) {
     DSCOMM_RETURN_IF_ERROR(detector_->ended(team.id, 0));
     DSCOMM_RETURN_IF_ERROR(detector_->gone(member.transport_rank));
     if (!deadline.expired()) return {};

@@ -16,7 +16,8 @@ Status ShmTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
   const uint32_t rounds =
       rounds_of(std::ranges::max(out_counts) * element_bytes, tuning_.chunk_bytes);
   const void* const block = in;
-  DSCOMM_ASSIGN_OR_RETURN(const Blocks own, open_blocks({&block, 1}, {&count, 1}, element_bytes));
+  DSCOMM_ASSIGN_OR_RETURN(const PublishedBlocks own,
+                          open_blocks({&block, 1}, {&count, 1}, element_bytes));
   for (uint32_t round = 0; round < rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(stage_round(own, round));
     for (int step = 1; step < size(); ++step) {
@@ -25,7 +26,7 @@ Status ShmTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
     }
     mailboxes_->acknowledge(round + 1);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm

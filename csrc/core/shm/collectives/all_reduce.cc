@@ -87,20 +87,20 @@ Status ShmTeam::all_reduce_tiny(const void* in, void* out, size_t count,
     for (int k = 0; k < size(); ++k) sources_[k] = mailboxes_->slot(k).tiny;
     dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
                                     const Reduction& reduction) {
   size_t bytes = count * dtype_bytes(reduction.dtype);
-  DSCOMM_RETURN_IF_ERROR(stage_->open({.bytes = bytes, .buffer_bytes = bytes, .rounds = 1}));
-  DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(0));
+  DSCOMM_RETURN_IF_ERROR(staging_->open({.bytes = bytes, .buffer_bytes = bytes, .rounds = 1}));
+  DSCOMM_ASSIGN_OR_RETURN(auto* buffer, staging_->fill(0));
   copy(buffer, in, bytes, stores());
   post_staged(1);
   DSCOMM_RETURN_IF_ERROR(
-      find_sources(in, 0, [&](int k) { return stage_->read(k, 0, 0, 0, bytes); }));
+      find_sources(in, 0, [&](int k) { return staging_->read(k, 0, 0, 0, bytes); }));
   dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
-  return stage_->end();
+  return staging_->end();
 }
 
 // A chunked all-reduce in progress. "at" is an offset in bytes from the tensor's beginning.
@@ -120,8 +120,8 @@ struct ShmTeam::ChunkedAllReduce {
   const size_t chunk_count =
       std::min(count, elements_of_chunk(count, element_bytes, team.tuning_.chunk_bytes));
   const uint32_t chunks = rounds_of(count, chunk_count);
-  const std::optional<uint64_t> place = team.find_in_pool(in, bytes);
-  const bool input_in_place = place.has_value();
+  const std::optional<uint64_t> pool_offset = team.find_in_pool(in, bytes);
+  const bool input_in_place = pool_offset.has_value();
   // Only if the input is, because c10d's all-reduce has in == out.
   const bool result_in_place = input_in_place && in == out;
   // Rank k has just read the memory into which its slice is gathered: ordinary stores would first
@@ -143,7 +143,7 @@ struct ShmTeam::ChunkedAllReduce {
       team.mailboxes_->post(input_round(chunk) + 1);
       return {};
     }
-    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, team.stage_->fill(input_round(chunk)));
+    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, team.staging_->fill(input_round(chunk)));
     // All but this rank's slice, which reduce() reads from the tensor.
     const Part own = part_of(team.rank(), chunk);
     const std::byte* from = in + own.at - own.before;
@@ -159,12 +159,12 @@ struct ShmTeam::ChunkedAllReduce {
   Status reduce(uint32_t chunk) const {
     const Part own = part_of(team.rank(), chunk);
     DSCOMM_RETURN_IF_ERROR(team.find_sources(in + own.at, input_round(chunk), [&](int k) {
-      return team.stage_->read(k, input_round(chunk), own.before, own.at,
-                               own.count * element_bytes);
+      return team.staging_->read(k, input_round(chunk), own.before, own.at,
+                                 own.count * element_bytes);
     }));
     std::byte* staged = nullptr;
     if (!result_in_place) {
-      DSCOMM_ASSIGN_OR_RETURN(staged, team.stage_->fill(result_round(chunk)));
+      DSCOMM_ASSIGN_OR_RETURN(staged, team.staging_->fill(result_round(chunk)));
     }
     const size_t most = kBlockBytes / element_bytes;
     for (size_t done = 0; done < own.count; done += most) {
@@ -187,8 +187,9 @@ struct ShmTeam::ChunkedAllReduce {
       const int k = (team.rank() + step) % team.size();
       const Part part = part_of(k, chunk);
       DSCOMM_RETURN_IF_ERROR(team.mailboxes_->wait_posted(k, result_round(chunk) + 1));
-      DSCOMM_ASSIGN_OR_RETURN(auto* theirs, team.stage_->read(k, result_round(chunk), 0, part.at,
-                                                              part.count * element_bytes, kResult));
+      DSCOMM_ASSIGN_OR_RETURN(auto* theirs,
+                              team.staging_->read(k, result_round(chunk), 0, part.at,
+                                                  part.count * element_bytes, kResult));
       copy(out + part.at, theirs, part.count * element_bytes, gather_stores);
     }
     team.mailboxes_->acknowledge(result_round(chunk) + 1);
@@ -196,11 +197,12 @@ struct ShmTeam::ChunkedAllReduce {
   }
 
   Status run() const {
-    DSCOMM_RETURN_IF_ERROR(team.stage_->open({.bytes = bytes,
-                                              .buffer_bytes = chunk_count * element_bytes,
-                                              .rounds = 2 * chunks,
-                                              .tensor = place,
-                                              .in_place = result_in_place ? kEverything : kInput}));
+    DSCOMM_RETURN_IF_ERROR(
+        team.staging_->open({.bytes = bytes,
+                             .buffer_bytes = chunk_count * element_bytes,
+                             .rounds = 2 * chunks,
+                             .tensor = pool_offset,
+                             .in_place = result_in_place ? kEverything : kInput}));
     // Gather a chunk's results while the next chunk is in flight, so that no rank waits for results
     // that the others are about to post.
     DSCOMM_RETURN_IF_ERROR(stage(0));
@@ -211,7 +213,7 @@ struct ShmTeam::ChunkedAllReduce {
     }
     DSCOMM_RETURN_IF_ERROR(gather(chunks - 1));
     finish_copies();  // of the gathered slices: the caller may hand them to another thread
-    return team.stage_->end();
+    return team.staging_->end();
   }
 };
 

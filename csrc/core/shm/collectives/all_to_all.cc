@@ -17,7 +17,8 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
   const size_t element_bytes = dtype_bytes(dtype);
   note(Collective::kAllToAll, "in rounds",
        std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}) * element_bytes);
-  DSCOMM_ASSIGN_OR_RETURN(const Blocks own, open_blocks(ins, in_counts, element_bytes, true));
+  DSCOMM_ASSIGN_OR_RETURN(const PublishedBlocks own,
+                          open_blocks(ins, in_counts, element_bytes, true));
   const size_t piece = own.piece_bytes;
   const uint32_t rounds =
       std::max(own.rounds, rounds_of(std::ranges::max(out_counts) * element_bytes, piece));
@@ -34,7 +35,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
       if (round > 0 && length == 0) continue;
       DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(k, round + 1));
       if (round == 0) {
-        DSCOMM_ASSIGN_OR_RETURN(auto* theirs, stage_->read_table(k));
+        DSCOMM_ASSIGN_OR_RETURN(auto* theirs, staging_->read_table(k));
         if (theirs[me] != expected)
           return mailboxes_->fail(
               Code::kMismatch,
@@ -50,7 +51,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
     }
     mailboxes_->acknowledge(round + 1);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm

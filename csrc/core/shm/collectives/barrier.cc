@@ -7,7 +7,7 @@ namespace dscomm {
 Status ShmTeam::run_barrier(const CallOptions&) {
   mailboxes_->post(1);
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_all_posted(1));
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm

@@ -19,7 +19,7 @@ Status ShmTeam::run_broadcast(std::byte* data, size_t count, DType dtype, int ro
       DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
       if (bytes > 0) std::memcpy(data, mailboxes_->slot(root).tiny, bytes);
     }
-    return stage_->end();
+    return staging_->end();
   }
 
   if (rank() == root) return publish(data, count, dtype);
@@ -29,7 +29,7 @@ Status ShmTeam::run_broadcast(std::byte* data, size_t count, DType dtype, int ro
     DSCOMM_RETURN_IF_ERROR(receive_round(root, round, bytes, data));
     mailboxes_->acknowledge(round + 1);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm

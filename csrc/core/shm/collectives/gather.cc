@@ -22,7 +22,7 @@ Status ShmTeam::run_gather(const std::byte* in, size_t count, DType dtype, Outpu
         DSCOMM_RETURN_IF_ERROR(receive_round(k, round, out_counts[k] * element_bytes, outs[k]));
     mailboxes_->acknowledge(round + 1);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm

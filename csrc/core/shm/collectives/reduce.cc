@@ -18,13 +18,13 @@ Status ShmTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
     const size_t begin = size_t{round} * chunk, length = round_bytes(bytes, chunk, round);
     DSCOMM_RETURN_IF_ERROR(
         find_sources(static_cast<const std::byte*>(in) + begin, round,
-                     [&](int k) { return stage_->read(k, round, 0, begin, length); }));
+                     [&](int k) { return staging_->read(k, round, 0, begin, length); }));
     if (length > 0)
       dscomm::reduce(static_cast<std::byte*>(out) + begin, sources_.data(), size(),
                      length / element_bytes, reduction, size());
     mailboxes_->acknowledge(round + 1);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm

@@ -14,7 +14,7 @@ Status ShmTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   note(Collective::kReduceScatter, "in rounds", total * element_bytes);
   const size_t own_begin =
       std::accumulate(counts.begin(), counts.begin() + rank(), size_t{0}) * element_bytes;
-  DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks, open_blocks(ins, counts, element_bytes));
+  DSCOMM_ASSIGN_OR_RETURN(const PublishedBlocks blocks, open_blocks(ins, counts, element_bytes));
   DSCOMM_RETURN_IF_ERROR(stage_round(blocks, 0));
   for (uint32_t round = 0; round < blocks.rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(stage_round(blocks, round + 1));
@@ -22,13 +22,13 @@ Status ShmTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
     const size_t length = round_bytes(counts[rank()] * element_bytes, blocks.piece_bytes, round);
     DSCOMM_RETURN_IF_ERROR(find_sources(
         static_cast<const std::byte*>(ins[rank()]) + begin, round,
-        [&](int k) { return stage_->read_piece(k, round, own_begin + begin, length); }));
+        [&](int k) { return staging_->read_piece(k, round, own_begin + begin, length); }));
     if (length > 0)
       dscomm::reduce(static_cast<std::byte*>(out) + begin, sources_.data(), size(),
                      length / element_bytes, reduction, size());
     mailboxes_->acknowledge(round + 1);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm

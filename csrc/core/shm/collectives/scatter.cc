@@ -15,15 +15,16 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
   note(Collective::kScatter, "in rounds", bytes);
 
   if (rank() == root) {
-    DSCOMM_ASSIGN_OR_RETURN(const Blocks blocks, open_blocks(ins, in_counts, element_bytes, true));
+    DSCOMM_ASSIGN_OR_RETURN(const PublishedBlocks blocks,
+                            open_blocks(ins, in_counts, element_bytes, true));
     for (uint32_t round = 0; round < blocks.rounds; ++round)
       DSCOMM_RETURN_IF_ERROR(stage_round(blocks, round));
     if (out != ins[rank()] && count > 0) std::memcpy(out, ins[rank()], bytes);
-    return stage_->end();
+    return staging_->end();
   }
   mailboxes_->post(1);
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
-  DSCOMM_ASSIGN_OR_RETURN(auto* table, stage_->read_table(root));
+  DSCOMM_ASSIGN_OR_RETURN(auto* table, staging_->read_table(root));
   if (table[rank()] != count)
     return mailboxes_->fail(Code::kMismatch,
                             fmt::format("{} scatters {} elements to {}, whose output holds {}",
@@ -37,7 +38,7 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
     DSCOMM_RETURN_IF_ERROR(receive_piece(root, round, own_begin, bytes, piece, out));
     mailboxes_->acknowledge(round + 1);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm

@@ -35,11 +35,11 @@ void Aborts::abort(const Status& cause) {
   size_t length = std::min(cause.message().size(), sizeof record.message - 1);
   std::memcpy(record.message, cause.message().data(), length);
   record.message[length] = '\0';
-  // Pairs with has_any(), find(), look() and check_each_source(). Sequentially consistent, and an
-  // exchange: after this, the caller may write a tensor that members read in place. A member that
-  // has read such a write must see this word in check_sources(), after its last read. The fence:
-  // before Armv8.1 an exchange is a load and a store, and only the load is ordered before the
-  // caller's stores.
+  // Pairs with has_any(), find(), failure_in() and check_each_source(). Sequentially consistent,
+  // and an exchange: after this, the caller may write a tensor that members read in place. A member
+  // that has read such a write must see this word in check_sources(), after its last read. The
+  // fence: before Armv8.1 an exchange is a load and a store, and only the load is ordered before
+  // the caller's stores.
   own.aborted.exchange(1, std::memory_order_seq_cst);
   fence(std::memory_order_seq_cst);
   // Members may sleep on any of this rank's words; the slot in use is not known to this thread.
@@ -53,7 +53,7 @@ Status Aborts::own() const {
 }
 
 Status Aborts::first_cause(uint64_t call) {
-  const Status cause = look(call);
+  const Status cause = failure_in(call);
   return cause.ok() ? cause : adopt(cause);
 }
 
@@ -74,7 +74,7 @@ Status Aborts::find(uint64_t call) const {
                 std::string(first->message, strnlen(first->message, sizeof first->message)));
 }
 
-Status Aborts::look(uint64_t call) const {
+Status Aborts::failure_in(uint64_t call) const {
   if (members_.own->aborted.load(std::memory_order_acquire) != 0)
     return own();  // pairs with abort()
   return find(call);
@@ -94,7 +94,7 @@ Status Aborts::check_each_source() {
     if (reads_in_place_[k] != members_.sequence) continue;
     if (view.aborted.load(std::memory_order_acquire) == 0) continue;  // pairs with abort()
     // Its call succeeded, so this rank had acknowledged its last read of the tensor before.
-    if (view.done.load(std::memory_order_acquire) >= progress(members_.sequence + 1, 0))
+    if (view.done.load(std::memory_order_acquire) >= phase_word(members_.sequence + 1, 0))
       continue;  // pairs with end()
     return failure();
   }

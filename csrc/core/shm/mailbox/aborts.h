@@ -34,7 +34,7 @@ class Aborts {
   // this call before; OK if there is none.
   Status find(uint64_t call) const;
   // See Team.
-  Status look(uint64_t call) const;
+  Status failure_in(uint64_t call) const;
   void set_parent(const Team* parent) { counts_calls_ = parent; }
   uint64_t finished_calls() const;
 

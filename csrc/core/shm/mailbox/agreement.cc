@@ -7,7 +7,7 @@ namespace dscomm {
 Status Agreement::compare(int member, uint64_t sequence) {
   const Slot& theirs = members_.views[member]->slots[sequence % kSlots];
   uint64_t posted = theirs.posted.load(std::memory_order_acquire);  // pairs with post()
-  if (sequence_of(posted) != sequence || posted == progress(sequence, 0)) return {};
+  if (sequence_of(posted) != sequence || posted == phase_word(sequence, 0)) return {};
   // Acquire pairs with the release in begin(): a hash of a later call brings that call's posted
   // word.
   uint64_t hash = theirs.hash.load(std::memory_order_acquire);
@@ -37,22 +37,23 @@ Status Agreement::mismatch(int member, uint64_t sequence) {
 
 void Agreement::note_call(const CallRecord& call, bool reads_all) {
   CallRecord record = call;
-  record.whole = call.number();
+  record.parent_number = call.number();
   record.sequence += members_.sequence;  // newer than the calls made through Mailboxes
   store_record(&members_.own->calls[record.sequence % kSlots], record);
   noted_.store(reads_all ? record.sequence : 0, std::memory_order_relaxed);  // orders nothing
 }
 
-Status Agreement::absence() const {
+Status Agreement::find_missing_member() const {
   const uint64_t noted = noted_.load(std::memory_order_relaxed);
   for (int member = 0; noted > 0 && member < members_.size(); ++member) {
     if (member == members_.rank) continue;
     // In this order, because a call noted before the departure counts.
-    const Presence presence = members_.presence(member);
-    if (presence == Presence::kHere || members_.newest_record(member).sequence >= noted) continue;
+    const MemberState member_state = members_.member_state(member);
+    if (member_state == MemberState::kPresent || members_.newest_record(member).sequence >= noted)
+      continue;
     DSCOMM_RETURN_IF_ERROR(aborts_.find(kAnyCall));  // a member may have recorded the cause
     const std::string before = " before it made this call";
-    return members_.gone(member, presence, ", without leaving the group," + before, before);
+    return members_.gone(member, member_state, ", without leaving the group," + before, before);
   }
   return {};
 }
@@ -68,8 +69,8 @@ Status Agreement::compare_last_calls() {
     // Read before the calls are counted, because their number is final then.
     const bool is_done =
         members_.views[member]->closed.load(std::memory_order_seq_cst) != 0 ||  // see leave()
-        members_.presence(member, true) == Presence::kLeft;
-    if (!aborts_.look(kAnyCall).ok()) return {};  // already reported
+        members_.member_state(member, true) == MemberState::kLeft;
+    if (!aborts_.failure_in(kAnyCall).ok()) return {};  // already reported
     for (uint64_t s = members_.sequence; s > verified_[member] && s + kSlots > members_.sequence;
          --s)
       DSCOMM_RETURN_IF_ERROR(verify(member, s));

@@ -36,7 +36,7 @@ class Agreement {
   void note_call(const CallRecord& call, bool reads_all);
   // Which member is gone without having begun the newest of these calls, if that reads all. Any
   // thread.
-  Status absence() const;
+  Status find_missing_member() const;
   // Call it when this rank leaves. kMismatch if a member's calls differ.
   Status compare_last_calls();
 

@@ -22,7 +22,7 @@ struct TimedLoad {
 
 // Delays later loads until earlier instructions are done. Otherwise a processor that speculates
 // that a wait is over could load the word before reading the clock, and far would look near.
-inline void finish_instructions() {
+inline void fence_loads() {
 #if defined(__x86_64__)
   __builtin_ia32_lfence();
 #elif defined(__aarch64__)
@@ -32,9 +32,9 @@ inline void finish_instructions() {
 
 template <typename Load>
 TimedLoad time_load(Load load) {
-  finish_instructions();
+  fence_loads();
   const int64_t clock_began = monotonic_ns(), before = monotonic_ns();
-  finish_instructions();
+  fence_loads();
   const auto value = static_cast<int64_t>(load());
   const int64_t after = monotonic_ns();
   return {value, before, (after - before) - (before - clock_began)};

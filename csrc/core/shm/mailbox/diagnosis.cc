@@ -13,16 +13,16 @@ namespace {
 
 // The first cause that ends this call, of its group or of a parent team.
 Status find_cause(Mailboxes& mailboxes, uint64_t call) {
-  DSCOMM_RETURN_IF_ERROR(mailboxes.aborts().look(call));
+  DSCOMM_RETURN_IF_ERROR(mailboxes.aborts().failure_in(call));
   Team* parent = mailboxes.call().parent;
-  return parent == nullptr ? Status() : parent->look(call);
+  return parent == nullptr ? Status() : parent->failure_in(call);
 }
 
 // Watches the wait for one member.
-class MemberWatch final : public Watch {
+class MemberMonitor final : public WaitMonitor {
  public:
-  MemberWatch(Mailboxes& mailboxes, const std::atomic<uint64_t>& word, uint64_t target, int member,
-              uint64_t done_of_all)
+  MemberMonitor(Mailboxes& mailboxes, const std::atomic<uint64_t>& word, uint64_t target,
+                int member, uint64_t done_of_all)
       : mailboxes_(mailboxes),
         members_(mailboxes.members()),
         word_(word),
@@ -30,8 +30,8 @@ class MemberWatch final : public Watch {
         done_of_all_(done_of_all),
         member_(member) {}
 
-  Status look() override {
-    const Status cause = aborts_.ask(
+  Status check() override {
+    const Status cause = aborts_.check(
         mailboxes_.call().number, [this](uint64_t call) { return find_cause(mailboxes_, call); });
     if (!cause.ok()) return has_come() ? Status() : mailboxes_.aborts().adopt(cause);
     // All members, not only the awaited one: two ranks that each take themselves for the root wait
@@ -44,14 +44,16 @@ class MemberWatch final : public Watch {
       DSCOMM_RETURN_IF_ERROR(mailboxes_.agreement().verify(member, members_.sequence));
     // The pidfd costs a system call: every eighth look is some 100 ms.
     const bool thoroughly = ++looks_ % 8 == 0;
-    const Presence presence = members_.presence(member_, thoroughly);
-    if (presence != Presence::kHere) return has_come() ? Status() : fail_without(member_, presence);
+    const MemberState member_state = members_.member_state(member_, thoroughly);
+    if (member_state != MemberState::kPresent)
+      return has_come() ? Status() : fail_without(member_, member_state);
     // The call also fails if another member that it needs is gone. The awaited member may not come
     // for long, because it waits in another group or for a message.
     for (int member = 0; member < members_.size(); ++member) {
       if (member == members_.rank || !lacks(member, begun)) continue;
-      const Presence other = members_.presence(member, thoroughly);
-      if (other != Presence::kHere && lacks(member, begun)) return fail_without(member, other);
+      const MemberState other = members_.member_state(member, thoroughly);
+      if (other != MemberState::kPresent && lacks(member, begun))
+        return fail_without(member, other);
     }
     return ends_in_overtime() ? timed_out() : Status();
   }
@@ -112,7 +114,7 @@ class MemberWatch final : public Watch {
     return false;
   }
 
-  Status fail_without(int member, Presence presence) {
+  Status fail_without(int member, MemberState member_state) {
     // The member may have recorded the cause.
     DSCOMM_RETURN_IF_ERROR(mailboxes_.aborts().failure());
     const uint64_t reached = sequence_of(
@@ -120,7 +122,7 @@ class MemberWatch final : public Watch {
     const bool has_made_calls = reached > 1;
     const std::string calls =
         has_made_calls ? fmt::format(" after {} calls", reached - 1) : " before its first call";
-    const Status gone = members_.gone(member, presence, calls + ", without leaving the group",
+    const Status gone = members_.gone(member, member_state, calls + ", without leaving the group",
                                       calls + (has_made_calls ? ", before it made this call" : ""));
     return mailboxes_.fail(gone.code(), gone.message());
   }
@@ -131,7 +133,7 @@ class MemberWatch final : public Watch {
   const uint64_t target_;
   const uint64_t done_of_all_;
   const int member_;
-  AbortWatch aborts_;
+  AbortMonitor aborts_;
   unsigned looks_ = 0;
   Overtime overtime_;
 };
@@ -140,9 +142,9 @@ class MemberWatch final : public Watch {
 
 Status wait_slowly(Mailboxes& mailboxes, const std::atomic<uint64_t>& word, uint64_t target,
                    int member, uint64_t done_of_all) {
-  MemberWatch watch(mailboxes, word, target, member, done_of_all);
+  MemberMonitor monitor(mailboxes, word, target, member, done_of_all);
   return wait_slowly(word, target, mailboxes.members().own->sleepers, mailboxes.policy(),
-                     mailboxes.call().deadline, watch);
+                     mailboxes.call().deadline, monitor);
 }
 
 Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
@@ -159,18 +161,18 @@ Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
     std::string late;
     for (int member = 0; member < members.size(); ++member) {
       if (member == members.rank) continue;
-      const Presence presence = members.presence(member);
+      const MemberState member_state = members.member_state(member);
       // In this order, because data published before the departure counts.
-      if (presence != Presence::kHere && !members.has_posted(member))
+      if (member_state != MemberState::kPresent && !members.has_posted(member))
         return mailboxes.fail(
-            presence == Presence::kLeft ? Code::kPeerLeft : Code::kPeerDied,
-            fmt::format(
-                "{} {} before it made this call; look for its own error in its output",
-                members.name(member),
-                presence == Presence::kLeft ? members.departure(member).how() : "died or exited"));
+            member_state == MemberState::kLeft ? Code::kPeerLeft : Code::kPeerDied,
+            fmt::format("{} {} before it made this call; look for its own error in its output",
+                        members.name(member),
+                        member_state == MemberState::kLeft ? members.departure(member).how()
+                                                           : "died or exited"));
       const uint64_t done =
           members.views[member]->done.load(std::memory_order_acquire);  // pairs with end()
-      if (is_expired && done < progress(members.sequence, 0))
+      if (is_expired && done < phase_word(members.sequence, 0))
         late += (late.empty() ? "" : "; ") + members.name(member);
     }
     if (is_expired)

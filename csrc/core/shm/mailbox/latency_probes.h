@@ -43,8 +43,8 @@ class LatencyProbes {
     const TimedLoad load =
         time_load([&] { return probe.written_ns.load(std::memory_order_relaxed); });
     // A probe that was not written since the last look may lie in this core's cache.
-    const bool is_new = load.value > looked_ns_[probe_];
-    looked_ns_[probe_] = load.began_ns;
+    const bool is_new = load.value > timed_ns_[probe_];
+    timed_ns_[probe_] = load.began_ns;
     if (!is_new || load.began_ns - load.value > kFreshNs) return;
     observed_ = -1;
     distance_.add(member, load.took_ns);
@@ -68,7 +68,7 @@ class LatencyProbes {
   size_t probe_ = 0;
   bool writes_ = false;  // in this call
   int observed_ = -1;    // the member whose probe it times; -1: none, or it has
-  std::array<int64_t, kLatencyProbes> looked_ns_ = {};  // when it last timed each, of any member
+  std::array<int64_t, kLatencyProbes> timed_ns_ = {};  // when it last timed each, of any member
 };
 
 }  // namespace dscomm

@@ -20,7 +20,7 @@ inline constexpr uint64_t kArenaMagic = 0x4d4d4f435344ull;  // "DSCOMM"
 inline constexpr uint32_t kLayoutVersion = 7;
 
 // Two 64-byte cache lines: processors fetch them in pairs.
-inline constexpr size_t kLineBytes = 128;
+inline constexpr size_t kLinePairBytes = 128;
 inline constexpr size_t kPageBytes = 4096;
 
 // How many collectives a rank may be ahead of its slowest reader.
@@ -30,7 +30,7 @@ inline constexpr uint64_t kSlots = 8;
 // 2^40 collectives in a group and 2^24 phases in a collective.
 inline constexpr int kPhaseBits = 24;
 inline constexpr uint32_t kLastPhase = (1u << kPhaseBits) - 1;
-constexpr uint64_t progress(uint64_t sequence, uint32_t phase) {
+constexpr uint64_t phase_word(uint64_t sequence, uint32_t phase) {
   return sequence << kPhaseBits | phase;
 }
 constexpr uint64_t sequence_of(uint64_t word) { return word >> kPhaseBits; }
@@ -48,29 +48,29 @@ struct ArenaHeader {
   // Robust mutex that a thread of the owner locks before the arena is published and holds until the
   // process ends. When the process dies, the kernel sets FUTEX_OWNER_DIED in its first word within
   // a fraction of a millisecond, visible through a read-only mapping.
-  alignas(kLineBytes) pthread_mutex_t life;
+  alignas(kLinePairBytes) pthread_mutex_t life;
   // Not zero while a thread of the owner sleeps on its doorbell. A peer that posts to a channel
   // that the owner reads, or consumes from one that it writes, then sends the doorbell a byte.
   // Dekker pair with Cell::number and ChannelEntry::consumed: seq_cst on both sides.
-  alignas(kLineBytes) std::atomic<uint32_t> doorbell_sleepers;
+  alignas(kLinePairBytes) std::atomic<uint32_t> doorbell_sleepers;
   // Counts changes of the channel directory, so that a peer looks for its entry again only after
   // one. seq_cst on both sides: the owner increments it after the entry is complete and before it
   // publishes the first cell, so the Dekker pair of doorbell_sleepers covers new channels.
-  alignas(kLineBytes) std::atomic<uint64_t> channel_changes;
+  alignas(kLinePairBytes) std::atomic<uint64_t> channel_changes;
   // Offset of the first ChannelBlock; 0: none. Release store by the owner; acquire loads by peers.
   std::atomic<uint64_t> first_channel_block;
   // Hashes that identify the groups that this process has formed; new ones replace the oldest.
   // Release stores in Context::note_formed(), acquire loads in Group::formed_without_this().
-  alignas(kLineBytes) std::atomic<uint64_t> formed[kFormedGroups];
+  alignas(kLinePairBytes) std::atomic<uint64_t> formed[kFormedGroups];
 };
 static_assert(sizeof(ArenaHeader) <= kPageBytes);
 
 // Data bytes of a Slot, which is two cache lines, fetched together (see wait_at_least()).
-inline constexpr size_t kTinyBytes = kLineBytes - 2 * sizeof(uint64_t);
+inline constexpr size_t kTinyBytes = kLinePairBytes - 2 * sizeof(uint64_t);
 
 // Where a rank's data of a call lies, if it is not in the slot. Offsets are relative to the rank's
 // arena, tensor_offset to its tensor pool.
-struct StagePlace {
+struct StagedData {
   uint64_t offset;         // of the first buffer; round r uses buffer r % buffers
   uint64_t table_offset;   // of a table of one number for each rank
   uint64_t bytes;          // that this rank publishes in all
@@ -83,22 +83,22 @@ struct StagePlace {
 inline constexpr uint32_t kInput = 1;   // the rank's own values
 inline constexpr uint32_t kResult = 2;  // what it computed from all ranks' values
 inline constexpr uint32_t kEverything = kInput | kResult;
-static_assert(sizeof(StagePlace) <= kTinyBytes);
+static_assert(sizeof(StagedData) <= kTinyBytes);
 
-struct alignas(kLineBytes) Slot {
-  // progress(sequence, phase). seq_cst exchange by the owner, after it has written the slot and its
-  // staging; acquire loads by members. progress(s, 0) marks a slot that is being rewritten; data
-  // that no member needs may be overwritten before (prefetch for ownership).
+struct alignas(kLinePairBytes) Slot {
+  // phase_word(sequence, phase). seq_cst exchange by the owner, after it has written the slot and
+  // its staging; acquire loads by members. phase_word(s, 0) marks a slot that is being rewritten;
+  // data that no member needs may be overwritten before (prefetch for ownership).
   std::atomic<uint64_t> posted;
-  // Rolling hash of every call up to this one. Release store after posted was set to progress(s,
+  // Rolling hash of every call up to this one. Release store after posted was set to phase_word(s,
   // 0), so that a member that loads a new hash (acquire) also sees that the slot was reused.
   std::atomic<uint64_t> hash;
   union {
     std::byte tiny[kTinyBytes];
-    StagePlace stage;
+    StagedData staged;
   };
 };
-static_assert(sizeof(Slot) == kLineBytes);
+static_assert(sizeof(Slot) == kLinePairBytes);
 
 // Why a group ended, as the first rank found it. Written once, before `aborted` is stored.
 struct AbortRecord {
@@ -110,7 +110,7 @@ struct AbortRecord {
 };
 
 inline constexpr size_t kLatencyProbes = 8;
-struct alignas(kLineBytes) LatencyProbe {
+struct alignas(kLinePairBytes) LatencyProbe {
   std::atomic<int64_t> written_ns;  // by CLOCK_MONOTONIC
 };
 
@@ -119,16 +119,16 @@ inline constexpr size_t kExceptionBytes = 64;
 
 // A rank leaves in two steps: it stops making calls, and compares its calls once more with what the
 // others have published; then its mailbox, and theirs, may be reused by other groups.
-inline constexpr uint32_t kCallsNoMore = 1;
-inline constexpr uint32_t kReadsNoMore = 2;
+inline constexpr uint32_t kCallsEnded = 1;
+inline constexpr uint32_t kReadsEnded = 2;
 
 // A rank's mailbox for one group. Only that rank writes it.
 struct alignas(kPageBytes) Mailbox {
   // A different id means that the owner has reused the mailbox, so it left long ago. Release store
   // at set-up; acquire loads by members that check whether the owner left.
   std::atomic<uint64_t> group_id;
-  // 0, or kCallsNoMore or kReadsNoMore once the owner has left. kCallsNoMore: seq_cst exchange, and
-  // seq_cst loads by members that leave, so that of two at least one sees the other. kReadsNoMore:
+  // 0, or kCallsEnded or kReadsEnded once the owner has left. kCallsEnded: seq_cst exchange, and
+  // seq_cst loads by members that leave, so that of two at least one sees the other. kReadsEnded:
   // release store; acquire loads in slow waits and sweeps.
   std::atomic<uint32_t> closed;
   // 1 once the owner's process has begun to exit without leaving the group. It may still make
@@ -138,24 +138,24 @@ struct alignas(kPageBytes) Mailbox {
   char exception[kExceptionBytes];  // type of the exception that ends the process, or ""
   // 1 once `abort` is written. seq_cst exchange; acquire loads by members at entry, at exit and in
   // slow waits.
-  alignas(kLineBytes) std::atomic<uint32_t> aborted;
-  // How far the owner has read: progress(s, rounds) within call s, progress(s + 1, 0) after it.
+  alignas(kLinePairBytes) std::atomic<uint32_t> aborted;
+  // How far the owner has read: phase_word(s, rounds) within call s, phase_word(s + 1, 0) after it.
   // seq_cst exchange by the owner; acquire loads by members that want to reuse memory.
-  alignas(kLineBytes) std::atomic<uint64_t> done;
+  alignas(kLinePairBytes) std::atomic<uint64_t> done;
   // Threads of the owner that sleep, or are about to, on a member's `posted` or `done`. Dekker
   // pair, seq_cst on both sides: the sleeper increments this and then loads the word, the publisher
   // stores the word and then loads this, so at least one of them sees the other.
-  alignas(kLineBytes) std::atomic<uint32_t> sleepers;
+  alignas(kLinePairBytes) std::atomic<uint32_t> sleepers;
   Slot slots[kSlots];
   // Descriptions of the calls in the slots. Copied word by word with atomics, the sequence last and
   // 0 meanwhile, because a member that describes a call in an error may race with the next call. It
   // loads the sequence again afterwards.
-  alignas(kLineBytes) CallRecord calls[kSlots];
-  alignas(kLineBytes) AbortRecord abort;
+  alignas(kLinePairBytes) CallRecord calls[kSlots];
+  alignas(kLinePairBytes) AbortRecord abort;
   // Relaxed on both sides: only the latency of the load counts, which fetches the line from the
   // owner's cache (see CacheDistance). Several, used in irregular order and far from polled cache
   // lines, or the hardware prefetcher would fetch them with those.
-  alignas(8 * kLineBytes) LatencyProbe latency_probes[kLatencyProbes];
+  alignas(8 * kLinePairBytes) LatencyProbe latency_probes[kLatencyProbes];
 };
 static_assert(sizeof(Mailbox) == kPageBytes);
 

@@ -12,7 +12,7 @@ namespace dscomm {
 namespace {
 
 // Of tiny data, what lies in the slot's first cache line.
-constexpr size_t kFirstTinyBytes = kLineBytes / 2 - offsetof(Slot, tiny);
+constexpr size_t kFirstTinyBytes = kLinePairBytes / 2 - offsetof(Slot, tiny);
 
 }  // namespace
 
@@ -23,7 +23,7 @@ Mailboxes::Mailboxes(std::shared_ptr<Arena> arena, uint64_t group_id, std::strin
       agreement_(members_, aborts_),
       probes_(members_),
       policy_(policy),
-      known_done_(members_.entries.size(), progress(1, 0)) {
+      known_done_(members_.entries.size(), phase_word(1, 0)) {
   known_done_[rank] = UINT64_MAX;
 }
 
@@ -31,7 +31,7 @@ Mailboxes::~Mailboxes() { static_cast<void>(leave()); }
 
 Status Mailboxes::begin(CallRecord& call, const CallOptions& options) {
   const uint64_t last = sequence();
-  const uint64_t number = options.whole != nullptr ? options.whole->number() : last + 1;
+  const uint64_t number = options.parent_call != nullptr ? options.parent_call->number() : last + 1;
   // Not the cause of a member that had finished this call: it has published its part.
   DSCOMM_RETURN_IF_ERROR(aborts_.failure(number));
   call_ = {number, options.parent,
@@ -44,15 +44,15 @@ Status Mailboxes::begin(CallRecord& call, const CallOptions& options) {
     DSCOMM_RETURN_IF_ERROR(agreement_.verify(member, last));
     // The slot was last used K calls ago: everyone must have finished that call.
     if (last >= kSlots) {
-      const uint64_t reusable = progress(last + 2 - kSlots, 0);
+      const uint64_t reusable = phase_word(last + 2 - kSlots, 0);
       DSCOMM_RETURN_IF_ERROR(wait_acknowledged(member, reusable, reusable));
       DSCOMM_RETURN_IF_ERROR(agreement_.verify(member, last + 1 - kSlots));
     }
   }
-  if (options.whole != nullptr) call = as_sub_call(call, options);
+  if (options.parent_call != nullptr) call = as_sub_call(call, options);
   call.sequence = sequence();
   Slot& slot = own_slot();
-  slot.posted.store(progress(sequence(), 0),
+  slot.posted.store(phase_word(sequence(), 0),
                     std::memory_order_relaxed);  // ordered by the next line
   slot.hash.store(hash_call(hash_before, call),
                   std::memory_order_release);  // pairs with Agreement::compare()
@@ -75,7 +75,7 @@ void Mailboxes::post(uint32_t phase) {
   Slot& slot = own_slot();
   // seq_cst: releases the slot and staging to wait_posted(), and is the store half of the Dekker
   // pair with the members' sleepers.
-  slot.posted.exchange(progress(sequence(), phase), std::memory_order_seq_cst);
+  slot.posted.exchange(phase_word(sequence(), phase), std::memory_order_seq_cst);
   if (phase == 1) prefetch_next_slot();
   wake_sleepers(slot.posted);
   if (phase == 1) back_off();
@@ -84,7 +84,7 @@ void Mailboxes::post(uint32_t phase) {
 // If all members are known to have read it, prefetches the next call's slot for ownership.
 void Mailboxes::prefetch_next_slot() {
   const uint64_t next = sequence() + 1;
-  if (next <= kSlots || !have_acknowledged(progress(next - kSlots + 1, 0))) return;
+  if (next <= kSlots || !have_acknowledged(phase_word(next - kSlots + 1, 0))) return;
   std::byte* tiny = members_.own->slots[next % kSlots].tiny;
   prefetch_for_ownership(tiny);
   prefetch_for_ownership(tiny + kFirstTinyBytes);
@@ -93,14 +93,14 @@ void Mailboxes::prefetch_next_slot() {
 void Mailboxes::acknowledge(uint32_t phase) {
   probes_.write();
   std::atomic<uint64_t>& done = members_.own->done;
-  done.exchange(progress(sequence(), phase), std::memory_order_seq_cst);  // as in post()
+  done.exchange(phase_word(sequence(), phase), std::memory_order_seq_cst);  // as in post()
   wake_sleepers(done);
 }
 
 Status Mailboxes::end() {
   DSCOMM_RETURN_IF_ERROR(aborts_.check_sources());
   std::atomic<uint64_t>& done = members_.own->done;
-  done.exchange(progress(sequence() + 1, 0), std::memory_order_seq_cst);  // as in post()
+  done.exchange(phase_word(sequence() + 1, 0), std::memory_order_seq_cst);  // as in post()
   wake_sleepers(done);
   return {};
 }
@@ -122,10 +122,10 @@ Status Mailboxes::wait_word(const std::atomic<uint64_t>& word, uint64_t target, 
 }
 
 Status Mailboxes::wait_posted(int member, uint32_t phase) {
-  DSCOMM_RETURN_IF_ERROR(wait_word(slot(member).posted, progress(sequence(), phase), member));
+  DSCOMM_RETURN_IF_ERROR(wait_word(slot(member).posted, phase_word(sequence(), phase), member));
   probes_.read(member);
   if (agreement_.has_verified(member, sequence())) return {};
-  known_done_[member] = std::max(known_done_[member], progress(sequence(), 0));
+  known_done_[member] = std::max(known_done_[member], phase_word(sequence(), 0));
   return agreement_.verify(member, sequence());
 }
 
@@ -161,10 +161,10 @@ Status Mailboxes::leave() {
   Mailbox& own = *members_.own;
   // Dekker, with the loads in compare_last_calls(): of two ranks that leave at once, one sees that
   // the other makes no more calls.
-  own.closed.exchange(kCallsNoMore, std::memory_order_seq_cst);
+  own.closed.exchange(kCallsEnded, std::memory_order_seq_cst);
   Status disagreement = agreement_.compare_last_calls();
   // Pairs with has_left(), unread_later().
-  own.closed.store(kReadsNoMore, std::memory_order_release);
+  own.closed.store(kReadsEnded, std::memory_order_release);
   for (const Slot& slot : own.slots) futex_wake_all(slot.posted);
   futex_wake_all(own.done);
   return disagreement;

@@ -48,13 +48,13 @@ class Mailboxes {
   Status wait_posted(int member, uint32_t phase);
   Status wait_all_posted(uint32_t phase);
   void acknowledge(uint32_t phase);
-  // Waits until `member` has acknowledged, or finished, at least `word` (see progress()). Fails at
-  // once if any member is gone without `word_of_all`, for which the call waits next.
+  // Waits until `member` has acknowledged, or finished, at least `word` (see phase_word()). Fails
+  // at once if any member is gone without `word_of_all`, for which the call waits next.
   Status wait_acknowledged(int member, uint64_t word, uint64_t word_of_all = 0);
   Status wait_all_acknowledged(uint64_t word);
   // Waits until `reader`, or with -1 every member, has acknowledged this many rounds of the call.
   Status wait_read(uint32_t rounds, int reader) {
-    const uint64_t word = progress(sequence(), rounds);
+    const uint64_t word = phase_word(sequence(), rounds);
     return reader < 0 ? wait_all_acknowledged(word) : wait_acknowledged(reader, word);
   }
   // Whether all members are known to have acknowledged it. Reads no mailbox.
@@ -83,7 +83,7 @@ class Mailboxes {
   Status leave();
 
  private:
-  friend class Stage;  // only Stage::end() ends a call: it waits for the readers of a tensor
+  friend class Staging;  // only Staging::end() ends a call: it waits for the readers of a tensor
   Status end();
   void prefetch_next_slot();
   void wake_sleepers(const std::atomic<uint64_t>& word);

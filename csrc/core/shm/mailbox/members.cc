@@ -48,7 +48,7 @@ void set_up_mailbox(Arena& arena, uint64_t offset) {
   mailbox->closed.store(0, std::memory_order_relaxed);
   mailbox->ending.store(0, std::memory_order_relaxed);
   mailbox->aborted.store(0, std::memory_order_relaxed);
-  mailbox->done.store(progress(1, 0), std::memory_order_relaxed);
+  mailbox->done.store(phase_word(1, 0), std::memory_order_relaxed);
   mailbox->sleepers.store(0, std::memory_order_relaxed);
   for (LatencyProbe& probe : mailbox->latency_probes)
     probe.written_ns.store(0, std::memory_order_relaxed);
@@ -66,7 +66,7 @@ void open_mailbox(Arena& arena, uint64_t offset, uint64_t group_id) {
 
 void close_mailbox(Arena& arena, uint64_t offset) {
   auto* mailbox = reinterpret_cast<Mailbox*>(arena.data() + offset);
-  mailbox->closed.store(kReadsNoMore, std::memory_order_release);  // pairs with has_left()
+  mailbox->closed.store(kReadsEnded, std::memory_order_release);  // pairs with has_left()
 }
 
 std::vector<const Mailbox*> Members::find_mailboxes() const {
@@ -106,15 +106,15 @@ Departure Members::departure(int member) const {
 
 // In this order, because a rank leaves before its process ends, and may do both between the two
 // checks. The first one acquires all stores before the end.
-Presence Members::presence(int member, bool thoroughly) const {
+MemberState Members::member_state(int member, bool thoroughly) const {
   const bool is_alive = entries[member].peer->alive(thoroughly);
-  if (has_left(member)) return Presence::kLeft;
-  return is_alive ? Presence::kHere : Presence::kDied;
+  if (has_left(member)) return MemberState::kLeft;
+  return is_alive ? MemberState::kPresent : MemberState::kDied;
 }
 
-Status Members::gone(int member, Presence presence, const std::string& died,
+Status Members::gone(int member, MemberState member_state, const std::string& died,
                      const std::string& left) const {
-  if (presence == Presence::kDied)
+  if (member_state == MemberState::kDied)
     return Status(Code::kPeerDied,
                   fmt::format("{} died or exited{}; look for its own error, a signal or the "
                               "out-of-memory killer in its output and the system log",
@@ -126,8 +126,8 @@ Status Members::gone(int member, Presence presence, const std::string& died,
 
 Status Members::death() const {
   for (int member = 0; member < size(); ++member)
-    if (member != rank && presence(member) == Presence::kDied)
-      return gone(member, Presence::kDied, " without leaving the group", "");
+    if (member != rank && member_state(member) == MemberState::kDied)
+      return gone(member, MemberState::kDied, " without leaving the group", "");
   return {};
 }
 
@@ -149,7 +149,7 @@ std::function<bool()> Members::unread_later(uint64_t done_word) const {
       // Acquire pairs with leave() and open_mailbox(), as in has_left(), and with end(). The
       // group's id is loaded last: if it differs, the mailbox was reused, and the words before it
       // are of another group.
-      if (view->closed.load(std::memory_order_acquire) != kReadsNoMore &&
+      if (view->closed.load(std::memory_order_acquire) != kReadsEnded &&
           view->done.load(std::memory_order_acquire) < done_word &&
           view->group_id.load(std::memory_order_acquire) == group_id)
         return false;

@@ -39,7 +39,7 @@ void store_record(CallRecord* to, const CallRecord& from);
 // An empty record (sequence 0) if its owner was rewriting it.
 CallRecord load_record(const CallRecord& from);
 
-enum class Presence { kHere, kLeft, kDied };
+enum class MemberState { kPresent, kLeft, kDied };
 
 struct Members {
   int size() const { return static_cast<int>(entries.size()); }
@@ -48,7 +48,7 @@ struct Members {
   // Whether a member has published anything in the call in progress.
   bool has_posted(int member) const {
     return slot(member).posted.load(std::memory_order_acquire) >=
-           progress(sequence, 1);  // pairs with post()
+           phase_word(sequence, 1);  // pairs with post()
   }
   // Of a member's last call; an empty one before the first.
   CallRecord newest_record(int member) const;
@@ -58,9 +58,9 @@ struct Members {
   // How a member that has left did so.
   Departure departure(int member) const;
   // `thoroughly` as Peer::alive().
-  Presence presence(int member, bool thoroughly = false) const;
+  MemberState member_state(int member, bool thoroughly = false) const;
   // The error that names a member that is gone; `died` and `left` say when, after how it went.
-  Status gone(int member, Presence presence, const std::string& died,
+  Status gone(int member, MemberState member_state, const std::string& died,
               const std::string& left) const;
   // See Team.
   Status death() const;

@@ -46,7 +46,7 @@ WaitPolicy WaitPolicy::choose(const Settings& settings, int local_ranks, int usa
 
 Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
-                   const Deadline& deadline, Watch& watch) {
+                   const Deadline& deadline, WaitMonitor& monitor) {
   deadline.leave_out_time_since_last_look();
   int64_t now = monotonic_ns();
   const int64_t yield_end = now < yields_again_ns ? now : now + policy.yield_ns;
@@ -66,7 +66,7 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
   while (true) {
     // From one iteration to the next, so that time lost anywhere in the loop is noticed.
     if (policy.slice_ns > 0) deadline.note_slice(now, asked);
-    DSCOMM_RETURN_IF_ERROR(watch.look());
+    DSCOMM_RETURN_IF_ERROR(monitor.check());
     now = monotonic_ns();
     const int64_t left = time_left.ns();
     // Dekker pair, all seq_cst: this thread increments the counter and then loads the word, the
@@ -81,7 +81,7 @@ Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
     sleepers.fetch_sub(1, std::memory_order_relaxed);  // a late wake-up by the owner is harmless
     if (word.load(std::memory_order_acquire) >= target)
       return {};  // pairs with the owner's exchange
-    if (left <= 0) return watch.timed_out();
+    if (left <= 0) return monitor.timed_out();
     slice = std::min(slice * 2, policy.slice_ns);
   }
 }

@@ -1,9 +1,9 @@
 // The one wait: until a word that another rank writes has reached a value.
 //
 // Spins while that is likely to pay, then yields the core, then sleeps on a futex. Between the
-// slices it asks its Watch whether waiting still makes sense: the deadline, every member's abort
-// record, the life of the awaited rank. A wait is ended by the rank that stores the word, which
-// wakes sleepers, or by the Watch.
+// slices it asks its WaitMonitor whether waiting still makes sense: the deadline, every member's
+// abort record, the life of the awaited rank. A wait is ended by the rank that stores the word,
+// which wakes sleepers, or by the WaitMonitor.
 #pragma once
 
 #include <atomic>
@@ -27,15 +27,15 @@ struct WaitPolicy {
 };
 
 // What a wait asks between slices.
-class Watch {
+class WaitMonitor {
  public:
   // Not OK: the wait ends with that.
-  virtual Status look() = 0;
+  virtual Status check() = 0;
   // The deadline has passed: what to say about it.
   virtual Status timed_out() = 0;
 
  protected:
-  ~Watch() = default;
+  ~WaitMonitor() = default;
 };
 
 inline void pause_core() {
@@ -60,7 +60,7 @@ inline void back_off() {
 // Returns OK once word >= target. `sleepers` is this rank's own counter in its mailbox.
 Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target,
                    std::atomic<uint32_t>& sleepers, const WaitPolicy& policy,
-                   const Deadline& deadline, Watch& watch);
+                   const Deadline& deadline, WaitMonitor& monitor);
 
 // Spins, then calls `slowly`, which calls wait_slowly(). The cache line after the word's is fetched
 // together with it, and so is there when the word is seen.
@@ -68,7 +68,7 @@ template <typename Slowly>
 Status wait_at_least(const std::atomic<uint64_t>& word, uint64_t target, const WaitPolicy& policy,
                      const Slowly& slowly) {
   const auto is_there = [&] {
-    __builtin_prefetch(reinterpret_cast<const std::byte*>(&word) + kLineBytes / 2);
+    __builtin_prefetch(reinterpret_cast<const std::byte*>(&word) + kLinePairBytes / 2);
     return word.load(std::memory_order_acquire) >= target;  // pairs with the owner's exchange
   };
   if (is_there()) return {};

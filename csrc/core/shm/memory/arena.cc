@@ -18,10 +18,10 @@ namespace {
 // Mailboxes are pages; growing by one page would cost a system call for each group.
 constexpr size_t kArenaStepBytes = 256 * 1024;
 // Lent memory leaves an eighth of the arena to lasting memory: mailboxes, channels, kept staging.
-constexpr size_t kLastingShare = 8;
+constexpr size_t kUnlentShare = 8;
 // Pending releases that release_when() checks: more than one, so that the list shrinks; not all,
 // because it may hold thousands.
-constexpr size_t kAskedAtOnce = 4;
+constexpr size_t kSweptAtOnce = 4;
 
 // Address space that this process has mapped; 0 if /proc cannot be read.
 size_t mapped_bytes() {
@@ -87,34 +87,34 @@ Result<uint64_t> Arena::allocate_mailbox() {
   return offset;
 }
 
-Arena::Turn::Turn(Arena& arena, const Borrower& borrower) : arena_(arena) {
+Arena::Ticket::Ticket(Arena& arena, const Borrower& borrower) : arena_(arena) {
   std::lock_guard lock(arena_.mutex_);
-  number_ = arena_.next_turn_++;
-  arena_.turns_.emplace(number_, borrower);
+  number_ = arena_.next_ticket_++;
+  arena_.tickets_.emplace(number_, borrower);
 }
 
-Arena::Turn::~Turn() {
+Arena::Ticket::~Ticket() {
   std::lock_guard lock(arena_.mutex_);
-  arena_.turns_.erase(number_);
+  arena_.tickets_.erase(number_);
 }
 
-Result<uint64_t> Arena::lend(size_t bytes, const Borrower& borrower, const Turn* turn) {
+Result<uint64_t> Arena::lend(size_t bytes, const Borrower& borrower, const Ticket* ticket) {
   bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
   std::lock_guard lock(mutex_);
-  if (!turns_.empty() && (turn == nullptr || turn->number_ != turns_.begin()->first))
+  if (!tickets_.empty() && (ticket == nullptr || ticket->number_ != tickets_.begin()->first))
     return full_locked();
-  if (used_ + bytes > size() - size() / kLastingShare) sweep_locked(pending_.size());
-  if (used_ + bytes > size() - size() / kLastingShare) return full_locked();
+  if (used_ + bytes > size() - size() / kUnlentShare) sweep_locked(pending_.size());
+  if (used_ + bytes > size() - size() / kUnlentShare) return full_locked();
   Result<uint64_t> offset = allocate_locked(bytes);
   if (offset.ok()) lent_[offset.value()] = borrower;
   return offset;
 }
 
-bool Arena::expects_memory(const Turn& turn) const {
+bool Arena::may_lend_later(const Ticket& ticket) const {
   std::lock_guard lock(mutex_);
-  if (turn.number_ != turns_.begin()->first) return true;
+  if (ticket.number_ != tickets_.begin()->first) return true;
   const auto waits_for_turn = [this](const Borrower& borrower) {
-    return std::any_of(turns_.begin(), turns_.end(), [&borrower](const auto& entry) {
+    return std::any_of(tickets_.begin(), tickets_.end(), [&borrower](const auto& entry) {
       return borrower.group_id == entry.second.group_id &&
              borrower.sequence >= entry.second.sequence;
     });
@@ -174,7 +174,7 @@ void Arena::release_when(std::function<bool()> is_free,
   for (const auto& [offset, bytes] : pieces) lent_.erase(offset);
   if (ended_) return;
   pending_.push_back({std::move(is_free), std::move(pieces), borrower});
-  sweep_locked(kAskedAtOnce);
+  sweep_locked(kSweptAtOnce);
 }
 
 // Checks up to `most` pending releases, in turn.

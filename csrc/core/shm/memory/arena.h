@@ -43,17 +43,18 @@ class Arena {
   Result<uint64_t> allocate_mailbox();
   // The same for memory that a call borrows and returns through release_when() as soon as it and
   // its readers are done. An eighth of the arena is never lent. A caller that was refused may queue
-  // with a Turn: while Turns exist, only the oldest one gets memory.
-  class Turn;
+  // with a Ticket: while Tickets exist, only the oldest one gets memory.
+  class Ticket;
   struct Borrower {
     uint64_t group_id = 0;
     uint64_t sequence = 0;  // of the call
   };
-  Result<uint64_t> lend(size_t bytes, const Borrower& borrower, const Turn* turn = nullptr);
-  // Whether a later lend() may succeed: memory is lent, or waits for its readers, or an older Turn
-  // exists. Ignores memory that another rank of this process has for the same or a later call of a
-  // group with a Turn: it comes back only after the rank with the Turn has made that call.
-  bool expects_memory(const Turn& turn) const;
+  Result<uint64_t> lend(size_t bytes, const Borrower& borrower, const Ticket* ticket = nullptr);
+  // Whether a later lend() may succeed: memory is lent, or waits for its readers, or an older
+  // Ticket exists. Ignores memory that another rank of this process has for the same or a later
+  // call of a group with a Ticket: it comes back only after the rank with the Ticket has made that
+  // call.
+  bool may_lend_later(const Ticket& ticket) const;
 
   // Returns memory that no peer reads any more. Any thread.
   void release(uint64_t offset, size_t bytes);
@@ -93,22 +94,22 @@ class Arena {
   std::map<uint64_t, Borrower> lent_;       // by offset: lent and not yet returned
   std::unordered_set<uint64_t> mailboxes_;  // every page that was ever a mailbox
   std::vector<uint64_t> vacant_mailboxes_;  // those of mailboxes_ that are free
-  std::map<uint64_t, Borrower> turns_;      // waiting for lent memory, oldest first
-  uint64_t next_turn_ = 1;
+  std::map<uint64_t, Borrower> tickets_;    // waiting for lent memory, oldest first
+  uint64_t next_ticket_ = 1;
   std::vector<Pending> pending_;
   size_t next_pending_ = 0;  // index that the next sweep begins at
   bool ended_ = false;       // after end_life(): nothing is released any more
 };
 
-// A place in the queue for lent memory, from construction to destruction. The oldest Turn is served
-// first: ranks that make the same calls in the same order then hold memory for the same calls, and
-// do not each hold what the other needs.
-class Arena::Turn {
+// A place in the queue for lent memory, from construction to destruction. The oldest Ticket is
+// served first: ranks that make the same calls in the same order then hold memory for the same
+// calls, and do not each hold what the other needs.
+class Arena::Ticket {
  public:
-  Turn(Arena& arena, const Borrower& borrower);
-  ~Turn();
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  Ticket(Arena& arena, const Borrower& borrower);
+  ~Ticket();
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
 
  private:
   friend class Arena;

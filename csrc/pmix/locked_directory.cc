@@ -1,4 +1,4 @@
-#include "pmix/own_directory.h"
+#include "pmix/locked_directory.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -35,7 +35,8 @@ UniqueFd lock_file(const std::string& path, int flags) {
 
 }  // namespace
 
-std::unique_ptr<OwnDirectory> OwnDirectory::make(const std::string& parent, std::string* error) {
+std::unique_ptr<LockedDirectory> LockedDirectory::make(const std::string& parent,
+                                                       std::string* error) {
   // Retries with another name if a cleaner locked the file first and removes it.
   for (int attempt = 0; attempt < 3; ++attempt) {
     uint64_t random = 0;
@@ -55,8 +56,8 @@ std::unique_ptr<OwnDirectory> OwnDirectory::make(const std::string& parent, std:
       // Cleaners of /tmp (systemd-tmpfiles) spare a locked directory.
       UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
       if (directory.valid()) (void)::flock(directory.get(), LOCK_SH | LOCK_NB);
-      return std::unique_ptr<OwnDirectory>(
-          new OwnDirectory(std::move(path), std::move(lock), std::move(directory)));
+      return std::unique_ptr<LockedDirectory>(
+          new LockedDirectory(std::move(path), std::move(lock), std::move(directory)));
     }
     *error = "locking a file in " + path + " failed: " + std::strerror(errno);
     remove_tree(path);
@@ -75,7 +76,7 @@ void remove_tree(const std::string& path) {
   std::filesystem::remove_all(path, ignored);
 }
 
-OwnDirectory::~OwnDirectory() { remove_tree(path_); }
+LockedDirectory::~LockedDirectory() { remove_tree(path_); }
 
 void remove_if_abandoned(const std::string& path) {
   struct stat status{};

@@ -1,4 +1,4 @@
-#include "mpi/plan.h"
+#include "mpi/start_plan.h"
 
 #include <mpi.h>
 #include <sys/stat.h>
@@ -25,11 +25,11 @@ std::string name_space_inode(const char* name) {
   return std::to_string(status.st_ino);
 }
 
-std::string own_place() {
-  std::string place = std::to_string(geteuid());
+std::string own_server_scope() {
+  std::string server_scope = std::to_string(geteuid());
   for (const char* name : {"net", "pid", "mnt", "ipc", "user"})
-    place.append(" ").append(name_space_inode(name));
-  return place;
+    server_scope.append(" ").append(name_space_inode(name));
+  return server_scope;
 }
 
 // A name that libpmix's host lists can carry: letters, digits, points and dashes.
@@ -43,9 +43,9 @@ std::string plain_name(const std::string& name) {
 // Whether one launcher made exactly the members an MPI job. Workers of a torchrun that a launcher
 // started once per host all inherit one rank; and MPI_Init_thread waits for all ranks of the
 // launcher's job, so the job must have no others.
-bool launcher_made_job(const std::vector<MemberEntry>& entries) {
+bool launcher_made_job(const std::vector<MpiMemberEntry>& entries) {
   std::set<std::string> ranks;
-  for (const MemberEntry& entry : entries) {
+  for (const MpiMemberEntry& entry : entries) {
     if (entry.name_space.empty() || entry.name_space != entries[0].name_space) return false;
     if (entry.launcher_size != 0 && entry.launcher_size != entries.size()) return false;
     ranks.insert(entry.launcher_rank);
@@ -53,7 +53,7 @@ bool launcher_made_job(const std::vector<MemberEntry>& entries) {
   return ranks.size() == entries.size();
 }
 
-bool crowded(const std::vector<MemberEntry>& entries, const std::vector<size_t>& ranks) {
+bool crowded(const std::vector<MpiMemberEntry>& entries, const std::vector<size_t>& ranks) {
   std::vector<std::string> cpu_lists;
   double quota = 1e9;
   for (size_t rank : ranks) {
@@ -64,17 +64,17 @@ bool crowded(const std::vector<MemberEntry>& entries, const std::vector<size_t>&
   return static_cast<int>(ranks.size()) > usable_cores(cpu_lists, quota);
 }
 
-std::vector<PlannedHost> place(const TransportRequest& request,
-                               const std::vector<MemberEntry>& entries) {
+std::vector<PlannedHost> make_hosts(const TransportRequest& request,
+                                    const std::vector<MpiMemberEntry>& entries) {
   std::vector<PlannedHost> hosts;
   std::map<std::pair<int, std::string>, size_t> known;
   std::map<int, std::vector<size_t>> ranks_by_host;
   std::set<std::string> names;
   for (size_t rank = 0; rank < entries.size(); ++rank) {
-    const MemberEntry& entry = entries[rank];
+    const MpiMemberEntry& entry = entries[rank];
     const TransportMember& member = request.members[rank];
     ranks_by_host[member.host].push_back(rank);
-    auto [found, is_new] = known.try_emplace({member.host, entry.place}, hosts.size());
+    auto [found, is_new] = known.try_emplace({member.host, entry.server_scope}, hosts.size());
     if (is_new) {
       std::string plain = plain_name(member.host_name), unique = plain;
       for (int count = 2; !names.insert(unique).second; ++count)
@@ -93,9 +93,9 @@ std::vector<PlannedHost> place(const TransportRequest& request,
 
 }  // namespace
 
-MemberEntry own_entry() {
-  MemberEntry entry;
-  entry.place = own_place();
+MpiMemberEntry own_entry() {
+  MpiMemberEntry entry;
+  entry.server_scope = own_server_scope();
   entry.pid = getpid();
   entry.start_time = process_start_time(getpid());
   entry.uid = geteuid();
@@ -110,11 +110,12 @@ MemberEntry own_entry() {
   return entry;
 }
 
-Result<Plan> make_plan(const TransportRequest& request, const std::vector<MemberEntry>& entries) {
+Result<StartPlan> make_plan(const TransportRequest& request,
+                            const std::vector<MpiMemberEntry>& entries) {
   const auto name = [&](int rank) { return name_member(request.members, rank); };
   for (int rank = 1; rank < static_cast<int>(entries.size()); ++rank) {
-    const MemberEntry& one = entries[0];
-    const MemberEntry& other = entries[static_cast<size_t>(rank)];
+    const MpiMemberEntry& one = entries[0];
+    const MpiMemberEntry& other = entries[static_cast<size_t>(rank)];
     if (one.mpi_version != other.mpi_version)
       return Status(Code::kUnsupported, name(0) + " has " + one.mpi_version + " and " + name(rank) +
                                             " has " + other.mpi_version +
@@ -126,28 +127,28 @@ Result<Plan> make_plan(const TransportRequest& request, const std::vector<Member
                         "; initialise it in all ranks before the first group that spans hosts, "
                         "or in none");
   }
-  Plan plan;
+  StartPlan plan;
   plan.origin = entries[0].initialised       ? MpiOrigin::kProgram
                 : launcher_made_job(entries) ? MpiOrigin::kLauncher
                                              : MpiOrigin::kDscomm;
-  plan.hosts = place(request, entries);
+  plan.hosts = make_hosts(request, entries);
   std::set<std::string> addresses;
-  for (const MemberEntry& entry : entries)
+  for (const MpiMemberEntry& entry : entries)
     addresses.insert(entry.addresses.begin(), entry.addresses.end());
   plan.addresses.assign(addresses.begin(), addresses.end());
   return plan;
 }
 
-size_t Plan::host_of(int rank) const {
+size_t StartPlan::host_of(int rank) const {
   for (size_t host = 0; host < hosts.size(); ++host)
     for (const PlannedRank& member : hosts[host].ranks)
       if (member.rank == static_cast<uint32_t>(rank)) return host;
   return 0;
 }
 
-std::string pack(const MemberEntry& entry) {
+std::string pack(const MpiMemberEntry& entry) {
   return Packer()
-      .text(entry.place)
+      .text(entry.server_scope)
       .number(static_cast<uint64_t>(entry.pid))
       .number(entry.start_time)
       .number(entry.uid)
@@ -163,9 +164,9 @@ std::string pack(const MemberEntry& entry) {
       .take();
 }
 
-bool unpack(std::string_view text, MemberEntry* entry) {
+bool unpack(std::string_view text, MpiMemberEntry* entry) {
   Unpacker unpacker(text);
-  entry->place = unpacker.text();
+  entry->server_scope = unpacker.text();
   entry->pid = static_cast<int64_t>(unpacker.number());
   entry->start_time = unpacker.number();
   entry->uid = static_cast<uint32_t>(unpacker.number());
@@ -181,7 +182,7 @@ bool unpack(std::string_view text, MemberEntry* entry) {
   return unpacker.whole();
 }
 
-std::string pack(const Plan& plan) {
+std::string pack(const StartPlan& plan) {
   Packer packer;
   packer.number(static_cast<uint64_t>(plan.origin)).number(plan.hosts.size());
   for (const PlannedHost& host : plan.hosts) {
@@ -196,7 +197,7 @@ std::string pack(const Plan& plan) {
   return packer.texts(plan.addresses).take();
 }
 
-bool unpack(std::string_view text, Plan* plan) {
+bool unpack(std::string_view text, StartPlan* plan) {
   Unpacker unpacker(text);
   uint64_t origin = unpacker.number();
   plan->origin = static_cast<MpiOrigin>(origin);

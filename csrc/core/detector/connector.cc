@@ -1,4 +1,4 @@
-#include "core/detector/dial.h"
+#include "core/detector/connector.h"
 
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -29,10 +29,10 @@ std::string error_text(int error) {
 
 }  // namespace
 
-std::string Dial::name() const { return name_member(request_.members, rank_); }
-std::string Dial::own_name() const { return name_member(request_.members, request_.rank); }
+std::string Connector::name() const { return name_member(request_.members, rank_); }
+std::string Connector::own_name() const { return name_member(request_.members, request_.rank); }
 
-Status Dial::read(const std::string& bytes) {
+Status Connector::read(const std::string& bytes) {
   Message invitation;
   if (!decode(bytes, &invitation) || invitation.id != request_.id ||
       invitation.kind != MessageKind::kInvitation)
@@ -54,7 +54,7 @@ Status Dial::read(const std::string& bytes) {
                   own_name()));
 }
 
-void Dial::add_endpoint(const std::string& text, const std::string& address) {
+void Connector::add_endpoint(const std::string& text, const std::string& address) {
   const int port = std::atoi(text.c_str() + text.rfind(':') + 1);
   if (port <= 0 || port > 65535) return;
   const std::optional<SocketAddress> there = socket_address(address, static_cast<uint16_t>(port));
@@ -65,7 +65,7 @@ void Dial::add_endpoint(const std::string& text, const std::string& address) {
   endpoints_.push_back(std::move(endpoint));
 }
 
-Status Dial::begin() {
+Status Connector::begin() {
   while (true) {
     const int64_t now = monotonic_ns();
     while (next_ < endpoints_.size() && is_tried(next_)) ++next_;
@@ -86,11 +86,11 @@ Status Dial::begin() {
   }
 }
 
-int64_t Dial::next_turn_ns() const {
+int64_t Connector::next_attempt_ns() const {
   return next_ < endpoints_.size() ? start_next_ns_ : monotonic_ns() + kNextAddressNs;
 }
 
-void Dial::add_to(std::vector<pollfd>* entries) const {
+void Connector::add_to(std::vector<pollfd>* entries) const {
   for (const Attempt& attempt : attempts_) {
     const bool sends = !attempt.connected || attempt.connection.has_queued();
     entries->push_back(
@@ -98,11 +98,11 @@ void Dial::add_to(std::vector<pollfd>* entries) const {
   }
 }
 
-bool Dial::take(std::span<const pollfd> entries) {
+bool Connector::handle(std::span<const pollfd> entries) {
   // Backwards, because attempts are erased.
   for (size_t i = attempts_.size(); i-- > 0;) {
     if (entries[i].revents == 0 || !is_over(attempts_[i])) continue;
-    if (made_.open()) {
+    if (connection_.open()) {
       attempts_.clear();
       return true;
     }
@@ -112,22 +112,22 @@ bool Dial::take(std::span<const pollfd> entries) {
   return false;
 }
 
-void Dial::hang_up(const Message& last_word) {
+void Connector::hang_up(const Message& last_message) {
   for (Attempt& attempt : attempts_) {
-    if (attempt.connected) attempt.connection.queue(last_word);
+    if (attempt.connected) attempt.connection.queue(last_message);
     attempt.connection.flush();
     attempt.connection.hang_up();
   }
   attempts_.clear();
 }
 
-bool Dial::is_tried(size_t endpoint) const {
+bool Connector::is_tried(size_t endpoint) const {
   return std::any_of(attempts_.begin(), attempts_.end(),
                      [&](const Attempt& attempt) { return attempt.endpoint == endpoint; });
 }
 
 // False if the address certainly does not work.
-Result<bool> Dial::begin_attempt(size_t index) {
+Result<bool> Connector::begin_attempt(size_t index) {
   Endpoint& endpoint = endpoints_[index];
   endpoint.outcome = "no answer";
   endpoint.refused = false;
@@ -146,8 +146,8 @@ Result<bool> Dial::begin_attempt(size_t index) {
   return true;
 }
 
-// Advances an attempt. It is over once it has failed, or has become made_.
-bool Dial::is_over(Attempt& attempt) {
+// Advances an attempt. It is over once it has failed, or has become connection_.
+bool Connector::is_over(Attempt& attempt) {
   Endpoint& endpoint = endpoints_[attempt.endpoint];
   if (!attempt.connected) {
     int result = 0;
@@ -171,7 +171,7 @@ bool Dial::is_over(Attempt& attempt) {
   Message answer;
   if (attempt.connection.next(&answer)) {
     if (answer.kind == MessageKind::kWelcome && answer.id == request_.id) {
-      made_ = std::move(attempt.connection);
+      connection_ = std::move(attempt.connection);
     } else {
       endpoint.outcome = "somebody else answered";
       endpoint.refused = true;
@@ -186,7 +186,7 @@ bool Dial::is_over(Attempt& attempt) {
 }
 
 // After all addresses have been tried.
-Status Dial::end_round() {
+Status Connector::end_round() {
   const bool refused = std::all_of(endpoints_.begin(), endpoints_.end(),
                                    [](const Endpoint& endpoint) { return endpoint.refused; });
   refused_rounds_ = refused ? refused_rounds_ + 1 : 0;
@@ -194,7 +194,7 @@ Status Dial::end_round() {
   return unreachable(Code::kUnsupported, "cannot connect");
 }
 
-Status Dial::unreachable(Code code, const std::string& how) const {
+Status Connector::unreachable(Code code, const std::string& how) const {
   std::string tried;
   for (const Endpoint& endpoint : endpoints_)
     tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", endpoint.text,

@@ -1,4 +1,4 @@
-// Look: the callback by which a wait checks whether to give up.
+// GiveUpCheck: the callback by which a wait checks whether to give up.
 #pragma once
 
 #include <functional>
@@ -8,6 +8,6 @@
 namespace dscomm {
 
 // Called every few milliseconds during a wait. Returns a reason to give up, or OK.
-using Look = std::function<Status()>;
+using GiveUpCheck = std::function<Status()>;
 
 }  // namespace dscomm

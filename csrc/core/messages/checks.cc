@@ -10,9 +10,9 @@ namespace {
 
 // A look checks every member of every group with pending operations; the interval is that of the
 // first slice of a futex wait.
-constexpr int64_t kLookNs = 1'000'000;
+constexpr int64_t kCheckNs = 1'000'000;
 // A thorough look costs a system call for each member.
-constexpr int64_t kThoroughLookNs = 100'000'000;
+constexpr int64_t kThoroughCheckNs = 100'000'000;
 
 // A look that is this late shows that the process did not run.
 constexpr int64_t kLostTimeNs = 1'000'000'000;
@@ -20,33 +20,34 @@ constexpr int64_t kLostTimeNs = 1'000'000'000;
 }  // namespace
 
 // Looks, if the last look is old enough or a deadline has passed.
-void PointToPoint::look_when_due(Outcome* outcome) {
+void PointToPoint::check_when_due(FinishedTransfers* finished) {
   int64_t now = monotonic_ns();
-  if (now < last_look_ns_ + kLookNs && now < next_deadline_ns_) return;
-  credit_lost_time(now);
-  last_look_ns_ = now;
-  bool thoroughly = now >= last_thorough_look_ns_ + kThoroughLookNs;
-  if (thoroughly) last_thorough_look_ns_ = now;
+  if (now < last_check_ns_ + kCheckNs && now < next_deadline_ns_) return;
+  extend_deadlines(now);
+  last_check_ns_ = now;
+  bool thoroughly = now >= last_thorough_check_ns_ + kThoroughCheckNs;
+  if (thoroughly) last_thorough_check_ns_ = now;
   next_deadline_ns_ = INT64_MAX;
   for (auto& [number, port] : ports_) {
     if (port->pending.empty() || !port->failure.ok()) continue;
-    if (Status status = look_at(*port, now, thoroughly, outcome); !status.ok())
-      fail_group(*port, status, outcome);
+    if (Status status = check_port(*port, now, thoroughly, finished); !status.ok())
+      fail_group(*port, status, finished);
   }
 }
 
 // Adds time in which this process did not run (stopped, or the machine suspended) to the deadlines
 // of pending operations. While operations are pending, a look follows each slice of sleep.
-void PointToPoint::credit_lost_time(int64_t now) {
+void PointToPoint::extend_deadlines(int64_t now) {
   if (slice_ns_ == 0) return;  // then looks are irregular
-  const int64_t lost_ns = now - (last_look_ns_ + slice_ns_);
+  const int64_t lost_ns = now - (last_check_ns_ + slice_ns_);
   if (lost_ns < kLostTimeNs) return;
   for (auto& [number, port] : ports_)
     for (const TransferPtr& transfer : port->pending)
       if (transfer->end_ns != INT64_MAX) transfer->end_ns += lost_ns;
 }
 
-Status PointToPoint::look_at(Port& port, int64_t now, bool thoroughly, Outcome* outcome) {
+Status PointToPoint::check_port(Port& port, int64_t now, bool thoroughly,
+                                FinishedTransfers* finished) {
   const PointToPointGroup& group = *port.group;
   Status failure = group.failure();
   const int size = static_cast<int>(group.peers.size());
@@ -54,23 +55,23 @@ Status PointToPoint::look_at(Port& port, int64_t now, bool thoroughly, Outcome* 
   bool some_gone = false;
   for (int member = 0; member < size; ++member) {
     if (member == group.rank) continue;
-    members[member] = look_at_member([&] { return group.peers[member]->alive(thoroughly); },
-                                     [&] { return group.has_left(member); });
+    members[member] = read_member_life([&] { return group.peers[member]->alive(thoroughly); },
+                                       [&] { return group.has_left(member); });
     some_gone |= members[member].gone();
   }
   bool late = false;
   for (const TransferPtr& transfer : port.pending) late |= transfer->end_ns <= now;
-  const bool suspicious = !port.suspicion.ok() && now - port.suspected_ns >= kCauseGraceNs;
+  const bool suspicious = !port.pending_cause.ok() && now - port.pending_since_ns >= kCauseGraceNs;
   if (!failure.ok() || some_gone || late || suspicious) {
     // Receive what was published before: alive() and has_left() were acquire loads.
-    progress(outcome);
+    progress(finished);
     if (!port.failure.ok() || port.pending.empty()) return {};
     // A member may have recorded why it went.
     DSCOMM_RETURN_IF_ERROR(group.failure());
     for (int member = 0; member < size; ++member)
       if (member != group.rank) members[member].unread = port.connections[member]->unread;
-    if (some_gone) DSCOMM_RETURN_IF_ERROR(look_for_hopeless(port, members));
-    if (suspicious) return port.suspicion;
+    if (some_gone) DSCOMM_RETURN_IF_ERROR(find_impossible(port, members));
+    if (suspicious) return port.pending_cause;
   }
   for (const TransferPtr& transfer : port.pending) {
     if (transfer->end_ns <= now) return Status(Code::kTimeout, timeout_text(*transfer, members));
@@ -80,11 +81,11 @@ Status PointToPoint::look_at(Port& port, int64_t now, bool thoroughly, Outcome* 
 }
 
 // Fails if a pending operation needs something that a member will never do.
-Status PointToPoint::look_for_hopeless(Port& port, const std::vector<MemberLife>& members) const {
+Status PointToPoint::find_impossible(Port& port, const std::vector<MemberLife>& members) const {
   const PointToPointGroup& group = *port.group;
   for (const TransferPtr& transfer : port.pending) {
     const std::string what = transfer->describe() + ": ";
-    if (!port.suspicion.ok())  // then any death is the cause
+    if (!port.pending_cause.ok())  // then any death is the cause
       for (size_t member = 0; member < members.size(); ++member)
         if (members[member].died)
           return Status(Code::kPeerDied,

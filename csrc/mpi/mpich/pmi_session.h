@@ -1,4 +1,4 @@
-// PmiDialogue: answers the requests of one MPICH rank in PMI-1, the protocol between a launcher
+// PmiSession: answers the requests of one MPICH rank in PMI-1, the protocol between a launcher
 // such as Hydra and its ranks. A request is a line "cmd=NAME KEY=VALUE ...".
 //
 // Ranks put values under keys, enter a barrier, and get the values that others put before it.
@@ -13,19 +13,19 @@
 
 namespace dscomm {
 
-class PmiDialogue {
+class PmiSession {
  public:
   // `node_map` says which ranks share a host, in PMI's notation: see node_map_of().
-  PmiDialogue(int size, std::string node_map) : size_(size), node_map_(std::move(node_map)) {}
+  PmiSession(int size, std::string node_map) : size_(size), node_map_(std::move(node_map)) {}
 
   // The answer to a line (without line end), with a line end. Empty if none is due now.
   std::string answer(std::string_view line);
 
   bool is_in_barrier() const { return is_in_barrier_; }
   // The values that this rank has put since the last barrier, for the other ranks.
-  std::string take_put();
-  // All ranks are in the barrier; `said` has each rank's take_put(). False if it is malformed.
-  bool learn(const std::vector<std::string>& said);
+  std::string take_values();
+  // All ranks are in the barrier; `said` has each rank's take_values(). False if it is malformed.
+  bool add_values(const std::vector<std::string>& said);
   // Returns the answer to the rank's request for the barrier.
   std::string leave_barrier();
 

@@ -1,4 +1,4 @@
-#include "mpi/mpich/pmi_dialogue.h"
+#include "mpi/mpich/pmi_session.h"
 
 #include <algorithm>
 #include <utility>
@@ -26,7 +26,7 @@ std::string_view value_of(std::string_view line, std::string_view name, bool to_
 
 }  // namespace
 
-std::string PmiDialogue::answer(std::string_view line) {
+std::string PmiSession::answer(std::string_view line) {
   // A command of several lines, such as the one that spawns ranks (MPI_Comm_spawn).
   if (line.starts_with("mcmd=")) is_in_long_question_ = true;
   if (is_in_long_question_) {
@@ -57,7 +57,7 @@ std::string PmiDialogue::answer(std::string_view line) {
   return "cmd=" + std::string(command) + "_result rc=-1 msg=not_known_to_dscomm\n";
 }
 
-std::string PmiDialogue::get(std::string_view key) const {
+std::string PmiSession::get(std::string_view key) const {
   if (key == "PMI_process_mapping")
     return "cmd=get_result rc=0 msg=success value=" + node_map_ + "\n";
   for (const Values* values : {&put_, &known_})
@@ -66,7 +66,7 @@ std::string PmiDialogue::get(std::string_view key) const {
   return "cmd=get_result rc=-1 msg=key_not_found value=unknown\n";
 }
 
-std::string PmiDialogue::take_put() {
+std::string PmiSession::take_values() {
   Packer packer;
   packer.number(put_.size());
   for (const auto& [key, value] : put_) packer.text(key).text(value);
@@ -75,7 +75,7 @@ std::string PmiDialogue::take_put() {
   return packer.take();
 }
 
-bool PmiDialogue::learn(const std::vector<std::string>& said) {
+bool PmiSession::add_values(const std::vector<std::string>& said) {
   for (const std::string& text : said) {
     Unpacker unpacker(text);
     for (uint64_t left = unpacker.count(); left > 0; --left) {
@@ -87,7 +87,7 @@ bool PmiDialogue::learn(const std::vector<std::string>& said) {
   return true;
 }
 
-std::string PmiDialogue::leave_barrier() {
+std::string PmiSession::leave_barrier() {
   is_in_barrier_ = false;
   return "cmd=barrier_out rc=0\n";
 }

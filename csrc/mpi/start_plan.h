@@ -20,8 +20,8 @@ enum class MpiOrigin {
 };
 
 // One rank's entry.
-struct MemberEntry {
-  std::string place;  // equal for ranks that can share a PMIx server and MPI's shared memory
+struct MpiMemberEntry {
+  std::string server_scope;  // equal for ranks that can share a PMIx server and MPI's shared memory
   int64_t pid = 0;
   uint64_t start_time = 0;
   uint32_t uid = 0, gid = 0;
@@ -49,7 +49,7 @@ struct PlannedHost {
   bool crowded = false;            // more ranks than cores
 };
 
-struct Plan {
+struct StartPlan {
   MpiOrigin origin = MpiOrigin::kDscomm;
   std::vector<PlannedHost> hosts;
   std::vector<std::string> addresses;  // allowed sources of MPI's connections
@@ -59,15 +59,16 @@ struct Plan {
 };
 
 // This process's entry, without the parts that MpiStart::describe() adds.
-MemberEntry own_entry();
+MpiMemberEntry own_entry();
 
 // `entries` by rank of the request. kUnsupported if they do not match.
-Result<Plan> make_plan(const TransportRequest& request, const std::vector<MemberEntry>& entries);
+Result<StartPlan> make_plan(const TransportRequest& request,
+                            const std::vector<MpiMemberEntry>& entries);
 
 // Serialisation for the store.
-std::string pack(const MemberEntry& entry);
-bool unpack(std::string_view text, MemberEntry* entry);
-std::string pack(const Plan& plan);
-bool unpack(std::string_view text, Plan* plan);
+std::string pack(const MpiMemberEntry& entry);
+bool unpack(std::string_view text, MpiMemberEntry* entry);
+std::string pack(const StartPlan& plan);
+bool unpack(std::string_view text, StartPlan* plan);
 
 }  // namespace dscomm

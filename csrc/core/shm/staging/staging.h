@@ -1,6 +1,6 @@
-// Stage: one rank's staging memory in a group, for data that does not fit into a slot.
+// Staging: one rank's staging memory in a group, for data that does not fit into a slot.
 //
-// A slab is a table of counts and a ring of bytes. A call takes the next piece of the ring and cuts
+// A slab is a table of counts and a ring of bytes. A call takes the next range of the ring and cuts
 // it into buffers of one size, one per round or as many as fit, and uses these in turn. A byte is
 // rewritten only after all readers of its old value have acknowledged: by phases within a call, by
 // their done words from call to call. Calls walk through the whole ring because writing a cache
@@ -38,11 +38,11 @@ inline size_t round_bytes(size_t bytes, size_t buffer_bytes, uint32_t round) {
   return in_chunk(bytes, size_t{round} * buffer_bytes, buffer_bytes);
 }
 
-class Stage {
+class Staging {
  public:
   // ring_bytes is at least kLeastBuffers times the buffer_bytes of any call.
-  Stage(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_bytes);
-  ~Stage();  // releases the slab once all readers are done
+  Staging(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_bytes);
+  ~Staging();  // releases the slab once all readers are done
 
   // What a call publishes.
   struct Publication {
@@ -76,7 +76,7 @@ class Stage {
                                       size_t bytes) const;
 
   // Prefetches for ownership what a next call of this size will fill. Call after post().
-  void prefetch_next_piece();
+  void prefetch_next_range();
 
   // A member's table, see Publication.
   Result<const uint64_t*> read_table(int member) const;
@@ -91,11 +91,11 @@ class Stage {
  private:
   bool has_buffers() const { return !call_.tensor || call_.in_place != kEverything; }
   Status open();
-  Status open_buffers(StagePlace& place);
+  Status open_buffers(StagedData& staged);
   Status close();
 
   // The part of the ring that a call has taken.
-  struct Piece {
+  struct RingRange {
     uint64_t sequence = 0;  // of the call; 0: none
     size_t begin = 0, end = 0;
   };
@@ -121,15 +121,15 @@ class Stage {
   std::byte* data_ = nullptr;
   size_t slab_ring_bytes_ = 0;        // ring_bytes_, or less if it is borrowed
   bool is_borrowed_ = false;          // for this call alone
-  Piece piece_;                       // of the call in progress
-  size_t next_ = 0, next_small_ = 0;  // where the next call's piece begins, if it fits
+  RingRange range_;                   // of the call in progress
+  size_t next_ = 0, next_small_ = 0;  // where the next call's range begins, if it fits
   Publication call_ = {};
   uint64_t opened_ = 0;  // sequence of call_
   size_t buffer_bytes_ = 0;
   uint32_t buffers_ = 0;
   // Of the last calls, by sequence. Readers are done with calls older than kSlots:
   // Mailboxes::begin() waits for that.
-  std::array<Piece, kSlots> earlier_;
+  std::array<RingRange, kSlots> earlier_;
   uint64_t table_free_after_ = 0;  // done word that all readers must reach before it is rewritten
 };
 

@@ -1,4 +1,4 @@
-#include "core/shm/staging/stage.h"
+#include "core/shm/staging/staging.h"
 
 #include <algorithm>
 
@@ -33,18 +33,18 @@ constexpr size_t kPrefetchedFarBytes = kShortCopyBytes;
 
 }  // namespace
 
-Stage::Stage(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_bytes)
+Staging::Staging(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_bytes)
     : arena_(std::move(arena)), mailboxes_(mailboxes), ring_bytes_(ring_bytes) {}
 
-Stage::~Stage() {
+Staging::~Staging() {
   if (slab_offset_ != 0) give_back_slab(mailboxes_.members().unread_later());
 }
 
-size_t Stage::table_bytes() const {
+size_t Staging::table_bytes() const {
   return round_up(mailboxes_.size() * sizeof(uint64_t), kPageBytes);
 }
 
-Status Stage::take_slab(size_t needed_bytes) {
+Status Staging::take_slab(size_t needed_bytes) {
   const size_t kept = table_bytes() + ring_bytes_;
   is_borrowed_ = true;
   if (arena_->used_bytes() + kept <= kept_bytes(*arena_)) {
@@ -63,17 +63,17 @@ Status Stage::take_slab(size_t needed_bytes) {
   return {};
 }
 
-Status Stage::borrow_slab(size_t needed_bytes) {
+Status Staging::borrow_slab(size_t needed_bytes) {
   slab_ring_bytes_ = needed_bytes;
   Result<uint64_t> offset = arena_->lend(slab_bytes(), this_call());
   if (!offset.ok()) {
     // Memory comes back when other ranks have read what this process has staged. If none is due,
     // waiting does not help.
-    const Arena::Turn turn(*arena_, this_call());
+    const Arena::Ticket ticket(*arena_, this_call());
     const std::string refused = offset.status().message();
     const auto is_over = [&] {
-      const bool is_expected = arena_->expects_memory(turn);
-      offset = arena_->lend(slab_bytes(), this_call(), &turn);
+      const bool is_expected = arena_->may_lend_later(ticket);
+      offset = arena_->lend(slab_bytes(), this_call(), &ticket);
       return offset.ok() || !is_expected;
     };
     DSCOMM_RETURN_IF_ERROR(
@@ -84,33 +84,33 @@ Status Stage::borrow_slab(size_t needed_bytes) {
   return {};
 }
 
-void Stage::give_back_slab(std::function<bool()> is_unread, std::optional<Arena::Borrower> call) {
+void Staging::give_back_slab(std::function<bool()> is_unread, std::optional<Arena::Borrower> call) {
   arena_->release_when(std::move(is_unread), {{slab_offset_, slab_bytes()}}, call);
   slab_offset_ = 0;
   data_ = nullptr;
 }
 
-Status Stage::open() {
+Status Staging::open() {
   opened_ = mailboxes_.sequence();
-  StagePlace& place = mailboxes_.own_slot().stage;
-  place = {};
-  if (has_buffers()) DSCOMM_RETURN_IF_ERROR(open_buffers(place));
+  StagedData& staged = mailboxes_.own_slot().staged;
+  staged = {};
+  if (has_buffers()) DSCOMM_RETURN_IF_ERROR(open_buffers(staged));
   if (!call_.table.empty()) {
     if (slab_offset_ == 0) DSCOMM_RETURN_IF_ERROR(take_slab(0));
     DSCOMM_RETURN_IF_ERROR(mailboxes_.wait_all_acknowledged(table_free_after_));
-    table_free_after_ = progress(mailboxes_.sequence() + 1, 0);
+    table_free_after_ = phase_word(mailboxes_.sequence() + 1, 0);
     std::ranges::copy(call_.table, reinterpret_cast<uint64_t*>(data_));
   }
-  place.table_offset = slab_offset_;
-  place.bytes = call_.bytes;
-  place.tensor_offset = call_.tensor.value_or(0);
-  place.in_place = call_.tensor ? call_.in_place : 0;
-  place.piece_bytes = static_cast<uint32_t>(call_.piece_bytes);
+  staged.table_offset = slab_offset_;
+  staged.bytes = call_.bytes;
+  staged.tensor_offset = call_.tensor.value_or(0);
+  staged.in_place = call_.tensor ? call_.in_place : 0;
+  staged.piece_bytes = static_cast<uint32_t>(call_.piece_bytes);
   return {};
 }
 
-Status Stage::open_buffers(StagePlace& place) {
-  buffer_bytes_ = round_up(std::max<size_t>(call_.buffer_bytes, 1), kLineBytes);
+Status Staging::open_buffers(StagedData& staged) {
+  buffer_bytes_ = round_up(std::max<size_t>(call_.buffer_bytes, 1), kLinePairBytes);
   DSCOMM_CHECK(buffer_bytes_ * std::min(call_.rounds, kLeastBuffers) <= ring_bytes_,
                "a call's buffers fit into the ring");
   buffers_ = static_cast<uint32_t>(std::min<size_t>(call_.rounds, ring_bytes_ / buffer_bytes_));
@@ -121,14 +121,14 @@ Status Stage::open_buffers(StagePlace& place) {
     next_small_ = begin + kPageBytes;
   else
     next_ = begin + length;
-  piece_ = {mailboxes_.sequence(), begin, begin + length};
-  place.offset = slab_offset_ + table_bytes() + begin;
-  place.buffer_bytes = static_cast<uint32_t>(buffer_bytes_);
-  place.buffers = buffers_;
+  range_ = {mailboxes_.sequence(), begin, begin + length};
+  staged.offset = slab_offset_ + table_bytes() + begin;
+  staged.buffer_bytes = static_cast<uint32_t>(buffer_bytes_);
+  staged.buffers = buffers_;
   return {};
 }
 
-size_t Stage::next_begin(size_t length) const {
+size_t Staging::next_begin(size_t length) const {
   const bool is_small = length <= kSmallPieceBytes;
   size_t walked_bytes = slab_ring_bytes_;
   if (is_small)
@@ -139,35 +139,35 @@ size_t Stage::next_begin(size_t length) const {
   return next + length <= walked_bytes ? next : 0;
 }
 
-void Stage::prefetch_next_piece() {
-  if (data_ == nullptr || piece_.sequence != mailboxes_.sequence()) return;  // nothing is staged
+void Staging::prefetch_next_range() {
+  if (data_ == nullptr || range_.sequence != mailboxes_.sequence()) return;  // nothing is staged
   const CacheDistance& distance = mailboxes_.distance();
-  const size_t length = piece_.end - piece_.begin;
+  const size_t length = range_.end - range_.begin;
   if (distance.is_same_core() ||
       length > (distance.is_far() ? kPrefetchedFarBytes : kPrefetchedNearBytes))
     return;
   const size_t begin = next_begin(length);
-  const bool is_in_use = begin < piece_.end && piece_.begin < begin + length;
+  const bool is_in_use = begin < range_.end && range_.begin < begin + length;
   if (is_in_use || !mailboxes_.have_acknowledged(free_after(begin, begin + length))) return;
-  for (size_t at = begin; at < begin + length; at += kLineBytes / 2)
+  for (size_t at = begin; at < begin + length; at += kLinePairBytes / 2)
     prefetch_for_ownership(ring() + at);
 }
 
 // The done word that every reader of earlier calls must reach before these bytes are rewritten.
-uint64_t Stage::free_after(size_t begin, size_t end) const {
+uint64_t Staging::free_after(size_t begin, size_t end) const {
   uint64_t word = 0;
-  for (const Piece& piece : earlier_)
-    if (piece.begin < end && begin < piece.end)
-      word = std::max(word, progress(piece.sequence + 1, 0));
+  for (const RingRange& range : earlier_)
+    if (range.begin < end && begin < range.end)
+      word = std::max(word, phase_word(range.sequence + 1, 0));
   return word;
 }
 
-Result<std::byte*> Stage::fill(uint32_t round) {
+Result<std::byte*> Staging::fill(uint32_t round) {
   if (round + 2 >= kLastPhase)
     return mailboxes_.fail(
         Code::kUnsupported,
         "this call is too large for its staging; raise DSCOMM_STAGING_CHUNK_BYTES");
-  const size_t begin = piece_.begin + round % buffers_ * buffer_bytes_;
+  const size_t begin = range_.begin + round % buffers_ * buffer_bytes_;
   if (round < buffers_)
     DSCOMM_RETURN_IF_ERROR(
         mailboxes_.wait_all_acknowledged(free_after(begin, begin + buffer_bytes_)));
@@ -176,20 +176,20 @@ Result<std::byte*> Stage::fill(uint32_t round) {
   return ring() + begin;
 }
 
-Result<const std::byte*> Stage::read(int member, uint32_t round, size_t in_buffer, size_t in_tensor,
-                                     size_t bytes, uint32_t part) const {
-  const StagePlace place = mailboxes_.slot(member).stage;
+Result<const std::byte*> Staging::read(int member, uint32_t round, size_t in_buffer,
+                                       size_t in_tensor, size_t bytes, uint32_t part) const {
+  const StagedData staged = mailboxes_.slot(member).staged;
   const Peer& peer = mailboxes_.peer(member);
   const std::byte* data = nullptr;
-  const bool is_in_place = (place.in_place & part) != 0;
+  const bool is_in_place = (staged.in_place & part) != 0;
   // Also for 0 bytes: others may pass on results computed from this tensor.
   if (is_in_place) mailboxes_.aborts().reads_in_place(member);
   if (bytes == 0) return peer.at(0, 0);  // the offset may lie past the end of its data
   if (is_in_place) {
-    data = peer.at_in_pool(place.tensor_offset + in_tensor, bytes);
-  } else if (in_buffer <= place.buffer_bytes && bytes <= place.buffer_bytes - in_buffer) {
-    const uint64_t buffer = round % std::max(place.buffers, 1u);
-    data = peer.at(place.offset + buffer * place.buffer_bytes + in_buffer, bytes, 1);
+    data = peer.at_in_pool(staged.tensor_offset + in_tensor, bytes);
+  } else if (in_buffer <= staged.buffer_bytes && bytes <= staged.buffer_bytes - in_buffer) {
+    const uint64_t buffer = round % std::max(staged.buffers, 1u);
+    data = peer.at(staged.offset + buffer * staged.buffer_bytes + in_buffer, bytes, 1);
   }
   if (data == nullptr)
     return mailboxes_.fail(Code::kInternal, "the data of " + mailboxes_.name_member(member) +
@@ -197,13 +197,13 @@ Result<const std::byte*> Stage::read(int member, uint32_t round, size_t in_buffe
   return data;
 }
 
-Result<const std::byte*> Stage::read_piece(int member, uint32_t round, size_t in_tensor,
-                                           size_t bytes) const {
-  const size_t piece = mailboxes_.slot(member).stage.piece_bytes;
+Result<const std::byte*> Staging::read_piece(int member, uint32_t round, size_t in_tensor,
+                                             size_t bytes) const {
+  const size_t piece = mailboxes_.slot(member).staged.piece_bytes;
   return read(member, round, mailboxes_.rank() * piece, in_tensor, bytes);
 }
 
-Status Stage::close() {
+Status Staging::close() {
   // If only inputs are read in place, no rank reads them any more, because this rank has gathered
   // results computed from them.
   if (!has_buffers() && call_.table.empty())
@@ -211,15 +211,15 @@ Status Stage::close() {
   for (size_t k = 0; k < call_.table.size() && call_.tensor; ++k)
     DSCOMM_RETURN_IF_ERROR(
         mailboxes_.wait_read(rounds_of(call_.table[k], call_.piece_count), static_cast<int>(k)));
-  earlier_[piece_.sequence % kSlots] = piece_;
+  earlier_[range_.sequence % kSlots] = range_;
   if (is_borrowed_ || arena_->used_bytes() > kept_bytes(*arena_))
-    give_back_slab(mailboxes_.members().unread_later(progress(mailboxes_.sequence() + 1, 0)),
+    give_back_slab(mailboxes_.members().unread_later(phase_word(mailboxes_.sequence() + 1, 0)),
                    this_call());
   return {};
 }
 
-Result<const uint64_t*> Stage::read_table(int member) const {
-  const std::byte* table = mailboxes_.peer(member).at(mailboxes_.slot(member).stage.table_offset,
+Result<const uint64_t*> Staging::read_table(int member) const {
+  const std::byte* table = mailboxes_.peer(member).at(mailboxes_.slot(member).staged.table_offset,
                                                       table_bytes(), kPageBytes);
   if (table == nullptr)
     return mailboxes_.fail(Code::kInternal, "the table of " + mailboxes_.name_member(member) +

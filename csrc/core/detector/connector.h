@@ -1,4 +1,4 @@
-// Dial: connects to another member, at whichever of its addresses answers first. Never blocks.
+// Connector: connects to another member, at whichever of its addresses answers first. Never blocks.
 #pragma once
 
 #include <poll.h>
@@ -15,11 +15,11 @@
 
 namespace dscomm {
 
-class Dial {
+class Connector {
  public:
-  // To `rank`, whose addresses read() takes from its invitation. `request` must outlive the Dial.
-  // Gives up after `refusals` rounds in a row in which all addresses refused.
-  Dial(const TransportRequest& request, int rank, int refusals = 10)
+  // To `rank`, whose addresses read() takes from its invitation. `request` must outlive the
+  // Connector. Gives up after `refusals` rounds in a row in which all addresses refused.
+  Connector(const TransportRequest& request, int rank, int refusals = 10)
       : request_(request), rank_(rank), refusals_(refusals) {}
   Status read(const std::string& invitation);
 
@@ -27,12 +27,12 @@ class Dial {
   Status begin();
   // The descriptors to poll, and when begin() is due next.
   void add_to(std::vector<pollfd>* entries) const;
-  int64_t next_turn_ns() const;
+  int64_t next_attempt_ns() const;
   // Handles the results of poll() for add_to()'s entries. Returns whether connection() is ready.
-  bool take(std::span<const pollfd> entries);
-  Connection connection() { return std::move(made_); }
+  bool handle(std::span<const pollfd> entries);
+  Connection connection() { return std::move(connection_); }
   // Sends a last message over all established connections, and closes all.
-  void hang_up(const Message& last_word);
+  void hang_up(const Message& last_message);
 
   // "rank 1 (...) <how> to rank 0 (...) at 10.0.0.1:4444 (Connection refused); ..."
   Status unreachable(Code code, const std::string& how) const;
@@ -66,7 +66,7 @@ class Dial {
   size_t next_ = 0;            // index of the endpoint to try next in this round
   int64_t start_next_ns_ = 0;  // when to try it
   int refused_rounds_ = 0;
-  Connection made_;
+  Connection connection_;
 };
 
 }  // namespace dscomm

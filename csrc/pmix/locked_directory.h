@@ -13,16 +13,16 @@
 
 namespace dscomm {
 
-class OwnDirectory {
+class LockedDirectory {
  public:
   // Null, with a sentence in *error, if it cannot be made.
-  static std::unique_ptr<OwnDirectory> make(const std::string& parent, std::string* error);
-  ~OwnDirectory();  // removes it with its contents
+  static std::unique_ptr<LockedDirectory> make(const std::string& parent, std::string* error);
+  ~LockedDirectory();  // removes it with its contents
 
   const std::string& path() const { return path_; }
 
  private:
-  OwnDirectory(std::string path, UniqueFd lock, UniqueFd directory)
+  LockedDirectory(std::string path, UniqueFd lock, UniqueFd directory)
       : path_(std::move(path)), lock_(std::move(lock)), directory_(std::move(directory)) {}
   std::string path_;
   UniqueFd lock_, directory_;

@@ -1,4 +1,4 @@
-// Endpoint: another process as point-to-point sees it, on this host or another. CellChannel: the
+// PeerProcess: another process as point-to-point sees it, on this host or another. CellChannel: the
 // cells to and from that process, in order.
 #pragma once
 
@@ -85,9 +85,9 @@ class CellChannel {
   virtual void drop() = 0;
 };
 
-class Endpoint {
+class PeerProcess {
  public:
-  virtual ~Endpoint() = default;
+  virtual ~PeerProcess() = default;
 
   virtual const ArenaId& id() const = 0;
   // Whether the process still runs, as far as is known. `thoroughly` may cost a system call.
