@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -9,7 +10,6 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -41,13 +41,10 @@ std::unique_ptr<LockedDirectory> LockedDirectory::make(const std::string& parent
   for (int attempt = 0; attempt < 3; ++attempt) {
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(attempt);
-    char name[96];
-    std::snprintf(name, sizeof name, "/%s%d.%llu.%016llx", kPrefix, static_cast<int>(getpid()),
-                  static_cast<unsigned long long>(process_start_time(getpid())),
-                  static_cast<unsigned long long>(random));
-    std::string path = parent + name;
+    std::string path = fmt::format("{}/{}{}.{}.{:016x}", parent, kPrefix, getpid(),
+                                   process_start_time(getpid()), random);
     if (::mkdir(path.c_str(), 0700) != 0) {
-      *error = "making a directory in " + parent + " failed: " + std::strerror(errno);
+      *error = fmt::format("making a directory in {} failed: {}", parent, std::strerror(errno));
       return nullptr;
     }
     UniqueFd lock = lock_file(path + kLock, O_RDWR | O_CREAT | O_EXCL);
@@ -59,7 +56,7 @@ std::unique_ptr<LockedDirectory> LockedDirectory::make(const std::string& parent
       return std::unique_ptr<LockedDirectory>(
           new LockedDirectory(std::move(path), std::move(lock), std::move(directory)));
     }
-    *error = "locking a file in " + path + " failed: " + std::strerror(errno);
+    *error = fmt::format("locking a file in {} failed: {}", path, std::strerror(errno));
     remove_tree(path);
   }
   return nullptr;

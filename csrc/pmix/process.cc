@@ -1,5 +1,6 @@
 #include "pmix/process.h"
 
+#include <fmt/core.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,10 +13,9 @@
 namespace dscomm {
 
 uint64_t process_start_time(int64_t pid) {
-  char path[64], text[1024];
-  std::snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(pid));
-  std::FILE* file = std::fopen(path, "re");
+  std::FILE* file = std::fopen(fmt::format("/proc/{}/stat", pid).c_str(), "re");
   if (file == nullptr) return 0;
+  char text[1024];
   size_t count = std::fread(text, 1, sizeof text - 1, file);
   std::fclose(file);
   text[count] = '\0';
