@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -68,7 +67,7 @@ Result<std::unique_ptr<PmiServer>> PmiServer::start(int size, std::string node_m
   auto state = std::make_shared<State>(size, std::move(node_map));
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    return make_status(Code::kResource, "socketpair failed: %s", std::strerror(errno));
+    return system_error("socketpair");
   state->server = UniqueFd(ends[0]);
   state->client = ends[1];
   Result<std::thread> thread = start_thread("serving PMI", [state] { state->serve(); });

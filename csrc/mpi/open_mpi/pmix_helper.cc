@@ -43,10 +43,6 @@ constexpr const char* kSilent = "silent";  // key of the report
 
 constexpr std::chrono::seconds kQuitLimit{1};
 
-Status system_error(const char* what, int error) {
-  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(error));
-}
-
 // Starts dscomm-pmix. The process that it starts exits once its child serves in the background.
 class Starter {
  public:
@@ -54,7 +50,8 @@ class Starter {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     if (posix_spawn_file_actions_init(&actions) != 0 || posix_spawnattr_init(&attributes) != 0)
-      return system_error("posix_spawn", ENOMEM);
+      errno = ENOMEM;  // the only failure of the two
+    return system_error("posix_spawn");
     posix_spawn_file_actions_adddup2(&actions, socket, kPmixSocket);
     // Signals meant for the job; the helper unblocks them once it ignores them.
     sigset_t signals;
@@ -70,8 +67,8 @@ class Starter {
     posix_spawnattr_destroy(&attributes);
     if (error == 0) return {};
     pid_ = 0;
-    if (error != ENOENT && error != EACCES && error != ENOEXEC)
-      return system_error("posix_spawn", error);
+    errno = error;  // posix_spawn() does not set it
+    if (error != ENOENT && error != EACCES && error != ENOEXEC) return system_error("posix_spawn");
     return make_status(Code::kUnsupported,
                        "%s cannot be run (%s); install PMIx (apt-get install libpmix-dev) and then "
                        "deepspeed_comm again, or start the ranks with mpirun or srun --mpi=pmix",
@@ -166,11 +163,11 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
     const std::string& prefix, const Deadline& deadline, const std::function<Status()>& check) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    return system_error("socketpair", errno);
+    return system_error("socketpair");
   UniqueFd ours(ends[0]), theirs(ends[1]);
   auto state = std::make_shared<State>();
   state->stop = UniqueFd(eventfd(0, EFD_CLOEXEC));
-  if (!state->stop.valid()) return system_error("eventfd", errno);
+  if (!state->stop.valid()) return system_error("eventfd");
   state->description = description;
   state->store = std::move(store);
   state->prefix = prefix;
