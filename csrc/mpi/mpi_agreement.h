@@ -37,7 +37,6 @@
 
 #include "core/base/status.h"
 #include "core/team/call_record.h"
-#include "core/types/reduce_op.h"
 
 namespace dscomm {
 

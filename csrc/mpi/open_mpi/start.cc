@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
