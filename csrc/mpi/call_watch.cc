@@ -1,5 +1,6 @@
 #include "mpi/call_watch.h"
 
+#include <fmt/core.h>
 #include <gnu/lib-names.h>
 #include <link.h>
 #include <signal.h>
@@ -156,7 +157,7 @@ class Registration {
 
 // Whether the thread sleeps (S). A thread that waits for a disk (D) does not count: it will return.
 bool sleeps(pid_t thread_id) {
-  std::ifstream file("/proc/self/task/" + std::to_string(thread_id) + "/stat");
+  std::ifstream file(fmt::format("/proc/self/task/{}/stat", thread_id));
   std::string text;
   std::getline(file, text);
   // "7 (a name) S ...": the name may contain brackets.

@@ -1,5 +1,7 @@
 #include "mpi/mpi_agreement.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -110,19 +112,19 @@ std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits,
 }
 
 std::string explain_lost_difference(const CallRecord& call) {
-  return kDifferentCalls + std::string(" before call #") + std::to_string(call.number()) +
-         ", longer ago than calls are kept" + kMakeSameCalls;
+  return fmt::format("{} before call #{}, longer ago than calls are kept{}", kDifferentCalls,
+                     call.number(), kMakeSameCalls);
 }
 
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected) {
-  const std::string sends = std::to_string(sent), expects = std::to_string(expected);
   if (kind == Collective::kScatter)
-    return sender + " scatters " + sends + " elements to " + receiver + ", whose output holds " +
-           expects;
-  return sender + " sends " + sends + " elements to " + receiver + ", which expects " + expects +
-         (kind == Collective::kAllToAll ? "; the split sizes do not fit"
-                                        : "; the counts of the ranks do not fit");
+    return fmt::format("{} scatters {} elements to {}, whose output holds {}", sender, sent,
+                       receiver, expected);
+  return fmt::format("{} sends {} elements to {}, which expects {}; {}", sender, sent, receiver,
+                     expected,
+                     kind == Collective::kAllToAll ? "the split sizes do not fit"
+                                                   : "the counts of the ranks do not fit");
 }
 
 std::string explain_mismatch(std::span<const std::byte> bytes,

@@ -4,6 +4,8 @@
 
 #include "mpi/mpi_team.h"
 
+#include <fmt/core.h>
+
 #include <chrono>
 #include <utility>
 
@@ -524,11 +526,9 @@ Status MpiTeam::timed_out(CallPhase phase, const std::vector<Answer>& answers) {
   const std::string after = "timed out after " + deadline_->timeout_text() + " waiting for ";
   // Searches the whole group: a member of this Team may wait inside its host for a stopped rank.
   if (std::string silent = names_of(options_.group, answers, Answer::kSilent); !silent.empty())
-    return fail(Code::kTimeout,
-                after + silent +
-                    ", from which no answer comes: stopped (continue it with kill -CONT) or cut "
-                    "off (check the network)" +
-                    timeout_advice(silent));
+    return fail(Code::kTimeout, fmt::format("{}{}, from which no answer comes: stopped (continue "
+                                            "it with kill -CONT) or cut off (check the network){}",
+                                            after, silent, timeout_advice(silent)));
   std::vector<MpiTeamMember> awaited;
   for (int k = 0; k < size(); ++k)
     if (awaits(k)) awaited.push_back(options_.members[static_cast<size_t>(k)]);
@@ -538,10 +538,9 @@ Status MpiTeam::timed_out(CallPhase phase, const std::vector<Answer>& answers) {
                     (phase == CallPhase::kEntering ? ", not yet in this call"
                                                    : ", not yet so far in this call") +
                     timeout_advice(behind));
-  return fail(Code::kTimeout, after +
-                                  "messages, though every rank has made this call; look at "
-                                  "the network between the hosts" +
-                                  raise_the_timeout("it is"));
+  return fail(Code::kTimeout, fmt::format("{}messages, though every rank has made this call; look "
+                                          "at the network between the hosts{}",
+                                          after, raise_the_timeout("it is")));
 }
 
 std::string MpiTeam::names_of(const std::vector<MpiTeamMember>& members,
@@ -593,8 +592,8 @@ Status MpiTeam::death() {
 }
 
 std::string MpiTeam::name_call() const {
-  return std::string(collective_name(static_cast<Collective>(call_.kind))) + " #" +
-         std::to_string(call_.number()) + " of group '" + options_.name + "'";
+  return fmt::format("{} #{} of group '{}'", collective_name(static_cast<Collective>(call_.kind)),
+                     call_.number(), options_.name);
 }
 
 }  // namespace dscomm

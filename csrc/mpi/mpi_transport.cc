@@ -1,5 +1,6 @@
 #include "mpi/mpi_transport.h"
 
+#include <fmt/core.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -74,7 +75,7 @@ class MpiTransport::MpiPeerProcess final : public PeerProcess {
     return transport_->detector_->gone(rank_).code() != Code::kPeerDied;
   }
   std::string describe() const override {
-    return "pid " + std::to_string(member().pid) + " on host " + member().host_name;
+    return fmt::format("pid {} on host {}", member().pid, member().host_name);
   }
   std::string state_text() const override { return alive(false) ? "on another host" : "gone"; }
   const ArenaId* doorbell() const override { return nullptr; }
@@ -202,8 +203,8 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     status = reason_or(mpi_error("MPI_Comm_create_group", made->code), deadline, give_up_check);
   if (!status.ok()) {
     detector_->end(team.id, status);
-    return Status(status.code(),
-                  "making the communicators of group '" + team.name + "': " + status.message());
+    return Status(status.code(), fmt::format("making the communicators of group '{}': {}",
+                                             team.name, status.message()));
   }
   return std::unique_ptr<Team>(
       std::make_unique<MpiTeam>(made->data, made->check, *detector_, std::move(options)));

@@ -1,5 +1,6 @@
 #include "mpi/start_plan.h"
 
+#include <fmt/core.h>
 #include <mpi.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -78,7 +79,7 @@ std::vector<PlannedHost> make_hosts(const TransportRequest& request,
     if (is_new) {
       std::string plain = plain_name(member.host_name), unique = plain;
       for (int count = 2; !names.insert(unique).second; ++count)
-        unique = plain + "-" + std::to_string(count);
+        unique = fmt::format("{}-{}", plain, count);
       hosts.emplace_back().name = unique;
     }
     hosts[found->second].ranks.push_back(
@@ -117,15 +118,15 @@ Result<StartPlan> make_plan(const TransportRequest& request,
     const MpiMemberEntry& one = entries[0];
     const MpiMemberEntry& other = entries[static_cast<size_t>(rank)];
     if (one.mpi_version != other.mpi_version)
-      return Status(Code::kUnsupported, name(0) + " has " + one.mpi_version + " and " + name(rank) +
-                                            " has " + other.mpi_version +
-                                            "; install the same MPI on all hosts");
-    if (one.initialised != other.initialised)
       return Status(Code::kUnsupported,
-                    "MPI has been initialised already in " + name(one.initialised ? 0 : rank) +
-                        " but not in " + name(one.initialised ? rank : 0) +
-                        "; initialise it in all ranks before the first group that spans hosts, "
-                        "or in none");
+                    fmt::format("{} has {} and {} has {}; install the same MPI on all hosts",
+                                name(0), one.mpi_version, name(rank), other.mpi_version));
+    if (one.initialised != other.initialised)
+      return Status(
+          Code::kUnsupported,
+          fmt::format("MPI has been initialised already in {} but not in {}; initialise it in all "
+                      "ranks before the first group that spans hosts, or in none",
+                      name(one.initialised ? 0 : rank), name(one.initialised ? rank : 0)));
   }
   StartPlan plan;
   plan.origin = entries[0].initialised       ? MpiOrigin::kProgram

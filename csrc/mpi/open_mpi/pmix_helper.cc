@@ -1,5 +1,6 @@
 #include "mpi/open_mpi/pmix_helper.h"
 
+#include <fmt/core.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -49,9 +50,9 @@ class Starter {
   Status spawn(const std::string& path, int socket) {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
+    errno = ENOMEM;  // the only failure of the two
     if (posix_spawn_file_actions_init(&actions) != 0 || posix_spawnattr_init(&attributes) != 0)
-      errno = ENOMEM;  // the only failure of the two
-    return system_error("posix_spawn");
+      return system_error("posix_spawn");
     posix_spawn_file_actions_adddup2(&actions, socket, kPmixSocket);
     // Signals meant for the job; the helper unblocks them once it ignores them.
     sigset_t signals;
@@ -153,7 +154,7 @@ struct PmixHelper::State {
   Status put(const std::string& name, const std::string& data);
   void answer(Fence& fence, std::string data);
   std::string key(const Fence& fence, uint32_t host) const {
-    return prefix + fence.asked.name + "/" + std::to_string(host);
+    return fmt::format("{}{}/{}", prefix, fence.asked.name, host);
   }
   std::string key_of_all(const Fence& fence) const { return prefix + fence.asked.name + "/all"; }
 };
@@ -355,13 +356,12 @@ Status PmixHelper::State::probe() {
   }
   if (now < report_at_ns) return {};
   report_at_ns = now + patience_ns;
-  const std::string process = pid == 0 ? "" : "pid " + std::to_string(pid) + " ";
+  const std::string process = pid == 0 ? "" : fmt::format("pid {} ", pid);
   const std::string state = pid == 0 ? "" : ", " + process_state_text(process_state(pid));
-  const std::string sentence = "dscomm-pmix (" + process + "on host " +
-                               description.hosts[description.own_host].name + ") does not answer" +
-                               state +
-                               "; continue it if it is stopped, and check that host's CPU and "
-                               "memory";
+  const std::string sentence = fmt::format(
+      "dscomm-pmix ({}on host {}) does not answer{}; continue it if it is stopped, and check that "
+      "host's CPU and memory",
+      process, description.hosts[description.own_host].name, state);
   return std::exchange(is_reported, true) ? store->set(prefix + kSilent, sentence)
                                           : put(prefix + kSilent, sentence);
 }

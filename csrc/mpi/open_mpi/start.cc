@@ -1,10 +1,10 @@
 // Starts Open MPI: dscomm-pmix serves MPI_Init_thread; MCA parameters configure the rest.
 #include "mpi/start.h"
 
+#include <fmt/ranges.h>
 #include <mpi.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
 #include <string>
@@ -50,12 +50,6 @@ uint64_t launcher_size() {
   return 0;
 }
 
-std::string join(const std::vector<std::string>& texts) {
-  std::string joined;
-  for (const std::string& text : texts) joined += (joined.empty() ? "" : ",") + text;
-  return joined;
-}
-
 // Converts networks for Open MPI, which reads only IPv4 networks: if there are none, returns the
 // names of this host's interfaces in `networks`.
 std::vector<std::string> as_mpi_reads(std::vector<std::string> networks) {
@@ -70,9 +64,9 @@ std::vector<std::string> as_mpi_reads(std::vector<std::string> networks) {
 }
 
 Status garbled(const std::string& name) {
-  return Status(Code::kInternal, "what " + name +
-                                     " said is not understood; do all ranks run one build of "
-                                     "dscomm?");
+  return Status(
+      Code::kInternal,
+      fmt::format("what {} said is not understood; do all ranks run one build of dscomm?", name));
 }
 
 // One dscomm-pmix per host serves MPI_Init_thread.
@@ -104,7 +98,7 @@ class OpenMpiStart final : public MpiStart {
     const size_t own_host = context.plan.host_of(request.rank);
     const int leader = static_cast<int>(context.plan.hosts[own_host].ranks.front().rank);
     if (leader == request.rank) DSCOMM_RETURN_IF_ERROR(start_helper(context, own_host));
-    const std::string mine = "environment/" + std::to_string(request.rank);
+    const std::string mine = fmt::format("environment/{}", request.rank);
     const std::string name = name_member(request.members, leader);
     Result<std::string> text = context.exchange.await(mine, context.deadline);
     if (text.status().code() == Code::kTimeout && !context.exchange.has_read_failure())
@@ -163,7 +157,7 @@ class OpenMpiStart final : public MpiStart {
     if (chosen.empty())
       return "MPI chooses the networks by itself; DSCOMM_IFNAME can name the interface that joins "
              "the hosts";
-    return "over TCP MPI uses " + chosen + "; DSCOMM_IFNAME can name another interface";
+    return fmt::format("over TCP MPI uses {}; DSCOMM_IFNAME can name another interface", chosen);
   }
 
   void leave() override {
@@ -180,10 +174,7 @@ class OpenMpiStart final : public MpiStart {
 
   Status start_helper(StartContext& context, size_t own_host) {
     PmixDescription description;
-    char text[32];
-    std::snprintf(text, sizeof text, "dscomm-%016llx",
-                  static_cast<unsigned long long>(context.request.id));
-    description.name_space = text;
+    description.name_space = fmt::format("dscomm-{:016x}", context.request.id);
     description.own_host = static_cast<uint32_t>(own_host);
     for (const PlannedHost& host : context.plan.hosts) {
       PmixHost& described = description.hosts.emplace_back();
@@ -202,7 +193,7 @@ class OpenMpiStart final : public MpiStart {
     const PmixEnvironments& environments = helper_->environments();
     for (size_t i = 0; i < description.clients.size(); ++i)
       DSCOMM_RETURN_IF_ERROR(context.exchange.publish(
-          "environment/" + std::to_string(description.clients[i].rank),
+          fmt::format("environment/{}", description.clients[i].rank),
           Packer().texts(environments.own[i]).texts(environments.defaults).take()));
     return {};
   }
@@ -227,11 +218,10 @@ class OpenMpiStart final : public MpiStart {
       environment.set_default("OMPI_MCA_btl_tcp_if_include=" + networks_told_);
     const PortRange ports = parse_ports(context.request.settings.ports).value_or(PortRange{});
     if (ports.is_any()) return;
-    for (const std::string family : {"v4", "v6"}) {
-      environment.set_default("OMPI_MCA_btl_tcp_port_min_" + family + "=" +
-                              std::to_string(ports.first));
-      environment.set_default("OMPI_MCA_btl_tcp_port_range_" + family + "=" +
-                              std::to_string(ports.last - ports.first + 1));
+    for (const char* family : {"v4", "v6"}) {
+      environment.set_default(fmt::format("OMPI_MCA_btl_tcp_port_min_{}={}", family, ports.first));
+      environment.set_default(
+          fmt::format("OMPI_MCA_btl_tcp_port_range_{}={}", family, ports.last - ports.first + 1));
     }
   }
 
@@ -250,8 +240,8 @@ class OpenMpiStart final : public MpiStart {
     for (const auto& [framework, libraries] : {std::pair("mtl", "ofi,psm,psm2"), {"btl", "ofi"}}) {
       const std::string list = file_value(framework);
       if (!chooses(list))
-        environment.set_default(std::string(kMcaPrefix) + framework + "=" +
-                                (list.empty() ? "^" : list + ",") + libraries);
+        environment.set_default(fmt::format("{}{}={}{}", kMcaPrefix, framework,
+                                            list.empty() ? "^" : list + ",", libraries));
     }
   }
 
@@ -278,7 +268,7 @@ class OpenMpiStart final : public MpiStart {
     if (!context.request.settings.ifname.empty()) return context.request.settings.ifname;
     if (context.plan.origin != MpiOrigin::kDscomm || !file_value("btl_tcp_if_include").empty())
       return "";
-    return join(as_mpi_reads(networks_between_hosts(context.request)));
+    return fmt::format("{}", fmt::join(as_mpi_reads(networks_between_hosts(context.request)), ","));
   }
 
   // Whether no rank connects before all ranks have agreed on a token. MPI can be configured to
