@@ -9,7 +9,7 @@
 // (`untyped_storage().resize_(0)`), and a zero tensor that the call would write.
 //
 // A written tensor whose elements share memory (an expanded one) is accepted if elements at the
-// same address get the same value; store() checks this, and otherwise returns kInvalidArgument.
+// same address get the same value; verify() checks this, and otherwise returns kInvalidArgument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,14 +49,14 @@ class Buffer {
   bool overlaps(const Buffer& other) const;
   // Uses a dense copy from now on, which overlaps nothing.
   void stage();
-  // store() will compare the tensor with what it wrote.
+  // verify() will compare the tensor with what store() wrote.
   void verify_when_stored() { verify_ = true; }
 
   // Fills the staging from the tensor, if it is staged and the call reads it.
   void load() const;
   // Writes the staging to the tensor, if it is staged and the call writes it.
-  Status store() const;
-  // The check of store() alone, for outputs that may share memory with each other.
+  void store() const;
+  // After store() of all outputs, which may share memory: kInvalidArgument if a value was lost.
   Status verify() const;
 
  private:
