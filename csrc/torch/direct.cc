@@ -165,7 +165,7 @@ const at::Tensor* plain_tensor(PyObject* object) {
 template <typename Call>
 PyObject* call_without_gil(const at::Tensor& tensor, Call call) {
   const at::Tensor held = tensor;
-  struct WithoutGil {
+  struct WithoutGil {  // unlike backend.cc's, needs no check: Python's callers hold the GIL
     PyThreadState* state = PyEval_SaveThread();
     ~WithoutGil() { PyEval_RestoreThread(state); }
   };
