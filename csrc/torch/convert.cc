@@ -1,6 +1,7 @@
 #include "torch/convert.h"
 
 #include <c10/util/Exception.h>
+#include <fmt/core.h>
 
 #include <utility>
 
@@ -48,8 +49,9 @@ constexpr std::pair<at::ScalarType, DType> kDTypes[] = {
 ReduceOp to_reduce_op(Op::RedOpType op) {
   for (const auto& [theirs, ours] : kOps)
     if (theirs == op) return ours;
-  raise_value_error("op: got number " + std::to_string(static_cast<int>(op)) +
-                    ", expected one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM");
+  raise_value_error(fmt::format(
+      "op: got number {}, expected one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM",
+      static_cast<int>(op)));
 }
 
 double premul_factor(const c10d::ReduceOp& op) {
@@ -69,7 +71,7 @@ double premul_factor(const c10d::ReduceOp& op) {
 }  // namespace
 
 std::string Argument::text() const {
-  return index < 0 ? std::string(name) : std::string(name) + "[" + std::to_string(index) + "]";
+  return index < 0 ? std::string(name) : fmt::format("{}[{}]", name, index);
 }
 
 void raise_value_error(const std::string& message) {
@@ -106,7 +108,7 @@ c10d::ReduceOp reduce_op_of_name(const std::string& name) {
 }
 
 std::exception_ptr to_exception(const Status& status, const std::string& where) {
-  std::string message = "dscomm: " + where + ": " + status.message();
+  const std::string message = fmt::format("dscomm: {}: {}", where, status.message());
   switch (status.code()) {
     case Code::kInvalidArgument:
       return make_exception<c10::ValueError>(message);

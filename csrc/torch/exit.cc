@@ -1,5 +1,6 @@
 #include "torch/exit.h"
 
+#include <fmt/core.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -130,9 +131,9 @@ void end_calls(const std::string& exception) {
     const std::chrono::milliseconds left(std::max<int64_t>(grace.remaining_ns() / 1'000'000, 0));
     if (group->idle_within(left)) continue;
     ended_some = true;
-    group->abort("its process " +
-                 (exception.empty() ? "ended" : "was ended by an unhandled " + exception) +
-                 " with calls under way; see its output");
+    group->abort(
+        fmt::format("its process {} with calls under way; see its output",
+                    exception.empty() ? "ended" : "was ended by an unhandled " + exception));
     (void)group->idle_within(kExitGrace);
   }
   wait_for_calls();

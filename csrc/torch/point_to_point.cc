@@ -1,4 +1,6 @@
 // Messages between two ranks, and the monitored barrier, which is made of them.
+#include <fmt/ranges.h>
+
 #include "torch/backend.h"
 #include "torch/exit.h"
 #include "torch/tensors.h"
@@ -19,35 +21,31 @@ constexpr std::chrono::milliseconds kGrace{10000};
 
 const at::Tensor& only_tensor(const std::vector<at::Tensor>& tensors) {
   if (tensors.size() != 1)
-    raise_value_error("tensor: got a list of " + std::to_string(tensors.size()) +
-                      ", expected exactly one tensor");
+    raise_value_error(
+        fmt::format("tensor: got a list of {}, expected exactly one tensor", tensors.size()));
   return tensors[0];
 }
 
 void check_tag(int tag, const char* title, const Group& group) {
   if (tag < 0)
-    raise_value_error(describe_call(title, group) + ": tag: got " + std::to_string(tag) +
-                      ", expected 0 or more");
+    raise_value_error(
+        fmt::format("{}: tag: got {}, expected 0 or more", describe_call(title, group), tag));
 }
 
 // Starts with gloo's text, which programs search for: it names the first missing rank, or all of
 // them if `all`. Then lists all missing ranks.
 std::string describe_missing(const std::vector<int>& missing, std::chrono::milliseconds limit,
                              bool all) {
-  std::string ranks;
-  for (int rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  const std::string within = std::to_string(limit.count()) + " ms";
-  std::string text;
-  if (limit.count() == 0) {
-    text = "Rank 0 timed out in monitoredBarrier after " + within;
-  } else if (all) {
-    text = "Ranks " + ranks + " failed to pass monitoredBarrier in " + within;
-  } else {
-    text = "Rank " + std::to_string(missing[0]) + " failed to pass monitoredBarrier in " + within;
-  }
-  return text + ": timed out; rank 0 heard nothing from these ranks: " + ranks +
-         "; see in their output whether they make this call; if they are only slow, raise the "
-         "timeout of monitored_barrier()";
+  const int64_t limit_ms = limit.count();
+  const std::string ranks = fmt::format("{}", fmt::join(missing, ", "));
+  const std::string text =
+      limit_ms == 0 ? "Rank 0 timed out in monitoredBarrier after 0 ms"
+      : all ? fmt::format("Ranks {} failed to pass monitoredBarrier in {} ms", ranks, limit_ms)
+            : fmt::format("Rank {} failed to pass monitoredBarrier in {} ms", missing[0], limit_ms);
+  return fmt::format(
+      "{}: timed out; rank 0 heard nothing from these ranks: {}; see in their output whether they "
+      "make this call; if they are only slow, raise the timeout of monitored_barrier()",
+      text, ranks);
 }
 
 CallInfo message_call(OpType type, const char* title, const Buffer& buffer, int peer, int tag) {
@@ -159,10 +157,10 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
               ->wait();
     if (!status.ok()) {
       // gloo's text, since programs search for it.
-      const std::string cause = "Rank " + std::to_string(getRank()) +
-                                " successfully reached monitoredBarrier, but received errors while "
-                                "waiting for send/recv from rank 0: " +
-                                status.message();
+      const std::string cause = fmt::format(
+          "Rank {} successfully reached monitoredBarrier, but received errors while waiting for "
+          "send/recv from rank 0: {}",
+          getRank(), status.message());
       raise_error(Status(status.code(), cause), title, *group_);
     }
     return;

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -27,10 +28,9 @@ struct Header {
            dtype == other.dtype && std::equal(sizes, sizes + kMostDimensions, other.sizes);
   }
   std::string text() const {
-    std::string text = std::string(dtype_name(static_cast<DType>(dtype))) + "[";
-    for (int64_t i = 0; i < dimensions && i < static_cast<int64_t>(kMostDimensions); ++i)
-      text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
-    return text + "] with " + std::to_string(sparse_dimensions) + " sparse dimensions";
+    const auto count = std::clamp<int64_t>(dimensions, 0, kMostDimensions);
+    return fmt::format("{}[{}] with {} sparse dimensions", dtype_name(static_cast<DType>(dtype)),
+                       fmt::join(sizes, sizes + count, ", "), sparse_dimensions);
   }
 };
 constexpr size_t kHeaderElements = sizeof(Header) / sizeof(int64_t);
@@ -63,18 +63,19 @@ struct Gathered {
 SparseAllReduceBody::SparseAllReduceBody(const at::Tensor& sparse, const c10d::ReduceOp& op)
     : tensor(sparse) {
   if (!sparse.device().is_cpu())
-    raise_value_error("tensor: got a sparse tensor on " + sparse.device().str() +
-                      ", expected one on the CPU");
+    raise_value_error(fmt::format("tensor: got a sparse tensor on {}, expected one on the CPU",
+                                  sparse.device().str()));
   if (sparse.dim() > static_cast<int64_t>(kMostDimensions))
-    raise_value_error("tensor: got a sparse tensor of " + std::to_string(sparse.dim()) +
-                      " dimensions, expected at most " + std::to_string(kMostDimensions));
+    raise_value_error(
+        fmt::format("tensor: got a sparse tensor of {} dimensions, expected at most {}",
+                    sparse.dim(), kMostDimensions));
   check_memory(sparse._indices(), {"indices of tensor"});
   check_memory(sparse._values(), {"values of tensor"});
   reduction = to_reduction(op, to_dtype(sparse.scalar_type(), {"tensor"}));
   // A sparse tensor's missing entries are zeros, which only a sum can ignore.
   if (reduction.op != ReduceOp::kSum)
-    raise_value_error(std::string("op: got ") + reduce_op_name(reduction.op) +
-                      " for a sparse tensor, expected SUM");
+    raise_value_error(
+        fmt::format("op: got {} for a sparse tensor, expected SUM", reduce_op_name(reduction.op)));
 }
 
 Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) const {

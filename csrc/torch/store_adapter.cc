@@ -1,5 +1,7 @@
 #include "torch/store_adapter.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -25,9 +27,10 @@ std::string describe_keeper(const c10::intrusive_ptr<c10d::Store>& store) {
   const c10::intrusive_ptr<c10d::Store> root = root_of(store);
   const auto* tcp = dynamic_cast<const c10d::TCPStore*>(root.get());
   if (tcp == nullptr) return "";
-  return std::string(", which ") + (launcher_keeps_store() ? "the launcher" : "the job's rank 0") +
-         " keeps at " + tcp->getHost() + ":" + std::to_string(tcp->getPort()) +
-         (launcher_keeps_store() ? "," : " unless the program made another,");
+  return fmt::format(", which {} keeps at {}:{}{}",
+                     launcher_keeps_store() ? "the launcher" : "the job's rank 0", tcp->getHost(),
+                     tcp->getPort(),
+                     launcher_keeps_store() ? "," : " unless the program made another,");
 }
 
 }  // namespace

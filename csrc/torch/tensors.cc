@@ -7,6 +7,7 @@
 #include <ATen/ops/neg.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>
@@ -161,21 +162,21 @@ void check_memory(const at::Tensor& tensor, const Argument& argument) {
   const size_t needed = static_cast<size_t>(elements) * tensor.element_size();
   const size_t present = tensor.has_storage() ? tensor.storage().nbytes() : 0;
   if (present >= needed && tensor.storage().data() != nullptr) return;
-  raise_value_error(argument.text() + ": got a tensor without memory: its elements span " +
-                    std::to_string(needed) + " bytes, and its storage holds " +
-                    std::to_string(present >= needed ? 0 : present) +
-                    "; if the storage was freed, resize_() it first");
+  raise_value_error(
+      fmt::format("{}: got a tensor without memory: its elements span {} bytes, and its storage "
+                  "holds {}; if the storage was freed, resize_() it first",
+                  argument.text(), needed, present >= needed ? 0 : present));
 }
 
 Buffer::Buffer(const at::Tensor& tensor, Use use, const Argument& argument)
     : use_(use), argument_(argument) {
   if (!tensor.defined()) raise_value_error(argument.text() + ": got an undefined tensor");
   if (!tensor.device().is_cpu())
-    raise_value_error(argument.text() + ": got a tensor on " + tensor.device().str() +
-                      ", expected one on the CPU");
+    raise_value_error(fmt::format("{}: got a tensor on {}, expected one on the CPU",
+                                  argument.text(), tensor.device().str()));
   if (tensor.layout() != at::kStrided)
-    raise_type_error(argument.text() + ": got a tensor of layout " + c10::str(tensor.layout()) +
-                     ", expected a dense one");
+    raise_type_error(fmt::format("{}: got a tensor of layout {}, expected a dense one",
+                                 argument.text(), c10::str(tensor.layout())));
   dtype_ = to_dtype(tensor.scalar_type(), argument);
   tensor_ = tensor._is_zerotensor() ? with_memory(tensor, use, argument) : tensor;
   check_memory(tensor_, argument);
@@ -251,8 +252,9 @@ void check_outputs(std::vector<Buffer>& outputs) {
       Buffer &a = *ranges[farthest].second, &b = *ranges[i].second;
       auto status = at::get_overlap_status(a.tensor(), b.tensor());
       if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
-        raise_value_error(b.argument().text() + " shares memory with " + a.argument().text() +
-                          "; expected output tensors that do not overlap");
+        raise_value_error(
+            fmt::format("{} shares memory with {}; expected output tensors that do not overlap",
+                        b.argument().text(), a.argument().text()));
       // Columns of one matrix interleave without overlapping: compare the values after the call.
       for (Buffer& output : outputs) {
         output.stage();
@@ -266,8 +268,8 @@ void check_outputs(std::vector<Buffer>& outputs) {
 
 void check_same_dtype(const Buffer& a, const Buffer& b) {
   if (a.dtype() == b.dtype()) return;
-  raise_type_error(b.argument().text() + ": got dtype " + dtype_name(b.dtype()) + ", expected " +
-                   dtype_name(a.dtype()) + " as in " + a.argument().text());
+  raise_type_error(fmt::format("{}: got dtype {}, expected {} as in {}", b.argument().text(),
+                               dtype_name(b.dtype()), dtype_name(a.dtype()), a.argument().text()));
 }
 
 std::vector<const void*> read_pointers(std::span<const Buffer> buffers) {

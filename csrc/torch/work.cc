@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,7 +17,7 @@
 namespace dscomm {
 
 std::string describe_call(const char* title, const Group& group) {
-  return std::string(title) + " in group '" + group.name() + "'";
+  return fmt::format("{} in group '{}'", title, group.name());
 }
 
 namespace {
@@ -24,7 +25,7 @@ namespace {
 std::exception_ptr exception_of_call(const Status& status, const char* title, const Group& group) {
   std::string text = status.message();
   // A late rank adopts the text of the rank that waited for it.
-  const size_t end = text.find(')', text.find(" rank " + std::to_string(group.rank()) + " ("));
+  const size_t end = text.find(')', text.find(fmt::format(" rank {} (", group.rank())));
   if (status.code() == Code::kTimeout && end != std::string::npos)
     text.insert(end + 1, ", this rank");
   return to_exception(Status(status.code(), text), describe_call(title, group));
@@ -116,13 +117,13 @@ std::exception_ptr DscommWork::reported_error() const {
 
 int DscommWork::sourceRank() const {
   if (opType_ != c10d::OpType::RECV && opType_ != c10d::OpType::RECVANYSOURCE)
-    raise_value_error(std::string(title_) + " has no source rank; only a receive has");
+    raise_value_error(fmt::format("{} has no source rank; only a receive has", title_));
   return operation_->source();
 }
 
 std::vector<at::Tensor> DscommWork::result() {
   if (!isCompleted())
-    raise_value_error(std::string(title_) + " has no result yet; wait() for it first");
+    raise_value_error(fmt::format("{} has no result yet; wait() for it first", title_));
   if (std::exception_ptr error = reported_error()) std::rethrow_exception(error);
   return outputs_;
 }
@@ -139,8 +140,8 @@ bool DscommWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void DscommWork::abort() {
-  group_->abort(std::string("its program called abort() on the Work of its ") + title_ +
-                "; see its output for the reason");
+  group_->abort(fmt::format(
+      "its program called abort() on the Work of its {}; see its output for the reason", title_));
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> DscommWork::getFuture() {
@@ -159,7 +160,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DscommWork::getFuture() {
 
 float DscommWork::getDuration() const {
   if (!ended())
-    raise_value_error(std::string(title_) + " has no duration yet; wait() for it first");
+    raise_value_error(fmt::format("{} has no duration yet; wait() for it first", title_));
   return std::chrono::duration<float, std::milli>(finished_ - started_).count();
 }
 
