@@ -33,24 +33,24 @@ EDITS = [
 Status ShmTeam::all_reduce_by_root(const void* in, void* out, size_t count,
                                    const Reduction& reduction) {
   const size_t bytes = count * dtype_bytes(reduction.dtype);
-  DSCOMM_RETURN_IF_ERROR(stage_->open({.bytes = bytes, .buffer_bytes = bytes, .rounds = 2}));
+  DSCOMM_RETURN_IF_ERROR(staging_->open({.bytes = bytes, .buffer_bytes = bytes, .rounds = 2}));
   if (rank() == 0) {
     mailboxes_->post(1);
     DSCOMM_RETURN_IF_ERROR(
-        find_sources(in, 0, [&](int k) { return stage_->read(k, 0, 0, 0, bytes); }));
-    DSCOMM_ASSIGN_OR_RETURN(auto* result, stage_->fill(1));
+        find_sources(in, 0, [&](int k) { return staging_->read(k, 0, 0, 0, bytes); }));
+    DSCOMM_ASSIGN_OR_RETURN(auto* result, staging_->fill(1));
     dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
     copy(result, out, bytes, stores());
     post_staged(2);
   } else {
-    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(0));
+    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, staging_->fill(0));
     copy(buffer, in, bytes, stores());
     post_staged(1);
     DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(0, 2));
-    DSCOMM_ASSIGN_OR_RETURN(auto* theirs, stage_->read(0, 1, 0, 0, bytes));
+    DSCOMM_ASSIGN_OR_RETURN(auto* theirs, staging_->read(0, 1, 0, 0, bytes));
     copy(static_cast<std::byte*>(out), theirs, bytes, Stores::kOrdinary);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 """,

@@ -91,7 +91,7 @@ Status Team::scan(const void* in, void* out, size_t count, const Reduction& redu
     (
         "csrc/core/team/hierarchical_team.h",
         "after",
-        "  Status run_barrier(const CallOptions& piece) override;\n",
+        "  Status run_barrier(const CallOptions& sub_call) override;\n",
         f"{OF_TEAM};\n",
     ),
     (

@@ -1,6 +1,6 @@
 """bits16, torch's 16 bits without arithmetic, which the toy reduces as uint16.
 
-torch converts no tensor to bits16, so the lists of tests/torch/reference.py, whose tests do so, do
+torch converts no tensor to bits16, so the lists of tests/cases/reference.py, whose tests do so, do
 not get it.
 """
 
@@ -86,7 +86,7 @@ EDITS = [
         "    case DType::kBits16:\n",
     ),
     (
-        "tests/torch/reference.py",
+        "tests/cases/reference.py",
         "after",
         "        _SAME_BYTES[getattr(torch, _name)] = getattr(torch, _name[1:])\n",
         'if hasattr(torch, "bits16"):\n'

@@ -12,20 +12,20 @@ Status ShmTeam::run_scan(const std::byte* in, std::byte* out, size_t count,
   note(Collective::kScan, "in rounds", bytes);
   const uint32_t rounds = rounds_of(bytes, chunk);
   DSCOMM_RETURN_IF_ERROR(
-      stage_->open({.bytes = bytes, .buffer_bytes = std::min(bytes, chunk), .rounds = rounds}));
+      staging_->open({.bytes = bytes, .buffer_bytes = std::min(bytes, chunk), .rounds = rounds}));
   for (uint32_t round = 0; round < rounds; ++round) {
     const size_t begin = size_t{round} * chunk, length = round_bytes(bytes, chunk, round);
-    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, stage_->fill(round));
+    DSCOMM_ASSIGN_OR_RETURN(auto* buffer, staging_->fill(round));
     if (length > 0) copy(buffer, in + begin, length, stores());
     post_staged(round + 1);
     DSCOMM_RETURN_IF_ERROR(find_sources(
-        in + begin, round, [&](int k) { return stage_->read(k, round, 0, begin, length); }));
+        in + begin, round, [&](int k) { return staging_->read(k, round, 0, begin, length); }));
     if (length > 0)
       dscomm::reduce(out + begin, sources_.data(), rank() + 1, length / element_bytes, reduction,
                      rank() + 1);
     mailboxes_->acknowledge(round + 1);
   }
-  return stage_->end();
+  return staging_->end();
 }
 
 }  // namespace dscomm
