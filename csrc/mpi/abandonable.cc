@@ -43,8 +43,8 @@ Status run_abandonable(const char* what, std::function<void()> body, const Deadl
     deadline.note_slice(began_ns, std::chrono::nanoseconds(kSlice).count());
     Status status = check();
     if (status.ok() && time_left.is_over())
-      status = make_status(Code::kTimeout, "timed out: %s did not return within %s", what,
-                           deadline.timeout_text().c_str());
+      status = make_status(Code::kTimeout, "timed out: {} did not return within {}", what,
+                           deadline.timeout_text());
     if (!status.ok()) {
       thread.value().detach();
       return status;

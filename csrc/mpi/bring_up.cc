@@ -269,10 +269,9 @@ class BringUp {
               : "is there another MPI on the library path, or a setting for it in the "
                 "environment?";
       return make_status(Code::kUnsupported,
-                         "%s came up as rank %llu of %llu in MPI_COMM_WORLD, which is not one "
-                         "world of the %d ranks; %s",
-                         name(member).c_str(), static_cast<unsigned long long>(world_rank.rank),
-                         static_cast<unsigned long long>(world_rank.size), size(), advice);
+                         "{} came up as rank {} of {} in MPI_COMM_WORLD, which is not one "
+                         "world of the {} ranks; {}",
+                         name(member), world_rank.rank, world_rank.size, size(), advice);
     }
     return {};
   }
@@ -315,10 +314,9 @@ class BringUp {
     world_->comm_ = answer->comm;
     start().has_met(connects_all);
     exchange_.finish();
-    log_line(LogLevel::kInfo,
-             "MPI between hosts is up: %s, started by way of %s; rank %d of %d; %s",
-             start().version().c_str(), world_->started_by(), request_.rank, size(),
-             start().networks_used().c_str());
+    log_line(
+        LogLevel::kInfo, "MPI between hosts is up: {}, started by way of {}; rank {} of {}; {}",
+        start().version(), world_->started_by(), request_.rank, size(), start().networks_used());
     return {};
   }
 
@@ -385,7 +383,7 @@ void MpiWorld::leave(const Deadline& deadline) {
   Status status = run_abandonable(
       "MPI_Finalize", [] { (void)guarded_blocking([] { return MPI_Finalize(); }); }, deadline,
       [] { return Status(); });
-  if (!status.ok()) log_line(LogLevel::kWarn, "%s", status.message().c_str());
+  if (!status.ok()) log_line(LogLevel::kWarn, "{}", status.message());
 }
 
 void MpiWorld::close_descriptors() {

@@ -241,7 +241,7 @@ void watch_calls() {
     if (thread.ok())
       thread.value().detach();
     else
-      log_line(LogLevel::kWarn, "%s", thread.status().message().c_str());
+      log_line(LogLevel::kWarn, "{}", thread.status().message());
   });
 }
 

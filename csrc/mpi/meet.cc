@@ -20,8 +20,8 @@ class MeetingMonitor final : public MpiWaitMonitor {
   Status check(int64_t) override { return ends_(); }
   Status timed_out() override {
     return make_status(Code::kTimeout,
-                       "timed out after %s waiting for %s, or for a rank that it waits for",
-                       deadline_.timeout_text().c_str(), name_.c_str());
+                       "timed out after {} waiting for {}, or for a rank that it waits for",
+                       deadline_.timeout_text(), name_);
   }
 
  private:

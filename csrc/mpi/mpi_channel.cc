@@ -60,7 +60,7 @@ Status MpiChannel::open(size_t channel_bytes, uint64_t) {
   const size_t cell_bytes = std::clamp(channel_bytes / kCells, kShortestCell, kLongestCell);
   cells_.reset(new (std::nothrow) std::byte[kCells * cell_bytes]);
   if (cells_ == nullptr)
-    return make_status(Code::kResource, "no memory is left for a channel to %s", peer_.c_str());
+    return make_status(Code::kResource, "no memory is left for a channel to {}", peer_);
   cell_bytes_ = cell_bytes;
   return {};
 }
@@ -114,7 +114,7 @@ Status MpiChannel::probe() {
   if (!there) return {};
   if (arriving_ == nullptr) arriving_.reset(new (std::nothrow) std::byte[kReceives * kLongestCell]);
   if (arriving_ == nullptr)
-    return make_status(Code::kResource, "no memory is left for cells from %s", peer_.c_str());
+    return make_status(Code::kResource, "no memory is left for cells from {}", peer_);
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
   if (bytes > static_cast<int>(kLongestCell)) return wrong_length();
@@ -172,7 +172,7 @@ Result<std::optional<ArrivedCell>> MpiChannel::next_cell() {
 }
 
 Status MpiChannel::wrong_length() const {
-  return make_status(Code::kInternal, "a cell from %s has the wrong length", peer_.c_str());
+  return make_status(Code::kInternal, "a cell from {} has the wrong length", peer_);
 }
 
 bool MpiChannel::consume(bool) {

@@ -22,14 +22,14 @@ inline Status mpi_error(const char* call, int code) {
     const std::string words = mpi_abort_message();
     return append_first_death(make_status(
         Code::kInternal,
-        "%s failed: MPI no longer works in this process (%s); start the job again to use "
+        "{} failed: MPI no longer works in this process ({}); start the job again to use "
         "groups of several hosts",
-        call, words.empty() ? "a connection to another one broke" : words.c_str()));
+        call, words.empty() ? "a connection to another one broke" : words));
   }
   char text[MPI_MAX_ERROR_STRING] = "no reason given";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  return make_status(Code::kInternal, "%s failed: %s; MPI may have said more on standard error",
+  return make_status(Code::kInternal, "{} failed: {}; MPI may have said more on standard error",
                      call, text);
 }
 

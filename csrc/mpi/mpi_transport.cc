@@ -35,9 +35,8 @@ void raise_descriptor_limit() {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
   const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
   if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
-    log_line(LogLevel::kInfo, "the soft limit of open files is raised from %llu to %llu, for MPI",
-             static_cast<unsigned long long>(before),
-             static_cast<unsigned long long>(limit.rlim_max));
+    log_line(LogLevel::kInfo, "the soft limit of open files is raised from {} to {}, for MPI",
+             before, limit.rlim_max);
 }
 
 // The results of a thread that may be abandoned.
@@ -203,8 +202,8 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     status = reason_or(mpi_error("MPI_Comm_create_group", made->code), deadline, give_up_check);
   if (!status.ok()) {
     detector_->end(team.id, status);
-    return Status(status.code(), fmt::format("making the communicators of group '{}': {}",
-                                             team.name, status.message()));
+    return make_status(status.code(), "making the communicators of group '{}': {}", team.name,
+                       status.message());
   }
   return std::unique_ptr<Team>(
       std::make_unique<MpiTeam>(made->data, made->check, *detector_, std::move(options)));

@@ -118,15 +118,15 @@ Result<StartPlan> make_plan(const TransportRequest& request,
     const MpiMemberEntry& one = entries[0];
     const MpiMemberEntry& other = entries[static_cast<size_t>(rank)];
     if (one.mpi_version != other.mpi_version)
-      return Status(Code::kUnsupported,
-                    fmt::format("{} has {} and {} has {}; install the same MPI on all hosts",
-                                name(0), one.mpi_version, name(rank), other.mpi_version));
+      return make_status(Code::kUnsupported,
+                         "{} has {} and {} has {}; install the same MPI on all hosts", name(0),
+                         one.mpi_version, name(rank), other.mpi_version);
     if (one.initialised != other.initialised)
-      return Status(
+      return make_status(
           Code::kUnsupported,
-          fmt::format("MPI has been initialised already in {} but not in {}; initialise it in all "
-                      "ranks before the first group that spans hosts, or in none",
-                      name(one.initialised ? 0 : rank), name(one.initialised ? rank : 0)));
+          "MPI has been initialised already in {} but not in {}; initialise it in all "
+          "ranks before the first group that spans hosts, or in none",
+          name(one.initialised ? 0 : rank), name(one.initialised ? rank : 0));
   }
   StartPlan plan;
   plan.origin = entries[0].initialised       ? MpiOrigin::kProgram

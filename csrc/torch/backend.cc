@@ -59,11 +59,9 @@ PyObject* call_or_null(PyObject* object, const char* method) {
 c10::intrusive_ptr<DscommBackend> DscommBackend::create(c10::intrusive_ptr<c10d::Store> store,
                                                         GroupOptions options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    raise_value_error(
-        fmt::format("rank: got {} of {}, expected 0 to size - 1", options.rank, options.size));
+    raise_value_error("rank: got {} of {}, expected 0 to size - 1", options.rank, options.size);
   if (options.timeout.count() <= 0)
-    raise_value_error(
-        fmt::format("timeout: got {} ms, expected more than 0", options.timeout.count()));
+    raise_value_error("timeout: got {} ms, expected more than 0", options.timeout.count());
   Result<std::shared_ptr<Context>> context = Context::process();
   options.world = reinterpret_cast<uintptr_t>(root_of(store).get());
   auto bounded = std::make_shared<BoundedStore>(std::make_shared<StoreAdapter>(std::move(store)),
@@ -128,7 +126,7 @@ uint64_t DscommBackend::getSequenceNumberForGroup() { return group_->sequence();
 
 void DscommBackend::setTimeout(std::chrono::milliseconds timeout) {
   if (timeout.count() <= 0)
-    raise_value_error(fmt::format("timeout: got {} ms, expected more than 0", timeout.count()));
+    raise_value_error("timeout: got {} ms, expected more than 0", timeout.count());
   group_->set_timeout(timeout);
 }
 
@@ -191,11 +189,9 @@ c10d::ErrorType DscommBackend::getError() {
 bool DscommBackend::supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
 
 at::Tensor DscommBackend::allocateTensor(long size, at::TensorOptions options) {
-  if (size < 0)
-    raise_value_error(fmt::format("allocate_tensor: got size {}, expected 0 or more", size));
+  if (size < 0) raise_value_error("allocate_tensor: got size {}, expected 0 or more", size);
   if (!options.device().is_cpu())
-    raise_value_error(
-        fmt::format("allocate_tensor: got device {}, expected cpu", options.device().str()));
+    raise_value_error("allocate_tensor: got device {}, expected cpu", options.device().str());
   return empty_in_pool({size}, c10::typeMetaToScalarType(options.dtype()));
 }
 
@@ -207,9 +203,9 @@ void DscommBackend::startCoalescing() {
   std::thread::id nobody;
   end_abandoned_coalescing();
   if (!coalescing_thread_.compare_exchange_strong(nobody, std::this_thread::get_id()))
-    raise_value_error(fmt::format(
+    raise_value_error(
         "startCoalescing: calls of group '{}' are being coalesced already; end that first",
-        group_->name()));
+        group_->name());
   coalesced_.clear();
   const WithGil with_gil;
   PyObject* module = PyImport_ImportModule("deepspeed_comm._coalescing");
@@ -220,9 +216,8 @@ void DscommBackend::startCoalescing() {
 
 c10::intrusive_ptr<c10d::Work> DscommBackend::endCoalescing() {
   if (!coalescing())
-    raise_value_error(
-        fmt::format("endCoalescing: this thread has not started to coalesce calls of group '{}'",
-                    group_->name()));
+    raise_value_error("endCoalescing: this thread has not started to coalesce calls of group '{}'",
+                      group_->name());
   auto work = c10::make_intrusive<CoalescedWork>(getRank(), std::move(coalesced_));
   end_coalescing();
   return work;
@@ -261,8 +256,8 @@ GroupIdentity DscommBackend::identity() const {
 
 int DscommBackend::check_rank(int64_t rank, const char* title, const char* argument) const {
   if (rank < 0 || rank >= getSize())
-    raise_value_error(fmt::format("{}: {}: got rank {}, expected a rank of the group, 0 to {}",
-                                  describe_call(title, *group_), argument, rank, getSize() - 1));
+    raise_value_error("{}: {}: got rank {}, expected a rank of the group, 0 to {}",
+                      describe_call(title, *group_), argument, rank, getSize() - 1);
   return static_cast<int>(rank);
 }
 

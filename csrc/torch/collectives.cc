@@ -1,8 +1,6 @@
 // The collectives of DscommBackend: their arguments, their checks and their bodies.
 //
 // Messages name an argument as torch.distributed's function does, since the user wrote that name.
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <numeric>
 #include <span>
@@ -26,28 +24,27 @@ constexpr OpType kReduceScatterTensorCoalesced = reduce_scatter_tensor_coalesced
 template <typename Item>
 Item& single_item(std::vector<Item>& items, const char* argument) {
   if (items.size() != 1)
-    raise_value_error(fmt::format("{}: got a list of {}, expected exactly one for each rank",
-                                  argument, items.size()));
+    raise_value_error("{}: got a list of {}, expected exactly one for each rank", argument,
+                      items.size());
   return items[0];
 }
 
 void check_list_length(const char* argument, size_t got, size_t expected,
                        const char* expected_what) {
   if (got != expected)
-    raise_value_error(fmt::format("{}: got a list of {}, expected {}, {}", argument, got, expected,
-                                  expected_what));
+    raise_value_error("{}: got a list of {}, expected {}, {}", argument, got, expected,
+                      expected_what);
 }
 
 void check_count(const Buffer& buffer, size_t expected, const std::string& expected_what) {
   if (buffer.count() != expected)
-    raise_value_error(fmt::format("{}: got {} elements, expected {}, {}", buffer.argument().text(),
-                                  buffer.count(), expected, expected_what));
+    raise_value_error("{}: got {} elements, expected {}, {}", buffer.argument().text(),
+                      buffer.count(), expected, expected_what);
 }
 
 void check_root_tensor(int64_t root_tensor) {
   if (root_tensor != 0)
-    raise_value_error(
-        fmt::format("root_tensor: got {}, expected 0: a rank has one tensor", root_tensor));
+    raise_value_error("root_tensor: got {}, expected 0: a rank has one tensor", root_tensor);
 }
 
 void describe_reduction(CallInfo& call, const Reduction& reduction) {
@@ -165,8 +162,8 @@ Tensors list_of_root(std::vector<Tensors>& lists, bool is_root, size_t ranks, co
     return lists[0];
   }
   if (!lists.empty() && !lists[0].empty())
-    raise_value_error(fmt::format("{}: got {} tensors, expected none on a rank that is not {}",
-                                  argument, lists[0].size(), root_argument));
+    raise_value_error("{}: got {} tensors, expected none on a rank that is not {}", argument,
+                      lists[0].size(), root_argument);
   return {};
 }
 
@@ -210,11 +207,10 @@ struct PlannedAllReduceBody {
     planned.plan = plan->hash;
     Status status = all_reduce(team, planned);
     if (status.code() != Code::kMismatch) return status;
-    return Status(
+    return make_status(
         status.code(),
-        fmt::format(
-            "{}; this rank passed match_id '{}': pass the same match_id and shape on all ranks",
-            status.message(), plan->match_id));
+        "{}; this rank passed match_id '{}': pass the same match_id and shape on all ranks",
+        status.message(), plan->match_id);
   }
 };
 
@@ -370,22 +366,20 @@ std::vector<size_t> split_counts(const Buffer& buffer, const std::vector<int64_t
   if (splits.empty()) {
     if (rows % static_cast<int64_t>(ranks) != 0)
       raise_value_error(
-          fmt::format("{}: dimension 0 has size {}, expected a multiple of {}, the size of the "
-                      "group (or pass {})",
-                      name, rows, ranks, argument));
+          "{}: dimension 0 has size {}, expected a multiple of {}, the size of the "
+          "group (or pass {})",
+          name, rows, ranks, argument);
     return std::vector<size_t>(ranks, buffer.count() / ranks);
   }
   check_list_length(argument, splits.size(), ranks, "one for each rank of the group");
   for (int64_t split : splits)
-    if (split < 0)
-      raise_value_error(fmt::format("{}: got {}, expected no negative split", argument, split));
+    if (split < 0) raise_value_error("{}: got {}, expected no negative split", argument, split);
   int64_t sum = 0;
   for (int64_t split : splits)
     if (__builtin_add_overflow(sum, split, &sum)) sum = -1;  // -1 is never the number of rows
   if (sum != rows)
-    raise_value_error(
-        fmt::format("{}: the splits add up to {}, expected {}, the size of dimension 0 of {}",
-                    argument, sum, rows, name));
+    raise_value_error("{}: the splits add up to {}, expected {}, the size of dimension 0 of {}",
+                      argument, sum, rows, name);
   const size_t row_elements = rows == 0 ? 0 : buffer.count() / static_cast<size_t>(rows);
   std::vector<size_t> counts;
   for (int64_t split : splits) counts.push_back(static_cast<size_t>(split) * row_elements);
@@ -684,11 +678,11 @@ WorkPtr DscommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   body.out_counts = split_counts(body.outs[0], output_splits, "output_split_sizes", group_size());
   const auto mine = static_cast<size_t>(getRank());
   if (body.in_counts[mine] != body.out_counts[mine])
-    raise_value_error(fmt::format(
+    raise_value_error(
         "{}: output_split_sizes[{}]: got room for {} elements from this rank to itself, expected "
         "{}, as many as input_split_sizes[{}] sends; make both entries equal",
         describe_call("all_to_all_single", *group_), mine, body.out_counts[mine],
-        body.in_counts[mine], mine));
+        body.in_counts[mine], mine);
   if (body.ins[0].overlaps(body.outs[0])) body.ins[0].stage();
   body.in_pointers = slices_of<const void*>(body.ins[0], body.in_counts);
   body.out_pointers = slices_of<void*>(body.outs[0], body.out_counts);

@@ -49,9 +49,9 @@ constexpr std::pair<at::ScalarType, DType> kDTypes[] = {
 ReduceOp to_reduce_op(Op::RedOpType op) {
   for (const auto& [theirs, ours] : kOps)
     if (theirs == op) return ours;
-  raise_value_error(fmt::format(
+  raise_value_error(
       "op: got number {}, expected one of SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM",
-      static_cast<int>(op)));
+      static_cast<int>(op));
 }
 
 double premul_factor(const c10d::ReduceOp& op) {

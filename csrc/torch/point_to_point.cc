@@ -21,15 +21,13 @@ constexpr std::chrono::milliseconds kGrace{10000};
 
 const at::Tensor& only_tensor(const std::vector<at::Tensor>& tensors) {
   if (tensors.size() != 1)
-    raise_value_error(
-        fmt::format("tensor: got a list of {}, expected exactly one tensor", tensors.size()));
+    raise_value_error("tensor: got a list of {}, expected exactly one tensor", tensors.size());
   return tensors[0];
 }
 
 void check_tag(int tag, const char* title, const Group& group) {
   if (tag < 0)
-    raise_value_error(
-        fmt::format("{}: tag: got {}, expected 0 or more", describe_call(title, group), tag));
+    raise_value_error("{}: tag: got {}, expected 0 or more", describe_call(title, group), tag);
 }
 
 // Starts with gloo's text, which programs search for: it names the first missing rank, or all of

@@ -30,8 +30,8 @@ void log_once(const Status& why_not) {
   if (!told.exchange(true, std::memory_order_relaxed))
     log_line(LogLevel::kInfo,
              "a tensor that peers would read in place has ordinary memory, as have those that find "
-             "no place later on: %s",
-             why_not.message().c_str());
+             "no place later on: {}",
+             why_not.message());
 }
 
 class PoolAllocator final : public c10::Allocator {

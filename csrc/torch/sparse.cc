@@ -63,19 +63,17 @@ struct Gathered {
 SparseAllReduceBody::SparseAllReduceBody(const at::Tensor& sparse, const c10d::ReduceOp& op)
     : tensor(sparse) {
   if (!sparse.device().is_cpu())
-    raise_value_error(fmt::format("tensor: got a sparse tensor on {}, expected one on the CPU",
-                                  sparse.device().str()));
+    raise_value_error("tensor: got a sparse tensor on {}, expected one on the CPU",
+                      sparse.device().str());
   if (sparse.dim() > static_cast<int64_t>(kMostDimensions))
-    raise_value_error(
-        fmt::format("tensor: got a sparse tensor of {} dimensions, expected at most {}",
-                    sparse.dim(), kMostDimensions));
+    raise_value_error("tensor: got a sparse tensor of {} dimensions, expected at most {}",
+                      sparse.dim(), kMostDimensions);
   check_memory(sparse._indices(), {"indices of tensor"});
   check_memory(sparse._values(), {"values of tensor"});
   reduction = to_reduction(op, to_dtype(sparse.scalar_type(), {"tensor"}));
   // A sparse tensor's missing entries are zeros, which only a sum can ignore.
   if (reduction.op != ReduceOp::kSum)
-    raise_value_error(
-        fmt::format("op: got {} for a sparse tensor, expected SUM", reduce_op_name(reduction.op)));
+    raise_value_error("op: got {} for a sparse tensor, expected SUM", reduce_op_name(reduction.op));
 }
 
 Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) const {
@@ -107,9 +105,9 @@ Status SparseAllReduceBody::operator()(Team& team, const CallOptions& options) c
     // All ranks compare the same headers, so all find the mismatch, and the group ends.
     Status status =
         make_status(Code::kMismatch,
-                    "rank %zu has a sparse tensor of %s, this rank (%d) one of %s; every rank must "
+                    "rank {} has a sparse tensor of {}, this rank ({}) one of {}; every rank must "
                     "pass the same shape and dtype",
-                    k, headers[k].text().c_str(), team.rank(), header.text().c_str());
+                    k, headers[k].text(), team.rank(), header.text());
     team.abort(status);
     return team.failure();
   }

@@ -51,9 +51,9 @@ Status StoreAdapter::failed(const char* what, const std::string& key,
   if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error))
     reason = c10_error->what_without_backtrace();
   return make_status(Code::kResource,
-                     "the store through which ranks meet%s failed to %s key '%s': %s; see whether "
+                     "the store through which ranks meet{} failed to {} key '{}': {}; see whether "
                      "the process that keeps it has died, and why",
-                     keeper_text_.c_str(), what, key.c_str(), reason.c_str());
+                     keeper_text_, what, key, reason);
 }
 
 template <typename Call>
@@ -81,8 +81,8 @@ Result<std::string> StoreAdapter::get(const std::string& key, const Deadline& de
          pause = std::min(pause * 2, kLongestPause)) {
       int64_t remaining_ns = deadline.remaining_ns();
       if (remaining_ns <= 0)
-        return make_status(Code::kTimeout, "timed out after %s waiting for key '%s' in the store",
-                           deadline.timeout_text().c_str(), key.c_str());
+        return make_status(Code::kTimeout, "timed out after {} waiting for key '{}' in the store",
+                           deadline.timeout_text(), key);
       deadline.nap(
           std::min<std::chrono::nanoseconds>(pause, std::chrono::nanoseconds(remaining_ns)));
     }

@@ -7,7 +7,6 @@
 #include <ATen/ops/neg.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
-#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>
@@ -163,20 +162,20 @@ void check_memory(const at::Tensor& tensor, const Argument& argument) {
   const size_t present = tensor.has_storage() ? tensor.storage().nbytes() : 0;
   if (present >= needed && tensor.storage().data() != nullptr) return;
   raise_value_error(
-      fmt::format("{}: got a tensor without memory: its elements span {} bytes, and its storage "
-                  "holds {}; if the storage was freed, resize_() it first",
-                  argument.text(), needed, present >= needed ? 0 : present));
+      "{}: got a tensor without memory: its elements span {} bytes, and its storage "
+      "holds {}; if the storage was freed, resize_() it first",
+      argument.text(), needed, present >= needed ? 0 : present);
 }
 
 Buffer::Buffer(const at::Tensor& tensor, Use use, const Argument& argument)
     : use_(use), argument_(argument) {
   if (!tensor.defined()) raise_value_error(argument.text() + ": got an undefined tensor");
   if (!tensor.device().is_cpu())
-    raise_value_error(fmt::format("{}: got a tensor on {}, expected one on the CPU",
-                                  argument.text(), tensor.device().str()));
+    raise_value_error("{}: got a tensor on {}, expected one on the CPU", argument.text(),
+                      tensor.device().str());
   if (tensor.layout() != at::kStrided)
-    raise_type_error(fmt::format("{}: got a tensor of layout {}, expected a dense one",
-                                 argument.text(), c10::str(tensor.layout())));
+    raise_type_error("{}: got a tensor of layout {}, expected a dense one", argument.text(),
+                     c10::str(tensor.layout()));
   dtype_ = to_dtype(tensor.scalar_type(), argument);
   tensor_ = tensor._is_zerotensor() ? with_memory(tensor, use, argument) : tensor;
   check_memory(tensor_, argument);
@@ -222,10 +221,10 @@ Status Buffer::verify() const {
   if (equal) return {};
   return make_status(
       Code::kInvalidArgument,
-      "%s: elements of this tensor of shape %s share memory (an expanded tensor stores several "
+      "{}: elements of this tensor of shape {} share memory (an expanded tensor stores several "
       "elements at one address; tensors of a list can overlap) and were to receive different "
       "values; pass a copy made with .clone() or .contiguous()",
-      argument_.text().c_str(), c10::str(tensor_.sizes()).c_str());
+      argument_.text(), c10::str(tensor_.sizes()));
 }
 
 std::vector<Buffer> make_buffers(const std::vector<at::Tensor>& tensors, Use use,
@@ -252,9 +251,8 @@ void check_outputs(std::vector<Buffer>& outputs) {
       Buffer &a = *ranges[farthest].second, &b = *ranges[i].second;
       auto status = at::get_overlap_status(a.tensor(), b.tensor());
       if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial)
-        raise_value_error(
-            fmt::format("{} shares memory with {}; expected output tensors that do not overlap",
-                        b.argument().text(), a.argument().text()));
+        raise_value_error("{} shares memory with {}; expected output tensors that do not overlap",
+                          b.argument().text(), a.argument().text());
       // Columns of one matrix interleave without overlapping: compare the values after the call.
       for (Buffer& output : outputs) {
         output.stage();
@@ -268,8 +266,8 @@ void check_outputs(std::vector<Buffer>& outputs) {
 
 void check_same_dtype(const Buffer& a, const Buffer& b) {
   if (a.dtype() == b.dtype()) return;
-  raise_type_error(fmt::format("{}: got dtype {}, expected {} as in {}", b.argument().text(),
-                               dtype_name(b.dtype()), dtype_name(a.dtype()), a.argument().text()));
+  raise_type_error("{}: got dtype {}, expected {} as in {}", b.argument().text(),
+                   dtype_name(b.dtype()), dtype_name(a.dtype()), a.argument().text());
 }
 
 std::vector<const void*> read_pointers(std::span<const Buffer> buffers) {

@@ -86,7 +86,7 @@ void DscommWork::mark(c10::ivalue::Future& future) {
       future.markCompleted(c10::IValue(outputs_));
     }
   } catch (const std::exception& error) {
-    log_line(LogLevel::kError, "a callback of the future of %s raised: %s", title_, error.what());
+    log_line(LogLevel::kError, "a callback of the future of {} raised: {}", title_, error.what());
   }
 }
 
@@ -117,13 +117,12 @@ std::exception_ptr DscommWork::reported_error() const {
 
 int DscommWork::sourceRank() const {
   if (opType_ != c10d::OpType::RECV && opType_ != c10d::OpType::RECVANYSOURCE)
-    raise_value_error(fmt::format("{} has no source rank; only a receive has", title_));
+    raise_value_error("{} has no source rank; only a receive has", title_);
   return operation_->source();
 }
 
 std::vector<at::Tensor> DscommWork::result() {
-  if (!isCompleted())
-    raise_value_error(fmt::format("{} has no result yet; wait() for it first", title_));
+  if (!isCompleted()) raise_value_error("{} has no result yet; wait() for it first", title_);
   if (std::exception_ptr error = reported_error()) std::rethrow_exception(error);
   return outputs_;
 }
@@ -159,8 +158,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DscommWork::getFuture() {
 }
 
 float DscommWork::getDuration() const {
-  if (!ended())
-    raise_value_error(fmt::format("{} has no duration yet; wait() for it first", title_));
+  if (!ended()) raise_value_error("{} has no duration yet; wait() for it first", title_);
   return std::chrono::duration<float, std::milli>(finished_ - started_).count();
 }
 

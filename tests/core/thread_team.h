@@ -63,10 +63,9 @@ class ThreadBoard {
     while (!over()) {
       int64_t left_ns = deadline.remaining_ns();
       if (left_ns <= 0) {
-        fail_locked(make_status(Code::kTimeout, "rank %d waited %lld ms for%s: %s", rank,
-                                static_cast<long long>(deadline.timeout_ms()),
-                                absent(*call).c_str(),
-                                call->posts[static_cast<size_t>(rank)].description.c_str()));
+        fail_locked(make_status(Code::kTimeout, "rank {} waited {} ms for{}: {}", rank,
+                                deadline.timeout_ms(), absent(*call),
+                                call->posts[static_cast<size_t>(rank)].description));
         break;
       }
       changed_.wait_for(lock, std::chrono::nanoseconds(left_ns), over);
@@ -102,8 +101,8 @@ class ThreadBoard {
     for (int rank = 1; rank < size_; ++rank) {
       const std::string& mine = call.posts[static_cast<size_t>(rank)].description;
       if (mine == call.posts[0].description) continue;
-      fail_locked(make_status(Code::kMismatch, "rank 0 called %s, rank %d called %s",
-                              call.posts[0].description.c_str(), rank, mine.c_str()));
+      fail_locked(make_status(Code::kMismatch, "rank 0 called {}, rank {} called {}",
+                              call.posts[0].description, rank, mine));
     }
   }
 
@@ -400,7 +399,7 @@ class ThreadTeam final : public Team {
     size_t sent = block(posts, rank, index).size() / dtype_bytes(dtype);
     if (sent == count) return {};
     Status mismatch =
-        make_status(Code::kMismatch, "rank %d expects %zu from rank %d, which sends %zu", rank_,
+        make_status(Code::kMismatch, "rank {} expects {} from rank {}, which sends {}", rank_,
                     count, rank, sent);
     board_->fail(mismatch);
     return mismatch;

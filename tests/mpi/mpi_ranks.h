@@ -79,9 +79,9 @@ class BoardDetector final : public FailureDetector {
       case Code::kOk:
         return {};
       case Code::kPeerDied:
-        return make_status(code, "rank %d died or exited without leaving", rank);
+        return make_status(code, "rank {} died or exited without leaving", rank);
       default:
-        return make_status(code, "rank %d has left", rank);
+        return make_status(code, "rank {} has left", rank);
     }
   }
   Departure departure(int rank) const override {

@@ -2,10 +2,7 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cstdarg>
-#include <cstdio>
 
 namespace dscomm {
 namespace {
@@ -30,23 +27,15 @@ bool log_enabled(LogLevel level) {
   return static_cast<int>(level) <= log_level.load(std::memory_order_relaxed);
 }
 
-void log_line(LogLevel level, const char* format, ...) {
-  if (!log_enabled(level)) return;
+void write_log_line(LogLevel level, const std::string& text) {
   static const char* const names[] = {"error", "warning", "info", "debug"};
-  char line[1024];
   const int rank = log_rank.load(std::memory_order_relaxed);
-  const std::string who = rank < 0 ? "" : " rank " + std::to_string(rank);
-  int length = std::snprintf(line, sizeof line, "[dscomm%s pid %d] %s: ", who.c_str(),
-                             static_cast<int>(getpid()), names[static_cast<int>(level)]);
-  va_list arguments;
-  va_start(arguments, format);
-  length += std::vsnprintf(line + length, sizeof line - static_cast<size_t>(length) - 1, format,
-                           arguments);
-  va_end(arguments);
-  length = std::min(length, static_cast<int>(sizeof line) - 2);
-  line[length++] = '\n';
-  // If standard error is closed, there is no place to report it.
-  [[maybe_unused]] ssize_t written = ::write(STDERR_FILENO, line, static_cast<size_t>(length));
+  const std::string line =
+      fmt::format("[dscomm{} pid {}] {}: {}\n", rank < 0 ? "" : fmt::format(" rank {}", rank),
+                  getpid(), names[static_cast<int>(level)], text);
+  // One write, so that lines of several ranks do not mix. If standard error is closed, there is no
+  // place to report it.
+  [[maybe_unused]] ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
 }  // namespace dscomm

@@ -2,7 +2,10 @@
 // or above DSCOMM_DEBUG.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <string>
+#include <utility>
 
 namespace dscomm {
 
@@ -13,6 +16,12 @@ void set_log_level(const std::string& name);  // "error", "warn", "info", "debug
 void set_log_rank(int rank);                  // -1: not known yet
 bool log_enabled(LogLevel level);
 
-void log_line(LogLevel level, const char* format, ...) __attribute__((format(printf, 2, 3)));
+void write_log_line(LogLevel level, const std::string& text);
+
+// Writes the text of fmt::format() to standard error, if the level is enabled.
+template <typename... Args>
+void log_line(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(level)) write_log_line(level, fmt::format(format, std::forward<Args>(args)...));
+}
 
 }  // namespace dscomm

@@ -142,18 +142,17 @@ void log_once(const std::string& path, int error) {
   static std::atomic<bool> told{false};
   if (!told.exchange(true, std::memory_order_relaxed))
     log_line(LogLevel::kInfo,
-             "%s cannot be locked (%s): limits on memory are read, but what other processes take "
+             "{} cannot be locked ({}): limits on memory are read, but what other processes take "
              "at the same time is not known",
-             path.c_str(), std::strerror(error));
+             path, std::strerror(error));
 }
 
 Status refusal(const MemoryLimit& limit, int64_t others_bytes, size_t bytes) {
   std::string others;
   if (others_bytes > 0)
     others = ", of which other processes are taking " + std::to_string(others_bytes);
-  return make_status(Code::kResource, "%s leaves %lld bytes%s, and %zu more are needed",
-                     limit.source.c_str(), static_cast<long long>(limit.available_bytes),
-                     others.c_str(), bytes);
+  return make_status(Code::kResource, "{} leaves {} bytes{}, and {} more are needed", limit.source,
+                     limit.available_bytes, others, bytes);
 }
 
 }  // namespace
@@ -232,7 +231,7 @@ MemoryReservation::Refusal MemoryReservation::try_once(const std::string& proc,
 Result<MemoryReservation> MemoryReservation::make(size_t bytes, const std::string& proc,
                                                   const std::string& cgroup) {
   if (bytes > static_cast<size_t>(kMostPages) * kPageBytes)
-    return make_status(Code::kResource, "%zu bytes are more than can be taken at once", bytes);
+    return make_status(Code::kResource, "{} bytes are more than can be taken at once", bytes);
   const int64_t began_ns = monotonic_ns();
   MemoryReservation reservation(bytes);
   Others last;
@@ -249,8 +248,8 @@ Result<MemoryReservation> MemoryReservation::make(size_t bytes, const std::strin
       changed_ns = now;
     } else if (now - changed_ns > kStaleNs) {
       distrust().is_stale(others.path, others.bytes);
-      log_line(LogLevel::kWarn, "%s; they took none of it for a second, so it is ignored",
-               why.message().c_str());
+      log_line(LogLevel::kWarn, "{}; they took none of it for a second, so it is ignored",
+               why.message());
     }
     std::this_thread::sleep_for(kPause * (1 + random_number() % 4));
   }

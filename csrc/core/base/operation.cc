@@ -37,9 +37,9 @@ Status Operation::wait(std::chrono::milliseconds limit) {
       const int64_t left_ns = time_left->ns();
       if (left_ns <= 0)
         return make_status(Code::kTimeout,
-                           "timed out after %s, the limit passed to wait(); the call goes on: wait "
+                           "timed out after {}, the limit passed to wait(); the call goes on: wait "
                            "again, or pass wait() a longer timeout",
-                           duration_text(limit.count()).c_str());
+                           duration_text(limit.count()));
       const int64_t slice_ns = std::min(left_ns, kSliceNs), began_ns = monotonic_ns();
       finished_.wait_for(lock, std::chrono::nanoseconds(slice_ns), is_done);
       deadline.note_slice(began_ns, slice_ns);

@@ -25,9 +25,8 @@ Status read_number(const char* name, int64_t smallest, int64_t largest, int64_t*
   errno = 0;
   int64_t value = std::strtoll(text.c_str(), &end, 10);
   if (errno != 0 || *end != '\0' || value < smallest || value > largest)
-    return make_status(Code::kInvalidArgument, "%s=%s: expected a whole number from %lld to %lld",
-                       name, text.c_str(), static_cast<long long>(smallest),
-                       static_cast<long long>(largest));
+    return make_status(Code::kInvalidArgument, "{}={}: expected a whole number from {} to {}", name,
+                       text, smallest, largest);
   *field = value;
   return {};
 }
@@ -40,8 +39,7 @@ Status read_text(const char* name, const std::string& allowed, std::string* fiel
     // Two values with a bar between them would also be found in the list.
     if (text.find('|') != std::string::npos ||
         ("|" + allowed + "|").find("|" + text + "|") == std::string::npos)
-      return make_status(Code::kInvalidArgument, "%s=%s: expected one of %s", name, text.c_str(),
-                         allowed.c_str());
+      return make_status(Code::kInvalidArgument, "{}={}: expected one of {}", name, text, allowed);
   }
   *field = text;
   return {};
@@ -72,8 +70,8 @@ Status check_names() {
     for (const SettingRow& row : rows)
       if (edit_distance(name, row.name) < edit_distance(name, nearest->name)) nearest = &row;
     if (nearest->name != name)
-      return make_status(Code::kInvalidArgument, "%s is not a setting of dscomm; did you mean %s?",
-                         std::string(name).c_str(), nearest->name.c_str());
+      return make_status(Code::kInvalidArgument, "{} is not a setting of dscomm; did you mean {}?",
+                         std::string(name), nearest->name);
   }
   return {};
 }

@@ -1,7 +1,6 @@
 #include "core/base/status.h"
 
 #include <cerrno>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,20 +24,7 @@ const std::string& Status::message() const {
 }
 
 Status system_error(const char* what) {
-  return make_status(Code::kResource, "%s failed: %s", what, std::strerror(errno));
-}
-
-Status make_status(Code code, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  va_list again;
-  va_copy(again, arguments);
-  int length = std::vsnprintf(nullptr, 0, format, arguments);
-  va_end(arguments);
-  std::string message(static_cast<size_t>(length), '\0');
-  std::vsnprintf(message.data(), message.size() + 1, format, again);
-  va_end(again);
-  return Status(code, std::move(message));
+  return make_status(Code::kResource, "{} failed: {}", what, std::strerror(errno));
 }
 
 void check_failed(const char* condition, const char* what, const char* file, int line) {

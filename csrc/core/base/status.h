@@ -5,6 +5,8 @@
 // turns a status into an exception, in one place.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,8 +49,11 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Detail> detail_;
 };
 
-// Builds a message from printf arguments.
-Status make_status(Code code, const char* format, ...) __attribute__((format(printf, 2, 3)));
+// With the message of fmt::format().
+template <typename... Args>
+Status make_status(Code code, fmt::format_string<Args...> format, Args&&... args) {
+  return Status(code, fmt::format(format, std::forward<Args>(args)...));
+}
 
 // kResource, with the text of errno: "fallocate of shared memory failed: Cannot allocate memory".
 Status system_error(const char* what);

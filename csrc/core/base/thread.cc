@@ -17,7 +17,7 @@ Result<std::thread> start_thread(const char* what, std::function<void()> body) {
     thread = std::thread(std::move(body));
   } catch (const std::system_error& error) {
     status = make_status(Code::kResource,
-                         "%s could not start its thread: %s; look at the limits on threads and "
+                         "{} could not start its thread: {}; look at the limits on threads and "
                          "address space (ulimit -u, ulimit -v, the cgroup's pids.max)",
                          what, error.what());
   }

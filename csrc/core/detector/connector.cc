@@ -45,13 +45,12 @@ Status Connector::read(const std::string& bytes) {
     for (const std::string& endpoint : offered)
       if (is_endpoint_at(endpoint, address)) add_endpoint(endpoint, address);
   if (!endpoints_.empty()) return {};
-  return Status(
-      Code::kUnsupported,
-      fmt::format("{} listens at {}, and cannot be reached there from {}: both hosts have these "
-                  "addresses; name the network that joins them in DSCOMM_IFNAME",
-                  name(),
-                  invitation.text.substr(std::min(token_.size() + 1, invitation.text.size())),
-                  own_name()));
+  return make_status(Code::kUnsupported,
+                     "{} listens at {}, and cannot be reached there from {}: both hosts have these "
+                     "addresses; name the network that joins them in DSCOMM_IFNAME",
+                     name(),
+                     invitation.text.substr(std::min(token_.size() + 1, invitation.text.size())),
+                     own_name());
 }
 
 void Connector::add_endpoint(const std::string& text, const std::string& address) {
@@ -134,8 +133,8 @@ Result<bool> Connector::begin_attempt(size_t index) {
   UniqueFd socket(
       ::socket(endpoint.address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid())
-    return Status(Code::kResource, fmt::format("{} got no socket: {}; raise its limit (ulimit -n)",
-                                               own_name(), std::strerror(errno)));
+    return make_status(Code::kResource, "{} got no socket: {}; raise its limit (ulimit -n)",
+                       own_name(), std::strerror(errno));
   if (::connect(socket.get(), endpoint.address.get(), endpoint.address.size) != 0 &&
       errno != EINPROGRESS) {
     endpoint.outcome = error_text(errno);
@@ -199,9 +198,10 @@ Status Connector::unreachable(Code code, const std::string& how) const {
   for (const Endpoint& endpoint : endpoints_)
     tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", endpoint.text,
                          endpoint.outcome.empty() ? "not tried" : endpoint.outcome);
-  return Status(code, fmt::format("{} {} to {} at {}; see whether it runs, and let TCP through "
-                                  "between the hosts",
-                                  own_name(), how, name(), tried));
+  return make_status(code,
+                     "{} {} to {} at {}; see whether it runs, and let TCP through "
+                     "between the hosts",
+                     own_name(), how, name(), tried);
 }
 
 }  // namespace dscomm

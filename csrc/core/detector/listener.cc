@@ -39,8 +39,8 @@ Status Listener::open() {
        reachable_addresses(request_.members, request_.rank, request_.rank))
     if (Status status = listen_at(address); !status.ok()) last = status;
   if (listeners_.empty()) return last;
-  log_line(LogLevel::kDebug, "listening for other members of '%s' at %s", request_.name.c_str(),
-           endpoints_.c_str());
+  log_line(LogLevel::kDebug, "listening for other members of '{}' at {}", request_.name,
+           endpoints_);
   return {};
 }
 
@@ -54,8 +54,8 @@ Status Listener::listen_at(const std::string& address) {
   // All endpoints must fit into one message.
   if (endpoints_.size() + token_.size() + kEndpointBytes > kMessageTextBytes) return {};
   auto failed = [&](const char* what) {
-    return Status(Code::kResource, fmt::format("{} cannot listen at {}: {}: {}", own_name(),
-                                               address, what, std::strerror(errno)));
+    return make_status(Code::kResource, "{} cannot listen at {}: {}: {}", own_name(), address, what,
+                       std::strerror(errno));
   };
   const PortRange ports = parse_ports(request_.settings.ports).value_or(PortRange{});
   std::optional<SocketAddress> name = socket_address(address, ports.first);
@@ -109,10 +109,10 @@ Status Listener::accept_from(int listener) {
     UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-        return Status(Code::kResource,
-                      fmt::format("{} cannot take the connections of {} others: {}; raise its "
-                                  "limit (ulimit -n)",
-                                  own_name(), expected_, std::strerror(errno)));
+        return make_status(Code::kResource,
+                           "{} cannot take the connections of {} others: {}; raise its "
+                           "limit (ulimit -n)",
+                           own_name(), expected_, std::strerror(errno));
       return {};  // no connection is waiting
     }
     // A member whose connection is dropped tries again.

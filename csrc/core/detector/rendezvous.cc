@@ -75,8 +75,8 @@ class Rendezvous {
 
   std::string name(int rank) const { return name_member(request_.members, rank); }
   Status error(const Status& status) const {
-    return Status(status.code(), fmt::format("connecting the hosts of group '{}': {}",
-                                             request_.name, status.message()));
+    return make_status(status.code(), "connecting the hosts of group '{}': {}", request_.name,
+                       status.message());
   }
 
   Status invite();
@@ -214,8 +214,8 @@ Status Rendezvous::wait() {
   deadline_.note_slice(began_ns, asked_ns);
   if (ready < 0) {
     if (reason == EINTR) return {};
-    return error(Status(Code::kResource, fmt::format("{}: poll failed: {}", name(request_.rank),
-                                                     std::strerror(reason))));
+    return error(make_status(Code::kResource, "{}: poll failed: {}", name(request_.rank),
+                             std::strerror(reason)));
   }
   const std::span<const pollfd> all(entries);
   size_t next = 0;

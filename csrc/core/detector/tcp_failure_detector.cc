@@ -59,7 +59,7 @@ Result<std::unique_ptr<TcpFailureDetector>> TcpFailureDetector::connect(
 Status TcpFailureDetector::begin() {
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_.valid())
-    return make_status(Code::kResource, "eventfd failed: %s", std::strerror(errno));
+    return make_status(Code::kResource, "eventfd failed: {}", std::strerror(errno));
   Result<std::thread> service = start_thread("the failure detector", [this] { serve(); });
   if (!service.ok()) return service.status();
   service_ = std::move(service).value();

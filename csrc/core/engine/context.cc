@@ -45,8 +45,8 @@ Result<std::shared_ptr<Context>> Context::create(const Settings& settings,
     if (pool.ok())
       context->pool_ = std::move(pool).value();
     else
-      log_line(LogLevel::kInfo, "no pool of tensors that peers read in place: %s",
-               pool.status().message().c_str());
+      log_line(LogLevel::kInfo, "no pool of tensors that peers read in place: {}",
+               pool.status().message());
   }
   ArenaId doorbell_token;
   DSCOMM_ASSIGN_OR_RETURN(std::unique_ptr<Doorbell> doorbell, Doorbell::create(&doorbell_token));
@@ -72,8 +72,8 @@ Result<std::shared_ptr<Context>> Context::process() {
   const bool on_signal = settings.flight_record_signal != "none";
   if (on_signal && settings.flight_record_dir.empty())
     return make_status(Code::kInvalidArgument,
-                       "DSCOMM_FLIGHT_RECORD_SIGNAL=%s: expected DSCOMM_FLIGHT_RECORD_DIR as well",
-                       settings.flight_record_signal.c_str());
+                       "DSCOMM_FLIGHT_RECORD_SIGNAL={}: expected DSCOMM_FLIGHT_RECORD_DIR as well",
+                       settings.flight_record_signal);
   DSCOMM_ASSIGN_OR_RETURN(std::shared_ptr<Context> context,
                           create(settings, std::make_unique<SocketDirectory>()));
   if (on_signal)

@@ -165,8 +165,7 @@ Status write_file(const std::string& path, const std::string& text) {
   const auto failed = [&](const char* what) {
     const int error = errno;
     ::unlink(draft.c_str());
-    return Status(Code::kResource,
-                  fmt::format("{}: {} failed: {}", path, what, std::strerror(error)));
+    return make_status(Code::kResource, "{}: {} failed: {}", path, what, std::strerror(error));
   };
   if (!file.valid()) return failed("open");
   for (size_t done = 0; done < text.size();) {
@@ -265,14 +264,14 @@ void FlightRecord::write(const std::string& reason) {
     if (group->fill(&record)) by_rank[global_rank(record)].push_back(std::move(record));
   }
   if (::mkdir(directory_.c_str(), 0777) != 0 && errno != EEXIST)
-    log_line(LogLevel::kWarn, "%s: mkdir failed: %s", directory_.c_str(), std::strerror(errno));
+    log_line(LogLevel::kWarn, "{}: mkdir failed: {}", directory_, std::strerror(errno));
   for (const auto& [rank, records] : by_rank) {
     const std::string path = fmt::format("{}/flight_record_{}.json", directory_, rank);
     const Status written = write_file(path, flight_record_text(records, reason));
     if (written.ok())
-      log_line(LogLevel::kWarn, "the flight record is in %s", path.c_str());
+      log_line(LogLevel::kWarn, "the flight record is in {}", path);
     else
-      log_line(LogLevel::kWarn, "no flight record: %s", written.message().c_str());
+      log_line(LogLevel::kWarn, "no flight record: {}", written.message());
   }
 }
 

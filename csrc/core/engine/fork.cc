@@ -54,7 +54,7 @@ Status Context::check_process() const {
   if (made_after_forks_ == fork_count.load(std::memory_order_relaxed)) return {};
   return make_status(
       Code::kUnsupported,
-      "this process (pid %d) was forked from pid %d after the group was made there; the group "
+      "this process (pid {}) was forked from pid {} after the group was made there; the group "
       "belongs to the parent. Make groups after the fork, or start the child with spawn",
       static_cast<int>(getpid()), made_in_pid_);
 }

@@ -86,7 +86,7 @@ Group::Group(std::shared_ptr<Context> context, GroupOptions options)
 Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Context> context,
                                              std::shared_ptr<Store> store, GroupOptions options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    return make_status(Code::kInvalidArgument, "rank %d is not in a group of %d", options.rank,
+    return make_status(Code::kInvalidArgument, "rank {} is not in a group of {}", options.rank,
                        options.size);
   DSCOMM_RETURN_IF_ERROR(context->check_process());
   std::shared_ptr<Group> group(new Group(std::move(context), std::move(options)));
@@ -96,8 +96,8 @@ Result<std::shared_ptr<Group>> Group::create(std::shared_ptr<Context> context,
   DSCOMM_RETURN_IF_ERROR(group->form(std::move(store)));
   group->context_->flight_record().add(group);
   group->context_->add_group(group->options_.world, group->options_.global_ranks.empty(), group);
-  log_line(LogLevel::kInfo, "group '%s' of %d ranks: %s; %s", group->name().c_str(), group->size(),
-           group->team_->describe().c_str(), group->context_->topology().describe().c_str());
+  log_line(LogLevel::kInfo, "group '{}' of {} ranks: {}; {}", group->name(), group->size(),
+           group->team_->describe(), group->context_->topology().describe());
   return group;
 }
 
@@ -248,13 +248,13 @@ uint64_t Group::sequence() const {
 Status Group::refuse_locked() const {
   DSCOMM_RETURN_IF_ERROR(context_->check_process());
   if (has_state(kClosed))
-    return Status(Code::kInvalidArgument,
-                  fmt::format("group '{}' has been destroyed on this rank", options_.name));
+    return make_status(Code::kInvalidArgument, "group '{}' has been destroyed on this rank",
+                       options_.name);
   if (has_state(kExiting) && exit_thread_ != std::this_thread::get_id())
-    return Status(Code::kInvalidArgument,
-                  fmt::format("this process is ending, and group '{}' takes calls of the thread "
-                              "that runs its exit handlers alone",
-                              options_.name));
+    return make_status(Code::kInvalidArgument,
+                       "this process is ending, and group '{}' takes calls of the thread "
+                       "that runs its exit handlers alone",
+                       options_.name);
   return {};
 }
 
@@ -400,8 +400,8 @@ Status Group::schedule_locked() {
       context_->workers().submit([self = shared_from_this()] { self->drain(nullptr, true); });
   scheduled_ = submitted.ok();
   if (submitted.ok()) return {};
-  return Status(submitted.code(), fmt::format("rank {} of group '{}': {}", options_.rank,
-                                              options_.name, submitted.message()));
+  return make_status(submitted.code(), "rank {} of group '{}': {}", options_.rank, options_.name,
+                     submitted.message());
 }
 
 // Runs the queue until `until` is done (null: until it is empty), or another thread runs it.
@@ -493,9 +493,9 @@ OperationPtr Group::start_message(const OperationInfo& info, std::chrono::millis
     std::lock_guard lock(mutex_);
     if (Status refused = refuse_locked(); !refused.ok()) return Operation::refuse(refused);
     if (point_to_point_ == nullptr)
-      return Operation::refuse(Status(
-          Code::kInvalidArgument,
-          fmt::format("{}: group '{}' has no other rank to talk to", info.title, options_.name)));
+      return Operation::refuse(make_status(Code::kInvalidArgument,
+                                           "{}: group '{}' has no other rank to talk to",
+                                           info.title, options_.name));
   }
   const bool had_ended = has_ended_.load(std::memory_order_relaxed);
   uint64_t ticket = recorder_.started(info);
@@ -572,10 +572,10 @@ Status Group::formed_without_this(const std::vector<int>& global_ranks, uint64_t
     if (k >= peers_.size() || peers_[k] == nullptr || rank == options_.rank) continue;
     for (const std::atomic<uint64_t>& formed : peers_[k]->header().formed)
       if (formed.load(std::memory_order_acquire) == number)  // pairs with Context::note_formed()
-        return Status(Code::kMismatch,
-                      fmt::format("the ranks passed different members to it: global rank {} ({}) "
-                                  "has formed it without global rank {}",
-                                  rank, peers_[k]->describe(), options_.rank));
+        return make_status(Code::kMismatch,
+                           "the ranks passed different members to it: global rank {} ({}) "
+                           "has formed it without global rank {}",
+                           rank, peers_[k]->describe(), options_.rank);
     if (rank == global_ranks.front()) return {};
   }
   return {};
@@ -602,8 +602,8 @@ Status Group::failure_of_next_call() const {
 void Group::abort(const std::string& reason) {
   if (!context_->check_process().ok()) return;
   std::lock_guard lock(mutex_);
-  end_locked(Status(Code::kAborted, fmt::format("group '{}' was aborted by rank {}: {}",
-                                                options_.name, options_.rank, reason)));
+  end_locked(make_status(Code::kAborted, "group '{}' was aborted by rank {}: {}", options_.name,
+                         options_.rank, reason));
 }
 
 // Under mutex_.
@@ -655,8 +655,7 @@ Status Group::shutdown() {
 
 void Group::shutdown_with_warning() {
   if (Status status = shutdown(); !status.ok())
-    log_line(LogLevel::kWarn, "leaving group '%s': %s", options_.name.c_str(),
-             status.message().c_str());
+    log_line(LogLevel::kWarn, "leaving group '{}': {}", options_.name, status.message());
 }
 
 }  // namespace dscomm

@@ -150,8 +150,8 @@ class FormationRun {
   }
 
   void decline(const Status& cause) {
-    modex_.decline(Status(cause.code(), fmt::format("rank {} (pid {}): {}", request_.rank, getpid(),
-                                                    cause.message())));
+    modex_.decline(make_status(cause.code(), "rank {} (pid {}): {}", request_.rank, getpid(),
+                               cause.message()));
   }
 
  private:
@@ -348,12 +348,12 @@ class FormationRun {
     // If global ranks are known, all ranks must see the same members.
     for (size_t rank = 0; rank < request_.global_ranks.size() && rank < members_.size(); ++rank)
       if (members_[rank].global_rank != request_.global_ranks[rank])
-        return Status(
+        return make_status(
             Code::kMismatch,
-            fmt::format("the ranks passed different members to it: {} is global rank {}, but rank "
-                        "{} expects global rank {}",
-                        name_rank(static_cast<int>(rank)), members_[rank].global_rank,
-                        request_.rank, request_.global_ranks[rank]));
+            "the ranks passed different members to it: {} is global rank {}, but rank "
+            "{} expects global rank {}",
+            name_rank(static_cast<int>(rank)), members_[rank].global_rank, request_.rank,
+            request_.global_ranks[rank]);
     return {};
   }
 
@@ -395,12 +395,11 @@ class FormationRun {
     if (static_cast<int64_t>(bytes) + MemoryReservation::spare_bytes(bytes) <=
         limit.available_bytes)
       return {};
-    return Status(
-        Code::kResource,
-        fmt::format("{} {} on this host need {} bytes of shared memory, but {} leaves {}, as {} "
-                    "found; give the job more memory or lower DSCOMM_STAGING_BYTES",
-                    ranks, ranks == 1 ? "rank" : "ranks", bytes, limit.source,
-                    limit.available_bytes, name_rank(request_.rank)));
+    return make_status(Code::kResource,
+                       "{} {} on this host need {} bytes of shared memory, but {} leaves {}, as {} "
+                       "found; give the job more memory or lower DSCOMM_STAGING_BYTES",
+                       ranks, ranks == 1 ? "rank" : "ranks", bytes, limit.source,
+                       limit.available_bytes, name_rank(request_.rank));
   }
 
   Status attach_all() {
@@ -456,9 +455,9 @@ class FormationRun {
     formation_.reads_pools = Unpacker(verdict).number() == 0;
     if (!formation_.reads_pools)
       log_line(LogLevel::kInfo,
-               "group '%s': a rank cannot read the pool of another (ulimit -v, ulimit -n), so all "
+               "group '{}': a rank cannot read the pool of another (ulimit -v, ulimit -n), so all "
                "tensors are staged",
-               request_.name.c_str());
+               request_.name);
     return {};
   }
 
@@ -515,9 +514,8 @@ class FormationRun {
         request_.rank == 0 ? 0 : std::min(kLeaderHeadStartNs, deadline_.timeout_ms() * kMs / 20);
     for (bool is_over = false; leader_->reports().size() < leader_->entries().size();) {
       if (is_over) {
-        const Status late =
-            make_status(Code::kTimeout, "timed out after %s waiting for %s",
-                        deadline_.timeout_text().c_str(), leader_->without_report().c_str());
+        const Status late = make_status(Code::kTimeout, "timed out after {} waiting for {}",
+                                        deadline_.timeout_text(), leader_->without_report());
         if (request_.rank == 0) return late;
         all->failure = late;
         return {};

@@ -186,10 +186,10 @@ void LocalLeader::take_entry(Member& member, const std::string& text) {
 Status members_differ(const MembersView& one, const MembersView& other) {
   // Of the default group no rank passes members.
   if (one.members.empty() && other.members.empty())
-    return Status(Code::kMismatch,
-                  fmt::format("world sizes differ: {} has {}, {} has {}; start all ranks with the "
-                              "same world size",
-                              one.rank, one.size, other.rank, other.size));
+    return make_status(Code::kMismatch,
+                       "world sizes differ: {} has {}, {} has {}; start all ranks with the "
+                       "same world size",
+                       one.rank, one.size, other.rank, other.size);
   const auto view = [](const MembersView& seen) {
     return fmt::format("{} made it of {} ranks (global ranks {})", seen.rank, seen.size,
                        seen.members);
@@ -294,8 +294,8 @@ Result<LocalMessage> LocalMember::await(const GiveUpCheck& check, const Deadline
     if (!reason.ok() && monotonic_ns() >= answer_by_ns) return reason;
     if (!is_over) continue;
     if (!reason.ok()) return reason;
-    reason = make_status(Code::kTimeout, "timed out after %s waiting for %s, which does not answer",
-                         deadline.timeout_text().c_str(), leader_.c_str());
+    reason = make_status(Code::kTimeout, "timed out after {} waiting for {}, which does not answer",
+                         deadline.timeout_text(), leader_);
     report_failure(reason);
     return reason;
   }

@@ -258,8 +258,8 @@ Result<Modex::Table> Modex::gather(const MemberEntry& entry, LocalLeader* local)
     if (listening.ok())
       relay_ = std::move(listening).value();
     else
-      log_line(LogLevel::kInfo, "the member table comes from the store: %s",
-               listening.status().message().c_str());
+      log_line(LogLevel::kInfo, "the member table comes from the store: {}",
+               listening.status().message());
   }
   Result<Table> table = request_.rank == 0 ? decide() : follow();
   if (!table.ok()) failures().note(request_);
@@ -389,11 +389,11 @@ Status Modex::collect() {
     }
     DSCOMM_RETURN_IF_ERROR(check());
     if (is_over)
-      return Status(Code::kTimeout,
-                    fmt::format("timed out after {} waiting for {} to join it; see whether it has "
-                                "started and makes this call; call new_group() with the same "
-                                "members and in the same order on all ranks",
-                                deadline_.timeout_text(), missing()));
+      return make_status(Code::kTimeout,
+                         "timed out after {} waiting for {} to join it; see whether it has "
+                         "started and makes this call; call new_group() with the same "
+                         "members and in the same order on all ranks",
+                         deadline_.timeout_text(), missing());
     DSCOMM_RETURN_IF_ERROR(listen(pause, deadline_));
   }
 }
@@ -609,12 +609,12 @@ Result<Modex::Table> Modex::follow() {
     if (answered.value()) return finish();
     if (is_over) {
       const std::string who = missing();
-      reason = Status(Code::kTimeout,
-                      fmt::format("timed out after {} waiting for {}", deadline_.timeout_text(),
-                                  who.empty() ? "rank 0, which has stopped or ended" : who));
+      reason =
+          make_status(Code::kTimeout, "timed out after {} waiting for {}", deadline_.timeout_text(),
+                      who.empty() ? "rank 0, which has stopped or ended" : who);
       // A rank that arrives later fails at once instead of waiting for this one.
-      static_cast<void>(put(Status(Code::kTimeout, fmt::format("rank {} gave up before: {}",
-                                                               request_.rank, reason.message()))));
+      static_cast<void>(put(make_status(Code::kTimeout, "rank {} gave up before: {}", request_.rank,
+                                        reason.message())));
     } else if (is_closed_ || is_formed_) {  // rank 0 reads no more entries
       static_cast<void>(remove_if_own());
     } else {
@@ -654,8 +654,8 @@ Status Modex::read_table() {
       table_bytes_ = std::move(passed_on).value();
       return {};
     }
-    log_line(LogLevel::kInfo, "the member table comes from the store: %s",
-             passed_on.status().message().c_str());
+    log_line(LogLevel::kInfo, "the member table comes from the store: {}",
+             passed_on.status().message());
   }
   DSCOMM_ASSIGN_OR_RETURN(table_bytes_,
                           store_.get(key(id_text() + "/table"), Deadline::after(kReadLimit)));

@@ -145,8 +145,7 @@ Result<std::string> TcpRelay::fetch(const RelayNode& node, uint64_t meeting, siz
         return Status(Code::kInternal, name + " sent something other than the member table");
       table += message.text;
       if (message.rank != 0) continue;
-      log_line(LogLevel::kDebug, "the member table of '%s' came from %s", group_.c_str(),
-               name.c_str());
+      log_line(LogLevel::kDebug, "the member table of '{}' came from {}", group_, name);
       connection.hang_up();
       return table;
     }

@@ -79,8 +79,8 @@ class TeamBuilder {
     request.in_place = result_.in_place;
     Result<std::unique_ptr<Team>> team = make_domain_teams(request, *result_.flat, deadline_);
     if (team.ok()) return team;
-    return Status(team.status().code(),
-                  fmt::format("forming group '{}': {}", request_.name, team.status().message()));
+    return make_status(team.status().code(), "forming group '{}': {}", request_.name,
+                       team.status().message());
   }
 
   // Makes the Team of the whole group, from this host's Team and the transport.
@@ -201,18 +201,18 @@ class TeamBuilder {
     }
     Result<std::shared_ptr<Transport>> transport = find_transport_(request, deadline_);
     if (!transport.ok())
-      return Status(transport.status().code(), fmt::format("forming group '{}': {}", request_.name,
-                                                           transport.status().message()));
+      return make_status(transport.status().code(), "forming group '{}': {}", request_.name,
+                         transport.status().message());
     return transport;
   }
 
   // MPI's world is made once, so a process outside it cannot join later.
   Status outside(int one, int other) const {
-    return Status(Code::kUnsupported,
-                  fmt::format("forming group '{}': it spans hosts, and rank {} and rank {} were "
-                              "not together in the first group that did; let the first such "
-                              "group have all ranks that will ever talk between hosts",
-                              request_.name, one, other));
+    return make_status(Code::kUnsupported,
+                       "forming group '{}': it spans hosts, and rank {} and rank {} were "
+                       "not together in the first group that did; let the first such "
+                       "group have all ranks that will ever talk between hosts",
+                       request_.name, one, other);
   }
 
   const FormingProcess& process_;

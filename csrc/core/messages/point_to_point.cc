@@ -16,22 +16,22 @@ Status check_arguments(const PointToPointGroup& group, const char* what, const v
   int size = static_cast<int>(group.peers.size());
   const char* side = any_allowed ? "source" : "destination";
   if (dtype_bytes(dtype) == 0)
-    return make_status(Code::kInvalidArgument, "%s: %s is not a dtype that dscomm carries", what,
+    return make_status(Code::kInvalidArgument, "{}: {} is not a dtype that dscomm carries", what,
                        dtype_name(dtype));
   if (any_allowed && peer == -1 && size > 1) {
     // Any member but this one.
   } else if (peer < 0 || peer >= size) {
     return make_status(Code::kInvalidArgument,
-                       "%s: %s %d is not a rank of group '%s', which has %d", what, side, peer,
-                       group.name.c_str(), size);
+                       "{}: {} {} is not a rank of group '{}', which has {}", what, side, peer,
+                       group.name, size);
   } else if (peer == group.rank) {
-    return make_status(Code::kInvalidArgument, "%s: %s %d is this rank itself", what, side, peer);
+    return make_status(Code::kInvalidArgument, "{}: {} {} is this rank itself", what, side, peer);
   }
   if (count > SIZE_MAX / dtype_bytes(dtype))
-    return make_status(Code::kInvalidArgument, "%s: %zu elements of %s are more than memory holds",
+    return make_status(Code::kInvalidArgument, "{}: {} elements of {} are more than memory holds",
                        what, count, dtype_name(dtype));
   if (data == nullptr && count > 0)
-    return make_status(Code::kInvalidArgument, "%s: %zu elements at a null address", what, count);
+    return make_status(Code::kInvalidArgument, "{}: {} elements at a null address", what, count);
   return {};
 }
 

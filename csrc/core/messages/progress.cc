@@ -1,6 +1,4 @@
 // PointToPoint: moves messages into cells, and cells into messages. Nothing here blocks.
-#include <fmt/format.h>
-
 #include <atomic>
 #include <new>
 
@@ -37,8 +35,8 @@ Status check_source(const PointToPointGroup& group, const ArenaId& from, int sou
       group.peers[source]->id() == from)
     return {};
   return make_status(Code::kInternal,
-                     "a message in group '%s' says that it is from rank %d, but it is not",
-                     group.name.c_str(), source);
+                     "a message in group '{}' says that it is from rank {}, but it is not",
+                     group.name, source);
 }
 
 }  // namespace
@@ -251,9 +249,9 @@ void PointToPoint::end_abandoned(const MessagePtr& message, FinishedTransfers* f
       fail_group(*port, cause, finished);
     } else {
       // The cause may be on its way, or lost with a process that has died meanwhile.
-      port->set_pending_cause(Status(
-          Code::kAborted, fmt::format("{}: {} gave up its send half-way", receive->describe(),
-                                      receive->group->name_member(message->source))));
+      port->set_pending_cause(make_status(Code::kAborted, "{}: {} gave up its send half-way",
+                                          receive->describe(),
+                                          receive->group->name_member(message->source)));
     }
     return;
   }
@@ -367,14 +365,13 @@ Status PointToPoint::check_match(const Transfer& transfer, const Message& messag
   const PointToPointGroup& group = *transfer.group;
   DSCOMM_RETURN_IF_ERROR(check_source(group, message.from, message.source));
   if (transfer.dtype == message.dtype && transfer.bytes == message.bytes) return {};
-  return Status(Code::kMismatch,
-                fmt::format("send and receive differ: {} made a send of {} to {}, which made a "
-                            "receive of {}; both sides must name the same dtype and number of "
-                            "elements",
-                            group.name_member(message.source),
-                            describe_data(message.dtype, message.count(), message.tag),
-                            group.name_member(group.rank),
-                            describe_data(transfer.dtype, transfer.count, transfer.tag)));
+  return make_status(
+      Code::kMismatch,
+      "send and receive differ: {} made a send of {} to {}, which made a "
+      "receive of {}; both sides must name the same dtype and number of "
+      "elements",
+      group.name_member(message.source), describe_data(message.dtype, message.count(), message.tag),
+      group.name_member(group.rank), describe_data(transfer.dtype, transfer.count, transfer.tag));
 }
 
 void PointToPoint::release_charge(Message* message) {

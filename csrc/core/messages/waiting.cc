@@ -1,5 +1,4 @@
 // PointToPoint: the threads that wait for operations, and the worker for all other operations.
-#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -42,8 +41,8 @@ Status PointToPoint::start_worker(const PointToPointGroup& group) {
   if (!worker_.joinable()) {
     Result<std::thread> worker = start_thread("point-to-point", [this] { work(); });
     if (!worker.ok())
-      return Status(worker.status().code(), fmt::format("rank {} of group '{}': {}", group.rank,
-                                                        group.name, worker.status().message()));
+      return make_status(worker.status().code(), "rank {} of group '{}': {}", group.rank,
+                         group.name, worker.status().message());
     worker_ = std::move(worker).value();
   }
   if (helpers_ == 0) unpark_worker();

@@ -140,10 +140,10 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
     return {};
   }
   lost_ = make_status(Code::kResource,
-                      "timed out: the store through which ranks meet did not answer within %s "
-                      "(%s key '%s'); see whether the process that keeps it runs, and whether its "
+                      "timed out: the store through which ranks meet did not answer within {} "
+                      "({} key '{}'); see whether the process that keeps it runs, and whether its "
                       "host can be reached",
-                      deadline_.timeout_text().c_str(), what, key.c_str());
+                      deadline_.timeout_text(), what, key);
   return lost_;
 }
 

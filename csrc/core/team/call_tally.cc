@@ -24,7 +24,7 @@ std::unique_ptr<CallTally> CallTally::make(const std::string& group, const std::
 CallTally::~CallTally() {
   for (size_t k = 0; k < tallies_.size(); ++k)
     if (const std::string text = summary(static_cast<Collective>(k + 1)); !text.empty())
-      log_line(LogLevel::kDebug, "%s", text.c_str());
+      log_line(LogLevel::kDebug, "{}", text);
 }
 
 void CallTally::add(Collective kind, const char* algorithm, size_t bytes) {
@@ -34,8 +34,8 @@ void CallTally::add(Collective kind, const char* algorithm, size_t bytes) {
   const auto use = std::ranges::find(uses, algorithm, &AlgorithmUse::algorithm);
   if (use == uses.end()) {
     uses.push_back({algorithm, 1, bytes, bytes});
-    log_line(LogLevel::kDebug, "%s: first %s %s: %zu bytes", team_.c_str(), collective_name(kind),
-             algorithm, bytes);
+    log_line(LogLevel::kDebug, "{}: first {} {}: {} bytes", team_, collective_name(kind), algorithm,
+             bytes);
     return;
   }
   ++use->calls;

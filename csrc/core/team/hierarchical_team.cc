@@ -26,14 +26,14 @@ Status check_domains(int rank, const std::vector<std::vector<int>>& domains) {
     for (int member : domain) {
       if (member < 0 || static_cast<size_t>(member) >= rank_count || seen[member])
         return make_status(Code::kInvalidArgument,
-                           "the domains must hold each of the ranks 0 to %zu once, but rank %d is "
+                           "the domains must hold each of the ranks 0 to {} once, but rank {} is "
                            "outside or there twice",
                            rank_count - 1, member);
       seen[member] = true;
     }
   }
   if (rank >= 0 && static_cast<size_t>(rank) < rank_count) return {};
-  return make_status(Code::kInvalidArgument, "the rank is %d, expected 0 to %zu", rank,
+  return make_status(Code::kInvalidArgument, "the rank is {}, expected 0 to {}", rank,
                      rank_count - 1);
 }
 
@@ -148,7 +148,7 @@ Result<std::byte*> HierarchicalTeam::staging(int which, size_t bytes) {
     buffer.memory.reset(new (std::nothrow) std::byte[bytes]);
     buffer.bytes = buffer.memory == nullptr ? 0 : bytes;
     if (buffer.memory == nullptr)
-      return make_status(Code::kResource, "rank %d has no %zu bytes of memory left for staging",
+      return make_status(Code::kResource, "rank {} has no {} bytes of memory left for staging",
                          rank_, bytes);
   }
   return buffer.memory.get();

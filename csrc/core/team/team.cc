@@ -13,7 +13,7 @@ const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(
 
 Status check_root(const char* collective, int root, int size) {
   if (root >= 0 && root < size) return {};
-  return make_status(Code::kInvalidArgument, "%s: root is %d, expected 0 to %d", collective, root,
+  return make_status(Code::kInvalidArgument, "{}: root is {}, expected 0 to {}", collective, root,
                      size - 1);
 }
 
@@ -23,7 +23,7 @@ Status check_lists(const char* collective, size_t buffer_count, size_t count_cou
                    size_t expected) {
   if (buffer_count == expected && count_count == expected) return {};
   return make_status(Code::kInvalidArgument,
-                     "%s: got %zu buffers and %zu counts, expected %zu of each", collective,
+                     "{}: got {} buffers and {} counts, expected {} of each", collective,
                      buffer_count, count_count, expected);
 }
 
@@ -34,7 +34,7 @@ Status check_lists(const char* collective, size_t buffer_count, Team::Counts cou
       check_lists(collective, buffer_count, counts.size(), static_cast<size_t>(size)));
   if (own_count == counts[rank]) return {};
   return make_status(Code::kInvalidArgument,
-                     "%s: this rank's own count is %zu, but its list says %zu for rank %d",
+                     "{}: this rank's own count is {}, but its list says {} for rank {}",
                      collective, own_count, counts[rank], rank);
 }
 

@@ -108,12 +108,12 @@ Result<std::unique_ptr<Topology>> Topology::load(const std::string& description)
   if (rc != 0) {
     const char* reason = std::strerror(errno);
     if (description.empty())
-      return make_status(Code::kResource, "hwloc could not read this host's topology: %s", reason);
+      return make_status(Code::kResource, "hwloc could not read this host's topology: {}", reason);
     return make_status(Code::kInvalidArgument,
-                       "DSCOMM_TOPOLOGY=%s: hwloc could not read it as %s (%s); give a path to "
+                       "DSCOMM_TOPOLOGY={}: hwloc could not read it as {} ({}); give a path to "
                        "hwloc XML (lstopo writes it), a synthetic description such as \"pack:2 "
                        "[numa] core:4 pu:1\", or nothing for this host",
-                       description.c_str(), is_path(description) ? "XML" : "a description", reason);
+                       description, is_path(description) ? "XML" : "a description", reason);
   }
 
   loaded->package_count_ = count_of(topology, HWLOC_OBJ_PACKAGE);
@@ -146,7 +146,7 @@ void Topology::place_memory(void* data, size_t bytes) const {
   // Without HWLOC_MEMBIND_STRICT the node is only preferred, so a full node does not end a process.
   if (hwloc_set_area_membind(topology_, data, bytes, object->nodeset, HWLOC_MEMBIND_BIND,
                              HWLOC_MEMBIND_BYNODESET) != 0)
-    log_line(LogLevel::kInfo, "shared memory was not bound to NUMA node %d: %s", node,
+    log_line(LogLevel::kInfo, "shared memory was not bound to NUMA node {}: {}", node,
              std::strerror(errno));
 }
 

@@ -230,11 +230,11 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
   for (const std::string& word : words)
     if (std::none_of(interfaces.begin(), interfaces.end(),
                      [&](const Interface& interface) { return matches(word, interface); }))
-      return Status(
+      return make_status(
           Code::kInvalidArgument,
-          fmt::format("'{}' is neither the name of an interface that is up nor a network in which "
-                      "one has an address; those that are up and not loopback: {}",
-                      word, there));
+          "'{}' is neither the name of an interface that is up nor a network in which "
+          "one has an address; those that are up and not loopback: {}",
+          word, there);
   std::vector<std::string> selected;
   for (const Interface& interface : interfaces)
     if (words.empty() || std::any_of(words.begin(), words.end(), [&](const std::string& word) {

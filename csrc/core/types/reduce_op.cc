@@ -13,7 +13,7 @@ constexpr const char* kReduceOpNames[] = {"SUM",  "PRODUCT", "MIN",  "MAX",     
 static_assert(std::size(kReduceOpNames) == kReduceOpCount);
 
 Status refused(const Reduction& reduction, const char* why) {
-  return make_status(Code::kUnsupported, "%s of %s %s", reduce_op_name(reduction.op),
+  return make_status(Code::kUnsupported, "{} of {} {}", reduce_op_name(reduction.op),
                      dtype_name(reduction.dtype), why);
 }
 

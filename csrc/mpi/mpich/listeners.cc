@@ -53,8 +53,7 @@ void NewListeners::restrict_new(const std::vector<std::string>& addresses) {
     if (is_at_all_addresses(socket) || !known_.insert(cookie).second) continue;
     ++count_;
     if (Status status = admit_only(socket, addresses); !status.ok())
-      log_line(LogLevel::kInfo, "anybody may connect to MPI's port here: %s",
-               status.message().c_str());
+      log_line(LogLevel::kInfo, "anybody may connect to MPI's port here: {}", status.message());
   }
 }
 

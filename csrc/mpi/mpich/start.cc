@@ -74,8 +74,8 @@ class MpichStart final : public MpiStart {
     auto environment = std::make_unique<EnvironmentForStart>(std::vector<std::string>{
         "PMI_", "PMI2_", "PMIX_", "MPIR_", "MPICH_", "I_MPI_", "FI_", "UCX_"});
     if (!version().starts_with("MPICH"))
-      log_line(LogLevel::kWarn, "%s is not MPICH, with which dscomm was built and tested",
-               version().c_str());
+      log_line(LogLevel::kWarn, "{} is not MPICH, with which dscomm was built and tested",
+               version());
     environment->unset_if(identifies_a_rank);
     environment->set("PMI_FD=" + std::to_string(server_->client()));
     environment->set("PMI_RANK=" + std::to_string(context.request.rank));

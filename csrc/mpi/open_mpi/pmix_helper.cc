@@ -71,9 +71,9 @@ class Starter {
     errno = error;  // posix_spawn() does not set it
     if (error != ENOENT && error != EACCES && error != ENOEXEC) return system_error("posix_spawn");
     return make_status(Code::kUnsupported,
-                       "%s cannot be run (%s); install PMIx (apt-get install libpmix-dev) and then "
+                       "{} cannot be run ({}); install PMIx (apt-get install libpmix-dev) and then "
                        "deepspeed_comm again, or start the ranks with mpirun or srun --mpi=pmix",
-                       path.c_str(), std::strerror(error));
+                       path, std::strerror(error));
   }
 
   // False while it runs, true after success; an error if it failed.
@@ -89,9 +89,9 @@ class Starter {
       return Status(Code::kUnsupported,
                     "it could not be loaded, and has said why on standard error; is PMIx installed "
                     "(apt-get install libpmix2)?");
-    return make_status(Code::kInternal,
-                       WIFEXITED(status) ? "it ended with status %d" : "it was ended by signal %d",
-                       WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+    return WIFEXITED(status)
+               ? make_status(Code::kInternal, "it ended with status {}", WEXITSTATUS(status))
+               : make_status(Code::kInternal, "it was ended by signal {}", WTERMSIG(status));
   }
 
   // It is not reaped yet, so its pid is still valid.
@@ -205,8 +205,8 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
       return Status(Code::kInternal, "it ended before it was ready; standard error may say why");
     DSCOMM_RETURN_IF_ERROR(check());
     if (is_over)
-      return make_status(Code::kTimeout, "timed out: it was not ready after %s",
-                         deadline.timeout_text().c_str());
+      return make_status(Code::kTimeout, "timed out: it was not ready after {}",
+                         deadline.timeout_text());
     pollfd entry{socket.fd(), socket.events(), 0};
     // A socket that has ended, or that is ready, must not make this loop spin.
     const bool listens = open && !ready;

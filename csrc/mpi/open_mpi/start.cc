@@ -64,9 +64,8 @@ std::vector<std::string> as_mpi_reads(std::vector<std::string> networks) {
 }
 
 Status garbled(const std::string& name) {
-  return Status(
-      Code::kInternal,
-      fmt::format("what {} said is not understood; do all ranks run one build of dscomm?", name));
+  return make_status(Code::kInternal,
+                     "what {} said is not understood; do all ranks run one build of dscomm?", name);
 }
 
 // One dscomm-pmix per host serves MPI_Init_thread.
@@ -102,8 +101,8 @@ class OpenMpiStart final : public MpiStart {
     const std::string name = name_member(request.members, leader);
     Result<std::string> text = context.exchange.await(mine, context.deadline);
     if (text.status().code() == Code::kTimeout && !context.exchange.has_read_failure())
-      return make_status(Code::kTimeout, "timed out: nothing was heard from %s within %s",
-                         name.c_str(), context.deadline.timeout_text().c_str());
+      return make_status(Code::kTimeout, "timed out: nothing was heard from {} within {}", name,
+                         context.deadline.timeout_text());
     if (!text.ok()) return text.status();
     context.exchange.remove(mine);
     Unpacker unpacker(text.value());
@@ -260,9 +259,9 @@ class OpenMpiStart final : public MpiStart {
       if (!context.request.settings.ifname.empty())
         log_line(
             LogLevel::kWarn,
-            "MPI is not told of DSCOMM_IFNAME=%s, because a file of Open MPI's parameters sets "
-            "btl_tcp_if_exclude = %s; set btl_tcp_if_include there instead",
-            context.request.settings.ifname.c_str(), file_value("btl_tcp_if_exclude").c_str());
+            "MPI is not told of DSCOMM_IFNAME={}, because a file of Open MPI's parameters sets "
+            "btl_tcp_if_exclude = {}; set btl_tcp_if_include there instead",
+            context.request.settings.ifname, file_value("btl_tcp_if_exclude"));
       return "";
     }
     if (!context.request.settings.ifname.empty()) return context.request.settings.ifname;

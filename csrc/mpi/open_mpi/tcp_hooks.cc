@@ -47,8 +47,7 @@ void note_socket(int socket) {
   std::lock_guard lock(the_guard().mutex);
   if (!the_guard().is_on) return;
   if (Status status = admit_only(socket, the_guard().addresses); !status.ok())
-    log_line(LogLevel::kInfo, "anybody may connect to MPI's port here: %s",
-             status.message().c_str());
+    log_line(LogLevel::kInfo, "anybody may connect to MPI's port here: {}", status.message());
 }
 
 }  // namespace

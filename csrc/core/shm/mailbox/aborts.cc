@@ -1,7 +1,5 @@
 #include "core/shm/mailbox/aborts.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -12,9 +10,8 @@ namespace dscomm {
 
 Status Aborts::fail(Code code, const std::string& cause) {
   const int group_rank = members_.entries[members_.rank].group_rank;
-  return adopt(Status(
-      code, fmt::format("{} (first seen by rank {} in {})", cause,
-                        group_rank >= 0 ? group_rank : members_.rank, members_.name_call())));
+  return adopt(make_status(code, "{} (first seen by rank {} in {})", cause,
+                           group_rank >= 0 ? group_rank : members_.rank, members_.name_call()));
 }
 
 void Aborts::abort(const Status& cause) {

@@ -83,13 +83,13 @@ Status Agreement::compare_last_calls() {
                          calls == 1 ? "call" : "calls", describe_call(last));
     };
     const Departure departure = members_.departure(member);
-    return aborts_.adopt(Status(
-        Code::kMismatch,
-        fmt::format("the ranks left after different calls: {}, {}{}; {} (first seen by {} as it "
+    return aborts_.adopt(
+        make_status(Code::kMismatch,
+                    "the ranks left after different calls: {}, {}{}; {} (first seen by {} as it "
                     "left group '{}')",
                     count(members_.rank, mine), count(member, theirs),
                     departure.exception ? " and " + departure.how() : "", departure.advice(),
-                    members_.name(members_.rank), members_.group_name)));
+                    members_.name(members_.rank), members_.group_name));
   }
   return {};
 }

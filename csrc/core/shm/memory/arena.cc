@@ -44,7 +44,7 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology*
   if (arena_bytes < 1 << 20)
     return make_status(
         Code::kResource,
-        "the limits on file size or address space (ulimit -f, ulimit -v) leave %zu bytes for "
+        "the limits on file size or address space (ulimit -f, ulimit -v) leave {} bytes for "
         "shared memory; at least 1 MiB is needed: raise them",
         arena_bytes);
 
@@ -148,7 +148,7 @@ Result<uint64_t> Arena::allocate_locked(size_t bytes) {
 Status Arena::full_locked() const {
   const bool has_late_readers = !lent_.empty() || !pending_.empty();
   return make_status(
-      Code::kResource, "the arena of %zu bytes is full%s; raise DSCOMM_ARENA_BYTES or %s", size(),
+      Code::kResource, "the arena of {} bytes is full{}; raise DSCOMM_ARENA_BYTES or {}", size(),
       has_late_readers ? " of data that other ranks have not read yet" : "",
       has_late_readers ? "have fewer calls in flight" : "destroy groups that are done");
 }

@@ -29,7 +29,7 @@ Result<std::shared_ptr<TensorPool>> TensorPool::create(size_t pool_bytes,
     return Status(Code::kResource, "the limit on address space (ulimit -v) leaves none for it");
   pool_bytes = std::min({pool_bytes, machine_bytes(), file_size_limit()}) / kPageBytes * kPageBytes;
   if (pool_bytes < kSmallestPool)
-    return make_status(Code::kResource, "%zu bytes are too few for it (ulimit -f?)", pool_bytes);
+    return make_status(Code::kResource, "{} bytes are too few for it (ulimit -f?)", pool_bytes);
   std::shared_ptr<TensorPool> pool(new TensorPool);
   DSCOMM_ASSIGN_OR_RETURN(SealedMemory memory, SealedMemory::reserve("dscomm-pool", pool_bytes));
   pool->space_ = BlockSpace(std::move(memory), kGrowBytes);
@@ -40,14 +40,14 @@ Result<std::shared_ptr<TensorPool>> TensorPool::create(size_t pool_bytes,
 Result<std::byte*> TensorPool::allocate(size_t bytes) {
   if (inherited_.load(std::memory_order_relaxed))
     return Status(Code::kUnsupported, "the pool belongs to the parent of this process");
-  if (bytes > size()) return make_status(Code::kResource, "the pool holds %zu bytes", size());
+  if (bytes > size()) return make_status(Code::kResource, "the pool holds {} bytes", size());
   bytes = round_up(std::max<size_t>(bytes, 1), kPageBytes);
   std::lock_guard lock(mutex_);
   std::optional<uint64_t> offset = space_.take(bytes);
   if (!offset) {
     if (!space_.has_room(bytes))
       return make_status(Code::kResource,
-                         "the pool of %zu bytes is full; raise DSCOMM_POOL_BYTES or free tensors",
+                         "the pool of {} bytes is full; raise DSCOMM_POOL_BYTES or free tensors",
                          size());
     DSCOMM_RETURN_IF_ERROR(space_.grow(bytes));
     offset = space_.take(bytes);
