@@ -42,11 +42,12 @@ if(DSCOMM_HAVE_PMIX)
   # Without dscomm_core, so that it starts in a few milliseconds; it runs once per host.
   file(GLOB pmix_sources CONFIGURE_DEPENDS csrc/pmix/*.cc)
   make_units(pmix_units pmix ${pmix_sources})
-  add_executable(dscomm-pmix ${pmix_units} csrc/core/base/message_socket.cc
+  add_executable(dscomm-pmix ${pmix_units} ${format_source} csrc/core/base/message_socket.cc
     csrc/core/base/packer.cc)
   target_include_directories(dscomm-pmix PRIVATE csrc)
+  target_include_directories(dscomm-pmix SYSTEM PRIVATE ${fmt_headers})
   target_compile_options(dscomm-pmix PRIVATE -Wall -Wextra -Wshadow)
-  target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX fmt::fmt-header-only)
+  target_link_libraries(dscomm-pmix PRIVATE PkgConfig::PMIX)
   # Debian's libpmix is outside the loader's path; nothing else is installed beside it.
   # pkg-config puts a sysroot in front of this folder, and into link options that say nothing else.
   string(REPLACE "${CMAKE_SYSROOT}/" "/" pmix_folders "${PMIX_LIBRARY_DIRS}")

@@ -65,7 +65,7 @@ function(add_extension target version root cxx11_abi folder)
   target_compile_options(${target} PRIVATE -Wall -Wextra -fvisibility=hidden
     $<$<CONFIG:Release>:-O2>)
   target_compile_definitions(${target} PRIVATE
-    TORCH_EXTENSION_NAME=_C TORCH_API_INCLUDE_EXTENSION_H
+    TORCH_EXTENSION_NAME=_C TORCH_API_INCLUDE_EXTENSION_H FMT_HEADER_ONLY
     _GLIBCXX_USE_CXX11_ABI=${cxx11_abi} DSCOMM_HAVE_MPI=${DSCOMM_HAVE_MPI})
   target_link_libraries(${target} PRIVATE dscomm_core)
   if(DSCOMM_TORCHES)

@@ -1,6 +1,5 @@
 #include "mpi/call_watch.h"
 
-#include <fmt/core.h>
 #include <gnu/lib-names.h>
 #include <link.h>
 #include <signal.h>
@@ -17,6 +16,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/base/thread.h"
 #include "mpi/guarded.h"
@@ -157,7 +157,7 @@ class Registration {
 
 // Whether the thread sleeps (S). A thread that waits for a disk (D) does not count: it will return.
 bool sleeps(pid_t thread_id) {
-  std::ifstream file(fmt::format("/proc/self/task/{}/stat", thread_id));
+  std::ifstream file(format_text("/proc/self/task/{}/stat", thread_id));
   std::string text;
   std::getline(file, text);
   // "7 (a name) S ...": the name may contain brackets.

@@ -1,11 +1,10 @@
 #include "mpi/mpi_agreement.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <cstring>
 #include <mutex>
 
+#include "core/base/format.h"
 #include "core/reduce/reduce.h"
 #include "mpi/mpi_error.h"
 
@@ -112,16 +111,16 @@ std::vector<std::byte> encode_side(const CallRecord& call, const Splits& splits,
 }
 
 std::string explain_lost_difference(const CallRecord& call) {
-  return fmt::format("{} before call #{}, longer ago than calls are kept{}", kDifferentCalls,
+  return format_text("{} before call #{}, longer ago than calls are kept{}", kDifferentCalls,
                      call.number(), kMakeSameCalls);
 }
 
 std::string explain_split(Collective kind, const std::string& sender, uint64_t sent,
                           const std::string& receiver, uint64_t expected) {
   if (kind == Collective::kScatter)
-    return fmt::format("{} scatters {} elements to {}, whose output holds {}", sender, sent,
+    return format_text("{} scatters {} elements to {}, whose output holds {}", sender, sent,
                        receiver, expected);
-  return fmt::format("{} sends {} elements to {}, which expects {}; {}", sender, sent, receiver,
+  return format_text("{} sends {} elements to {}, which expects {}; {}", sender, sent, receiver,
                      expected,
                      kind == Collective::kAllToAll ? "the split sizes do not fit"
                                                    : "the counts of the ranks do not fit");

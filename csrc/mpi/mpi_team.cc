@@ -4,11 +4,10 @@
 
 #include "mpi/mpi_team.h"
 
-#include <fmt/core.h>
-
 #include <chrono>
 #include <utility>
 
+#include "core/base/format.h"
 #include "core/base/timeout_advice.h"
 #include "mpi/abandonable.h"
 
@@ -526,7 +525,7 @@ Status MpiTeam::timed_out(CallPhase phase, const std::vector<Answer>& answers) {
   const std::string after = "timed out after " + deadline_->timeout_text() + " waiting for ";
   // Searches the whole group: a member of this Team may wait inside its host for a stopped rank.
   if (std::string silent = names_of(options_.group, answers, Answer::kSilent); !silent.empty())
-    return fail(Code::kTimeout, fmt::format("{}{}, from which no answer comes: stopped (continue "
+    return fail(Code::kTimeout, format_text("{}{}, from which no answer comes: stopped (continue "
                                             "it with kill -CONT) or cut off (check the network){}",
                                             after, silent, timeout_advice(silent)));
   std::vector<MpiTeamMember> awaited;
@@ -538,7 +537,7 @@ Status MpiTeam::timed_out(CallPhase phase, const std::vector<Answer>& answers) {
                     (phase == CallPhase::kEntering ? ", not yet in this call"
                                                    : ", not yet so far in this call") +
                     timeout_advice(behind));
-  return fail(Code::kTimeout, fmt::format("{}messages, though every rank has made this call; look "
+  return fail(Code::kTimeout, format_text("{}messages, though every rank has made this call; look "
                                           "at the network between the hosts{}",
                                           after, raise_the_timeout("it is")));
 }
@@ -592,7 +591,7 @@ Status MpiTeam::death() {
 }
 
 std::string MpiTeam::name_call() const {
-  return fmt::format("{} #{} of group '{}'", collective_name(static_cast<Collective>(call_.kind)),
+  return format_text("{} #{} of group '{}'", collective_name(static_cast<Collective>(call_.kind)),
                      call_.number(), options_.name);
 }
 

@@ -1,6 +1,5 @@
 #include "mpi/mpi_transport.h"
 
-#include <fmt/core.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/team/first_cause.h"
 #include "core/transport/members.h"
@@ -74,7 +74,7 @@ class MpiTransport::MpiPeerProcess final : public PeerProcess {
     return transport_->detector_->gone(rank_).code() != Code::kPeerDied;
   }
   std::string describe() const override {
-    return fmt::format("pid {} on host {}", member().pid, member().host_name);
+    return format_text("pid {} on host {}", member().pid, member().host_name);
   }
   std::string state_text() const override { return alive(false) ? "on another host" : "gone"; }
   const ArenaId* doorbell() const override { return nullptr; }

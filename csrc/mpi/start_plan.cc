@@ -1,6 +1,5 @@
 #include "mpi/start_plan.h"
 
-#include <fmt/core.h>
 #include <mpi.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "core/base/format.h"
 #include "core/base/packer.h"
 #include "core/topology/topology.h"
 #include "core/transport/members.h"
@@ -79,7 +79,7 @@ std::vector<PlannedHost> make_hosts(const TransportRequest& request,
     if (is_new) {
       std::string plain = plain_name(member.host_name), unique = plain;
       for (int count = 2; !names.insert(unique).second; ++count)
-        unique = fmt::format("{}-{}", plain, count);
+        unique = format_text("{}-{}", plain, count);
       hosts.emplace_back().name = unique;
     }
     hosts[found->second].ranks.push_back(

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <fmt/core.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -16,6 +15,7 @@
 #include <system_error>
 #include <vector>
 
+#include "core/base/format.h"
 #include "pmix/process.h"
 
 namespace dscomm {
@@ -41,10 +41,10 @@ std::unique_ptr<LockedDirectory> LockedDirectory::make(const std::string& parent
   for (int attempt = 0; attempt < 3; ++attempt) {
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, 0) < 0) random = static_cast<uint64_t>(attempt);
-    std::string path = fmt::format("{}/{}{}.{}.{:016x}", parent, kPrefix, getpid(),
+    std::string path = format_text("{}/{}{}.{}.{:016x}", parent, kPrefix, getpid(),
                                    process_start_time(getpid()), random);
     if (::mkdir(path.c_str(), 0700) != 0) {
-      *error = fmt::format("making a directory in {} failed: {}", parent, std::strerror(errno));
+      *error = format_text("making a directory in {} failed: {}", parent, std::strerror(errno));
       return nullptr;
     }
     UniqueFd lock = lock_file(path + kLock, O_RDWR | O_CREAT | O_EXCL);
@@ -56,7 +56,7 @@ std::unique_ptr<LockedDirectory> LockedDirectory::make(const std::string& parent
       return std::unique_ptr<LockedDirectory>(
           new LockedDirectory(std::move(path), std::move(lock), std::move(directory)));
     }
-    *error = fmt::format("locking a file in {} failed: {}", path, std::strerror(errno));
+    *error = format_text("locking a file in {} failed: {}", path, std::strerror(errno));
     remove_tree(path);
   }
   return nullptr;

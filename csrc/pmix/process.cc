@@ -1,6 +1,5 @@
 #include "pmix/process.h"
 
-#include <fmt/core.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,10 +9,12 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/base/format.h"
+
 namespace dscomm {
 
 uint64_t process_start_time(int64_t pid) {
-  std::FILE* file = std::fopen(fmt::format("/proc/{}/stat", pid).c_str(), "re");
+  std::FILE* file = std::fopen(format_text("/proc/{}/stat", pid).c_str(), "re");
   if (file == nullptr) return 0;
   char text[1024];
   size_t count = std::fread(text, 1, sizeof text - 1, file);

@@ -1,6 +1,5 @@
 #include "pmix/server.h"
 
-#include <fmt/ranges.h>
 #include <pmix.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,6 +8,8 @@
 #include <cstdlib>
 #include <set>
 #include <string_view>
+
+#include "core/base/format.h"
 
 namespace dscomm {
 namespace {
@@ -60,7 +61,7 @@ bool done(pmix_status_t status) {
 }
 
 std::string failed(const char* what, pmix_status_t status) {
-  return fmt::format("{} failed: {}", what, PMIx_Error_string(status));
+  return format_text("{} failed: {}", what, PMIx_Error_string(status));
 }
 
 void release_text(void* text) { delete static_cast<std::string*>(text); }
@@ -102,7 +103,7 @@ std::string PmixServer::register_job(const std::string& directory) {
   for (const PmixHost& host : description_.hosts) {
     rank_count += host.ranks.size();
     names.append(names.empty() ? "" : ",").append(host.name);
-    ranks += fmt::format("{}{}", ranks.empty() ? "" : ";", fmt::join(host.ranks, ","));
+    ranks += format_text("{}{}", ranks.empty() ? "" : ";", join_text(host.ranks, ","));
   }
   char* node_map = nullptr;
   char* process_map = nullptr;
@@ -116,7 +117,7 @@ std::string PmixServer::register_job(const std::string& directory) {
   infos.text(PMIX_JOBID, description_.name_space);
   infos.regex(PMIX_NODE_MAP, node_map);
   infos.regex(PMIX_PROC_MAP, process_map);
-  infos.text(PMIX_LOCAL_PEERS, fmt::format("{}", fmt::join(own.ranks, ",")));
+  infos.text(PMIX_LOCAL_PEERS, join_text(own.ranks, ","));
   infos.number32(PMIX_NODEID, description_.own_host);
   infos.number32(PMIX_LOCAL_SIZE, own.ranks.size());
   infos.number32(PMIX_NUM_NODES, description_.hosts.size());
@@ -142,7 +143,7 @@ std::string PmixServer::register_job(const std::string& directory) {
       process.rank(PMIX_GLOBAL_RANK, rank);
       process.rank(PMIX_APP_RANK, rank);
       if (host == description_.own_host)
-        process.text(PMIX_PROCDIR, fmt::format("{}/{}", job_directory, rank));
+        process.text(PMIX_PROCDIR, format_text("{}/{}", job_directory, rank));
       infos.list(PMIX_PROC_INFO_ARRAY, process);
     }
   }
@@ -233,13 +234,13 @@ pmix_status_t PmixServer::begin_fence(const pmix_proc_t* ranks, size_t rank_coun
   if (!all) {
     uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
     for (uint32_t rank : named) hash = (hash ^ rank) * 0x100000001b3ull;
-    who = fmt::format("{}-{:016x}", named.size(), hash);
+    who = format_text("{}-{:016x}", named.size(), hash);
   }
   fence.data = std::move(data);
 
   std::lock_guard lock(mutex_);
   fence.number = ++fences_begun_;
-  fence.name = fmt::format("{}/{}", who, begun_by_name_[who]++);
+  fence.name = format_text("{}/{}", who, begun_by_name_[who]++);
   waiting_[fence.number] = waiting;
   fences_.push_back(std::move(fence));
   wake_main_thread();

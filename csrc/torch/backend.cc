@@ -1,10 +1,10 @@
 #include "torch/backend.h"
 
 #include <Python.h>
-#include <fmt/core.h>
 
 #include <algorithm>
 
+#include "core/base/format.h"
 #include "core/engine/context.h"
 #include "core/store/bounded_store.h"
 #include "torch/exit.h"
@@ -51,7 +51,7 @@ PyObject* call_or_null(PyObject* object, const char* method) {
 [[noreturn]] void raise_creation_error(const Status& status, const GroupOptions& options) {
   std::rethrow_exception(to_exception(
       status,
-      fmt::format("making group '{}' (rank {} of {})", options.name, options.rank, options.size)));
+      format_text("making group '{}' (rank {} of {})", options.name, options.rank, options.size)));
 }
 
 }  // namespace
@@ -109,7 +109,7 @@ void DscommBackend::shutdown() {
   // The group has left, but torch has not forgotten it or the groups after it: the user's next call
   // of destroy_process_group() does that.
   if (!status.ok())
-    std::rethrow_exception(to_exception(status, fmt::format("leaving group '{}'", group_->name())));
+    std::rethrow_exception(to_exception(status, format_text("leaving group '{}'", group_->name())));
 }
 
 void DscommBackend::abort() {

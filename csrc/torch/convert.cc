@@ -1,9 +1,10 @@
 #include "torch/convert.h"
 
 #include <c10/util/Exception.h>
-#include <fmt/core.h>
 
 #include <utility>
+
+#include "core/base/format.h"
 
 namespace dscomm {
 namespace {
@@ -71,7 +72,7 @@ double premul_factor(const c10d::ReduceOp& op) {
 }  // namespace
 
 std::string Argument::text() const {
-  return index < 0 ? std::string(name) : fmt::format("{}[{}]", name, index);
+  return index < 0 ? std::string(name) : format_text("{}[{}]", name, index);
 }
 
 void raise_value_error(const std::string& message) {
@@ -108,7 +109,7 @@ c10d::ReduceOp reduce_op_of_name(const std::string& name) {
 }
 
 std::exception_ptr to_exception(const Status& status, const std::string& where) {
-  const std::string message = fmt::format("dscomm: {}: {}", where, status.message());
+  const std::string message = format_text("dscomm: {}: {}", where, status.message());
   switch (status.code()) {
     case Code::kInvalidArgument:
       return make_exception<c10::ValueError>(message);

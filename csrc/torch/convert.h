@@ -1,11 +1,10 @@
 // Converts torch's dtypes and reductions to dscomm's, and a Status to an exception.
 #pragma once
 
-#include <fmt/core.h>
-
 #include <exception>
 #include <string>
 
+#include "core/base/format.h"
 #include "core/base/status.h"
 #include "core/types/dtype.h"
 #include "core/types/reduce_op.h"
@@ -23,16 +22,16 @@ struct Argument {
 // Raise Python's ValueError and TypeError, for a mistake of the caller.
 [[noreturn]] void raise_value_error(const std::string& message);
 [[noreturn]] void raise_type_error(const std::string& message);
-// With the message of fmt::format().
+// With the message of format_text().
 template <typename First, typename... Rest>
 [[noreturn]] void raise_value_error(fmt::format_string<First, Rest...> format, First&& first,
                                     Rest&&... rest) {
-  raise_value_error(fmt::format(format, std::forward<First>(first), std::forward<Rest>(rest)...));
+  raise_value_error(format_text(format, std::forward<First>(first), std::forward<Rest>(rest)...));
 }
 template <typename First, typename... Rest>
 [[noreturn]] void raise_type_error(fmt::format_string<First, Rest...> format, First&& first,
                                    Rest&&... rest) {
-  raise_type_error(fmt::format(format, std::forward<First>(first), std::forward<Rest>(rest)...));
+  raise_type_error(format_text(format, std::forward<First>(first), std::forward<Rest>(rest)...));
 }
 
 // Raises TypeError for a dtype that dscomm does not support.

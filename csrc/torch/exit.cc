@@ -1,6 +1,5 @@
 #include "torch/exit.h"
 
-#include <fmt/core.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/format.h"
 #include "core/engine/context.h"
 
 namespace dscomm {
@@ -132,7 +132,7 @@ void end_calls(const std::string& exception) {
     if (group->idle_within(left)) continue;
     ended_some = true;
     group->abort(
-        fmt::format("its process {} with calls under way; see its output",
+        format_text("its process {} with calls under way; see its output",
                     exception.empty() ? "ended" : "was ended by an unhandled " + exception));
     (void)group->idle_within(kExitGrace);
   }

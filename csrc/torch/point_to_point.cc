@@ -1,6 +1,5 @@
 // Messages between two ranks, and the monitored barrier, which is made of them.
-#include <fmt/ranges.h>
-
+#include "core/base/format.h"
 #include "torch/backend.h"
 #include "torch/exit.h"
 #include "torch/tensors.h"
@@ -35,12 +34,12 @@ void check_tag(int tag, const char* title, const Group& group) {
 std::string describe_missing(const std::vector<int>& missing, std::chrono::milliseconds limit,
                              bool all) {
   const int64_t limit_ms = limit.count();
-  const std::string ranks = fmt::format("{}", fmt::join(missing, ", "));
+  const std::string ranks = join_text(missing, ", ");
   const std::string text =
       limit_ms == 0 ? "Rank 0 timed out in monitoredBarrier after 0 ms"
-      : all ? fmt::format("Ranks {} failed to pass monitoredBarrier in {} ms", ranks, limit_ms)
-            : fmt::format("Rank {} failed to pass monitoredBarrier in {} ms", missing[0], limit_ms);
-  return fmt::format(
+      : all ? format_text("Ranks {} failed to pass monitoredBarrier in {} ms", ranks, limit_ms)
+            : format_text("Rank {} failed to pass monitoredBarrier in {} ms", missing[0], limit_ms);
+  return format_text(
       "{}: timed out; rank 0 heard nothing from these ranks: {}; see in their output whether they "
       "make this call; if they are only slow, raise the timeout of monitored_barrier()",
       text, ranks);
@@ -155,7 +154,7 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
               ->wait();
     if (!status.ok()) {
       // gloo's text, since programs search for it.
-      const std::string cause = fmt::format(
+      const std::string cause = format_text(
           "Rank {} successfully reached monitoredBarrier, but received errors while waiting for "
           "send/recv from rank 0: {}",
           getRank(), status.message());

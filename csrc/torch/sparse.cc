@@ -3,11 +3,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 
+#include "core/base/format.h"
 #include "torch/tensors.h"
 
 namespace dscomm {
@@ -29,8 +30,8 @@ struct Header {
   }
   std::string text() const {
     const auto count = std::clamp<int64_t>(dimensions, 0, kMostDimensions);
-    return fmt::format("{}[{}] with {} sparse dimensions", dtype_name(static_cast<DType>(dtype)),
-                       fmt::join(sizes, sizes + count, ", "), sparse_dimensions);
+    return format_text("{}[{}] with {} sparse dimensions", dtype_name(static_cast<DType>(dtype)),
+                       join_text(std::span(sizes, count), ", "), sparse_dimensions);
   }
 };
 constexpr size_t kHeaderElements = sizeof(Header) / sizeof(int64_t);

@@ -1,10 +1,9 @@
 #include "torch/store_adapter.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "core/base/format.h"
 #include "core/base/settings.h"
 
 namespace dscomm {
@@ -27,7 +26,7 @@ std::string describe_keeper(const c10::intrusive_ptr<c10d::Store>& store) {
   const c10::intrusive_ptr<c10d::Store> root = root_of(store);
   const auto* tcp = dynamic_cast<const c10d::TCPStore*>(root.get());
   if (tcp == nullptr) return "";
-  return fmt::format(", which {} keeps at {}:{}{}",
+  return format_text(", which {} keeps at {}:{}{}",
                      launcher_keeps_store() ? "the launcher" : "the job's rank 0", tcp->getHost(),
                      tcp->getPort(),
                      launcher_keeps_store() ? "," : " unless the program made another,");

@@ -3,11 +3,11 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
-#include <fmt/core.h>
 
 #include <algorithm>
 #include <atomic>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "torch/backend.h"
 #include "torch/convert.h"
@@ -17,7 +17,7 @@
 namespace dscomm {
 
 std::string describe_call(const char* title, const Group& group) {
-  return fmt::format("{} in group '{}'", title, group.name());
+  return format_text("{} in group '{}'", title, group.name());
 }
 
 namespace {
@@ -25,7 +25,7 @@ namespace {
 std::exception_ptr exception_of_call(const Status& status, const char* title, const Group& group) {
   std::string text = status.message();
   // A late rank adopts the text of the rank that waited for it.
-  const size_t end = text.find(')', text.find(fmt::format(" rank {} (", group.rank())));
+  const size_t end = text.find(')', text.find(format_text(" rank {} (", group.rank())));
   if (status.code() == Code::kTimeout && end != std::string::npos)
     text.insert(end + 1, ", this rank");
   return to_exception(Status(status.code(), text), describe_call(title, group));
@@ -139,7 +139,7 @@ bool DscommWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void DscommWork::abort() {
-  group_->abort(fmt::format(
+  group_->abort(format_text(
       "its program called abort() on the Work of its {}; see its output for the reason", title_));
 }
 

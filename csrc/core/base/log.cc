@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "core/base/format.h"
+
 namespace dscomm {
 namespace {
 
@@ -31,7 +33,7 @@ void write_log_line(LogLevel level, const std::string& text) {
   static const char* const names[] = {"error", "warning", "info", "debug"};
   const int rank = log_rank.load(std::memory_order_relaxed);
   const std::string line =
-      fmt::format("[dscomm{} pid {}] {}: {}\n", rank < 0 ? "" : fmt::format(" rank {}", rank),
+      format_text("[dscomm{} pid {}] {}: {}\n", rank < 0 ? "" : format_text(" rank {}", rank),
                   getpid(), names[static_cast<int>(level)], text);
   // One write, so that lines of several ranks do not mix. If standard error is closed, there is no
   // place to report it.

@@ -2,10 +2,10 @@
 // or above DSCOMM_DEBUG.
 #pragma once
 
-#include <fmt/core.h>
-
 #include <string>
 #include <utility>
+
+#include "core/base/format.h"
 
 namespace dscomm {
 
@@ -18,10 +18,10 @@ bool log_enabled(LogLevel level);
 
 void write_log_line(LogLevel level, const std::string& text);
 
-// Writes the text of fmt::format() to standard error, if the level is enabled.
+// Writes the text of format_text() to standard error, if the level is enabled.
 template <typename... Args>
 void log_line(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
-  if (log_enabled(level)) write_log_line(level, fmt::format(format, std::forward<Args>(args)...));
+  if (log_enabled(level)) write_log_line(level, format_text(format, std::forward<Args>(args)...));
 }
 
 }  // namespace dscomm

@@ -5,12 +5,12 @@
 // turns a status into an exception, in one place.
 #pragma once
 
-#include <fmt/core.h>
-
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include "core/base/format.h"
 
 namespace dscomm {
 
@@ -49,10 +49,10 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Detail> detail_;
 };
 
-// With the message of fmt::format().
+// With the message of format_text().
 template <typename... Args>
 Status make_status(Code code, fmt::format_string<Args...> format, Args&&... args) {
-  return Status(code, fmt::format(format, std::forward<Args>(args)...));
+  return Status(code, format_text(format, std::forward<Args>(args)...));
 }
 
 // kResource, with the text of errno: "fallocate of shared memory failed: Cannot allocate memory".

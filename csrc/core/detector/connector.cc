@@ -1,6 +1,5 @@
 #include "core/detector/connector.h"
 
-#include <fmt/format.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <sstream>
 
 #include "core/base/deadline.h"
+#include "core/base/format.h"
 #include "core/transport/members.h"
 
 namespace dscomm {
@@ -196,7 +196,7 @@ Status Connector::end_round() {
 Status Connector::unreachable(Code code, const std::string& how) const {
   std::string tried;
   for (const Endpoint& endpoint : endpoints_)
-    tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", endpoint.text,
+    tried += format_text("{}{} ({})", tried.empty() ? "" : ", ", endpoint.text,
                          endpoint.outcome.empty() ? "not tried" : endpoint.outcome);
   return make_status(code,
                      "{} {} to {} at {}; see whether it runs, and let TCP through "

@@ -1,6 +1,5 @@
 #include "core/detector/listener.h"
 
-#include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 
@@ -8,6 +7,7 @@
 #include <cstring>
 
 #include "core/base/deadline.h"
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/transport/members.h"
 #include "core/transport/networks.h"
@@ -31,7 +31,7 @@ Status Listener::open() {
   uint64_t token[2];
   if (getrandom(token, sizeof token, 0) != static_cast<ssize_t>(sizeof token))
     return Status(Code::kResource, own_name() + " got no random numbers: " + std::strerror(errno));
-  token_ = fmt::format("{:016x}{:016x}", token[0], token[1]);
+  token_ = format_text("{:016x}{:016x}", token[0], token[1]);
   Status last(Code::kUnsupported, own_name() +
                                       " has no network at which other hosts could reach it: no "
                                       "interface but loopback is up, or none was allowed");

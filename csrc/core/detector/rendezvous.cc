@@ -1,6 +1,5 @@
 #include "core/detector/rendezvous.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/format.h"
 #include "core/detector/connector.h"
 #include "core/detector/links.h"
 #include "core/detector/listener.h"
@@ -37,7 +37,7 @@ constexpr int kFirst = 0;
 // The most names in one message.
 constexpr size_t kNames = 8;
 
-std::string invitation_name(int rank) { return fmt::format("invitation/{}", rank); }
+std::string invitation_name(int rank) { return format_text("invitation/{}", rank); }
 
 class Rendezvous {
  public:
@@ -148,7 +148,7 @@ Status Rendezvous::check() {
     for (const auto& [rank, peer] : peers_)
       if (peer.connector)
         return error(peer.connector->unreachable(
-            Code::kTimeout, fmt::format("timed out after {}, in which it could not connect",
+            Code::kTimeout, format_text("timed out after {}, in which it could not connect",
                                         deadline_.timeout_text())));
   DSCOMM_RETURN_IF_ERROR(failure);
   return was_over && is_over_ ? timed_out() : Status();
@@ -312,11 +312,11 @@ std::string Rendezvous::missing() const {
   }
   if (count == 0) return "";
   std::string text = not_here;
-  if (count > kNames) text += fmt::format(" and {} more", count - kNames);
+  if (count > kNames) text += format_text(" and {} more", count - kNames);
   if (!not_here.empty())
-    text += fmt::format(" to connect to {} at {}", name(request_.rank), listener_.endpoints());
+    text += format_text(" to connect to {} at {}", name(request_.rank), listener_.endpoints());
   if (!silent.empty())
-    text += fmt::format("{}{} to say where it listens", text.empty() ? "" : "; ", silent);
+    text += format_text("{}{} to say where it listens", text.empty() ? "" : "; ", silent);
   return text + "; see whether they run, and let TCP through between the hosts";
 }
 

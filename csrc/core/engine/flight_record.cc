@@ -1,7 +1,6 @@
 #include "core/engine/flight_record.h"
 
 #include <fcntl.h>
-#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -15,6 +14,7 @@
 #include <thread>
 
 #include "core/base/deadline.h"
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/base/owned.h"
 #include "core/base/thread.h"
@@ -55,7 +55,7 @@ std::string json_text(std::string_view text) {
       out += '\\';
       out += letter;
     } else if (static_cast<unsigned char>(letter) < 0x20) {
-      out += fmt::format("\\u{:04x}", static_cast<unsigned>(letter));
+      out += format_text("\\u{:04x}", static_cast<unsigned>(letter));
     } else {
       out += letter;
     }
@@ -97,7 +97,7 @@ bool is_message(const RecordedOperation& operation) {
 
 std::string own_facts(const RecordedOperation& operation) {
   const OperationInfo& info = operation.info;
-  return fmt::format(
+  return format_text(
       R"("dscomm": {{"title": "{}", "op": {}, "peer": {}, "tag": {}, "async": {}, "state": "{}"}})",
       info.title, info.has_op ? json_text(reduce_op_name(info.op)) : "null", info.peer, info.tag,
       info.asynchronous, operation_state_name(operation.state));
@@ -118,7 +118,7 @@ std::string entry_text(const GroupRecord& group, const RecordedOperation& operat
   const bool is_done = operation.state == OperationState::kCompleted;
   const bool has_begun = operation.state != OperationState::kQueued;
   const char* state = is_done ? "completed" : has_begun ? "started" : "scheduled";
-  return fmt::format(
+  return format_text(
       R"({{"record_id": {}, "pg_id": {}, "process_group": [{}, "undefined"], )"
       R"("collective_seq_id": {}, "p2p_seq_id": 0, "op_id": {}, "profiling_name": "gloo:{}", )"
       R"("time_created_ns": {}, "input_sizes": [[{}]], "input_dtypes": ["{}"], )"
@@ -133,7 +133,7 @@ std::string entry_text(const GroupRecord& group, const RecordedOperation& operat
 }
 
 std::string message_text(const GroupRecord& group, const RecordedOperation& operation) {
-  return fmt::format(R"({{"process_group": {}, "count": {}, "dtype": "{}", "time_created_ns": {}, )"
+  return format_text(R"({{"process_group": {}, "count": {}, "dtype": "{}", "time_created_ns": {}, )"
                      R"("time_completed_ns": {}, {}}})",
                      json_text(group.name), operation.info.count, dtype_name(operation.info.dtype),
                      operation.queued_ns, time_or_null(operation.finished_ns),
@@ -149,7 +149,7 @@ std::string progress_text(const GroupRecord& group) {
     if (operation.state == OperationState::kCompleted)
       completed = std::max(completed, operation.sequence);
   }
-  return fmt::format(R"({{"last_enqueued_collective": {}, "last_started_collective": {}, )"
+  return format_text(R"({{"last_enqueued_collective": {}, "last_started_collective": {}, )"
                      R"("last_completed_collective": {}}})",
                      group.called, begun, completed);
 }
@@ -160,7 +160,7 @@ int global_rank(const GroupRecord& group) {
 }
 
 Status write_file(const std::string& path, const std::string& text) {
-  const std::string draft = fmt::format("{}.{}.tmp", path, getpid());
+  const std::string draft = format_text("{}.{}.tmp", path, getpid());
   UniqueFd file(::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   const auto failed = [&](const char* what) {
     const int error = errno;
@@ -201,10 +201,10 @@ std::string flight_record_text(const std::vector<GroupRecord>& groups, const std
     const GroupRecord& group = groups[k];
     const std::string comma = k == 0 ? "" : ", ";
     const std::string name = json_text(group.name);
-    configuration += fmt::format(R"({}{}: {{"name": {}, "desc": "undefined", "ranks": "[{}]"}})",
-                                 comma, name, name, fmt::join(group.global_ranks, ", "));
-    status += fmt::format("{}{}: {}", comma, name, progress_text(group));
-    failures += fmt::format("{}{}: {}", comma, name,
+    configuration += format_text(R"({}{}: {{"name": {}, "desc": "undefined", "ranks": "[{}]"}})",
+                                 comma, name, name, join_text(group.global_ranks, ", "));
+    status += format_text("{}{}: {}", comma, name, progress_text(group));
+    failures += format_text("{}{}: {}", comma, name,
                             group.failure.ok() ? "null" : json_text(group.failure.message()));
   }
   size_t record_id = 0;
@@ -219,7 +219,7 @@ std::string flight_record_text(const std::vector<GroupRecord>& groups, const std
   }
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
-  return fmt::format(R"({{"version": "{}",
+  return format_text(R"({{"version": "{}",
 "pg_config": {{{}}},
 "pg_status": {{{}}},
 "entries": [{}],
@@ -266,7 +266,7 @@ void FlightRecord::write(const std::string& reason) {
   if (::mkdir(directory_.c_str(), 0777) != 0 && errno != EEXIST)
     log_line(LogLevel::kWarn, "{}: mkdir failed: {}", directory_, std::strerror(errno));
   for (const auto& [rank, records] : by_rank) {
-    const std::string path = fmt::format("{}/flight_record_{}.json", directory_, rank);
+    const std::string path = format_text("{}/flight_record_{}.json", directory_, rank);
     const Status written = write_file(path, flight_record_text(records, reason));
     if (written.ok())
       log_line(LogLevel::kWarn, "the flight record is in {}", path);

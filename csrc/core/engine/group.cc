@@ -1,11 +1,10 @@
 #include "core/engine/group.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <exception>
 #include <set>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/detector/failure_detector.h"
 #include "core/engine/context.h"
@@ -293,7 +292,7 @@ void Group::record_failure(const Status& status) {
   context_->note_failure();
   if (!context_->flight_record().enabled() || failure_recorded_.exchange(true)) return;
   context_->flight_record().write_after_failure(
-      fmt::format("group '{}': {}", options_.name, status.message()));
+      format_text("group '{}': {}", options_.name, status.message()));
 }
 
 bool Group::fill(GroupRecord* record) const {
@@ -320,7 +319,7 @@ Status Group::execute_body(const Body& body, std::chrono::milliseconds timeout) 
       if (Status cause = team_->failure(); !cause.ok()) flat_->abort(cause);
     return status;
   } catch (const std::exception& error) {
-    Status status(Code::kInternal, fmt::format("rank {} of group '{}': {}", options_.rank,
+    Status status(Code::kInternal, format_text("rank {} of group '{}': {}", options_.rank,
                                                options_.name, error.what()));
     team_->abort(status);
     if (flat_) flat_->abort(status);
@@ -532,7 +531,7 @@ Status Group::gone(int global_rank) const {
   if (team_ == nullptr) return {};
   if (peers_[k] == nullptr) return transport_->detector().gone(transport_ranks_[k]);
   if (peers_[k]->alive()) return {};
-  const std::string name = fmt::format("rank {} ({})", global_rank, peers_[k]->describe());
+  const std::string name = format_text("rank {} ({})", global_rank, peers_[k]->describe());
   const auto here = std::count_if(peers_.begin(), peers_.begin() + static_cast<ptrdiff_t>(k),
                                   [](const auto& peer) { return peer != nullptr; });
   if (of_host_ != nullptr && of_host_->has_left(static_cast<int>(here)))
@@ -547,7 +546,7 @@ LocalRanks Group::local_ranks(const std::vector<int>& global_ranks, const std::s
     // All members have formed groups of this name equally often, so the count distinguishes them.
     std::lock_guard lock(mutex_);
     auto formed = formations_.find(std::hash<std::string>()(name));
-    local.group = fmt::format("{}/{}/{}", point_to_point_->id, name,
+    local.group = format_text("{}/{}/{}", point_to_point_->id, name,
                               formed == formations_.end() ? 0 : formed->second);
   }
   std::set<int> hosts;

@@ -1,7 +1,5 @@
 #include "core/engine/recorder.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -10,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
+
+#include "core/base/format.h"
 #endif
 
 namespace dscomm {
@@ -180,12 +180,12 @@ std::string Recorder::json() const {
   std::string text = "[";
   for (const RecordedOperation& operation : operations()) {
     const OperationInfo& info = operation.info;
-    text += fmt::format(
+    text += format_text(
         R"({}{{"id": {}, "title": "{}", "dtype": "{}", "op": {}, "count": {}, "peer": {}, )"
         R"("tag": {}, "async": {}, "state": "{}", "queued_ns": {}, "started_ns": {}, )"
         R"("finished_ns": {}}})",
         text.size() > 1 ? ", " : "", operation.id, info.title, dtype_name(info.dtype),
-        info.has_op ? fmt::format("\"{}\"", reduce_op_name(info.op)) : "null", info.count,
+        info.has_op ? format_text("\"{}\"", reduce_op_name(info.op)) : "null", info.count,
         info.peer, info.tag, info.asynchronous, operation_state_name(operation.state),
         operation.queued_ns, operation.started_ns, operation.finished_ns);
   }

@@ -1,6 +1,5 @@
 #include "core/formation/formation.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/base/memory_limit.h"
 #include "core/base/memory_reservation.h"
@@ -180,9 +180,9 @@ class FormationRun {
     modex.size = request.size;
     const std::vector<int>& ranks = request.global_ranks;
     for (size_t k = 0; k < std::min(ranks.size(), kNamedMembers); ++k)
-      modex.members += fmt::format("{}{}", k == 0 ? "" : ", ", ranks[k]);
+      modex.members += format_text("{}{}", k == 0 ? "" : ", ", ranks[k]);
     if (ranks.size() > kNamedMembers)
-      modex.members += fmt::format(" and {} more", ranks.size() - kNamedMembers);
+      modex.members += format_text(" and {} more", ranks.size() - kNamedMembers);
     modex.entry_owners = request.local.leaders;
     const std::vector<int>& here = request.local.ranks;
     if (!here.empty() && here.front() == 0) {
@@ -224,7 +224,7 @@ class FormationRun {
     const std::vector<int>& here = request_.local.ranks;
     if (here.size() < 2) return {};
     LocalEntry own{request_.rank,
-                   fmt::format("rank {} ({})", request_.rank, process_.address->describe()),
+                   format_text("rank {} ({})", request_.rank, process_.address->describe()),
                    request_.size, modex_request(request_, nullptr).members, entry};
     if (here.front() == request_.rank) {
       leader_ = LocalLeader::listen(request_.local, own);
@@ -286,7 +286,7 @@ class FormationRun {
   }
 
   std::string name_rank(int rank) const {
-    return fmt::format("rank {} ({})", rank,
+    return format_text("rank {} ({})", rank,
                        members_[static_cast<size_t>(rank)].address.describe());
   }
 
@@ -430,7 +430,7 @@ class FormationRun {
     if (unreachable.empty()) return {};
     const std::string own_name = name_rank(request_.rank);
     Status failure(Code::kUnsupported,
-                   fmt::format("{} cannot share memory with ranks of the same host ({}); run all "
+                   format_text("{} cannot share memory with ranks of the same host ({}); run all "
                                "ranks of a host as one user, in one job",
                                own_name, unreachable));
     if (!ended.ok()) failure = ended;

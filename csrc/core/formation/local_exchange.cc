@@ -1,6 +1,5 @@
 #include "core/formation/local_exchange.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/format.h"
 #include "core/base/packed_status.h"
 #include "core/base/packer.h"
 #include "core/shm/mailbox/layout.h"
@@ -191,7 +191,7 @@ Status members_differ(const MembersView& one, const MembersView& other) {
                        "same world size",
                        one.rank, one.size, other.rank, other.size);
   const auto view = [](const MembersView& seen) {
-    return fmt::format("{} made it of {} ranks (global ranks {})", seen.rank, seen.size,
+    return format_text("{} made it of {} ranks (global ranks {})", seen.rank, seen.size,
                        seen.members);
   };
   return Status(Code::kMismatch, "the ranks passed different members to it: " + view(one) + ", " +

@@ -1,6 +1,5 @@
 #include "core/formation/modex.h"
 
-#include <fmt/format.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/base/packed_status.h"
 #include "core/base/settings.h"
@@ -74,9 +74,9 @@ Failures& failures() {
   return *failures;
 }
 
-std::string entry_name(int rank) { return fmt::format("entry/{}", rank); }
-std::string claims_name(int rank) { return fmt::format("claims/{}", rank); }
-std::string to_name(uint64_t nonce) { return fmt::format("to/{:016x}", nonce); }
+std::string entry_name(int rank) { return format_text("entry/{}", rank); }
+std::string claims_name(int rank) { return format_text("claims/{}", rank); }
+std::string to_name(uint64_t nonce) { return format_text("to/{:016x}", nonce); }
 
 void pack_node(Packer& packer, const RelayNode& node) {
   packer.text(node.parent)
@@ -128,7 +128,7 @@ Modex::Modex(Store& store, ModexRequest request, const Deadline& deadline)
       deadline_(deadline),
       seen_(static_cast<size_t>(request_.size)) {}
 
-std::string Modex::id_text() const { return fmt::format("{:016x}", id_); }
+std::string Modex::id_text() const { return format_text("{:016x}", id_); }
 
 std::string Modex::pack(const Entry& entry) {
   Packer packer;
@@ -488,7 +488,7 @@ Status Modex::fault_of(int rank) const {
   DSCOMM_RETURN_IF_ERROR(entry.cause);
   if (entry.size == request_.size) return {};
   return members_differ({"rank 0", request_.size, request_.members},
-                        {fmt::format("rank {}", rank), entry.size, entry.members});
+                        {format_text("rank {}", rank), entry.size, entry.members});
 }
 
 // Checks now and then for a reason to give up waiting.
@@ -793,7 +793,7 @@ Status Modex::conflict(const Entry& other) {
   const std::string advice =
       other.members.empty() && request_.members.empty()
           ? "; start one process for each rank, and give each job a store of its own"
-          : fmt::format(", one made it of global ranks {}, the other of {}", other.members,
+          : format_text(", one made it of global ranks {}, the other of {}", other.members,
                         request_.members);
   const Status cause(Code::kMismatch, duplicate_rank_text(request_.rank) + advice);
   const uint64_t theirs = other.nonce;
@@ -808,7 +808,7 @@ Status Modex::conflict(const Entry& other) {
 }
 
 std::string Modex::duplicate_rank_text(int rank) const {
-  const std::string twice = fmt::format("two processes are its rank {}", rank);
+  const std::string twice = format_text("two processes are its rank {}", rank);
   return request_.members.empty() ? twice : "the ranks passed different members to it: " + twice;
 }
 
@@ -837,7 +837,7 @@ std::string Modex::missing() {
     if (have[static_cast<size_t>(rank)] &&
         (!entry.is_there || fault_of(rank).ok() || fault_of(rank).code() == Code::kTimeout))
       continue;
-    text += fmt::format("{}rank {}", text.empty() ? "" : ", ", rank);
+    text += format_text("{}rank {}", text.empty() ? "" : ", ", rank);
   }
   return text;
 }

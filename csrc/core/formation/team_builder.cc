@@ -1,10 +1,9 @@
 #include "core/formation/team_builder.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 
+#include "core/base/format.h"
 #include "core/detector/failure_detector.h"
 #include "core/formation/domain_teams.h"
 #include "core/team/hierarchical_team.h"
@@ -185,7 +184,7 @@ class TeamBuilder {
     request.id = known != 0 ? known : formation_.group_id;
     request.name = request_.name;
     request.rank = request_.rank;
-    request.prefix = fmt::format("{}transport/{}/", request_.prefix, formation_.group_id);
+    request.prefix = format_text("{}transport/{}/", request_.prefix, formation_.group_id);
     request.settings = *process_.settings;
     request.usable_cores = process_.topology->usable_cores();
     for (size_t rank = 0; rank < formation_.members.size(); ++rank) {

@@ -1,6 +1,5 @@
 // PointToPoint: checks between slices of sleep whether waiting still makes sense ("looks").
-#include <fmt/format.h>
-
+#include "core/base/format.h"
 #include "core/base/timeout_advice.h"
 #include "core/messages/state.h"
 #include "core/team/first_cause.h"
@@ -109,15 +108,15 @@ std::string PointToPoint::timeout_text(const Transfer& transfer,
     const MemberLife& life = members[member];
     held_up |= life.unread && !transfer.sending;
     if (peer == -1 && life.gone() && !life.unread) continue;
-    awaited += fmt::format("{}{}, which is {}", awaited.empty() ? "" : "; ",
+    awaited += format_text("{}{}, which is {}", awaited.empty() ? "" : "; ",
                            group.name_member(member), group.peers[member]->state_text());
   }
   const std::string what = transfer.sending ? " waiting until it is received by "
                            : transfer.came_from >= 0
                                ? " waiting for the rest of a send from "
-                               : fmt::format(": no send with tag {} has arrived at rank {} from ",
+                               : format_text(": no send with tag {} has arrived at rank {} from ",
                                              transfer.tag, group.rank);
-  std::string text = fmt::format("{} timed out after {}{}{}", transfer.describe(),
+  std::string text = format_text("{} timed out after {}{}{}", transfer.describe(),
                                  duration_text(transfer.timeout_ms), what, awaited);
   if (peer == -1) text += gone_text(group.rank, members, group.name_member, group.departure);
   if (held_up)

@@ -5,12 +5,11 @@
 // a message of that member, and a receive from any source while another member can still send.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <optional>
 #include <span>
 #include <string>
 
+#include "core/base/format.h"
 #include "core/base/status.h"
 #include "core/team/departure.h"
 
@@ -49,7 +48,7 @@ std::string gone_text(int self, std::span<const MemberLife> members, const Name&
   for (int member = 0; member < static_cast<int>(members.size()); ++member) {
     const MemberLife& life = members[member];
     if (member == self || !life.gone()) continue;
-    text += fmt::format("{}{} {}", text.empty() ? "; " : ", ", name(member),
+    text += format_text("{}{} {}", text.empty() ? "; " : ", ", name(member),
                         life.died ? "died" : departure(member).how());
   }
   return text.empty() ? text : text + " before";
@@ -76,7 +75,7 @@ std::optional<Status> can_never_complete(bool sending, int peer, int self,
     if (member == self) continue;
     if (!life.gone() || life.unread) return {};
     some_died |= life.died;
-    who += fmt::format("{}{} {}", who.empty() ? "" : ", ", name(member),
+    who += format_text("{}{} {}", who.empty() ? "" : ", ", name(member),
                        life.died ? "died" : departure(member).how());
   }
   const std::string text = what + "no other rank is left that could send it: " + who;

@@ -1,8 +1,6 @@
 // The state of PointToPoint: operations, messages, ports and connections. Guarded by its mutex.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "core/base/format.h"
 #include "core/messages/matching.h"
 #include "core/messages/point_to_point.h"
 #include "core/shm/staging/copy.h"
@@ -34,7 +33,7 @@ inline void copy_out(std::byte* to, const std::byte* from, size_t bytes, uint64_
 }
 
 inline std::string describe_data(DType dtype, uint64_t count, int tag) {
-  return fmt::format("{}[{}] tag {}", dtype_name(dtype), count, tag);
+  return format_text("{}[{}] tag {}", dtype_name(dtype), count, tag);
 }
 
 // A send or a receive.

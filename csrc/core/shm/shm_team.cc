@@ -1,9 +1,9 @@
 #include "core/shm/shm_team.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 #include <numeric>
+
+#include "core/base/format.h"
 
 namespace dscomm {
 namespace {
@@ -22,7 +22,7 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
       mailbox_offset_(members[rank].mailbox_offset),
       tuning_(tuning),
       in_place_(std::move(in_place)),
-      tally_(CallTally::make(name, fmt::format("shared memory, {} ranks", members.size()))) {
+      tally_(CallTally::make(name, format_text("shared memory, {} ranks", members.size()))) {
   mailboxes_ = std::make_unique<Mailboxes>(arena_, group_id, std::move(name), rank,
                                            std::move(members), policy);
   staging_ = std::make_unique<Staging>(arena_, *mailboxes_, tuning_.staging_bytes);
@@ -37,7 +37,7 @@ ShmTeam::~ShmTeam() {
   arena_->release_when(std::move(unread), {{mailbox_offset_, sizeof(Mailbox)}});
 }
 
-std::string ShmTeam::describe() const { return fmt::format("shared memory, {} ranks", size()); }
+std::string ShmTeam::describe() const { return format_text("shared memory, {} ranks", size()); }
 
 std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) const {
   if (in_place_.pool == nullptr) return {};
@@ -115,7 +115,7 @@ Status ShmTeam::receive_round(int member, uint32_t round, size_t bytes, void* ou
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(member, round + 1));
   const uint64_t published = mailboxes_->slot(member).staged.bytes;
   if (round == 0 && published != bytes)
-    return mailboxes_->fail(Code::kMismatch, fmt::format("{} sends {} bytes where {} expects {}",
+    return mailboxes_->fail(Code::kMismatch, format_text("{} sends {} bytes where {} expects {}",
                                                          mailboxes_->name_member(member), published,
                                                          mailboxes_->name_member(rank()), bytes));
   return receive_piece(member, round, 0, bytes, tuning_.chunk_bytes, out);

@@ -1,8 +1,8 @@
 #include "core/team/call_record.h"
 
-#include <fmt/format.h>
-
 #include <bit>
+
+#include "core/base/format.h"
 
 namespace dscomm {
 namespace {
@@ -81,14 +81,14 @@ std::string describe_call(const CallRecord& call) {
   std::string text = collective_name(static_cast<Collective>(call.kind));
   if (static_cast<Collective>(call.kind) == Collective::kBarrier) return text + "()";
   if (call.is_planned) text += "_caching";
-  text += fmt::format("({}[{}]", dtype_name(static_cast<DType>(call.dtype)),
+  text += format_text("({}[{}]", dtype_name(static_cast<DType>(call.dtype)),
                       call.count != 0 ? call.count : call.own_count);
-  if (call.op != 255) text += fmt::format(", {}", reduce_op_name(static_cast<ReduceOp>(call.op)));
-  if (call.factor != 1.0) text += fmt::format(", factor {:f}", call.factor);
-  if (call.root >= 0) text += fmt::format(", root {}", call.root);
+  if (call.op != 255) text += format_text(", {}", reduce_op_name(static_cast<ReduceOp>(call.op)));
+  if (call.factor != 1.0) text += format_text(", factor {:f}", call.factor);
+  if (call.root >= 0) text += format_text(", root {}", call.root);
   text += ")";
   if (call.part_count != 1)
-    text += fmt::format(" as tensor {} of {}", call.part + 1, call.part_count);
+    text += format_text(" as tensor {} of {}", call.part + 1, call.part_count);
   return text;
 }
 
@@ -97,13 +97,13 @@ std::string describe_mismatch(const CallRecord& mine, const std::string& my_name
   const std::string my_text = describe_call(mine);
   std::string their_text = describe_call(theirs);
   if (mine.number() != theirs.number())
-    their_text += fmt::format(" as call #{}", theirs.number());
+    their_text += format_text(" as call #{}", theirs.number());
   else if (my_text == their_text)
     their_text += mine.is_planned ? " with another match_id"
                   : mine.parent_number != 0
                       ? " with other counts for the ranks, or after other calls"
                       : " with other counts for the ranks";
-  return fmt::format("{} as call #{}: {} called {}, {} called {}{}", kDifferentCalls, mine.number(),
+  return format_text("{} as call #{}: {} called {}, {} called {}{}", kDifferentCalls, mine.number(),
                      my_name, my_text, their_name, their_text, kMakeSameCalls);
 }
 

@@ -1,24 +1,23 @@
 #include "core/team/call_tally.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 
 namespace dscomm {
 namespace {
 
 std::string range_text(size_t least_bytes, size_t most_bytes) {
-  if (most_bytes == least_bytes) return fmt::format("{} bytes", most_bytes);
-  return fmt::format("{} to {} bytes", least_bytes, most_bytes);
+  if (most_bytes == least_bytes) return format_text("{} bytes", most_bytes);
+  return format_text("{} to {} bytes", least_bytes, most_bytes);
 }
 
 }  // namespace
 
 std::unique_ptr<CallTally> CallTally::make(const std::string& group, const std::string& team) {
   if (!log_enabled(LogLevel::kDebug)) return nullptr;
-  return std::make_unique<CallTally>(fmt::format("group '{}' ({})", group, team));
+  return std::make_unique<CallTally>(format_text("group '{}' ({})", group, team));
 }
 
 CallTally::~CallTally() {
@@ -52,15 +51,15 @@ void CallTally::add_tensor(bool is_in_pool) {
 std::string CallTally::summary(Collective kind) const {
   const Tally& tally = tallies_[static_cast<size_t>(kind) - 1];
   if (tally.uses.empty()) return "";
-  std::string text = fmt::format("{}: {}", team_, collective_name(kind));
+  std::string text = format_text("{}: {}", team_, collective_name(kind));
   const char* separator = ": ";
   for (const AlgorithmUse& use : tally.uses) {
-    text += fmt::format("{}{} {}, {}", separator, use.calls, use.algorithm,
+    text += format_text("{}{} {}, {}", separator, use.calls, use.algorithm,
                         range_text(use.least_bytes, use.most_bytes));
     separator = "; ";
   }
   if (tally.tensors > 0)
-    text += fmt::format("; {} of {} large tensors read in place, from the pool", tally.in_pool,
+    text += format_text("; {} of {} large tensors read in place, from the pool", tally.in_pool,
                         tally.tensors);
   return *distance_ == '\0' ? text : text + "; peers: " + distance_;
 }

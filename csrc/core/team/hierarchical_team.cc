@@ -3,13 +3,12 @@
 
 #include "core/team/hierarchical_team.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <new>
 #include <numeric>
 
+#include "core/base/format.h"
 #include "core/team/self_team.h"
 
 namespace dscomm {
@@ -92,7 +91,7 @@ HierarchicalTeam::~HierarchicalTeam() {
 Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFactory& make_outer) {
   const std::string& name = options_.name;
   DSCOMM_ASSIGN_OR_RETURN(
-      inner_, make_team(members(), make_inner, fmt::format("{}/domain{}", name, domain_)));
+      inner_, make_team(members(), make_inner, format_text("{}/domain{}", name, domain_)));
   teams_.push_back(inner_.get());
   DSCOMM_CHECK(inner_->rank() == index_ && inner_->size() == local_count(),
                "a Team numbers its ranks as they are listed");
@@ -102,7 +101,7 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
     for (const std::vector<int>& domain : domains_)
       leaders.push_back(domain[slice % domain.size()]);
     DSCOMM_ASSIGN_OR_RETURN(auto across,
-                            make_team(leaders, make_outer, fmt::format("{}/slice{}", name, slice)));
+                            make_team(leaders, make_outer, format_text("{}/slice{}", name, slice)));
     teams_.push_back(across.get());
     led_.push_back({slice, std::move(across)});
     DSCOMM_CHECK(led_.back().team->rank() == domain_ && led_.back().team->size() == domain_count(),
@@ -116,7 +115,7 @@ Status HierarchicalTeam::make_teams(const TeamFactory& make_inner, const TeamFac
                "a Team numbers its ranks as they are listed");
   set_parent(this);
   overlaps_ = led_.front().team->takes_chunks();
-  tally_ = CallTally::make(options_.group, fmt::format("hierarchical, {} ranks", size()));
+  tally_ = CallTally::make(options_.group, format_text("hierarchical, {} ranks", size()));
   return {};
 }
 
@@ -127,8 +126,8 @@ void HierarchicalTeam::set_parent(const Team* parent) {
 std::string HierarchicalTeam::describe() const {
   std::string sizes;
   for (const std::vector<int>& domain : domains_)
-    sizes += fmt::format("{}{}", sizes.empty() ? "" : "+", domain.size());
-  return fmt::format("hierarchical, {} ranks in domains of {}: inside ({}), across ({})", size(),
+    sizes += format_text("{}{}", sizes.empty() ? "" : "+", domain.size());
+  return format_text("hierarchical, {} ranks in domains of {}: inside ({}), across ({})", size(),
                      sizes, inner_->describe(), led_.front().team->describe());
 }
 

@@ -1,10 +1,9 @@
 // Computes domains from where ranks are bound: the ranks of a domain reduce first.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 
+#include "core/base/format.h"
 #include "core/base/status.h"
 #include "core/topology/topology.h"
 
@@ -24,11 +23,11 @@ Domains split(std::span<const CpuBinding> bindings, Level level, size_t least_wi
   for (size_t rank = 0; rank < bindings.size(); ++rank) {
     int index = bindings[rank].*level.index;
     if (index < 0)
-      return {{}, fmt::format("rank {} of this host is bound to no single {}", rank, level.name)};
+      return {{}, format_text("rank {} of this host is bound to no single {}", rank, level.name)};
     by_index[index].push_back(static_cast<int>(rank));
   }
   if (by_index.size() < 2)
-    return {{}, fmt::format("the ranks of this host are bound to one {}", level.name)};
+    return {{}, format_text("the ranks of this host are bound to one {}", level.name)};
 
   Domains domains;
   for (auto& [index, ranks] : by_index) domains.ranks.push_back(std::move(ranks));
@@ -40,10 +39,10 @@ Domains split(std::span<const CpuBinding> bindings, Level level, size_t least_wi
       static_cast<size_t>(std::count_if(domains.ranks.begin(), domains.ranks.end(), has_two));
   if (with_two < least_with_two_ranks)
     return {{},
-            fmt::format("only {} of {} {}s hold more than one rank of this host", with_two,
+            format_text("only {} of {} {}s hold more than one rank of this host", with_two,
                         domains.ranks.size(), level.name)};
   domains.reason =
-      fmt::format("{} {}s hold the ranks of this host", domains.ranks.size(), level.name);
+      format_text("{} {}s hold the ranks of this host", domains.ranks.size(), level.name);
   return domains;
 }
 
@@ -57,14 +56,14 @@ Domains one_domain(size_t rank_count, std::string reason) {
 
 Domains make_domains(std::span<const CpuBinding> bindings, std::string_view hierarchy) {
   if (hierarchy == "flat" || hierarchy == "hosts")
-    return one_domain(bindings.size(), fmt::format("DSCOMM_HIERARCHY is {}", hierarchy));
+    return one_domain(bindings.size(), format_text("DSCOMM_HIERARCHY is {}", hierarchy));
 
   if (hierarchy == "numa" || hierarchy == "l3") {
     // Requested explicitly, so one domain with two ranks is enough for an inner level.
     Domains domains = split(bindings, hierarchy == "numa" ? kNuma : kL3, 1);
     if (!domains.ranks.empty()) return domains;
     return one_domain(bindings.size(),
-                      fmt::format("DSCOMM_HIERARCHY is {}, but {}", hierarchy, domains.reason));
+                      format_text("DSCOMM_HIERARCHY is {}, but {}", hierarchy, domains.reason));
   }
 
   DSCOMM_CHECK(hierarchy == "auto", "the settings allow no other hierarchy");

@@ -1,6 +1,5 @@
 #include "core/topology/topology.h"
 
-#include <fmt/format.h>
 #include <hwloc.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 
 namespace dscomm {
@@ -84,7 +84,7 @@ bool names_nodes() {
 }
 
 std::string counted(int count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+  return format_text("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -151,7 +151,7 @@ void Topology::place_memory(void* data, size_t bytes) const {
 }
 
 std::string Topology::describe() const {
-  return fmt::format("{}, {}, {}, {}; {} usable", counted(package_count_, "package"),
+  return format_text("{}, {}, {}, {}; {} usable", counted(package_count_, "package"),
                      counted(numa_count_, "NUMA node"), counted(l3_count_, "L3"),
                      counted(core_count_, "core"), usable_cores_);
 }

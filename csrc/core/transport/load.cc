@@ -1,7 +1,6 @@
 #include "core/transport/load.h"
 
 #include <dlfcn.h>
-#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/format.h"
 #include "core/base/settings.h"
 #include "core/transport/members.h"
 
@@ -90,7 +90,7 @@ void* load_module(const Choice& choice, Status* reason) {
   if (module != nullptr) return module;
   const char* words = dlerror();
   *reason =
-      unsupported(fmt::format("{}, and it cannot be loaded ({}): install it ({})", choice.title,
+      unsupported(format_text("{}, and it cannot be loaded ({}): install it ({})", choice.title,
                               words == nullptr ? "no reason given" : words, choice.to_run));
   return nullptr;
 }
@@ -105,7 +105,7 @@ Result<std::vector<Choice>> choose(const std::string& folder, const std::string&
   for (const Choice& choice : all) {
     if (has_rivals && choice.name != wanted && choice.is_loaded())
       return unsupported(
-          fmt::format("an MPI library: DSCOMM_MPI={} is set, but the program has loaded {}; set "
+          format_text("an MPI library: DSCOMM_MPI={} is set, but the program has loaded {}; set "
                       "DSCOMM_MPI={} or auto",
                       wanted, choice.title, choice.name));
     if (wanted == "auto" && choice.is_loaded()) return std::vector<Choice>{choice};
@@ -120,7 +120,7 @@ Result<const TransportModule*> load_any(const std::string& folder, const std::st
   Status first;
   for (const Choice& choice : chosen) {
     if (!choice.is_built())
-      return unsupported(fmt::format(
+      return unsupported(format_text(
           "{}, and this dscomm was built without it: install {} and install deepspeed_comm again",
           choice.title, choice.to_build));
     Status reason;

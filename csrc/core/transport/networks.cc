@@ -1,7 +1,6 @@
 #include "core/transport/networks.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -15,6 +14,8 @@
 #include <map>
 #include <set>
 #include <tuple>
+
+#include "core/base/format.h"
 
 namespace dscomm {
 namespace {
@@ -74,7 +75,7 @@ std::optional<Address> parse_address(const std::string& text) {
 }
 
 std::string text_of(const Network& network) {
-  return fmt::format("{}/{}", address_text(network.address), network.prefix);
+  return format_text("{}/{}", address_text(network.address), network.prefix);
 }
 
 // Nothing if it is not "address/prefix": other processes wrote it.
@@ -225,7 +226,7 @@ Result<std::vector<std::string>> select_networks(const std::vector<Interface>& i
   const std::vector<std::string> words = split(wanted, ',');
   std::string there;
   for (const Interface& interface : interfaces)
-    there += fmt::format("{}{} ({})", there.empty() ? "" : ", ", interface.name, interface.network);
+    there += format_text("{}{} ({})", there.empty() ? "" : ", ", interface.name, interface.network);
   if (there.empty()) there = "none";
   for (const std::string& word : words)
     if (std::none_of(interfaces.begin(), interfaces.end(),
@@ -290,7 +291,7 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
 
 std::string endpoint_text(const std::string& address, uint16_t port) {
   const bool is_v6 = address.find(':') != std::string::npos;
-  return is_v6 ? fmt::format("[{}]:{}", address, port) : fmt::format("{}:{}", address, port);
+  return is_v6 ? format_text("[{}]:{}", address, port) : format_text("{}:{}", address, port);
 }
 
 bool is_endpoint_at(const std::string& peer_process, const std::string& address) {

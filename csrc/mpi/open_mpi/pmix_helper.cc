@@ -1,6 +1,5 @@
 #include "mpi/open_mpi/pmix_helper.h"
 
-#include <fmt/core.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -20,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/base/process_state.h"
 #include "core/base/thread.h"
@@ -154,7 +154,7 @@ struct PmixHelper::State {
   Status put(const std::string& name, const std::string& data);
   void answer(Fence& fence, std::string data);
   std::string key(const Fence& fence, uint32_t host) const {
-    return fmt::format("{}{}/{}", prefix, fence.asked.name, host);
+    return format_text("{}{}/{}", prefix, fence.asked.name, host);
   }
   std::string key_of_all(const Fence& fence) const { return prefix + fence.asked.name + "/all"; }
 };
@@ -356,9 +356,9 @@ Status PmixHelper::State::probe() {
   }
   if (now < report_at_ns) return {};
   report_at_ns = now + patience_ns;
-  const std::string process = pid == 0 ? "" : fmt::format("pid {} ", pid);
+  const std::string process = pid == 0 ? "" : format_text("pid {} ", pid);
   const std::string state = pid == 0 ? "" : ", " + process_state_text(process_state(pid));
-  const std::string sentence = fmt::format(
+  const std::string sentence = format_text(
       "dscomm-pmix ({}on host {}) does not answer{}; continue it if it is stopped, and check that "
       "host's CPU and memory",
       process, description.hosts[description.own_host].name, state);

@@ -1,7 +1,6 @@
 // Starts Open MPI: dscomm-pmix serves MPI_Init_thread; MCA parameters configure the rest.
 #include "mpi/start.h"
 
-#include <fmt/ranges.h>
 #include <mpi.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/format.h"
 #include "core/base/log.h"
 #include "core/base/packer.h"
 #include "core/base/settings.h"
@@ -97,7 +97,7 @@ class OpenMpiStart final : public MpiStart {
     const size_t own_host = context.plan.host_of(request.rank);
     const int leader = static_cast<int>(context.plan.hosts[own_host].ranks.front().rank);
     if (leader == request.rank) DSCOMM_RETURN_IF_ERROR(start_helper(context, own_host));
-    const std::string mine = fmt::format("environment/{}", request.rank);
+    const std::string mine = format_text("environment/{}", request.rank);
     const std::string name = name_member(request.members, leader);
     Result<std::string> text = context.exchange.await(mine, context.deadline);
     if (text.status().code() == Code::kTimeout && !context.exchange.has_read_failure())
@@ -156,7 +156,7 @@ class OpenMpiStart final : public MpiStart {
     if (chosen.empty())
       return "MPI chooses the networks by itself; DSCOMM_IFNAME can name the interface that joins "
              "the hosts";
-    return fmt::format("over TCP MPI uses {}; DSCOMM_IFNAME can name another interface", chosen);
+    return format_text("over TCP MPI uses {}; DSCOMM_IFNAME can name another interface", chosen);
   }
 
   void leave() override {
@@ -173,7 +173,7 @@ class OpenMpiStart final : public MpiStart {
 
   Status start_helper(StartContext& context, size_t own_host) {
     PmixDescription description;
-    description.name_space = fmt::format("dscomm-{:016x}", context.request.id);
+    description.name_space = format_text("dscomm-{:016x}", context.request.id);
     description.own_host = static_cast<uint32_t>(own_host);
     for (const PlannedHost& host : context.plan.hosts) {
       PmixHost& described = description.hosts.emplace_back();
@@ -192,7 +192,7 @@ class OpenMpiStart final : public MpiStart {
     const PmixEnvironments& environments = helper_->environments();
     for (size_t i = 0; i < description.clients.size(); ++i)
       DSCOMM_RETURN_IF_ERROR(context.exchange.publish(
-          fmt::format("environment/{}", description.clients[i].rank),
+          format_text("environment/{}", description.clients[i].rank),
           Packer().texts(environments.own[i]).texts(environments.defaults).take()));
     return {};
   }
@@ -218,9 +218,9 @@ class OpenMpiStart final : public MpiStart {
     const PortRange ports = parse_ports(context.request.settings.ports).value_or(PortRange{});
     if (ports.is_any()) return;
     for (const char* family : {"v4", "v6"}) {
-      environment.set_default(fmt::format("OMPI_MCA_btl_tcp_port_min_{}={}", family, ports.first));
+      environment.set_default(format_text("OMPI_MCA_btl_tcp_port_min_{}={}", family, ports.first));
       environment.set_default(
-          fmt::format("OMPI_MCA_btl_tcp_port_range_{}={}", family, ports.last - ports.first + 1));
+          format_text("OMPI_MCA_btl_tcp_port_range_{}={}", family, ports.last - ports.first + 1));
     }
   }
 
@@ -239,7 +239,7 @@ class OpenMpiStart final : public MpiStart {
     for (const auto& [framework, libraries] : {std::pair("mtl", "ofi,psm,psm2"), {"btl", "ofi"}}) {
       const std::string list = file_value(framework);
       if (!chooses(list))
-        environment.set_default(fmt::format("{}{}={}{}", kMcaPrefix, framework,
+        environment.set_default(format_text("{}{}={}{}", kMcaPrefix, framework,
                                             list.empty() ? "^" : list + ",", libraries));
     }
   }
@@ -267,7 +267,7 @@ class OpenMpiStart final : public MpiStart {
     if (!context.request.settings.ifname.empty()) return context.request.settings.ifname;
     if (context.plan.origin != MpiOrigin::kDscomm || !file_value("btl_tcp_if_include").empty())
       return "";
-    return fmt::format("{}", fmt::join(as_mpi_reads(networks_between_hosts(context.request)), ","));
+    return join_text(as_mpi_reads(networks_between_hosts(context.request)), ",");
   }
 
   // Whether no rank connects before all ranks have agreed on a token. MPI can be configured to

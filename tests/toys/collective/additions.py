@@ -146,6 +146,18 @@ Status Team::scan(const void* in, void* out, size_t count, const Reduction& redu
 """,
     ),
     (
+        "tests/transports/sockets/socket_team.h",
+        "after",
+        "  Status run_barrier(const CallOptions& options) override;\n",
+        f"{OF_TEAM};\n",
+    ),
+    (
+        "tests/transports/sockets/socket_team.cc",
+        "instead",
+        "\n}  // namespace dscomm\n",
+        BY_ALL_GATHER.format(team="SocketTeam"),
+    ),
+    (
         "tests/core/team_reference.h",
         "before",
         "  void check_barrier() {\n",

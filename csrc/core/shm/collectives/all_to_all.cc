@@ -2,11 +2,10 @@
 // and copies its own pieces out of the others' staging, starting with its successor. Blocks may
 // differ in size: a rank's table has the count that it sends to each rank, and a reader checks its
 // count before it copies.
-#include <fmt/format.h>
-
 #include <cstring>
 #include <numeric>
 
+#include "core/base/format.h"
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
@@ -39,7 +38,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
         if (theirs[me] != expected)
           return mailboxes_->fail(
               Code::kMismatch,
-              fmt::format(
+              format_text(
                   "{} sends {} elements to {}, which expects {}; the split sizes do not fit",
                   mailboxes_->name_member(k), theirs[me], mailboxes_->name_member(rank()),
                   expected));

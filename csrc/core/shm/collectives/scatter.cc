@@ -1,10 +1,9 @@
 // Scatter through memory: in each round the root stages a piece of every other rank's block; each
 // rank copies its pieces out. The root's table has the number of elements for each rank.
-#include <fmt/format.h>
-
 #include <cstring>
 #include <numeric>
 
+#include "core/base/format.h"
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
@@ -27,7 +26,7 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
   DSCOMM_ASSIGN_OR_RETURN(auto* table, staging_->read_table(root));
   if (table[rank()] != count)
     return mailboxes_->fail(Code::kMismatch,
-                            fmt::format("{} scatters {} elements to {}, whose output holds {}",
+                            format_text("{} scatters {} elements to {}, whose output holds {}",
                                         mailboxes_->name_member(root), table[rank()],
                                         mailboxes_->name_member(rank()), count));
   const size_t piece = piece_bytes(element_bytes, size());

@@ -1,6 +1,6 @@
 #include "core/shm/mailbox/agreement.h"
 
-#include <fmt/format.h>
+#include "core/base/format.h"
 
 namespace dscomm {
 
@@ -31,7 +31,7 @@ Status Agreement::mismatch(int member, uint64_t sequence) {
     return aborts_.fail(Code::kMismatch, describe_mismatch(mine, my_name, theirs, their_name));
   }
   return aborts_.fail(Code::kMismatch,
-                      fmt::format("the calls of {} and {} differed more than {} calls ago{}",
+                      format_text("the calls of {} and {} differed more than {} calls ago{}",
                                   my_name, their_name, kSlots, kMakeSameCalls));
 }
 
@@ -79,7 +79,7 @@ Status Agreement::compare_last_calls() {
     const auto count = [this](int rank, const CallRecord& last) {
       const uint64_t calls = last.number();
       if (last.sequence <= forming_calls_) return members_.name(rank) + " made no call";
-      return fmt::format("{} made {} {}, the last {}", members_.name(rank), calls,
+      return format_text("{} made {} {}, the last {}", members_.name(rank), calls,
                          calls == 1 ? "call" : "calls", describe_call(last));
     };
     const Departure departure = members_.departure(member);

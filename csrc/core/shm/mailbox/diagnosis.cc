@@ -1,9 +1,8 @@
 #include "core/shm/mailbox/diagnosis.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
+#include "core/base/format.h"
 #include "core/base/timeout_advice.h"
 #include "core/shm/mailbox/mailboxes.h"
 #include "core/team/first_cause.h"
@@ -73,7 +72,7 @@ class MemberMonitor final : public WaitMonitor {
     for (int other = 0; other < members_.size(); ++other) {
       if (other == members_.rank || (other != member_ && reached[other] != least)) continue;
       const CallRecord last = members_.newest_record(other);
-      missing += fmt::format("{}{}, which is {} and ", missing.empty() ? "" : "; ",
+      missing += format_text("{}{}, which is {} and ", missing.empty() ? "" : "; ",
                              members_.name(other), mailboxes_.peer(other).state_text());
       missing += last.sequence == 0                   ? "has made no call"
                  : last.sequence == members_.sequence ? "is in call #"
@@ -83,9 +82,9 @@ class MemberMonitor final : public WaitMonitor {
             "; if a rank waits in new_group() instead, call new_group() with the same members and "
             "in the same order on all ranks";
       else
-        missing += fmt::format("{}, {}", last.number(), describe_call(last));
+        missing += format_text("{}, {}", last.number(), describe_call(last));
     }
-    return mailboxes_.fail(Code::kTimeout, fmt::format("timed out after {} waiting for {}{}{}",
+    return mailboxes_.fail(Code::kTimeout, format_text("timed out after {} waiting for {}{}{}",
                                                        mailboxes_.call().deadline.timeout_text(),
                                                        missing, timeout_advice(missing), hint));
   }
@@ -121,7 +120,7 @@ class MemberMonitor final : public WaitMonitor {
         members_.views[member]->done.load(std::memory_order_acquire));  // pairs with end()
     const bool has_made_calls = reached > 1;
     const std::string calls =
-        has_made_calls ? fmt::format(" after {} calls", reached - 1) : " before its first call";
+        has_made_calls ? format_text(" after {} calls", reached - 1) : " before its first call";
     const Status gone = members_.gone(member, member_state, calls + ", without leaving the group",
                                       calls + (has_made_calls ? ", before it made this call" : ""));
     return mailboxes_.fail(gone.code(), gone.message());
@@ -166,7 +165,7 @@ Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
       if (member_state != MemberState::kPresent && !members.has_posted(member))
         return mailboxes.fail(
             member_state == MemberState::kLeft ? Code::kPeerLeft : Code::kPeerDied,
-            fmt::format("{} {} before it made this call; look for its own error in its output",
+            format_text("{} {} before it made this call; look for its own error in its output",
                         members.name(member),
                         member_state == MemberState::kLeft ? members.departure(member).how()
                                                            : "died or exited"));
@@ -178,7 +177,7 @@ Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
     if (is_expired)
       return mailboxes.fail(
           Code::kTimeout,
-          fmt::format("timed out after {} waiting for {}; {}{}", deadline.timeout_text(), what,
+          format_text("timed out after {} waiting for {}; {}{}", deadline.timeout_text(), what,
                       late.empty() ? "ranks of other groups have not read what was sent to them"
                                    : "the calls before this one are unfinished on " + late,
                       late.empty() ? raise_the_timeout("these ranks are") : timeout_advice(late)));

@@ -1,12 +1,11 @@
 #include "core/shm/mailbox/members.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <bit>
 #include <cstring>
 
 #include "core/base/fence.h"
+#include "core/base/format.h"
 
 namespace dscomm {
 namespace {
@@ -165,14 +164,14 @@ std::string Members::name(int member) const {
 }
 
 std::string MailboxMember::name(int rank, int global_rank, const std::string& process) {
-  if (global_rank < 0 || global_rank == rank) return fmt::format("rank {} ({})", rank, process);
-  return fmt::format("rank {} (global rank {}, {})", rank, global_rank, process);
+  if (global_rank < 0 || global_rank == rank) return format_text("rank {} ({})", rank, process);
+  return format_text("rank {} (global rank {}, {})", rank, global_rank, process);
 }
 
 std::string Members::name_call() const {
   const CallRecord record = load_record(own->calls[sequence % kSlots]);
   const bool is_stored = record.sequence == sequence;
-  return fmt::format("{} #{} of group '{}'",
+  return format_text("{} #{} of group '{}'",
                      is_stored ? collective_name(static_cast<Collective>(record.kind)) : "call",
                      is_stored ? record.number() : sequence, group_name);
 }
