@@ -220,12 +220,12 @@ struct ScanBody : AllReduceBody {
         """\
 WorkPtr DscommBackend::scan(const at::Tensor& tensor, const c10d::ReduceOp& op,
                             bool asynchronous) {
-  const EndsCoalescing on_error(*this);
+  const CoalescingGuard on_error(*this);
   CallInfo call(OpType::UNKNOWN, "dscomm:scan", asynchronous, std::chrono::milliseconds(0));
   ScanBody body(tensor, op, {"tensor"});
   describe_data(call, body);
   auto work = submit(call, std::move(body), tensor, tensor);
-  tell_autograd(tensor);
+  bump_version_of(tensor);
   return work;
 }
 
