@@ -80,9 +80,8 @@ class ForkedRank:
 
 
 def _python_path() -> dict[str, str]:
-    """For programs that import tests.cases."""
-    given = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([str(ROOT), *([given] if given else [])])}
+    """For programs that import tests.cases. Packages that a test names come before this folder."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))}
 
 
 @functools.cache
