@@ -36,7 +36,7 @@ TORCH_2 = int(torch.__version__.split(".")[0]) >= 2
 # Well above what a loaded machine needs; a case that takes this long hangs.
 HARD_LIMIT_S = 90.0
 # How long the other ranks may continue once one has failed.
-_AFTERMATH_S = 5.0
+_GRACE_AFTER_FAILURE_S = 5.0
 # Timeout of the process group: a rank left alone by a failed one raises before HARD_LIMIT_S.
 GROUP_TIMEOUT = timedelta(seconds=30)
 
@@ -185,7 +185,7 @@ class Ranks:
                     ok, value = False, f"died with exit code {self._processes[rank].exitcode}"
                 (results if ok else failures)[rank] = value
                 if not ok:
-                    deadline = min(deadline, time.monotonic() + _AFTERMATH_S)
+                    deadline = min(deadline, time.monotonic() + _GRACE_AFTER_FAILURE_S)
         if failures:
             self._kill()
             text = "\n".join(f"--- rank {rank}:\n{failures[rank]}" for rank in sorted(failures))

@@ -394,7 +394,7 @@ def sockets_of_host() -> set[str]:
     return {line.split()[-1] for line in lines if "@dscomm-" in line}
 
 
-class Belongings:
+class ProcessResources:
     """Resources of live processes, to check later that they are gone."""
 
     def __init__(self, pids: Iterable[int]) -> None:
