@@ -65,8 +65,9 @@ class Pair:
 
     @property
     def is_slower(self) -> bool:
-        """Beyond the scatter: each run took longer than every run before."""
-        return self.now.least_us > self.before.most_us
+        """Beyond the scatter: each run took longer than every run before. Two runs of each show
+        it, if any do."""
+        return min(self.now.runs, self.before.runs) > 1 and self.now.least_us > self.before.most_us
 
 
 def pairs_of(rows: list[Row]) -> list[Pair]:

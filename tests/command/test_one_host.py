@@ -342,6 +342,7 @@ def test_pairs_that_are_slower_in_every_run_are_beyond_their_scatter() -> None:
     assert pair([1, 2, 3], [3.1, 4, 5]).is_slower
     assert pair([1, 2, 3], [3.1, 4, 5]).ratio == 2
     assert not pair([1, 2, 3], [3, 4, 5]).is_slower
+    assert not pair([1, 2, 3], [9]).is_slower
     assert pairs_of(rows_of(of_runs("before dscomm", 1))) == []
 
 
