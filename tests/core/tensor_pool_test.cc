@@ -298,6 +298,8 @@ void expect_placed(int policy) {
 
 TEST(MemoryPolicy, ArenaAndPoolPreferTheNodeOfABoundProcess) {
   std::unique_ptr<Topology> topology = std::move(Topology::load("")).value();
+  // Only a process whose cores are all in one node has a node to prefer, and the test cannot bind
+  // itself: the machine's nodes and the cores that it may use are given.
   if (topology->binding().numa < 0) GTEST_SKIP() << "this process is bound to no single NUMA node";
   for (int mode : {kDefault, kInterleave})
     with_policy(mode, [&] {

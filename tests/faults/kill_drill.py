@@ -88,12 +88,12 @@ def kill_once(ranks: int, generator: random.Random) -> list[float]:
     others = memory_turn_held() if generator.random() < 0.1 else contextlib.nullcontext()
     with Job(ranks, work_until_raised, step) as job, others:
         job.wait_for("working")
-        belongings = ProcessResources(job.pids)
+        resources = ProcessResources(job.pids)
         time.sleep(delay_s)
         at_s = [job.kill(rank) for rank in dead][0]
         times_s = check_survivors(job, dead, at_s)
         job.finish()
-        if left := belongings.left_behind():
+        if left := resources.left_behind():
             raise AssertionError(f"left behind: {left}\n{job.report()}")
     return times_s
 

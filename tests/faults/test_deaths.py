@@ -60,14 +60,14 @@ def test_kill_raises_on_survivors_and_leaves_nothing(step: Step, dead: list[int]
     with Job(RANKS, work_until_raised, step) as job:
         job.wait_for("working")
         time.sleep(random.Random(f"{step.__name__}{dead}").uniform(0.0, 0.05))
-        belongings = ProcessResources(job.pids)
+        resources = ProcessResources(job.pids)
         for rank in dead:
             at_s = job.kill(rank)
         check_survivors(job, dead, at_s)
         job.finish()
         # The second victim may have got the first one's error and ended before its own kill.
         assert job.exit_codes[dead[0]] == -signal.SIGKILL, job.report()
-        assert belongings.left_behind() == ""
+        assert resources.left_behind() == ""
 
 
 # --- leaving
@@ -317,7 +317,7 @@ def test_kill_during_group_creation_raises_on_survivors(what: str, dead: int, at
     with Job(RANKS + 1, _makes_groups, what) as job:
         job.wait_for("making", range(RANKS))
         time.sleep(random.Random(f"{what}{dead}{attempt}").uniform(0.05, 0.4))
-        belongings = ProcessResources(job.pids)
+        resources = ProcessResources(job.pids)
         at_s = job.kill(dead)
         survivors = [rank for rank in range(RANKS) if rank != dead]
         for event in job.wait_for("raised", survivors):
@@ -330,7 +330,7 @@ def test_kill_during_group_creation_raises_on_survivors(what: str, dead: int, at
         job.tell("go", [RANKS])
         job.finish()
         assert all(job.exit_codes[rank] == 0 for rank in survivors), job.report()
-        assert belongings.left_behind() == ""
+        assert resources.left_behind() == ""
 
 
 def _never_comes(world: World, what: str, absent: int) -> None:

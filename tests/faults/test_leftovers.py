@@ -57,14 +57,14 @@ def test_kill_of_all_ranks_leaves_nothing(attempt: int) -> None:
         if attempt >= 4:
             job.wait_for("working")
         time.sleep(random.Random(attempt).uniform(0.0, 0.1))
-        belongings = ProcessResources(job.pids)
+        resources = ProcessResources(job.pids)
         for rank in range(RANKS):
             job.kill(rank)
         job.finish()
         if attempt >= 4:
-            assert len(belongings.memory) == 2 * RANKS  # an arena and a pool each
-            assert len(belongings.sockets) == 2 * RANKS  # a listening socket and a doorbell each
-        assert belongings.left_behind() == ""
+            assert len(resources.memory) == 2 * RANKS  # an arena and a pool each
+            assert len(resources.sockets) == 2 * RANKS  # a listening socket and a doorbell each
+        assert resources.left_behind() == ""
 
 
 TORCHRUN_SCRIPT = """
@@ -104,8 +104,8 @@ def test_kill_of_torchrun_leaves_nothing(whom: str, tmp_path: Path) -> None:
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
         ranks = [int(pid) for pid in children if sockets_of(int(pid))]
         assert len(ranks) == 2, children
-        belongings = ProcessResources([agent.pid, *ranks])
-        assert len(belongings.memory) == 4
+        resources = ProcessResources([agent.pid, *ranks])
+        assert len(resources.memory) == 4
         agent.kill()
         agent.wait(10)
         if whom == "torchrun and ranks":
@@ -116,7 +116,7 @@ def test_kill_of_torchrun_leaves_nothing(whom: str, tmp_path: Path) -> None:
             # survivor of a kill ends by itself with an error.
             time.sleep(0.3)
             os.kill(ranks[0], signal.SIGKILL)
-        assert belongings.left_behind(limit_s=15) == ""
+        assert resources.left_behind(limit_s=15) == ""
     finally:
         agent.kill()
         agent.wait(10)
@@ -293,13 +293,13 @@ def test_search_for_leftovers_finds_existing_resources() -> None:
     """The search for leftovers finds existing resources."""
     with Job(1, _waits_alone) as job:
         job.wait_for("ready")
-        belongings = ProcessResources(job.pids)
-        assert f"process {job.pids[0]}" in belongings.left_behind(limit_s=0)
+        resources = ProcessResources(job.pids)
+        assert f"process {job.pids[0]}" in resources.left_behind(limit_s=0)
         assert process_state(job.pids[0]) in "RSD"
         assert processes_of_session(job.pids[0]) == job.pids
         file = Path("/dev/shm/dscomm-left-behind")
         file.touch()
-        assert str(file) in belongings.left_behind(limit_s=0)
+        assert str(file) in resources.left_behind(limit_s=0)
         file.unlink()
 
 
