@@ -1,8 +1,9 @@
 """The launcher's variables: the rank, the size and the host of a process in its job.
 
-In Python only this module reads them, in C++ csrc/core/base/settings.cc: torchrun's RANK,
-WORLD_SIZE and LOCAL_*; Open MPI's OMPI_COMM_WORLD_*; Slurm's SLURM_*; PMI_* and MPI_LOCAL* of MPICH
-and Intel MPI.
+This module interprets them: torchrun's RANK, WORLD_SIZE and LOCAL_*; Open MPI's OMPI_COMM_WORLD_*;
+Slurm's SLURM_*; PMI_* and MPI_LOCAL* of MPICH and Intel MPI. environment.py sets missing ones of
+torchrun from the others. In C++, csrc/core/base/settings.cc reads torchrun's, and
+csrc/mpi/open_mpi/start.cc those by which Open MPI reaches its launcher.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@
 
 #include "core/base/format.h"
 #include "core/reduce/reduce.h"
+#include "core/team/mismatch.h"
 #include "mpi/mpi_error.h"
 
 namespace dscomm {

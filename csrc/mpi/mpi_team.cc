@@ -9,6 +9,7 @@
 
 #include "core/base/format.h"
 #include "core/base/timeout_advice.h"
+#include "core/team/mismatch.h"
 #include "mpi/abandonable.h"
 
 namespace dscomm {

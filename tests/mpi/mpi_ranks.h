@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/detector/failure_detector.h"
+#include "core/team/mismatch.h"
 #include "mpi/mpi_team.h"
 
 namespace dscomm::testing {

@@ -28,9 +28,10 @@ inline int64_t wall_clock_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// A deadline starts at its first query, so that a call that never waits reads no clock. A copy that
-// is made before then starts at its own first query. Time in which the process did not run (see
-// LostTime) does not count.
+// The end of a wait; Group makes that of a call from the call's timeout. A deadline starts at its
+// first query, so that a call that never waits reads no clock. A copy that is made before then
+// starts at its own first query. Time in which the process did not run (see LostTime) does not
+// count.
 class Deadline {
  public:
   static Deadline after(std::chrono::milliseconds timeout) {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/base/packer.h"
+#include "core/team/mismatch.h"
 #include "core/transport/members.h"
 
 namespace dscomm {

@@ -1,4 +1,4 @@
-// What fork() means for Contexts.
+// What fork() means for Contexts. csrc/torch/exit.cc has a handler for its own state.
 #include <pthread.h>
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-// The reductions of HierarchicalTeam: reduce inside domains, reduce across them, distribute inside.
+// The reductions of HierarchicalTeam: reduce inside domains, reduce across them, distribute inside;
+// by chunks that overlap if the tensor is large (overlapped_chunk).
 
 #include <algorithm>
 #include <bit>

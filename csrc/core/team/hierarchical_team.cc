@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "core/base/format.h"
+#include "core/team/mismatch.h"
 #include "core/team/self_team.h"
 
 namespace dscomm {

@@ -1,5 +1,5 @@
 // The element types that dscomm supports. Ranks exchange the values (in the fingerprint of a call),
-// so they are fixed: append, never renumber.
+// so they are fixed: append, never renumber. CONTRIBUTING.md lists the files of a new dtype.
 #pragma once
 
 #include <cstddef>

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/reduce/reduce.h"
+#include "core/team/mismatch.h"
 
 namespace dscomm {
 namespace {

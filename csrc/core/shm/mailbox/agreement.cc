@@ -1,6 +1,7 @@
 #include "core/shm/mailbox/agreement.h"
 
 #include "core/base/format.h"
+#include "core/team/mismatch.h"
 
 namespace dscomm {
 
