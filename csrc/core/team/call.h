@@ -7,7 +7,7 @@
 
 namespace dscomm {
 
-// Values are part of a call's fingerprint: append, never renumber.
+// Values are part of a call's record: append, never renumber.
 enum class Collective : uint8_t {
   kAllReduce = 1,
   kBroadcast = 2,

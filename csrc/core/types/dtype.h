@@ -1,4 +1,4 @@
-// The element types that dscomm supports. Ranks exchange the values (in the fingerprint of a call),
+// The element types that dscomm supports. Ranks exchange the values (in the record of a call),
 // so they are fixed: append, never renumber. CONTRIBUTING.md lists the files of a new dtype.
 #pragma once
 

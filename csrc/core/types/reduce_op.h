@@ -14,7 +14,7 @@
 
 namespace dscomm {
 
-// Values are part of a call's fingerprint: append, never renumber.
+// Values are part of a call's record: append, never renumber.
 enum class ReduceOp : uint8_t {
   kSum = 0,
   kProduct = 1,
