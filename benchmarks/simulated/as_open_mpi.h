@@ -1,6 +1,7 @@
-// What Open MPI's MPI_Iallreduce does, of calls that SMPI has: a binomial tree up and down below
-// 64 KiB, else Rabenseifner's algorithm (libnbc of Open MPI 4 and 5). run chooses these algorithms
-// for the calls below. SMPI's own MPI_Iallreduce sends from every rank to every other.
+// MPI_Iallreduce for SMPI, by the algorithms of Open MPI 4 and 5 (libnbc): below 64 KiB a reduce and
+// a broadcast along a binomial tree, else Rabenseifner's algorithm. It is made of SMPI's blocking
+// collectives, whose algorithms the script `run` sets. SMPI's own MPI_Iallreduce sends from every
+// rank to every other.
 #pragma once
 
 #include <mpi.h>

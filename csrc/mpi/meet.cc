@@ -19,8 +19,7 @@ class MeetingMonitor final : public MpiWaitMonitor {
   void expect(std::string name) { name_ = std::move(name); }
   Status check(int64_t) override { return ends_(); }
   Status timed_out() override {
-    return make_status(Code::kTimeout,
-                       "timed out after {} waiting for {}, or for a rank that it waits for",
+    return make_status(Code::kTimeout, "timed out after {} waiting for {}",
                        deadline_.timeout_text(), name_);
   }
 
@@ -90,7 +89,7 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
                  : MPI_Isend(nullptr, 0, MPI_BYTE, target, tag, comm, &requests[1]);
     });
     if (code != MPI_SUCCESS) return reason_or(mpi_error("a message of MPI", code), deadline, check);
-    monitor.expect(name(before));
+    monitor.expect(name(before) + ", which may be waiting for another rank");
     const Status status = wait_for(&requests, policy, deadline, monitor);
     if (status.ok()) continue;
     // A later meeting with this tag posts new receives.

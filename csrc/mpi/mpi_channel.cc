@@ -172,7 +172,7 @@ Result<std::optional<ArrivedCell>> MpiChannel::next_cell() {
 }
 
 Status MpiChannel::wrong_length() const {
-  return make_status(Code::kInternal, "a cell from {} has the wrong length", peer_);
+  return make_status(Code::kInternal, "a part of a message from {} has the wrong length", peer_);
 }
 
 bool MpiChannel::consume(bool) {

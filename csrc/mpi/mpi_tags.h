@@ -1,5 +1,6 @@
-// Tags on the communicator of all members of a transport, which also carries flush()'s barrier. (A
-// Team's messages use its own communicators.) MPI guarantees 15 bits.
+// Tags on the communicator of a transport's members; bring-up uses them on MPI_COMM_WORLD, too.
+// flush() has its barrier on the same communicator. The messages of a Team use the Team's
+// communicators. MPI guarantees tags of 15 bits.
 #pragma once
 
 namespace dscomm {

@@ -295,9 +295,10 @@ class MpiTeam final : public Team {
   // Returns where to put them. Among many ranks each adds as many, as they are reduced.
   std::byte* piggyback(size_t bytes);
   std::byte* piggyback_to_be_reduced(DType dtype, ReduceOp op, size_t count);
-  // The same with different data for each rank, among few ranks; up to a message each.
+  // Like piggyback(), with different data for each rank. Only if is_few(); at most message_bytes()
+  // for each rank.
   std::byte* piggyback_to(int k, size_t bytes);
-  // After agree(): rank k's piggybacked data, among few ranks, and the reduced data, among many.
+  // Call after agree(). The data that rank k piggybacked, if is_few(); else the reduced data.
   std::byte* was_piggybacked(int k) { return slot(1 + k) + heading_bytes(); }
   std::byte* received_reduced() { return was_piggybacked(0); }
   // A slot of header_staging_: 0 is this rank's CallHeader; 1 + k is rank k's or, among many ranks,
@@ -332,7 +333,8 @@ class MpiTeam final : public Team {
     unread += std::max(bytes, kMostUnreceivedBytes / kSendsAhead);
     return unread >= kMostUnreceivedBytes;
   }
-  // `rank` has entered the current call, or has begun to receive such a message.
+  // Call when `rank` has entered the current call, or has begun to receive a message for which
+  // note_sent() returned true.
   void note_receiving(int rank) { unreceived_bytes_[static_cast<size_t>(rank)] = 0; }
   // This rank has completed the call.
   Status finished() {

@@ -52,7 +52,8 @@ class PartialResult {
 
 }  // namespace
 
-// With two ranks, a piece would be distributed before it is reduced.
+// Not for two ranks: a pass then has one step, and an all-reduce would send the result of a piece
+// before the piece is reduced.
 bool MpiTeam::fits_pairs(size_t bytes_of_message) const {
   return !is_few() && size() > 2 && bytes_of_message >= options_.least_pair_bytes;
 }

@@ -32,13 +32,13 @@ Item& single_item(std::vector<Item>& items, const char* argument) {
 void check_list_length(const char* argument, size_t got, size_t expected,
                        const char* expected_what) {
   if (got != expected)
-    raise_value_error("{}: got a list of {}, expected {}, {}", argument, got, expected,
+    raise_value_error("{}: got a list of {}, expected {} ({})", argument, got, expected,
                       expected_what);
 }
 
 void check_count(const Buffer& buffer, size_t expected, const std::string& expected_what) {
   if (buffer.count() != expected)
-    raise_value_error("{}: got {} elements, expected {}, {}", buffer.argument().text(),
+    raise_value_error("{}: got {} elements, expected {} ({})", buffer.argument().text(),
                       buffer.count(), expected, expected_what);
 }
 
@@ -243,7 +243,7 @@ struct AllGatherBody {
     body.outs.emplace_back(output, Use::kWrite, output_argument);
     check_same_dtype(body.in, body.outs[0]);
     check_count(body.outs[0], body.in.count() * ranks,
-                "the size of the group times those of the input");
+                "the size of the group times the elements of the input");
     body.counts.assign(ranks, body.in.count());
     body.pointers = slices_of<void*>(body.outs[0], body.counts);
     stage_if_overlapping(body.in, body.pointers[static_cast<size_t>(rank)], body.outs);
@@ -296,7 +296,7 @@ struct ReduceScatterBody {
     body.out = Buffer(output, Use::kWrite, output_argument);
     body.ins.emplace_back(input, Use::kRead, input_argument);
     check_count(body.ins[0], body.out.count() * ranks,
-                "the size of the group times those of the output");
+                "the size of the group times the elements of the output");
     body.counts.assign(ranks, body.out.count());
     body.pointers = slices_of<const void*>(body.ins[0], body.counts);
     body.finish(op, rank);

@@ -163,7 +163,7 @@ void DscommBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool w
     return;
   }
 
-  // All receives run at once, so that waiting for one rank does not hide another.
+  // All receives start before the first wait, so that all missing ranks are known at the deadline.
   auto arrivals = std::make_shared<std::vector<char>>(group_size());
   std::vector<OperationPtr> receives;
   for (int rank = 1; rank < getSize(); ++rank)

@@ -104,7 +104,8 @@ Result<std::optional<std::string>> StoreAdapter::find(const std::string& key) {
         const Bytes value = store_->compareSet(key, none, none);
         return value == none ? Found() : Found(to_text(value));
       } catch (const std::exception&) {
-        // A store written in Python may lack it. If the store is lost, check() below fails too.
+        // A store written in Python may lack compareSet(). If the store is lost, check() below
+        // fails, too.
       }
     }
     if (!store_->check({key})) return Found();

@@ -274,7 +274,8 @@ def check_descriptors(finding: Finding, examination: Examination) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = len(os.listdir("/proc/self/fd")) - 1  # without listdir's own
     ranks = ranks_of_host(os.environ) or 2  # without a launcher, the fewest that communicate
-    # One for each peer; the rank with the job's store has a connection to each, too.
+    # A rank has a descriptor for each peer. The rank that runs the job's store has a connection to
+    # each rank besides.
     needed = opened + _OWN_DESCRIPTORS + 2 * ranks
     finding.facts.update(soft=_limit_or_none(soft), hard=_limit_or_none(hard), open=opened)
     finding.facts.update(needed=needed)

@@ -1060,7 +1060,7 @@ def _logged_functional(world: World) -> None:
 
 
 @needs_torch_2
-def test_log_of_an_asynchronous_collective_tensor() -> None:
+def test_asynchronous_collective_tensor_is_returned_and_logged() -> None:
     run_fresh(2, _logged_functional)
 
 

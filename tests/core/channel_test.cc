@@ -112,7 +112,7 @@ TEST_F(ChannelTest, SendToFullRingSucceedsAfterHalfIsRead) {
   EXPECT_TRUE(send(data));
 }
 
-TEST_F(ChannelTest, CellsOfUnfinishedRunAreReadable) {
+TEST_F(ChannelTest, CellIsReadableBeforeTheNextOneIsPublished) {
   ASSERT_TRUE(out_->open(0, 8).ok());
   CellHeader header{};
   for (int k = 0; k < 5; ++k) {

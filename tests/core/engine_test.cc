@@ -286,7 +286,7 @@ TEST(Engine, CallAfterGroupEndSaysEndedEarlier) {
   });
 }
 
-TEST(Engine, CallAfterPeerLeftBeforeAnyCallNamesThePeer) {
+TEST(Engine, ErrorNamesPeerThatLeftBeforeItsFirstCall) {
   run_world(2, [](InProcessHost& host, std::shared_ptr<Context> context, int rank) {
     std::shared_ptr<Group> group = host.group(context, rank, 2);
     if (rank == 0) {

@@ -472,7 +472,7 @@ TEST(LocalExchange, StoppedMemberOfAnotherHostIsNamed) {
 }
 
 // Rank 1 has found no leader and waits in the store since before the leader's process began.
-TEST(LocalExchange, RankThatStartedBeforeItsLeaderFormsGroup) {
+TEST(LocalExchange, GroupFormsIfTheLeaderStartsLast) {
   auto registry = std::make_shared<Registry>();
   MemoryStore store;
   run_ranks(2, [&](int rank) {

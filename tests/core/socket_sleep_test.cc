@@ -119,7 +119,7 @@ TEST_F(SocketSleepTest, SleepWithLaterSocketEnds) {
   EXPECT_TRUE(sleep_.sleep(kLongNs));
 }
 
-TEST_F(SocketSleepTest, SleepWithReusedDescriptorReturnsFalse) {
+TEST_F(SocketSleepTest, SleepFailsIfAnotherSocketHasReusedTheDescriptor) {
   list_.add(near_.get());
   const testing::SocketPair another;
   ASSERT_EQ(dup2(another.near.get(), near_.get()), near_.get());

@@ -313,7 +313,7 @@ int reads_of_tables(const std::set<int>& deaf_hosts, int64_t relay_hosts = 12) {
 
 TEST(TableRelay, LeadersOfManyHostsReadNoTableFromStore) { EXPECT_EQ(reads_of_tables({}), 0); }
 
-TEST(TableRelay, LeadersOfFewHostsReadTableFromStore) { EXPECT_EQ(reads_of_tables({}, 13), 11); }
+TEST(TableRelay, LeadersReadTableFromStoreIfHostsAreFew) { EXPECT_EQ(reads_of_tables({}, 13), 11); }
 
 TEST(TableRelay, LeadersThatCannotListenReadTableFromStore) {
   EXPECT_EQ(reads_of_tables({1, 7}), 2);

@@ -145,7 +145,7 @@ TEST(MpiChannel, NothingIsSentToARankThatIsGone) {
   EXPECT_EQ(is_there, 0);
 }
 
-TEST(MpiChannel, MessagesAfterAbandonedOneArrive) {
+TEST(MpiChannel, MessagesSentAfterAnAbandonedMessageArrive) {
   const auto run = [](MpiChannel& channel, const auto& action) {
     const size_t cell = channel.cell_bytes(0);
     for (uint8_t value = 1; value < 4; ++value) {

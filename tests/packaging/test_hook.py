@@ -128,7 +128,7 @@ def test_broken_native_code_raises_with_the_remedy(
     assert "rebuild it with" in output
 
 
-def test_missing_library_names_its_package(
+def test_error_for_a_missing_library_names_its_package(
     environment: Environment, installation: Path, tmp_path: Path
 ) -> None:
     version = torch_version(environment)

@@ -22,7 +22,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_draw_program_writes_all_committed_pictures(drawn: Path) -> None:
+def test_program_draw_writes_exactly_the_committed_pictures(drawn: Path) -> None:
     assert PICTURES
     assert sorted(file.name for file in drawn.iterdir()) == PICTURES
 

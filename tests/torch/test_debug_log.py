@@ -34,7 +34,9 @@ def _calls(world: World, level: str, folder: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["warn", "info", "debug"])
-def test_debug_level_gives_algorithms_by_size_once_per_group(level: str, tmp_path: Path) -> None:
+def test_only_debug_level_logs_algorithms_by_size_once_per_group(
+    level: str, tmp_path: Path
+) -> None:
     run_fresh(2, _calls, level, str(tmp_path))
     for rank in range(2):
         text = (tmp_path / f"log{rank}").read_text()

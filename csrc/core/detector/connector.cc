@@ -133,8 +133,10 @@ Result<bool> Connector::begin_attempt(size_t index) {
   UniqueFd socket(
       ::socket(endpoint.address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid())
-    return make_status(Code::kResource, "{} got no socket: {}; raise its limit (ulimit -n)",
-                       own_name(), std::strerror(errno));
+    return make_status(
+        Code::kResource,
+        "{} cannot open a socket: {}; if it has too many open files, raise its limit (ulimit -n)",
+        own_name(), std::strerror(errno));
   if (::connect(socket.get(), endpoint.address.get(), endpoint.address.size) != 0 &&
       errno != EINPROGRESS) {
     endpoint.outcome = error_text(errno);

@@ -39,7 +39,8 @@ class FailureDetector {
   // kPeerDied ("rank 3 (pid 7 on host b) died or exited without leaving") if the rank has died,
   // kPeerLeft if it left in order, OK if neither is known.
   virtual Status gone(int rank) const = 0;
-  // How a rank left, if gone() is kPeerLeft: in order, unless its process noted its end.
+  // How a rank left, if gone() is kPeerLeft: in order, or by the end of its process after
+  // note_end().
   virtual Departure departure(int rank) const = 0;
   // Notes that this process is about to end without leaving its groups; see Team::note_end(). Its
   // goodbye tells the others. Only the first note counts.
@@ -49,9 +50,9 @@ class FailureDetector {
   // one of `ranks`, because Teams that they end cannot be reported here any more. OK otherwise.
   virtual Status death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
-  // The first cause for which a rank ended the Team, or OK. `call` is the number of the call in
-  // progress (0: the Team is being made): ignores an end by a rank that had finished it; see
-  // Team::failure_in().
+  // Returns the first cause for which a rank ended the Team, or OK. `call` is the number of the call
+  // in progress (0: the Team is being made). Returns OK, too, if the rank that ended the Team had
+  // finished that call before; see Team::failure_in().
   virtual Status ended(uint64_t team_id, uint64_t call = kAnyCall) const = 0;
 
   // Tells all ranks that the Team has ended, why, and the first call that this rank had not

@@ -32,7 +32,8 @@ struct GroupRecord {
 class RecordedGroup {
  public:
   virtual ~RecordedGroup() = default;
-  // Any thread. False for a group that has been closed without a failure.
+  // May be called on any thread. Returns false for a group that has been closed without a failure,
+  // and in a forked child.
   virtual bool fill(GroupRecord* record) const = 0;
 };
 

@@ -314,7 +314,8 @@ Status Group::execute_body(const Body& body, std::chrono::milliseconds timeout) 
   // The body belongs to the glue: its exceptions must not cross a thread.
   try {
     Status status = body(*team_, options);
-    // Messages use the mailboxes of flat_, and end with the group.
+    // Point-to-point operations use the mailboxes of flat_, the Team of all ranks of this host. If
+    // team_ has failed, they must fail with the same cause.
     if (flat_ && !status.ok())
       if (Status cause = team_->failure(); !cause.ok()) flat_->abort(cause);
     return status;

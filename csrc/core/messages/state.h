@@ -152,7 +152,8 @@ struct PointToPoint::Connection {
   uint64_t abandoned_group = 0;
   uint32_t abandoned_port = 0;
 
-  // Sends that the peer reads in place, each with the number of cells that must be given back.
+  // Sends that the peer reads in place. Each is complete when the number of cells that the peer has
+  // given back since the connection began reaches the number beside it.
   std::deque<std::pair<uint64_t, TransferPtr>> read_in_place;
 
   // When it was last polled for cells, or 0 if some moved then; and the channel's in_flight() then.

@@ -141,8 +141,8 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
   }
   lost_ = make_status(Code::kResource,
                       "timed out: the store through which ranks meet did not answer within {} "
-                      "({} key '{}'); see whether the process that keeps it runs, and whether its "
-                      "host can be reached",
+                      "({} key '{}'); check that the process that serves the store is running, and "
+                      "that its host can be reached",
                       deadline_.timeout_text(), what, key);
   return lost_;
 }

@@ -15,8 +15,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstStepPause{1}, kLongestStepPause{50};
 // How often a waiting rank asks the store whether another has failed.
 constexpr int64_t kCheckFailureNs = 100'000'000;
-// With this many ranks that wait for one, the store gets thirty thousand requests a second. If
-// there are more, each asks less often.
+// If kRanksAtFullPace ranks wait for one rank, the store gets thirty thousand requests a second. In
+// larger groups each rank asks less often: its pauses are up to kSlowestPace times as long.
 constexpr int kRanksAtFullPace = 1024, kSlowestPace = 8;
 // All deadlines pass together, but only rank 0 knows the missing ranks: the others wait this much
 // longer for its failure.

@@ -57,7 +57,8 @@ class StoreExchange {
   Status fail(const Status& cause);
   // The failure that a rank has published, or OK. Asks the store.
   Status failure();
-  // The same, asked now and then, or the caller's reason to give up; for other waits.
+  // For loops that wait for something else: a published failure, else the caller's reason to give
+  // up, else OK. Asks the store only now and then, but always if the caller has a reason.
   Status check();
 
   // Whether a rank has published a failure, and this rank has read it.

@@ -81,7 +81,8 @@ void Mailboxes::post(uint32_t phase) {
   if (phase == 1) back_off();
 }
 
-// If all members are known to have read it, prefetches the next call's slot for ownership.
+// Prefetches the next call's slot for ownership, if all members are known to have read its old
+// contents.
 void Mailboxes::prefetch_next_slot() {
   const uint64_t next = sequence() + 1;
   if (next <= kSlots || !have_acknowledged(phase_word(next - kSlots + 1, 0))) return;

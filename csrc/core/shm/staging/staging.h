@@ -67,8 +67,9 @@ class Staging {
 
   // The buffer of a round, after waiting for the readers of its old data.
   Result<std::byte*> fill(uint32_t round);
-  // `bytes` bytes of a round that a member has posted: at in_buffer of the round's buffer, or at
-  // in_tensor of a tensor that is read in place. Fails the group if they lie outside its memory.
+  // Returns `bytes` bytes of a member's data, of a round that the member has posted. They begin at
+  // in_buffer in the round's buffer, or at in_tensor in the member's tensor if that is read in
+  // place. Fails the group if they lie outside the member's memory.
   Result<const std::byte*> read(int member, uint32_t round, size_t in_buffer, size_t in_tensor,
                                 size_t bytes, uint32_t part = kInput) const;
   // The same for this rank's piece, or for the start of the buffer if it has no pieces.
@@ -81,8 +82,8 @@ class Staging {
   // A member's table, see Publication.
   Result<const uint64_t*> read_table(int member) const;
 
-  // Ends any call. Waits until members have read a tensor in place, because the caller may write or
-  // free it then.
+  // Ends the call, even if it staged nothing. If members read a tensor in place, returns only when
+  // they no longer read it: the caller may write or free the tensor afterwards.
   Status end() {
     if (opened_ == mailboxes_.sequence()) DSCOMM_RETURN_IF_ERROR(close());
     return mailboxes_.end();
