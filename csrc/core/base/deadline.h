@@ -28,10 +28,9 @@ inline int64_t wall_clock_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// The end of a wait; Group makes that of a call from the call's timeout. A deadline starts at its
-// first query, so that a call that never waits reads no clock. A copy that is made before then
-// starts at its own first query. Time in which the process did not run (see LostTime) does not
-// count.
+// When a wait ends. Group makes the deadline of a call from the call's timeout. A deadline starts
+// at its first query, so that a call that never waits reads no clock. A copy made earlier starts at
+// the copy's first query. Time in which the process did not run (see LostTime) does not count.
 class Deadline {
  public:
   static Deadline after(std::chrono::milliseconds timeout) {
@@ -81,8 +80,8 @@ class Deadline {
     const int64_t now = monotonic_ns();
     const int64_t unseen_ns = now - seen_.ns - lost_->since(seen_.ns);
     if (unseen_ns < LostTime::kLeastNs) return;
-    // A new start, so that the same stop does not count twice if another thread's slice notes it
-    // too.
+    // Starts anew at `now`, so that a stop that another thread's slice notes, too, counts only
+    // once.
     charged_ns_ = timeout_ns_ + later_ns_ - remaining_at(now) - unseen_ns;
     start_ns_ = seen_.ns = now;
   }
@@ -98,9 +97,9 @@ class Deadline {
   int64_t timeout_ns_;
   int64_t later_ns_ = 0;
   mutable int64_t start_ns_ = 0;
-  mutable int64_t charged_ns_ = 0;  // before start_ns_
-  // When it was last queried, or a slice (note_slice()) last ended; 0: neither. Copies start at 0:
-  // the thread may meanwhile have waited with another copy.
+  mutable int64_t charged_ns_ = 0;  // the time counted before start_ns_
+  // When the deadline was last queried, or a slice last ended (note_slice()); 0: never. Copies
+  // start at 0, because the thread may have waited with another copy meanwhile.
   struct Seen {
     Seen() = default;
     Seen(const Seen&) {}
@@ -111,15 +110,15 @@ class Deadline {
     int64_t ns = 0;
   };
   mutable Seen seen_;
-  // A module that is loaded later has a separate LostTime. Deadlines keep that of the library that
-  // made them.
+  // A deadline keeps the LostTime of the library that made the deadline: a module that is loaded
+  // later has a separate one.
   LostTime* lost_;
 };
 
-// How much longer a polling wait continues. If the deadline has passed before the wait begins, or
-// more than half a second before the last query, then it passed while this rank computed or copied,
-// or was stopped without a slice to show it. The other ranks may have been stopped too, and may
-// continue a little later: they get one more second.
+// How much longer a polling wait continues: to its deadline. The wait gets one more second if the
+// deadline passed before the wait began, or more than half a second before a query: this rank has
+// computed, copied or been stopped meanwhile. The other ranks may have been stopped, too, and
+// continue a little later.
 class TimeLeft {
  public:
   explicit TimeLeft(const Deadline& deadline)
@@ -142,9 +141,9 @@ class TimeLeft {
   int64_t least_end_ns_;  // 0: none
 };
 
-// Whether a deadline is in overtime (see Deadline::is_overtime()), for a polling wait. If it was in
-// overtime before the first query, all ranks may have been stopped. Then the others get one more
-// second here, too.
+// Whether a deadline is in overtime (see Deadline::is_overtime()), for a polling wait. If the
+// deadline is in overtime at the first query, all ranks may have been stopped. The overtime then
+// counts one second later, as in TimeLeft.
 class Overtime {
  public:
   bool counts(const Deadline& deadline) {

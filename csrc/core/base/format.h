@@ -1,7 +1,7 @@
 // Texts, formatted by {fmt}.
 //
-// format_text() is fmt::format(), compiled once: each file that calls the latter, header-only,
-// compiles {fmt} again, some 3 s of CPU time.
+// format_text() is fmt::format(), compiled once. A file that calls fmt::format() (header-only)
+// compiles {fmt} again, which takes some 3 s of CPU time.
 #pragma once
 
 #include <fmt/core.h>
@@ -16,7 +16,7 @@ std::string format_arguments(fmt::string_view text, fmt::format_args arguments);
 
 template <typename... Args>
 std::string format_text(fmt::format_string<Args...> text, Args&&... arguments) {
-#ifdef FMT_HEADER_ONLY  // beside headers of torch, which bring another {fmt} than the core's
+#ifdef FMT_HEADER_ONLY  // with headers of torch, which bring another {fmt}
   return fmt::format(text, std::forward<Args>(arguments)...);
 #else
   return format_arguments(text, fmt::make_format_args(arguments...));

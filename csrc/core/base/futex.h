@@ -13,7 +13,7 @@
 
 namespace dscomm {
 
-// The address of the half that changes whenever the word grows.
+// The address of the low half, which changes whenever the word grows.
 inline const uint32_t* futex_half(const std::atomic<uint64_t>& word) {
   return reinterpret_cast<const uint32_t*>(&word) +
          (std::endian::native == std::endian::big ? 1 : 0);

@@ -10,7 +10,7 @@ LostTime& LostTime::of_process() {
   return *lost;
 }
 
-// Several threads note the same stop, each from its own slice: intervals are merged.
+// Merges intervals, because several threads note the same stop, each from its own slice.
 void LostTime::add(int64_t begin_ns, int64_t end_ns) {
   std::lock_guard lock(mutex_);
   Interval& newest = intervals_.front();

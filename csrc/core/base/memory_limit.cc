@@ -57,8 +57,8 @@ void walk(std::vector<MemoryLimit>* limits, const std::string& root, std::string
   limits->insert(limits->end(), found.rbegin(), found.rend());
 }
 
-// All processes of a machine can open its time namespace, including those in containers, because
-// containers hardly ever unshare it. Needs Linux 5.6; before, the user namespace is used.
+// A file that all processes of a machine can open: the time namespace, which containers hardly ever
+// unshare. Before Linux 5.6, the user namespace.
 std::string machine_path(const std::string& proc) {
   const std::string time = proc + "/self/ns/time";
   return access(time.c_str(), R_OK) == 0 ? time : proc + "/self/ns/user";

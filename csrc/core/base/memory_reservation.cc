@@ -17,7 +17,7 @@
 #include "core/base/log.h"
 #include "core/base/round_up.h"
 
-// Linux 3.15; glibc declares them only for _GNU_SOURCE.
+// Since Linux 3.15; glibc declares these constants only for _GNU_SOURCE.
 #ifndef F_OFD_GETLK
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
@@ -34,8 +34,8 @@ constexpr int64_t kStarts = int64_t{1} << 34;
 constexpr int64_t kLedgerEnd = kStarts * kMostPages;
 
 constexpr int64_t kSpareBytes = 16 << 20;
-// In each process that maps the memory, page tables take 1/512 of its size, charged when they are
-// created. So this is enough for eight processes.
+// In each process that maps the memory, page tables take 1/512 of the memory's size, charged when
+// they are created. So this share is enough for eight processes.
 constexpr size_t kSpareShare = 64;
 
 constexpr auto kPause = std::chrono::milliseconds(1);
@@ -59,8 +59,8 @@ struct flock record(short type, int64_t begin, int64_t end) {
   return lock;
 }
 
-// What other descriptors have announced in the ledger, in pages. More records than kMostRecords, or
-// more pages than any machine has, cannot be real announcements: the rest is not counted.
+// The pages that other descriptors have announced in the ledger. Stops after kMostRecords queries,
+// and counts at most kMostPages for a record, because more cannot be real announcements.
 int64_t announced_pages(int ledger) {
   constexpr int kMostRecords = 10000;
   std::vector<std::pair<int64_t, int64_t>> ranges{{0, kLedgerEnd}};
@@ -80,8 +80,8 @@ int64_t announced_pages(int ledger) {
   return pages;
 }
 
-// Announcements for which this process has stopped waiting, by path, so that it does not wait for
-// the same ones again soon.
+// The flocks and announcements for which this process has stopped waiting, by path, so that it does
+// not soon wait for them again.
 class Distrust {
  public:
   void lock_is_stuck(const std::string& path) { note(path).lock_until_ns = until(); }
@@ -138,7 +138,7 @@ class Order {
 };
 
 void log_once(const std::string& path, int error) {
-  // Relaxed: the thread that sets it first logs; it guards no data.
+  // Relaxed: `told` guards no data. The first thread to set it logs.
   static std::atomic<bool> told{false};
   if (!told.exchange(true, std::memory_order_relaxed))
     log_line(LogLevel::kInfo,
@@ -207,7 +207,7 @@ MemoryReservation::Refusal MemoryReservation::try_once(const std::string& proc,
   }
   for (size_t k = 0; k < paths.size(); ++k)
     if (entries_[k].ledger.valid()) announce(&entries_[k], paths[k].path);
-  // Before the limits are read: pages charged in between then count twice, not zero times.
+  // Reads announcements before limits: pages charged in between then count twice, not zero times.
   std::map<std::string, int64_t> announced;
   for (size_t k = 0; k < paths.size(); ++k)
     if (entries_[k].ledger.valid())
@@ -223,7 +223,7 @@ MemoryReservation::Refusal MemoryReservation::try_once(const std::string& proc,
     refused = left < 0 ? Refusal::kLimit : Refusal::kOthers;
     if (left < 0) break;
   }
-  // Before the flocks are released, so that the next process does not count a refused announcement.
+  // Withdraws before the flocks are released: the next process must not count this announcement.
   if (refused != Refusal::kNone) withdraw();
   return refused;
 }

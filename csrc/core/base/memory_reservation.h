@@ -9,15 +9,15 @@
 // written, and the kernel removes the locks of a dead process.
 //
 // An flock on the same path serialises announcements, so that the first process gets the memory.
-// Correctness does not depend on it: without it, two processes may see each other and both be
-// refused.
+// Correctness does not depend on the flock: without it, two processes may see each other and both
+// be refused.
 //
 // Other processes cannot delay this one for long. It waits for the flock for kLongestTurn at most,
-// because the holder may be any process of the machine, even a stopped one, while the peers of this
-// rank wait for it. If announcements leave too little memory, this process waits while they change,
-// for kLongestWait at most. Announcements that have not changed for kStaleAfter (of a stopped or
-// hostile process) are ignored, with a log message. If a path cannot be locked, the limits are read
-// and nothing is reserved, also with a log message.
+// because the holder may be any process of the machine, even a stopped one, and the peers of this
+// rank wait meanwhile. If announcements leave too little memory, this process waits while they
+// change, for kLongestWait at most. Announcements that have not changed for kStaleAfter (of a
+// stopped or hostile process) are ignored, with a log message. If a path cannot be locked, the
+// limits are read and nothing is reserved, also with a log message.
 #pragma once
 
 #include <chrono>
@@ -34,21 +34,21 @@ namespace dscomm {
 
 class MemoryReservation {
  public:
-  static constexpr std::chrono::milliseconds kLongestTurn{50};  // about a hundred turns
+  static constexpr std::chrono::milliseconds kLongestTurn{50};  // enough for about a hundred turns
   static constexpr std::chrono::milliseconds kStaleAfter{1000};
   static constexpr std::chrono::milliseconds kLongestWait{10000};
 
-  // What must stay free for page tables and for other processes when `bytes` are taken.
+  // The bytes that must stay free for page tables and other processes when `bytes` are taken.
   static int64_t spare_bytes(size_t bytes);
 
-  // Reserves `bytes`. kResource, with both numbers, if the limits do not allow these and
-  // spare_bytes().
+  // Reserves `bytes`. kResource, with the available and needed bytes, if a limit leaves less than
+  // `bytes` and spare_bytes().
   static Result<MemoryReservation> make(size_t bytes, const std::string& proc = "/proc",
                                         const std::string& cgroup = "/sys/fs/cgroup");
   MemoryReservation(MemoryReservation&&) = default;
-  ~MemoryReservation();  // returns what was not taken
+  ~MemoryReservation();  // withdraws the reservation of bytes not taken
 
-  // This many more bytes have been charged to this process. Whole pages, except for the last call.
+  // Call when `bytes` more have been charged to this process: whole pages, except in the last call.
   void taken(size_t bytes);
 
  private:

@@ -8,7 +8,7 @@
 namespace dscomm {
 namespace {
 
-// A wait with a limit checks it this often, so that it detects when the process has been stopped.
+// A wait with a limit checks the limit this often, and so detects that the process was stopped.
 constexpr int64_t kSliceNs = 200'000'000;
 
 }  // namespace
@@ -31,7 +31,7 @@ Status Operation::wait(std::chrono::milliseconds limit) {
   if (!done()) {
     lock.lock();
     auto is_done = [this] { return done(); };
-    // Ends: the thread that runs the operation is under its deadline.
+    // Ends, because the thread that runs the operation has a deadline.
     if (!time_left) finished_.wait(lock, is_done);
     while (!is_done()) {
       const int64_t left_ns = time_left->ns();

@@ -28,7 +28,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool refused() const { return refused_; }
 
   bool done() const { return done_.load(std::memory_order_acquire); }  // pairs with finish()
-  // Its result; OK while it is pending.
+  // The result; OK while the operation is pending.
   Status status() const;
   // The group rank that a received message came from; -1 for everything else and until done.
   int source() const { return done() ? source_ : -1; }

@@ -55,7 +55,7 @@ class Mapping {
   void reset() {
     if (address_ != nullptr) ::munmap(std::exchange(address_, nullptr), bytes_);
   }
-  // Releases it without unmapping, for a forked child in which the range is not mapped, or must
+  // Releases the range without unmapping it: in a forked child, the range may be unmapped, or must
   // stay mapped.
   void forget() {
     address_ = nullptr;

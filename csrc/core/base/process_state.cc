@@ -9,7 +9,7 @@ char process_state(int64_t pid) {
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   std::getline(stat, line);
-  // The name may contain any character; the state is the letter after the last parenthesis.
+  // The state is the letter after the last parenthesis: the program's name may contain others.
   const size_t close = line.rfind(')');
   return close == std::string::npos || close + 2 >= line.size() ? 0 : line[close + 2];
 }

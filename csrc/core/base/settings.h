@@ -100,14 +100,14 @@ struct PortRange {
 
   bool is_any() const { return last == 0; }
 };
-// "20000-20999"; empty is any. Nothing if it is neither.
+// Parses "20000-20999"; an empty text is any port. Nothing if the text is no valid range.
 std::optional<PortRange> parse_ports(const std::string& text);
 
-// Ports that a rank needs: for its failure detector and MPI, twice, because the system keeps ports
-// of closed connections for a minute.
+// Ports that a rank needs: two, for its failure detector and MPI, doubled because the system keeps
+// the ports of closed connections for a minute.
 inline constexpr int kPortsOfRank = 4;
-// The part of a range for one of `ranks` ranks of a host, which so never try the same port at the
-// same time; all of it if there are fewer than kPortsOfRank for each.
+// The part of `range` for one of the `ranks` ranks of a host, so that two ranks never try the same
+// port at once; all of `range` if a part would have fewer than kPortsOfRank ports.
 PortRange ports_of_rank(const PortRange& range, int rank, int ranks);
 
 struct Settings {
@@ -130,8 +130,8 @@ struct TorchrunWorker {
   int rank = -1, world_size = -1, local_rank = -1, local_world_size = -1;  // -1: not set
   std::string attempt;  // identifies the job on this host, and the restart
 };
-// Those of this process; nothing if torchrun did not start it. Processes that a worker starts
-// inherit its variables.
+// The variables of this process; nothing if torchrun did not start it. Processes that a worker
+// starts inherit its variables.
 std::optional<TorchrunWorker> torchrun_worker();
 // Whether the launcher, and not rank 0, hosts the job's store.
 bool launcher_keeps_store();

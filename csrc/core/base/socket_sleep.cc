@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kAtOnceNs = 20'000;
 constexpr int kMostEndsAtOnce = 1000;
 
-// 0 if it is not a socket.
+// 0 if the descriptor is not a socket.
 uint64_t cookie_of(int socket) {
   uint64_t cookie = 0;
   socklen_t length = sizeof cookie;

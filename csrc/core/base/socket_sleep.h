@@ -18,10 +18,10 @@
 
 namespace dscomm {
 
-// The sockets of a library. Any thread.
+// The sockets of a library. Any thread may add some.
 class SocketList {
  public:
-  // A TCP socket. It may be unconnected, or become a listener.
+  // Adds a TCP socket, which may be unconnected, or become a listener.
   void add(int socket);
 
  private:
@@ -35,11 +35,11 @@ class SocketList {
   std::mutex mutex_;
   std::vector<Entry> entries_;
   // The last entry's number. Written under the mutex. SocketSleep::follow() loads it without the
-  // mutex, and takes the mutex if it has changed. Relaxed: the next call sees a missed change.
+  // mutex, and takes the mutex after a change. Relaxed: the next call sees a missed change.
   std::atomic<uint64_t> last_{0};
 };
 
-// One thread at a time. The list outlives it.
+// Used by one thread at a time. The list must outlive it.
 class SocketSleep {
  public:
   // Calls of the library before a sleep: a call that reads data may report it only in the next
@@ -57,7 +57,7 @@ class SocketSleep {
   bool sleep(int64_t most_ns, int other = -1);
 
  private:
-  // Adds new sockets. False if one cannot be watched.
+  // Adds new sockets. False if a socket cannot be watched.
   bool follow();
 
   SocketList& list_;
@@ -65,7 +65,7 @@ class SocketSleep {
   UniqueFd data_, room_;
   uint64_t seen_ = 0;  // SocketList::last_
   bool has_connection_ = false, has_failed_ = false;
-  int ends_at_once_ = 0;  // each other return compensates for ten
+  int ends_at_once_ = 0;  // less ten for each sleep that did not end at once
 };
 
 }  // namespace dscomm

@@ -20,11 +20,11 @@ enum class Code {
   kUnsupported,      // a valid request that dscomm does not support
   kMismatch,         // ranks made different calls
   kPeerDied,         // a process ended without leaving the group
-  kPeerLeft,         // a rank left the group before it published what is waited for
+  kPeerLeft,         // a rank left the group before it published the awaited data
   kTimeout,          // the deadline passed
   kAborted,          // the group was aborted by its user
   kResource,         // memory, descriptors or another limit
-  kInternal,         // an invariant of dscomm itself
+  kInternal,         // an invariant of dscomm does not hold
 };
 
 const char* code_name(Code code);
@@ -49,7 +49,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Detail> detail_;
 };
 
-// With the message of format_text().
+// Formats the message with format_text().
 template <typename... Args>
 Status make_status(Code code, fmt::format_string<Args...> format, Args&&... args) {
   return Status(code, format_text(format, std::forward<Args>(args)...));

@@ -1,4 +1,4 @@
-// The ends of messages about timeouts: what to do.
+// The advice at the end of messages about timeouts.
 #pragma once
 
 #include <string>
