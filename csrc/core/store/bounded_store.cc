@@ -13,13 +13,13 @@
 namespace dscomm {
 namespace {
 
-// A rank that gives up at the deadline still reports that through the store.
+// Added to the deadline, so that a rank that gives up then still reports that through the store.
 constexpr int64_t kGraceNs = 1'000'000'000;
-// Every call has at least this long.
+// The shortest limit of a call.
 constexpr int64_t kLeastCallNs = 1'000'000'000;
-// The limit of a call that begins after the deadline, whose caller has further limits.
+// The limit of a call that begins after the deadline. The caller has other limits, too.
 constexpr int64_t kAfterDeadlineNs = 60'000'000'000;
-// Length of one wait, so that time in which the process was stopped is noticed.
+// Waits are slices of this length, so that they notice when the process was stopped.
 constexpr std::chrono::milliseconds kSlice{100};
 
 }  // namespace
@@ -37,7 +37,7 @@ class BoundedStore::CallThread {
     return call_thread;
   }
 
-  // False at the deadline: the thread is abandoned with the call, and this must not be used again.
+  // False at the deadline: the thread is abandoned with the call; do not use the CallThread again.
   bool make_call(std::function<void()> body, const Deadline& deadline) {
     std::unique_lock lock(mutex_);
     body_ = std::move(body);
@@ -56,7 +56,7 @@ class BoundedStore::CallThread {
     return true;
   }
 
-  // Not during a call.
+  // Must not be called during a call.
   void quit() {
     {
       std::lock_guard lock(mutex_);
@@ -70,11 +70,11 @@ class BoundedStore::CallThread {
   void serve() {
     std::unique_lock lock(mutex_);
     while (true) {
-      // Ends: make_call() or quit() wakes it.
+      // Ends when make_call() or quit() wakes this thread.
       changed_.wait(lock, [this] { return quits_ || body_ != nullptr; });
       if (body_ == nullptr) return;
       lock.unlock();
-      body_();  // no other thread touches it until it is empty
+      body_();  // no other thread touches body_ until it is empty
       lock.lock();
       body_ = nullptr;
       changed_.notify_all();
@@ -123,7 +123,7 @@ Status BoundedStore::call(const char* what, const std::string& key, const Deadli
   }
   std::shared_ptr<CallThread> call_thread = take_call_thread();
   if (call_thread == nullptr) {
-    // Once, as each call of the store comes here then. Relaxed: orders nothing.
+    // Warns only once, as each call of the store comes here then. Relaxed: orders nothing.
     static std::atomic<bool> has_warned{false};
     if (!has_warned.exchange(true, std::memory_order_relaxed))
       log_line(LogLevel::kWarn,
@@ -159,7 +159,7 @@ Status BoundedStore::set(const std::string& key, std::string_view value) {
 }
 
 Result<std::string> BoundedStore::get(const std::string& key, const Deadline& deadline) {
-  const int64_t own_ns = deadline.remaining_ns();  // starts its clock, also for the copy
+  const int64_t own_ns = deadline.remaining_ns();  // starts the clock, also of the copy below
   auto answer = std::make_shared<Result<std::string>>(std::string());
   DSCOMM_RETURN_IF_ERROR(
       call("get", key, bound(std::max<int64_t>(own_ns, 0) + kLeastCallNs),

@@ -1,8 +1,8 @@
 // BoundedStore: a store whose calls return by a deadline, even if the store behind it hangs.
 //
-// A TCPStore whose host is cut off, or whose process is stopped, blocks its callers for as long as
-// that lasts. So its calls run on a thread, which is abandoned at the deadline. The store then
-// counts as lost: later calls fail at once, because the abandoned thread may hold the store's lock.
+// A TCPStore whose host is cut off, or whose process is stopped, blocks its callers until it is
+// back. So each call runs on a thread, which is abandoned at the deadline. The store then counts as
+// lost: later calls fail at once, because the abandoned thread may hold the store's lock.
 #pragma once
 
 #include <functional>
@@ -18,12 +18,12 @@
 
 namespace dscomm {
 
-// Any thread; calls of several threads do not wait for each other.
+// Thread-safe. Calls of several threads do not wait for each other.
 class BoundedStore final : public Store {
  public:
-  // A call returns a second after `deadline` at the latest, or a second after it began; get(), a
-  // second after its own deadline if that is later. A call that begins later than that has a
-  // minute. kResource if the store does not answer.
+  // A call returns a second after `deadline` at the latest, or a second after the call began or
+  // after the deadline of get(), if later. A call that begins more than a second after `deadline`
+  // has a minute. kResource if the store does not answer.
   BoundedStore(std::shared_ptr<Store> store, const Deadline& deadline);
   ~BoundedStore() override;
 
@@ -41,7 +41,7 @@ class BoundedStore final : public Store {
  private:
   class CallThread;
 
-  // The deadline of a call that begins now, and itself needs `own_ns`.
+  // The deadline of a call that begins now and may take `own_ns`.
   Deadline bound(int64_t own_ns = 0) const;
   Status call(const char* what, const std::string& key, const Deadline& bound,
               std::function<void()> body);

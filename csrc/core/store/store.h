@@ -1,5 +1,5 @@
-// The key-value store through which ranks meet. csrc/torch adapts c10d's store to it; tests use one
-// in memory. Values are bytes in a fixed format of dscomm, never pickles.
+// The key-value store through which ranks meet. csrc/torch adapts c10d's store to this interface;
+// tests use a store in memory. Values are bytes in a fixed format of dscomm, never pickles.
 #pragma once
 
 #include <chrono>

@@ -19,7 +19,7 @@ constexpr int64_t kCheckFailureNs = 100'000'000;
 // larger groups each rank asks less often: its pauses are up to kSlowestPace times as long.
 constexpr int kRanksAtFullPace = 1024, kSlowestPace = 8;
 // All deadlines pass together, but only rank 0 knows the missing ranks: the others wait this much
-// longer for its failure.
+// longer for rank 0 to name them.
 constexpr int64_t kLastStepWordNs = 1'000'000'000;
 // How long a rank may take from the claim of a failure to its publication.
 constexpr int64_t kFailurePublishNs = 1'000'000'000;
@@ -30,8 +30,8 @@ std::string entry_of(const std::string& step, int rank) {
   return step + "/" + std::to_string(rank);
 }
 
-// A counter whose first increment settles the step: by rank 0 with its decision, or by any rank
-// with a failure.
+// The counter that settles the step. The first rank to increment it wins: rank 0 with its decision,
+// or any rank with a failure.
 std::string claim_of(int step) { return "claims/" + std::to_string(step); }
 
 }  // namespace
@@ -69,7 +69,7 @@ Result<std::string> StoreExchange::agree(const std::string& step, std::string_vi
   DSCOMM_ASSIGN_OR_RETURN(int64_t claims, store_.add(key(claim_of(step_)), 1));
   if (claims > 1) return fail(Status(Code::kInternal, "a rank failed and did not say why"));
   DSCOMM_RETURN_IF_ERROR(publish(decided, decision.value()));
-  if (!decided_.empty()) {  // all have gone on, so they have read it
+  if (!decided_.empty()) {  // all are in this step, so they have read the last decision
     remove(decided_);
     remove(claim_of(step_ - 1));
   }
@@ -107,7 +107,7 @@ void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
   if (monotonic_ns() < find_again_ns_) return;
   find_again_ns_ = monotonic_ns() + kCheckFailureNs;
   size_t low = 0,
-         high = keys.size() - 1;  // the keys before `low` are there; one up to `high` is not
+         high = keys.size() - 1;  // the keys before `low` exist; one up to `high` does not
   while (low < high) {
     const size_t middle = (low + high) / 2;
     const auto first = keys.begin() + static_cast<ptrdiff_t>(low);
@@ -139,7 +139,7 @@ Status StoreExchange::publish(const std::string& name, std::string_view value) {
   return store_.set(key(name), value);
 }
 
-// If the store cannot remove it, some bytes stay there.
+// If the store cannot remove keys, some bytes stay there.
 void StoreExchange::remove(const std::string& name) { static_cast<void>(store_.remove(key(name))); }
 
 Result<std::string> StoreExchange::await(const std::string& name, const Deadline& deadline) {
@@ -151,7 +151,7 @@ Result<std::string> StoreExchange::await(const std::string& name, const Find& fi
   TimeLeft time_left(deadline);
   for (auto pause = kFirstStepPause;;
        pause = std::min(pause * 2, kLongestStepPause * pause_factor_)) {
-    const bool is_over = time_left.is_over();  // the store is asked once more
+    const bool is_over = time_left.is_over();  // if so, the store is asked once more
     DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, find());
     if (found) return std::move(*found);
     if (Status reason = check(); !reason.ok())
@@ -167,8 +167,8 @@ Status StoreExchange::check() {
   const Status reason = request_.check();
   if (reason.ok() && monotonic_ns() < check_again_ns_) return {};
   check_again_ns_ = monotonic_ns() + kCheckFailureNs * pause_factor_;
-  // Ask the caller before the store: a dead rank writes no more, so the read below sees its
-  // failure, which may be why it died.
+  // The caller was asked before the store: if a rank is dead, it writes no more, so this read sees
+  // the failure that the rank may have published before it died.
   DSCOMM_RETURN_IF_ERROR(failure());
   return reason;
 }
@@ -187,10 +187,10 @@ Status StoreExchange::failure() {
 
 Status StoreExchange::fail(const Status& cause) { return fail_or_read("", cause).status(); }
 
-// The same, by a rank that waits for `name`: returns its value if that came first.
+// fail() of a rank that waits for `name`. Returns the value of `name` if that came first.
 Result<std::string> StoreExchange::fail_or_read(const std::string& name, const Status& cause) {
   while (true) {
-    // If the store fails, too, the others' deadlines remain.
+    // If the store fails, too, the deadlines of the other ranks end their waits.
     Status first = failure();
     if (has_read_failure_) return first;
     if (cause.code() != Code::kTimeout || request_.rank == 0 || !first.ok() ||

@@ -20,7 +20,7 @@
 namespace dscomm {
 
 struct ExchangeRequest {
-  std::string prefix;  // of its keys; no other exchange may ever use it
+  std::string prefix;  // of this exchange's keys; no other exchange may ever use it
   int rank = 0;
   int size = 1;
   std::function<std::string(int rank)> name;    // names a rank in messages
@@ -29,7 +29,7 @@ struct ExchangeRequest {
   std::function<std::string()> timeout_hint = [] { return std::string(); };
 };
 
-// For one rank, on one thread.
+// Used by one rank, on one thread.
 class StoreExchange {
  public:
   // `store` and `deadline` must outlive it.
@@ -43,7 +43,7 @@ class StoreExchange {
 
   // Publishes a value for others to await.
   Status publish(const std::string& name, std::string_view value);
-  // Its value, if it is there now.
+  // A published value, if it is there now.
   Result<std::optional<std::string>> find(const std::string& name) {
     return store_.find(key(name));
   }
@@ -51,9 +51,9 @@ class StoreExchange {
   Result<std::string> await(const std::string& name, const Deadline& deadline);
   void remove(const std::string& name);  // once all have read it
 
-  // Instead of what the others wait for: they soon raise `cause`. Returns what this rank raises:
-  // the cause that came first. A rank other than 0 that timed out leaves rank 0 a moment to name
-  // the missing ranks.
+  // Publishes `cause` instead of the awaited value: the other ranks soon raise it. Returns the
+  // first cause, which this rank must raise. After a timeout, a rank other than 0 first leaves rank
+  // 0 a moment to name the missing ranks.
   Status fail(const Status& cause);
   // The failure that a rank has published, or OK. Asks the store.
   Status failure();
@@ -71,7 +71,7 @@ class StoreExchange {
   // The rank that agree() waits for now; -1: none.
   int awaited() const { return awaited_; }
 
-  // On every rank, after the last step: the last rank removes what is left.
+  // Call on every rank after the last step: the last caller removes the remaining keys.
   void finish();
 
  private:
@@ -81,14 +81,14 @@ class StoreExchange {
   Result<std::string> await(const std::string& name, const Find& find, const Deadline& deadline);
   void find_awaited(const std::vector<std::string>& keys);
   Result<std::string> fail_or_read(const std::string& name, const Status& cause);
-  void publish_failure(const Status& cause);  // OK: called off
+  void publish_failure(const Status& cause);  // OK: calls the exchange off
   std::string missing(const std::string& step);
   Status timed_out(const std::string& waiting_for) const;
 
   Store& store_;
   const ExchangeRequest request_;
   const Deadline& deadline_;
-  const int pause_factor_;  // factor on its pauses; grows with the number of ranks
+  const int pause_factor_;  // factor on the pauses of waits; grows with the number of ranks
   int64_t check_again_ns_ = 0, find_again_ns_ = 0;
   int step_ = 0;
   int awaited_ = -1;
