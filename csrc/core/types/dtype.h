@@ -1,5 +1,5 @@
-// The element types that dscomm supports. Ranks exchange the values (in the record of a call),
-// so they are fixed: append, never renumber. CONTRIBUTING.md lists the files of a new dtype.
+// The element types that dscomm supports. Ranks exchange the values (in the record of a call), so
+// they are fixed: append, never renumber. CONTRIBUTING.md lists the files of a new dtype.
 #pragma once
 
 #include <cstddef>
@@ -32,10 +32,10 @@ enum class DType : uint8_t {
 };
 inline constexpr int kDTypeCount = 20;
 
-// Bytes of one element; 0 for a value from a peer that is out of range.
+// Bytes of one element; 0 for an out-of-range value from a peer.
 size_t dtype_bytes(DType dtype);
-// PyTorch's name without the prefix: "float32", "bfloat16"; "unknown(77)" for a value from a peer
-// that is out of range.
+// PyTorch's name without the prefix: "float32", "bfloat16"; "unknown(77)" for an out-of-range value
+// from a peer.
 const char* dtype_name(DType dtype);
 bool is_floating(DType dtype);  // fp16, bf16, fp32, fp64
 bool is_integral(DType dtype);  // (u)int8 to (u)int64; bool is not

@@ -1,7 +1,7 @@
 // The reduction operators, and the dtypes that each supports.
 //
-// - SUM, PRODUCT: all but float8; of bool: or, and.
-// - MIN, MAX: all but complex and float8; of bool: and, or. A NaN in any source gives NaN.
+// - SUM, PRODUCT: all but float8; for bool, SUM is "or" and PRODUCT is "and".
+// - MIN, MAX: all but complex and float8; for bool, MIN is "and", MAX is "or". A NaN gives NaN.
 // - AVG: floating and complex: the sum, divided by the divisor.
 // - BAND, BOR, BXOR: integers and bool.
 // - PREMUL_SUM: floating and complex: every source is multiplied by the factor, then summed.
