@@ -1,4 +1,4 @@
-// Computes domains from where ranks are bound: the ranks of a domain reduce first.
+// Computes domains from the bindings of ranks. The ranks of a domain reduce among themselves first.
 
 #include <algorithm>
 #include <map>

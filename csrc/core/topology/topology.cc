@@ -42,9 +42,9 @@ bool filter_types(hwloc_topology_t topology) {
   return true;
 }
 
-// The objects of this type that partition the cpus. Memory without separate cpus is left out: hwloc
-// gives such a node the cpus of its parent object, which are those of several nodes (far memory),
-// or of an earlier node (fast memory beside ordinary memory).
+// The objects of this type that partition the cpus. NUMA nodes without separate cpus are left out:
+// hwloc gives them the cpus of the parent object, which belong to several nodes (far memory), or to
+// an earlier node (fast memory beside ordinary memory).
 std::vector<hwloc_obj_t> objects_of(hwloc_topology_t topology, hwloc_obj_type_t type) {
   std::vector<hwloc_obj_t> all, chosen;
   for (hwloc_obj_t object = hwloc_get_next_obj_by_type(topology, type, nullptr); object != nullptr;
@@ -61,7 +61,7 @@ std::vector<hwloc_obj_t> objects_of(hwloc_topology_t topology, hwloc_obj_type_t 
   return chosen;
 }
 
-// The object of this type whose cpus include all of `cpus`, or -1.
+// The index of the object of this type whose cpus include all of `cpus`, or -1.
 int index_including(hwloc_topology_t topology, hwloc_obj_type_t type, hwloc_const_bitmap_t cpus) {
   for (hwloc_obj_t object : objects_of(topology, type))
     if (hwloc_bitmap_isincluded(cpus, object->cpuset))

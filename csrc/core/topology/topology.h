@@ -1,6 +1,6 @@
 // Topology: packages, NUMA nodes, L3 caches and cores. hwloc reports those of this host; a file, or
-// hwloc's synthetic description, declares those of another machine. And the domains, which follow
-// from where ranks are bound.
+// hwloc's synthetic description, declares those of another machine. make_domains() computes domains
+// from the bindings of ranks.
 //
 // The topology is declared, never measured. It determines the hierarchy of Teams, so the order of
 // arithmetic depends on the placement of ranks alone, and not on timing.
@@ -19,7 +19,7 @@ struct hwloc_topology;
 namespace dscomm {
 
 // Where a rank is bound: the logical indices of the NUMA node and of the L3 that contain all its
-// cpus; -1 if it spans several or there is none.
+// cpus; -1 if they span several or there is none.
 struct CpuBinding {
   int numa = -1;
   int l3 = -1;
@@ -52,13 +52,13 @@ class Topology {
   // How many threads of this process can run at once: usable_cores() of its cpus and quota.
   int usable_cores() const { return usable_cores_; }
 
-  // Where this process is bound, and where a process with these cpus would be. An empty or
-  // malformed list counts as unbound.
+  // The binding of this process, and that of a process with these cpus. An empty or malformed list
+  // counts as unbound.
   CpuBinding binding() const { return binding_of(cpu_list_); }
   CpuBinding binding_of(const std::string& cpu_list) const;
 
-  // Asks the kernel to take the memory of this mapping from the NUMA node to which this process is
-  // bound, and from others if that node is full, whichever thread touches it first. Call it before
+  // Asks the kernel to take the memory of a mapping from this process's NUMA node, or from others
+  // if that node is full, independent of the thread that touches the memory first. Call it before
   // any of the memory is allocated. Does nothing if the process is bound to no single node, if its
   // memory policy names nodes (numactl --membind, --preferred), or if another topology is declared.
   void place_memory(void* data, size_t bytes) const;
@@ -88,8 +88,8 @@ int usable_cores(std::span<const std::string> cpu_lists, double quota);
 // runtimes bind the main thread to one core of many.
 std::string process_cpu_list();
 
-// The smallest cpu quota of the cgroups, v1 or v2, that this process is in, in cpus; infinite if
-// there is none or none is visible. `file_root` is a prefix of each path that is read (for tests).
+// The smallest quota, in cpus, of the cgroups (v1 or v2) of this process; infinite if no quota is
+// set or visible. `file_root` is a prefix of each path that is read (for tests).
 double cgroup_cpu_quota(const std::string& file_root = "");
 
 // The ranks of one host, divided into domains.
@@ -98,16 +98,16 @@ struct Domains {
   std::string reason;                   // why, for the log
 };
 
-// Splits the ranks 0..n-1 of one host by where they are bound. A pure function of values that all
-// ranks have published, so all ranks compute the same domains.
+// Splits the ranks 0..n-1 of one host by their bindings. A pure function of values that all ranks
+// have published, so all ranks compute the same domains.
 //
-//   "flat"        one domain
-//   "numa", "l3"  one domain for each NUMA node or L3 that ranks are bound to, where there are at
-//                 least two and one of them has at least two ranks; else one domain
-//   "auto"        by NUMA node if at least two domains have at least two ranks each, else by L3 on
-//                 the same condition, else one domain
+//   "flat", "hosts"  one domain
+//   "numa", "l3"     one domain for each NUMA node or L3 that ranks are bound to, if these are at
+//                    least two and one of them has at least two ranks; else one domain
+//   "auto"           by NUMA node if at least two domains have at least two ranks each, else by L3
+//                    on this condition, else one domain
 //
-// If a rank is bound to none, the result is one domain, because the place of its data is unknown.
+// If a rank is bound to no single NUMA node or L3, the place of its data is unknown: one domain.
 Domains make_domains(std::span<const CpuBinding> bindings, std::string_view hierarchy);
 
 }  // namespace dscomm

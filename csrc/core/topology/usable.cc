@@ -83,8 +83,8 @@ double quota_of_directory(const std::string& directory, bool is_v2) {
 // as this mount shows them.
 double least_quota_above(const std::string& file_root, const std::string& mount_point,
                          const std::string& mount_root, std::string path, bool is_v2) {
-  // In a container, the mount may show only a part of the hierarchy. Its root is then a prefix of
-  // the path.
+  // In a container, the mount may show only a part of the hierarchy: `mount_root` is then a prefix
+  // of the path.
   if (mount_root != "/") {
     bool inside = (path + "/").starts_with(mount_root + "/");
     path = inside ? path.substr(mount_root.size()) : "";
@@ -98,7 +98,7 @@ double least_quota_above(const std::string& file_root, const std::string& mount_
   }
 }
 
-// Where this process is in the hierarchy: the line "0::/path" for v2, "4:cpu,cpuacct:/path" for v1.
+// The path of this process's cgroup: from the line "0::/path" in v2, "4:cpu,cpuacct:/path" in v1.
 std::string cgroup_path(const std::string& file_root, bool is_v2) {
   std::ifstream file(file_root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
