@@ -1,8 +1,8 @@
 // Converts float16 and bfloat16 to float32 and back, one element at a time.
 //
-// To float32 is exact. From float32 rounds to nearest, ties to even, keeps denormals and
-// infinities, overflows to infinity, and turns every NaN into a quiet NaN. All is integer
-// arithmetic except one exact multiplication, so the bits do not depend on the instruction set.
+// Conversion to float32 is exact. Conversion from float32 rounds to nearest even, keeps denormals
+// and infinities, overflows to infinity, and makes every NaN a quiet NaN. All is integer arithmetic
+// except one exact multiplication, so the bits do not depend on the instruction set.
 #pragma once
 
 #include <bit>
@@ -25,7 +25,7 @@ inline uint16_t bfloat16_from_float(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
-  // Rounding could carry a NaN's payload into the exponent and make it an infinity or wrap it.
+  // A NaN is not rounded: the result could be an infinity, or carry into the sign.
   if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7fc0);
   return static_cast<uint16_t>(sign | shift_right_to_nearest_even(magnitude, 16));
 }

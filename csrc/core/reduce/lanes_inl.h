@@ -1,5 +1,5 @@
-// Loads and stores vectors of each dtype: the vector counterpart of the scalar twin's Elements.
-// Included once per instruction set, hence the unusual include guard.
+// Loads and stores vectors of each dtype: the vector counterpart of the Elements in
+// reduce_scalar.cc. Included once per instruction set, hence the unusual include guard.
 //
 // D is the tag of a vector of accumulators. A dtype narrower than its accumulator is loaded in
 // vectors of as many elements, hence fewer bytes; no bytes beyond those elements are accessed.
@@ -54,7 +54,7 @@ struct BoolLanes : PlainLanes<uint8_t> {
   }
 };
 
-// 32-bit lanes from and to 16 bits of memory; the upper half of every lane is zero.
+// Converts between 32-bit lanes and 16 bits of memory; the upper half of every lane is zero.
 template <class DU32>
 HWY_INLINE hn::Vec<DU32> load_16_bits(DU32 du32, const uint8_t* memory) {
   const hn::Rebind<uint16_t, DU32> du16;
@@ -77,8 +77,8 @@ HWY_INLINE hn::Vec<DU32> shift_right_to_nearest_even(DU32 du32, hn::Vec<DU32> bi
   return hn::ShiftRight<kShift>(hn::Add(hn::Add(bits, just_below_half), is_odd));
 }
 
-// bfloat16_from_float() of half.h in lanes: Highway's own demotion to bfloat16 truncates or rounds
-// depending on the instruction set.
+// Converts as half.h does, because Highway's demotion to bfloat16 truncates or rounds depending on
+// the instruction set.
 struct BFloat16Lanes {
   using Accumulator = float;
   static constexpr size_t kElementBytes = 2;
@@ -118,7 +118,7 @@ struct BFloat16Pair {
   }
 
  private:
-  // Rounds to nearest even, in the upper half. Only a NaN could carry into the sign.
+  // Rounds to nearest even, into the upper half. Not a NaN, which could carry into the sign.
   template <class D>
   static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> round(D d, hn::Vec<D> value) {
     const hn::RebindToUnsigned<D> du32;
@@ -154,7 +154,7 @@ struct Float16Lanes {
 
 #else
 
-// Computes the same bits as half.h; Highway's emulation mishandles infinities and NaN, and
+// Computes the same bits as half.h, because Highway's emulation mishandles infinities and NaN, and
 // truncates. Denormals go through an addition that is exact or rounds at their last bit, to nearest
 // even, because kernels run under ScopedFloatEnvironment.
 struct Float16Lanes {
@@ -172,7 +172,7 @@ struct Float16Lanes {
 
     const auto number = hn::Add(shifted, hn::Set(du32, (127 - 15) << 23));
     const auto infinity_or_nan = hn::Or(shifted, hn::Set(du32, 0x7f800000));
-    // As the fraction of a number between 2^-14 and 2^-13, minus 2^-14.
+    // A denormal's bits are the fraction of a number from 2^-14 to 2^-13; then subtracts 2^-14.
     const auto smallest_normal = hn::Set(du32, (127 - 14) << 23);
     const auto enlarged = hn::BitCast(d, hn::Or(shifted, smallest_normal));
     const auto denormal = hn::BitCast(du32, hn::Sub(enlarged, hn::BitCast(d, smallest_normal)));
@@ -197,7 +197,7 @@ struct Float16Lanes {
     const auto clamped = hn::Min(magnitude, two_to_the_16);
     const auto rebiased = hn::Sub(clamped, hn::Set(du32, (127 - 15) << 23));
     const auto number = shift_right_to_nearest_even<13>(du32, rebiased);
-    // The last bit of a number between 0.5 and 1 is 2^-24, as is a denormal's.
+    // Adding 0.5 rounds: the last bit of a number between 0.5 and 1 is 2^-24, as is a denormal's.
     const auto half = hn::Set(d, 0.5f);
     const auto above_half = hn::Add(hn::Abs(value), half);
     const auto denormal = hn::Sub(hn::BitCast(du32, above_half), hn::BitCast(du32, half));

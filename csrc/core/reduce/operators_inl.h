@@ -55,7 +55,7 @@ struct Minimum : PlainOperator {
   }
 };
 
-// As above, but the result is -0 only if both are: "and" of the sign bits.
+// As Minimum, but the result is -0 only if both operands are -0: "and" of the sign bits.
 struct Maximum : PlainOperator {
   template <class D>
   HWY_INLINE hn::Vec<D> combine(D d, hn::Vec<D> a, hn::Vec<D> b) const {
@@ -90,7 +90,7 @@ struct BitXor : PlainOperator {
   }
 };
 
-// Divides instead of multiplying by the reciprocal, so that it rounds once.
+// Divides instead of multiplying by the reciprocal, so that the result is rounded once.
 struct Average : Sum {
   explicit Average(int group_size) : divisor(group_size) {}
   template <class D>

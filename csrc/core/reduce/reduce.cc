@@ -200,8 +200,8 @@ void reduce_bool(const Operands& operands, const Reduction& reduction, int divis
   }
 }
 
-// Only minimum and maximum depend on the sign, and only they and arithmetic on the width, so dtypes
-// share the code of the other operators.
+// Minimum and maximum depend on sign and width, arithmetic on the width alone, and bitwise
+// operators on neither, so dtypes share code.
 template <typename T>
 void reduce_integers(const Operands& operands, const Reduction& reduction, int divisor) {
   using Wrapping = PlainLanes<std::make_unsigned_t<T> >;

@@ -9,8 +9,8 @@
 // all other bits are fixed.
 //
 // Kernels run with flush-to-zero and denormals-are-zero off and rounding to nearest, whatever the
-// calling thread's mode, which is restored afterwards. Built with -ffp-contract=off: no fused
-// multiply-add.
+// calling thread's mode, which is restored afterwards. They are built with -ffp-contract=off: no
+// fused multiply-add.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ namespace dscomm {
 
 // dst[i] = op(sources[0][i], ..., sources[n-1][i]) for i < count. n >= 1; n == 1 copies, and
 // applies AVG's division and PREMUL_SUM's factor. dst may equal any of the sources; no other
-// overlap is allowed. Any alignment. The reduction must have passed check_reduction(). Only AVG
-// uses divisor.
+// overlap is allowed. Pointers may be unaligned. The reduction must have passed check_reduction().
+// Only AVG uses divisor.
 void reduce(void* dst, const void* const* sources, int n, size_t count, const Reduction& reduction,
             int divisor);
 
-// The same in plain C++ without SIMD, one element at a time: the reference for tests.
+// reduce() in plain C++ without SIMD, one element at a time: the reference for tests.
 void reduce_scalar(void* dst, const void* const* sources, int n, size_t count,
                    const Reduction& reduction, int divisor);
 

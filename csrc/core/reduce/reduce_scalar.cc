@@ -45,7 +45,7 @@ struct BoolElement : PlainElement<uint8_t> {
   static uint8_t from_memory(uint8_t memory) { return memory != 0 ? 1 : 0; }
 };
 
-// std::complex multiplication handles infinities in a way that differs between compilers.
+// Not std::complex, whose multiplication handles infinities differently on each compiler.
 template <typename T>
 struct Complex {
   T real;

@@ -7,7 +7,7 @@
 
 namespace dscomm {
 
-// The caller must hold a ScopedFloatEnvironment; noinline keeps the arithmetic under it.
+// The caller must hold a ScopedFloatEnvironment; noinline keeps the arithmetic inside its scope.
 [[gnu::noinline]] void reduce_elements(const Operands& operands, const Reduction& reduction,
                                        int divisor);
 
