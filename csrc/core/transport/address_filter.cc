@@ -19,7 +19,7 @@ namespace dscomm {
 namespace {
 
 constexpr uint32_t kKeep = ~0u, kDrop = 0;
-// In how many of their last bits the addresses of a block may differ.
+// The most trailing bits in which the addresses of a block may differ.
 constexpr int kMostWidened = 16;
 
 using Words = std::vector<uint32_t>;  // an address, the most significant word first

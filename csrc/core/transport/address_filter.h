@@ -1,5 +1,5 @@
-// A kernel filter for a listening socket, which drops packets from all but the given addresses. To
-// all others the port looks firewalled.
+// A kernel filter for a listening socket, which drops packets from all but the given addresses.
+// Other hosts see a firewalled port.
 #pragma once
 
 #include <linux/filter.h>
@@ -19,8 +19,8 @@ std::vector<sock_filter> address_filter(int family, const std::vector<std::strin
                                         size_t most = BPF_MAXINSNS);
 
 // From now on only packets from `addresses` reach `socket` (IPv4 or IPv6) and the connections made
-// to it; none if no address is of its family. kUnsupported if the kernel has no filters, or if
-// there are too many addresses.
+// to it; no packets if no address is of the socket's family. kUnsupported if the kernel has no
+// filters, or if there are too many addresses.
 Status admit_only(int socket, const std::vector<std::string>& addresses);
 
 }  // namespace dscomm

@@ -46,14 +46,14 @@ struct Choice {
   }
 };
 
-// The transports of the setting, in the order in which auto tries them, and `wanted`.
+// The transports that DSCOMM_MPI allows, in the order in which auto tries them, and `wanted`.
 std::vector<Choice> choices_in(const std::string& folder, const std::string& wanted) {
   std::vector<Choice> choices;
   std::string names;
   for (const SettingRow& row : setting_rows())
     if (row.name == "DSCOMM_MPI") names = row.allowed;
   if (("|" + names + "|").find("|" + wanted + "|") == std::string::npos) names += "|" + wanted;
-  std::istringstream words(names.substr(names.find('|') + 1));  // without auto
+  std::istringstream words(names.substr(names.find('|') + 1));  // leaves out auto
   for (std::string name; std::getline(words, name, '|');) {
     Choice& choice = choices.emplace_back(Choice{name, folder + "/libdscomm_" + name});
     std::ifstream text(choice.path + ".txt");
@@ -83,9 +83,9 @@ Status unsupported(const std::string& reason) {
   return Status(Code::kUnsupported, "the group spans hosts, which needs " + reason);
 }
 
-// Null if it cannot be loaded; *reason says why.
+// Null if the module cannot be loaded; `reason` then says why.
 void* load_module(const Choice& choice, Status* reason) {
-  // RTLD_GLOBAL: plugins of Open MPI look for its symbols there.
+  // RTLD_GLOBAL: plugins of Open MPI look for symbols of Open MPI in the global scope.
   void* module = dlopen((choice.path + ".so").c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (module != nullptr) return module;
   const char* words = dlerror();
@@ -150,7 +150,7 @@ Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& reques
     if (known == nullptr) {
       Result<const TransportModule*> loaded = load_any(folder, request.settings.mpi);
       if (!loaded.ok()) {
-        // Hosts that have the module would wait for this one.
+        // Declines, because hosts that have the module would wait for this one.
         const Status cause(loaded.status().code(), name_member(request.members, request.rank) +
                                                        ": " + loaded.status().message());
         decline_transport(request, *store, cause);

@@ -1,9 +1,9 @@
-// Loads the module that carries groups between hosts. The transport NAME is libdscomm_NAME.so.
-// Beside it, also if it was not built, libdscomm_NAME.txt has a line for each of:
+// Loads the module that carries groups between hosts: libdscomm_NAME.so for the transport NAME.
+// libdscomm_NAME.txt is beside it, even if the module was not built, with these lines:
 //
-//   title: its name in messages
-//   library: those that it loads, separated by spaces, of which a process can have only one
-//   to_build, to_run: what to install so that it is built, and so that it can be loaded
+//   title: the transport's name in messages
+//   library: the sonames of its MPI library, separated by spaces; a process can load only one MPI
+//   to_build, to_run: the packages to install for building and for loading the module
 //
 // DSCOMM_MPI selects the transport by its name.
 #pragma once
@@ -15,13 +15,13 @@
 namespace dscomm {
 
 // A TransportFactory: loads a module, once per process, from the folder of the calling code or the
-// one above, and lets it make the transport. Any thread. kUnsupported, with what to install, if
+// one above, and lets it make the transport. Thread-safe. kUnsupported, with what to install, if
 // there is no module or something that it needs is missing.
 Result<std::shared_ptr<Transport>> load_transport(const TransportRequest& request,
                                                   std::shared_ptr<Store> store,
                                                   const Deadline& deadline);
 
-// What a module exports as kTransportSymbol. Both are built together, but the version is checked.
+// A module exports this as kTransportSymbol. Built with the core, but the version is checked.
 struct TransportModule {
   const char* version;
   Result<std::shared_ptr<Transport>> (*make)(const TransportRequest& request,

@@ -1,4 +1,4 @@
-// What the members of a transport need to agree before they are connected.
+// Helpers for the members of a transport before they are connected.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace dscomm {
 
-// "rank 3 (pid 7 on host b)": its rank in the job if known, else its rank in the transport.
+// "rank 3 (pid 7 on host b)": the rank in the job if known, else that in the transport.
 std::string name_member(const std::vector<TransportMember>& members, int rank);
 
-// The exchange through which they find each other. `request` must outlive it.
+// The exchange through which the members find each other. `request` must outlive it.
 ExchangeRequest exchange_of(const TransportRequest& request);
 
-// By a member that cannot take part: the others, which watch that exchange, soon raise `cause`.
+// For a member that cannot take part: the others watch the exchange, and soon raise `cause`.
 void decline_transport(const TransportRequest& request, Store& store, const Status& cause);
 
 }  // namespace dscomm

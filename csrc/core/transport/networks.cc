@@ -46,7 +46,8 @@ struct Network {
       if (((address.bytes[i] ^ other.bytes[i]) & mask_byte(i)) != 0) return false;
     return true;
   }
-  // 169.254.0.0/16. IPv6 ones were left out before, because they mean nothing without an interface.
+  // 169.254.0.0/16. interfaces_here() leaves out those of IPv6: they mean nothing without an
+  // interface.
   bool link_local() const {
     return !address.is_v6 && address.bytes[0] == 169 && address.bytes[1] == 254;
   }
@@ -78,7 +79,7 @@ std::string text_of(const Network& network) {
   return format_text("{}/{}", address_text(network.address), network.prefix);
 }
 
-// Nothing if it is not "address/prefix": other processes wrote it.
+// Nothing if the text is not "address/prefix": other processes wrote it.
 std::optional<Network> parse(const std::string& text) {
   const size_t slash = text.find('/');
   if (slash == std::string::npos) return {};
@@ -99,7 +100,7 @@ std::vector<Network> networks_of(const TransportMember& member) {
   return networks;
 }
 
-// By host: members of one host see the same interfaces, or each a part of them.
+// By host, because the members of a host see the same interfaces, or each a part of them.
 using HostAddresses = std::map<int, std::set<Address>>;
 
 HostAddresses addresses_by_host(const std::vector<TransportMember>& members) {
@@ -111,7 +112,7 @@ HostAddresses addresses_by_host(const std::vector<TransportMember>& members) {
   return hosts;
 }
 
-// How many hosts have an address in the network; nothing if two of them have the same one.
+// How many hosts have an address in the network; nothing if two hosts have the same address.
 std::optional<size_t> hosts_in(const Network& network, const HostAddresses& hosts) {
   std::set<Address> taken;
   size_t count = 0;
@@ -267,7 +268,7 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
   std::vector<Address> addresses;
   for (const Network& network : networks_of(target)) addresses.push_back(network.address);
   if (source.host != target.host) {
-    // These would lead to the source's own host.
+    // Addresses that the source also has would lead to its own host.
     for (const Network& own : networks_of(source)) std::erase(addresses, own.address);
     const std::set<Network> everybodys = shared(members), theirs = shared({source, target});
     auto rank_of = [](const std::set<Network>& networks, const Address& address) {

@@ -1,5 +1,5 @@
-// At which addresses a process can be reached, and which networks the hosts of a transport share.
-// Members publish "address/prefix" of IPv4 or IPv6, without link-local addresses of IPv6.
+// The addresses at which a process can be reached, and the networks that hosts share. Members
+// publish "address/prefix" of IPv4 or IPv6, without link-local addresses of IPv6.
 #pragma once
 
 #include <sys/socket.h>
@@ -31,15 +31,15 @@ std::vector<std::string> own_addresses();
 std::vector<std::string> own_networks();
 
 // The networks that a user allows, in the order of `interfaces`. `wanted` lists interfaces ("eth0")
-// and networks ("10.0.0.0/16"), separated by commas; empty allows all. kInvalidArgument, with what
-// there is, if a name matches none.
+// and networks ("10.0.0.0/16"), separated by commas; empty allows all. kInvalidArgument, with the
+// available interfaces, if an entry of `wanted` matches none.
 Result<std::vector<std::string>> select_networks(const std::vector<Interface>& interfaces,
                                                  const std::string& wanted);
 
 // The networks, as "network/prefix", in which every host has an address and no two hosts have the
-// same one. (A bridge of containers has the same address on every host, and leads nowhere.) IPv4
-// first; then the most specific, then by number; link-local ones (169.254.0.0/16) last. Depends
-// only on `members`, because all members must agree on it.
+// same one. (A bridge of containers has the same address on every host, and leads nowhere.) The
+// order: IPv4 first, then the most specific, then by number; link-local (169.254.0.0/16) last.
+// Depends only on `members`, because all members must agree on it.
 std::vector<std::string> common_networks(const std::vector<TransportMember>& members);
 
 // The networks of member `own`, as "network/prefix", in which no two hosts have the same address,
@@ -54,7 +54,7 @@ std::vector<std::string> reachable_addresses(const std::vector<TransportMember>&
 
 // "10.0.0.1:4444", "[fd00::1]:4444".
 std::string endpoint_text(const std::string& address, uint16_t port);
-// Whether an endpoint is at that address, whatever its port.
+// Whether the endpoint `peer_process` is at `address`; its port does not matter.
 bool is_endpoint_at(const std::string& peer_process, const std::string& address);
 
 // An address for the socket calls.

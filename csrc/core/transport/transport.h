@@ -1,6 +1,6 @@
-// Transport: carries collectives and messages between hosts. A process has one, made when one of
-// its groups first spans hosts; the members of that group are its ranks. The core knows no MPI: the
-// implementation is a module (csrc/mpi), which is loaded then.
+// Transport: carries collectives and messages between hosts. A process has one transport, made when
+// one of its groups first spans hosts; the members of that group are the transport's ranks. The
+// core knows no MPI: the implementation is a module (csrc/mpi).
 #pragma once
 
 #include <chrono>
@@ -51,8 +51,8 @@ struct TransportTeam {
   uint64_t id = 0;         // unique
   std::string name;        // of the group, for messages
   std::vector<int> group;  // all ranks of the group, in its order: any may be the cause of a wait
-  // It only makes gathers, scatters and all_to_alls between ranks of different hosts, with the
-  // hosts as CallOptions::domains.
+  // The Team only makes gathers, scatters and all_to_alls between ranks of different hosts, with
+  // the hosts as CallOptions::domains.
   bool only_for_blocks = false;
   // Whether float16 and bfloat16 are sent as float32 for a reduction, and rounded once.
   bool halves_as_float32 = false;
@@ -69,18 +69,18 @@ class Transport {
   virtual Result<std::unique_ptr<Team>> make_team(const TransportTeam& team,
                                                   const Deadline& deadline) = 0;
 
-  // A process on another host as point-to-point sees it.
+  // A process on another host, for point-to-point messages.
   virtual std::shared_ptr<PeerProcess> peer_process(int rank) = 0;
   // The failure detector of the members.
   virtual FailureDetector& detector() = 0;
 
-  // A group of this process has this timeout: a cut of the network that is shorter ends nothing
-  // while nobody communicates. Does not block.
+  // Call with the timeout of each group: a shorter cut of the network then ends no group while
+  // nobody communicates. Does not block.
   virtual void tolerate_silence(std::chrono::milliseconds timeout) = 0;
 
-  // The process ends in order: tells the others. Idempotent. Takes a few seconds at most; but if a
-  // launcher wants all processes to end together, and nothing `has_failed` here, up to the longest
-  // of those timeouts.
+  // Call when the process ends in order: tells the others. Idempotent. Takes a few seconds at most;
+  // but if a launcher wants all processes to end together, and nothing `has_failed` here, up to the
+  // longest timeout of tolerate_silence().
   virtual void leave(bool has_failed) = 0;
 
   // In a forked child: closes inherited descriptors. No other call works there.
