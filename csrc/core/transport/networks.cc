@@ -46,8 +46,7 @@ struct Network {
       if (((address.bytes[i] ^ other.bytes[i]) & mask_byte(i)) != 0) return false;
     return true;
   }
-  // 169.254.0.0/16. interfaces_here() leaves out those of IPv6: they mean nothing without an
-  // interface.
+  // 169.254.0.0/16. Those of IPv6 are left out earlier: they mean nothing without an interface.
   bool link_local() const {
     return !address.is_v6 && address.bytes[0] == 169 && address.bytes[1] == 254;
   }
