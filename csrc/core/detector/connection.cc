@@ -94,7 +94,7 @@ void Connection::tolerate_silence(std::chrono::milliseconds silence) {
   const int64_t between_probes_s = (ms / 1000 - probe_after_s + kProbes - 1) / kProbes;
   set_option(fd(), IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(probe_after_s));
   set_option(fd(), IPPROTO_TCP, TCP_KEEPINTVL, static_cast<int>(between_probes_s));
-  // For unacknowledged data; it overrides the number of probes.
+  // Limits the wait for acknowledgements of data, and overrides the number of probes.
   set_option(fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(ms));
 }
 
@@ -105,7 +105,7 @@ void Connection::flush() {
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (sent < 0) {
       // Messages from before the other end closed may be unread, so only receive() ends the
-      // connection. The kernel reports an error once, so it is kept for then.
+      // connection. The kernel reports an error once, so it is kept in error_.
       if (error_ == 0 && errno != EPIPE) error_ = errno;
       sent_ = outgoing_.size();
       break;

@@ -1,8 +1,8 @@
 // The messages that the members of a transport, and the leaders of a forming group, send each other
-// besides data; and Connection, a TCP connection for them that never blocks.
+// besides data; and Connection, a TCP connection for these messages that never blocks.
 //
-// A message is a header of fixed size and a text of at most 2 KiB. What arrives is checked before
-// it is used, because anybody who finds the port can connect.
+// A message is a header of fixed size and a text of at most 2 KiB. Received messages are checked
+// before use, because anybody who finds the port can connect.
 #pragma once
 
 #include <chrono>
@@ -24,8 +24,8 @@ enum class MessageKind : uint16_t {
   kInvitation = 1,  // in the store: the text has the member's token and addresses
   kHello,           // first on a connection: the sender's rank; the text is the token
   kWelcome,         // the answer: the token was right, and this connection is used
-  kMissing,         // to connected members: the text names whom `rank` waits for, or is empty
-  kReady,           // to those it connected to: the sender, and all that connect to it, are ready
+  kMissing,         // to connected members: the text names ranks that `rank` awaits, or is empty
+  kReady,           // to those that the sender connects to: it and all that connect to it are ready
   kStart,           // to all, from the first member: all are connected
   kFail,            // to all, before kStart: all give up, for this cause
   // Between connected members:
@@ -34,7 +34,7 @@ enum class MessageKind : uint16_t {
   kGoodbye,          // to linked members: the sender ends in order, and nothing follows
   kTolerateSilence,  // to linked members: `id` is the silence that both ends tolerate, in ms
   kAsk,              // to all: has the receiver reached a position of a Team? `id`: the question
-  kAnswer,           // back along the path of the question: `rank` has reached it, or not
+  kAnswer,           // back along the path of the question: `rank` has reached the position, or not
   // While a group forms:
   kTable,  // a part of the member table of the meeting `id`; `rank` more parts follow
   // Between connected members, too:
@@ -43,7 +43,7 @@ enum class MessageKind : uint16_t {
 
 struct Message {
   MessageKind kind = MessageKind::kFail;
-  int rank = -1;          // that it is about
+  int rank = -1;          // that the message is about
   uint64_t id = 0;        // see MessageKind and about_departure()
   Code code = Code::kOk;  // with the text: a cause
   std::string text;
@@ -61,8 +61,8 @@ struct Message {
   Status status() const { return code == Code::kOk ? Status() : Status(code, text); }
 };
 
-// How long connections tolerate silence at least. This only bounds how long a dead connection
-// stays: ranks that wait notice a cut of the network at their deadlines.
+// The least silence that connections tolerate. It only bounds the life of a dead connection: ranks
+// that wait notice a cut of the network at their deadlines.
 inline constexpr std::chrono::minutes kLeastSilence{4};
 
 // Cuts the text to what a message can carry, between UTF-8 characters.
@@ -91,9 +91,9 @@ class Connection {
   void receive();
   // Takes the next whole message. False if there is none, or if the data is no message.
   bool next(Message* message);
-  // Whether nothing more will come. next() still returns what has come.
+  // Whether nothing more will come. next() still returns earlier messages.
   bool ended() const { return ended_; }
-  // Why it ended: 0 if the other end closed it, EPROTO if it sent no message, else an errno.
+  // Why it ended: 0: the other end closed it; EPROTO: its data was no message; else an errno.
   int error() const { return error_; }
 
   // Stops sending: the other end sees the end after it has read the rest.

@@ -19,8 +19,8 @@ namespace {
 // A firewall may drop packets without an answer, so the next address is tried in parallel after
 // this time (RFC 8305 recommends 250 ms).
 constexpr int64_t kNextAddressNs = 250 * kMs;
-// Between rounds over all addresses. A member listens before it publishes its addresses, so an
-// address that refuses for two seconds will never accept.
+// The pause between rounds over all addresses. A member listens before it publishes its addresses,
+// so an address that refuses for two seconds will never accept.
 constexpr int64_t kPauseNs = 200 * kMs;
 
 std::string error_text(int error) {
@@ -160,7 +160,7 @@ bool Connector::is_over(Attempt& attempt) {
       endpoint.refused = result != ETIMEDOUT;
       return true;
     }
-    // An event without an error means that it is connected.
+    // An event without an error means that the socket is connected.
     attempt.connected = true;
     endpoint.outcome = "connected, but it did not answer";
     Message hello = Message::about(MessageKind::kHello, request_.rank, request_.id);
@@ -186,7 +186,7 @@ bool Connector::is_over(Attempt& attempt) {
   return true;
 }
 
-// After all addresses have been tried.
+// Call after all addresses have been tried.
 Status Connector::end_round() {
   const bool refused = std::all_of(endpoints_.begin(), endpoints_.end(),
                                    [](const Endpoint& endpoint) { return endpoint.refused; });

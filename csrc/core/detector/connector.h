@@ -1,4 +1,4 @@
-// Connector: connects to another member, at whichever of its addresses answers first. Never blocks.
+// Connector: connects to another member, at its first address that answers. Never blocks.
 #pragma once
 
 #include <poll.h>
@@ -17,8 +17,8 @@ namespace dscomm {
 
 class Connector {
  public:
-  // To `rank`, whose addresses read() takes from its invitation. `request` must outlive the
-  // Connector. Gives up after `refusals` rounds in a row in which all addresses refused.
+  // Connects to `rank`, whose addresses read() takes from the invitation. `request` must outlive
+  // the Connector. Gives up after `refusals` rounds in a row in which all addresses refused.
   Connector(const TransportRequest& request, int rank, int refusals = 10)
       : request_(request), rank_(rank), refusals_(refusals) {}
   Status read(const std::string& invitation);

@@ -1,6 +1,6 @@
-// FailureDetector: what the ranks of a transport learn about each other besides data: who died or
-// left, and which Teams have ended and why. For stall probes: which ranks answer, how far they are,
-// and whether they made the same calls.
+// FailureDetector: tells which ranks of a transport have died or left, and which Teams have ended
+// and why. For stall probes, it tells which ranks answer, how far they are, and whether they made
+// the same calls.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +42,12 @@ class FailureDetector {
   // How a rank left, if gone() is kPeerLeft: in order, or by the end of its process after
   // note_end().
   virtual Departure departure(int rank) const = 0;
-  // Notes that this process is about to end without leaving its groups; see Team::note_end(). Its
-  // goodbye tells the others. Only the first note counts.
+  // Notes that this process is about to end without leaving its groups; see Team::note_end(). The
+  // goodbye of this process tells the others. Only the first note counts.
   virtual void note_end(const std::string& exception) = 0;
 
-  // If this rank has been cut off from all others for `grace_ns`, although some live: the death of
-  // one of `ranks`, because Teams that they end cannot be reported here any more. OK otherwise.
+  // Returns the death of one of `ranks` if this rank has been cut off from all others for
+  // `grace_ns`, although some live: no end of a Team can be reported here any more. OK otherwise.
   virtual Status death_if_cut_off(const std::vector<int>& ranks, int64_t grace_ns = 0) const = 0;
 
   // Returns the first cause for which a rank ended the Team, or OK. `call` is the number of the call
@@ -61,7 +61,7 @@ class FailureDetector {
 
   // Sets how far this rank is in the calls of a Team, for answers to others. Positions grow.
   virtual void note_position(uint64_t team_id, uint64_t position) = 0;
-  // The Team has ended on this rank.
+  // Call when the Team has ended on this rank.
   virtual void forget(uint64_t team_id) = 0;
 
   // Asks all ranks whether they have reached `position` of the Team. Does not block. Returns the
@@ -71,12 +71,13 @@ class FailureDetector {
   virtual std::vector<Answer> answers(uint64_t question) const = 0;
   virtual void close_question(uint64_t question) = 0;
 
-  // This rank begins a call of the Team, which others may complete without it. The last calls are
-  // kept, for a while even after forget().
+  // Notes that this rank begins a call of the Team, which others may complete without this rank.
+  // The last calls are kept, for a while even after forget().
   virtual void note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller) = 0;
   // Asks all ranks, without waiting, to compare their calls with the last ones that this rank
   // noted. A rank that made a different call, or makes one later, ends the Team with kMismatch.
-  // Unless `always`, does nothing if another rank has asked the same since this rank last asked.
+  // Unless `always`, does nothing if another rank has asked about the last call since this rank
+  // did.
   virtual void compare_calls(uint64_t team_id, bool always) = 0;
 };
 

@@ -11,14 +11,14 @@
 namespace dscomm {
 namespace {
 
-// Ids of others' questions and comparisons that are kept. Answers, and copies on other paths, take
-// a fraction of a second.
+// How many ids of others' questions and comparisons are kept. Answers to them, and copies on other
+// paths, come within a fraction of a second.
 constexpr size_t kQuestions = 4096;
 
 // Calls of a Team that are kept for comparison: a rank may be this far ahead of one that waits.
-// Usually it is less: a rank sends another at most eight messages that are not received yet.
+// Usually the lead is less: a rank sends another at most eight messages that are not received yet.
 constexpr size_t kCallsKept = 128;
-// How many of them a question contains.
+// The most calls in one question.
 constexpr size_t kCallsAsked = 16;
 static_assert(kCallsAsked * sizeof(CallRecord) + 512 <= kMessageTextBytes);
 // Teams whose calls are kept after they ended here, and Teams that others asked about before this
@@ -74,7 +74,7 @@ Status Flooding::ended(uint64_t team_id, uint64_t call) const {
 
 bool Flooding::end(uint64_t team_id, const Status& cause, uint64_t unfinished_call) {
   Message message = Message::about(MessageKind::kEnd, rank_, team_id, cause);
-  // The text as it travels, so that all ranks have the same.
+  // Cuts the text here, too, so that all ranks have the same text.
   const size_t heading_bytes =
       Packer().number(unfinished_call).number(kMessageTextBytes).take().size();
   message.text = Packer()
@@ -195,7 +195,7 @@ void Flooding::lose(int link, const Status& status, const Departure& departure) 
                     : Message::about(MessageKind::kGone, link, 0, status));
 }
 
-// Keeps the first status. Returns whether this is it.
+// Keeps the first status of a rank. Returns whether this one is the first.
 bool Flooding::note_gone(int rank, const Status& status, const Departure& departure) {
   if (!gone_.try_emplace(rank, Gone{status, departure}).second) return false;
   if (first_death_.ok() && status.code() == Code::kPeerDied) first_death_ = status;

@@ -1,6 +1,6 @@
-// Flooding: how a member spreads what it notices and hears. It passes news to all linked members
-// but the sender and drops what it knows, so a message crosses each link once or twice. Questions
-// spread the same way; each answer returns along the path on which the question came first.
+// Flooding: how a member spreads failure notices. It passes a new notice to all linked members but
+// the sender, and drops a known one, so a notice crosses each link once or twice. Questions spread
+// the same way; each answer returns along the path on which the question came first.
 //
 // No sockets, threads or locks: TcpFailureDetector has them, and simulations do without.
 #pragma once
@@ -35,22 +35,22 @@ class Flooding {
   // Whether all connections of this member are lost, though other members live.
   bool is_cut_off() const { return links_.empty() && gone_.size() + 1 < members_.size(); }
 
-  // Events of this process. end() returns whether it was news.
+  // Events of this process. end() returns whether this end was new.
   bool end(uint64_t team_id, const Status& cause, uint64_t unfinished_call = 0);
   void note_position(uint64_t team_id, uint64_t position) { positions_[team_id] = position; }
   void forget(uint64_t team_id);
   uint64_t ask(uint64_t team_id, uint64_t position);
   const std::vector<Answer>& answers(uint64_t question) const { return open_.at(question); }
   void close_question(uint64_t question) { open_.erase(question); }
-  // Whether the call differs from one that another member asked about, and has ended the Team.
+  // Returns whether the call differs from that of a member that asked, and so has ended the Team.
   bool note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller);
   void compare_calls(uint64_t team_id, bool always);
-  // Sends to all linked members, which do not pass it on.
+  // Sends to all linked members, which do not pass the message on.
   void send_to_links(const Message& message);
 
   // Handles a message from a linked member. False if it is invalid.
   bool handle(int from, const Message& message);
-  // The connection to `link` has ended, for this reason.
+  // Call when the connection to `link` has ended, for the reason `status`.
   void lose(int link, const Status& status, const Departure& departure = {});
 
   // Encoded messages to send, with their destinations.
@@ -98,7 +98,7 @@ class Flooding {
   std::map<uint64_t, Calls> calls_;                   // by Team, of this process
   std::deque<std::pair<uint64_t, Calls>> forgotten_;  // the oldest first
   std::set<uint64_t> compared_;                       // ids of comparisons that have come
-  std::deque<uint64_t> comparisons_;                  // the same, the oldest first
+  std::deque<uint64_t> comparisons_;                  // the ids in compared_, the oldest first
   std::map<uint64_t, std::vector<Answer>> open_;      // open questions of this process
   uint64_t asked_ = 0;                                // number of questions of this process so far
   std::map<uint64_t, int> answer_route_;     // the link on which a question of another member came

@@ -7,7 +7,7 @@ namespace dscomm {
 namespace {
 
 constexpr int kPairsBelow = 6;
-// How many members of a neighbouring host one member is linked to, at most.
+// The most members of a neighbouring host that one member is linked to.
 constexpr size_t kOfHostBeside = 8;
 
 // The positions before `p` that `p` is linked to.
@@ -31,7 +31,7 @@ std::set<int> linked_before(const Hosts& hosts, int host, int position) {
   for (int before : positions_before(position))
     ranks.insert(hosts[static_cast<size_t>(host)][static_cast<size_t>(before)]);
   if (host > 0) {
-    // One to one, until the last of the larger host.
+    // Links one to one, and repeats the smaller host until the last of the larger.
     const std::vector<int>&here = hosts[static_cast<size_t>(host)],
           &there = hosts[static_cast<size_t>(host) - 1];
     const size_t last = std::min(std::max(here.size(), there.size()),

@@ -1,8 +1,8 @@
-// Links: the graph of connections between the members of a transport, over which all hear what one
-// has noticed. It stays connected if any one member or host is gone.
+// Links: the graph of connections between the members of a transport, over which failure notices
+// spread. The graph stays connected if any one member or host is gone.
 //
-// The hosts are numbered, and so are the members of a host. In both, 2i and 2i + 1 are pair i. Both
-// of pair i are linked to both of pair (i - 1) / 6, and each to its predecessor:
+// The hosts are numbered, and so are the members of a host. In both numberings, 2i and 2i + 1 are
+// pair i. Both of pair i are linked to both of pair (i - 1) / 6, and each to its predecessor:
 //
 //     0 - 1 - 2 - 3 - ... - 13 - 14 - ...
 //     2 ... 13 are linked to 0 and to 1; 14 ... 25 to 2 and to 3
@@ -11,8 +11,8 @@
 // other members of two consecutive hosts are linked one to one, or one to several (at most 8), so
 // that if a host goes down, survivors notice the death of every member.
 //
-// The path between two members is some 2 log6 of the number of hosts and of the members of a host.
-// No member has more than kMostLinks. The graph mostly stays connected even if many are gone.
+// The path between two members has some 2 log6 h + 2 log6 m links, for h hosts of m members. No
+// member has more than kMostLinks. The graph mostly stays connected even if many are gone.
 #pragma once
 
 #include <vector>
@@ -21,8 +21,8 @@
 
 namespace dscomm {
 
-// Two members of each of 3 hosts before its own and of 13 after it, 13 after it in its own host and
-// the one before, and 7 more of each of the 2 neighbouring hosts.
+// Two members of each of 3 hosts before the member's host and of 13 after it; in the host, 13
+// members after it and one before; and 7 more of each of the 2 neighbouring hosts.
 inline constexpr int kMostLinks = 60;
 
 struct Links {
@@ -30,7 +30,7 @@ struct Links {
   std::vector<int> down;  // these connect to it
 };
 
-// Of all members, by rank; both lists are ascending.
+// The links of all members, by rank; both lists are ascending.
 std::vector<Links> make_links(const std::vector<TransportMember>& members);
 
 }  // namespace dscomm

@@ -15,7 +15,7 @@
 namespace dscomm {
 namespace {
 
-// How long a connection may stay unidentified, and how many more than members may do so.
+// How long a connection may stay unidentified, and how many more connections than expected may.
 constexpr int64_t kHelloNs = 10'000'000'000;
 constexpr size_t kStrangers = 64;
 // The most connections that are accepted before the members are polled again.
@@ -122,7 +122,7 @@ Status Listener::accept_from(int listener) {
   return {};
 }
 
-// Whether the peer has said enough to be removed from the arrivals.
+// Whether the peer was admitted or rejected, and so leaves pending_.
 bool Listener::is_settled(Connection* connection, const Admit& admit) {
   Message hello;
   if (!connection->next(&hello)) return false;

@@ -27,7 +27,7 @@ class Listener {
   // stay closed. kUnsupported if it has none.
   Status open();
   bool is_open() const { return !listeners_.empty(); }
-  // What other members need in order to connect.
+  // The message that other members need in order to connect.
   Message invitation() const;
   const std::string& endpoints() const { return endpoints_; }  // "10.0.0.1:4444 10.1.0.1:5555"
 

@@ -25,10 +25,10 @@ namespace {
 
 // How often a member checks whether another one has given up.
 constexpr int64_t kCheckFailureEveryNs = 200 * kMs;
-// How often it looks for an invitation: at first, and at last.
+// Pauses between looks for an invitation: the first one, and the longest.
 constexpr int64_t kFirstInvitationPauseNs = kMs, kLongestInvitationPauseNs = 50 * kMs;
 // A member with all of its connections waits this much beyond its deadline, because a member that
-// lacks one knows the reason. The first member, which hears whom all wait for, waits half of it.
+// lacks one knows the reason. The first member hears all reports, and waits half as long.
 constexpr int64_t kLinkedGraceNs = 500 * kMs;
 // How often a member reports missing members.
 constexpr int64_t kTellEveryNs = 500 * kMs;
@@ -58,7 +58,7 @@ class Rendezvous {
     Status status = invite();
     while (status.ok() && !is_started_) status = run_once();
     if (!status.ok()) return give_up(status);
-    // The first message on every connection, so that the receiver has started when it reads others.
+    // Sent before messages of the detector, so that the receiver has started when it reads those.
     send_to_all(Message::about(MessageKind::kStart, request_.rank, request_.id));
     std::vector<Link> links;
     for (auto& [rank, peer] : peers_) links.push_back({rank, std::move(peer.connection)});
@@ -112,9 +112,9 @@ class Rendezvous {
   bool has_said_ready_ = false, is_started_ = false, is_over_ = false;
   bool has_failure_ = false;  // the cause of the failure came over a connection
   int64_t pause_ns_ = kFirstInvitationPauseNs, read_again_ns_ = 0;
-  std::map<int, std::string> missing_;  // whom connected members wait for, by their reports
+  std::map<int, std::string> missing_;  // the ranks that connected members wait for
   std::optional<std::pair<std::string, std::string>>
-      last_report_;  // its last report: to `up`, to `down`
+      last_report_;  // this member's last reports: to `up`, to `down`
   int64_t next_telling_ns_ = 0;
 };
 
@@ -143,7 +143,7 @@ Status Rendezvous::check() {
   is_over_ = left_ns() <= 0;
   // With all connections up, failures come over them; that spares the store.
   Status failure = is_linked() ? Status() : exchange_.check();
-  // If the others have timed out, they waited for this member: what it tried says more.
+  // If the others have timed out, they waited for this member, whose own attempts say more.
   if (failure.code() == Code::kTimeout)
     for (const auto& [rank, peer] : peers_)
       if (peer.connector)
@@ -288,7 +288,7 @@ Status Rendezvous::timed_out() {
                           (who.empty() ? name(kFirst) + ", to say that all are connected" : who)));
 }
 
-// Whom this member waits for; empty if it waits for the first member to start all.
+// The ranks that this member waits for; empty if it waits for the first member to start all.
 std::string Rendezvous::awaited() const {
   if (std::string own = missing(); !own.empty()) return own;
   for (const auto& [rank, text] : missing_)
@@ -301,7 +301,7 @@ std::string Rendezvous::awaited() const {
   return "";
 }
 
-// Whom this member waits for by itself, and for what.
+// The ranks that this member lacks, and what it awaits of them.
 std::string Rendezvous::missing() const {
   std::string not_here, silent;
   size_t count = 0;
@@ -348,9 +348,9 @@ void Rendezvous::say(Peer& peer, const Message& message) {
 }
 
 // Tells connected members over their connections and the others through the store, which decides
-// which cause was first. A deadline passes for many members at once; exchange_.fail() then waits
-// for rank 0, so the connected members are told before. A member with all of its connections is
-// late because of others, so it does not ask the store, which may be lost.
+// which cause was first. A deadline passes for many members at once, and exchange_.fail() then
+// waits for rank 0, so connected members are told before. A member with all of its connections
+// timed out because of others, and does not ask the store, which may be lost.
 Status Rendezvous::give_up(const Status& status) {
   Status cause = status;
   const bool is_known = has_failure_ || exchange_.has_read_failure();

@@ -31,8 +31,8 @@ struct Link {
 Result<std::vector<Link>> connect_members(const TransportRequest& request, Store& store,
                                           const Deadline& deadline);
 
-// By each member, after that: removes its invitation. May wait for the store, so another thread
-// must serve the connections meanwhile.
+// Call on each member after connect_members(): removes the member's invitation. May wait for the
+// store, so another thread must serve the connections meanwhile.
 void remove_invitation(const TransportRequest& request, Store& store, const Deadline& deadline);
 
 }  // namespace dscomm

@@ -20,7 +20,7 @@ namespace {
 
 // How long the goodbye may take if the other end is busy or stopped.
 constexpr std::chrono::milliseconds kLeaveLimit{1000};
-// The longest sleep meanwhile, so that time in which the process is stopped is noticed.
+// The longest sleep meanwhile, so that a stop of the process is noticed.
 constexpr int kLeaveSliceMs = 100;
 // A rank that waits must give up at its timeout before the kernel gives up the connection.
 constexpr std::chrono::minutes kBeyondTimeout{1};
@@ -203,7 +203,7 @@ void TcpFailureDetector::tolerate_silence(std::chrono::milliseconds timeout) {
   wake();
 }
 
-// Asks the thread to tell the links, so all members end up with the longest silence.
+// Asks the thread to tell the linked members, so all members end up with the longest silence.
 void TcpFailureDetector::raise_silence(std::chrono::milliseconds silence) {
   std::lock_guard lock(mutex_);
   if (silence <= silence_) return;
@@ -258,7 +258,7 @@ void TcpFailureDetector::serve() {
           {link.connection.fd(), static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0});
       polled.push_back(&link);
     }
-    timeout_ms = -1;  // ends: leave() wakes it, or the process ends
+    timeout_ms = -1;  // ends when leave() wakes this thread, or with the process
     if (leave_by_) {
       if (!time_left) time_left.emplace(*leave_by_);
       const int64_t left_ns = time_left->ns();
@@ -281,11 +281,11 @@ bool TcpFailureDetector::await_start() {
   while (true) {
     {
       std::lock_guard lock(mutex_);
-      // First, because a process that leaves at once must still say goodbye.
+      // Checked first, because a process that leaves at once must still say goodbye.
       if (started_) return true;
       if (leaving_) return false;
     }
-    // Ends: start() or leave() wakes it; connect() calls one of them soon after its deadline.
+    // Ends when connect() calls start() or leave(), soon after its deadline at the latest.
     pollfd entry{wake_.get(), POLLIN, 0};
     if (::poll(&entry, 1, -1) > 0) clear_wakeup();
   }
@@ -330,7 +330,7 @@ void TcpFailureDetector::send_outbox() {
       if (link.rank == rank && link.connection.open()) link.connection.queue(bytes);
 }
 
-// On other threads: sends what the sockets accept; the thread sends the rest.
+// Called by other threads: sends what the sockets accept; the detector's thread sends the rest.
 void TcpFailureDetector::send_now() {
   {
     std::lock_guard lock(links_mutex_);
@@ -375,7 +375,7 @@ void TcpFailureDetector::listen_to(Link& link) {
   if (link.connection.open() && link.connection.ended()) lose(link, link.connection.error());
 }
 
-// A connection has ended without a goodbye.
+// Handles the end of a connection that said no goodbye.
 void TcpFailureDetector::lose(Link& link, int error) {
   link.connection.hang_up();
   if (leave_by_) return;  // the answer to this process's goodbye

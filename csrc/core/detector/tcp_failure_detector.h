@@ -2,12 +2,13 @@
 // processes live.
 //
 // When a process dies, the kernel closes its connections, so the linked members learn at once of
-// its death, and tell all (see links.h and flooding.h). Causes for which Teams end spread the same
-// way. A process that ends in order says goodbye first, and how its program ended.
+// its death, and tell all (see links.h and flooding.h). The ends of Teams, with their causes,
+// spread the same way. A process that ends in order says goodbye first, and how its program ended.
 //
-// News reaches every member while the links of the survivors are connected: they are if any one
-// process or host is gone. Members that many deaths have cut off rely on their deadlines, as do all
-// if the network between hosts is cut: that closes no connection before a group's longest timeout.
+// A notice reaches every member while the survivors' links are connected, as they are if any one
+// process or host is gone. Members that are cut off rely on their deadlines. So do all members if
+// the network between hosts is cut, which closes no connection before the longest timeout of a
+// group.
 #pragma once
 
 #include <atomic>
@@ -56,17 +57,17 @@ class TcpFailureDetector final : public FailureDetector {
   void note_call(uint64_t team_id, const CallRecord& call, const CallerName& caller) override;
   void compare_calls(uint64_t team_id, bool always) override;
 
-  // A group of this process has this timeout: all members' connections now tolerate as long a
-  // silence. A shorter timeout than before changes nothing. Does not block.
+  // Call with the timeout of each group: all members' connections then tolerate as long a silence.
+  // A shorter timeout than before changes nothing. Does not block.
   void tolerate_silence(std::chrono::milliseconds timeout);
 
   // Calls `body` once, with the first death: on the detector's thread, or at once if a death is
-  // known. It must not use the detector.
+  // known. `body` must not use the detector.
   void on_death(std::function<void(const Status& death)> body);
 
   // Says goodbye, so that the others know that this process left rather than died, and ends the
-  // thread. Takes up to a second if others do not answer. What is known stays; later calls of end()
-  // have no effect on others. Idempotent.
+  // thread. Takes up to a second if others do not answer. The detector keeps its knowledge; later
+  // calls of end() have no effect on others. Idempotent.
   void leave();
 
   // In a forked child: closes inherited descriptors, so that the connections end with the parent.
@@ -102,7 +103,7 @@ class TcpFailureDetector final : public FailureDetector {
   std::atomic<uint64_t> count_{0};
   mutable std::mutex mutex_;
   Flooding flooding_;
-  int64_t cut_off_ns_ = 0;                       // since when; 0: not
+  int64_t cut_off_ns_ = 0;                       // the time of the cut; 0: none
   std::function<void(const Status&)> on_death_;  // empty once called
   Departure own_;                                // how this process ends
   bool started_ = false;                         // links_ is set and used by the thread
@@ -111,8 +112,8 @@ class TcpFailureDetector final : public FailureDetector {
   bool silence_is_new_ = false;                       // the thread has not taken it yet
 
   // Held while links_ are used, once started_; taken before mutex_. Only the thread opens, closes
-  // and reads connections. Others may send, so that a message is on its way when they go on, even
-  // if the process then ends.
+  // and reads connections. Other threads may send, so that their messages are on the way even if
+  // the process then ends.
   std::mutex links_mutex_;
   // Never grows or moves, so that a forked child can close them.
   std::vector<Link> links_;
