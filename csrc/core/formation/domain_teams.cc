@@ -8,9 +8,10 @@
 namespace dscomm {
 namespace {
 
-// A rank is in the Team of its domain, if that has other ranks; in the Teams of the slices that it
-// leads (each domain's rank k mod n leads slice k); and in one of all ranks. Entry 0 of a rank's
-// offsets is for the first, entry 1 + k / n for slice k, and the last for all.
+// A rank is in the Team of its domain, if the domain has other ranks; in the Teams of the slices
+// that the rank leads (in a domain of n ranks, rank k mod n leads slice k); and in one Team of all.
+// A rank's offsets are of its mailboxes: entry 0 for the domain, entry 1 + k / n for slice k, the
+// last for all.
 class DomainTeamsBuilder {
  public:
   explicit DomainTeamsBuilder(const DomainTeamsRequest& request) : request_(request) {
@@ -28,8 +29,8 @@ class DomainTeamsBuilder {
   }
 
   ~DomainTeamsBuilder() {
-    // A member may know of these mailboxes, and learns at its first call that this rank has left.
-    // So they are never reused.
+    // A member may know these mailboxes, and learns from them at its first call that this rank has
+    // left. So the mailboxes are never reused.
     for (uint64_t offset : unused_) close_mailbox(*request_.arena, offset);
   }
 
@@ -61,8 +62,8 @@ class DomainTeamsBuilder {
       slice += domain_size_;
       return part;
     };
-    // `flat` tells of absent ranks: in a call a rank may share no Team with a dying rank, or only
-    // Teams of dying ranks, which compare nothing.
+    // `flat` reports missing ranks, because in a call a rank may share no Team with a dying rank,
+    // or only Teams of dying ranks, which compare nothing.
     HierarchyOptions options{.name = "hierarchy"};
     options.group = request_.group_name;
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
@@ -91,7 +92,7 @@ class DomainTeamsBuilder {
     return {};
   }
 
-  // The Team of these positions; the k-th has its mailbox at entry entries[k].
+  // Makes the Team of these positions; ranks[k] has its mailbox at entry entries[k].
   Result<std::unique_ptr<Team>> make_part(std::span<const int> ranks, size_t part,
                                           const std::vector<size_t>& entries) {
     std::vector<MailboxMember> members;

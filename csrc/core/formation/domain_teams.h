@@ -1,8 +1,8 @@
 // Domain teams: a HierarchicalTeam inside one host, and the ShmTeams that it is made of.
 //
-// The ranks have met before, in a flat ShmTeam, through which each tells the others where its
-// mailboxes for the parts lie. Nothing asks the store or waits afterwards, so a rank that has made
-// its parts may leave while others still make theirs.
+// The ranks have met before, in a flat ShmTeam. Through this Team each rank tells the others where
+// its mailboxes for the new Teams lie. Nothing asks the store or waits afterwards, so a rank that
+// has made its Teams may leave while others still make theirs.
 #pragma once
 
 #include <memory>
@@ -30,8 +30,8 @@ struct DomainTeamsRequest {
   InPlace in_place;
 };
 
-// Collective over the members. `flat` is a Team of them in which no call has been made. On failure,
-// `flat` has ended with the same cause on all members.
+// Collective over the members. `flat` is a Team of the members in which no call has been made. On
+// failure, `flat` has ended with the same cause on all members.
 Result<std::unique_ptr<Team>> make_domain_teams(const DomainTeamsRequest& request, ShmTeam& flat,
                                                 const Deadline& deadline);
 

@@ -26,7 +26,7 @@ constexpr size_t kNamedMembers = 32;
 // How often a leader that waits for its members' reports checks whether they live.
 constexpr int64_t kCheckReportsNs = 50'000'000;
 
-// A leader gives up this much before rank 0 does, or a twentieth of a shorter timeout.
+// A leader gives up this much before rank 0 does, but at most a twentieth of the timeout.
 constexpr int64_t kLeaderHeadStartNs = 250 * kMs;
 
 // The body of a rank's entry.
@@ -129,8 +129,9 @@ class FormationRun {
         modex_(store, modex_request(request, relay_.get()), deadline) {}
   ~FormationRun() {
     if (mailbox_offset_ == 0) return;
-    // If this rank gave up after its report, a member may still have seen a good verdict; it learns
-    // at its first call that this rank has left. So the mailbox is never reused then.
+    // If this rank gave up after its report, a member may still have seen a good verdict, and
+    // learns from the mailbox at its first call that this rank has left. So the mailbox is then not
+    // reused.
     close_mailbox(*process_.arena, mailbox_offset_);
     if (!reported_) process_.arena->release(mailbox_offset_, sizeof(Mailbox));
   }
@@ -188,7 +189,7 @@ class FormationRun {
     if (!here.empty() && here.front() == 0) {
       modex.check = request.gone;
       modex.formed = request.formed;
-    } else {  // on another host: rank 0 may still wait for this rank, and learns that it gave up
+    } else {  // on another host: rank 0 may still wait for this rank, so it declines
       modex.check = [&request] {
         DSCOMM_RETURN_IF_ERROR(request.gone());
         return request.formed();
@@ -252,7 +253,7 @@ class FormationRun {
     return exchange;
   }
 
-  // What all members of a table do together.
+  // The steps that all members of a table take together.
   Status join(const Modex::Table& table) {
     formation_ = Formation();
     formation_.group_id = table.id;
@@ -263,7 +264,7 @@ class FormationRun {
     if (member_ == nullptr)
       if (Status withdrawn = modex_.remove_own_entry(); result.ok()) result = withdrawn;
     // A rank that cannot go on reports it, so that nobody waits for it. Another rank's cause comes
-    // first: a rank that could not be reached, or died, may have ended because of it.
+    // first, because it may be why a rank died or could not be reached.
     if (!result.ok()) return fail(result);
     return agree_on_verdict();
   }
@@ -357,7 +358,7 @@ class FormationRun {
     return {};
   }
 
-  // Why a rank that is known to have ended did so; its last report is in the store.
+  // The cause of a rank's end: from its last report, or else kPeerDied.
   Status death_of(int rank) {
     if (leader_ != nullptr) DSCOMM_RETURN_IF_ERROR(leader_->handle_messages());
     Status cause = modex_.final_cause(rank);
@@ -385,7 +386,7 @@ class FormationRun {
   }
 
   // Whether the first large calls of this host's ranks will find memory. Reserves nothing: a rank
-  // does so when it takes memory.
+  // reserves memory when it takes it.
   Status check_memory() const {
     const auto ranks =
         static_cast<size_t>(std::count(formation_.hosts.begin(), formation_.hosts.end(),
@@ -484,7 +485,7 @@ class FormationRun {
     return {};
   }
 
-  // On a rank without a leader, for itself and the ranks that it leads.
+  // Used on a rank without a leader, for itself and the ranks that it leads.
   Result<std::string> make_verdict(Report all) {
     if (Status gathered = gather_reports(&all); !gathered.ok())
       return exchange_->is_restarted() ? gathered : fail(gathered);
@@ -529,7 +530,7 @@ class FormationRun {
     return {};
   }
 
-  // On a rank with a leader.
+  // Used on a rank with a leader.
   Result<std::string> hear_verdict(const Report& own) {
     member_->report(pack_report(own));
     return read_leader_answer(member_->await([this] { return check(); }, deadline_));

@@ -1,8 +1,8 @@
 // Formation: how the ranks of a group meet, prove that they share memory, and agree on parameters.
 //
-//   1. every rank says how to reach its arena, where its mailbox lies, and where it is bound;
-//   2. rank 0 makes the member table from that, with the group's id (see Modex);
-//   3. every rank attaches to the arenas of the others on its host, and says whether it could;
+//   1. every rank publishes the addresses of its arena and mailbox, and its cpu binding;
+//   2. rank 0 makes the member table of these entries, with the group's id (see Modex);
+//   3. every rank attaches to the arenas of the others on its host, and reports the result;
 //   4. rank 0 decides on the verdict, which is the same for all (see StoreExchange).
 //
 // If the ranks of a host know each other before they meet, one of them, the leader, uses the store
@@ -29,7 +29,7 @@
 
 namespace dscomm {
 
-// What one process contributes to every group that it forms.
+// The contribution of a process to every group that it forms.
 struct FormingProcess {
   std::shared_ptr<Arena> arena;
   std::shared_ptr<TensorPool> pool;  // may be null
@@ -78,7 +78,7 @@ struct Formation {
 Result<Formation> form_group(const FormingProcess& process, Store& store,
                              const FormationRequest& request, const Deadline& deadline);
 
-// Instead of form_group(), by a rank that cannot take part: the others soon raise `cause`.
+// Call instead of form_group() if this rank cannot take part: the others soon raise `cause`.
 void decline_group(Store& store, const FormationRequest& request, const Status& cause,
                    const Deadline& deadline);
 

@@ -184,7 +184,7 @@ void LocalLeader::take_entry(Member& member, const std::string& text) {
 }
 
 Status members_differ(const MembersView& one, const MembersView& other) {
-  // Of the default group no rank passes members.
+  // For the default group, no rank passes members.
   if (one.members.empty() && other.members.empty())
     return make_status(Code::kMismatch,
                        "world sizes differ: {} has {}, {} has {}; start all ranks with the "
@@ -218,7 +218,7 @@ void LocalLeader::send_table(uint64_t number, const std::string& table) {
 void LocalLeader::send_failure(const Status& cause) {
   // Also to members that have not confirmed yet: they read this after kTaken.
   for (Member& member : members_) member.socket.send(LocalMessageKind::kFailure, pack_cause(cause));
-  // Some of them may still be receiving a table.
+  // Some members may still be receiving a table.
   const Deadline deadline = Deadline::after(kFailureFlushLimit);
   const auto sends = [](const Member& member) { return (member.socket.events() & POLLOUT) != 0; };
   while (std::any_of(members_.begin(), members_.end(), sends) && !deadline.expired())

@@ -1,6 +1,6 @@
 // Local exchange: how the ranks of a group on one host act as one. The lowest of them, the leader,
-// gathers what the others report over a Unix socket, speaks for all of them in the store (see
-// Modex), and passes on what was decided.
+// gathers the reports of the others over a Unix socket, speaks for all of them in the store (see
+// Modex), and passes on the decision.
 //
 // The ranks of a host are known from the default group or from the launcher, which may be wrong. A
 // rank that finds no leader within a second, or is refused, speaks for itself, and the leader does
@@ -31,15 +31,15 @@ enum class LocalMessageKind : uint32_t {
   kReport,     // the number of a table, and the member's report on it
   kFailure,    // a table's number (0: none yet) and the cause; from the leader: the cause for all
   // From the leader:
-  kTaken,    // it will speak for the member once that confirms; the text is the leader's name
-  kRefused,  // it will not speak for the member
+  kTaken,    // the leader speaks for the member once that confirms; the text is the leader's name
+  kRefused,  // the leader will not speak for the member
   kTable,    // the table's number, and the table
   kVerdict,
 };
 using LocalSocket = MessageSocket<LocalMessageKind>;
 using LocalMessage = LocalSocket::Message;
 
-// What a rank sends to its leader.
+// The message from a rank to its leader.
 struct LocalEntry {
   int rank = 0;
   std::string name;     // for messages: "rank 3 (pid 7 on host b)"
@@ -52,7 +52,7 @@ struct LocalEntry {
 struct MembersView {
   std::string rank;  // its name
   int size = 1;
-  std::string members;  // as of LocalEntry; empty of the default group
+  std::string members;  // as in LocalEntry; empty for the default group
 };
 
 // The error of two ranks that know different members.
@@ -67,15 +67,15 @@ class LocalLeader {
   // Handles all messages that have come. Returns the first failure: a member's cause, kPeerDied if
   // a member has ended, or kMismatch if one sees another group.
   Status handle_messages();
-  // The same, once something has come or the time has passed.
+  // Handles messages once one has come or the time has passed.
   Status await_messages(int64_t ns, const Deadline& deadline);
 
-  // The entries of the ranks that it speaks for, by rank; and the ranks that it still waits for.
+  // The entries of the ranks that the leader speaks for, by rank; and the ranks that it waits for.
   const std::map<int, MemberEntry>& entries() const { return entries_; }
   const std::set<int>& awaited() const { return awaited_; }
-  // Stops waiting for a rank that speaks for itself in the store, unless that was asked to confirm.
+  // Stops waiting for a rank that speaks for itself in the store, unless asked to confirm.
   void stop_awaiting(int rank);
-  // How often a member has come or a rank was excused.
+  // How often a member has confirmed or stop_awaiting() has excused a rank.
   uint64_t changes() const { return changes_; }
 
   // From now on, reports on an earlier table do not count.
@@ -123,7 +123,7 @@ class LocalMember {
   explicit LocalMember(const LocalRanks& local);
 
   // Looks for a leader, and returns whether one speaks for this rank now. Fails if `check` gives a
-  // reason, or with kMismatch if the leader sees another group, which it tells the others.
+  // reason, or with kMismatch if the leader sees another group; the leader then tells the others.
   Result<bool> join_leader(const LocalEntry& own, const GiveUpCheck& check,
                            const Deadline& deadline);
   // The leader's next message: kTable or kVerdict. Fails with the cause for which all give up. If
@@ -131,7 +131,7 @@ class LocalMember {
   // kPeerDied if the leader has ended, kTimeout soon after the deadline.
   Result<LocalMessage> await(const GiveUpCheck& check, const Deadline& deadline);
   void report(const std::string& text);
-  // Instead of report(). Returns the failure that all raise, or the table of a meeting that
+  // Call instead of report(). Returns the failure that all raise, or the table of a meeting that
   // superseded this one.
   Result<LocalMessage> fail(const Status& cause, const Deadline& deadline);
 

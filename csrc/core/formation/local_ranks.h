@@ -1,4 +1,4 @@
-// Which ranks of a group are on this host, as far as known before they meet.
+// The ranks of a group on this host, as far as known before they meet.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace dscomm {
 
 struct LocalRanks {
   std::vector<int> ranks;  // in the group, ascending, including this one; empty: unknown
-  std::string group;       // a name that they, and no other group on this host, have
+  std::string group;       // a name that only this group has on this host
   // The lowest rank of each host, ascending, as far as this rank knows; empty: unknown.
   std::vector<int> leaders;
 };

@@ -25,28 +25,29 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstPause{1}, kLongestPause{50};
-// Limit for a key that exists; takes long only if the store is lost.
+// The limit to read a key that exists. A read takes long only if the store is lost.
 constexpr milliseconds kReadLimit{10'000};
 // How often a waiting rank looks whether the meeting has failed.
 constexpr int64_t kCheckEveryNs = 100'000'000;
-// Rank 0 times out first and names the missing ranks; the others wait this much longer for it.
+// Rank 0 times out first and names the missing ranks; the others wait this long for its answer.
 constexpr int64_t kLastWordNs = 1'000'000'000;
-// If another process overwrites the entry of a live rank, this rank reports it within this time.
+// If another process overwrites the entry of a live rank, that rank reports this within this time.
 constexpr int64_t kObjectionNs = 300'000'000;
 // How often rank 0 reads single entries while it waits for all expected ones. That finds failures,
 // and entries of ranks that were not expected.
 constexpr int64_t kPassEveryNs = 250'000'000;
 // How often a rank puts its entry again while it waits for ranks that it will speak for.
 constexpr int64_t kPutEveryNs = 1'000'000'000;
-// A failure that was there first may be of an attempt in which this rank failed, too: rank 0 gets
-// this long to remove it.
+// If a failure was in the store first, it may be of an attempt in which this rank failed, too: rank
+// 0 gets this long to remove the failure.
 constexpr int64_t kClosedNs = 2'000'000'000;
 // A leader waits this long, for each level above it, for its parent's table, and then reads the
-// store. A parent waits for its children.
+// store. A parent waits kChildrenLimit for its children.
 constexpr milliseconds kParentLimit{1'000}, kChildrenLimit{2'000};
 // Most bytes of a peer's table, per rank. An entry with many networks takes some kilobytes.
 constexpr size_t kMostEntryBytes = 65536;
-// Without torchrun, restarts are rare and an unlimited wait would hide a crash.
+// The limit to wait for a restarted process without torchrun: restarts are rare then, and an
+// unlimited wait would hide a crash.
 constexpr int64_t kRestartWaitNs = 5'000'000'000;
 
 const std::string kTrouble = "trouble", kClosed = "closed";
@@ -178,7 +179,7 @@ bool Modex::unpack(std::string_view bytes, Entry* entry) {
   return has_cause && unpacker.whole();
 }
 
-// Puts this rank's entry, in place of whatever is there.
+// Puts this rank's entry, in place of any earlier one.
 Status Modex::put(const Status& cause) {
   DSCOMM_ASSIGN_OR_RETURN(int64_t claims, store_.add(key(claims_name(request_.rank)), 1));
   follows_ = claims > 1;
@@ -244,7 +245,7 @@ Result<bool> Modex::read(int rank) {
 
 Result<Modex::Table> Modex::gather(const MemberEntry& entry, LocalLeader* local) {
   begin();
-  // A new one each time: an answer of rank 0 in a meeting that was called off does not count.
+  // A new nonce each time: rank 0's answer in a meeting that was called off must not count.
   DSCOMM_RETURN_IF_ERROR(make_random(&nonce_));
   is_put_ = false;
   removed_ns_.clear();
@@ -294,7 +295,7 @@ void Modex::begin() {
 }
 
 void Modex::decline(const Status& cause) {
-  // Rank 0 gives up because of it, a little later.
+  // Notes a later time, because rank 0 gives up for this cause a little later.
   failures().note(request_, kRestartWaitNs);
   if (nonce_ == 0) static_cast<void>(make_random(&nonce_));
   // The store's answers do not matter: this rank raises its cause anyway.
@@ -366,14 +367,14 @@ Status Modex::collect() {
   int64_t pass_ns = came_ns_ + kPassEveryNs;
   TimeLeft time_left(deadline_);
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
-    const bool is_over = time_left.is_over();  // the store is asked once more
+    const bool is_over = time_left.is_over();  // if so, the store is asked once more
     DSCOMM_RETURN_IF_ERROR(put_if_due());
     DSCOMM_RETURN_IF_ERROR(fetch());
     const bool passes = expected_.empty() || is_over || monotonic_ns() >= pass_ns;
     if (passes) pass_ns = monotonic_ns() + kPassEveryNs;
     bool is_whole = passes;
-    // In order up to the first missing entry, so that an iteration asks for one key if many are
-    // missing. Entries that are there and not settled wait in parallel.
+    // Reads in rank order up to the first missing entry, so that an iteration asks for one key if
+    // many are missing. Entries that exist, but are not settled, are awaited in parallel.
     for (int rank = 0; passes && rank < request_.size; ++rank) {
       if (taken_by[static_cast<size_t>(rank)] >= 0) continue;
       DSCOMM_ASSIGN_OR_RETURN(bool there, take_entry_of(rank, &taken_by));
@@ -437,8 +438,8 @@ Result<bool> Modex::take_entry_of(int rank, std::vector<int>* taken_by) {
   return is_there;
 }
 
-// Whether no other entry speaks for one of these ranks. One that does may be left from a process
-// that has ended: it is removed, and a live process puts it again within kObjectionNs.
+// Whether no other entry speaks for one of these ranks. Such an entry may be left from a process
+// that has ended. So it is removed: a live process puts its entry again within kObjectionNs.
 Result<bool> Modex::is_sole_entry_of(const std::map<int, MemberEntry>& bodies, int owner,
                                      std::vector<int>* taken_by) {
   bool is_sole = true;
@@ -495,7 +496,7 @@ Status Modex::fault_of(int rank) const {
 Status Modex::check() {
   if (monotonic_ns() < check_again_ns_) return {};
   check_again_ns_ = monotonic_ns() + kCheckEveryNs;
-  // Ask the caller first: a dead rank writes no more, so the reads below see its last words.
+  // Asks the caller first: a dead rank writes no more, so the reads below see its last entry.
   const Status reason = ask_caller();
   if (is_formed_) return reason;
   DSCOMM_RETURN_IF_ERROR(check_own_entry());
@@ -524,7 +525,7 @@ Status Modex::check_failed_ranks() {
   return settled.ok() ? Status() : settled.status();
 }
 
-// Tells all ranks that have come, and those that will.
+// Tells the cause to all ranks that have come, and to those that will come.
 Status Modex::give_up(const Status& cause) {
   Packer packer;
   packer.number(static_cast<uint64_t>(wall_clock_ns()));
@@ -536,7 +537,7 @@ Status Modex::give_up(const Status& cause) {
   for (int rank = 1; rank < request_.size; ++rank) {
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!entry.is_there) continue;
-    // Remove it before its rank learns of the failure and may begin anew.
+    // Removes the entry before its rank learns of the failure and may begin anew.
     remove_entry(rank);
     answer(entry.nonce, cause);
     if (!is_stale(entry.time_ns)) continue;
@@ -585,7 +586,7 @@ bool Modex::is_superseded(int rank) {
   Result<bool> there = read(rank);
   if (!there.ok() || !there.value()) return false;
   const Entry& entry = seen_[static_cast<size_t>(rank)];
-  // Or its rank has said, after the table was made, that it cannot take part.
+  // A cause: the rank has said, after the table was made, that it cannot take part.
   return entry.nonce != entry_of(rank).nonce || !entry.cause.ok();
 }
 
@@ -675,7 +676,7 @@ Result<bool> Modex::join_leader(LocalMember& local, const LocalEntry& own) {
   };
   Result<bool> joined = local.join_leader(own, check_others, deadline_);
   if (joined.ok()) {
-    // Its failure of an earlier attempt would stay, because it puts no entry now.
+    // Removes a failure of an earlier attempt, which would stay as this rank puts no entry now.
     if (joined.value() && failures().last_ns(request_) != 0) remove_entry(request_.rank);
     return joined;
   }
@@ -707,8 +708,8 @@ Result<Modex::Table> Modex::take_table(const LocalMessage& message) {
   return finish();
 }
 
-// The failure of rank 0 before this rank arrived. If the key was there first, it may be an earlier
-// attempt's, which rank 0 removes when it arrives.
+// Returns rank 0's failure from the key `closed`, or OK. If the key existed before this rank came,
+// it may be of an earlier attempt: rank 0 then removes it on arrival.
 Status Modex::check_closed() {
   DSCOMM_ASSIGN_OR_RETURN(std::optional<std::string> found, store_.find(key(kClosed)));
   if (!closed_first_) closed_first_ = found.value_or("");
@@ -764,7 +765,7 @@ Result<Modex::Table> Modex::finish() {
 // Checks that no other process has replaced this rank's entry.
 Status Modex::check_own_entry() {
   DSCOMM_ASSIGN_OR_RETURN(bool there, read(request_.rank));
-  // Rank 0 of another attempt may have removed it.
+  // Rank 0 of another attempt may have removed the entry.
   if (!there || !is_put_) return put(Status());
   const Entry& entry = seen_[static_cast<size_t>(request_.rank)];
   return entry.nonce == nonce_ ? Status() : conflict(entry);
@@ -779,7 +780,7 @@ Status Modex::check_awaited() {
   for (int rank : awaited) {
     DSCOMM_ASSIGN_OR_RETURN(bool there, read(rank));
     if (!there) continue;
-    // It may have begun before this process, and have waited since.
+    // The rank may have begun before this process, and have waited since.
     const Entry& entry = seen_[static_cast<size_t>(rank)];
     if (!is_stale(entry.time_ns) || monotonic_ns() - entry.since_ns >= kRestartWaitNs)
       local_->stop_awaiting(rank);
@@ -787,9 +788,9 @@ Status Modex::check_awaited() {
   return {};
 }
 
-// Two live processes claim this rank of the group.
+// Reports that two live processes claim this rank of the group.
 Status Modex::conflict(const Entry& other) {
-  // Of the default group no rank passes members.
+  // For the default group, no rank passes members.
   const std::string advice =
       other.members.empty() && request_.members.empty()
           ? "; start one process for each rank, and give each job a store of its own"
@@ -798,7 +799,7 @@ Status Modex::conflict(const Entry& other) {
   const Status cause(Code::kMismatch, duplicate_rank_text(request_.rank) + advice);
   const uint64_t theirs = other.nonce;
   has_conflict_ = true;
-  // Rank 0 reads only entries.
+  // Rank 0 reads only entries, so this rank's entry has the cause.
   static_cast<void>(put(cause));
   if (request_.rank != 0) {
     static_cast<void>(store_.set(key(kTrouble), std::to_string(request_.rank)));
@@ -844,7 +845,7 @@ std::string Modex::missing() {
 
 bool Modex::is_stale(int64_t time_ns) const { return time_ns < request_.began_ns; }
 
-// torchrun ends all processes of an attempt before it starts those of the next.
+// Unlimited with torchrun, which ends all processes of an attempt before it starts the next.
 int64_t Modex::successor_limit_ns() {
   return started_by_torchrun() ? std::numeric_limits<int64_t>::max() : kRestartWaitNs;
 }

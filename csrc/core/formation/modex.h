@@ -2,10 +2,10 @@
 // of earlier processes.
 //
 // Every rank puts an entry into the store, with a random nonce for this attempt; or the leader of
-// its host puts one for both (see LocalExchange). Rank 0 collects the entries, gives the meeting an
-// id, publishes all entries as its member table, and sends the id to each nonce. So a rank believes
-// only a table that contains its own entry. If the process of an entry has ended, its successor
-// replaces the entry, and rank 0 gathers anew.
+// its host puts one for all (see local_exchange.h). Rank 0 collects the entries, gives the meeting
+// an id, publishes all entries as its member table, and sends the id to each nonce. So a rank
+// believes only a table that contains its own entry. If the process of an entry has ended, its
+// successor replaces the entry, and rank 0 gathers anew.
 //
 // Keys below the prefix, where k is a rank in the group; all are removed when the meeting is over:
 //   entry/k     the entry of rank k, and of those for which it speaks, or its failure
@@ -48,7 +48,7 @@ struct ModexRequest {
   GiveUpCheck formed = [] { return Status(); };
   // Entries from before this time of the wall clock may be of an earlier attempt.
   int64_t began_ns = process_began_ns();
-  // Used by ranks that put an entry; must outlive the meeting. Null: the store has the table.
+  // Used by ranks that put an entry; must outlive the meeting. Null: the store serves the table.
   TableRelay* relay = nullptr;
 };
 
@@ -62,41 +62,41 @@ class Modex {
     std::vector<MemberEntry> entries;  // by rank
   };
   // Collective. All gather again if the meeting was superseded. With `local`, this rank speaks for
-  // its members, too, and passes the table on to them.
+  // the members of `local`, too, and passes the table on to them.
   Result<Table> gather(const MemberEntry& entry, LocalLeader* local = nullptr);
-  // Instead of gather(), on a rank with a leader: join_leader() returns whether it has one,
+  // Call instead of gather() on a rank with a leader: join_leader() returns whether it has one,
   // follow() the table.
   Result<bool> join_leader(LocalMember& local, const LocalEntry& own);
   Result<Table> follow(LocalMember& local);
   // A later message of the leader: the table of a meeting that superseded the last one.
   Result<Table> take_table(const LocalMessage& message);
 
-  // Instead of gather(), by a rank that cannot take part: the others soon raise `cause`.
+  // Call instead of gather() if this rank cannot take part: the others soon raise `cause`.
   void decline(const Status& cause);
 
   // The ranks that put an entry into the last table, ascending. Some speak for others, too.
   const std::vector<int>& entry_owners() const { return entry_owners_; }
 
-  // By each owner that has the table, before it tells rank 0: removes its entry. kMismatch if
-  // another process has replaced the entry.
+  // Call on each owner that has the table, before it tells rank 0: removes the owner's entry.
+  // kMismatch if another process has replaced the entry.
   Status remove_own_entry();
-  // On rank 0, while it waits for the report of `rank`: whether another process has replaced the
-  // one in the table. Asks the store now and then.
+  // Call on rank 0, while it waits for the report of `rank`: whether the entry of `rank` in the
+  // table no longer counts. Asks the store now and then.
   bool is_superseded(int rank);
-  // By a rank that has the table and raises `cause`: tells the ranks whose entries are still there,
-  // because rank 0 may have died before it answered them.
+  // Call on a rank that has the table and raises `cause`: tells the ranks whose entries are still
+  // there, because rank 0 may have died before it answered them.
   void fail_others(const Status& cause);
-  // Why a member of the table has ended, if its entry says so since the table was made.
+  // The cause that a member has put into its entry since the table was made, or OK.
   Status final_cause(int rank);
-  // On rank 0, once all have said that they have the table.
+  // Call on rank 0, once all have said that they have the table.
   void remove_tables() {
     for (const std::string& name : tables_) remove(name);
   }
-  // The prefix of keys for what this meeting agrees on.
+  // The prefix of the keys by which this meeting agrees.
   std::string prefix() const { return key(id_text() + "/"); }
 
-  // Whether the entry of `rank` in the table may be left from an earlier process. Then its
-  // successor may still come, and others wait for it for successor_limit_ns().
+  // Whether the entry of `rank` in the table may be left from an earlier process. Then a successor
+  // of this process may still come, and others wait for the successor for successor_limit_ns().
   bool may_be_stale(int rank) const { return is_stale(entry_of(rank).time_ns); }
   static int64_t successor_limit_ns();
 
@@ -169,15 +169,15 @@ class Modex {
   LocalLeader* local_ = nullptr;  // the members that this rank speaks for, or null
   std::string relay_;             // the address of this rank's TableRelay; empty: none
   RelayNode node_;                // from rank 0's last answer
-  // Of its entry with this nonce: whether it was put, whether it replaced another, when it was put,
-  // and local_->changes() then.
+  // Of this rank's entry with nonce_: whether it was put, whether it replaced another, when it was
+  // put, and local_->changes() then.
   bool is_put_ = false, follows_ = false;
   int64_t put_ns_ = 0;
   uint64_t put_changes_ = 0;
   bool has_conflict_ = false;           // another process claims this rank
   bool has_trouble_ = false;            // rank 0 has read the key `trouble`
   bool is_closed_ = false;              // the key `closed` exists, perhaps from an earlier attempt
-  bool is_formed_ = false;              // without this rank
+  bool is_formed_ = false;              // the group, without this rank
   std::map<int, int64_t> removed_ns_;   // when rank 0 removed the entry of that rank
   std::vector<int> expected_;           // on rank 0: the other entry owners
   std::map<int, std::string> fetched_;  // their entries, until they are read

@@ -2,9 +2,9 @@
 //
 // The leaders, and ranks that speak for themselves, form a tree in the order of their ranks. Each
 // listens before it puts its entry into the store, and rank 0 tells each its place: the parent's
-// address, and which children will come. A leader fetches the table from its parent and passes it
-// on. The store has the table, too: for the root of the tree, if that is not rank 0, for leaders
-// that cannot listen, and for those that do not get it from their parent in time.
+// address, and its children's numbers. A leader fetches the table from its parent and passes it on.
+// The store has the table, too: for the root of the tree, if that is not rank 0, for leaders that
+// cannot listen, and for those that do not get it from their parent in time.
 #pragma once
 
 #include <cstddef>
@@ -22,16 +22,16 @@ inline constexpr int kRelayChildren = 8;
 
 // A leader's position in the tree.
 struct RelayNode {
-  std::string parent;         // what its listen() returned; empty: none
+  std::string parent;         // the result of the parent's listen(); empty: none
   int number = 0;             // among the parent's children, from 1
   int depth = 0;              // 0: the root
   std::vector<int> children;  // their numbers
 };
 
-// The places of all leaders, by the results of listen(). Those without an address get none.
+// The places of all leaders, by the results of listen(). Leaders without an address get none.
 std::vector<RelayNode> relay_nodes(const std::vector<std::string>& addresses);
 
-// For one leader, on one thread.
+// Used by one leader, on one thread.
 class TableRelay {
  public:
   virtual ~TableRelay() = default;
@@ -42,7 +42,7 @@ class TableRelay {
   // the reason of `check`.
   virtual Result<std::string> fetch(const RelayNode& node, uint64_t meeting, size_t most_bytes,
                                     const GiveUpCheck& check, const Deadline& limit) = 0;
-  // Sends it to the children. Returns when they have it, at `limit`, or when `check` has a reason.
+  // Sends the table to the children. Returns when all have it, at `limit`, or if `check` fails.
   virtual void pass_on(const RelayNode& node, uint64_t meeting, const std::string& table,
                        const GiveUpCheck& check, const Deadline& limit) = 0;
   // Stops listening.

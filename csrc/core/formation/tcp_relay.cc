@@ -27,7 +27,7 @@ constexpr int64_t kRelaySliceNs = 100 * kMs;
 // How much of a table is queued for a child at a time.
 constexpr size_t kQueuedBytes = 256 << 10;
 
-// `rank` of each message is the number of messages that follow it.
+// In each message, `rank` is the number of messages that follow.
 std::string encode_table(std::string_view table, uint64_t meeting) {
   const size_t messages =
       std::max<size_t>(1, (table.size() + kMessageTextBytes - 1) / kMessageTextBytes);

@@ -17,7 +17,7 @@ class TcpRelay final : public TableRelay {
   // `own` is this process, with the networks at which children may reach it. `host` identifies this
   // host (see host_identity()). `group` is for messages.
   TcpRelay(std::string group, std::string host, TransportMember own, Settings settings);
-  TcpRelay(const TcpRelay&) = delete;  // the listener refers to it
+  TcpRelay(const TcpRelay&) = delete;  // the listener refers to request_
 
   Result<std::string> listen() override;
   Result<std::string> fetch(const RelayNode& node, uint64_t meeting, size_t most_bytes,

@@ -14,7 +14,7 @@ namespace {
 // How long messages from before a cut may still be on their way.
 constexpr int64_t kCutOffGraceNs = 500'000'000;
 
-// Forms the Teams of one group. All of it is collective over the members.
+// Forms the Teams of one group. All steps are collective over the members.
 class TeamBuilder {
  public:
   TeamBuilder(const FormingProcess& process, Store& store, const FormationRequest& request,
@@ -42,8 +42,8 @@ class TeamBuilder {
   }
 
  private:
-  // The Team of the members on this host, whose ranks are their positions: one ShmTeam or, if they
-  // are bound to several NUMA nodes or L3 caches, a HierarchicalTeam of ShmTeams.
+  // The Team of the members on this host, whose ranks are the members' positions: one ShmTeam or,
+  // if they are bound to several NUMA nodes or L3 caches, a HierarchicalTeam of ShmTeams.
   Result<std::unique_ptr<Team>> make_team_of_host() {
     std::vector<CpuBinding> bindings;
     std::vector<MailboxMember> members;
@@ -128,7 +128,7 @@ class TeamBuilder {
                                 const Status& cause, uint64_t unfinished_call) {
       transport->detector().end(id, cause, unfinished_call);
     };
-    // A rank that is cut off may wait for one that has died or given up since, and is not told.
+    // A rank that is cut off is not told of ranks that die or give up, and may wait for one.
     std::vector<int> in_transport;
     for (int rank : everyone) in_transport.push_back(transport_rank(rank));
     hierarchy.received_notice = [transport = result_.transport, id = team_id("hosts"),

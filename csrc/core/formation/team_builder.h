@@ -21,9 +21,9 @@ namespace dscomm {
 struct FormedGroup {
   Formation formation;
   std::unique_ptr<Team> team;
-  // The ShmTeam of the members on this host. Point-to-point uses it, too, to see which of them have
-  // left. It is part of `team`; it is `flat` if this host's Team is hierarchical or collectives use
-  // only the transport.
+  // The ShmTeam of the members on this host. Point-to-point messages use it, too, to see which
+  // members have left. A part of `team`, or `flat` if this host's Team is hierarchical or
+  // collectives use only the transport.
   ShmTeam* of_host = nullptr;
   std::unique_ptr<ShmTeam> flat;
   std::shared_ptr<Transport> transport;  // null if all members are on one host
