@@ -107,7 +107,7 @@ void StoreExchange::find_awaited(const std::vector<std::string>& keys) {
   if (monotonic_ns() < find_again_ns_) return;
   find_again_ns_ = monotonic_ns() + kCheckFailureNs;
   size_t low = 0,
-         high = keys.size() - 1;  // the keys before `low` exist; one up to `high` does not
+         high = keys.size() - 1;  // the keys before `low` exist; one up to `high` is missing
   while (low < high) {
     const size_t middle = (low + high) / 2;
     const auto first = keys.begin() + static_cast<ptrdiff_t>(low);
