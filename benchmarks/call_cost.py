@@ -1,10 +1,10 @@
-"""What an all-reduce and a message of a small tensor cost by each of their ways, in us.
+"""The cost of an all-reduce and a message of a small tensor, by each API, in us.
 
     python benchmarks/call_cost.py [--ranks 1 2] [--sizes 8 4096] [--rounds 400] [--json FILE]
 
-Beside them dist.all_reduce() of a backend that does nothing, nothing_backend.cc, which is compiled
-at the first run (a minute): what is left of it is torch's own cost. In each round every contender
-makes some calls, in turns; a row has the medians of the rounds:
+For comparison, dist.all_reduce() of a backend that does nothing (nothing_backend.cc, compiled at
+the first run, in a minute) takes only torch's own time. In each round every contender makes some
+calls, in turns; a row has the medians of the rounds:
 
     torch alone   torch.distributed.all_reduce() of the backend that does nothing
     torch         torch.distributed.all_reduce() of dscomm
@@ -13,16 +13,16 @@ makes some calls, in turns; a row has the medians of the rounds:
     inference     deepspeed_comm.inference_all_reduce()
     caching       deepspeed_comm.all_reduce_caching()
     torch.ops     torch.ops.dscomm.inference_all_reduce_()
-    native        what inference ends in: the function of the extension
+    native        the function of the extension in which inference ends
 
 With two ranks also the round trip of a message, there and back by blocking calls:
 
     torch         torch.distributed.send() and recv() of dscomm
     api           deepspeed_comm.send() and recv()
-    native        what these end in: the functions of the extension
+    native        the functions of the extension in which these end
 
-One rank waits for nobody: its times are the CPU's, of the calls' own work. Those of more ranks are
-the clock's, on rank 0, and hold the exchange between the ranks.
+One rank waits for nobody: its times are CPU time, of the calls' work. Times of more ranks are
+wall-clock time, on rank 0, and include the exchange between the ranks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def nothing_module() -> Any:
 
 def timers(size: int, nothing: Any, clock: Callable[[], float]) -> dict[str, timeit.Timer]:
     world = dist.group.WORLD
-    tensor = torch.zeros(size // 4)  # whose sum stays what it is
+    tensor = torch.zeros(size // 4)  # zeros, whose sum is zeros
     known = {
         "torch_all_reduce": dist.all_reduce,
         "tensor": tensor,

@@ -1,8 +1,8 @@
-"""What the communications log costs a call, in ns.
+"""The cost of the communications log for a call, in ns.
 
     python benchmarks/log_cost.py [--rounds 1000] [--json FILE]
 
-One process, whose backend does nothing, so that what is around the call shows. In each round every
+One process, whose backend does nothing, so that the cost around the call shows. In each round every
 contender makes some calls, in turns; a row has the medians of the rounds:
 
     backend   the backend's own method, with the same arguments
@@ -11,7 +11,7 @@ contender makes some calls, in turns; a row has the medians of the rounds:
     log       off less bare, round by round: what the log costs while it is off
     package   off, where the program writes dist.all_reduce(...), which looks the name up
     on        the operation, with the log on
-    traced    the same, when calls are kept for a trace too
+    traced    as on, with calls also kept for a trace
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from deepspeed_comm.backend import Backend
 
 CALLS = 200
 CALLS_WITH_LOG = 10  # which take longer
-# Written as programs do: what is passed by name costs more than what is not.
+# Written as in programs: arguments by name cost more than arguments by position.
 WRITTEN = {
     "all_reduce(tensor)": "all_reduce(tensor, SUM, None, False)",
     "all_reduce(tensor, op=SUM, async_op=False)": "all_reduce(tensor, SUM, None, False)",
@@ -65,7 +65,7 @@ class NothingBackend(Backend):
 
 
 def contenders(written: str, called: str) -> dict[str, timeit.Timer]:
-    """Of an operation as a program calls it, and as the operation calls the backend."""
+    """The timers of an operation: `written` as in a program, `called` as on the backend."""
     name, arguments = written.split("(", 1)
     known = {
         "backend": comm.cdb,

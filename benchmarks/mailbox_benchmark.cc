@@ -1,10 +1,10 @@
-// How fast the smallest calls are in the engine: an all-reduce that fits into a line, and the
-// barrier, between ranks that are threads with a Context each.
+// Measures the smallest calls of the engine: small all-reduces, and the barrier. The ranks are
+// threads, each with a Context.
 //
 //   mailbox_benchmark --benchmark_filter='all_reduce/.*'
 //
-// Times are those of the wall. On a virtual machine they depend on where its cores are just now:
-// one_host_probe says.
+// Times are wall-clock times. On a virtual machine they depend on the current placement of its
+// cores, which one_host_probe measures.
 #include <benchmark/benchmark.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using dscomm::DType;
 using dscomm::ReduceOp;
 
-// What the ranks of one run meet through; made anew for each.
+// The registry and store through which the ranks of a run meet; made anew for each run.
 struct World {
   std::shared_ptr<dscomm::test::Registry> registry = std::make_shared<dscomm::test::Registry>();
   dscomm::test::MemoryStore store;

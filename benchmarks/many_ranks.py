@@ -1,11 +1,11 @@
-"""Many ranks on one host: what meeting, a call, a group and the end take, with dscomm and gloo.
+"""Many ranks on one host: times of init, calls, a group and the end, with dscomm and gloo.
 
     benchmarks/many_ranks.py [--ranks 64 128 256] [--backends dscomm gloo] [--limit-s 300]
 
 All ranks are forked from one process that has imported torch. Times are those of the slowest rank,
-in ms; of calls, the median of 20. Memory is what a rank has for itself beyond what it had
-before (private pages) and its part of what ranks share, at most; descriptors are those open at
-most. "-": not within the limit.
+in ms; of calls, the median of 20. Memory is the growth of a rank's private pages and of its share
+of shared pages; descriptors are those opened. Both are the most of any rank. "-": not within the
+limit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLUMNS = ("init", "first call", "8 B", "1 MiB", "new_group", "destroy")
 
 
 def memory_kb() -> int:
-    """Private pages of this process, and its share of the others."""
+    """Private pages of this process, and its share of the shared ones."""
     fields = dict(
         line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     )

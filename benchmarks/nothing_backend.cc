@@ -1,4 +1,4 @@
-// A c10d backend whose all-reduce does nothing: what is left of a call is torch's own cost.
+// A c10d backend whose all-reduce does nothing: a call takes only torch's own time.
 //
 // For benchmarks/call_cost.py, which compiles it.
 #include <torch/extension.h>
@@ -13,7 +13,7 @@ class NothingBackend : public c10d::Backend {
 
   const std::string getBackendName() const override { return "nothing"; }
 
-  // Null, as torch allows for a call that has ended; nobody makes another one here.
+  // Returns null, as torch allows for a call that has ended. No asynchronous call is made here.
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&,
                                            const c10d::AllreduceOptions& options) override {
     TORCH_CHECK(!options.asyncOp, "the backend nothing has no Work to give");

@@ -1,10 +1,10 @@
-// How fast the kernels are on this machine: bytes of all sources per second, the best instruction
-// set and the scalar twin side by side.
+// Measures the kernels on this machine, in bytes of all sources per second: those of the best
+// instruction set, and the scalar twin.
 //
 //   reduce_benchmark --benchmark_filter='SUM/bfloat16/.*'
 //
 // The sources and the destination are this thread's own and stay in its cache when they fit, so
-// this is what the arithmetic allows, not what a collective reaches.
+// this is the speed of the arithmetic; a collective is slower.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>

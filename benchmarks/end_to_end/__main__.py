@@ -1,18 +1,18 @@
-"""What users of dscomm feel, beside gloo: decodes, training steps, checkpoints, object collectives.
+"""Whole programs with dscomm and gloo: decodes, training, checkpoints, object collectives.
 
     python benchmarks/end_to_end [--quick] [--workloads NAME ...] [--rounds 3] [--json FILE]
 
-Two ranks, each on a core and with a thread of its own. The contenders of a workload take turns,
-each time in new processes; a figure is the median of its rounds. All contenders must come to the
-same tokens, losses and bits. docs/benchmarks.md describes each row. A whole run also draws the
-figure of the README. Exit status 1: some run failed, or came to something else.
+Two ranks, each with one core and one thread. The contenders of a workload take turns, each time in
+new processes; a figure is the median of its rounds. All contenders must come to the same tokens,
+losses and bits. docs/benchmarks.md describes each row. A whole run also draws the figure of the
+README. Exit status 1: some run failed, or had other results.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before torch: ranks are forked, and an OpenMP pool of the parent would not survive that.
+# Before torch is imported: ranks are forked, and the parent's OpenMP pool would not survive that.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DS_ACCELERATOR"] = "cpu"
 
@@ -35,7 +35,7 @@ from report import machine, print_table
 from rounds import Found, measure
 
 RESULTS = ROOT / "benchmarks" / "results" / "end_to_end.json"
-# AutoTP last: this process imports DeepSpeed for it, and what it changes in torch is no one else's.
+# AutoTP is last: this process imports DeepSpeed for it, which changes torch.
 WORKLOADS = (
     "decode_dtensor",
     "decode_all_reduce",

@@ -17,7 +17,7 @@ import deepspeed_comm
 
 
 class RowParallel(nn.Module):
-    """Has some columns of a linear layer's weight, and sums what all ranks make of theirs."""
+    """Has some columns of a linear layer's weight, and sums the results of all ranks."""
 
     def __init__(self, whole: nn.Linear, all_reduce: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ParallelHead(nn.Module):
 
 
 def share(weight: torch.Tensor, dim: int) -> torch.Tensor:
-    """This rank's, a copy."""
+    """A copy of this rank's share."""
     return weight.detach().chunk(dist.get_world_size(), dim)[dist.get_rank()].clone()
 
 

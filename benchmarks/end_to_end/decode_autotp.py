@@ -47,9 +47,9 @@ def prepare(quick: bool) -> dict[str, str]:
 
 
 def why_not_built() -> str | None:
-    """Builds DeepSpeed's op, in a process of its own: what it registers in torch stays there."""
+    """Builds DeepSpeed's op in another process, so that its registrations in torch stay there."""
     os.environ["TORCH_EXTENSIONS_DIR"] = str(BUILT)
-    # Its ninja, with which DeepSpeed builds.
+    # Makes DeepSpeed find the ninja of this environment.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     try:
         built = subprocess.run(
@@ -70,8 +70,8 @@ def measure(contender: str, quick: bool) -> Measured:
         os.environ["LOCAL_SIZE"] = str(size)
     if contender == DIRECT:
         deepspeed_comm.init_distributed(DSCOMM, verbose=False)
-        # DeepSpeed has no setting for whose all-reduce its layers call; `dist` is the module that
-        # they look it up in. deepspeed_comm has all that they use of it.
+        # DeepSpeed has no setting for the all-reduce of its layers, which look it up in the module
+        # `dist`. deepspeed_comm has all functions that they use.
         layers.dist = deepspeed_comm
     else:
         backend = DSCOMM if contender == DSCOMM else GLOO

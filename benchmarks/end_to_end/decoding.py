@@ -1,4 +1,4 @@
-"""What the three decodes share: the model, and the loop that a program has around it."""
+"""The common parts of the three decodes: the model, and the loop of a program around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from model import DECODED, TINY, Model, make_model
 
 PROMPT = 16  # words
-WARM_UP = 8  # of the words that are made
+WARM_UP = 8  # of the generated words
 
 # The logits [1, length, words] of words [1, length], from a position on.
 Step = Callable[[torch.Tensor, int], torch.Tensor]

@@ -1,4 +1,4 @@
-"""A Llama-shaped model with random weights: what is decoded and trained here."""
+"""A Llama-shaped model with random weights, which is decoded and trained here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Shape:
     layers: int
     heads: int
     key_heads: int
-    positions: int  # a sequence has at most so many words
+    positions: int  # the most words of a sequence
 
     @property
     def head_size(self) -> int:
@@ -31,7 +31,7 @@ TINY = Shape(96, 32, 48, layers=2, heads=4, key_heads=2, positions=64)
 
 
 class Attention(nn.Module):
-    """Of as many heads as the projections give: a rank may have a share of them."""
+    """The projections set the number of heads: a rank may have a share of them."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -117,9 +117,9 @@ class Model(nn.Module):
     def forward(self, words: torch.Tensor, start: int | None = None) -> torch.Tensor:
         """Logits [batch, length, words] of the words [batch, length] int64.
 
-        start: the position of the first of them, whose predecessors were given before, all of them
-            with a start; 0 begins anew, and only then is a length of more than 1 allowed. None
-            keeps nothing.
+        start: the position of the first word. Earlier calls, all with a start, have had the words
+            before; 0 begins anew, and only then is a length of more than 1 allowed. None keeps
+            nothing.
         """
         first = start or 0
         rotation = self.rotations[first : first + words.shape[1]]
@@ -130,13 +130,13 @@ class Model(nn.Module):
 
 
 def make_model(shape: Shape, dtype: torch.dtype) -> Model:
-    """The same on every rank, and in every run."""
+    """Makes the same model on every rank, and in every run."""
     torch.manual_seed(11)
     return Model(shape).to(dtype)
 
 
 def rotations(shape: Shape) -> torch.Tensor:
-    """Of a rotary embedding: complex [positions, head_size / 2]."""
+    """The rotations of a rotary embedding: complex [positions, head_size / 2]."""
     exponents = torch.arange(0, shape.head_size, 2) / shape.head_size
     angles = torch.outer(torch.arange(shape.positions), 10000.0**-exponents)
     return torch.polar(torch.ones_like(angles), angles)

@@ -1,4 +1,4 @@
-"""What data loaders and trainers call between batches: a barrier, and collectives of objects."""
+"""The calls of data loaders and trainers between batches: a barrier, and object collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARM_UP = 20  # calls
 
 def measure(contender: str, quick: bool) -> Measured:
     rank = dist.get_rank()
-    # Which samples come next: one rank draws them for all.
+    # The next samples: one rank draws them for all.
     order = [{"epoch": 3, "seed": 1234, "indices": list(range(64))}] if rank == 0 else [None]
     place = {"rank": rank, "epoch": 3, "batch": 17, "samples": 64 * rank, "finished": False}
     places: list[Any] = [None] * dist.get_world_size()

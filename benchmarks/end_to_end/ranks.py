@@ -1,4 +1,4 @@
-"""One run of one contender: two new processes, each on a core and with a thread of its own."""
+"""One run of one contender: two new processes, each with one core and one thread."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tests.cases.harness import GROUP_TIMEOUT, RankFailure, World, run_fresh  # 
 from tests.clients.program_ranks import free_port  # noqa: E402
 
 RANKS = 2
-LIMIT_S = 90.0  # of a run, of which none takes a tenth
+LIMIT_S = 90.0  # of a run; runs take less than a tenth of it
 
 
 class RunFailed(Exception):
-    """What the ranks said."""
+    """Has the output of the ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    figures: dict[str, float]  # by metric: the median of samples, of which the slowest rank's count
+    figures: dict[str, float]  # by metric: the median of samples, each of the slowest rank
     outcome: list[Any]  # of each rank
-    disturbance: float  # of the time of a rank's core, what other processes took; the larger one
+    disturbance: float  # the share of other processes in a rank's core; the larger one
 
 
 def run(workload: Workload, contender: str, quick: bool, pinned: bool = True) -> Run:
@@ -71,7 +71,7 @@ def _in_rank(
     cores = sorted(os.sched_getaffinity(0))
     own = cores[world.rank % len(cores)]
     if pinned:
-        # Before the first thread, so that those of the backends are on this core too.
+        # Before the first thread starts, so that the backends' threads are on this core, too.
         os.sched_setaffinity(0, {own})
     torch.set_num_threads(1)
     os.environ.update(
@@ -114,7 +114,7 @@ def _check_groups(contender: str) -> None:
 
 @contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """What libraries print, which is shown only where a run fails."""
+    """Collects the output of libraries, which is shown only if a run fails."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     kept = [os.dup(each) for each in (1, 2)]
     try:

@@ -1,4 +1,4 @@
-"""A row for each metric, with a column for each contender; the table and the JSON of them."""
+"""A row for each metric, with a column for each contender, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row:
         return {name: statistics.median(each) for name, each in self.rounds.items() if each}
 
     def speedup(self, contender: str) -> float | None:
-        """Of the contender over gloo, above 1 where it is faster."""
+        """The speed of the contender over that of gloo: above 1 if the contender is faster."""
         medians = self.medians()
         if not self.metric.is_compared or not {contender, GLOO} <= medians.keys():
             return None
@@ -37,7 +37,7 @@ class Row:
         return ratio if self.metric.unit in RATES else 1 / ratio
 
     def as_json(self) -> list[dict[str, Any]]:
-        """One for each contender."""
+        """One entry for each contender."""
         return [
             {
                 "workload": self.workload,
@@ -81,10 +81,10 @@ def print_table(rows: list[Row], contenders: list[str], pinned: bool) -> None:
         table.add_row(row.metric.label, row.metric.unit, *cells, f"{ratio:.2f}x" if ratio else "")
     console = Console()
     if not console.is_terminal:
-        console = Console(width=140)  # a file has no width of its own
+        console = Console(width=140)  # a file has no width
     console.print(table)
 
 
 def figure(value: float) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""All rounds of a workload: its contenders take turns, and must come to the same."""
+"""All rounds of a workload: its contenders take turns, and must have the same results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ranks import RunFailed, run
 from report import Row
 from workload import UNITS, Workload
 
-# Of a core's time. A machine that has nothing else to do stays below a hundredth; where another
-# process computes, every wait for the rank there is longer by the scheduler's slice.
+# A share of a core's time. An idle machine stays below a hundredth. If another process computes on
+# a core, every wait for the rank there is longer by the scheduler's slice.
 DISTURBED = 0.1
 
 
@@ -27,11 +27,11 @@ class Found:
 def measure(
     name: str, workload: Workload, rounds: int, quick: bool, found: Found, pinned: bool = True
 ) -> None:
-    """Adds what all rounds of a workload give. A contender that failed once is not run again."""
+    """Adds the results of a workload's rounds. A contender that failed once is not run again."""
     absent = workload.prepare(quick)
     found.notes += [f"{name}, {contender}: {reason}" for contender, reason in absent.items()]
     gc.collect()
-    gc.freeze()  # a rank that collects garbage need not walk through what it was forked with
+    gc.freeze()  # then ranks do not walk through the parent's objects when they collect garbage
     contenders = [contender for contender in workload.contenders if contender not in absent]
     rows = [
         Row(name, key, metric, {contender: [] for contender in contenders})

@@ -1,4 +1,4 @@
-"""What the training steps share: the model, its batches, and the loop."""
+"""The common parts of the training steps: the model, its batches, and the loop."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def train_step(
 
 
 def batch(step: int, words: int) -> torch.Tensor:
-    """int64 [ROWS, LENGTH + 1]; another one on each rank."""
+    """int64 [ROWS, LENGTH + 1]; different on each rank."""
     generator = torch.Generator().manual_seed(1000 * dist.get_rank() + step)
     return torch.randint(words, (ROWS, LENGTH + 1), generator=generator)
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Of the bits that this rank has."""
+    """A digest of the parameters' bits that this rank has."""
     found = hashlib.sha256()
     for parameter in model.parameters():
         tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -1,4 +1,4 @@
-"""What a workload is: a module of this folder with a WORKLOAD."""
+"""Workloads: each is a module of this folder with a WORKLOAD."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ GLOO, DSCOMM = "gloo", "dscomm"
 DIRECT = "dscomm direct"  # through deepspeed_comm.inference_all_reduce
 DEEPSPEED = "DeepSpeed's op"
 
-# By metric, the samples of this rank in seconds, as many as every other rank has, or a figure; and
-# what every contender must have come to, of the bit.
+# By metric, the samples of this rank in seconds (as many on every rank), or a figure; and the
+# result, which must have the same bits for every contender.
 Measured = tuple[dict[str, list[float]], Any]
 
 
@@ -21,7 +21,7 @@ class Metric:
 
     label: str
     unit: str  # of UNITS
-    is_compared: bool = True  # else what the contenders did is not the same
+    is_compared: bool = True  # False: the contenders do different work
 
 
 # The figure of a sample, or of a median, in seconds.
@@ -33,7 +33,7 @@ UNITS: dict[str, Callable[[float], float]] = {
     "us": lambda seconds: seconds * 1e6,
     "together/sum": lambda ratio: ratio,
 }
-RATES = ("tokens/s", "steps/s")  # of which more is better
+RATES = ("tokens/s", "steps/s")  # more is better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Workload:
     metrics: dict[str, Metric]  # by their keys in Measured
     measure: Callable[[str, bool], Measured]  # of a contender, quick or not; in a rank
     contenders: tuple[str, ...] = (GLOO, DSCOMM)
-    # In the process that ranks are forked from: makes what they all need, of the quick shapes or
-    # not, and says which contenders cannot be had, and why.
+    # Called in the process from which ranks are forked: makes the data that all ranks need, of the
+    # quick shapes or not, and returns the unavailable contenders, with the reasons.
     prepare: Callable[[bool], dict[str, str]] = lambda quick: {}
     has_group: bool = True  # made before measure() is called

@@ -8,18 +8,18 @@ ranks share its cores. A wire is held to a rate in Mbit/s, each way, by tc's tok
 it as it is.
 
 dscomm and MPI alone are measured over three MPI libraries: Debian's Open MPI 4, PyPI's Open MPI 5
-and PyPI's MPICH 5. A process can load only one, so each library has jobs of its own, which take
+and PyPI's MPICH 5. A process can load only one, so each library has separate jobs, which take
 turns in passes. In a job, dscomm, gloo and MPI run in the same processes and take turns, so they
 meet the same noise. gloo is in every job, because its threads slow down the others. Ratios are to
 dscomm over one of the libraries, --ours.
 
-Ranks meet before each call, so that none runs ahead. Of each call the slowest rank counts. A time
+Ranks meet before each call, so that none runs ahead. For each call, the slowest rank counts. A time
 is the median of the calls of a job, and then the median of the jobs. Calls of up to 128 KiB are
 made five times as often as --rounds says; those from 4 MiB on over wires of up to 1,000 Mbit/s only
 three times in all. Sizes are counted as deepspeed_comm.bench counts them.
 
-The overlap of communication and compute (overlap.py) is measured on 2 hosts of 2 ranks, of dscomm
-over --ours and of gloo.
+The overlap of communication and compute (overlap.py) is measured on 2 hosts of 2 ranks, for dscomm
+over --ours and for gloo.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLLECTIVES = (
     "all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all send_recv "
     "ping_pong barrier"
 ).split()
-# 64 MiB as well would take hours over the slow wires.
+# Without 64 MiB, which would take hours over the slow wires.
 SIZES = [8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20]
 
 

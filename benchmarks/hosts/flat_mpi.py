@@ -19,7 +19,7 @@ _OPEN_MPI, _MPICH = "libmpi.so.40", "libmpi.so.12"
 
 
 class FlatMpi:
-    """On a process that has initialised Open MPI or MPICH, over MPI_COMM_WORLD."""
+    """MPI_COMM_WORLD, in a process that has initialised Open MPI or MPICH."""
 
     def __init__(self) -> None:
         self._mpi, name = _loaded_library()
@@ -47,7 +47,7 @@ class FlatMpi:
     ) -> Callable[[], object]:
         """A call of deepspeed_comm.bench.collectives, on tensors made of parts of `part` elements.
 
-        It raises RuntimeError where MPI refuses.
+        The call raises RuntimeError if MPI refuses.
         """
         data, out = ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(result.data_ptr())
         world, kind, me = self._world, self._float, self.rank
@@ -92,7 +92,7 @@ class FlatMpi:
         return call
 
     def _reduction(self, name: str, tensor: torch.Tensor, root: int) -> Callable[[], None]:
-        """In place for its caller. MPI writes beside what it sends: given one buffer for both,
+        """In place for its caller. MPI receives into a second buffer, because with one for both,
         Open MPI forgoes its algorithms for long messages. So the tensor changes its memory."""
         spare = torch.empty_like(tensor)
         receives = name == "all_reduce" or root == self.rank

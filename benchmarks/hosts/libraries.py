@@ -1,6 +1,6 @@
 """The MPI libraries that are compared, and the environment that makes a rank load one of them.
 
-A process can load only one, so each library has jobs of its own. PyPI's Open MPI is installed into
+A process can load only one, so each library has separate jobs. PyPI's Open MPI is installed into
 build/peers, which git ignores. A library that is not available raises Unavailable with the reason.
 """
 
@@ -37,7 +37,7 @@ def open_mpi_5() -> Library:
 
 
 def mpich() -> Library:
-    """The one that dscomm was built with."""
+    """The MPICH that dscomm was built with."""
     # dscomm has shared memory itself and turns MPICH's off, but MPI alone needs it.
     environment = {"DSCOMM_MPI": "mpich", "MPIR_CVAR_NOLOCAL": "0"}
     return _loaded("libdscomm_mpich.so", "MPICH ", environment)

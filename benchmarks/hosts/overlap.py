@@ -1,9 +1,9 @@
 """In a rank: communication beside compute, over each backend, in turns.
 
 Two figures tell how well a call proceeds while its caller computes, each a time divided by the sum
-of what it takes alone: an asynchronous all-reduce of 16 MB beside matrix products of about the same
-time, and a step of DistributedDataParallel, whose buckets are reduced during the backward pass. 1
-means that nothing overlaps. Compute has one thread.
+of the times of both alone: an asynchronous all-reduce of 16 MB beside matrix products of about the
+same time, and a step of DistributedDataParallel, whose buckets are reduced during the backward
+pass. 1 means that nothing overlaps. Compute has one thread.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from tests.cluster.programs.world import World
 
 
 class BesideMpi(Measurement):
-    """Of the backends, and of MPI by itself, over the ranks of dscomm's world."""
+    """Measures the backends, and MPI by itself, over the ranks of dscomm's world."""
 
     def __init__(self, options: Options, groups: dict[str, Any], ledger: Ledger) -> None:
         super().__init__(options, {**groups, "mpi": groups["dscomm"]}, ledger)
@@ -44,7 +44,7 @@ class BesideMpi(Measurement):
         if name == "mpi":
             place = (case.input, case.output, count, setting.root)
             call = self._mpi.make_call(setting.collective, *place)
-            # MPI has the addresses of the case's tensors alone.
+            # Keeps the case, because MPI has only the addresses of the case's tensors.
             case.call = functools.partial(lambda case: call(), case)
         return case
 

@@ -1,4 +1,4 @@
-"""Jobs on hosts, and what they measure."""
+"""Jobs on hosts, and their measurements."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.cluster.jobs import Job, start_ranks
 
 RANK = str(Path(__file__).with_name("rank.py"))
 LIMIT_S = 3600.0  # of a job
-# Short calls scatter most and cost least, so more of them are made; of those that take long over a
-# slow wire, few.
+# Short calls scatter most and cost least, so more of them are made. Calls that take long over a
+# slow wire are few.
 SHORT_BYTES, SHORT_TIMES = 128 << 10, 5
 LONG_BYTES, LONG_ROUNDS, SLOW_MBIT = 4 << 20, 3, 1_000
 
@@ -47,7 +47,7 @@ def wire_text(mbit: int) -> str:
 def measure(
     count: int, local: int, wire: int, libraries: dict[str, Library], options: argparse.Namespace
 ) -> Table:
-    """In each pass the libraries take turns; a time is the median of those of the jobs."""
+    """In each pass the libraries take turns; a time is the median of the jobs' times."""
     is_slow = 0 < wire <= SLOW_MBIT
     groups: dict[int, list[int]] = defaultdict(list)  # sizes by calls
     for size in options.sizes:
@@ -63,7 +63,7 @@ def measure(
                 groups.items(), libraries.items()
             ):
                 rows = Path(folder, f"rows-{name}-{calls}-{number}.csv")
-                # A barrier has no size, and is measured with the first.
+                # A barrier has no size, and is measured with the first size.
                 collectives = [
                     kind
                     for kind in options.collectives
@@ -73,7 +73,7 @@ def measure(
                     continue
                 flags = [*collectives, "-n", str(-(-calls // options.passes))]
                 flags += ["-w", "2" if calls > LONG_ROUNDS else "1", "--touch", "--csv", str(rows)]
-                # Once for each library is enough.
+                # One check for each library is enough.
                 flags += ["-c", "0" if options.unchecked or number > 0 else "1"]
                 flags += ["--backend", "dscomm", "gloo"]
                 run(hosts, placement, library, "times", json.dumps(sizes), *flags)

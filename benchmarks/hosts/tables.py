@@ -1,4 +1,4 @@
-"""What is printed of the times: a table for each layout and wire, and summaries of all of them."""
+"""Prints the times: a table for each layout and wire, and summaries of all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks.hosts.runs import Table, wire_text
 
-SMALL = 4096  # bytes; smaller calls have a summary of their own
+SMALL = 4096  # bytes; smaller calls have a separate summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def print_table(table: Table, libraries: Iterable[str], ours: str) -> None:
 
 
 def print_summaries(tables: list[Table], ours: str) -> None:
-    """Of each collective over all layouts and wires."""
+    """Summaries of each collective over all layouts and wires."""
     cells = [cell for table in tables for cell in cells_of(table, ours)]
     large = [cell for cell in cells if cell.size >= SMALL]
     small = [cell for cell in cells if cell.size < SMALL]

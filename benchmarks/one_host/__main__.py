@@ -4,8 +4,8 @@
     python -m benchmarks.one_host --messages
     python -m benchmarks.one_host --before ../old --peers dscomm pool torch
 
-docs/benchmarks.md says what is measured and how to read it. The exit status is 1 where a result was
-wrong or dscomm itself failed, and else 0: a peer that cannot be had is a line.
+docs/benchmarks.md describes the measurements and the tables. The exit status is 1 if a result was
+wrong or dscomm itself failed, else 0: an unavailable peer is only reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from deepspeed_comm.comms_log.files import replaced_when_complete
 
 SIZES = tuple(8 << k for k in (0, 3, 6, 9, 12, 15, 17, 19, 21, 23))  # 8 bytes to 64 MB
 MESSAGE_SIZES = (8, 512, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
-# Above this, Python takes longer to check a result than all others to be measured.
+# Above this, Python takes longer to check a result than all others take to be measured.
 FROM_PYTHON, MOST_FROM_PYTHON = ("torch", "gloo"), 16 << 20
 
 
@@ -64,7 +64,7 @@ def main() -> int:
     report(rows, runs, options, console)
     options.out.mkdir(parents=True, exist_ok=True)
     versions = {name: peer.version for name, peer in peers.items()}
-    # What is kept of all-reduces is not overwritten by a run without them.
+    # A run without all-reduces does not overwrite the results of all-reduces.
     name = "one_host.json" if "all_reduce" in options.operations else "one_host_ping_pong.json"
     write(options.out / name, rows, runs, versions, missing, options)
     about = f"{processor_name()}, {datetime.date.today()}"
@@ -78,12 +78,12 @@ def main() -> int:
 
 
 def has(op: str, peer: str) -> bool:
-    """Whether the peer is measured in it."""
+    """Whether the peer is measured in the operation."""
     return op == "all_reduce" or kind_of(peer) in OF_MESSAGES
 
 
 def names_of(options: argparse.Namespace) -> list[str]:
-    """The peers in the order of a round. Those of --before follow their twins."""
+    """The peers in the order of a round. A peer of --before follows its twin."""
     names: list[str] = []
     for name in options.peers:
         if any(has(op, name) for op in options.operations):
@@ -128,7 +128,7 @@ def parsed() -> argparse.Namespace:
 def prepared(
     names: list[str], before: Path | None, console: Console
 ) -> tuple[dict[str, Peer], dict[str, str]]:
-    """Those that are ready, and why the others are not."""
+    """The peers that are ready, and the reasons why the others are not."""
     ready: dict[str, Peer] = {}
     missing: dict[str, str] = {}
     for name in names:
@@ -145,7 +145,7 @@ def prepared(
 
 def kinds(options: argparse.Namespace) -> list[tuple[str, int, str]]:
     """(operation, ranks, dtype), in the order of the tables. Messages are of two ranks and of one
-    dtype: nothing is computed with what they hold."""
+    dtype, because nothing is computed with their data."""
     found = [
         ("all_reduce", ranks, dtype)
         for ranks in options.ranks
@@ -156,7 +156,7 @@ def kinds(options: argparse.Namespace) -> list[tuple[str, int, str]]:
 
 
 def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Console) -> list[Run]:
-    """Round after round of all, so that noise and the moves of cores meet every peer alike."""
+    """Measures all peers in every round, so that noise and moves of cores meet them equally."""
 
     def plan_of(name: str, op: str) -> Plan:
         sizes = options.sizes[op]
@@ -176,13 +176,13 @@ def measured(peers: dict[str, Peer], options: argparse.Namespace, console: Conso
     failures: Counter[tuple[str, str, int]] = Counter()
     told: set[str] = set()
     columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn())
-    # Drawn between runs alone: no thread that wakes up in them.
+    # Drawn only between runs, so that no thread wakes up during them.
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True,
                   auto_refresh=False, disable=not console.is_terminal) as bar:  # fmt: skip
         task = bar.add_task("", total=len(turns))
         for name, op, ranks, dtype in turns:
             bar.update(task, description=title_of(name), refresh=True)
-            # One that failed twice would fail again, and may take its whole time to do so.
+            # A peer that failed twice would fail again, and may use up its time limit.
             if failures[name, op, ranks] < 2:
                 plan = plan_of(name, op)
                 runs.append(run_once(name, peers[name], ranks, dtype, plan, prober))
@@ -243,7 +243,7 @@ def write(
         "probes_ns": [row["after_ns"] for run in runs for row in run.rows],
     }
     with replaced_when_complete(path) as file:
-        # A row is a line, so that two results can be told apart by eye.
+        # One line for each row, so that two results can be compared by eye.
         head = json.dumps(content)
         lines = ",\n".join(json.dumps(dataclasses.asdict(row)) for row in rows)
         file.write(f'{head[:-1]},\n"rows": [\n{lines}\n]}}\n')

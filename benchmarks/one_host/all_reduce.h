@@ -1,7 +1,7 @@
-// The all-reduce (SUM) in place that is measured, the same for every peer.
+// The measured all-reduce (SUM, in place), the same for every peer.
 //
-// In a tight loop sums are summed again, so that after k calls a value is ranks^(k - 1) times the
-// sum: powers of two, which are exact until they are too large.
+// In a tight loop, a call sums the sums of the last call. After k calls, a value is ranks^(k - 1)
+// times the first sum: this factor is a power of two, so values are exact until they are too large.
 #pragma once
 
 #include <bit>
@@ -36,7 +36,7 @@ class AllReduceOperation final : public Operation {
   int most_calls() const override { return kExponents / growth_; }
 
  private:
-  static constexpr int kExponents = 110;  // powers that a float32 has above sums of 8 bits
+  static constexpr int kExponents = 110;  // powers of two above sums of 8 bits in a float32
 
   const AllReduce& all_reduce_;
   DType dtype_;

@@ -1,4 +1,4 @@
-"""What the memory allows an all-reduce of two ranks with private tensors: docs/benchmarks.md.
+"""The memory bound of an all-reduce of two ranks with private tensors: docs/benchmarks.md.
 
 The rates were measured on a Zen 4 with two cores; on another processor the bound is a yardstick.
 """
@@ -23,10 +23,10 @@ RATES = {"near": Rates(0.047, 100, 99, 51), "far": Rates(0.185, 27, 37, 90)}
 
 
 def bound_us(op: str, size: int, state: str, ranks: int) -> float | None:
-    """None for what has no bound: another operation, more ranks, a state without rates.
+    """None if there is no bound: for another operation, more ranks, a state without rates.
 
-    Each rank publishes `size` bytes and reads as many. What no cache holds crosses the memory
-    four times: each rank reads its tensor and writes it."""
+    Each rank publishes `size` bytes and reads as many. Data that no cache holds crosses the
+    memory four times: each rank reads its tensor and writes it."""
     rates = RATES.get(state)
     if rates is None or (op, ranks) != ("all_reduce", RANKS):
         return None

@@ -1,4 +1,4 @@
-// One rank of DeepSpeed's own operation for CPUs, called as its C++ is called behind Python.
+// One rank of DeepSpeed's own operation for CPUs, through the C++ function that Python calls.
 // Compiled together with csrc/cpu/comm/shm.cpp of DeepSpeed.
 #include <sys/mman.h>
 #include <torch/extension.h>
@@ -9,7 +9,7 @@
 int main(int count, char** arguments) {
   const one_host::Options options = one_host::parse(count, arguments);
   one_host::Meeting meeting(options);
-  // Names of its memory, which it never removes: the meeting's file has one that is not in use.
+  // Names DeepSpeed's memory, which it never removes, after the meeting's file: an unused name.
   std::string address = options.meet.substr(options.meet.rfind('/') + 1), port = "0";
   shm_initialize(options.ranks, options.rank, address.data(), port.data());
   meeting.meet();
@@ -19,7 +19,7 @@ int main(int count, char** arguments) {
   one_host::measure(options, meeting, [&](void* data, size_t n, one_host::DType dtype) {
     thread_local torch::Tensor tensor;
     const auto type = dtype == one_host::DType::kFloat32 ? torch::kFloat32 : torch::kBFloat16;
-    // Made where something differs: no caller makes a tensor for each call.
+    // Made only after a change, because no caller makes a tensor for each call.
     if (!tensor.defined() || tensor.numel() != static_cast<int64_t>(n) ||
         tensor.scalar_type() != type)
       tensor = torch::from_blob(data, {static_cast<int64_t>(n)}, type);

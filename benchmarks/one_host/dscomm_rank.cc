@@ -1,5 +1,5 @@
-// One rank of dscomm's engine, without torch: what Group::run() takes of the caller's thread, or
-// Group::blocking_send() and blocking_receive().
+// One rank of dscomm's engine, without torch: calls Group::run(), or Group::blocking_send() and
+// blocking_receive(), on the caller's thread.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -42,7 +42,7 @@ class FolderStore final : public dscomm::Store {
   dscomm::Result<int64_t> add(const std::string& key, int64_t amount) override {
     int file = ::open((path(key) + ".counter").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     int64_t value = 0;
-    // Nobody holds the lock for longer than this; a rank that dies lets go of it.
+    // Ranks hold the lock only for this function, and the kernel releases a dead rank's lock.
     bool done =
         file >= 0 && ::flock(file, LOCK_EX) == 0 && ::pread(file, &value, sizeof value, 0) >= 0;
     value += amount;
@@ -87,7 +87,7 @@ int main(int count, char** arguments) {
   require(made.status());
   dscomm::Group& group = *made.value();
 
-  // One body for all calls, as a caller would have it that makes the same call again and again.
+  // One body for all calls, like in a program that repeats a call.
   void* data = nullptr;
   size_t values = 0;
   dscomm::Reduction reduction;

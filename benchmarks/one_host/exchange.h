@@ -1,5 +1,5 @@
-// An exchange of cache lines between two cores: each stores its own and waits for the other's. How
-// long that takes tells where the cores are, see docs/benchmarks.md.
+// An exchange of cache lines between two cores: each stores its own and waits for the other's. The
+// time tells where the cores are; see docs/benchmarks.md.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct alignas(128) ExchangeLine {
 
 // Rounds begin with 1 and grow.
 inline void exchange(ExchangeLine& mine, const ExchangeLine& theirs, uint64_t round) {
-  constexpr uint64_t kSpins = 100'000'000;  // seconds, after which the other core is not there
+  constexpr uint64_t kSpins = 100'000'000;  // seconds, after which the other core counts as absent
   mine.round.store(round, std::memory_order_release);  // pairs with the load below, of the other
   for (uint64_t spins = 0; theirs.round.load(std::memory_order_acquire) < round; ++spins) {
     pause();

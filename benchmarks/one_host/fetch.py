@@ -1,6 +1,6 @@
-"""Brings files of Debian and PyPI into folders of the build, where nothing of the system changes.
+"""Fetches packages of Debian and PyPI into folders of the build; the system does not change.
 
-A folder that is complete says what it was made of, and is made once.
+A complete folder names the packages that it was made of, and is made once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ LIMIT_S = 600.0  # of one tool's run
 
 
 class Unavailable(Exception):
-    """A peer cannot be had here, and why: one line."""
+    """Why a peer is unavailable here: one line."""
 
 
 def run_tool(
     command: list[str], what: str, folder: Path | None = None, more: dict[str, str] | None = None
 ) -> str:
-    """What the command prints. `more` is added to the environment. Raises Unavailable, with the
-    last line that it says, where it fails or is not there."""
+    """The output of the command. `more` is added to the environment. Raises Unavailable, with
+    its first error line, if the command fails or is missing."""
     try:
         result = subprocess.run(
             command,
@@ -46,7 +46,7 @@ def run_tool(
 
 
 def made_once(folder: Path, of: str, make: Callable[[Path], None]) -> Path:
-    """The folder, filled by make() unless it is there already and was made of the same."""
+    """The folder, filled by make() unless it exists and was made of the same packages."""
     stamp = folder / ".made-of"
     if stamp.exists() and stamp.read_text() == of:
         return folder
@@ -63,7 +63,7 @@ def made_once(folder: Path, of: str, make: Callable[[Path], None]) -> Path:
 
 
 def wheels(folder: Path, *requirements: str) -> Path:
-    """Their files below one prefix: include, lib, bin. Without what they depend on."""
+    """The wheels' files below one prefix: include, lib, bin. Without their dependencies."""
 
     def make(part: Path) -> None:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
@@ -76,8 +76,8 @@ def wheels(folder: Path, *requirements: str) -> Path:
 def source(folder: Path, requirement: str, below: str) -> Path:
     """One folder of a source distribution, as `folder/below`. Nothing of it is built.
 
-    pip unpacks it, then asks it for its metadata, for which some want packages that are not here:
-    what has been unpacked is kept, and whether that question was answered does not matter.
+    pip unpacks the distribution and then asks for its metadata, for which some need packages that
+    are missing here. The unpacked files are kept, even if that fails.
     """
 
     def make(part: Path) -> None:
@@ -104,11 +104,11 @@ def source(folder: Path, requirement: str, below: str) -> Path:
 
 
 def debian_packages(folder: Path, *packages: str) -> Path:
-    """Their files below one root, as if they were installed there."""
+    """The packages' files below one root, as if they were installed there."""
 
     def make(part: Path) -> None:
         what = f"apt-get download {' '.join(packages)}"
-        # As root, apt would become another user, who may not write here, and say so.
+        # As root, apt would become a user who may not write here, and would warn.
         options = ["-o", "APT::Sandbox::User=root"]
         run_tool(["apt-get", "download", *options, *packages], what, folder=part)
         for file in part.glob("*.deb"):

@@ -3,11 +3,11 @@
 //   tight  the same buffer again and again, nothing between the calls
 //   touch  before each call every rank rewrites its whole buffer and all meet; neither is timed
 //
-// Every result is checked: after each call, or in a tight loop after a round of calls, in which
-// each changes what the result has to be. all_reduce.h and ping_pong.h are the operations.
+// Every result is checked: after each call or, in a tight loop, after a round of calls, each of
+// which changes the expected result. all_reduce.h and ping_pong.h are the operations.
 //
-// A sample is the time of one call, or, of short ones in a tight loop, the mean of a batch: reading
-// the clock takes some 20 ns. Of each sample the rank counts that took longest.
+// A sample is the time of one call or, for short calls in a tight loop, the mean of a batch,
+// because reading the clock takes some 20 ns. For each sample, the time of the slowest rank counts.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +28,9 @@ namespace one_host {
 class Operation {
  public:
   virtual ~Operation() = default;
-  // Zeros, of which any number of calls may follow.
+  // Sets the buffers to zeros, on which any number of calls may follow.
   virtual void clear() = 0;
-  // New contents, different for every rank and round.
+  // Writes new contents, different for every rank and round.
   virtual void fill(uint32_t round) = 0;
   // A failure ends the process.
   virtual void call() = 0;
@@ -42,8 +42,8 @@ class Operation {
   virtual bool is_timed() const { return true; }
 };
 
-constexpr int kWarmUps = 8;              // after the values were written anew
-constexpr size_t kLargeBytes = 1 << 20;  // of which one call is warm-up enough
+constexpr int kWarmUps = 8;              // calls after the values were written anew
+constexpr size_t kLargeBytes = 1 << 20;  // from this size on, one warm-up call is enough
 constexpr size_t kFewestSamples = 5;
 constexpr double kShortestSampleUs = 2;
 constexpr int kLongestBatch = 20;
@@ -59,7 +59,7 @@ class Case {
   Case(const Options& options, Meeting& meeting, Operation& operation, size_t bytes)
       : options_(options), modex_(meeting), operation_(operation), bytes_(bytes) {}
 
-  // The number of samples that every rank has put where the meeting has room for them.
+  // Returns the number of samples that every rank has written to Meeting::samples().
   size_t run(bool touch) {
     wrong_ = 0;
     warm_up();
@@ -71,7 +71,7 @@ class Case {
   }
 
  private:
-  // Whatever memory a peer goes through in turns has been touched by then.
+  // Lasts until a peer has touched all memory that it uses in turns.
   void warm_up() {
     operation_.clear();
     const double end = now_us() + 1000 * options_.budget_ms / 2;
@@ -110,13 +110,12 @@ class Case {
   size_t run_touch() {
     double* samples = modex_.samples(options_.rank);
     pilot_us();
-    const double end =
-        now_us() + 1000 * options_.budget_ms * 2;  // what is not timed takes time too
+    const double end = now_us() + 1000 * options_.budget_ms * 2;  // untimed work takes time, too
     size_t taken = 0;
     for (uint32_t round = 0;; ++round) {
       operation_.fill(round);
       const bool more = taken < kFewestSamples || (taken < kMostSamples && now_us() < end);
-      if (modex_.meet(more) == 0) return taken;  // rank 0 says when
+      if (modex_.meet(more) == 0) return taken;  // rank 0 decides
       const double began = now_us();
       operation_.call();
       samples[taken++] = now_us() - began;
@@ -124,7 +123,7 @@ class Case {
     }
   }
 
-  // How long a call takes, about; the same on all ranks.
+  // The approximate time of a call; the same on all ranks.
   double pilot_us() {
     double us = 0;
     for (uint32_t round = 0; round < 3; ++round) {
@@ -146,7 +145,7 @@ class Case {
   uint64_t wrong_ = 0;
 };
 
-// The least of them that `percent` of all are not above.
+// The smallest number that at least `percent` of the numbers do not exceed.
 inline double nearest_rank(std::vector<double> numbers, double percent) {
   std::sort(numbers.begin(), numbers.end());
   auto place = static_cast<size_t>(std::ceil(static_cast<double>(numbers.size()) * percent / 100));
@@ -171,21 +170,21 @@ inline void report(std::FILE* out, const Options& options, Meeting& meeting, DTy
   std::fflush(out);
 }
 
-// Memory of at least so many bytes, at a page's boundary; null where there is none.
+// Allocates at least `bytes`, aligned to pages; null if there is no memory.
 using Allocate = std::function<std::shared_ptr<void>(size_t bytes)>;
 
 inline std::shared_ptr<void> allocate_pages(size_t bytes) {
   return {std::aligned_alloc(4096, (bytes | 4095) + 1), std::free};
 }
 
-// Of an operation at one size; collective over the ranks, whose sizes and dtypes are the same.
+// Makes an operation of one dtype and size, the same on all ranks. Collective over the ranks.
 using MakeOperation = std::function<std::unique_ptr<Operation>(DType dtype, size_t bytes)>;
 
 // Measures all cases. Collective over the ranks.
 inline void measure_cases(const Options& options, Meeting& meeting, const MakeOperation& make) {
   std::FILE* out = options.rank == 0 ? std::fopen(options.out.c_str(), "a") : nullptr;
   if (options.rank == 0 && out == nullptr) fail("cannot write " + options.out);
-  // The cores may move between two cases: a case counts for where they were before and after it.
+  // The cores may move between two cases, so they are probed before and after each case.
   const auto probe = [&] { return options.cpu >= 0 ? meeting.exchange_ns() : 0; };
   double before = probe();
   for (DType dtype : options.dtypes) {
@@ -200,14 +199,14 @@ inline void measure_cases(const Options& options, Meeting& meeting, const MakeOp
         before = after;
         if (out != nullptr)
           report(out, options, meeting, dtype, bytes, touch, samples, probes.str());
-        meeting.meet();  // the samples are read, and may be written again
+        meeting.meet();  // the samples have been read, and may be overwritten
       }
     }
   }
   if (out != nullptr) std::fclose(out);
 }
 
-// A buffer for the largest of the sizes. Ends the process where there is no memory.
+// A buffer for the largest of the sizes. Ends the process if there is no memory.
 inline std::shared_ptr<void> allocate_largest(const Options& options, const Allocate& allocate) {
   const size_t most = *std::max_element(options.sizes.begin(), options.sizes.end());
   std::shared_ptr<void> data = allocate(most);

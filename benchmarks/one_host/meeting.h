@@ -1,5 +1,5 @@
-// Where the ranks of a benchmark meet, whatever they measure: a barrier through shared memory that
-// no peer carries, so that all peers are timed after the same one; and what ranks tell rank 0.
+// How the ranks of a benchmark meet: a barrier through shared memory, independent of the peer, so
+// that all peers are timed after the same barrier; and the results of ranks for rank 0.
 #pragma once
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@ namespace one_host {
 constexpr int kMostRanks = 16;
 constexpr size_t kMostSamples = 1024;
 
-// The file, which begins as zeros.
+// The contents of the file, at first zeros.
 struct MeetingPlace {
   struct alignas(128) Line {
     std::atomic<uint64_t> arrived;  // how often this rank came; released by it, acquired by others
@@ -26,7 +26,7 @@ struct MeetingPlace {
     uint64_t wrong;                 // elements
   };
   Line lines[kMostRanks];
-  ExchangeLine exchange[2];  // of rank 0, and of the one with which it exchanges
+  ExchangeLine exchange[2];  // of rank 0, and of the rank with which it exchanges
   double samples[kMostRanks][kMostSamples];
 
   static constexpr size_t kBytes = 1 << 20;
@@ -37,7 +37,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 class Meeting {
  public:
   explicit Meeting(const Options& options) : rank_(options.rank), ranks_(options.ranks) {
-    // Ranks that share cores have to leave them to each other soon.
+    // Ranks that share cores must yield them to each other soon.
     pauses_ = options.cpu >= 0 ? 100'000 : 20;
     if (ranks_ > kMostRanks) fail("too many ranks");
     int file = ::open(options.meet.c_str(), O_RDWR | O_CLOEXEC);
@@ -52,17 +52,17 @@ class Meeting {
   // Returns rank 0's `word` on every rank, once all are there. Ends the process after a minute.
   uint64_t meet(uint64_t word = 0) {
     ++meetings_;
-    // Two of them: rank 0 writes the one after next only when all have come to the next meeting,
-    // and so have read this one's.
+    // Two words alternate: rank 0 overwrites a word only after all ranks have come to the next
+    // meeting, and so have read it.
     if (rank_ == 0) place_->lines[0].word[meetings_ % 2] = word;
-    // Pairs with the acquire below: what was written before is seen after it.
+    // Pairs with the acquire below: data written before the store is visible after it.
     place_->lines[rank_].arrived.store(meetings_, std::memory_order_release);
     for (int rank = 0; rank < ranks_; ++rank) wait_for(rank);
     return place_->lines[0].word[meetings_ % 2];
   }
 
-  // In how many ns rank 0's core exchanges a cache line with the farthest of the others, as rank 0
-  // measures it. Collective; ranks have to have a core each.
+  // The time in ns in which rank 0's core exchanges a cache line with the farthest other core, as
+  // rank 0 measures it. Collective; each rank must have a core.
   double exchange_ns() {
     double farthest = 0;
     for (int other = 1; other < ranks_; ++other)
@@ -80,7 +80,7 @@ class Meeting {
     constexpr size_t kBatches = 21;
     constexpr int kExchanges = 50;
     const int end = rank_ == 0 ? 0 : 1;
-    // Cores that take turns on one of the host's need much longer; that is seen in one batch.
+    // Cores that take turns on one core of the host need much longer, which one batch shows.
     const Clock::time_point enough = Clock::now() + std::chrono::milliseconds(5);
     std::vector<double> batches;
     while (meet(batches.empty() || (batches.size() < kBatches && Clock::now() < enough)) != 0) {

@@ -13,7 +13,7 @@ void require(int result) {
   if (result != MPI_SUCCESS) one_host::fail("MPI failed with " + std::to_string(result));
 }
 
-// For an MPI without bfloat16: what its users write. Rounds to nearest, ties to even.
+// The operator that users of an MPI without bfloat16 write. Rounds to nearest, ties to even.
 [[maybe_unused]] void add_bfloat16(void* from, void* to, int* count, MPI_Datatype*) {
   const auto* in = static_cast<const uint16_t*>(from);
   auto* out = static_cast<uint16_t*>(to);

@@ -6,7 +6,7 @@
 
 #include "all_reduce.h"
 
-// The static library lacks what Intel's profilers hook into: null where no profiler is.
+// Hooks of Intel's profilers, which the static library lacks: null, as there is no profiler.
 extern "C" {
 void* __itt_domain_create_ptr__3_0 = nullptr;
 void* __itt_event_create_ptr__3_0 = nullptr;
@@ -21,7 +21,7 @@ void* __itt_thread_set_name_ptr__3_0 = nullptr;
 
 namespace {
 
-// Rank 0's address, through a file beside the one through which the ranks meet.
+// Passes on rank 0's address, in a file beside the one through which the ranks meet.
 ccl::shared_ptr_class<ccl::kvs> connect(const one_host::Options& options,
                                         one_host::Meeting& meeting) {
   const std::string file = options.meet + ".kvs";

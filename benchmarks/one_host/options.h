@@ -1,4 +1,4 @@
-// What a rank of a benchmark is told, the same for every peer: its place and what to measure.
+// The flags of a benchmark's rank, the same for every peer: its place, and the measurements.
 //
 //   PROGRAM --rank 0 --ranks 2 --cpu 0 --meet FILE --out FILE --sizes 8,4096 --dtypes float32
 //           --modes tight,touch --budget-ms 40 [--memory pool] [--op ping_pong]
@@ -51,7 +51,7 @@ inline std::vector<std::string> split(const std::string& text) {
 }
 
 // Reads the flags and moves the process to its cpu, before any thread is started. Ends the process
-// where a flag is wrong.
+// if a flag is wrong.
 inline Options parse(int count, char** arguments) {
   std::map<std::string, std::string> given;
   for (int i = 1; i + 1 < count; i += 2) given[arguments[i]] = arguments[i + 1];

@@ -1,6 +1,6 @@
-"""Who is compared: how each peer is got and built, and how its ranks are started.
+"""The compared peers: how each is fetched and built, and how its ranks are started.
 
-Everything lies below build/peers, which git ignores. What cannot be had raises Unavailable.
+Everything lies below build/peers, which git ignores. An unavailable peer raises Unavailable.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DEEPSPEED = "deepspeed==0.19.8"
 VLLM = "vllm==0.33.0"
 MPICH = ("mpich", "libmpich12", "libmpich-dev", "libslurm38")
 
-# The flags of each rank, as commands that are run at the same time.
+# The flags of a rank.
 Flags = Callable[[int], list[str]]
 
 
 @dataclasses.dataclass
 class Peer:
-    """Ready to run. `commands` makes of a rank's flags and the number of ranks what is started."""
+    """Ready to run. `commands` returns the commands to start, from the ranks' flags and number."""
 
     version: str
     commands: Callable[[Flags, int], list[list[str]]]
@@ -46,7 +46,7 @@ def one_process_per_rank(*program: str) -> Callable[[Flags, int], list[list[str]
 
 
 def one_launcher(*launcher: str, program: Path) -> Callable[[Flags, int], list[list[str]]]:
-    """mpiexec, told each rank's flags by themselves."""
+    """mpiexec, with separate flags for each rank."""
 
     def commands(flags: Flags, ranks: int) -> list[list[str]]:
         command = list(launcher)
@@ -58,7 +58,7 @@ def one_launcher(*launcher: str, program: Path) -> Callable[[Flags, int], list[l
 
 
 def compiled(name: str, sources: list[Path], *flags: str) -> Path:
-    """The program, compiled again where a source of ours is newer."""
+    """The program, compiled again if a source of ours is newer."""
     program = FOLDER / "bin" / name
     newest = max(file.stat().st_mtime for file in [*sources, *HERE.glob("*.h")])
     if program.exists() and program.stat().st_mtime > newest:
@@ -125,7 +125,7 @@ def open_mpi() -> Peer:
 
 
 def mpich() -> Peer:
-    """Debian's, unpacked and not installed: installed, it and Open MPI share names of commands."""
+    """Debian's, unpacked and not installed, because it and Open MPI share names of commands."""
     root = debian_packages(FOLDER / "mpich", *MPICH)
     library = next(root.glob("usr/lib/*/libmpich.so.12"), None)
     headers = next(root.glob("usr/include/*/mpich"), None)
@@ -145,11 +145,11 @@ def mpich() -> Peer:
 
 
 def _intel_mpi() -> tuple[Path, list[str], dict[str, str], str]:
-    """Its root, flags of the compiler, the environment that it wants, and its launcher."""
+    """Its root, flags for the compiler, its environment, and its launcher."""
     root = wheels(FOLDER / "intel_mpi", *INTEL_MPI)
     libraries = root / "lib"
     flags = [f"-I{root / 'include'}", str(libraries / "libmpi.so.12"), f"-Wl,-rpath,{libraries}"]
-    # Shared memory alone: for networks it would want libfabric. Ranks bind themselves.
+    # Shared memory alone: networks would need libfabric. Ranks bind themselves.
     environment = {"I_MPI_ROOT": str(root), "I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"}
     return root, ["-DMPICH_SKIP_MPICXX", *flags], environment, str(root / "bin" / "mpiexec.hydra")
 
@@ -162,10 +162,10 @@ def intel_mpi() -> Peer:
 
 
 def oneccl() -> Peer:
-    """Over Intel MPI, and without its worker thread, which takes a core of its own."""
+    """Over Intel MPI, and without oneCCL's worker thread, which would take another core."""
     _, of_mpi, environment, launcher = _intel_mpi()
     root = wheels(FOLDER / "oneccl", *ONECCL)
-    # The static library for CPUs: the shared one wants the runtime of SYCL.
+    # The static library for CPUs: the shared one needs the runtime of SYCL.
     program = compiled(
         "oneccl",
         [HERE / "oneccl_rank.cc"],
@@ -201,7 +201,7 @@ def _needs(feature: str) -> None:
 def deepspeed() -> Peer:
     _needs("avx512bw")
     folder = source(FOLDER / "deepspeed", DEEPSPEED, "csrc/cpu/comm") / "csrc/cpu/comm"
-    # It includes torch's header for extensions of Python, and uses types alone.
+    # DeepSpeed includes torch's header for extensions of Python, and uses only types.
     stand_in = FOLDER / "without_python" / "torch" / "extension.h"
     stand_in.parent.mkdir(parents=True, exist_ok=True)
     stand_in.write_text("#include <torch/types.h>\n")
@@ -237,10 +237,10 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "deepspeed": deepspeed,
     "vllm": vllm,
 }
-# dscomm in three ways. With --before, another checkout's have this before their names.
+# dscomm in three ways. With --before, those of another checkout have this prefix.
 OURS = ("dscomm", "pool", "torch")
 BEFORE = "before "
-# Those with messages, in the order of a round.
+# The peers with messages, in the order of a round.
 OF_MESSAGES = ("dscomm", "pool", "torch", "gloo", "openmpi", "mpich", "intelmpi")
 TITLES = {
     "pool": "dscomm pool",

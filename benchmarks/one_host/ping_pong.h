@@ -1,10 +1,10 @@
-// The message that is measured, the same for every peer: from rank 0 to rank 1 and back. Its time
-// is that of the round trip on rank 0.
+// The measured message, the same for every peer: from rank 0 to rank 1 and back. The time is that
+// of the round trip on rank 0.
 //
-// Rank 0 receives into another buffer than it sends from, and sends from that one the next time;
-// rank 1 sends from where it has received. Before it sends, each rank adds one to the first word
-// and to the last. So a message that is lost, late or delivered twice in a tight loop makes all
-// later counts wrong. All words are compared after every round of calls.
+// Rank 0 receives into a second buffer, and sends from this buffer the next time; rank 1 sends from
+// the buffer into which it has received. Before it sends, each rank adds one to the first word and
+// to the last. So a message that is lost, late or delivered twice in a tight loop makes all later
+// counts wrong. All words are compared after every round of calls.
 #pragma once
 
 #include <cstdint>
@@ -64,12 +64,12 @@ class PingPongOperation final : public Operation {
   bool is_timed() const override { return rank_ == 0; }
 
  private:
-  // Ranks and rounds are farther apart than the ranks count.
+  // Words of different ranks and rounds differ by more than the ranks count.
   static uint64_t word_at(size_t place, int rank, uint32_t round) {
     const uint64_t shift = (uint64_t{round} << 24) + (static_cast<uint64_t>(rank) << 56);
     return (place + 1) * 0x9e3779b97f4a7c15 + shift;
   }
-  // Whole words: a load of what was stored narrower would wait for the store.
+  // Counts in whole words: a wide load after a narrow store would wait for the store.
   void count() {
     ++data_[0];
     if (words_ > 1) ++data_[words_ - 1];
@@ -78,7 +78,7 @@ class PingPongOperation final : public Operation {
   const Messages& messages_;
   int rank_;
   uint64_t* data_;   // what was received last
-  uint64_t* spare_;  // of rank 0, where it receives next; of rank 1 the same
+  uint64_t* spare_;  // where rank 0 receives next; on rank 1 the same as data_
   size_t words_;
 };
 

@@ -30,7 +30,7 @@ def draw(rows: list[Row], folder: Path, about: str) -> list[Path]:
 
 
 def _figure(rows: list[Row], title: str) -> Any:
-    # Without ours, or with ours alone, a panel compares nothing.
+    # A panel without ours, or with ours alone, compares nothing.
     pairs = {(row.state, row.mode) for row in rows}
     of_pair = {pair: {row.peer for row in rows if (row.state, row.mode) == pair} for pair in pairs}
     seen = {pair for pair, own in of_pair.items() if own & {*OURS} and own - {*OURS}} or pairs
@@ -62,7 +62,7 @@ def _figure(rows: list[Row], title: str) -> Any:
 
 
 def about(results: dict[str, Any]) -> str:
-    """Of a file of results."""
+    """The processor and the day of a file of results."""
     return f"{results['processor']}, {results['timestamp'].partition('T')[0]}"
 
 

@@ -1,4 +1,4 @@
-// How long two cores take to exchange a cache line: each stores its own and waits for the other's.
+// Measures the exchange of a cache line by two cores: each stores its own and awaits the other's.
 //
 //   one_host_probe CPU CPU...
 //

@@ -1,5 +1,5 @@
-"""The rows of the results: of all runs of a peer in one state, the median of their medians, and
-two checkouts compared by them."""
+"""The rows of the results: the median of the medians of all runs of a peer in one state; and the
+comparison of two checkouts by rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Row:
 
 
 def rows_of(runs: list[Run]) -> list[Row]:
-    """Without what is of no state, and without runs that failed."""
+    """Without rows of no state, and without failed runs."""
     found: dict[Key, list[dict[str, Any]]] = {}
     for run in runs:
         for row in [] if run.failure else run.rows:
@@ -60,13 +60,12 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Above 1, the time has become longer."""
+        """Above 1 if the time has become longer."""
         return self.now.median_us / self.before.median_us
 
     @property
     def is_slower(self) -> bool:
-        """Beyond the scatter: each run took longer than every run before. Two runs of each show
-        it, if any do."""
+        """Beyond the scatter: each run took longer than every run before. Needs two runs each."""
         return min(self.now.runs, self.before.runs) > 1 and self.now.least_us > self.before.most_us
 
 

@@ -27,7 +27,7 @@ OPERATIONS = ("all_reduce", "ping_pong")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What every run measures. op is one of OPERATIONS. Sizes in bytes."""
+    """The measurements of every run. op is one of OPERATIONS. Sizes in bytes."""
 
     op: str
     sizes: tuple[int, ...]
@@ -38,8 +38,8 @@ class Plan:
 
 @dataclasses.dataclass
 class Run:
-    """failure is empty where all went well; rows are those that were written until then, each with
-    its `state`; refused are sentences about what the peer does not have."""
+    """failure is empty if all went well; rows are those written before it, each with its `state`;
+    refused are sentences about features that the peer lacks."""
 
     peer: str
     op: str
@@ -56,7 +56,7 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
     probed = cpus or cpus_of_ranks(usable, 2) or []
     with tempfile.TemporaryDirectory(prefix="one_host_", dir=_folder()) as folder:
         out = Path(folder) / "rows"
-        # Some peers name their own memory after this file: a name that nobody else has.
+        # Some peers name their own memory after this file, so its name is unique.
         meet = Path(folder) / f"{Path(folder).name}_meet"
         with meet.open("wb") as file:
             file.truncate(MEETING_BYTES)
@@ -90,12 +90,12 @@ def run_once(name: str, peer: Peer, ranks: int, dtype: str, plan: Plan, prober: 
 
 
 def _folder() -> str | None:
-    """In memory: a file on a disk is written back to it now and then."""
+    """In memory, because the kernel would write a file back to a disk now and then."""
     return str(SHARED) if os.access(SHARED, os.W_OK) else None
 
 
 def _finish(peer: Peer, commands: list[list[str]], limit_s: float, folder: str) -> str:
-    """Runs them side by side; one line about what went wrong, or nothing."""
+    """Runs the commands side by side. Returns one line about the failure, or nothing."""
     errors = Path(folder) / "stderr"
     with errors.open("wb") as stderr, _started(peer, commands, stderr) as processes:
         end = time.monotonic() + limit_s
@@ -106,7 +106,7 @@ def _finish(peer: Peer, commands: list[list[str]], limit_s: float, folder: str) 
 
 
 def telling_line(said: str) -> str:
-    """The line that says most of what went wrong: the first that names an error, or the first."""
+    """The line that tells most: the first that names an error, or the first."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"error|fail|abort|signal", line, re.IGNORECASE)]
     return [*errors, *lines, "no word"][0][:200]
@@ -128,7 +128,7 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], end: float) -> str:
 def _started(
     peer: Peer, commands: list[list[str]], stderr: Any
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Each leads a process group of its own, of which nothing is left at the end."""
+    """Each leads a new process group, which is killed at the end."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:

@@ -1,4 +1,4 @@
-"""The tables: each peer at each size, who is best, and how far dscomm is from the bound."""
+"""The tables: each peer at each size, the fastest one, and how far dscomm is from the bound."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OURS = ("dscomm", "dscomm pool", "dscomm torch", "dscomm direct")
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Of one size. medians: us by peer. What needs a peer or a bound that is not there is None."""
+    """One size. medians: us by peer. Fields that need a missing peer or bound are None."""
 
     size: int
     medians: dict[str, float]
     best: str | None  # the fastest that is not ours
-    ratio: float | None  # its time by that of dscomm: above 1 dscomm is faster
+    ratio: float | None  # its time divided by dscomm's: above 1 dscomm is faster
     bound_us: float | None
-    of_bound: float | None  # dscomm's time by the bound
+    of_bound: float | None  # dscomm's time divided by the bound
 
 
 def lines_of(rows: list[Row], op: str, dtype: str, mode: str, state: str, ranks: int) -> list[Line]:

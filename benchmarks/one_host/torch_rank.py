@@ -1,7 +1,7 @@
 """One rank of dscomm or gloo as torch.distributed calls it, with the flags of options.h.
 
-The measurement is that of deepspeed_comm.bench: slowest rank counted, results checked. Ranks meet
-by the barrier of the backend that is timed, since either is at its best alone.
+The measurement is that of deepspeed_comm.bench: the slowest rank counts, and results are checked.
+Ranks meet by the barrier of the timed backend, because each backend is fastest alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deepspeed_comm.bench.measurement import Measurement, Refusal, Row, groups_o
 from deepspeed_comm.bench.plan import settings
 
 NAMES = {"dscomm": "dscomm torch", "dscomm-direct": "dscomm direct", "gloo": "gloo"}
-# Of one size and mode.
+# The limits for one size and mode.
 MOST_BYTES, MOST_ITERATIONS, FEWEST_ITERATIONS = 128 << 20, 100, 5
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("backend", choices=["dscomm", "gloo"])
     parser.add_argument("--budget-ms", type=float, required=True)
     given = parser.parse_args()
-    # gloo has a thread of its own, and is several times slower where both share a core.
+    # gloo has a second thread, and is several times slower if both threads share a core.
     if given.cpu >= 0 and given.backend != "gloo":
         os.sched_setaffinity(0, {given.cpu})
     torch.set_num_threads(1)

@@ -1,5 +1,5 @@
-// What ranks reduce: small whole numbers, different for every rank, place and round, whose sums
-// both dtypes hold exactly in any order; and what the result has to be.
+// The values that ranks reduce: small whole numbers, different for every rank, place and round,
+// whose sums both dtypes hold exactly in any order; and the expected results.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,15 @@ inline float from_bfloat16(uint16_t value) {
   return wide;
 }
 
-// Less than 256 / ranks, so that sums have the 8 bits that bfloat16 has. Whole words, which the
-// compiler makes vectors of. Rows of 128 places differ, so that a shifted block is seen.
+// Less than 256 / ranks, so that sums fit the 8 bits of bfloat16. Computed in whole words, which
+// the compiler vectorizes. Rows of 128 places differ, so that a shifted block is detected.
 inline uint32_t value_at(uint32_t place, int rank, uint32_t round, uint32_t most) {
   return (place + (place >> 7) * 5 + static_cast<uint32_t>(rank) * 31 + round * 7) & (most - 1);
 }
 
 class Values {
  public:
-  // The number of ranks is a power of two, so that sums which are summed again stay exact.
+  // The number of ranks is a power of two, so that repeated sums stay exact.
   Values(DType dtype, int rank, int ranks) : dtype_(dtype), rank_(rank), ranks_(ranks) {
     most_ = 256 / static_cast<uint32_t>(ranks);
   }

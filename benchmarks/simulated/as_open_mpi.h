@@ -6,7 +6,7 @@
 
 #include <mpi.h>
 
-// SMPI makes macros of them, of which methods of that name would become calls.
+// SMPI defines these as macros, which would also replace methods of these names.
 #undef sleep
 #undef usleep
 #undef nanosleep

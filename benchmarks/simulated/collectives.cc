@@ -4,13 +4,13 @@
 //
 //   collectives RANKS_OF_A_HOST COLLECTIVE CHECKED BYTES...
 //
-// COLLECTIVE is all_reduce, reduce_scatter or all_gather. Bytes are those of the whole: of what all
-// ranks have together in the last two. All is float32 and SUM. CHECKED is 1: results are checked;
-// or 0: all ranks, which are threads of one process, use the same buffers, so that many hosts fit
-// into this machine's memory. Between the ranks of one host MpiTeam stands in for shared memory.
+// COLLECTIVE is all_reduce, reduce_scatter or all_gather. BYTES is the size of the whole: in the
+// last two, of the data of all ranks together. All is float32 and SUM. CHECKED is 1: results are
+// checked; or 0: all ranks, which are threads of one process, use the same buffers, so that many
+// hosts fit into memory. Between the ranks of one host MpiTeam stands in for shared memory.
 //
-// A line: ranks, bytes, and us of MPI's own, of MpiTeam and of HierarchicalTeam; with one rank on
-// each host there is no last one, and MpiTeam's time is there again.
+// Prints lines: ranks, bytes, and the us of MPI, MpiTeam and HierarchicalTeam. With one rank on
+// each host there is no HierarchicalTeam, and MpiTeam's time is repeated.
 
 #include <mpi.h>
 
@@ -106,7 +106,7 @@ class Simulation {
     std::vector<std::vector<int>> hosts(static_cast<size_t>(size_ / local_count_));
     for (int rank = 0; rank < size_; ++rank)
       hosts[static_cast<size_t>(rank / local_count_)].push_back(rank);
-    // All ranks split at the same time: by host; by local rank, whose slice it leads; and not.
+    // All ranks split at the same time: by host; by local rank, for its slice; and not at all.
     auto inside = [this](std::span<const int> ranks, const std::string&) {
       return Result<std::unique_ptr<Team>>(team_of(ranks, rank_ / local_count_));
     };
@@ -119,7 +119,7 @@ class Simulation {
     return std::move(team).value();
   }
 
-  // Simulated microseconds of one call, the slowest rank's. The second of two: the first sets up.
+  // Simulated us of a call on the slowest rank. Times the second call, as the first one sets up.
   double time(const std::function<void()>& call) {
     double began = 0;
     for (int round = 0; round < 2; ++round) {
@@ -188,13 +188,13 @@ class Simulation {
     }
   }
 
-  // Called by all ranks of the world, those of one color together.
+  // Called by all ranks of the world; those of one color form a Team.
   std::unique_ptr<Team> team_of(std::span<const int> ranks, int color, bool shares_hosts = false) {
     MpiTeamOptions options;
     options.shares_hosts = shares_hosts;
     options.id = ++teams_;
     options.name = "simulated";
-    // A wait that naps would do so in the time of this machine.
+    // Never naps: a nap would take real time of this machine.
     options.wait_policy.spin_polls = INT_MAX;
     for (int rank : ranks) options.members.push_back({rank, "rank " + std::to_string(rank)});
     MPI_Comm data, check;

@@ -1,6 +1,6 @@
-// What the failure detector costs on thousands of ranks: its own code (Links, Flooding) on a
-// simulated network, in which a message takes so long from one process to another, and a process
-// takes so long to handle one.
+// The cost of the failure detector on thousands of ranks: its own code (Links, Flooding) on a
+// simulated network, in which a message takes HOP_US to another process, which takes HANDLE_US to
+// handle the message.
 //
 //   simulated_failure_detector HOSTS LOCAL [HOP_US] [HANDLE_US] [SEED]
 //
@@ -33,7 +33,7 @@ void print(SimulatedNetwork& network, const char* what, double began_us, double 
               all == 0 ? 0.0 : static_cast<double>(traffic.bytes) / static_cast<double>(all));
 }
 
-// Until every living rank has heard of all of them.
+// Kills `dead`, and runs until every living rank has heard of all of them.
 void deaths(SimulatedNetwork& network, const char* what, const std::vector<int>& dead) {
   const double began_us = network.now_us();
   network.kill(dead);

@@ -1,16 +1,15 @@
-// What it costs to form a group of thousands of ranks: the exchange's own code (Modex,
-// StoreExchange), one thread for each host's leader, over a simulated store, in virtual time.
+// The cost to form a group of thousands of ranks: the exchange's own code (Modex, StoreExchange),
+// one thread for each host's leader, over a simulated store, in virtual time.
 //
 //   simulated_formation HOSTS LOCAL [HOP_US] [HANDLE_US] [GBIT] [DEAD]
 //
-// A question takes a hop to the store and one back. The store handles one at a time, as c10d's
-// does, takes HANDLE_US for it and 0.5 us for each further key of it, and sends what is asked for
-// at GBIT/s. From 33 hosts on the member table goes from leader to leader (TableRelay), over
-// simulated connections of GBIT/s: a hop there and back to connect, and one for each message;
-// slow start is left out. Leaders start at random within a second. DEAD of them end when they have
-// read the member table, and pass it on to nobody: the others give up at the timeout, 30 s. What
-// the ranks of a host say to their leader is not simulated: benchmarks/many_ranks.py has it in its
-// figures.
+// A question takes a hop to the store and one back. The store handles one question at a time, as
+// c10d's does: it takes HANDLE_US, and 0.5 us for each further key, and sends the values at GBIT/s.
+// From 33 hosts on the member table goes from leader to leader (TableRelay), over simulated
+// connections of GBIT/s: a hop there and back to connect, and one for each message; slow start is
+// left out. Leaders start at random within a second. DEAD leaders end when they have read the
+// member table, and pass it on to nobody: the others give up at the timeout, 30 s. Messages from
+// ranks to the leader of their host are not simulated: see benchmarks/many_ranks.py.
 #include <time.h>
 
 #include <algorithm>
@@ -40,7 +39,7 @@ namespace {
 
 constexpr std::chrono::seconds kTimeout{30};
 constexpr int64_t kStartsNs = 1'000'000'000;
-// Of a rank's entry beside what its host has in common, and that: as measured in a job.
+// Bytes of a rank's own entry, and of the part common to its host, as measured in a job.
 constexpr size_t kOwnBytes = 78, kCommonBytes = 130;
 
 // The length of a TableRelay's address.
@@ -58,7 +57,7 @@ class World {
  public:
   World(int leaders, Costs costs) : costs_(costs), clocks_(static_cast<size_t>(leaders)) {}
 
-  // From the thread of a leader: waits until nobody else has anything to do before `at_ns`.
+  // Called on a leader's thread: waits until no other leader has anything to do before `at_ns`.
   void go_on_at(int leader, int64_t at_ns) {
     std::unique_lock lock(mutex_);
     Clock& clock = clocks_[static_cast<size_t>(leader)];
@@ -76,11 +75,11 @@ class World {
   }
   int64_t now_ns(int leader) const { return clocks_[static_cast<size_t>(leader)].ns; }
 
-  // A question to the store about so many keys, and its answer's way back. `handle` says how many
-  // bytes travel.
+  // Asks the store about `keys` keys, and waits for the answer. `handle` returns the number of
+  // bytes that travel.
   template <typename Handle>
   void ask(int leader, size_t keys, Handle handle) {
-    go_on_at(leader, now_ns(leader) + costs_.hop_ns);  // it arrives, after all that arrived before
+    go_on_at(leader, now_ns(leader) + costs_.hop_ns);  // arrives after all earlier questions
     const size_t bytes = handle();
     const int64_t begins_ns = std::max(now_ns(leader), free_ns_);
     free_ns_ = begins_ns + costs_.handle_ns + static_cast<int64_t>(keys - 1) * kKeyNs +
@@ -111,7 +110,7 @@ class World {
     std::condition_variable turn;
   };
 
-  // Once all wait: one thread at a time, so that a seed has one outcome.
+  // Once all wait, releases one thread, so that a seed has one outcome.
   void release_next() {
     if (waiting_.size() + static_cast<size_t>(ended_) < clocks_.size() || waiting_.empty()) return;
     Clock& next = clocks_[static_cast<size_t>(waiting_.begin()->second)];
@@ -125,10 +124,10 @@ class World {
   std::vector<Clock> clocks_;
   std::set<std::pair<int64_t, int>> waiting_;
   int ended_ = 0;
-  int64_t free_ns_ = 0;  // when the store has handled all that it was asked
+  int64_t free_ns_ = 0;  // when the store has handled all questions
 };
 
-// Which leader this thread is.
+// The world and the leader of this thread.
 thread_local World* this_world = nullptr;
 thread_local int this_leader = -1;
 
@@ -170,7 +169,7 @@ class SimulatedStore final : public Store {
     });
     return are_there;
   }
-  // As c10d's: the same, and then for the values.
+  // Like c10d's: asks has_all(), and then for the values.
   Result<std::optional<std::vector<std::string>>> find_all(
       const std::vector<std::string>& keys) override {
     if (!has_all(keys).value()) return std::optional<std::vector<std::string>>();
@@ -286,7 +285,7 @@ struct Leader {
   Status status;
 };
 
-// As a leader goes through a formation; see core/formation/formation.cc.
+// The steps of a leader in a formation; see core/formation/formation.cc.
 Status form(Store& store, TableRelay* relay, int leader, int hosts, int local, bool dies) {
   const Deadline deadline = Deadline::after(kTimeout);
   deadline.expired();
@@ -374,7 +373,7 @@ int simulate(int hosts, int local, Costs costs, int dead) {
 }  // namespace
 }  // namespace dscomm
 
-// Time of a leader's thread is the world's; it passes where the code under test waits.
+// A leader's thread sees the world's time, which passes while the code under test waits.
 extern "C" int clock_gettime(clockid_t, timespec* time) noexcept {
   using namespace dscomm;
   int64_t ns = 1;
