@@ -118,7 +118,7 @@ class FlatMpi:
         return self._call("MPI_Sendrecv", *sent, *received, self._world, self._ignore)
 
     def _ping_pong(self, data: Any, out: Any, count: int) -> Callable[[], None]:
-        """Even ranks send to the next one and get it back."""
+        """Even ranks send to the next rank, which sends the data back."""
         is_even = self.rank % 2 == 0
         peer = self.rank + 1 if is_even else self.rank - 1
         place = (count, self._float, peer, 0, self._world)
@@ -135,7 +135,7 @@ class FlatMpi:
     def _exchange(
         self, given: torch.Tensor, result: torch.Tensor, count: int, after: int, before: int
     ) -> Callable[[], None]:
-        """One half goes around one way, the other half the other."""
+        """One half goes around the ranks one way, the other half the other way."""
         requests = (self._request * 4)()
         sent, received = given.chunk(2), result.chunk(2)
         calls = []

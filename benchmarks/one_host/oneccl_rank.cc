@@ -1,4 +1,4 @@
-// One rank of oneCCL: ccl::allreduce in place, waited for.
+// One rank of oneCCL: ccl::allreduce in place, and wait().
 #include <unistd.h>
 
 #include <fstream>

@@ -127,7 +127,7 @@ class Order {
     }
     held_.push_back(ledger);
   }
-  // Unlocked explicitly, because a child forked meanwhile has the same open file.
+  // Unlocks explicitly, because a child forked meanwhile shares the open file and its locks.
   ~Order() {
     for (int ledger : held_) flock(ledger, LOCK_UN);
   }
@@ -163,7 +163,7 @@ int64_t MemoryReservation::spare_bytes(size_t bytes) {
 
 MemoryReservation::~MemoryReservation() { withdraw(); }
 
-// Unlocked explicitly, because a child forked meanwhile has the same open file.
+// Unlocks explicitly, because a child forked meanwhile shares the open file and its locks.
 void MemoryReservation::withdraw() {
   taken(bytes_);
   entries_.clear();

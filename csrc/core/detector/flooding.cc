@@ -21,8 +21,8 @@ constexpr size_t kCallsKept = 128;
 // The most calls in one question.
 constexpr size_t kCallsAsked = 16;
 static_assert(kCallsAsked * sizeof(CallRecord) + 512 <= kMessageTextBytes);
-// Teams whose calls are kept after they ended here, and Teams that others asked about before this
-// member made a call in them.
+// How many Teams whose calls are kept after they ended here, and how many that others asked about
+// before this member made a call in them.
 constexpr size_t kTeamsKept = 64, kTeamsAsked = 4096;
 
 Status describe_leave(const std::string& name, const Departure& departure) {
