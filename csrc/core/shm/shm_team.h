@@ -8,7 +8,6 @@
 // Reductions run in rank order on every rank, so the results are bit-identical.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -18,7 +17,6 @@
 #include "core/shm/staging/staging.h"
 #include "core/team/call.h"
 #include "core/team/call_tally.h"
-#include "core/team/chunk.h"
 #include "core/team/team.h"
 
 namespace dscomm {

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "core/shm/mailbox/layout.h"
+#include "core/base/arena_id.h"
 
 namespace dscomm {
 

@@ -65,8 +65,6 @@ Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology*
   return arena;
 }
 
-Arena::~Arena() = default;
-
 Result<uint64_t> Arena::allocate(size_t bytes) {
   std::lock_guard lock(mutex_);
   return allocate_locked(round_up(std::max<size_t>(bytes, 1), kPageBytes));

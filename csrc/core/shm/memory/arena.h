@@ -28,7 +28,6 @@ class Arena {
   // memory is placed on the NUMA node that this process is bound to, if any.
   static Result<std::shared_ptr<Arena>> create(size_t arena_bytes,
                                                const Topology* topology = nullptr);
-  ~Arena();
 
   int fd() const { return space_.memory().fd(); }
   ArenaId id() const { return header().id; }

@@ -1,9 +1,7 @@
 // Directory: how the processes of a host find and map each other's arenas.
 #pragma once
 
-#include <map>
 #include <memory>
-#include <mutex>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"

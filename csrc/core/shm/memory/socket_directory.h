@@ -9,6 +9,8 @@
 // One service thread per process answers, and holds the arena's life mutex.
 #pragma once
 
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "core/shm/memory/directory.h"
