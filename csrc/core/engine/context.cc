@@ -5,7 +5,7 @@
 #include "core/engine/worker_pool.h"
 #include "core/messages/doorbell.h"
 #include "core/messages/point_to_point.h"
-#include "core/shm/memory/host_identity.h"
+#include "core/shm/memory/abstract_socket.h"
 #include "core/shm/memory/socket_directory.h"
 #include "core/transport/networks.h"
 

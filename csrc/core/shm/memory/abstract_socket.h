@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <string>
+
 #include "core/base/arena_id.h"
 
 namespace dscomm {
@@ -20,5 +22,10 @@ struct AbstractAddress {
 
 // Whether the other end of a connection runs as the same user.
 bool is_same_user(int connection);
+
+// Identifies the host of a process: the kernel's boot id and the network namespace, equal for two
+// processes that can reach each other's abstract sockets. Only a hint about which processes to
+// attach to: attaching proves that they share memory. At most 95 characters.
+std::string host_identity();
 
 }  // namespace dscomm
