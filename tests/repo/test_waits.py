@@ -69,6 +69,7 @@ ALLOWED = {
         "sleep",
     ): "before it asks again, under the deadline",
     ("csrc/core/shm/memory/socket_directory.cc", "condition"): "the service thread has started",
+    ("csrc/core/shm/memory/socket_directory.h", "semaphore"): "the service thread has started",
     ("csrc/core/shm/memory/socket_directory.cc", "thread"): "the service thread, told to end, ends",
     ("csrc/core/detector/connection.cc", "socket"): "never blocks",
     ("csrc/core/detector/connector.cc", "socket"): "sockets that never block",

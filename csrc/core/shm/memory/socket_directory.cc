@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
 
 #include "core/base/log.h"
@@ -165,26 +164,15 @@ Result<PeerAddress> SocketDirectory::publish(std::shared_ptr<Arena> arena,
 #ifdef SYS_pidfd_open
   own_pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
 #endif
-  std::mutex born_mutex;
-  std::condition_variable born_condition;
-  bool born = false;
-  Result<std::thread> service = start_thread("the service of shared memory", [&, this] {
+  Result<std::thread> service = start_thread("the service of shared memory", [this] {
     arena_->begin_life();
-    {
-      std::lock_guard lock(born_mutex);
-      born = true;
-      born_condition.notify_one();
-    }
+    is_born_.count_down();
     serve();
     arena_->end_life();
   });
   if (!service.ok()) return service.status();
   service_ = std::move(service).value();
-  {
-    // Ends: the thread first locks a mutex that no other thread has seen.
-    std::unique_lock lock(born_mutex);
-    born_condition.wait(lock, [&] { return born; });
-  }
+  is_born_.wait();  // ends: the thread first locks a mutex that no other thread has seen
   return address_;
 }
 
@@ -265,11 +253,11 @@ Directory::Attached SocketDirectory::fetch(const PeerAddress& address, const Dea
   // on slow requests, so try again. A process that has ended refuses the next connection.
   TimeLeft time_left(deadline);
   int received = -1;
-  while (received < 0) {
+  while (true) {
     Attached refusal = ask(address, deadline, time_left, &reply, descriptors, &received);
     if (!refusal.why_not.empty()) return refusal;
-    if (received < 0 && time_left.is_over()) return too_late();
     if (received >= 0) break;
+    if (time_left.is_over()) return too_late();
     deadline.nap(kMs);
   }
   if (received == 0)
