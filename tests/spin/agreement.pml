@@ -3,7 +3,7 @@
  *
  * Mirrors: csrc/core/shm/mailbox/agreement.cc, compare(), compare_last_calls(), and mismatch() as far
  * as it reads call records; mailboxes.cc, begin(), wait_posted(), wait_acknowledged(), end() and
- * leave(); diagnosis.cc, MemberWatch::look(); aborts.cc, find().
+ * leave(); diagnosis.cc, MemberMonitor::check(); aborts.cc, find().
  *
  * Ranks make CALLS broadcasts and then a barrier. The first rank to reach a call chooses its
  * root and whether it is long: then the root waits within it until all have acknowledged, as

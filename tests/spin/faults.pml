@@ -1,6 +1,6 @@
 /* When a rank dies or stops, every other rank ends, and those that fail all name it.
  *
- * Mirrors: csrc/core/shm/mailbox/diagnosis.cc, MemberWatch::look() and timed_out(); members.cc,
+ * Mirrors: csrc/core/shm/mailbox/diagnosis.cc, MemberMonitor::check() and timed_out(); members.cc,
  * member_state(); aborts.cc, find(), fail() and abort(); mailboxes.cc, begin(), leave() and end();
  * csrc/core/shm/memory/peer_liveness.cc, alive(); and the shape of all_reduce.cc, broadcast.cc and
  * gather.cc with two rounds and a stage of one buffer, so that writers wait for readers too.

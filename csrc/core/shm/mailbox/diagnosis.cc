@@ -1,5 +1,7 @@
-#include "core/shm/mailbox/diagnosis.h"
-
+// Diagnosis: whether a wait that takes long still makes sense, and which rank is at fault if not.
+//
+// Published data counts, also after an abort, a departure or a death. A wait that has seen one of
+// these loads its word again, and fails only if the word has not reached its target.
 #include <algorithm>
 
 #include "core/base/format.h"
@@ -139,43 +141,40 @@ class MemberMonitor final : public WaitMonitor {
 
 }  // namespace
 
-Status wait_slowly(Mailboxes& mailboxes, const std::atomic<uint64_t>& word, uint64_t target,
-                   int member, uint64_t done_of_all) {
-  MemberMonitor monitor(mailboxes, word, target, member, done_of_all);
-  return wait_slowly(word, target, mailboxes.members().own->sleepers, mailboxes.policy(),
-                     mailboxes.call().deadline, monitor);
+Status Mailboxes::wait_slowly(const std::atomic<uint64_t>& word, uint64_t target, int member,
+                              uint64_t done_of_all) {
+  MemberMonitor monitor(*this, word, target, member, done_of_all);
+  return dscomm::wait_slowly(word, target, members_.own->sleepers, policy_, call_.deadline,
+                             monitor);
 }
 
-Status ask_until(Mailboxes& mailboxes, const std::function<bool()>& is_there,
-                 const std::string& what) {
+Status Mailboxes::ask_until(const std::function<bool()>& is_there, const std::string& what) {
   constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{2000};
-  const Members& members = mailboxes.members();
-  const auto& [number, parent, reads_all, deadline] = mailboxes.call();
+  const Deadline& deadline = call_.deadline;
   std::chrono::microseconds pause = kFirstPause;
   TimeLeft time_left(deadline);
   while (!is_there()) {
-    if (Status cause = find_cause(mailboxes, number); !cause.ok())
-      return mailboxes.aborts().adopt(cause);
+    if (Status cause = find_cause(*this, call_.number); !cause.ok()) return aborts_.adopt(cause);
     const bool is_expired = time_left.is_over();
     std::string late;
-    for (int member = 0; member < members.size(); ++member) {
-      if (member == members.rank) continue;
-      const MemberState member_state = members.member_state(member);
+    for (int member = 0; member < size(); ++member) {
+      if (member == rank()) continue;
+      const MemberState member_state = members_.member_state(member);
       // In this order, because data published before the departure counts.
-      if (member_state != MemberState::kPresent && !members.has_posted(member))
-        return mailboxes.fail(
+      if (member_state != MemberState::kPresent && !members_.has_posted(member))
+        return fail(
             member_state == MemberState::kLeft ? Code::kPeerLeft : Code::kPeerDied,
             format_text("{} {} before it made this call; look for its own error in its output",
-                        members.name(member),
-                        member_state == MemberState::kLeft ? members.departure(member).how()
+                        name_member(member),
+                        member_state == MemberState::kLeft ? members_.departure(member).how()
                                                            : "died or exited"));
       const uint64_t done =
-          members.views[member]->done.load(std::memory_order_acquire);  // pairs with end()
-      if (is_expired && done < phase_word(members.sequence, 0))
-        late += (late.empty() ? "" : "; ") + members.name(member);
+          members_.views[member]->done.load(std::memory_order_acquire);  // pairs with end()
+      if (is_expired && done < phase_word(sequence(), 0))
+        late += (late.empty() ? "" : "; ") + name_member(member);
     }
     if (is_expired)
-      return mailboxes.fail(
+      return fail(
           Code::kTimeout,
           format_text("timed out after {} waiting for {}; {}{}", deadline.timeout_text(), what,
                       late.empty() ? "ranks of other groups have not read what was sent to them"

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/base/futex.h"
-#include "core/shm/mailbox/diagnosis.h"
 #include "core/shm/staging/copy.h"
 #include "core/team/call.h"
 
@@ -119,7 +118,7 @@ void Mailboxes::wake_sleepers(const std::atomic<uint64_t>& word) {
 Status Mailboxes::wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member,
                             uint64_t done_of_all) {
   return wait_at_least(word, target, policy_,
-                       [&] { return wait_slowly(*this, word, target, member, done_of_all); });
+                       [&] { return wait_slowly(word, target, member, done_of_all); });
 }
 
 Status Mailboxes::wait_posted(int member, uint32_t phase) {

@@ -9,6 +9,7 @@
 // noted there.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,6 +58,9 @@ class Mailboxes {
     const uint64_t word = phase_word(sequence(), rounds);
     return reader < 0 ? wait_all_acknowledged(word) : wait_acknowledged(reader, word);
   }
+  // Calls `is_there` until it is true: for a condition that other members bring about and that no
+  // shared word shows. At the deadline, the error names `what`.
+  Status ask_until(const std::function<bool()>& is_there, const std::string& what);
   // Whether all members are known to have acknowledged it. Reads no mailbox.
   bool have_acknowledged(uint64_t word) const;
   uint64_t sequence() const { return members_.sequence; }
@@ -74,7 +78,6 @@ class Mailboxes {
   Aborts& aborts() { return aborts_; }
   Agreement& agreement() { return agreement_; }
   const Call& call() const { return call_; }
-  const WaitPolicy& policy() const { return policy_; }
   // See Aborts and Members.
   Status fail(Code code, const std::string& cause) { return aborts_.fail(code, cause); }
   std::string name_member(int member) const { return members_.name(member); }
@@ -87,8 +90,12 @@ class Mailboxes {
   Status end();
   void prefetch_next_slot();
   void wake_sleepers(const std::atomic<uint64_t>& word);
+  // Waits for one member's word. `done_of_all`: the done word that the call waits for in every
+  // member, one after another; 0: in none.
   Status wait_word(const std::atomic<uint64_t>& word, uint64_t target, int member,
                    uint64_t done_of_all = 0);
+  Status wait_slowly(const std::atomic<uint64_t>& word, uint64_t target, int member,
+                     uint64_t done_of_all);
 
   Members members_;
   Aborts aborts_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/base/round_up.h"
-#include "core/shm/mailbox/diagnosis.h"
 #include "core/shm/staging/copy.h"
 
 namespace dscomm {
@@ -77,7 +76,7 @@ Status Staging::borrow_slab(size_t needed_bytes) {
       return offset.ok() || !is_expected;
     };
     DSCOMM_RETURN_IF_ERROR(
-        ask_until(mailboxes_, is_over, "memory for this call's data (" + refused + ")"));
+        mailboxes_.ask_until(is_over, "memory for this call's data (" + refused + ")"));
   }
   if (!offset.ok()) return mailboxes_.fail(offset.status().code(), offset.status().message());
   slab_offset_ = offset.value();
