@@ -14,31 +14,12 @@
 // the input. The tensor's owner overwrites slice k with rank k's result, after rank k has posted
 // that result. So once the owner has gathered, nobody reads its input any more. Before it returns,
 // the others must have acknowledged that they have gathered its results.
-
+#include "core/base/round_up.h"
 #include "core/reduce/reduce.h"
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
 namespace {
-
-// Rank k's slice of `count` elements, cut at cache lines so that ranks write to different ones.
-struct Slice {
-  size_t begin, length;
-};
-Slice slice_of(size_t count, int ranks, int k, size_t element_bytes) {
-  size_t line = std::max<size_t>(64 / element_bytes, 1);
-  size_t lines = (count + line - 1) / line;
-  size_t per_rank = (lines + static_cast<size_t>(ranks) - 1) / static_cast<size_t>(ranks) * line;
-  size_t begin = std::min(count, per_rank * static_cast<size_t>(k));
-  return {begin, std::min(count, begin + per_rank) - begin};
-}
-
-// Rounds of the chunked form, in the order in which ranks stage and read them: input 0, input 1,
-// result 0, input 2, result 1, ... Round r is posted and acknowledged as phase r + 1.
-constexpr uint32_t input_round(uint32_t chunk) { return chunk == 0 ? 0 : 2 * chunk - 1; }
-constexpr uint32_t result_round(uint32_t chunk, uint32_t chunks) {
-  return std::min(2 * chunk + 2, 2 * chunks - 1);
-}
 
 // Four chunks overlap well; chunks of less than 256 KiB lose more in hand-overs than they gain.
 constexpr size_t kWantedChunks = 4;
@@ -51,7 +32,7 @@ size_t elements_of_chunk(size_t count, size_t element_bytes, size_t most_bytes) 
   const size_t wanted_bytes = std::max(bytes / kWantedChunks, kLeastChunkBytes);
   const size_t chunks = std::max(bytes / wanted_bytes, (bytes + most_bytes - 1) / most_bytes);
   const size_t line = std::max<size_t>(64 / element_bytes, 1);
-  return ((count + chunks - 1) / chunks + line - 1) / line * line;
+  return round_up((count + chunks - 1) / chunks, line);
 }
 
 // Bytes that are reduced at a time, then copied on while they are in the L1 cache.
@@ -129,12 +110,21 @@ struct ShmTeam::ChunkedAllReduce {
   const Stores gather_stores =
       result_in_place && bytes >= kPastCachesBytes ? Stores::kStreaming : Stores::kOrdinary;
 
-  uint32_t result_round(uint32_t chunk) const { return dscomm::result_round(chunk, chunks); }
+  // Rounds, in the order in which ranks stage and read them: input 0, input 1, result 0, input 2,
+  // result 1, ... Round r is posted and acknowledged as phase r + 1.
+  static uint32_t input_round(uint32_t chunk) { return chunk == 0 ? 0 : 2 * chunk - 1; }
+  uint32_t result_round(uint32_t chunk) const { return std::min(2 * chunk + 2, 2 * chunks - 1); }
+
+  // Slices are cut at cache lines so that ranks write to different ones.
   Part part_of(int k, uint32_t chunk) const {
-    const Slice slice =
-        slice_of(round_bytes(count, chunk_count, chunk), team.size(), k, element_bytes);
-    const size_t before = slice.begin * element_bytes;
-    return {slice.length, before, chunk * chunk_count * element_bytes + before};
+    const auto ranks = static_cast<size_t>(team.size());
+    const size_t elements = round_bytes(count, chunk_count, chunk);
+    const size_t line = std::max<size_t>(64 / element_bytes, 1);
+    const size_t longest = round_up(elements, line * ranks) / ranks;
+    const size_t begin = std::min(elements, longest * static_cast<size_t>(k));
+    const size_t before = begin * element_bytes;
+    return {in_chunk(elements, begin, longest), before,
+            chunk * chunk_count * element_bytes + before};
   }
 
   // Lets the others read this rank's values of the chunk.
