@@ -1,6 +1,7 @@
 // ShmTeams for ranks that are threads.
 #pragma once
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +22,13 @@ inline Settings small_settings() {
   settings.staging_bytes = 4 * 4096;
   settings.one_shot_bytes = 2048;
   return settings;
+}
+
+// The bytes that a memfd has taken from the kernel.
+inline size_t backed_bytes(int fd) {
+  struct stat file{};
+  EXPECT_EQ(fstat(fd, &file), 0);
+  return static_cast<size_t>(file.st_blocks) * 512;
 }
 
 // One rank's arena and directory in a world of threads; it forms groups from them.

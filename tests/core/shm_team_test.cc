@@ -659,9 +659,9 @@ TEST(ShmTeam, ManyGroupsReuseTheirMemory) {
       std::vector<float> data(3000, 1.0f);
       ASSERT_TRUE(team->all_reduce(data.data(), data.data(), data.size(), {}, within(60000)).ok());
       ASSERT_TRUE(team->barrier(within(60000)).ok());
-      if (i == 20) after_first = party.arena->resident_bytes();
+      if (i == 20) after_first = backed_bytes(party.arena->fd());
     }
-    EXPECT_EQ(party.arena->resident_bytes(), after_first);
+    EXPECT_EQ(backed_bytes(party.arena->fd()), after_first);
   });
 }
 
@@ -824,7 +824,7 @@ TEST(StagingMemory, SmallCallsBeforeLateReaderUseLittleMemory) {
         while (!is_done) std::this_thread::sleep_for(milliseconds(1));
       },
       [&](Arena& arena) {
-        EXPECT_LT(arena.resident_bytes(), size_t{8 << 20});
+        EXPECT_LT(backed_bytes(arena.fd()), size_t{8 << 20});
         is_done = true;
       });
 }

@@ -209,11 +209,6 @@ void Arena::end_life() {
   dropped.swap(pending_);
 }
 
-size_t Arena::resident_bytes() const {
-  std::lock_guard lock(mutex_);
-  return space_.backed_bytes();
-}
-
 size_t Arena::used_bytes() const {
   std::lock_guard lock(mutex_);
   return used_;

@@ -70,8 +70,7 @@ class Arena {
   // In a forked child: closes the inherited descriptor. No other call works there.
   void close_descriptors() { space_.memory().close_descriptor(); }
 
-  // Bytes taken from the kernel, and bytes of these that are handed out.
-  size_t resident_bytes() const;
+  // Bytes that are handed out.
   size_t used_bytes() const;
 
  private:

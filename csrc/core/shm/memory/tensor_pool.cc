@@ -53,7 +53,6 @@ Result<std::byte*> TensorPool::allocate(size_t bytes) {
     offset = space_.take(bytes);
   }
   blocks_[*offset] = bytes;
-  used_ += bytes;
   return data() + *offset;
 }
 
@@ -62,7 +61,6 @@ void TensorPool::release(std::byte* block) {
   std::lock_guard lock(mutex_);
   auto known = blocks_.find(static_cast<uint64_t>(block - data()));
   DSCOMM_CHECK(known != blocks_.end(), "only what the pool has handed out is given back");
-  used_ -= known->second;
   space_.give(known->first, known->second);
   blocks_.erase(known);
 }
@@ -70,16 +68,6 @@ void TensorPool::release(std::byte* block) {
 void TensorPool::after_fork_in_child() {
   inherited_.store(true, std::memory_order_relaxed);
   space_.memory().keep_in_child(space_.backed_bytes());
-}
-
-size_t TensorPool::resident_bytes() const {
-  std::lock_guard lock(mutex_);
-  return space_.backed_bytes();
-}
-
-size_t TensorPool::used_bytes() const {
-  std::lock_guard lock(mutex_);
-  return used_;
 }
 
 }  // namespace dscomm

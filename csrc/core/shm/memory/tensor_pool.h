@@ -51,16 +51,11 @@ class TensorPool {
   // In a forked child, by its only thread.
   void after_fork_in_child();
 
-  // Bytes taken from the kernel, and bytes of these that are handed out.
-  size_t resident_bytes() const;
-  size_t used_bytes() const;
-
  private:
   TensorPool() = default;
 
   BlockSpace space_;
-  mutable std::mutex mutex_;
-  size_t used_ = 0;                              // bytes handed out
+  std::mutex mutex_;
   std::unordered_map<uint64_t, size_t> blocks_;  // handed out, offset: bytes
   // Whether this is a forked child's copy of the pool. Relaxed: the child's only thread sets it.
   std::atomic<bool> inherited_{false};
