@@ -2,12 +2,12 @@
 
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
 #include <new>
+#include <ranges>
 
 #include "core/base/round_up.h"
 #include "core/topology/topology.h"
@@ -34,12 +34,10 @@ size_t mapped_bytes() {
 }  // namespace
 
 Result<std::shared_ptr<Arena>> Arena::create(size_t arena_bytes, const Topology* topology) {
-  arena_bytes = std::min(arena_bytes, file_size_limit());
-  rlimit limit;
+  arena_bytes = std::min<size_t>(arena_bytes, resource_limit(RLIMIT_FSIZE));
   // The peers' arenas and the threads need address space, too.
-  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-    arena_bytes = std::min(
-        arena_bytes, (limit.rlim_cur - std::min<size_t>(limit.rlim_cur, mapped_bytes())) / 16);
+  if (const size_t limit = resource_limit(RLIMIT_AS); limit != RLIM_INFINITY)
+    arena_bytes = std::min(arena_bytes, (limit - std::min(limit, mapped_bytes())) / 16);
   arena_bytes = arena_bytes / kPageBytes * kPageBytes;
   if (arena_bytes < 1 << 20)
     return make_status(
@@ -112,16 +110,14 @@ bool Arena::may_lend_later(const Ticket& ticket) const {
   std::lock_guard lock(mutex_);
   if (ticket.number_ != tickets_.begin()->first) return true;
   const auto waits_for_turn = [this](const Borrower& borrower) {
-    return std::any_of(tickets_.begin(), tickets_.end(), [&borrower](const auto& entry) {
-      return borrower.group_id == entry.second.group_id &&
-             borrower.sequence >= entry.second.sequence;
+    return std::ranges::any_of(tickets_ | std::views::values, [&](const Borrower& queued) {
+      return borrower.group_id == queued.group_id && borrower.sequence >= queued.sequence;
     });
   };
-  return !std::all_of(lent_.begin(), lent_.end(), [&](const auto& entry) {
-    return waits_for_turn(entry.second);
-  }) || !std::all_of(pending_.begin(), pending_.end(), [&](const Pending& pending) {
-    return pending.borrower && waits_for_turn(*pending.borrower);
-  });
+  return !std::ranges::all_of(lent_ | std::views::values, waits_for_turn) ||
+         !std::ranges::all_of(pending_, [&](const Pending& pending) {
+           return pending.borrower && waits_for_turn(*pending.borrower);
+         });
 }
 
 Result<uint64_t> Arena::allocate_locked(size_t bytes) {

@@ -2,13 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 
 #include "core/base/memory_reservation.h"
 
@@ -91,11 +89,9 @@ void SealedMemory::keep_in_child(size_t bytes) {
   fd_.reset();
 }
 
-size_t file_size_limit() {
+rlim_t resource_limit(int resource) {
   rlimit limit;
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
-    return std::numeric_limits<size_t>::max();
-  return limit.rlim_cur;
+  return getrlimit(resource, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
 }
 
 Result<Mapping> map_for_reading(int fd, size_t bytes) {

@@ -5,6 +5,8 @@
 // a shortage is an error, not a SIGBUS. The kernel takes nothing back while the process lives.
 #pragma once
 
+#include <sys/resource.h>
+
 #include <cstdint>
 
 #include "core/base/owned.h"
@@ -17,7 +19,7 @@ class MemoryReservation;
 class SealedMemory {
  public:
   SealedMemory() = default;
-  // `name` shows in /proc; `bytes` are whole pages, at most file_size_limit().
+  // `name` shows in /proc; `bytes` are whole pages, at most RLIMIT_FSIZE (more raises a signal).
   static Result<SealedMemory> reserve(const char* name, size_t bytes);
 
   int fd() const { return fd_.get(); }
@@ -42,8 +44,8 @@ class SealedMemory {
   Mapping mapping_;
 };
 
-// The largest file that this process may make; exceeding RLIMIT_FSIZE would raise a signal.
-size_t file_size_limit();
+// This process's limit on a resource, such as RLIMIT_FSIZE; RLIM_INFINITY if there is none.
+rlim_t resource_limit(int resource);
 
 // Maps the first `bytes` of another process's SealedMemory for reading. kUnsupported if it could
 // shrink or is too small, kResource if mmap fails.

@@ -1,6 +1,5 @@
 #include "core/shm/memory/tensor_pool.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@ namespace {
 constexpr size_t kSmallestPool = 1 << 20;
 // Growing costs a system call and a check of the limits.
 constexpr size_t kGrowBytes = 2 << 20;
+
 size_t machine_bytes() {
   return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
@@ -24,10 +24,10 @@ size_t machine_bytes() {
 
 Result<std::shared_ptr<TensorPool>> TensorPool::create(size_t pool_bytes,
                                                        const Topology* topology) {
-  rlimit limit;
-  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+  if (resource_limit(RLIMIT_AS) != RLIM_INFINITY)
     return Status(Code::kResource, "the limit on address space (ulimit -v) leaves none for it");
-  pool_bytes = std::min({pool_bytes, machine_bytes(), file_size_limit()}) / kPageBytes * kPageBytes;
+  pool_bytes = std::min<size_t>({pool_bytes, machine_bytes(), resource_limit(RLIMIT_FSIZE)}) /
+               kPageBytes * kPageBytes;
   if (pool_bytes < kSmallestPool)
     return make_status(Code::kResource, "{} bytes are too few for it (ulimit -f?)", pool_bytes);
   std::shared_ptr<TensorPool> pool(new TensorPool);
