@@ -3,8 +3,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/base/format.h"
-
 namespace dscomm {
 namespace {
 
@@ -21,12 +19,12 @@ ShmTeam::ShmTeam(std::shared_ptr<Arena> arena, uint64_t group_id, std::string na
     : arena_(std::move(arena)),
       mailbox_offset_(members[rank].mailbox_offset),
       tuning_(tuning),
-      in_place_(std::move(in_place)),
-      tally_(CallTally::make(name, format_text("shared memory, {} ranks", members.size()))) {
+      in_place_(std::move(in_place)) {
   mailboxes_ = std::make_unique<Mailboxes>(arena_, group_id, std::move(name), rank,
                                            std::move(members), policy);
   staging_ = std::make_unique<Staging>(arena_, *mailboxes_, tuning_.staging_bytes);
   sources_.resize(size());
+  tally_ = CallTally::make(mailboxes_->members().group_name, describe());
 }
 
 ShmTeam::~ShmTeam() {
@@ -36,8 +34,6 @@ ShmTeam::~ShmTeam() {
   mailboxes_.reset();
   arena_->release_when(std::move(unread), {{mailbox_offset_, sizeof(Mailbox)}});
 }
-
-std::string ShmTeam::describe() const { return format_text("shared memory, {} ranks", size()); }
 
 std::optional<uint64_t> ShmTeam::find_in_pool(const void* data, size_t bytes) const {
   if (in_place_.pool == nullptr) return {};

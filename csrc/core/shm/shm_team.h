@@ -12,6 +12,8 @@
 #include <optional>
 #include <vector>
 
+#include "core/base/format.h"
+#include "core/reduce/reduce.h"
 #include "core/shm/mailbox/mailboxes.h"
 #include "core/shm/staging/copy.h"
 #include "core/shm/staging/staging.h"
@@ -43,7 +45,7 @@ class ShmTeam final : public Team {
 
   int rank() const override { return mailboxes_->rank(); }
   int size() const override { return mailboxes_->size(); }
-  std::string describe() const override;
+  std::string describe() const override { return format_text("shared memory, {} ranks", size()); }
 
   void abort(const Status& cause) override { mailboxes_->aborts().abort(cause); }
   Status leave() override { return mailboxes_->leave(); }
@@ -160,6 +162,11 @@ class ShmTeam final : public Team {
       DSCOMM_ASSIGN_OR_RETURN(sources_[k], read(k));
     }
     return {};
+  }
+
+  // Reduces the sources_ of all ranks, in rank order.
+  void reduce_sources(void* out, size_t count, const Reduction& reduction) const {
+    dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
   }
 
   std::shared_ptr<Arena> arena_;

@@ -15,7 +15,6 @@
 // that result. So once the owner has gathered, nobody reads its input any more. Before it returns,
 // the others must have acknowledged that they have gathered its results.
 #include "core/base/round_up.h"
-#include "core/reduce/reduce.h"
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
@@ -66,7 +65,7 @@ Status ShmTeam::all_reduce_tiny(const void* in, void* out, size_t count,
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_all_posted(1));
   if (count > 0) {
     for (int k = 0; k < size(); ++k) sources_[k] = mailboxes_->slot(k).tiny;
-    dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
+    reduce_sources(out, count, reduction);
   }
   return staging_->end();
 }
@@ -80,7 +79,7 @@ Status ShmTeam::all_reduce_one_shot(const void* in, void* out, size_t count,
   post_staged(1);
   DSCOMM_RETURN_IF_ERROR(
       find_sources(in, 0, [&](int k) { return staging_->read(k, 0, 0, 0, bytes); }));
-  dscomm::reduce(out, sources_.data(), size(), count, reduction, size());
+  reduce_sources(out, count, reduction);
   return staging_->end();
 }
 
@@ -160,7 +159,7 @@ struct ShmTeam::ChunkedAllReduce {
     for (size_t done = 0; done < own.count; done += most) {
       const size_t block = std::min(most, own.count - done);
       std::byte* reduced = out + own.at + done * element_bytes;
-      dscomm::reduce(reduced, team.sources_.data(), team.size(), block, reduction, team.size());
+      team.reduce_sources(reduced, block, reduction);
       if (staged != nullptr)
         copy(staged + done * element_bytes, reduced, block * element_bytes, team.stores());
       for (const void*& source : team.sources_)

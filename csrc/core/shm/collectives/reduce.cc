@@ -1,6 +1,4 @@
 // Reduce through memory: the other ranks stage rounds, the root reduces them in rank order.
-#include "core/reduce/reduce.h"
-
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
@@ -16,12 +14,9 @@ Status ShmTeam::run_reduce(const std::byte* in, std::byte* out, size_t count,
   const uint32_t rounds = rounds_of(bytes, chunk);
   for (uint32_t round = 0; round < rounds; ++round) {
     const size_t begin = size_t{round} * chunk, length = round_bytes(bytes, chunk, round);
-    DSCOMM_RETURN_IF_ERROR(
-        find_sources(static_cast<const std::byte*>(in) + begin, round,
-                     [&](int k) { return staging_->read(k, round, 0, begin, length); }));
-    if (length > 0)
-      dscomm::reduce(static_cast<std::byte*>(out) + begin, sources_.data(), size(),
-                     length / element_bytes, reduction, size());
+    DSCOMM_RETURN_IF_ERROR(find_sources(
+        in + begin, round, [&](int k) { return staging_->read(k, round, 0, begin, length); }));
+    if (length > 0) reduce_sources(out + begin, length / element_bytes, reduction);
     mailboxes_->acknowledge(round + 1);
   }
   return staging_->end();

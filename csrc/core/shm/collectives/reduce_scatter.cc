@@ -2,7 +2,6 @@
 // and reduces its own pieces from all ranks' staging directly into its output.
 #include <numeric>
 
-#include "core/reduce/reduce.h"
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
@@ -23,9 +22,7 @@ Status ShmTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
     DSCOMM_RETURN_IF_ERROR(find_sources(
         static_cast<const std::byte*>(ins[rank()]) + begin, round,
         [&](int k) { return staging_->read_piece(k, round, own_begin + begin, length); }));
-    if (length > 0)
-      dscomm::reduce(static_cast<std::byte*>(out) + begin, sources_.data(), size(),
-                     length / element_bytes, reduction, size());
+    if (length > 0) reduce_sources(out + begin, length / element_bytes, reduction);
     mailboxes_->acknowledge(round + 1);
   }
   return staging_->end();

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "core/base/format.h"
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
