@@ -29,8 +29,7 @@ void Aborts::abort(const Status& cause) {
   record.finished = counts_calls_ != nullptr ? counts_calls_->finished_calls() : finished_calls();
   record.rank = members_.rank;
   record.code = static_cast<uint32_t>(cause.code());
-  size_t length = std::min(cause.message().size(), sizeof record.message - 1);
-  std::memcpy(record.message, cause.message().data(), length);
+  const size_t length = cause.message().copy(record.message, sizeof record.message - 1);
   record.message[length] = '\0';
   // Pairs with has_any(), find(), failure_in() and check_each_source(). Sequentially consistent,
   // and an exchange: after this, the caller may write a tensor that members read in place. A member

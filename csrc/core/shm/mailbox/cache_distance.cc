@@ -19,9 +19,8 @@ constexpr int kLoads = 16;
 void CacheDistance::add(int member, int64_t load_ns) {
   Member& m = members_[member];
   const bool far = load_ns >= kFarNs;
-  const bool believed = m.has_last && m.last == far;
+  const bool believed = m.last == far;
   m.last = far;
-  m.has_last = true;
   if (m.same) --same_;
   if (!far) {
     m.loads = std::min(m.loads + 1, kLoads);

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -63,10 +64,9 @@ class CacheDistance {
  private:
   struct Member {
     bool known = false, far = false, same = false;
-    bool last = false;  // whether the last sample was far
-    bool has_last = false;
-    double mean_ns = 0;  // moving average of its near samples
-    int loads = 0;       // near samples, up to kLoads
+    std::optional<bool> last;  // whether the last sample was far
+    double mean_ns = 0;        // moving average of its near samples
+    int loads = 0;             // near samples, up to kLoads
   };
   std::vector<Member> members_;
   int far_ = 0, near_ = 0;  // numbers of members

@@ -69,7 +69,7 @@ class MemberMonitor final : public WaitMonitor {
                              ? members_.views[other]->done.load(
                                    std::memory_order_acquire)  // pairs with end(), acknowledge()
                              : 0;
-    const uint64_t least = *std::min_element(reached.begin(), reached.end());
+    const uint64_t least = std::ranges::min(reached);
     std::string missing, hint;
     for (int other = 0; other < members_.size(); ++other) {
       if (other == members_.rank || (other != member_ && reached[other] != least)) continue;

@@ -133,8 +133,7 @@ Status Members::death() const {
 void Members::note_end(const std::string& exception) {
   std::lock_guard lock(end_mutex);
   if (own->ending.load(std::memory_order_relaxed) != 0) return;  // stored under the mutex alone
-  const size_t length = std::min(exception.size(), sizeof own->exception - 1);
-  std::memcpy(own->exception, exception.data(), length);
+  const size_t length = exception.copy(own->exception, sizeof own->exception - 1);
   own->exception[length] = '\0';
   own->ending.store(1, std::memory_order_release);  // pairs with has_left(), departure()
 }
