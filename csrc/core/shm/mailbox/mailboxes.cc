@@ -26,8 +26,6 @@ Mailboxes::Mailboxes(std::shared_ptr<Arena> arena, uint64_t group_id, std::strin
   known_done_[rank] = UINT64_MAX;
 }
 
-Mailboxes::~Mailboxes() { static_cast<void>(leave()); }
-
 Status Mailboxes::begin(CallRecord& call, const CallOptions& options) {
   const uint64_t last = sequence();
   const uint64_t number = options.parent_call != nullptr ? options.parent_call->number() : last + 1;

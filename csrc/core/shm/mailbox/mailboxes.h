@@ -38,7 +38,7 @@ class Mailboxes {
   // in its arena.
   Mailboxes(std::shared_ptr<Arena> arena, uint64_t group_id, std::string name, int rank,
             std::vector<MailboxMember> members, const WaitPolicy& policy);
-  ~Mailboxes();  // leaves
+  ~Mailboxes() { static_cast<void>(leave()); }
 
   int rank() const { return members_.rank; }
   int size() const { return members_.size(); }

@@ -8,9 +8,6 @@
 
 namespace dscomm {
 
-BlockSpace::BlockSpace(SealedMemory memory, size_t grow_bytes)
-    : memory_(std::move(memory)), grow_bytes_(grow_bytes) {}
-
 std::optional<uint64_t> BlockSpace::take(size_t bytes) {
   auto fitting = by_size_.lower_bound({bytes, 0});
   if (fitting == by_size_.end()) return {};

@@ -19,7 +19,8 @@ class BlockSpace {
  public:
   BlockSpace() = default;
   // Grows in multiples of grow_bytes, because each growth costs system calls.
-  BlockSpace(SealedMemory memory, size_t grow_bytes);
+  BlockSpace(SealedMemory memory, size_t grow_bytes)
+      : memory_(std::move(memory)), grow_bytes_(grow_bytes) {}
 
   SealedMemory& memory() { return memory_; }
   const SealedMemory& memory() const { return memory_; }

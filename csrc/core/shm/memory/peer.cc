@@ -34,6 +34,4 @@ std::string PeerAddress::describe() const {
   return "pid " + std::to_string(pid) + " on host " + host_name();
 }
 
-std::string Peer::describe() const { return address_.describe(); }
-
 }  // namespace dscomm

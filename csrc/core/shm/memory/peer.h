@@ -60,7 +60,7 @@ class Peer final {
   bool alive(bool thoroughly = false) const;
 
   // "pid 123 on host a"
-  std::string describe() const;
+  std::string describe() const { return address_.describe(); }
   std::string state_text() const;  // "stopped (T)", "running (R)", "gone", "unknown"
   // Whether a signal or a debugger has stopped the process, if visible. Reads a file in /proc.
   bool is_stopped() const;

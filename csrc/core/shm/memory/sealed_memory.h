@@ -18,7 +18,6 @@ class MemoryReservation;
 
 class SealedMemory {
  public:
-  SealedMemory() = default;
   // `name` shows in /proc; `bytes` are whole pages, at most RLIMIT_FSIZE (more raises a signal).
   static Result<SealedMemory> reserve(const char* name, size_t bytes);
 

@@ -20,7 +20,6 @@ namespace dscomm {
 
 class SocketDirectory : public Directory {
  public:
-  SocketDirectory() = default;
   ~SocketDirectory() override;  // ends the service thread
 
   Result<PeerAddress> publish(std::shared_ptr<Arena> arena, std::shared_ptr<TensorPool> pool,

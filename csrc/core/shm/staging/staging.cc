@@ -32,9 +32,6 @@ constexpr size_t kPrefetchedFarBytes = kShortCopyBytes;
 
 }  // namespace
 
-Staging::Staging(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_bytes)
-    : arena_(std::move(arena)), mailboxes_(mailboxes), ring_bytes_(ring_bytes) {}
-
 Staging::~Staging() {
   if (slab_offset_ != 0) give_back_slab(mailboxes_.members().unread_later());
 }

@@ -41,7 +41,8 @@ inline size_t round_bytes(size_t bytes, size_t buffer_bytes, uint32_t round) {
 class Staging {
  public:
   // ring_bytes is at least kLeastBuffers times the buffer_bytes of any call.
-  Staging(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_bytes);
+  Staging(std::shared_ptr<Arena> arena, Mailboxes& mailboxes, size_t ring_bytes)
+      : arena_(std::move(arena)), mailboxes_(mailboxes), ring_bytes_(ring_bytes) {}
   ~Staging();  // releases the slab once all readers are done
 
   // What a call publishes.
