@@ -1,7 +1,6 @@
 #include "core/shm/shm_team.h"
 
 #include <cstring>
-#include <numeric>
 
 namespace dscomm {
 namespace {
@@ -65,7 +64,7 @@ Result<ShmTeam::PublishedBlocks> ShmTeam::open_blocks(std::span<const void* cons
                                                       std::span<const size_t> counts,
                                                       size_t element_bytes, bool has_table,
                                                       int reader) {
-  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0}) * element_bytes;
+  const size_t total = total_count(counts) * element_bytes;
   const size_t longest = std::ranges::max(counts) * element_bytes;
   const size_t piece = piece_bytes(element_bytes, data.size()), stride = std::min(piece, longest);
   const uint32_t rounds = rounds_of(longest, piece);

@@ -3,7 +3,6 @@
 // differ in size: a rank's table has the count that it sends to each rank, and a reader checks its
 // count before it copies.
 #include <cstring>
-#include <numeric>
 
 #include "core/shm/shm_team.h"
 
@@ -13,8 +12,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
                                DType dtype, const CallOptions&) {
   const int me = rank();
   const size_t element_bytes = dtype_bytes(dtype);
-  note(Collective::kAllToAll, "in rounds",
-       std::accumulate(in_counts.begin(), in_counts.end(), size_t{0}) * element_bytes);
+  note(Collective::kAllToAll, "in rounds", total_count(in_counts) * element_bytes);
   DSCOMM_ASSIGN_OR_RETURN(const PublishedBlocks own,
                           open_blocks(ins, in_counts, element_bytes, true));
   const size_t piece = own.piece_bytes;
@@ -33,7 +31,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
       if (round > 0 && length == 0) continue;
       DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(k, round + 1));
       if (round == 0) {
-        DSCOMM_ASSIGN_OR_RETURN(auto* theirs, staging_->read_table(k));
+        DSCOMM_ASSIGN_OR_RETURN(const Counts theirs, staging_->read_table(k));
         if (theirs[me] != expected)
           return mailboxes_->fail(
               Code::kMismatch,
@@ -41,7 +39,7 @@ Status ShmTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Count
                   "{} sends {} elements to {}, which expects {}; the split sizes do not fit",
                   mailboxes_->name_member(k), theirs[me], mailboxes_->name_member(rank()),
                   expected));
-        begins[k] = std::accumulate(theirs, theirs + me, size_t{0}) * element_bytes;
+        begins[k] = total_count(theirs.first(me)) * element_bytes;
       }
       if (length == 0) continue;
       DSCOMM_RETURN_IF_ERROR(

@@ -1,18 +1,14 @@
 // Reduce-scatter through memory: in each round a rank stages a piece of every other rank's block,
 // and reduces its own pieces from all ranks' staging directly into its output.
-#include <numeric>
-
 #include "core/shm/shm_team.h"
 
 namespace dscomm {
 
 Status ShmTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
                                    const Reduction& reduction, const CallOptions&) {
-  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
   const size_t element_bytes = dtype_bytes(reduction.dtype);
-  note(Collective::kReduceScatter, "in rounds", total * element_bytes);
-  const size_t own_begin =
-      std::accumulate(counts.begin(), counts.begin() + rank(), size_t{0}) * element_bytes;
+  note(Collective::kReduceScatter, "in rounds", total_count(counts) * element_bytes);
+  const size_t own_begin = total_count(counts.first(rank())) * element_bytes;
   DSCOMM_ASSIGN_OR_RETURN(const PublishedBlocks blocks, open_blocks(ins, counts, element_bytes));
   DSCOMM_RETURN_IF_ERROR(stage_round(blocks, 0));
   for (uint32_t round = 0; round < blocks.rounds; ++round) {

@@ -1,7 +1,6 @@
 // Scatter through memory: in each round the root stages a piece of every other rank's block; each
 // rank copies its pieces out. The root's table has the number of elements for each rank.
 #include <cstring>
-#include <numeric>
 
 #include "core/shm/shm_team.h"
 
@@ -22,7 +21,7 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
   }
   mailboxes_->post(1);
   DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, 1));
-  DSCOMM_ASSIGN_OR_RETURN(auto* table, staging_->read_table(root));
+  DSCOMM_ASSIGN_OR_RETURN(const Counts table, staging_->read_table(root));
   if (table[rank()] != count)
     return mailboxes_->fail(Code::kMismatch,
                             format_text("{} scatters {} elements to {}, whose output holds {}",
@@ -30,7 +29,7 @@ Status ShmTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
                                         mailboxes_->name_member(rank()), count));
   const size_t piece = piece_bytes(element_bytes, size());
   const uint32_t rounds = rounds_of(bytes, piece);
-  const size_t own_begin = std::accumulate(table, table + rank(), size_t{0}) * element_bytes;
+  const size_t own_begin = total_count(table.first(rank())) * element_bytes;
   for (uint32_t round = 0; round < rounds; ++round) {
     DSCOMM_RETURN_IF_ERROR(mailboxes_->wait_posted(root, round + 1));
     DSCOMM_RETURN_IF_ERROR(receive_piece(root, round, own_begin, bytes, piece, out));

@@ -214,13 +214,13 @@ Status Staging::close() {
   return {};
 }
 
-Result<const uint64_t*> Staging::read_table(int member) const {
+Result<std::span<const uint64_t>> Staging::read_table(int member) const {
   const std::byte* table = mailboxes_.peer(member).at(mailboxes_.slot(member).staged.table_offset,
                                                       table_bytes(), kPageBytes);
   if (table == nullptr)
     return mailboxes_.fail(Code::kInternal, "the table of " + mailboxes_.name_member(member) +
                                                 " lies outside its memory");
-  return reinterpret_cast<const uint64_t*>(table);
+  return std::span(reinterpret_cast<const uint64_t*>(table), mailboxes_.size());
 }
 
 }  // namespace dscomm

@@ -81,7 +81,7 @@ class Staging {
   void prefetch_next_range();
 
   // A member's table, see Publication.
-  Result<const uint64_t*> read_table(int member) const;
+  Result<std::span<const uint64_t>> read_table(int member) const;
 
   // Ends the call, even if it staged nothing. If members read a tensor in place, returns only when
   // they no longer read it: the caller may write or free the tensor afterwards.
