@@ -114,9 +114,6 @@ struct alignas(kLinePairBytes) LatencyProbe {
   std::atomic<int64_t> written_ns;  // by CLOCK_MONOTONIC
 };
 
-// Size of a buffer for the name of an exception's type.
-inline constexpr size_t kExceptionBytes = 64;
-
 // A rank leaves in two steps: it stops making calls, and compares its calls once more with what the
 // others have published; then its mailbox, and theirs, may be reused by other groups.
 inline constexpr uint32_t kCallsEnded = 1;
@@ -135,7 +132,7 @@ struct alignas(kPageBytes) Mailbox {
   // calls, but its later end is not a crash. Release store after `exception` is written; acquire
   // loads by members that find the process gone.
   std::atomic<uint32_t> ending;
-  char exception[kExceptionBytes];  // type of the exception that ends the process, or ""
+  char exception[64];  // type of the exception that ends the process, or ""; NUL-terminated
   // 1 once `abort` is written. seq_cst exchange; acquire loads by members at entry, at exit and in
   // slow waits.
   alignas(kLinePairBytes) std::atomic<uint32_t> aborted;

@@ -178,8 +178,7 @@ Result<PeerAddress> SocketDirectory::publish(std::shared_ptr<Arena> arena,
 
 SocketDirectory::~SocketDirectory() {
   if (!service_.joinable()) return;
-  uint64_t one = 1;
-  [[maybe_unused]] ssize_t written = ::write(stop_.get(), &one, sizeof one);
+  eventfd_write(stop_.get(), 1);
   service_.join();
 }
 
@@ -194,15 +193,14 @@ void SocketDirectory::serve() {
     pollfd entries[2] = {{listener_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
     if (::poll(entries, 2, -1) < 0) continue;  // ends: by the destructor or with the process
     if (entries[1].revents != 0) return;
-    int connection = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
-    if (connection < 0) {
+    UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!connection.valid()) {
       // Out of descriptors: the peer stays in the backlog. Sleep instead of spinning.
       pollfd stopped{stop_.get(), POLLIN, 0};
       if (errno != EAGAIN) ::poll(&stopped, 1, 10);
       continue;
     }
-    UniqueFd owner(connection);
-    answer(connection);
+    answer(connection.get());
   }
 }
 
