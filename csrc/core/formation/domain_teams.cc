@@ -67,13 +67,13 @@ class DomainTeamsBuilder {
     HierarchyOptions options{.name = "hierarchy"};
     options.group = request_.group_name;
     options.note_call = [&flat](const CallRecord& call, bool reads_all) {
-      flat.note_call(call, reads_all);
+      flat.agreement().note_call(call, reads_all);
     };
-    options.received_notice = [&flat](uint64_t) { return flat.find_missing_member(); };
+    options.received_notice = [&flat](uint64_t) { return flat.agreement().find_missing_member(); };
     DSCOMM_ASSIGN_OR_RETURN(
         std::unique_ptr<HierarchicalTeam> composed,
         HierarchicalTeam::make(request_.rank, request_.domains, inner, outer, std::move(options)));
-    flat.end_forming();
+    flat.agreement().end_forming();
     return std::unique_ptr<Team>(std::move(composed));
   }
 

@@ -65,11 +65,8 @@ class ShmTeam final : public Team {
     mailboxes_->members().note_end(exception);
   }
 
-  void end_forming() { mailboxes_->agreement().end_forming(); }
-  void note_call(const CallRecord& call, bool reads_all) {
-    mailboxes_->agreement().note_call(call, reads_all);
-  }
-  Status find_missing_member() const { return mailboxes_->agreement().find_missing_member(); }
+  // For a Team that is composed of others, this one included.
+  Agreement& agreement() { return mailboxes_->agreement(); }
   bool has_left(int member) const { return mailboxes_->members().has_left(member); }
   Departure departure(int member) const { return mailboxes_->members().departure(member); }
 
