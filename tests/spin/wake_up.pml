@@ -92,7 +92,7 @@ inline publish(word, value) {
 #endif
 }
 
-/* MemberWatch::look(), as far as it concerns aborts. */
+/* MemberMonitor::check(), as far as it concerns aborts. */
 inline look() {
 #ifdef ABORTS
   other = 0;
