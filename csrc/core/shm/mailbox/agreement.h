@@ -1,5 +1,5 @@
 // Agreement: whether the ranks of a group make the same calls. A difference is a mismatch; its text
-// is that of describe_mismatch() (core/team/call_record.h).
+// is that of describe_mismatch() (core/team/mismatch.h).
 //
 // A slot holds a rolling hash of every call so far. A rank that waits for another compares the
 // hashes. The other calls (those of a broadcast's root, say) are compared at the next call, before

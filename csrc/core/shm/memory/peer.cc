@@ -26,8 +26,6 @@ Peer::Peer(const PeerAddress& address, std::shared_ptr<Arena> arena,
       pool_data_(pool_ == nullptr ? nullptr : pool_->data()),
       pool_bytes_(pool_ == nullptr ? 0 : pool_->size()) {}
 
-Peer::~Peer() = default;
-
 std::string PeerAddress::host_name() const { return {host, strnlen(host, sizeof host)}; }
 
 std::string PeerAddress::describe() const {

@@ -36,7 +36,6 @@ class Peer final {
   Peer(const PeerAddress& address, Mapping mapping, UniqueFd pidfd, PoolView pool);
   // A rank of this process: this one or, in tests, another thread's. The pool may be null.
   Peer(const PeerAddress& address, std::shared_ptr<Arena> arena, std::shared_ptr<TensorPool> pool);
-  ~Peer();
 
   const PeerAddress& address() const { return address_; }
   const ArenaHeader& header() const { return *reinterpret_cast<const ArenaHeader*>(data_); }
