@@ -25,7 +25,7 @@ endif()
 if(DSCOMM_HAVE_PMIX)
   file(GLOB mpi_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/open_mpi/*.cc)
   list(FILTER mpi_sources EXCLUDE REGEX "/module\\.cc$")
-  list(APPEND mpi_sources csrc/pmix/messages.cc csrc/pmix/locked_directory.cc csrc/pmix/process.cc)
+  list(APPEND mpi_sources csrc/pmix/locked_directory.cc csrc/pmix/process.cc)
   make_units(mpi_units mpi ${mpi_sources})
   add_library(dscomm_mpi STATIC ${mpi_units})
   target_compile_options(dscomm_mpi PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off

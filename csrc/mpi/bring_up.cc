@@ -143,7 +143,7 @@ class BringUp {
   }
 
   Status agree_on_plan() {
-    MpiMemberEntry entry = own_entry();
+    MpiMemberEntry entry = own_entry(request_.rank);
     start_->describe(&entry);
     // Ranks with and without persistent collectives cannot work together, so their versions differ.
     if (!PersistentAllReduce::available()) entry.mpi_version += " without persistent collectives";
@@ -158,7 +158,9 @@ class BringUp {
           return pack(made.value());
         });
     if (!plan.ok()) return plan.status();
-    return unpack(plan.value(), &context_.plan) ? Status() : own(garbled(0));
+    if (!unpack(plan.value(), &context_.plan) || context_.plan.origin > MpiOrigin::kProgram)
+      return own(garbled(0));
+    return {};
   }
 
   // --- starting MPI

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "core/base/format.h"
-#include "core/base/packer.h"
 #include "core/topology/topology.h"
 #include "core/transport/members.h"
 #include "core/transport/networks.h"
@@ -65,9 +64,9 @@ bool crowded(const std::vector<MpiMemberEntry>& entries, const std::vector<size_
   return static_cast<int>(ranks.size()) > usable_cores(cpu_lists, quota);
 }
 
-std::vector<PlannedHost> make_hosts(const TransportRequest& request,
-                                    const std::vector<MpiMemberEntry>& entries) {
-  std::vector<PlannedHost> hosts;
+std::vector<MpiHost> make_hosts(const TransportRequest& request,
+                                const std::vector<MpiMemberEntry>& entries) {
+  std::vector<MpiHost> hosts;
   std::map<std::pair<int, std::string>, size_t> known;
   std::map<int, std::vector<size_t>> ranks_by_host;
   std::set<std::string> names;
@@ -82,10 +81,9 @@ std::vector<PlannedHost> make_hosts(const TransportRequest& request,
         unique = format_text("{}-{}", plain, count);
       hosts.emplace_back().name = unique;
     }
-    hosts[found->second].ranks.push_back(
-        {static_cast<uint32_t>(rank), entry.pid, entry.start_time, entry.uid, entry.gid});
+    hosts[found->second].ranks.push_back(entry.process);
   }
-  for (PlannedHost& host : hosts) {
+  for (MpiHost& host : hosts) {
     const size_t leader = host.ranks.front().rank;
     host.crowded = crowded(entries, ranks_by_host[request.members[leader].host]);
   }
@@ -94,13 +92,11 @@ std::vector<PlannedHost> make_hosts(const TransportRequest& request,
 
 }  // namespace
 
-MpiMemberEntry own_entry() {
+MpiMemberEntry own_entry(int rank) {
   MpiMemberEntry entry;
   entry.server_scope = own_server_scope();
-  entry.pid = getpid();
-  entry.start_time = process_start_time(getpid());
-  entry.uid = geteuid();
-  entry.gid = getegid();
+  entry.process = {static_cast<uint32_t>(rank), getpid(), process_start_time(getpid()), geteuid(),
+                   getegid()};
   entry.cpu_list = process_cpu_list();
   double quota = cgroup_cpu_quota();
   if (quota < 1e6) entry.quota_millicpus = static_cast<uint64_t>(std::max(quota * 1000, 1.0));
@@ -142,81 +138,9 @@ Result<StartPlan> make_plan(const TransportRequest& request,
 
 size_t StartPlan::host_of(int rank) const {
   for (size_t host = 0; host < hosts.size(); ++host)
-    for (const PlannedRank& member : hosts[host].ranks)
+    for (const RankProcess& member : hosts[host].ranks)
       if (member.rank == static_cast<uint32_t>(rank)) return host;
   return 0;
-}
-
-std::string pack(const MpiMemberEntry& entry) {
-  return Packer()
-      .text(entry.server_scope)
-      .number(static_cast<uint64_t>(entry.pid))
-      .number(entry.start_time)
-      .number(entry.uid)
-      .number(entry.gid)
-      .text(entry.cpu_list)
-      .number(entry.quota_millicpus)
-      .text(entry.mpi_version)
-      .number(entry.initialised)
-      .texts(entry.addresses)
-      .text(entry.name_space)
-      .text(entry.launcher_rank)
-      .number(entry.launcher_size)
-      .take();
-}
-
-bool unpack(std::string_view text, MpiMemberEntry* entry) {
-  Unpacker unpacker(text);
-  entry->server_scope = unpacker.text();
-  entry->pid = static_cast<int64_t>(unpacker.number());
-  entry->start_time = unpacker.number();
-  entry->uid = static_cast<uint32_t>(unpacker.number());
-  entry->gid = static_cast<uint32_t>(unpacker.number());
-  entry->cpu_list = unpacker.text();
-  entry->quota_millicpus = unpacker.number();
-  entry->mpi_version = unpacker.text();
-  entry->initialised = unpacker.number() != 0;
-  entry->addresses = unpacker.texts();
-  entry->name_space = unpacker.text();
-  entry->launcher_rank = unpacker.text();
-  entry->launcher_size = unpacker.number();
-  return unpacker.whole();
-}
-
-std::string pack(const StartPlan& plan) {
-  Packer packer;
-  packer.number(static_cast<uint64_t>(plan.origin)).number(plan.hosts.size());
-  for (const PlannedHost& host : plan.hosts) {
-    packer.text(host.name).number(host.crowded).number(host.ranks.size());
-    for (const PlannedRank& rank : host.ranks)
-      packer.number(rank.rank)
-          .number(static_cast<uint64_t>(rank.pid))
-          .number(rank.start_time)
-          .number(rank.uid)
-          .number(rank.gid);
-  }
-  return packer.texts(plan.addresses).take();
-}
-
-bool unpack(std::string_view text, StartPlan* plan) {
-  Unpacker unpacker(text);
-  uint64_t origin = unpacker.number();
-  plan->origin = static_cast<MpiOrigin>(origin);
-  plan->hosts.resize(unpacker.count());
-  for (PlannedHost& host : plan->hosts) {
-    host.name = unpacker.text();
-    host.crowded = unpacker.number() != 0;
-    host.ranks.resize(unpacker.count());
-    for (PlannedRank& rank : host.ranks) {
-      rank.rank = static_cast<uint32_t>(unpacker.number());
-      rank.pid = static_cast<int64_t>(unpacker.number());
-      rank.start_time = unpacker.number();
-      rank.uid = static_cast<uint32_t>(unpacker.number());
-      rank.gid = static_cast<uint32_t>(unpacker.number());
-    }
-  }
-  plan->addresses = unpacker.texts();
-  return unpacker.whole() && origin <= static_cast<uint64_t>(MpiOrigin::kProgram);
 }
 
 }  // namespace dscomm

@@ -4,16 +4,17 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/base/status.h"
 #include "core/transport/transport.h"
+#include "pmix/messages.h"
 
 namespace dscomm {
 
 // What starts MPI.
-enum class MpiOrigin {
+enum class MpiOrigin : uint64_t {
   kDscomm,    // dscomm prepares MPI_Init_thread and calls it (start.h)
   kLauncher,  // mpirun, srun or flux has prepared it; dscomm calls it
   kProgram,   // the program has called it already
@@ -22,9 +23,7 @@ enum class MpiOrigin {
 // One rank's entry.
 struct MpiMemberEntry {
   std::string server_scope;  // equal for ranks that can share a PMIx server and MPI's shared memory
-  int64_t pid = 0;
-  uint64_t start_time = 0;
-  uint32_t uid = 0, gid = 0;
+  RankProcess process;
   std::string cpu_list;
   uint64_t quota_millicpus = 0;  // 0: none
   std::string mpi_version;
@@ -33,42 +32,31 @@ struct MpiMemberEntry {
   // From the launcher's variables; empty without a launcher.
   std::string name_space, launcher_rank;
   uint64_t launcher_size = 0;  // 0: unknown
-};
 
-struct PlannedRank {
-  uint32_t rank = 0;
-  int64_t pid = 0;
-  uint64_t start_time = 0;
-  uint32_t uid = 0, gid = 0;
-};
-
-// A host as MPI sees it: ranks of one machine in different containers are on different hosts.
-struct PlannedHost {
-  std::string name;                // unique; letters, digits, points and dashes
-  std::vector<PlannedRank> ranks;  // the first is the leader
-  bool crowded = false;            // more ranks than cores
+  static constexpr std::tuple kFields{&MpiMemberEntry::server_scope, &MpiMemberEntry::process,
+                                      &MpiMemberEntry::cpu_list, &MpiMemberEntry::quota_millicpus,
+                                      &MpiMemberEntry::mpi_version, &MpiMemberEntry::initialised,
+                                      &MpiMemberEntry::addresses, &MpiMemberEntry::name_space,
+                                      &MpiMemberEntry::launcher_rank,
+                                      &MpiMemberEntry::launcher_size};
 };
 
 struct StartPlan {
   MpiOrigin origin = MpiOrigin::kDscomm;
-  std::vector<PlannedHost> hosts;
+  std::vector<MpiHost> hosts;
   std::vector<std::string> addresses;  // allowed sources of MPI's connections
 
   // The index in `hosts` of a rank's host.
   size_t host_of(int rank) const;
+
+  static constexpr std::tuple kFields{&StartPlan::origin, &StartPlan::hosts, &StartPlan::addresses};
 };
 
-// This process's entry, without the parts that MpiStart::describe() adds.
-MpiMemberEntry own_entry();
+// The entry of this process, which is `rank`, without the parts that MpiStart::describe() adds.
+MpiMemberEntry own_entry(int rank);
 
 // `entries` by rank of the request. kUnsupported if they do not match.
 Result<StartPlan> make_plan(const TransportRequest& request,
                             const std::vector<MpiMemberEntry>& entries);
-
-// Serialisation for the store.
-std::string pack(const MpiMemberEntry& entry);
-bool unpack(std::string_view text, MpiMemberEntry* entry);
-std::string pack(const StartPlan& plan);
-bool unpack(std::string_view text, StartPlan* plan);
 
 }  // namespace dscomm

@@ -141,7 +141,9 @@ class Helper {
       bool open = leader_.exchange();
       if (std::optional<PmixMessage> message = leader_.next())
         return message->kind == PmixMessageKind::kDescription &&
-               unpack(message->text, &description_);
+               unpack(message->text, &description_) &&
+               description_.own_host < description_.hosts.size() &&
+               !description_.clients().empty();
       if (!open) return false;
     }
   }
@@ -158,10 +160,10 @@ class Helper {
       return error + "; set TMPDIR to a directory that can be written, on a disk of the host";
     server_ = std::make_unique<PmixServer>();
     if (error = server_->start(description_, directory_->path()); !error.empty()) return error;
-    for (const PmixClient& client : description_.clients)
+    for (const RankProcess& client : description_.clients())
       processes_.emplace_back(client.pid, client.start_time);
-    const PmixClient& first = description_.clients.front();
-    leader_process_ = std::make_unique<WatchedProcess>(first.pid, first.start_time);
+    const RankProcess& leader = description_.clients().front();
+    leader_process_ = std::make_unique<WatchedProcess>(leader.pid, leader.start_time);
 
     const std::string& shared = shared_directory();
     PmixEnvironments environments;
@@ -178,7 +180,7 @@ class Helper {
   // ranks.
   const std::string& shared_directory() {
     struct statvfs space{};
-    uint64_t needed = kSharedBytesPerRank * description_.clients.size();
+    uint64_t needed = kSharedBytesPerRank * description_.clients().size();
     std::string ignored;
     if (statvfs(kSharedMemory, &space) == 0 && space.f_bavail * space.f_frsize >= needed)
       shared_ = LockedDirectory::make(kSharedMemory, &ignored);

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "core/base/message_socket.h"
@@ -28,32 +28,46 @@ enum class PmixMessageKind : uint32_t {
   kFence,    // PmixFence
 };
 
-// A host as MPI sees it.
-struct PmixHost {
-  std::string name;  // unique
-  std::vector<uint32_t> ranks;
-};
-
-// A rank on the host of dscomm-pmix.
-struct PmixClient {
+// A rank's process.
+struct RankProcess {
   uint32_t rank = 0;
   int64_t pid = 0;
   uint64_t start_time = 0;  // process_start_time()
   uint32_t uid = 0, gid = 0;
+
+  static constexpr std::tuple kFields{&RankProcess::rank, &RankProcess::pid,
+                                      &RankProcess::start_time, &RankProcess::uid,
+                                      &RankProcess::gid};
+};
+
+// A host as MPI sees it: ranks of one machine in different containers are on different hosts.
+struct MpiHost {
+  std::string name;                // unique; letters, digits, points and dashes
+  std::vector<RankProcess> ranks;  // the first is the leader
+  bool crowded = false;            // more ranks than cores
+
+  static constexpr std::tuple kFields{&MpiHost::name, &MpiHost::ranks, &MpiHost::crowded};
 };
 
 struct PmixDescription {
   std::string name_space;
   uint32_t own_host = 0;
-  std::vector<PmixHost> hosts;
-  std::vector<PmixClient> clients;  // the leader is the first
-  bool verbose = false;             // keep standard error
+  std::vector<MpiHost> hosts;
+  bool verbose = false;  // keep standard error
+
+  // The ranks on the host of dscomm-pmix.
+  const std::vector<RankProcess>& clients() const { return hosts[own_host].ranks; }
+
+  static constexpr std::tuple kFields{&PmixDescription::name_space, &PmixDescription::own_host,
+                                      &PmixDescription::hosts, &PmixDescription::verbose};
 };
 
 // Lists of "NAME=VALUE".
 struct PmixEnvironments {
   std::vector<std::vector<std::string>> own;  // by client: its rank, and its server's address
   std::vector<std::string> defaults;          // for all ranks, unless the user has set them
+
+  static constexpr std::tuple kFields{&PmixEnvironments::own, &PmixEnvironments::defaults};
 };
 
 // All ranks of this host have entered a fence in which other hosts take part.
@@ -62,22 +76,19 @@ struct PmixFence {
   std::string name;             // the same on all hosts that take part
   std::vector<uint32_t> hosts;  // hosts that take part, ascending
   std::string data;
+
+  static constexpr std::tuple kFields{&PmixFence::number, &PmixFence::name, &PmixFence::hosts,
+                                      &PmixFence::data};
 };
 
 struct PmixFenceResult {
   uint64_t number = 0;
   bool succeeded = false;
   std::string data;  // of all hosts, in their order
-};
 
-std::string pack(const PmixDescription& description);
-std::string pack(const PmixEnvironments& environments);
-std::string pack(const PmixFence& fence);
-std::string pack(const PmixFenceResult& result);
-bool unpack(std::string_view text, PmixDescription* description);
-bool unpack(std::string_view text, PmixEnvironments* environments);
-bool unpack(std::string_view text, PmixFence* fence);
-bool unpack(std::string_view text, PmixFenceResult* result);
+  static constexpr std::tuple kFields{&PmixFenceResult::number, &PmixFenceResult::succeeded,
+                                      &PmixFenceResult::data};
+};
 
 using PmixSocket = MessageSocket<PmixMessageKind>;
 using PmixMessage = PmixSocket::Message;

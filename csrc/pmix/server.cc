@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <ranges>
 #include <set>
 #include <string_view>
 
@@ -64,6 +65,10 @@ std::string failed(const char* what, pmix_status_t status) {
   return format_text("{} failed: {}", what, PMIx_Error_string(status));
 }
 
+std::string join_ranks(const MpiHost& host) {
+  return join_text(host.ranks | std::views::transform(&RankProcess::rank), ",");
+}
+
 void release_text(void* text) { delete static_cast<std::string*>(text); }
 
 }  // namespace
@@ -97,27 +102,27 @@ std::string PmixServer::start(const PmixDescription& description, const std::str
 }
 
 std::string PmixServer::register_job(const std::string& directory) {
-  const PmixHost& own = description_.hosts[description_.own_host];
   size_t rank_count = 0;
-  std::string names, ranks;
-  for (const PmixHost& host : description_.hosts) {
+  std::vector<std::string> names, ranks;
+  for (const MpiHost& host : description_.hosts) {
     rank_count += host.ranks.size();
-    names.append(names.empty() ? "" : ",").append(host.name);
-    ranks += format_text("{}{}", ranks.empty() ? "" : ";", join_text(host.ranks, ","));
+    names.push_back(host.name);
+    ranks.push_back(join_ranks(host));
   }
   char* node_map = nullptr;
   char* process_map = nullptr;
-  pmix_status_t status = PMIx_generate_regex(names.c_str(), &node_map);
+  pmix_status_t status = PMIx_generate_regex(join_text(names, ",").c_str(), &node_map);
   if (!done(status)) return failed("PMIx_generate_regex", status);
-  status = PMIx_generate_ppn(ranks.c_str(), &process_map);
+  status = PMIx_generate_ppn(join_text(ranks, ";").c_str(), &process_map);
   if (!done(status)) return failed("PMIx_generate_ppn", status);
 
+  const MpiHost& own = description_.hosts[description_.own_host];
   const std::string job_directory = directory + "/" + description_.name_space;
   InfoList infos;
   infos.text(PMIX_JOBID, description_.name_space);
   infos.regex(PMIX_NODE_MAP, node_map);
   infos.regex(PMIX_PROC_MAP, process_map);
-  infos.text(PMIX_LOCAL_PEERS, join_text(own.ranks, ","));
+  infos.text(PMIX_LOCAL_PEERS, join_ranks(own));
   infos.number32(PMIX_NODEID, description_.own_host);
   infos.number32(PMIX_LOCAL_SIZE, own.ranks.size());
   infos.number32(PMIX_NUM_NODES, description_.hosts.size());
@@ -130,9 +135,9 @@ std::string PmixServer::register_job(const std::string& directory) {
   infos.text(PMIX_NSDIR, job_directory);
   infos.flag(PMIX_TDIR_RMCLEAN, true);
   for (size_t host = 0; host < description_.hosts.size(); ++host) {
-    const PmixHost& node = description_.hosts[host];
+    const MpiHost& node = description_.hosts[host];
     for (size_t local = 0; local < node.ranks.size(); ++local) {
-      uint32_t rank = node.ranks[local];
+      uint32_t rank = node.ranks[local].rank;
       InfoList process;
       process.rank(PMIX_RANK, rank);
       process.number32(PMIX_NODEID, host);
@@ -156,7 +161,7 @@ std::string PmixServer::register_job(const std::string& directory) {
 }
 
 std::string PmixServer::register_clients() {
-  for (const PmixClient& client : description_.clients) {
+  for (const RankProcess& client : description_.clients()) {
     pmix_proc_t name{};
     PMIX_LOAD_PROCID(&name, description_.name_space.c_str(), client.rank);
     pmix_status_t status =
@@ -224,9 +229,8 @@ pmix_status_t PmixServer::begin_fence(const pmix_proc_t* ranks, size_t rank_coun
   }
   PmixFence fence;
   for (size_t host = 0; host < description_.hosts.size(); ++host) {
-    const std::vector<uint32_t>& there = description_.hosts[host].ranks;
-    if (all || std::any_of(there.begin(), there.end(),
-                           [&](uint32_t rank) { return named.count(rank) != 0; }))
+    const auto is_named = [&](const RankProcess& process) { return named.contains(process.rank); };
+    if (all || std::ranges::any_of(description_.hosts[host].ranks, is_named))
       fence.hosts.push_back(static_cast<uint32_t>(host));
   }
   // All hosts must derive the same name: from the ranks that take part, and how often they have.

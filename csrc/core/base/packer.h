@@ -1,10 +1,12 @@
 // Packer and Unpacker: encode numbers and texts, one after another, for values that ranks exchange
-// once. Lengths are checked. Small numbers take one byte.
+// once. Lengths are checked. Small numbers take one byte. pack() and unpack() encode structs.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -38,5 +40,50 @@ class Unpacker {
   std::string_view rest_;
   bool good_ = true;
 };
+
+// Encodes a number, a text, a list, or a struct. A struct lists its fields, in their order, as
+// pointers to members: kFields.
+template <typename T>
+void pack_value(Packer& packer, const T& value) {
+  if constexpr (requires { T::kFields; }) {
+    std::apply([&](auto... field) { (pack_value(packer, value.*field), ...); }, T::kFields);
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    packer.text(value);
+  } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
+    packer.number(static_cast<uint64_t>(value));
+  } else {
+    packer.number(value.size());
+    for (const auto& entry : value) pack_value(packer, entry);
+  }
+}
+
+template <typename T>
+void unpack_value(Unpacker& unpacker, T* value) {
+  if constexpr (requires { T::kFields; }) {
+    std::apply([&](auto... field) { (unpack_value(unpacker, &(value->*field)), ...); }, T::kFields);
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    *value = unpacker.text();
+  } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
+    *value = static_cast<T>(unpacker.number());
+  } else {
+    value->resize(unpacker.count());
+    for (auto& entry : *value) unpack_value(unpacker, &entry);
+  }
+}
+
+template <typename T>
+std::string pack(const T& value) {
+  Packer packer;
+  pack_value(packer, value);
+  return packer.take();
+}
+
+// False if `bytes` are not such a value.
+template <typename T>
+bool unpack(std::string_view bytes, T* value) {
+  Unpacker unpacker(bytes);
+  unpack_value(unpacker, value);
+  return unpacker.whole();
+}
 
 }  // namespace dscomm

@@ -194,7 +194,7 @@ Result<std::unique_ptr<PmixHelper>> PmixHelper::start(
       if (message->kind == PmixMessageKind::kFailed) return Status(Code::kResource, message->text);
       ready = message->kind == PmixMessageKind::kReady &&
               unpack(message->text, &helper->environments_) &&
-              helper->environments_.own.size() == description.clients.size();
+              helper->environments_.own.size() == description.clients().size();
       if (!ready) return Status(Code::kInternal, "it answered something else than was asked");
       state->has_answered();
     }

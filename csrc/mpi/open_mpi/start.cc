@@ -175,13 +175,7 @@ class OpenMpiStart final : public MpiStart {
     PmixDescription description;
     description.name_space = format_text("dscomm-{:016x}", context.request.id);
     description.own_host = static_cast<uint32_t>(own_host);
-    for (const PlannedHost& host : context.plan.hosts) {
-      PmixHost& described = description.hosts.emplace_back();
-      described.name = host.name;
-      for (const PlannedRank& rank : host.ranks) described.ranks.push_back(rank.rank);
-    }
-    for (const PlannedRank& rank : context.plan.hosts[own_host].ranks)
-      description.clients.push_back({rank.rank, rank.pid, rank.start_time, rank.uid, rank.gid});
+    description.hosts = context.plan.hosts;
     description.verbose = log_enabled(LogLevel::kDebug);
     Result<std::unique_ptr<PmixHelper>> helper =
         PmixHelper::start(context.helper_path, description, context.store, fence_prefix(context),
@@ -190,9 +184,9 @@ class OpenMpiStart final : public MpiStart {
     helper_ = std::move(helper).value();
     DSCOMM_RETURN_IF_ERROR(helper_->serve());
     const PmixEnvironments& environments = helper_->environments();
-    for (size_t i = 0; i < description.clients.size(); ++i)
+    for (size_t i = 0; i < environments.own.size(); ++i)
       DSCOMM_RETURN_IF_ERROR(context.exchange.publish(
-          format_text("environment/{}", description.clients[i].rank),
+          format_text("environment/{}", description.clients()[i].rank),
           Packer().texts(environments.own[i]).texts(environments.defaults).take()));
     return {};
   }
