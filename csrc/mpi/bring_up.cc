@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <set>
+#include <tuple>
 
 #include "core/base/log.h"
 #include "core/base/packer.h"
@@ -31,6 +32,17 @@ std::atomic<bool> initialisation_left_behind{false};
 struct WorldRank {
   uint64_t rank = 0, size = 0;
   bool carries_token = false;
+
+  static constexpr std::tuple kFields{&WorldRank::rank, &WorldRank::size,
+                                      &WorldRank::carries_token};
+};
+
+// What the ranks agree on.
+struct AgreedWorld {
+  std::vector<int> ranks;  // of the members, in MPI_COMM_WORLD
+  std::string token;       // of MPI's connections; empty: none
+
+  static constexpr std::tuple kFields{&AgreedWorld::ranks, &AgreedWorld::token};
 };
 
 }  // namespace
@@ -40,11 +52,10 @@ class BringUp {
   BringUp(const TransportRequest& request, std::shared_ptr<Store> store, const Deadline& deadline,
           const std::string& helper_path, const GiveUpCheck& check)
       : request_(request),
-        store_(std::move(store)),
         deadline_(deadline),
         prefix_(request.prefix + "mpi/"),
-        exchange_(*store_, exchange_request(check), deadline),
-        context_{request, store_, deadline, helper_path, prefix_, exchange_, StartPlan()} {}
+        exchange_(*store, exchange_request(check), deadline),
+        context_{request, std::move(store), deadline, helper_path, prefix_, exchange_, StartPlan()} {}
 
   Result<std::unique_ptr<MpiWorld>> run() {
     Status status = steps();
@@ -75,11 +86,8 @@ class BringUp {
   std::string name(int rank) const { return name_member(request_.members, rank); }
 
   ExchangeRequest exchange_request(const GiveUpCheck& check) const {
-    ExchangeRequest exchange;
+    ExchangeRequest exchange = exchange_of(request_);
     exchange.prefix = prefix_;
-    exchange.rank = request_.rank;
-    exchange.size = size();
-    exchange.name = [this](int rank) { return name(rank); };
     exchange.check = check;
     exchange.timeout_hint = [this] { return timeout_hint(); };
     return exchange;
@@ -105,12 +113,19 @@ class BringUp {
     return silent.empty() ? "" : "; " + silent;
   }
 
-  Status check() { return exchange_.check(); }
-
   Status garbled(int rank) const {
     return Status(Code::kInternal, "what " + name(rank) +
                                        " said is not understood; do all ranks run one build of "
                                        "dscomm?");
+  }
+
+  // The values of all ranks, by rank.
+  template <typename T>
+  Result<std::vector<T>> unpack_all(const std::vector<std::string>& said) const {
+    std::vector<T> values(said.size());
+    for (size_t rank = 0; rank < values.size(); ++rank)
+      if (!unpack(said[rank], &values[rank])) return at_step(garbled(static_cast<int>(rank)));
+    return values;
   }
 
   // --- the plan
@@ -149,10 +164,7 @@ class BringUp {
     if (!PersistentAllReduce::available()) entry.mpi_version += " without persistent collectives";
     Result<std::string> plan = exchange_.agree(
         "plan", pack(entry), [this](const std::vector<std::string>& said) -> Result<std::string> {
-          std::vector<MpiMemberEntry> entries(said.size());
-          for (size_t rank = 0; rank < entries.size(); ++rank)
-            if (!unpack(said[rank], &entries[rank]))
-              return at_step(garbled(static_cast<int>(rank)));
+          DSCOMM_ASSIGN_OR_RETURN(const auto entries, unpack_all<MpiMemberEntry>(said));
           Result<StartPlan> made = make_plan(request_, entries);
           if (!made.ok()) return at_step(made.status());
           return pack(made.value());
@@ -195,7 +207,7 @@ class BringUp {
 
   Status check_start() {
     DSCOMM_RETURN_IF_ERROR(start().check(context_));
-    return check();
+    return exchange_.check();
   }
 
   Status explain_timeout(const Status& status) const {
@@ -215,41 +227,27 @@ class BringUp {
     int rank = 0, world_size = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
-    Result<std::string> world =
-        exchange_.agree("world",
-                        Packer()
-                            .number(static_cast<uint64_t>(rank))
-                            .number(static_cast<uint64_t>(world_size))
-                            .number(start().carries_token(context_))
-                            .take(),
-                        [this](const std::vector<std::string>& said) -> Result<std::string> {
-                          Packer all;
-                          std::vector<WorldRank> world_ranks(said.size());
-                          for (size_t member = 0; member < world_ranks.size(); ++member) {
-                            Unpacker unpacker(said[member]);
-                            WorldRank& world_rank = world_ranks[member];
-                            world_rank.rank = unpacker.number();
-                            world_rank.size = unpacker.number();
-                            world_rank.carries_token = unpacker.number() != 0;
-                            if (!unpacker.whole())
-                              return at_step(garbled(static_cast<int>(member)));
-                            all.number(world_rank.rank);
-                          }
-                          if (Status checked = check_world(world_ranks); !checked.ok())
-                            return at_step(checked);
-                          const bool can_all = std::all_of(
-                              world_ranks.begin(), world_ranks.end(),
-                              [](const WorldRank& world_rank) { return world_rank.carries_token; });
-                          return all.text(can_all ? start().make_token() : "").take();
-                        });
+    const WorldRank own_rank{static_cast<uint64_t>(rank), static_cast<uint64_t>(world_size),
+                             start().carries_token(context_)};
+    Result<std::string> world = exchange_.agree(
+        "world", pack(own_rank),
+        [this](const std::vector<std::string>& said) -> Result<std::string> {
+          DSCOMM_ASSIGN_OR_RETURN(const auto world_ranks, unpack_all<WorldRank>(said));
+          if (Status checked = check_world(world_ranks); !checked.ok()) return at_step(checked);
+          AgreedWorld agreed;
+          for (const WorldRank& each : world_ranks)
+            agreed.ranks.push_back(static_cast<int>(each.rank));
+          if (std::ranges::all_of(world_ranks, &WorldRank::carries_token))
+            agreed.token = start().make_token();
+          return pack(agreed);
+        });
     if (!world.ok()) return world.status();
-    Unpacker unpacker(world.value());
-    for (int member = 0; member < size(); ++member)
-      world_->world_ranks_.push_back(static_cast<int>(unpacker.number()));
-    const std::string token = unpacker.text();
-    if (!unpacker.whole()) return own(garbled(0));
-    start().admit(token);
-    if (token.empty() && plan().origin != MpiOrigin::kProgram)
+    AgreedWorld agreed;
+    if (!unpack(world.value(), &agreed) || agreed.ranks.size() != request_.members.size())
+      return own(garbled(0));
+    world_->world_ranks_ = std::move(agreed.ranks);
+    start().admit(agreed.token);
+    if (agreed.token.empty() && plan().origin != MpiOrigin::kProgram)
       log_line(LogLevel::kInfo, "MPI's connections over TCP need no token");
     return {};
   }
@@ -286,7 +284,7 @@ class BringUp {
     };
     auto answer = std::make_shared<Answer>();
     const bool ours = plan().origin != MpiOrigin::kProgram;
-    const GiveUpCheck ends = [this] { return check(); };
+    const GiveUpCheck ends = [this] { return exchange_.check(); };
     // If the program initialised MPI, it may use this tag, so the ranks do not meet.
     Status status =
         ours ? meet(MPI_COMM_WORLD, world_->world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
@@ -323,31 +321,18 @@ class BringUp {
   }
 
   static int create(const std::vector<int>& ranks, bool ours, MPI_Comm* comm) {
+    if (ours) return create_communicator(MPI_COMM_WORLD, ranks, kGroupTag, comm);
     // The program keeps its own error handler.
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
-    if (!ours) {
-      MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
-      MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    }
-    MPI_Group all = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
-    int code = MPI_Comm_group(MPI_COMM_WORLD, &all);
-    if (code == MPI_SUCCESS)
-      code = MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &members);
-    if (code == MPI_SUCCESS)
-      code = guarded_blocking(
-          [&] { return MPI_Comm_create_group(MPI_COMM_WORLD, members, kGroupTag, comm); });
-    if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
-    if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
-    if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
-    if (!ours) {
-      MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
-      MPI_Errhandler_free(&handler);
-    }
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    const int code = create_communicator(MPI_COMM_WORLD, ranks, kGroupTag, comm);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
+    MPI_Errhandler_free(&handler);
     return code;
   }
 
   const TransportRequest& request_;
-  std::shared_ptr<Store> store_;
   const Deadline& deadline_;
   const std::string prefix_;
   StoreExchange exchange_;

@@ -1,5 +1,6 @@
 #include "mpi/meet.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "mpi/abandonable.h"
@@ -10,6 +11,8 @@
 
 namespace dscomm {
 namespace {
+
+constexpr MpiWaitPolicy kMeetingPolicy{.spin_polls = 0};
 
 class MeetingMonitor final : public MpiWaitMonitor {
  public:
@@ -62,22 +65,17 @@ Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const GiveU
     return reason_or(mpi_error("a message of MPI", posted->code), deadline, check);
   MeetingMonitor monitor(check, deadline);
   monitor.expect("a rank that has not connected");
-  MpiWaitPolicy policy;
-  policy.spin_polls = 0;
-  return wait_for(&posted->requests, policy, deadline, monitor);
+  return wait_for(&posted->requests, kMeetingPolicy, deadline, monitor);
 }
 
 Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadline& deadline,
             const GiveUpCheck& check, const std::function<std::string(size_t index)>& name) {
   int rank = 0;
   MPI_Comm_rank(comm, &rank);
-  size_t own = 0;
-  while (own < ranks.size() && ranks[own] != rank) ++own;
+  const auto own = static_cast<size_t>(std::ranges::find(ranks, rank) - ranks.begin());
   DSCOMM_CHECK(own < ranks.size(), "this rank is not one of those that meet");
   const guard::CallDeadline calls_end(deadline);
   MeetingMonitor monitor(check, deadline);
-  MpiWaitPolicy policy;
-  policy.spin_polls = 0;
   for (size_t distance = 1; distance < ranks.size(); distance *= 2) {
     const size_t before = (own + ranks.size() - distance) % ranks.size();
     const int source = ranks[before], target = ranks[(own + distance) % ranks.size()];
@@ -90,7 +88,7 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
     });
     if (code != MPI_SUCCESS) return reason_or(mpi_error("a message of MPI", code), deadline, check);
     monitor.expect(name(before) + ", which may be waiting for another rank");
-    const Status status = wait_for(&requests, policy, deadline, monitor);
+    const Status status = wait_for(&requests, kMeetingPolicy, deadline, monitor);
     if (status.ok()) continue;
     // A later meeting with this tag posts new receives.
     if (!requests.empty() && requests[0] != MPI_REQUEST_NULL)
@@ -98,6 +96,19 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
     return status;
   }
   return {};
+}
+
+int create_communicator(MPI_Comm comm, const std::vector<int>& ranks, int tag, MPI_Comm* made) {
+  MPI_Group all = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
+  int code = MPI_Comm_group(comm, &all);
+  if (code == MPI_SUCCESS)
+    code = MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &members);
+  if (code == MPI_SUCCESS)
+    code = guarded_blocking([&] { return MPI_Comm_create_group(comm, members, tag, made); });
+  if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(*made, MPI_ERRORS_RETURN);
+  if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
+  if (all != MPI_GROUP_NULL) MPI_Group_free(&all);
+  return code;
 }
 
 }  // namespace dscomm

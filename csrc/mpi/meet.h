@@ -27,4 +27,8 @@ Status meet(MPI_Comm comm, const std::vector<int>& ranks, int tag, const Deadlin
 // makes all connections. Returns kTimeout at `deadline`, or `check`'s failure.
 Status connect_all(MPI_Comm comm, int tag, const Deadline& deadline, const GiveUpCheck& check);
 
+// Collective over `ranks` of `comm`: makes a communicator of them, which returns its errors. Blocks
+// until all have come. Returns MPI's code.
+int create_communicator(MPI_Comm comm, const std::vector<int>& ranks, int tag, MPI_Comm* made);
+
 }  // namespace dscomm

@@ -45,23 +45,6 @@ struct Communicators {
   MPI_Comm data = MPI_COMM_NULL, check = MPI_COMM_NULL;
 };
 
-// Collective over `ranks` of `from`.
-void make_communicators(MPI_Comm from, const std::vector<int>& ranks, int tag, bool needs_check,
-                        Communicators* made) {
-  MPI_Group whole = MPI_GROUP_NULL, part = MPI_GROUP_NULL;
-  made->code = MPI_Comm_group(from, &whole);
-  if (made->code == MPI_SUCCESS)
-    made->code = MPI_Group_incl(whole, static_cast<int>(ranks.size()), ranks.data(), &part);
-  for (MPI_Comm* comm : {&made->data, &made->check}) {
-    if (comm == &made->check && !needs_check) continue;
-    if (made->code == MPI_SUCCESS)
-      made->code = guarded_blocking([&] { return MPI_Comm_create_group(from, part, tag, comm); });
-    if (made->code == MPI_SUCCESS) MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
-  }
-  if (part != MPI_GROUP_NULL) MPI_Group_free(&part);
-  if (whole != MPI_GROUP_NULL) MPI_Group_free(&whole);
-}
-
 }  // namespace
 
 class MpiTransport::MpiPeerProcess final : public PeerProcess {
@@ -195,7 +178,9 @@ Result<std::unique_ptr<Team>> MpiTransport::make_team(const TransportTeam& team,
     status = run_abandonable(
         "MPI_Comm_create_group",
         [made, members = team.ranks, tag, needs_check, from = world_->comm()] {
-          make_communicators(from, members, tag, needs_check, made.get());
+          made->code = create_communicator(from, members, tag, &made->data);
+          if (made->code == MPI_SUCCESS && needs_check)
+            made->code = create_communicator(from, members, tag, &made->check);
         },
         deadline, give_up_check);
   if (status.ok() && made->code != MPI_SUCCESS)
