@@ -8,8 +8,8 @@
 #include "core/base/deadline.h"
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
+#include "mpi/mpi_staging.h"
 #include "mpi/mpi_tags.h"
-#include "mpi/quarantine.h"
 
 namespace dscomm {
 namespace {

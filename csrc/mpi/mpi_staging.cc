@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <new>
 #include <utility>
-
-#include "mpi/quarantine.h"
 
 namespace dscomm {
 namespace {
@@ -13,6 +12,15 @@ namespace {
 constexpr size_t kLine = 64;
 
 }  // namespace
+
+void quarantine(std::unique_ptr<std::byte[]> memory) {
+  static std::mutex mutex;
+  // Never destroyed, because MPI may be polled at exit. Reachable, so it is not reported as a leak.
+  static auto* kept = new std::vector<std::unique_ptr<std::byte[]>>();
+  if (memory == nullptr) return;
+  std::lock_guard lock(mutex);
+  kept->push_back(std::move(memory));
+}
 
 MpiStaging::~MpiStaging() {
   if (pending()) quarantine(std::move(memory_));

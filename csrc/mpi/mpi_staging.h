@@ -2,6 +2,9 @@
 //
 // MPI never gets user memory: a pending request cannot be cancelled, and a caller frees its tensors
 // after a timeout. Staging that is destroyed with a pending request goes into quarantine.
+//
+// Quarantine: memory that MPI may still access is never freed. MPI may continue a pending request in
+// any later call, of any Team.
 #pragma once
 
 #include <mpi.h>
@@ -13,6 +16,9 @@
 #include "core/base/status.h"
 
 namespace dscomm {
+
+// Any thread. Null is allowed.
+void quarantine(std::unique_ptr<std::byte[]> memory);
 
 class MpiStaging {
  public:

@@ -17,7 +17,6 @@
 #include "mpi/guarded.h"
 #include "mpi/meet.h"
 #include "mpi/mpi_error.h"
-#include "mpi/mpi_sockets.h"
 #include "mpi/mpi_tags.h"
 #include "mpi/mpi_team.h"
 

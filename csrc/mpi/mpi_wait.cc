@@ -8,7 +8,6 @@
 
 #include "mpi/guarded.h"
 #include "mpi/mpi_error.h"
-#include "mpi/mpi_sockets.h"
 
 namespace dscomm {
 namespace {
@@ -62,6 +61,12 @@ class Pauses {
 };
 
 }  // namespace
+
+SocketList& mpi_sockets() {
+  // Never destroyed: MPI calls functions that add to it until the process ends.
+  static auto* const sockets = new SocketList;
+  return *sockets;
+}
 
 Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy& policy,
                   const Deadline& deadline, MpiWaitMonitor& monitor) {

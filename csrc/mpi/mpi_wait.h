@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "core/base/socket_sleep.h"
 #include "core/base/status.h"
 
 namespace dscomm {
@@ -46,6 +47,9 @@ class MpiWaitMonitor {
  protected:
   ~MpiWaitMonitor() = default;
 };
+
+// The known sockets of MPI's connections: a wait can sleep until one of them has data.
+SocketList& mpi_sockets();
 
 // Waits until `poll`, which asks MPI once, returns true or fails.
 Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy& policy,

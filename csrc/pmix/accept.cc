@@ -1,15 +1,21 @@
 // Replaces the accept() that libpmix calls in this program: the dynamic linker finds it before the
-// C library's. It returns only connections on which a complete greeting has arrived (greeting.h),
-// and closes those that send none within 10 s.
+// C library's. It returns only connections on which a complete greeting, the first message, has
+// arrived, and closes those that send none within 10 s.
+//
+// libpmix listens on 127.0.0.1, where any user of the host can connect, and reads the greeting
+// without a timeout on the thread that serves all ranks: one silent connection would block them
+// all.
 //
 // libpmix calls it on a dedicated thread, each time the listening socket is readable.
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -17,7 +23,6 @@
 
 #include "core/base/deadline.h"
 #include "core/base/owned.h"
-#include "pmix/greeting.h"
 
 namespace dscomm {
 namespace {
@@ -31,6 +36,34 @@ constexpr int kAcceptLookMs = 10;
 constexpr size_t kMostArrivals = 512;
 // Between two checks.
 constexpr int kAcceptedAtOnce = 64;
+
+// The header before the greeting in libpmix 3 to 5, in host byte order.
+struct PmixHeader {
+  int32_t index;
+  uint32_t tag;
+  uint32_t bytes;  // length of the greeting
+  uint32_t padding;
+};
+// libpmix itself rejects longer ones.
+constexpr uint32_t kMostGreetingBytes = 128 << 10;
+
+// kRefused: not the greeting of a rank, or the peer has closed the connection.
+enum class Greeting { kNothing, kPart, kWhole, kRefused };
+
+// How much of a greeting has arrived. Reads nothing from the socket.
+Greeting peek_greeting(int socket) {
+  PmixHeader header{};
+  const ssize_t peeked = recv(socket, &header, sizeof header, MSG_PEEK | MSG_DONTWAIT);
+  if (peeked < 0)
+    return errno == EAGAIN || errno == EINTR ? Greeting::kNothing : Greeting::kRefused;
+  if (peeked == 0 || (peeked == sizeof header && header.bytes > kMostGreetingBytes))
+    return Greeting::kRefused;
+  int available = 0;
+  if (ioctl(socket, FIONREAD, &available) != 0) return Greeting::kRefused;
+  const bool is_whole =
+      peeked == sizeof header && static_cast<size_t>(available) >= sizeof header + header.bytes;
+  return is_whole ? Greeting::kWhole : Greeting::kPart;
+}
 
 struct PendingConnection {
   UniqueFd socket;

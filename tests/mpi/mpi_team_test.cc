@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "core/team/hierarchical_team.h"
-#include "mpi/mpi_sockets.h"
+#include "mpi/mpi_wait.h"
 #include "mpi_ranks.h"
 #include "team_reference.h"
 

@@ -3,9 +3,12 @@
 #include "mpi/start.h"
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,7 +24,6 @@
 #include "mpi/mpich/listeners.h"
 #include "mpi/mpich/pmi_server.h"
 #include "mpi/mpich/pmi_session.h"
-#include "mpi/mpich/shared_files.h"
 
 namespace dscomm {
 namespace {
@@ -30,6 +32,19 @@ namespace {
 bool identifies_a_rank(std::string_view name) {
   return name.ends_with("_PMI_VERSION") || name.starts_with("PMI_") || name.starts_with("PMI2_") ||
          (name.starts_with("PMIX_") && !name.starts_with("PMIX_MCA_"));
+}
+
+// Removes MPICH's shared-memory files. MPI_Init_thread makes them, even for a single rank, and only
+// MPI_Finalize removes them, which a rank that is killed or just ends does not reach. Call it once
+// the ranks of this host have mapped the files: without names, they disappear with the last of
+// these ranks.
+void remove_names_of_shared_files() {
+  std::set<std::string> mapped;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    if (const size_t begin = line.find("/dev/shm/mpich_shm_"); begin != std::string::npos)
+      mapped.insert(line.substr(begin, line.find(' ', begin) - begin));
+  for (const std::string& file : mapped) ::unlink(file.c_str());
 }
 
 class MpichStart final : public MpiStart {

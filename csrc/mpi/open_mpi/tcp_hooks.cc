@@ -15,7 +15,7 @@
 
 #include "core/base/log.h"
 #include "core/transport/address_filter.h"
-#include "mpi/mpi_sockets.h"
+#include "mpi/mpi_wait.h"
 
 namespace dscomm {
 namespace {
