@@ -8,16 +8,14 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <set>
-#include <string>
 #include <string_view>
 #include <thread>
 
-#include "core/base/format.h"
 #include "core/base/log.h"
+#include "core/base/process_state.h"
 #include "core/base/thread.h"
 #include "mpi/guarded.h"
 
@@ -38,15 +36,11 @@ constexpr int64_t kBusyNs = 400'000'000;
 // Relaxed: a stale value is corrected at the next tick, 50 ms later.
 std::atomic<bool> watches_closely{false};
 
-// Never destroyed: threads may call MPI until the process ends.
 struct Registry {
   std::mutex mutex;
   std::set<guard::Calls*> threads;  // running threads that have called MPI
 };
-Registry& registry() {
-  static auto* const registry = new Registry;
-  return *registry;
-}
+Registry& registry = *new Registry;  // never destroyed: threads may call MPI until the process ends
 
 // The address range of the C library's code.
 uintptr_t libc_begin = 0, libc_end = 0;
@@ -128,42 +122,27 @@ int leave_signal() {
 }
 
 // Registers the thread for its lifetime.
-class Registration {
- public:
-  Registration() : calls_(new guard::Calls) {
-    calls_->thread = pthread_self();
-    calls_->thread_id = gettid();
+struct Registration {
+  Registration() {
+    calls.thread = pthread_self();
+    calls.thread_id = gettid();
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, leave_signal());
     // Threads of this library block all other signals (core/base/thread.h).
     pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
-    std::lock_guard lock(registry().mutex);
-    registry().threads.insert(calls_);
+    std::lock_guard lock(registry.mutex);
+    registry.threads.insert(&calls);
   }
   ~Registration() {
-    std::lock_guard lock(registry().mutex);
-    registry().threads.erase(calls_);
-    delete calls_;
+    std::lock_guard lock(registry.mutex);
+    registry.threads.erase(&calls);
   }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
 
-  guard::Calls& calls() { return *calls_; }
-
- private:
-  guard::Calls* const calls_;
+  guard::Calls calls;
 };
-
-// Whether the thread sleeps (S). A thread that waits for a disk (D) does not count: it will return.
-bool sleeps(pid_t thread_id) {
-  std::ifstream file(format_text("/proc/self/task/{}/stat", thread_id));
-  std::string text;
-  std::getline(file, text);
-  // "7 (a name) S ...": the name may contain brackets.
-  const size_t end = text.rfind(')');
-  return end != std::string::npos && end + 2 < text.size() && text[end + 2] == 'S';
-}
 
 int64_t cpu_ns(pthread_t thread) {
   clockid_t clock;
@@ -195,7 +174,8 @@ void check_calls(guard::Calls& calls, Seen* seen) {
     return;
   }
   ++seen->ticks;
-  seen->ticks_asleep = sleeps(calls.thread_id) ? seen->ticks_asleep + 1 : 0;
+  // A thread that waits for a disk (D) does not count: it will return.
+  seen->ticks_asleep = process_state(calls.thread_id) == 'S' ? seen->ticks_asleep + 1 : 0;
   const bool is_asleep = seen->ticks_asleep >= kTicks;
   if (seen->ticks < kTicks || !is_late(calls, seen->ticks)) return;
   if (!is_asleep && cpu_ns(calls.thread) - seen->cpu_at_first_ns < kBusyNs) return;
@@ -219,10 +199,10 @@ void watch() {
   while (true) {
     std::this_thread::sleep_for(kTick);
     // Keeps threads from ending meanwhile.
-    std::lock_guard lock(registry().mutex);
+    std::lock_guard lock(registry.mutex);
     std::erase_if(seen,
-                  [](const auto& entry) { return !registry().threads.contains(entry.first); });
-    for (guard::Calls* calls : registry().threads) check_calls(*calls, &seen[calls]);
+                  [](const auto& entry) { return !registry.threads.contains(entry.first); });
+    for (guard::Calls* calls : registry.threads) check_calls(*calls, &seen[calls]);
   }
 }
 
@@ -230,7 +210,7 @@ void watch() {
 
 guard::Calls& guard::calls_of_thread() {
   thread_local Registration registration;
-  return registration.calls();
+  return registration.calls;
 }
 
 void watch_calls() {

@@ -6,7 +6,8 @@
 
 namespace dscomm {
 
-// The letter of the state; 0: unknown. `pid` is a number in this process's pid namespace.
+// The letter of the state; 0: unknown. `pid` is a number in this process's pid namespace, of a
+// process or of a thread.
 char process_state(int64_t pid);
 inline constexpr const char* kStopped = "stopped (state T)";
 // As in "which is sleeping (state S)".
