@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 namespace dscomm::test {
 namespace {
@@ -41,16 +42,18 @@ TEST_F(McaFiles, ParseReadsNamesAndValues) {
                                {"mtl", "\"^ofi\" # too"},
                                {"pml", ""},
                                {"twice", "second"}};
-  EXPECT_EQ(parse_mca_file("# btl = self\n"
-                           " // btl = tcp\n"
-                           "  btl_tcp_if_exclude = lo,docker0 \t\r\n"
-                           "mtl=\"^ofi\" # too\n"
-                           "pml =\n"
-                           "no value\n= no name\n"
-                           "twice = first\n\n"
-                           "twice = second"),
-            expected);
-  EXPECT_EQ(parse_mca_file(""), McaParameters());
+  std::istringstream file(
+      "# btl = self\n"
+      " // btl = tcp\n"
+      "  btl_tcp_if_exclude = lo,docker0 \t\r\n"
+      "mtl=\"^ofi\" # too\n"
+      "pml =\n"
+      "no value\n= no name\n"
+      "twice = first\n\n"
+      "twice = second");
+  EXPECT_EQ(parse_mca_file(file), expected);
+  std::istringstream empty;
+  EXPECT_EQ(parse_mca_file(empty), McaParameters());
 }
 
 TEST_F(McaFiles, UserFileComesBeforeAdministratorFile) {

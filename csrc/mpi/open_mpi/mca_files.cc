@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
-#include <utility>
 
 #include "mpi/environment.h"
 
@@ -18,10 +16,10 @@ namespace {
 constexpr const char* kSiteFile = "openmpi-mca-params.conf";
 constexpr const char* kOverrideFile = "openmpi-mca-params-override.conf";
 
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kBlanks = " \t\r";
+std::string trimmed(const std::string& text) {
+  constexpr const char* kBlanks = " \t\r";
   const size_t first = text.find_first_not_of(kBlanks);
-  if (first == std::string_view::npos) return {};
+  if (first == std::string::npos) return {};
   return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
 }
 
@@ -59,18 +57,14 @@ std::filesystem::path configuration_folder(const std::string& library) {
 
 }  // namespace
 
-McaParameters parse_mca_file(std::string_view text) {
+McaParameters parse_mca_file(std::istream& file) {
   McaParameters parameters;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
+  for (std::string line; std::getline(file, line);) {
     const size_t equals = line.find('=');
-    if (equals == std::string_view::npos || line.find('#') < equals || line.find("//") < equals)
+    if (equals == std::string::npos || line.find('#') < equals || line.find("//") < equals)
       continue;
-    const std::string_view name = trimmed(line.substr(0, equals));
-    if (name.empty()) continue;
-    parameters.insert_or_assign(std::string(name), std::string(trimmed(line.substr(equals + 1))));
+    const std::string name = trimmed(line.substr(0, equals));
+    if (!name.empty()) parameters[name] = trimmed(line.substr(equals + 1));
   }
   return parameters;
 }
@@ -84,13 +78,9 @@ std::vector<std::string> mca_file_names(const std::string& library) {
     if (list.empty()) continue;
     if (list == "none") return {};
     // Debian's Open MPI separates names with commas; others use colons.
-    std::string name;
-    for (char letter : list + ":") {
-      if (letter != ':' && letter != ',') {
-        name += letter;
-      } else if (!name.empty()) {
-        names.push_back(std::exchange(name, {}));
-      }
+    for (size_t begin = 0, end = 0; begin < list.size(); begin = end + 1) {
+      end = std::min(list.find_first_of(":,", begin), list.size());
+      if (end > begin) names.push_back(list.substr(begin, end - begin));
     }
     return names;
   }
@@ -106,10 +96,8 @@ McaParameters parameters_of_mca_files() {
     return {};
   McaParameters found;
   for (const std::string& name : mca_file_names(info.dli_fname)) {
-    std::ifstream file(name, std::ios::binary);
-    std::ostringstream text;
-    if (!file || !(text << file.rdbuf())) continue;
-    found.merge(parse_mca_file(text.str()));  // files read earlier have precedence
+    std::ifstream file(name);
+    found.merge(parse_mca_file(file));  // files read earlier have precedence
   }
   return found;
 }

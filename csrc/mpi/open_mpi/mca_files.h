@@ -4,9 +4,9 @@
 // Source: Open MPI 4.1, opal/mca/base/mca_base_var.c (which files are read, and in which order).
 #pragma once
 
+#include <istream>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace dscomm {
@@ -14,10 +14,10 @@ namespace dscomm {
 // By name, without "OMPI_MCA_".
 using McaParameters = std::map<std::string, std::string>;
 
-// The parameters in a file's text, from lines "name = value". The value extends to the end of its
+// The parameters in a file, from lines "name = value". The value extends to the end of its
 // line and may contain '#'; a line with '#' or "//" before '=' is a comment. The last line of a
 // name wins. Open MPI also reads lines "-mca name value"; they are ignored here.
-McaParameters parse_mca_file(std::string_view text);
+McaParameters parse_mca_file(std::istream& file);
 
 // The files that Open MPI reads if they exist, by descending precedence. `library` is the path of
 // libmpi: the configuration folder is above it or, for a library below /usr, in /etc.
