@@ -55,7 +55,7 @@ class BringUp {
         deadline_(deadline),
         prefix_(request.prefix + "mpi/"),
         exchange_(*store, exchange_request(check), deadline),
-        context_{request, std::move(store), deadline, helper_path, prefix_, exchange_, StartPlan()} {}
+        context_{request, std::move(store), deadline, helper_path, prefix_, exchange_, {}} {}
 
   Result<std::unique_ptr<MpiWorld>> run() {
     Status status = steps();

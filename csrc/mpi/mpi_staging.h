@@ -3,8 +3,8 @@
 // MPI never gets user memory: a pending request cannot be cancelled, and a caller frees its tensors
 // after a timeout. Staging that is destroyed with a pending request goes into quarantine.
 //
-// Quarantine: memory that MPI may still access is never freed. MPI may continue a pending request in
-// any later call, of any Team.
+// Quarantine: memory that MPI may still access is never freed. MPI may continue a pending request
+// in any later call, of any Team.
 #pragma once
 
 #include <mpi.h>

@@ -48,28 +48,13 @@ Library read(const link_map& map) {
   Library library;
   for (const ElfW(Dyn)* entry = map.l_ld; entry->d_tag != DT_NULL; ++entry) {
     const auto* const at = reinterpret_cast<const char*>(entry->d_un.d_ptr);
-    switch (entry->d_tag) {
-      case DT_SYMTAB:
-        library.symbols = reinterpret_cast<const ElfW(Sym)*>(at);
-        break;
-      case DT_STRTAB:
-        library.names = at;
-        break;
-      case DT_JMPREL:
-        library.tables[0].first = reinterpret_cast<const ElfW(Rela)*>(at);
-        break;
-      case DT_PLTRELSZ:
-        library.tables[0].bytes = entry->d_un.d_val;
-        break;
-      case DT_RELA:
-        library.tables[1].first = reinterpret_cast<const ElfW(Rela)*>(at);
-        break;
-      case DT_RELASZ:
-        library.tables[1].bytes = entry->d_un.d_val;
-        break;
-      default:
-        break;
-    }
+    const auto* const relocations = reinterpret_cast<const ElfW(Rela)*>(at);
+    if (entry->d_tag == DT_SYMTAB) library.symbols = reinterpret_cast<const ElfW(Sym)*>(at);
+    if (entry->d_tag == DT_STRTAB) library.names = at;
+    if (entry->d_tag == DT_JMPREL) library.tables[0].first = relocations;
+    if (entry->d_tag == DT_PLTRELSZ) library.tables[0].bytes = entry->d_un.d_val;
+    if (entry->d_tag == DT_RELA) library.tables[1].first = relocations;
+    if (entry->d_tag == DT_RELASZ) library.tables[1].bytes = entry->d_un.d_val;
   }
   return library;
 }

@@ -24,28 +24,24 @@ struct LostHelper {
   // Shared locks on the directories' lock files: a directory with one is not abandoned.
   std::vector<UniqueFd> locks;
 };
-LostHelper& lost_helper() {
-  static auto* const lost = new LostHelper;
-  return *lost;
-}
+LostHelper& lost_helper = *new LostHelper;
 
 // Called on a thread of PMIx, before Open MPI's own handler, which is then not called.
 void note_loss(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*, size_t, pmix_info_t*,
                size_t, pmix_event_notification_cbfunc_fn_t done, void* data) {
-  LostHelper& lost = lost_helper();
   {
-    std::lock_guard lock(lost.mutex);
-    if (!lost.is_lost)
+    std::lock_guard lock(lost_helper.mutex);
+    if (!lost_helper.is_lost)
       log_line(LogLevel::kWarn,
                "dscomm-pmix, which served PMIx to the ranks of this host, has ended before them; "
                "see whether it was killed. MPI goes on without it");
-    lost.is_lost = true;
+    lost_helper.is_lost = true;
     // If this process has already cleaned up, it must not take the locks again.
-    if (!lost.has_left)
-      for (const std::string& directory : lost.directories) {
+    if (!lost_helper.has_left)
+      for (const std::string& directory : lost_helper.directories) {
         UniqueFd file(::open(lock_file_of(directory).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
         if (file.valid() && ::flock(file.get(), LOCK_SH | LOCK_NB) == 0)
-          lost.locks.push_back(std::move(file));
+          lost_helper.locks.push_back(std::move(file));
       }
   }
   if (done != nullptr) done(PMIX_EVENT_ACTION_COMPLETE, nullptr, 0, nullptr, nullptr, data);
@@ -66,11 +62,10 @@ void survive_lost_helper(const std::vector<std::string>& environment) {
     return;
   }
   {
-    LostHelper& lost = lost_helper();
-    std::lock_guard lock(lost.mutex);
+    std::lock_guard lock(lost_helper.mutex);
     for (const std::string& variable : environment) {
       const std::filesystem::path value = variable.substr(variable.find('=') + 1);
-      if (is_own_directory(value)) lost.directories.insert(value);
+      if (is_own_directory(value)) lost_helper.directories.insert(value);
     }
   }
   pmix_status_t codes[] = {PMIX_ERR_LOST_CONNECTION};
@@ -79,12 +74,11 @@ void survive_lost_helper(const std::vector<std::string>& environment) {
 }
 
 void tidy_up_for_lost_helper() {
-  LostHelper& lost = lost_helper();
-  std::lock_guard lock(lost.mutex);
-  lost.has_left = true;
-  lost.locks.clear();
+  std::lock_guard lock(lost_helper.mutex);
+  lost_helper.has_left = true;
+  lost_helper.locks.clear();
   // A live helper holds the locks, so a loss that is not yet reported here does no harm.
-  for (const std::string& directory : lost.directories) remove_if_abandoned(directory);
+  for (const std::string& directory : lost_helper.directories) remove_if_abandoned(directory);
 }
 
 }  // namespace dscomm

@@ -85,14 +85,8 @@ void admit_greetings(const std::string& token) {
 // As declared by Open MPI 4 and 5. The last two return the number of bytes; if it is too small,
 // Open MPI closes the connection.
 extern "C" {
-__attribute__((visibility("default"))) void mca_btl_tcp_set_socket_options(int socket);
-__attribute__((visibility("default"))) int mca_btl_tcp_recv_blocking(int socket, void* data,
-                                                                     size_t size);
-__attribute__((visibility("default"))) int mca_btl_tcp_send_blocking(int socket, const void* data,
-                                                                     size_t size);
-}
 
-void mca_btl_tcp_set_socket_options(int socket) {
+__attribute__((visibility("default"))) void mca_btl_tcp_set_socket_options(int socket) {
   using SetOptions = void (*)(int);
   static const auto own =
       reinterpret_cast<SetOptions>(dlsym(RTLD_NEXT, "mca_btl_tcp_set_socket_options"));
@@ -105,7 +99,8 @@ void mca_btl_tcp_set_socket_options(int socket) {
 }
 
 // A greeting is one packet, so it has arrived completely or not at all.
-int mca_btl_tcp_recv_blocking(int socket, void* data, size_t size) {
+__attribute__((visibility("default"))) int mca_btl_tcp_recv_blocking(int socket, void* data,
+                                                                     size_t size) {
   const dscomm::Token* const token = dscomm::required.load(std::memory_order_acquire);
   if (token == &dscomm::kRefuse) return 0;
   std::vector<char> got(size + (token == nullptr ? 0 : token->size()));
@@ -122,7 +117,8 @@ int mca_btl_tcp_recv_blocking(int socket, void* data, size_t size) {
   return static_cast<int>(size);
 }
 
-int mca_btl_tcp_send_blocking(int socket, const void* data, size_t size) {
+__attribute__((visibility("default"))) int mca_btl_tcp_send_blocking(int socket, const void* data,
+                                                                     size_t size) {
   const dscomm::Token* const token = dscomm::required.load(std::memory_order_acquire);
   std::vector<char> sent(static_cast<const char*>(data), static_cast<const char*>(data) + size);
   if (token != nullptr) sent.insert(sent.end(), token->begin(), token->end());
@@ -131,3 +127,5 @@ int mca_btl_tcp_send_blocking(int socket, const void* data, size_t size) {
   while (count < 0 && errno == EINTR);
   return count == static_cast<ssize_t>(sent.size()) ? static_cast<int>(size) : -1;
 }
+
+}  // extern "C"
