@@ -26,9 +26,9 @@ class EnvironmentForStart {
   EnvironmentForStart(const EnvironmentForStart&) = delete;
   EnvironmentForStart& operator=(const EnvironmentForStart&) = delete;
 
-  void set(const std::string& assignment);  // "NAME=VALUE"
+  void set(const std::string& assignment, bool overwrite = true);  // "NAME=VALUE"
   // Does nothing if the variable is set.
-  void set_default(const std::string& assignment);
+  void set_default(const std::string& assignment) { set(assignment, /*overwrite=*/false); }
   // Unsets the variables that is_wanted() selects by name.
   void unset_if(const std::function<bool(std::string_view name)>& is_wanted);
 

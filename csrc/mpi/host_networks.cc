@@ -20,6 +20,13 @@ std::vector<std::string> networks_between_hosts(const TransportRequest& request)
   return common.empty() ? distinct_networks(request.members, request.rank) : common;
 }
 
+std::vector<std::string> only_ipv4(std::vector<std::string> networks) {
+  std::erase_if(networks, [](const std::string& network) {
+    return network.find(':') != std::string::npos;
+  });
+  return networks;
+}
+
 std::vector<std::string> interfaces_in(const std::vector<std::string>& networks) {
   std::vector<std::string> names;
   const std::vector<Interface> own = own_interfaces();

@@ -16,6 +16,9 @@ bool has_fast_network();
 // or, if routers join the hosts, this host's own.
 std::vector<std::string> networks_between_hosts(const TransportRequest& request);
 
+// The IPv4 networks among `networks`.
+std::vector<std::string> only_ipv4(std::vector<std::string> networks);
+
 // The names of this host's interfaces in `networks`, in the order of `networks`.
 std::vector<std::string> interfaces_in(const std::vector<std::string>& networks);
 

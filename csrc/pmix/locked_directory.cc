@@ -1,6 +1,5 @@
 #include "pmix/locked_directory.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -89,12 +88,11 @@ void remove_if_abandoned(const std::string& path) {
 }
 
 void remove_abandoned_directories(const std::string& parent) {
-  DIR* directory = ::opendir(parent.c_str());
-  if (directory == nullptr) return;
   std::vector<std::string> found;
-  while (const dirent* entry = ::readdir(directory))
-    if (is_own_directory(entry->d_name)) found.push_back(parent + "/" + entry->d_name);
-  ::closedir(directory);
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator entry(parent, ignored), end; entry != end;
+       entry.increment(ignored))
+    if (is_own_directory(entry->path())) found.push_back(entry->path());
   for (const std::string& path : found) remove_if_abandoned(path);
 }
 

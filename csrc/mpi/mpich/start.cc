@@ -9,6 +9,7 @@
 #include <fstream>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -59,13 +60,10 @@ class MpichStart final : public MpiStart {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(text, &length);
-    const std::string_view all(text);
+    const std::string all(text);
+    std::istringstream line(all.substr(0, all.find('\n')));
     std::string version;
-    for (char letter : all.substr(0, all.find('\n'))) {
-      const bool is_blank = letter == ' ' || letter == '\t';
-      if (!is_blank || (!version.empty() && version.back() != ' '))
-        version += is_blank ? ' ' : letter;
-    }
+    for (std::string word; line >> word;) version += (version.empty() ? "" : " ") + word;
     if (const size_t word = version.find(" Version: "); word != std::string::npos)
       version.replace(word, sizeof " Version: " - 1, " ");
     return version;
@@ -174,9 +172,7 @@ class MpichStart final : public MpiStart {
       if (auto selected = select_networks(own_interfaces(), wanted); selected.ok())
         networks_ = std::move(selected).value();
     const bool had_any = !networks_.empty();
-    std::erase_if(networks_, [](const std::string& network) {
-      return network.find(':') != std::string::npos;
-    });
+    networks_ = only_ipv4(networks_);
     if (!had_any || !networks_.empty() || !environment_value("FI_TCP_IFACE").empty()) return {};
     return Status(Code::kUnsupported,
                   "MPICH's connections over TCP need IPv4, and the hosts have only IPv6; use Open "

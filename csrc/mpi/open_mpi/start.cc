@@ -29,9 +29,8 @@ namespace {
 constexpr std::string_view kMcaPrefix = "OMPI_MCA_";
 
 bool starts_with_any(std::string_view name, std::initializer_list<std::string_view> prefixes) {
-  for (std::string_view prefix : prefixes)
-    if (name.starts_with(prefix)) return true;
-  return false;
+  return std::ranges::any_of(
+      prefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
 // Variables that mpirun and PMIx servers set to identify a rank; users set other MCA parameters.
@@ -52,15 +51,9 @@ uint64_t launcher_size() {
 
 // Converts networks for Open MPI, which reads only IPv4 networks: if there are none, returns the
 // names of this host's interfaces in `networks`.
-std::vector<std::string> as_mpi_reads(std::vector<std::string> networks) {
-  const auto is_v6 = [](const std::string& network) {
-    return network.find(':') != std::string::npos;
-  };
-  if (!std::all_of(networks.begin(), networks.end(), is_v6)) {
-    std::erase_if(networks, is_v6);
-    return networks;
-  }
-  return interfaces_in(networks);
+std::vector<std::string> as_mpi_reads(const std::vector<std::string>& networks) {
+  const std::vector<std::string> ipv4 = only_ipv4(networks);
+  return ipv4.empty() ? interfaces_in(networks) : ipv4;
 }
 
 Status garbled(const std::string& name) {
