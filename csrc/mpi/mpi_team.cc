@@ -128,10 +128,8 @@ MpiTeam::MpiTeam(MPI_Comm data, MPI_Comm check, FailureDetector& detector, MpiTe
   MPI_Comm_rank(check_, &rank_);
   MPI_Comm_size(check_, &size_in_mpi);
   DSCOMM_CHECK(size_in_mpi == size(), "the communicators join the members");
-  const auto own = std::find_if(
-      options_.group.begin(), options_.group.end(), [this](const MpiTeamMember& member) {
-        return member.transport_rank == options_.members[rank_].transport_rank;
-      });
+  const auto own = std::ranges::find(options_.group, options_.members[rank_].transport_rank,
+                                     &MpiTeamMember::transport_rank);
   rank_in_group_ = static_cast<int>(own - options_.group.begin());
   caller_ = {name_of(rank_), options_.name};
   // Makes MPI return its errors where it can; by default they end the process.
@@ -264,7 +262,7 @@ Status MpiTeam::start_header(const HeaderRoute& way) {
         return MPI_Irecv(slot(1 + k), room, MPI_BYTE, k, kHeaderTag, check_,
                          header_staging_.add_request());
       }));
-  header_receives_ = static_cast<int>(header_staging_.requests.size());
+  header_receives_ = header_staging_.requests.size();
   // Starts with the next rank, so that not all ranks send to the same one first.
   for (int i = 1; i < size(); ++i) {
     const int k = (rank_ + i) % size();
@@ -285,14 +283,8 @@ Status MpiTeam::start_header(const HeaderRoute& way) {
 
 Status MpiTeam::finish_header() {
   // In a chain, compare with the predecessor's call before the successor has come.
-  const auto has_predecessors = [this]() -> Result<bool> {
-    int done = 0;
-    const int code = guarded([&] {
-      return MPI_Testall(header_receives_, header_staging_.requests.data(), &done,
-                         MPI_STATUSES_IGNORE);
-    });
-    if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
-    return done != 0;
+  const auto has_predecessors = [this] {
+    return test_all(&header_staging_.requests, header_receives_);
   };
   DSCOMM_RETURN_IF_ERROR(way_.chain > 0 ? wait_with(has_predecessors, CallPhase::kEntering)
                                         : wait(header_staging_, CallPhase::kEntering));
@@ -311,8 +303,7 @@ Status MpiTeam::finish_header() {
     }
   } else {
     std::memcpy(&header_, slot(1), sizeof header_);
-    std::fill(unreceived_bytes_.begin(), unreceived_bytes_.end(),
-              size_t{0});  // all ranks have come
+    unreceived_bytes_.assign(unreceived_bytes_.size(), 0);  // all ranks have come
   }
   if (way_.chain > 0) DSCOMM_RETURN_IF_ERROR(wait(header_staging_, CallPhase::kEntering));
   for (int k = 0; k < size(); ++k)

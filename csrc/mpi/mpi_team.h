@@ -417,7 +417,7 @@ class MpiTeam final : public Team {
   size_t following_bytes_ = 0;                // sent to the headers' receivers afterwards
   std::vector<size_t> piggybacked_bytes_to_;  // by rank; empty: all get the same
   MpiStaging header_staging_;
-  int header_receives_ = 0;               // the first requests of header_staging_
+  size_t header_receives_ = 0;            // the first requests of header_staging_
   static constexpr size_t kInFlight = 4;  // rounds
   static constexpr size_t kSendsAhead = 8;
   static constexpr size_t kMostUnreceivedBytes = size_t{128} << 10;
@@ -493,25 +493,14 @@ struct Pieces {
       deliver(to, byte_at(from, round * bytes()), count, round);
   }
 
-  // list() and deliver_all(): the blocks of all ranks lie `stride` apart in staging. The block
-  // of rank `me`, if not kNone, stays in user memory. list() writes MPI's lengths and offsets.
+  // Writes MPI's lengths and offsets of all ranks' blocks, which lie bytes() apart in staging. The
+  // block of rank `me`, if not kNone, stays in user memory.
   static constexpr size_t kNone = SIZE_MAX;
-  void list(std::span<const size_t> block_counts, size_t me, size_t round, size_t stride,
-            int* lengths, int* offsets) const {
+  void list(std::span<const size_t> block_counts, size_t me, size_t round, int* lengths,
+            int* offsets) const {
     for (size_t k = 0; k < block_counts.size(); ++k) {
       lengths[k] = k == me ? 0 : static_cast<int>(bytes_of(block_counts[k], round));
-      offsets[k] = static_cast<int>(k * stride);
-    }
-  }
-  // Copies the block of rank `me` from `own`.
-  void deliver_all(std::span<void* const> blocks, std::span<const size_t> block_counts, size_t me,
-                   const void* own, size_t round, size_t stride, const std::byte* staging) const {
-    for (size_t k = 0; k < block_counts.size(); ++k) {
-      if (k == me) {
-        copy(blocks[k], own, block_counts[k], round);
-      } else {
-        deliver(blocks[k], staging + k * stride, block_counts[k], round);
-      }
+      offsets[k] = static_cast<int>(k * bytes());
     }
   }
 };

@@ -248,9 +248,8 @@ Status MpiTeam::run_scatter(Inputs ins, Counts in_counts, std::byte* out, size_t
 
 Status MpiTeam::run_all_to_all(Inputs ins, Counts in_counts, Outputs outs, Counts out_counts, DType,
                                const CallOptions& options) {
-  splits_.clear(static_cast<size_t>(size()));
-  std::copy(in_counts.begin(), in_counts.end(), splits_.sends.begin());
-  std::copy(out_counts.begin(), out_counts.end(), splits_.expects.begin());
+  splits_.sends.assign(in_counts.begin(), in_counts.end());
+  splits_.expects.assign(out_counts.begin(), out_counts.end());
   return exchange_blocks(ins, outs, options);
 }
 

@@ -1,5 +1,7 @@
 // Broadcast, all-gather and barrier of MpiTeam. They move bytes, whatever the dtype.
 
+#include <numeric>
+
 #include "mpi/mpi_team.h"
 
 namespace dscomm {
@@ -57,14 +59,10 @@ Status MpiTeam::run_broadcast(std::byte* buffer, size_t count, DType dtype, int 
 Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, Outputs outs,
                                Counts out_counts, const CallOptions& options) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  splits_.clear(ranks);
-  size_t total = 0, longest = 0;
-  for (size_t k = 0; k < ranks; ++k) {
-    splits_.sends[k] = count;
-    splits_.expects[k] = out_counts[k];
-    total += out_counts[k];
-    longest = std::max(longest, out_counts[k]);
-  }
+  splits_.sends.assign(ranks, count);
+  splits_.expects.assign(out_counts.begin(), out_counts.end());
+  const size_t total = std::accumulate(out_counts.begin(), out_counts.end(), size_t{0});
+  const size_t longest = std::ranges::max(out_counts);
   DSCOMM_RETURN_IF_ERROR(begin_splits(options));
   const size_t element_bytes = dtype_bytes(dtype);
   if (is_few() && longest * element_bytes <= std::max(piggyback_room(), message_bytes())) {
@@ -107,13 +105,14 @@ Status MpiTeam::run_all_gather(const std::byte* in, size_t count, DType dtype, O
     pieces.stage(staging + me * pieces.bytes(), in, count, round);
   };
   rounds.start = [&](size_t round, MpiStaging& staging) {
-    pieces.list(out_counts, Pieces::kNone, round, pieces.bytes(), staging.counts(),
-                staging.offsets());
+    pieces.list(out_counts, Pieces::kNone, round, staging.counts(), staging.offsets());
     return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, staging.data(), staging.counts(),
                            staging.offsets(), MPI_BYTE, data_, staging.add_request());
   };
   rounds.deliver = [&](size_t round, std::byte* staging) {
-    pieces.deliver_all(outs, out_counts, me, in, round, pieces.bytes(), staging);
+    for (size_t k = 0; k < ranks; ++k)
+      if (k != me) pieces.deliver(outs[k], staging + k * pieces.bytes(), out_counts[k], round);
+    pieces.copy(outs[me], in, count, round);
   };
   return run(rounds);
 }

@@ -18,6 +18,7 @@
 // messages are slow (see mpi_team.h). Between two ranks a swap saves an exchange's second hop.
 
 #include <complex>
+#include <numeric>
 
 #include "core/reduce/reduce.h"
 #include "mpi/mpi_reduce_op.h"
@@ -267,11 +268,8 @@ Status MpiTeam::reduce_by_exchange(const void* in, void* out, size_t count,
 Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
                                    const Reduction& reduction, const CallOptions& options) {
   const auto ranks = static_cast<size_t>(size()), me = static_cast<size_t>(rank_);
-  size_t total = 0, longest = 0;
-  for (size_t count : counts) {
-    total += count;
-    longest = std::max(longest, count);
-  }
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  const size_t longest = std::ranges::max(counts);
   DSCOMM_RETURN_IF_ERROR(begin(longest, options));
 
   const size_t element_bytes = dtype_bytes(reduction.dtype);
@@ -290,8 +288,8 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
   }
   if (!is_few() && all_is_there(chunks_, longest) && fits_header(total, reduction)) {
     note_algorithm("in the header");
-    size_t before = 0;  // elements of lower ranks
-    for (size_t k = 0; k < me; ++k) before += counts[k];
+    // Elements of lower ranks.
+    const size_t before = std::accumulate(counts.begin(), counts.begin() + rank_, size_t{0});
     const WireReduction wire = on_wire(reduction);
     std::byte* next = piggyback_to_be_reduced(wire.dtype(), wire.op(), total);
     for (size_t k = 0; k < ranks; ++k) {
@@ -325,7 +323,7 @@ Status MpiTeam::run_reduce_scatter(Inputs ins, Counts counts, std::byte* out,
     int *sent = staging.counts(), *received = staging.counts() + ranks;
     int *from = staging.offsets(), *to = staging.offsets() + ranks;
     const size_t own_bytes = pieces.bytes_of(counts[me], round);
-    pieces.list(counts, me, round, piece_bytes, sent, from);
+    pieces.list(counts, me, round, sent, from);
     for (size_t k = 0; k < ranks; ++k) {
       received[k] = k == me ? 0 : static_cast<int>(own_bytes);
       to[k] = static_cast<int>(k * own_bytes);

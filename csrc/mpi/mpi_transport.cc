@@ -80,12 +80,10 @@ class MpiTransport::MpiPeerProcess final : public PeerProcess {
 };
 
 MpiTransport::MpiTransport(const TransportRequest& request) : request_(request) {
-  int on_this_host = 0;
-  const int host = request_.members[static_cast<size_t>(request_.rank)].host;
-  for (size_t rank = 0; rank < request_.members.size(); ++rank) {
+  for (size_t rank = 0; rank < request_.members.size(); ++rank)
     ranks_[request_.members[rank].id] = static_cast<int>(rank);
-    if (request_.members[rank].host == host) ++on_this_host;
-  }
+  const int host = request_.members[static_cast<size_t>(request_.rank)].host;
+  const auto on_this_host = std::ranges::count(request_.members, host, &TransportMember::host);
   // A spinning rank takes the core of another one, perhaps of the one that it waits for.
   wait_policy_.is_crowded = on_this_host > request_.usable_cores;
   if (wait_policy_.is_crowded) wait_policy_.spin_polls = 0;

@@ -2,8 +2,6 @@
 // makes the communicators of Teams.
 #pragma once
 
-#include <mpi.h>
-
 #include <atomic>
 #include <map>
 #include <memory>

@@ -49,9 +49,8 @@ class Pauses {
     const int64_t most_ns = std::min(
         {std::max(waited_ns / kSleepDivisor, kShortestSleepNs), policy_.longest_nap_ns, left_ns});
     is_by_sockets_ = sockets.sleep(most_ns);
-    if (!is_by_sockets_) return false;
-    *asked_ns = most_ns;
-    return true;
+    if (is_by_sockets_) *asked_ns = most_ns;
+    return is_by_sockets_;
   }
 
   const MpiWaitPolicy& policy_;
@@ -66,6 +65,15 @@ SocketList& mpi_sockets() {
   // Never destroyed: MPI calls functions that add to it until the process ends.
   static auto* const sockets = new SocketList;
   return *sockets;
+}
+
+Result<bool> test_all(std::vector<MPI_Request>* requests, size_t count) {
+  int done = 0;
+  const int code = guarded([&] {
+    return MPI_Testall(static_cast<int>(count), requests->data(), &done, MPI_STATUSES_IGNORE);
+  });
+  if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
+  return done != 0;
 }
 
 Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy& policy,
@@ -94,15 +102,7 @@ Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy
 
 Status wait_for(std::vector<MPI_Request>* requests, const MpiWaitPolicy& policy,
                 const Deadline& deadline, MpiWaitMonitor& monitor) {
-  const auto poll = [requests]() -> Result<bool> {
-    int done = 0;
-    const int code = guarded([&] {
-      return MPI_Testall(static_cast<int>(requests->size()), requests->data(), &done,
-                         MPI_STATUSES_IGNORE);
-    });
-    if (code != MPI_SUCCESS) return mpi_error("MPI_Testall", code);
-    return done != 0;
-  };
+  const auto poll = [requests] { return test_all(requests, requests->size()); };
   DSCOMM_RETURN_IF_ERROR(wait_until(poll, policy, deadline, monitor));
   requests->clear();
   return {};

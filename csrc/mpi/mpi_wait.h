@@ -51,6 +51,9 @@ class MpiWaitMonitor {
 // The known sockets of MPI's connections: a wait can sleep until one of them has data.
 SocketList& mpi_sockets();
 
+// Asks MPI once whether the first `count` of `requests` are complete.
+Result<bool> test_all(std::vector<MPI_Request>* requests, size_t count);
+
 // Waits until `poll`, which asks MPI once, returns true or fails.
 Status wait_until(const std::function<Result<bool>()>& poll, const MpiWaitPolicy& policy,
                   const Deadline& deadline, MpiWaitMonitor& monitor);
