@@ -59,7 +59,7 @@ else()
   file(GLOB mpich_sources CONFIGURE_DEPENDS csrc/mpi/*.cc csrc/mpi/mpich/*.cc)
   list(FILTER mpich_sources EXCLUDE REGEX "/module\\.cc$")
   make_units(mpich_units mpich ${mpich_sources})
-  add_library(dscomm_mpich STATIC ${mpich_units} csrc/pmix/process.cc)
+  add_library(dscomm_mpich STATIC ${mpich_units})
   target_compile_options(dscomm_mpich PRIVATE -Wall -Wextra -Wshadow -ffp-contract=off
     -fvisibility=hidden)
   # mpi.h includes deprecated C++ bindings, which need another library.

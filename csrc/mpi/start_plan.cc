@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "core/base/format.h"
+#include "core/base/process_state.h"
 #include "core/topology/topology.h"
 #include "core/transport/members.h"
 #include "core/transport/networks.h"
-#include "pmix/process.h"
 
 namespace dscomm {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/base/format.h"
-#include "pmix/process.h"
+#include "core/base/process_state.h"
 
 namespace dscomm {
 namespace {

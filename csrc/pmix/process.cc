@@ -5,30 +5,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
-#include "core/base/format.h"
+#include "core/base/process_state.h"
 
 namespace dscomm {
-
-uint64_t process_start_time(int64_t pid) {
-  std::FILE* file = std::fopen(format_text("/proc/{}/stat", pid).c_str(), "re");
-  if (file == nullptr) return 0;
-  char text[1024];
-  size_t count = std::fread(text, 1, sizeof text - 1, file);
-  std::fclose(file);
-  text[count] = '\0';
-  // The name, field 2, may contain spaces and brackets.
-  const char* rest = std::strrchr(text, ')');
-  if (rest == nullptr || rest[1] == '\0' || rest[2] == 'Z' || rest[2] == 'X') return 0;
-  for (int field = 2; field < 22; ++field) {
-    rest = std::strchr(rest + 1, ' ');
-    if (rest == nullptr) return 0;
-  }
-  return std::strtoull(rest, nullptr, 10);
-}
 
 WatchedProcess::WatchedProcess(int64_t pid, uint64_t start_time)
     : pid_(pid), start_time_(start_time) {

@@ -7,11 +7,9 @@
 
 namespace dscomm {
 
-// When the process started, in the kernel's clock ticks; 0 if there is none or it is a zombie.
-uint64_t process_start_time(int64_t pid);
-
 class WatchedProcess {
  public:
+  // `start_time`: process_start_time(), when it was alive.
   WatchedProcess(int64_t pid, uint64_t start_time);
 
   bool gone();

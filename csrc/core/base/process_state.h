@@ -1,4 +1,4 @@
-// The state of a process, as the kernel reports it.
+// The state and the age of a process, as the kernel reports them.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +12,8 @@ char process_state(int64_t pid);
 inline constexpr const char* kStopped = "stopped (state T)";
 // As in "which is sleeping (state S)".
 std::string process_state_text(char letter);
+
+// When the process started, in the kernel's clock ticks; 0 if there is none or it is a zombie.
+uint64_t process_start_time(int64_t pid);
 
 }  // namespace dscomm
