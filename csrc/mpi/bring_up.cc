@@ -9,6 +9,7 @@
 #include "core/base/packer.h"
 #include "core/store/store_exchange.h"
 #include "core/transport/members.h"
+#include "mpi/abandonable.h"
 #include "mpi/guarded.h"
 #include "mpi/meet.h"
 #include "mpi/mpi_error.h"

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "core/base/give_up_check.h"
 #include "core/base/status.h"
 #include "core/store/store.h"
 #include "core/transport/transport.h"
-#include "mpi/abandonable.h"
 #include "mpi/start_plan.h"
 
 namespace dscomm {

@@ -3,11 +3,16 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "core/base/owned.h"
 #include "core/base/status.h"
+#include "mpi/mpich/pmi_session.h"
 
 namespace dscomm {
 
@@ -15,10 +20,10 @@ class PmiServer {
  public:
   // Starts a thread that answers MPI's requests. `node_map`: see PmiSession. Thread and socket
   // last until the process ends, since MPI may send requests until then.
-  static Result<std::unique_ptr<PmiServer>> start(int size, std::string node_map);
+  static Result<std::shared_ptr<PmiServer>> start(int size, std::string node_map);
 
   // MPI's end of the socket, for PMI_FD. MPI closes it.
-  int client() const;
+  int client() const { return client_; }
 
   // This rank's data for the others, once MPI waits in a barrier.
   std::optional<std::string> entered_barrier();
@@ -28,13 +33,22 @@ class PmiServer {
   void let_through();
 
   // In a forked child: closes inherited descriptors.
-  void close_descriptors();
+  void close_descriptors() { server_.reset(); }
 
  private:
-  struct State;
-  explicit PmiServer(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  PmiServer(int size, std::string node_map) : session_(size, std::move(node_map)) {}
+  void serve();
+  // Called with the mutex held.
+  void answer(std::string_view line);
+  void leave_barrier();
+  void say(std::string_view text);
 
-  const std::shared_ptr<State> state_;  // shared with the thread
+  UniqueFd server_;
+  int client_ = -1;
+  std::mutex mutex_;
+  PmiSession session_;
+  bool is_taken_ = false;  // the puts before MPI's current barrier have been taken
+  bool lets_through_ = false;
 };
 
 }  // namespace dscomm

@@ -179,7 +179,7 @@ class MpichStart final : public MpiStart {
                   "MPI (DSCOMM_MPI=openmpi)");
   }
 
-  std::unique_ptr<PmiServer> server_;
+  std::shared_ptr<PmiServer> server_;
   std::optional<NewListeners> listeners_;  // since MPI_Init_thread began
   int barriers_ = 0;
   std::vector<std::string> networks_;  // for MPI over TCP
