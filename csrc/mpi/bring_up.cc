@@ -4,6 +4,7 @@
 #include <atomic>
 #include <set>
 #include <tuple>
+#include <vector>
 
 #include "core/base/log.h"
 #include "core/base/packer.h"
@@ -246,7 +247,7 @@ class BringUp {
     AgreedWorld agreed;
     if (!unpack(world.value(), &agreed) || agreed.ranks.size() != request_.members.size())
       return own(garbled(0));
-    world_->world_ranks_ = std::move(agreed.ranks);
+    world_ranks_ = std::move(agreed.ranks);
     start().admit(agreed.token);
     if (agreed.token.empty() && plan().origin != MpiOrigin::kProgram)
       log_line(LogLevel::kInfo, "MPI's connections over TCP need no token");
@@ -288,14 +289,14 @@ class BringUp {
     const GiveUpCheck ends = [this] { return exchange_.check(); };
     // If the program initialised MPI, it may use this tag, so the ranks do not meet.
     Status status =
-        ours ? meet(MPI_COMM_WORLD, world_->world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
+        ours ? meet(MPI_COMM_WORLD, world_ranks_, kMeetTags + kGroupTag, deadline_, ends,
                     [this](size_t member) { return name(static_cast<int>(member)); })
              : Status();
     if (status.ok()) {
       step_ = "MPI_Comm_create_group";
       status = run_abandonable(
           "MPI_Comm_create_group",
-          [answer, ours, ranks = world_->world_ranks_] {
+          [answer, ours, ranks = world_ranks_] {
             answer->code = create(ranks, ours, &answer->comm);
           },
           deadline_, ends);
@@ -342,6 +343,7 @@ class BringUp {
   std::string step_;
   std::unique_ptr<MpiStart> start_ = make_mpi_start();  // moved to world_ later
   std::unique_ptr<MpiWorld> world_;
+  std::vector<int> world_ranks_;  // of the members, in MPI_COMM_WORLD
 };
 
 MpiWorld::MpiWorld(MpiOrigin origin, std::unique_ptr<MpiStart> start)

@@ -14,7 +14,6 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/give_up_check.h"
@@ -35,10 +34,9 @@ class MpiWorld {
 
   // What started MPI, for messages: "dscomm-pmix", "the launcher".
   const char* started_by() const;
-  // The members, in the order of the request. Errors are returned. Never freed.
+  // The members, in the order of the request; MPI_COMM_WORLD may have other ranks too. Errors are
+  // returned. Never freed.
   MPI_Comm comm() const { return comm_; }
-  // Each member's rank in MPI_COMM_WORLD, which may have other ranks too.
-  const std::vector<int>& world_ranks() const { return world_ranks_; }
 
   // Ends MPI as its origin requires, when no thread calls MPI any more:
   //   kDscomm: nothing; MPI_Finalize would wait for the other hosts, and exiting without it is
@@ -57,7 +55,6 @@ class MpiWorld {
   MpiOrigin origin_;
   const std::unique_ptr<MpiStart> start_;
   MPI_Comm comm_ = MPI_COMM_NULL;
-  std::vector<int> world_ranks_;
   std::atomic<bool> left_{false};
 };
 

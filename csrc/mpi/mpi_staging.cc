@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "core/base/round_up.h"
+
 namespace dscomm {
 namespace {
 
@@ -32,7 +34,7 @@ Status MpiStaging::reserve(size_t bytes, size_t table_entries) {
   // Calls with different needs share it, so it never shrinks.
   bytes = std::max(bytes, data_bytes_);
   table_entries = std::max(table_entries, table_entries_);
-  const size_t table_bytes = (2 * table_entries * sizeof(int) + kLine - 1) / kLine * kLine;
+  const size_t table_bytes = round_up(2 * table_entries * sizeof(int), kLine);
   memory_.reset(new (std::nothrow) std::byte[kLine + table_bytes + bytes]);
   if (memory_ == nullptr) {
     data_bytes_ = table_entries_ = 0;

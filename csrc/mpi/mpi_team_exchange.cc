@@ -12,6 +12,7 @@
 #include <complex>
 #include <cstring>
 
+#include "core/base/round_up.h"
 #include "mpi/guarded.h"
 
 namespace dscomm {
@@ -33,9 +34,8 @@ MpiTeam::Exchange::Exchange(MpiTeam& team, DType dtype, const CallOptions& optio
       element_bytes_(dtype_bytes(dtype)),
       piece_bytes_(team.piece_of_message(element_bytes_) * element_bytes_),
       // Room for any dtype, since the sender's may differ.
-      slot_bytes_(
-          (sizeof(Heading) + std::max(team.message_bytes(), sizeof(std::complex<double>)) + 63) /
-          64 * 64) {}
+      slot_bytes_(round_up(
+          sizeof(Heading) + std::max(team.message_bytes(), sizeof(std::complex<double>)), 64)) {}
 
 void MpiTeam::Exchange::add(int rank, const void* in, std::optional<size_t> in_count, void* out,
                             std::optional<size_t> out_count) {

@@ -197,14 +197,28 @@ class Rank {
           world.status().message().c_str());
       return nullptr;
     }
-    std::string ranks;
-    for (int rank : world.value()->world_ranks()) ranks += " " + std::to_string(rank);
     int rank = -1, size = 0;
     MPI_Comm_rank(world.value()->comm(), &rank);
     MPI_Comm_size(world.value()->comm(), &size);
     say("up after %.2f s: %s, rank %d of %d, world ranks%s", seconds.count(),
-        world.value()->started_by(), rank, size, ranks.c_str());
+        world.value()->started_by(), rank, size, world_ranks(world.value()->comm(), size).c_str());
     return std::move(world).value();
+  }
+
+  // " 0 1 3": the members' ranks in MPI_COMM_WORLD.
+  static std::string world_ranks(MPI_Comm comm, int size) {
+    MPI_Group members, all;
+    MPI_Comm_group(comm, &members);
+    MPI_Comm_group(MPI_COMM_WORLD, &all);
+    std::string ranks;
+    for (int member = 0; member < size; ++member) {
+      int rank = MPI_UNDEFINED;
+      MPI_Group_translate_ranks(members, 1, &member, all, &rank);
+      ranks += " " + std::to_string(rank);
+    }
+    MPI_Group_free(&members);
+    MPI_Group_free(&all);
+    return ranks;
   }
 
   // Called during waits.
